@@ -1,0 +1,9 @@
+// The Python module fastbert._C. Conversion, checks and the GIL live here and in bindings_*.cpp, never in the core.
+#include "bindings.h"
+
+PYBIND11_MODULE(_C, module) {
+    module.doc() = "The C++ core of fastbert: tokenizer, masking collator and CPU kernels.";
+    fastbert::bind_wordpiece(module);
+    fastbert::bind_collator(module);
+    fastbert::bind_cpu(module);
+}

@@ -1,0 +1,9 @@
+// What each part of the C++ core adds to the Python module; only files named bindings*.cpp include Python.
+#pragma once
+#include <pybind11/pybind11.h>
+
+namespace fastbert {
+void bind_wordpiece(pybind11::module_& module);
+void bind_collator(pybind11::module_& module);
+void bind_cpu(pybind11::module_& module);
+}  // namespace fastbert

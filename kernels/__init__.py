@@ -1,0 +1,1 @@
+"""Triton kernels, installed as `fastbert.kernels`: one file per fused pattern."""
