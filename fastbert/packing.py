@@ -1,0 +1,186 @@
+"""Sequences laid end to end: the one shape in which data flows. Padding exists only in this file.
+
+A batch of B sequences with T tokens in all is a flat row of T tokens; `cu_seqlens` holds where each sequence begins, so
+sequence i is `tokens[cu_seqlens[i]:cu_seqlens[i + 1]]`. Nothing is computed for padding because there is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastbert.errors import UserError
+
+IGNORE_INDEX = -100
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedBatch:
+    """B sequences of T tokens in all, on one device.
+
+    Shapes and dtypes: `input_ids`, `token_type_ids`, `position_ids`, `sequence_ids` int64 (T,); `cu_seqlens` int32
+    (B + 1,); `dropout_key` int64 (B,), one key of the counter-based random numbers per sequence. For training:
+    `masked_positions` int64 (M,), indices into the T tokens, with `labels` int64 (M,); `next_sentence_label` int64 (B,),
+    0 = B follows A, 1 = it does not. `max_seqlen` is a host integer (it may be an upper bound), so that no operation
+    has to ask the device for it.
+
+    `position_ids` default to 0, 1, 2, ... within each sequence, `token_type_ids` to 0; without `dropout_key`, one is
+    drawn when dropout first needs it.
+    """
+
+    input_ids: Tensor
+    cu_seqlens: Tensor
+    max_seqlen: int
+    token_type_ids: Tensor = None  # type: ignore[assignment]  # filled in __post_init__
+    position_ids: Tensor = None  # type: ignore[assignment]
+    sequence_ids: Tensor = None  # type: ignore[assignment]
+    dropout_key: Tensor | None = None
+    masked_positions: Tensor | None = None
+    labels: Tensor | None = None
+    next_sentence_label: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.input_ids.dim() != 1:
+            raise UserError(f"input_ids must be flat, of shape (tokens,), not {tuple(self.input_ids.shape)}")
+        if self.cu_seqlens.dim() != 1 or self.cu_seqlens.numel() < 1:
+            raise UserError(f"cu_seqlens must have shape (sequences + 1,), not {tuple(self.cu_seqlens.shape)}")
+        fill = object.__setattr__
+        if self.sequence_ids is None:
+            lengths = self.cu_seqlens.diff().long()
+            index = torch.arange(len(lengths), device=lengths.device)
+            fill(self, "sequence_ids", index.repeat_interleave(lengths, output_size=self.input_ids.numel()))
+        if self.token_type_ids is None:
+            fill(self, "token_type_ids", torch.zeros_like(self.input_ids))
+        if self.position_ids is None:
+            fill(self, "position_ids", self.offsets_in_sequence)
+
+    @property
+    def offsets_in_sequence(self) -> Tensor:
+        """Each token's distance from the first token of its sequence, int64 (T,)."""
+        index = torch.arange(self.input_ids.numel(), device=self.input_ids.device)
+        return index - self.cu_seqlens[self.sequence_ids].long()
+
+    @property
+    def device(self) -> torch.device:
+        """The device that holds the batch."""
+        return self.input_ids.device
+
+    @property
+    def num_tokens(self) -> int:
+        """T, the tokens of all sequences."""
+        return self.input_ids.numel()
+
+    def __len__(self) -> int:
+        """B, the number of sequences."""
+        return self.cu_seqlens.numel() - 1
+
+    def _map(self, function: Any) -> PackedBatch:
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
+        return replace(self, **{name: function(tensor) for name, tensor in tensors.items()})
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
+        """The batch on another device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> PackedBatch:
+        """The batch in page-locked memory, from which copies to a GPU run in the background."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def __getitem__(self, index: int | slice) -> PackedBatch:
+        """One sequence, or a run of neighbouring sequences, as a batch of its own."""
+        if isinstance(index, int):
+            if not -len(self) <= index < len(self):
+                raise IndexError(f"sequence {index} of a batch of {len(self)}")
+            index = slice(index % len(self), index % len(self) + 1)
+        start, stop, step = index.indices(len(self))
+        if step != 1:
+            raise UserError(f"a packed batch is sliced in steps of 1, not {step}")
+        stop = max(start, stop)
+        first, last = self.cu_seqlens[start].item(), self.cu_seqlens[stop].item()
+        tokens, rows = slice(int(first), int(last)), slice(start, stop)
+        cu_seqlens = self.cu_seqlens[start : stop + 1] - self.cu_seqlens[start]
+        masked = labels = None
+        if self.masked_positions is not None:
+            inside = (self.masked_positions >= first) & (self.masked_positions < last)
+            masked = self.masked_positions[inside] - first
+            labels = None if self.labels is None else self.labels[inside]
+        return PackedBatch(
+            input_ids=self.input_ids[tokens],
+            token_type_ids=self.token_type_ids[tokens],
+            position_ids=self.position_ids[tokens],
+            sequence_ids=self.sequence_ids[tokens] - start,
+            cu_seqlens=cu_seqlens,
+            max_seqlen=int(cu_seqlens.diff().max()) if stop > start else 0,
+            dropout_key=None if self.dropout_key is None else self.dropout_key[rows],
+            masked_positions=masked,
+            labels=labels,
+            next_sentence_label=None if self.next_sentence_label is None else self.next_sentence_label[rows],
+        )
+
+    def unpack(self, pad_token_id: int = 0) -> dict[str, Tensor]:
+        """The batch as padded tensors: `input_ids`, `token_type_ids`, `attention_mask` int64 (B, longest) and, where
+        present, `labels` (B, longest; -100 where there is none) and `next_sentence_label` (B,)."""
+        longest = int(self.cu_seqlens.diff().max()) if len(self) else 0
+        slots = self.sequence_ids * longest + self.offsets_in_sequence
+        shape = (len(self), longest)
+        padded = {
+            "input_ids": pad(self.input_ids, slots, shape, fill=pad_token_id),
+            "token_type_ids": pad(self.token_type_ids, slots, shape),
+            "attention_mask": pad(torch.ones_like(self.input_ids), slots, shape),
+        }
+        if self.masked_positions is not None and self.labels is not None:
+            padded["labels"] = pad(self.labels, slots[self.masked_positions], shape, fill=IGNORE_INDEX)
+        if self.next_sentence_label is not None:
+            padded["next_sentence_label"] = self.next_sentence_label
+        return padded
+
+
+def pad(values: Tensor, slots: Tensor, shape: tuple[int, int], fill: float = 0) -> Tensor:
+    """Spread packed `values` (T, ...) over a padded tensor `(rows, columns, ...)`: value t goes to flat place `slots[t]`.
+
+    Differentiable; places without a value hold `fill`.
+    """
+    flat = values.new_full((shape[0] * shape[1], *values.shape[1:]), fill)
+    return flat.index_copy(0, slots, values).view(*shape, *values.shape[1:])
+
+
+def unpad(
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    token_type_ids: Tensor | None = None,
+    position_ids: Tensor | None = None,
+) -> tuple[PackedBatch, Tensor]:
+    """Padded `(rows, columns)` input as a packed batch, and the slots that put packed results back with `pad`.
+
+    Any pattern of zeros in `attention_mask` is allowed (left padding, holes); as in transformers a token's position is
+    its column unless `position_ids` says otherwise.
+    """
+    if input_ids.dim() != 2:
+        raise UserError(f"input_ids must have shape (sequences, length), not {tuple(input_ids.shape)}")
+    rows, columns = input_ids.shape
+    if attention_mask is None:
+        attention_mask = torch.ones_like(input_ids)
+    for name, tensor in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
+        if tensor is not None and tensor.shape != input_ids.shape:
+            raise UserError(f"{name} has shape {tuple(tensor.shape)}, but input_ids {tuple(input_ids.shape)}")
+    kept = attention_mask.bool()
+    slots = kept.flatten().nonzero().flatten()
+    lengths = kept.sum(dim=1)
+    cu_seqlens = torch.zeros(rows + 1, dtype=torch.int32, device=input_ids.device)
+    cu_seqlens[1:] = lengths.cumsum(0)
+    if position_ids is None:
+        positions = slots % max(columns, 1)
+    else:
+        positions = position_ids.expand(rows, columns).flatten()[slots]
+    batch = PackedBatch(
+        input_ids=input_ids.flatten()[slots].long(),
+        token_type_ids=None if token_type_ids is None else token_type_ids.flatten()[slots].long(),  # type: ignore[arg-type]
+        position_ids=positions.long(),
+        sequence_ids=slots // max(columns, 1),
+        cu_seqlens=cu_seqlens,
+        max_seqlen=int(lengths.max()) if rows else 0,
+    )
+    return batch, slots
