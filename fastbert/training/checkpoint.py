@@ -1,8 +1,8 @@
 """Checkpoints that are whole or absent: safetensors and JSON in a folder that gets its name last.
 
 `checkpoints/step-00001000/` holds `model.safetensors`, `optimizer.safetensors`, `state.json` and `manifest.json` with
-the SHA-256 of each. The folder is written under a temporary name, every file and the folder are flushed to the disk, and
-then it is renamed: whatever is found under a final name was written to its end. Nothing is pickled.
+the SHA-256 of each. The folder is written under a temporary name, every file and the folder are flushed to the disk,
+and then it is renamed: whatever is found under a final name was written to its end. Nothing is pickled.
 """
 
 from __future__ import annotations

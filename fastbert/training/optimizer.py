@@ -14,7 +14,7 @@ def decayed(name: str, parameter: nn.Parameter) -> bool:
 
 
 def adamw(model: nn.Module, *, lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW with betas 0.9 and 0.999, eps 1e-6, decay on weight matrices and embeddings only, in torch's fused kernel."""
+    """AdamW with betas 0.9 and 0.999, eps 1e-6, decay on matrices only; torch's fused kernel."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for name, p in named if decayed(name, p)], "weight_decay": weight_decay},
