@@ -19,7 +19,7 @@ from fastbert.training.checkpoint import write_atomic
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """One line of metrics.jsonl. Losses in nats a prediction; `tokens` and `seconds` of training so far.
+    """A line of metrics.jsonl. Losses in nats a prediction; `tokens` and `seconds` of training so far.
 
     `nsp_loss` and `nsp_accuracy` are None without a sentence-pair objective, and speak of sentence order with `mlm+sop`.
     """
