@@ -21,7 +21,7 @@ from fastbert.training.checkpoint import write_atomic
 class Metrics:
     """A line of metrics.jsonl. Losses in nats a prediction; `tokens` and `seconds` of training so far.
 
-    `nsp_loss` and `nsp_accuracy` are None without a sentence-pair objective, and speak of sentence order with `mlm+sop`.
+    `nsp_loss` and `nsp_accuracy` are None without sentence pairs, and speak of sentence order with `mlm+sop`.
     """
 
     step: int
