@@ -31,8 +31,8 @@ class PretrainConfig:
     """Entries of the vocabulary that is built when no --tokenizer is given."""
     cased: bool = False
     """Keep capitals and accents in the vocabulary that is built."""
-    text_format: Literal["auto", "lines", "prose"] = "auto"
-    """How .txt files are laid out: a sentence per line with blank lines between documents, or prose to be split."""
+    text_format: Literal["auto", "lines", "paragraphs", "prose"] = "auto"
+    """Layout of .txt files: a sentence a line, a paragraph a line, or wrapped prose; auto looks at each file."""
     text_key: str = "text"
     """Key that holds a document's text in .jsonl files."""
     objective: Objective = "mlm+nsp"

@@ -7,7 +7,7 @@ import logging
 import math
 import platform
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from fastbert.config import PRESETS, BertConfig
-from fastbert.data.corpus import corpus_files, read_documents
-from fastbert.data.pretraining import PretrainingData
-from fastbert.data.shards import TokenShards, prepare, unigram_cross_entropy
+from fastbert.data.corpus import Corpus
+from fastbert.data.pretraining import PretrainingData, unigram_cross_entropy
+from fastbert.data.shards import TokenShards, prepare
 from fastbert.errors import UserError
 from fastbert.models.heads import BertForPreTraining
 from fastbert.ops.backend import fastest_dtype
@@ -64,7 +64,10 @@ class _Batches:
         self.train, self.validation = train, validation
 
     def training_step(self, step: int, batch_size: int, micro_batch: int) -> list[PackedBatch]:
-        return self.train.step_batches(step, batch_size, micro_batch)
+        first, end = step * batch_size, (step + 1) * batch_size
+        return [
+            self.train.samples(range(start, min(start + micro_batch, end))) for start in range(first, end, micro_batch)
+        ]
 
     def validation_batches(self, samples: int, micro_batch: int) -> list[PackedBatch]:
         chosen = np.arange(min(samples, self.validation.samples_per_epoch(0)))
@@ -134,7 +137,9 @@ def _pretrain(config: PretrainConfig, device: torch.device, dtype: torch.dtype, 
         f" {data['train'].samples_per_epoch(0):,} training and {data['validation'].samples_per_epoch(0):,} validation"
         f" sequences of up to {config.max_length} tokens"
     )
-    unigram = unigram_cross_entropy(shards, seed=config.seed, validation_fraction=config.validation_fraction)
+    unigram = unigram_cross_entropy(
+        shards, objective=config.objective, seed=config.seed, validation_fraction=config.validation_fraction
+    )
     try:
         validation = trainer.run()
     finally:
@@ -250,7 +255,7 @@ def _tokenizer(config: PretrainConfig, reporter: Reporter) -> WordPieceTokenizer
         tokenizer = WordPieceTokenizer.from_pretrained(config.data)
     else:
         vocabulary = train_vocabulary(
-            _sentences(config, reporter, "reading for the vocabulary"),
+            _sentences(_corpus(config), reporter),
             config.vocab_size,
             lower_case=not config.cased,
         )
@@ -264,7 +269,9 @@ def _shards(config: PretrainConfig, tokenizer: WordPieceTokenizer, reporter: Rep
     """The token shards to train on: those given, those of an earlier start of this run, or new ones."""
     folder = config.data if config.data is not None else config.out / "data"
     if config.data is None and not (config.resume and folder.exists()):
-        prepare(_documents(config, reporter, "tokenizing"), tokenizer, folder, overwrite=True)
+        corpus = _corpus(config)
+        report = reporter.on_stage("tokenizing", corpus.total_bytes)
+        prepare(corpus, tokenizer, folder, overwrite=True, progress=lambda done, sentences: report(done))
     shards = TokenShards.open(folder)
     if shards.fingerprint != tokenizer.fingerprint:
         raise UserError(
@@ -274,18 +281,12 @@ def _shards(config: PretrainConfig, tokenizer: WordPieceTokenizer, reporter: Rep
     return shards
 
 
-def _documents(config: PretrainConfig, reporter: Reporter, stage: str) -> Iterator[list[str]]:
-    total = sum(file.stat().st_size for file in corpus_files(config.corpus))
-    return read_documents(
-        config.corpus,
-        text_format=config.text_format,
-        text_key=config.text_key,
-        progress=reporter.on_stage(stage, total),
-    )
+def _corpus(config: PretrainConfig) -> Corpus:
+    return Corpus.find(config.corpus, text_format=config.text_format, text_key=config.text_key)
 
 
-def _sentences(config: PretrainConfig, reporter: Reporter, stage: str) -> Iterable[str]:
-    for document in _documents(config, reporter, stage):
+def _sentences(corpus: Corpus, reporter: Reporter) -> Iterator[str]:
+    for document in corpus.documents(reporter.on_stage("reading for the vocabulary", corpus.total_bytes)):
         yield from document
 
 
