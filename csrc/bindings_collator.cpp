@@ -18,7 +18,7 @@ namespace py = pybind11;
 namespace fastbert {
 namespace {
 
-// No forcecast: an array of another dtype is an error, not a silent copy of gigabytes.
+// No forcecast: an array that would lose information is refused, not converted.
 template <typename T>
 using Array = py::array_t<T, py::array::c_style>;
 

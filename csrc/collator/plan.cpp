@@ -26,6 +26,9 @@ void truncate_pair(Segment& a, Segment& b, int64_t budget, RandomStream& random)
     }
 }
 
+// Text of another document that does not have the length asked for is drawn again, but not for ever.
+constexpr int ATTEMPTS = 10;
+
 class Planner {
    public:
     Planner(const TokenCorpus& corpus, std::span<const DocumentRange> documents, const PlanRecipe& recipe)
@@ -100,7 +103,7 @@ class Planner {
             const bool full = end - begin >= recipe_.budget;
             const int64_t sentences = lone ? 1 : static_cast<int64_t>(unit_ends_.size() - units_of_a);
             b = full ? draw_foreign_tokens(document, std::max<int64_t>(1, recipe_.budget - a.length()), lone, random)
-                     : draw_foreign_sentences(document, sentences, lone, random);
+                     : draw_foreign_sentences(document, sentences, recipe_.budget - a.length() - 1, lone, random);
         }
         truncate_pair(a, b, recipe_.budget, random);
         const bool swapped = label && recipe_.objective == Objective::mlm_sentence_order;
@@ -111,7 +114,6 @@ class Planner {
     // Whole sentences of another document with at least `wanted` tokens where one can be found; with `inside`, begins at
     // a word inside a sentence, as the true continuation of a cut sentence does.
     Segment draw_foreign_tokens(size_t document, int64_t wanted, bool inside, RandomStream& random) const {
-        constexpr int ATTEMPTS = 10;  // documents shorter than `wanted` are drawn again, but not for ever
         Segment best;
         for (int attempt = 0; attempt < ATTEMPTS && best.length() < wanted; ++attempt) {
             auto [range, sentence] = draw_foreign_sentence(document, random);
@@ -130,14 +132,20 @@ class Planner {
         return best;
     }
 
-    // `count` sentences of another document (fewer if it has fewer), at most a budget of tokens.
-    Segment draw_foreign_sentences(size_t document, int64_t count, bool inside, RandomStream& random) const {
-        auto [range, sentence] = draw_foreign_sentence(document, random);
-        sentence = std::max(range.first_sentence, std::min(sentence, range.last_sentence - count));
-        int64_t begin = corpus_.sentence_begin(sentence);
-        const int64_t end = corpus_.sentence_begin(std::min(sentence + count, range.last_sentence));
-        if (inside) begin = std::max(begin, draw_word_begin(begin + 1, end, random));
-        return {begin, std::min(end, begin + recipe_.budget)};
+    // `count` sentences of another document (fewer if it has fewer), of at most `most` tokens where they can be found:
+    // the true continuation stays under the budget, and so must they.
+    Segment draw_foreign_sentences(size_t document, int64_t count, int64_t most, bool inside, RandomStream& random) const {
+        Segment drawn;
+        for (int attempt = 0; attempt < ATTEMPTS; ++attempt) {
+            auto [range, sentence] = draw_foreign_sentence(document, random);
+            sentence = std::max(range.first_sentence, std::min(sentence, range.last_sentence - count));
+            drawn.begin = corpus_.sentence_begin(sentence);
+            drawn.end = corpus_.sentence_begin(std::min(sentence + count, range.last_sentence));
+            if (inside) drawn.begin = std::max(drawn.begin, draw_word_begin(drawn.begin + 1, drawn.end, random));
+            if (drawn.length() <= most) return drawn;
+        }
+        drawn.end = drawn.begin + most;
+        return drawn;
     }
 
     // A sentence drawn uniformly from those of all other documents, and its document.
