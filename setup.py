@@ -24,6 +24,7 @@ PACKAGES = [
     "fastbert.kernels",
     "fastbert.models",
     "fastbert.ops",
+    "fastbert.tasks",
     "fastbert.tokenizers",
     "fastbert.training",
 ]

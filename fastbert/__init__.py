@@ -1,5 +1,78 @@
 """fastbert: pre-train, fine-tune and serve BERT-family encoders, fast, exact and complete.
 
-Names are loaded on first use, so that importing the package has no side effects and `fastbert --help` does not wait for
-torch.
+Names are loaded on first use, so importing the package has no side effects and help need not wait for torch.
 """
+
+from importlib import import_module as _import_module
+from importlib.util import find_spec as _find_spec
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
+if _find_spec("fastbert._C") is None:
+    raise ImportError(
+        f"{__path__[0]} is fastbert's source tree, which is not compiled: run `pip install .` in it and start Python in"
+        " another folder (or use the `fastbert` command), or run `pip install -e .` to use the tree itself"
+    )
+
+if _TYPE_CHECKING:
+    from fastbert.config import BertConfig
+    from fastbert.models import (
+        BertForMaskedLM,
+        BertForMultipleChoice,
+        BertForNextSentencePrediction,
+        BertForPreTraining,
+        BertForQuestionAnswering,
+        BertForSequenceClassification,
+        BertForTokenClassification,
+        BertModel,
+    )
+    from fastbert.ops.backend import use_backend
+    from fastbert.packing import PackedBatch
+    from fastbert.tokenizers import WordPieceTokenizer
+
+    __version__: str
+
+_HOMES = {
+    "BertConfig": "fastbert.config",
+    "BertForMaskedLM": "fastbert.models",
+    "BertForMultipleChoice": "fastbert.models",
+    "BertForNextSentencePrediction": "fastbert.models",
+    "BertForPreTraining": "fastbert.models",
+    "BertForQuestionAnswering": "fastbert.models",
+    "BertForSequenceClassification": "fastbert.models",
+    "BertForTokenClassification": "fastbert.models",
+    "BertModel": "fastbert.models",
+    "PackedBatch": "fastbert.packing",
+    "WordPieceTokenizer": "fastbert.tokenizers",
+    "use_backend": "fastbert.ops.backend",
+}
+
+__all__ = [
+    "BertConfig",
+    "BertForMaskedLM",
+    "BertForMultipleChoice",
+    "BertForNextSentencePrediction",
+    "BertForPreTraining",
+    "BertForQuestionAnswering",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+    "BertModel",
+    "PackedBatch",
+    "WordPieceTokenizer",
+    "use_backend",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("fastbert-engine")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fastbert' has no attribute {name!r}")
+    value = getattr(_import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, "__version__"])

@@ -87,7 +87,7 @@ class BertConfig:
 
     @property
     def gelu_approximation(self) -> str:
-        """`"none"` for GELU by the error function, `"tanh"` for its approximation, as `torch.nn.functional.gelu` names them."""
+        """`"none"` for GELU by the error function, `"tanh"` for its approximation (torch's names)."""
         return ACTIVATIONS[self.hidden_act]
 
     @classmethod
@@ -96,9 +96,7 @@ class BertConfig:
         if name not in PRESETS:
             raise UserError(f"unknown model size {name!r}: choose one of {', '.join(PRESETS)}, or give a config.json")
         layers, width, heads = PRESETS[name]
-        shape = cls(
-            num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width
-        )
+        shape = cls(num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads, intermediate_size=4 * width)
         return replace(shape, **overrides)
 
     @classmethod

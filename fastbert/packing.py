@@ -23,9 +23,9 @@ class PackedBatch:
 
     Shapes and dtypes: `input_ids`, `token_type_ids`, `position_ids`, `sequence_ids` int64 (T,); `cu_seqlens` int32
     (B + 1,); `dropout_key` int64 (B,), one key of the counter-based random numbers per sequence. For training:
-    `masked_positions` int64 (M,), indices into the T tokens, with `labels` int64 (M,); `next_sentence_label` int64 (B,),
-    0 = B follows A, 1 = it does not. `max_seqlen` is a host integer (it may be an upper bound), so that no operation
-    has to ask the device for it.
+    `masked_positions` int64 (M,), indices into the T tokens, with `labels` int64 (M,); `next_sentence_label` int64
+    (B,), 0 = B follows A, 1 = it does not. `max_seqlen` is a host integer (it may be an upper bound), so that no
+    operation has to ask the device for it.
 
     `position_ids` default to 0, 1, 2, ... within each sequence, `token_type_ids` to 0; without `dropout_key`, one is
     drawn when dropout first needs it.
@@ -139,7 +139,7 @@ class PackedBatch:
 
 
 def pad(values: Tensor, slots: Tensor, shape: tuple[int, int], fill: float = 0) -> Tensor:
-    """Spread packed `values` (T, ...) over a padded tensor `(rows, columns, ...)`: value t goes to flat place `slots[t]`.
+    """Spread packed `values` (T, ...) over a padded tensor `(rows, columns, ...)`: value t goes to place `slots[t]`.
 
     Differentiable; places without a value hold `fill`.
     """

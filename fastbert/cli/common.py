@@ -1,0 +1,84 @@
+"""What the commands share: flags from a dataclass, and progress on the terminal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import tyro
+
+from fastbert.errors import UserError
+
+Config = TypeVar("Config")
+
+
+def parse(config: type[Config], command: str, flags: Sequence[str]) -> tuple[Config, bool]:
+    """Read a command's flags into its dataclass; returns it and whether --quiet was given.
+
+    Wrong flags end the process with exit code 2 and a line that names them, --help with 0.
+    """
+    quiet = "--quiet" in flags
+    given = [flag for flag in flags if flag != "--quiet"]
+    logging.basicConfig(level=logging.ERROR if quiet else logging.WARNING, format="fastbert: %(message)s")
+    parsed = tyro.cli(
+        config,
+        prog=f"fastbert {command}",
+        args=given,
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
+    )
+    return parsed, quiet
+
+
+def console(quiet: bool = False) -> Any:
+    """A rich console on standard error, silent when asked; bars show only on a terminal."""
+    from rich.console import Console
+
+    return Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+
+
+class Bars:
+    """Progress bars for stages in bytes or items: on a terminal only, quiet when asked."""
+
+    def __init__(self, quiet: bool) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.console = console(quiet)
+        self.progress = Progress(
+            TextColumn("{task.description:<28}"),
+            BarColumn(bar_width=28),
+            TextColumn("{task.percentage:>3.0f} %"),
+            TextColumn("{task.fields[detail]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=self.console,
+            disable=quiet or not self.console.is_terminal,
+        )
+
+    def __enter__(self) -> Bars:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def stage(self, name: str, total: int | None) -> Callable[..., None]:
+        """Begin a stage of `total` bytes; returns a function to call with the bytes done (and a note to show)."""
+        task = self.progress.add_task(name, total=total, detail="")
+        return lambda done, detail="": self.progress.update(task, completed=done, detail=detail)
+
+    def message(self, text: str) -> None:
+        """A line that stays above the bars."""
+        self.console.print(text, markup=False)
+
+
+def require(value: Any, flag: str, meaning: str) -> Any:
+    """The value of a flag that must be given."""
+    if value is None or value == ():
+        raise UserError(f"{flag} is missing: {meaning}")
+    return value
+
+
+def output(text: str) -> None:
+    """A command's result on standard output."""
+    sys.stdout.write(text + "\n")

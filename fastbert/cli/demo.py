@@ -1,0 +1,83 @@
+"""`fastbert demo`: see it work, from text to filled-in blanks, in three minutes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastbert.cli.common import Bars, output
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Pre-train a small BERT on the English that comes with Python, plot it, and fill in three blanks. No arguments and
+    no network are needed."""
+
+    corpus: tuple[Path, ...] = ()
+    """Your own text instead: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
+    minutes: float | None = None
+    """Minutes of training; default: 1.8 million tokens, at most 2.5 minutes."""
+    steps: int | None = None
+    """Optimiser steps instead of a time."""
+    out: Path | None = None
+    """Folder of the run; default: runs/demo, or runs/demo-2 and so on where that is taken."""
+    seed: int = 0
+    """Seed of everything that is drawn at random."""
+    overwrite: bool = False
+    """Replace the run that is in --out."""
+
+
+def run(config: Config, *, quiet: bool = False) -> int:
+    """Run the demonstration and print what came out."""
+    from fastbert.cli.pretrain import TrainingView
+    from fastbert.training.demo import free_folder, run_demo
+    from fastbert.training.loop import Stopped
+
+    out = config.out or free_folder(Path("runs/demo"))
+    with Bars(quiet) as bars:
+        view = TrainingView(bars, quiet)
+        bars.message(
+            f"fastbert demo: {'your text' if config.corpus else 'the English that comes with Python'} -> {out}"
+        )
+        try:
+            result = run_demo(
+                out,
+                corpus=config.corpus,
+                minutes=config.minutes,
+                steps=config.steps,
+                seed=config.seed,
+                overwrite=config.overwrite,
+                reporter=view.reporter(),
+            )
+        except Stopped as stopped:
+            bars.message(f"saved {stopped.saved}; continue with: fastbert pretrain --out {out} --resume")
+            return 128 + stopped.signal
+    validation, unigram = result.run.validation, result.run.unigram_cross_entropy
+    lines = [
+        "",
+        f"masked-LM loss on held-out documents  {validation.mlm_loss:.2f} nats"
+        f"  ({unigram - validation.mlm_loss:+.2f} under word frequencies alone, {unigram:.2f})".replace("+", ""),
+        f"masked-LM accuracy                    {validation.mlm_accuracy:.1%}",
+        f"next-sentence accuracy                {validation.nsp_accuracy:.1%}  (chance is 50 %;"
+        " it rises above chance after far more text than this)",
+        f"trained on                            {validation.tokens:,} tokens in {validation.seconds:.0f} s"
+        f" ({validation.tokens / max(validation.seconds, 1e-9):,.0f} tokens/s)",
+        "",
+    ]
+    for prompt, guesses in result.blanks:
+        lines.append(prompt)
+        lines.append("   " + "   ".join(f"{guess.token} {guess.probability:.0%}" for guess in guesses))
+    lines += [
+        "",
+        f"loss curve   {result.run.loss_curve}",
+        f"model        {result.run.model}  (a Hugging Face folder)",
+        f"checkpoints  {out / 'checkpoints'}",
+        "",
+        "What to run next:",
+        f'  fastbert fill-mask --model {result.run.model} "Returns the [MASK] of the list."',
+        "  fastbert pretrain --corpus YOUR_TEXT --model mini --out runs/mine     (your own text)",
+        "  fastbert demo --minutes 20                                            (a better model)",
+        "  fastbert doctor                                                       (what runs where, and why)",
+    ]
+    output("\n".join(lines))
+    return 0

@@ -1,0 +1,40 @@
+"""`fastbert fill-mask`: what a trained model puts in the blanks of a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from fastbert.cli.common import output, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Fill in each [MASK] of the text."""
+
+    text: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """One sentence or several (in quotes), each with at least one [MASK]."""
+    model: Path | None = None
+    """Folder of the model: RUN/model of a pre-training run, or any Hugging Face BERT folder."""
+    top_k: int = 5
+    """Candidates shown per blank."""
+
+
+def run(config: Config, *, quiet: bool = False) -> int:
+    """Print the candidates of each blank with their probabilities."""
+    from fastbert.models import BertForMaskedLM
+    from fastbert.tasks.fill_mask import fill_mask
+    from fastbert.tokenizers import WordPieceTokenizer
+
+    folder = require(config.model, "--model", "the folder of a trained model, RUN/model for example")
+    require(config.text, "TEXT", "a sentence with a [MASK] in it, in quotes")
+    model = BertForMaskedLM.from_pretrained(folder)
+    tokenizer = WordPieceTokenizer.from_pretrained(folder)
+    for text in config.text:
+        output(text)
+        for guesses in fill_mask(model, tokenizer, text, config.top_k):
+            output("   " + "   ".join(f"{guess.token} {guess.probability:.1%}" for guess in guesses))
+    return 0

@@ -1,0 +1,54 @@
+"""`fastbert prepare`: tokenize a corpus once, into shards that `pretrain --data` reads from memory maps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fastbert.cli.common import Bars, output, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Turn a corpus into token shards, in bounded memory."""
+
+    corpus: tuple[Path, ...] = ()
+    """Text: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
+    tokenizer: Path | None = None
+    """Folder or vocab.txt of the tokenizer (`fastbert vocab` builds one)."""
+    out: Path | None = None
+    """Folder to write; it appears only when it is complete."""
+    text_format: Literal["auto", "lines", "paragraphs", "prose"] = "auto"
+    """Layout of .txt files: a sentence a line, a paragraph a line, or wrapped prose; auto looks at each file."""
+    text_key: str = "text"
+    """Key that holds a document's text in .jsonl files."""
+    overwrite: bool = False
+    """Replace shards that are there already."""
+
+
+def run(config: Config, *, quiet: bool = False) -> int:
+    """Prepare with a bar in bytes and sentences."""
+    from fastbert.data.corpus import Corpus
+    from fastbert.data.shards import prepare
+    from fastbert.tokenizers import WordPieceTokenizer
+
+    require(config.corpus, "--corpus", "the text to tokenize, as files, folders or globs")
+    out = require(config.out, "--out", "the folder to write the shards to")
+    tokenizer = WordPieceTokenizer.from_pretrained(
+        require(config.tokenizer, "--tokenizer", "a folder or vocab.txt; `fastbert vocab` builds one")
+    )
+    corpus = Corpus.find(config.corpus, text_format=config.text_format, text_key=config.text_key)
+    with Bars(quiet) as bars:
+        total = corpus.total_bytes
+        update = bars.stage("tokenizing", total)
+
+        def progress(done: int, sentences: int) -> None:
+            update(done, f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB, {sentences:,} sentences")
+
+        shards = prepare(corpus, tokenizer, out, overwrite=config.overwrite, progress=progress)
+    output(
+        f"{out}: {shards.num_documents:,} documents, {shards.num_sentences:,} sentences, {shards.num_tokens:,} tokens\n"
+        f"next: fastbert pretrain --data {out} --model mini --out runs/mini"
+    )
+    return 0

@@ -1,0 +1,99 @@
+"""The English that comes with every Python: the language reference's topics and the docstrings of its libraries.
+
+Files are read and parsed, never imported, in sorted order, so the same installation always gives the same text.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from fastbert.data.sentences import split_sentences
+
+PACKAGES = ("numpy", "torch")
+SKIPPED_FOLDERS = {"test", "tests", "testing", "site-packages", "dist-packages", "__pycache__", "idlelib", "lib2to3"}
+SHORTEST_SENTENCE = 20  # characters: below lie headings, signatures and the like
+DOCUMENT_SENTENCES = 3
+
+
+def python_documents(max_bytes: int = 6_000_000) -> Iterator[list[str]]:
+    """Documents (lists of sentences) of at most `max_bytes` of text in all: first the topics, then each source file's
+    docstrings, library by library in turn so that the cap leaves out none of them."""
+    used = 0
+    for document in _interleaved([_topics(), *(_docstrings(folder) for folder in _libraries())]):
+        size = sum(len(sentence) for sentence in document)
+        if used + size > max_bytes:
+            return
+        used += size
+        yield document
+
+
+def _libraries() -> list[Path]:
+    folders = [Path(sysconfig.get_path("stdlib"))]
+    for package in PACKAGES:
+        found = importlib.util.find_spec(package)
+        if found is not None and found.origin:
+            folders.append(Path(found.origin).parent)
+    return folders
+
+
+def _interleaved(sources: list[Iterator[list[str]]]) -> Iterator[list[str]]:
+    while sources:
+        for source in list(sources):
+            document = next(source, None)
+            if document is None:
+                sources.remove(source)
+            else:
+                yield document
+
+
+def _topics() -> Iterator[list[str]]:
+    """The chapters that `help()` shows, from the dictionary literal in pydoc_data/topics.py."""
+    path = Path(sysconfig.get_path("stdlib")) / "pydoc_data" / "topics.py"
+    if not path.exists():
+        return
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Dict):
+            for key, value in sorted(
+                zip(node.keys, node.values), key=lambda pair: ast.dump(pair[0]) if pair[0] else ""
+            ):
+                if isinstance(value, ast.Constant) and isinstance(value.value, str) and key is not None:
+                    yield from _document(value.value)
+
+
+def _docstrings(folder: Path) -> Iterator[list[str]]:
+    """One document per source file: the docstrings of the module, its classes and functions, in order."""
+    for path in sorted(folder.rglob("*.py")):
+        if SKIPPED_FOLDERS.intersection(path.relative_to(folder).parts[:-1]):
+            continue
+        try:
+            source = path.read_text(encoding="utf-8")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # old sources hold escapes that the parser would warn about
+                tree = ast.parse(source)
+        except (OSError, UnicodeDecodeError, SyntaxError, ValueError):
+            continue  # not every file in a library is Python of this version
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        found = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
+        yield from _document("\n\n".join(text for text in found if text))
+
+
+def _document(text: str) -> Iterator[list[str]]:
+    """The sentences of a text, if it holds enough of them: prose paragraphs only, no code, tables or headings."""
+    sentences = []
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        lines = [line.strip() for line in paragraph.splitlines()]
+        if any(line.startswith((">>>", "...", "|", "+-", "==", "--", "::=")) for line in lines):
+            continue
+        for sentence in split_sentences(" ".join(lines)):
+            letters = sum(character.isalpha() or character == " " for character in sentence)
+            if len(sentence) >= SHORTEST_SENTENCE and letters >= 0.8 * len(sentence):
+                sentences.append(sentence)
+    if len(sentences) >= DOCUMENT_SENTENCES:
+        yield sentences

@@ -1,0 +1,290 @@
+"""The BERT encoder (Devlin et al. 2019, section 3): post-LN, learned positions, packed from the first token on.
+
+The module tree gives the state dict the names of Hugging Face's `BertModel`, so weights travel both ways unchanged.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fastbert import ops
+from fastbert.config import BertConfig
+from fastbert.errors import UserError
+from fastbert.models.outputs import EncoderOutput
+from fastbert.models.pretrained import PreTrainedModel
+from fastbert.ops.attention import draw_keys
+from fastbert.ops.dropout import Site, TokenDropout
+from fastbert.packing import PackedBatch, pad, unpad
+
+
+class Norm(nn.Module):
+    """The parameters of a LayerNorm; the operation is fused with what comes before it."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.eps = eps
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, eps={self.eps}"
+
+
+class Embeddings(nn.Module):
+    """Token, position and segment embeddings, summed and normalised."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.LayerNorm = Norm(config.hidden_size, config.layer_norm_eps)
+
+    def forward(self, batch: PackedBatch, dropout: TokenDropout | None) -> Tensor:
+        return ops.embedding_layer_norm(
+            (batch.input_ids, batch.position_ids, batch.token_type_ids),
+            (self.word_embeddings.weight, self.position_embeddings.weight, self.token_type_embeddings.weight),
+            self.LayerNorm.weight,
+            self.LayerNorm.bias,
+            self.LayerNorm.eps,
+            dropout,
+        )
+
+
+class SelfAttention(nn.Module):
+    """The three projections of self-attention."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.key = nn.Linear(config.hidden_size, config.hidden_size)
+        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+
+
+class Output(nn.Module):
+    """A projection back to the model's width, with the LayerNorm behind its residual connection."""
+
+    def __init__(self, inner: int, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(inner, config.hidden_size)
+        self.LayerNorm = Norm(config.hidden_size, config.layer_norm_eps)
+
+    def forward(self, x: Tensor, residual: Tensor, dropout: TokenDropout | None) -> Tensor:
+        return ops.dropout_add_layer_norm(
+            ops.linear(x, self.dense.weight, self.dense.bias),
+            residual,
+            self.LayerNorm.weight,
+            self.LayerNorm.bias,
+            self.LayerNorm.eps,
+            dropout,
+        )
+
+
+class Attention(nn.Module):
+    """Self-attention and its output projection, under the names `self` and `output`."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.self = SelfAttention(config)
+        self.output = Output(config.hidden_size, config)
+
+
+class Intermediate(nn.Module):
+    """The widening half of the feed-forward network."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+
+
+class Dropouts:
+    """The dropout of one forward pass: gives each site its `TokenDropout`, or None when nothing is dropped."""
+
+    def __init__(self, batch: PackedBatch, hidden: float, attention: float, training: bool) -> None:
+        self.hidden = hidden if training else 0.0
+        self.attention = attention if training else 0.0
+        self.key: Tensor | None = None
+        if self.hidden or self.attention:
+            self.key = batch.dropout_key if batch.dropout_key is not None else draw_keys(len(batch), batch.device)
+            self.sequence_ids, self.offsets = batch.sequence_ids, batch.offsets_in_sequence
+
+    def tokens(self, site: Site, layer: int = 0, p: float | None = None) -> TokenDropout | None:
+        """Dropout on all token vectors at one site."""
+        p = self.hidden if p is None else p
+        if self.key is None or not p:
+            return None
+        return TokenDropout(p, self.key, self.sequence_ids, self.offsets, site.of_layer(layer))
+
+
+class Layer(nn.Module):
+    """One encoder layer: self-attention, then the feed-forward network, each with dropout, residual and LayerNorm."""
+
+    def __init__(self, config: BertConfig, index: int) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.intermediate = Intermediate(config)
+        self.output = Output(config.intermediate_size, config)
+        self.index = index
+        self.heads = config.num_attention_heads
+        self.approximate = config.gelu_approximation
+
+    def forward(self, x: Tensor, batch: PackedBatch, dropouts: Dropouts, causal: bool = False) -> Tensor:
+        """x (tokens, hidden_size) -> the same shape."""
+        projections = self.attention.self
+        q, k, v = (
+            ops.linear(x, part.weight, part.bias).view(len(x), self.heads, -1)
+            for part in (projections.query, projections.key, projections.value)
+        )
+        context = ops.attention(
+            q,
+            k,
+            v,
+            batch.cu_seqlens,
+            batch.cu_seqlens,
+            batch.max_seqlen,
+            batch.max_seqlen,
+            causal=causal,
+            dropout_p=dropouts.attention,
+            dropout_key=dropouts.key,
+            dropout_site=Site.ATTENTION.of_layer(self.index),
+        )
+        x = self.attention.output(context.flatten(1), x, dropouts.tokens(Site.ATTENTION_OUTPUT, self.index))
+        widened = ops.linear(x, self.intermediate.dense.weight)
+        inner = ops.bias_gelu(widened, self.intermediate.dense.bias, self.approximate)
+        return self.output(inner, x, dropouts.tokens(Site.FEED_FORWARD_OUTPUT, self.index))
+
+
+class Encoder(nn.Module):
+    """The stack of layers."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
+        self.checkpoint_activations = False
+
+    def forward(
+        self, x: Tensor, batch: PackedBatch, dropouts: Dropouts, causal: bool, keep_all: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        states = [x] if keep_all else []
+        for layer in self.layer:
+            if self.checkpoint_activations and self.training and torch.is_grad_enabled():
+                # Dropout is replayed from its keys, so no generator's state has to be kept for the second computation.
+                x = checkpoint(layer, x, batch, dropouts, causal, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, batch, dropouts, causal)
+            if keep_all:
+                states.append(x)
+        return x, states
+
+
+class Pooler(nn.Module):
+    """tanh(W h + b) of each sequence's first token."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
+        # An empty sequence has no first token: the clamp keeps its index legal, its row means nothing.
+        first = batch.cu_seqlens[:-1].long().clamp(max=max(len(x) - 1, 0))
+        return torch.tanh(ops.linear(x[first], self.dense.weight, self.dense.bias))
+
+
+class Packed:
+    """A model's input in packed form, and the way back to the form in which it came."""
+
+    def __init__(
+        self,
+        batch: PackedBatch | None,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        token_type_ids: Tensor | None,
+        position_ids: Tensor | None,
+    ) -> None:
+        if isinstance(batch, PackedBatch):
+            if any(tensor is not None for tensor in (input_ids, attention_mask, token_type_ids, position_ids)):
+                raise UserError("give either a PackedBatch or input_ids with attention_mask, not both")
+            self.batch, self.slots, self.shape = batch, None, None
+            return
+        if batch is not None and input_ids is not None:
+            raise UserError("input_ids were given twice, by position and by name")
+        padded = batch if batch is not None else input_ids
+        if not isinstance(padded, Tensor):
+            raise UserError(f"a model takes a PackedBatch or a tensor of input_ids, not {type(padded).__name__}")
+        self.batch, self.slots = unpad(padded, attention_mask, token_type_ids, position_ids)
+        self.shape = (padded.shape[0], padded.shape[1])
+
+    def restore(self, values: Tensor) -> Tensor:
+        """Packed values (tokens, ...) as they were asked for: padded with zeros where the input was padded."""
+        if self.slots is None or self.shape is None:
+            return values
+        return pad(values, self.slots, self.shape)
+
+    def labels(self, labels: Tensor | None) -> Tensor | None:
+        """Labels of every token, packed (tokens,); padded labels lose their padding."""
+        if labels is None or self.slots is None:
+            return labels
+        if tuple(labels.shape) != self.shape:
+            raise UserError(f"labels have shape {tuple(labels.shape)}, but input_ids {self.shape}")
+        return labels.flatten()[self.slots]
+
+
+class BertModel(PreTrainedModel):
+    """The encoder with its pooler: padded in, padded out, or packed in, packed out.
+
+    `model(input_ids=(B, S) int64, attention_mask=(B, S), token_type_ids=(B, S))` returns `last_hidden_state` (B, S,
+    hidden_size) with zeros at padding; `model(batch)` of a `PackedBatch` returns (tokens, hidden_size). Raises
+    `UserError` for ids outside the vocabulary and sequences longer than the position table.
+    """
+
+    base_model_prefix = "bert"
+
+    def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__(config)
+        self.embeddings = Embeddings(config)
+        self.encoder = Encoder(config)
+        self.pooler = Pooler(config) if add_pooling_layer else None
+        self.init_weights()
+
+    def encode(self, batch: PackedBatch, causal: bool = False, keep_all: bool = False) -> tuple[Tensor, list[Tensor]]:
+        """Packed hidden states of the last layer (tokens, hidden_size); with `keep_all` also those before it."""
+        if batch.device.type == "cpu":
+            self._check_ranges(batch)  # on a GPU this would wait for the device
+        config = self.config
+        dropouts = Dropouts(batch, config.hidden_dropout_prob, config.attention_probs_dropout_prob, self.training)
+        x = self.embeddings(batch, dropouts.tokens(Site.EMBEDDING))
+        return self.encoder(x, batch, dropouts, causal, keep_all)
+
+    def _check_ranges(self, batch: PackedBatch) -> None:
+        config = self.config
+        for name, values, size, cure in (
+            ("input_ids", batch.input_ids, config.vocab_size, "use the vocabulary the model was trained with"),
+            ("position_ids", batch.position_ids, config.max_position_embeddings, "truncate to max_position_embeddings"),
+            ("token_type_ids", batch.token_type_ids, config.type_vocab_size, "use types below type_vocab_size"),
+        ):
+            if values.numel():
+                low, high = (int(value) for value in values.aminmax())
+                if low < 0 or high >= size:
+                    raise UserError(
+                        f"{name} holds {low if low < 0 else high}, outside the model's table of {size} rows: {cure}"
+                    )
+
+    def forward(
+        self,
+        batch: PackedBatch | Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        input_ids: Tensor | None = None,
+        output_hidden_states: bool = False,
+    ) -> EncoderOutput:
+        packed = Packed(batch if batch is not None else None, input_ids, attention_mask, token_type_ids, position_ids)
+        x, states = self.encode(packed.batch, keep_all=output_hidden_states)
+        return EncoderOutput(
+            last_hidden_state=packed.restore(x),
+            pooler_output=None if self.pooler is None else self.pooler(x, packed.batch),
+            hidden_states=tuple(packed.restore(state) for state in states) if output_hidden_states else None,
+        )

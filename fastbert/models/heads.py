@@ -1,0 +1,390 @@
+"""BERT with a head for each use the paper describes; given labels, logits are computed only where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastbert import ops
+from fastbert.config import BertConfig
+from fastbert.errors import UserError
+from fastbert.models.bert import BertModel, Norm, Packed
+from fastbert.models.outputs import LogitsOutput, PreTrainingOutput, SpanOutput
+from fastbert.models.pretrained import PreTrainedModel
+from fastbert.ops.attention import draw_keys
+from fastbert.ops.dropout import Site, TokenDropout
+from fastbert.ops.linear import CrossEntropy
+from fastbert.packing import IGNORE_INDEX, PackedBatch
+
+
+class PredictionTransform(nn.Module):
+    """Dense, GELU, LayerNorm: what a hidden state goes through before the vocabulary product."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.LayerNorm = Norm(config.hidden_size, config.layer_norm_eps)
+        self.approximate = config.gelu_approximation
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm = self.LayerNorm
+        product = ops.linear(x, self.dense.weight)
+        return ops.gelu_layer_norm(product, self.dense.bias, norm.weight, norm.bias, norm.eps, self.approximate)
+
+
+class PredictionHead(nn.Module):
+    """The masked-LM head: the decoder's weight is the token embedding (tied), with a bias of its own."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.transform = PredictionTransform(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.decoder.bias = self.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (rows, vocab_size) of hidden states (rows, hidden_size)."""
+        return ops.linear(self.transform(x), self.decoder.weight, self.bias)
+
+    def loss(self, x: Tensor, labels: Tensor) -> CrossEntropy:
+        """Cross-entropy of the rows' labels."""
+        return ops.linear_cross_entropy(self.transform(x), self.decoder.weight, self.bias, labels)
+
+
+class PreTrainingHeads(nn.Module):
+    """The heads of pre-training, under Hugging Face's names."""
+
+    def __init__(self, config: BertConfig, mlm: bool, nsp: bool) -> None:
+        super().__init__()
+        if mlm:
+            self.predictions = PredictionHead(config)
+        if nsp:
+            self.seq_relationship = nn.Linear(config.hidden_size, 2)
+
+
+class BertWithHead(PreTrainedModel):
+    """What the heads share: the encoder under the name `bert`, and how inputs and labels are read."""
+
+    with_pooler = True
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config, add_pooling_layer=self.with_pooler)
+
+    def _classifier_dropout(self, batch: PackedBatch, x: Tensor, per_token: bool) -> Tensor:
+        config = self.config
+        p = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        if not self.training or not p:
+            return x
+        key = batch.dropout_key if batch.dropout_key is not None else draw_keys(len(batch), batch.device)
+        rows = torch.arange(len(batch), device=batch.device)
+        sequences, offsets = (batch.sequence_ids, batch.offsets_in_sequence) if per_token else (rows, 0 * rows)
+        return ops.dropout(x, TokenDropout(p, key, sequences, offsets, int(Site.HEAD)))
+
+
+def _masked(packed: Packed, labels: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    """The places that have a label, and their labels: the batch's own, or those of a label per token."""
+    batch = packed.batch
+    if labels is None:
+        if batch.masked_positions is None or batch.labels is None:
+            return None
+        return batch.masked_positions, batch.labels
+    flat = packed.labels(labels)
+    assert flat is not None
+    if flat.shape != batch.input_ids.shape:
+        raise UserError(f"labels have shape {tuple(flat.shape)}, but the batch has {batch.num_tokens} tokens")
+    places = (flat != IGNORE_INDEX).nonzero().flatten()
+    return places, flat[places]
+
+
+def _mean(loss: CrossEntropy) -> Tensor:
+    return loss.loss_sum / loss.count.clamp(min=1)
+
+
+class _MaskedLanguageModel(BertWithHead):
+    """A model whose decoder is tied to the token embedding."""
+
+    cls: PreTrainingHeads
+    tied_keys = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
+
+    def tie_weights(self) -> None:
+        """Make the decoder's weight the token embedding itself, and its bias the head's."""
+        self.cls.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
+        self.cls.predictions.decoder.bias = self.cls.predictions.bias
+
+
+class BertForPreTraining(_MaskedLanguageModel):
+    """Masked LM and next-sentence prediction together (Devlin et al. 2019, section 3.1).
+
+    Labels come with the `PackedBatch` (`masked_positions`, `labels`, `next_sentence_label`) or as `labels` (B, S) int64
+    with -100 where there is none and `next_sentence_label` (B,), 0 = B follows A. `prediction_logits` is left out when
+    labels are given, unless `return_logits=True`: then it holds the labelled positions only. Without labels the logits
+    of every position are returned.
+    """
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.cls = PreTrainingHeads(config, mlm=True, nsp=True)
+        self.init_weights()
+
+    def forward(
+        self,
+        batch: PackedBatch | Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+        return_logits: bool = False,
+        output_hidden_states: bool = False,
+    ) -> PreTrainingOutput:
+        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
+        x, states = self.bert.encode(packed.batch, keep_all=output_hidden_states)
+        assert self.bert.pooler is not None
+        relation = self.cls.seq_relationship
+        nsp_logits = ops.linear(self.bert.pooler(x, packed.batch), relation.weight, relation.bias)
+        output = PreTrainingOutput(
+            seq_relationship_logits=nsp_logits,
+            hidden_states=tuple(packed.restore(state) for state in states) if output_hidden_states else None,
+        )
+        losses = []
+        masked = _masked(packed, labels)
+        if masked is None:
+            output.prediction_logits = packed.restore(self.cls.predictions(x))
+        else:
+            places, targets = masked
+            loss = self.cls.predictions.loss(x[places], targets)
+            output.mlm_loss_sum, output.mlm_count, output.mlm_correct = loss
+            losses.append(_mean(loss))
+            if return_logits:
+                output.prediction_logits = self.cls.predictions(x[places])
+        target = packed.batch.next_sentence_label if next_sentence_label is None else next_sentence_label
+        if target is not None:
+            output.nsp_loss_sum = F.cross_entropy(nsp_logits.float(), target, reduction="sum")
+            output.nsp_count = torch.tensor(len(target), device=target.device)
+            output.nsp_correct = (nsp_logits.argmax(-1) == target).sum()
+            losses.append(output.nsp_loss_sum / max(len(target), 1))
+        if losses:
+            output.loss = torch.stack(losses).sum()
+        return output
+
+
+class BertForMaskedLM(_MaskedLanguageModel):
+    """BERT with the masked-LM head. `logits` are (..., vocab_size): every position without labels, and with labels the
+    labelled positions, only when `return_logits=True`."""
+
+    with_pooler = False
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.cls = PreTrainingHeads(config, mlm=True, nsp=False)
+        self.init_weights()
+
+    def forward(
+        self,
+        batch: PackedBatch | Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_logits: bool = False,
+    ) -> LogitsOutput:
+        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
+        x, _ = self.bert.encode(packed.batch)
+        masked = _masked(packed, labels)
+        if masked is None:
+            return LogitsOutput(logits=packed.restore(self.cls.predictions(x)))
+        places, targets = masked
+        logits = self.cls.predictions(x[places]) if return_logits else None
+        return LogitsOutput(loss=_mean(self.cls.predictions.loss(x[places], targets)), logits=logits)
+
+
+class BertForNextSentencePrediction(BertWithHead):
+    """BERT with the next-sentence head; `logits` (sequences, 2), class 0 = B follows A."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.cls = PreTrainingHeads(config, mlm=False, nsp=True)
+        self.init_weights()
+
+    def forward(
+        self,
+        batch: PackedBatch | Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> LogitsOutput:
+        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
+        x, _ = self.bert.encode(packed.batch)
+        assert self.bert.pooler is not None
+        relation = self.cls.seq_relationship
+        logits = ops.linear(self.bert.pooler(x, packed.batch), relation.weight, relation.bias)
+        target = packed.batch.next_sentence_label if labels is None else labels
+        loss = None if target is None else F.cross_entropy(logits.float(), target.flatten())
+        return LogitsOutput(loss=loss, logits=logits)
+
+
+class BertForSequenceClassification(BertWithHead):
+    """softmax(W C) of the pooled first token; `logits` (sequences, num_labels). With `num_labels=1`, or labels that are
+    floating-point, the loss is the mean squared error (regression), else cross-entropy."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.init_weights()
+
+    def forward(
+        self,
+        batch: PackedBatch | Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> LogitsOutput:
+        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
+        x, _ = self.bert.encode(packed.batch)
+        assert self.bert.pooler is not None
+        pooled = self._classifier_dropout(packed.batch, self.bert.pooler(x, packed.batch), per_token=False)
+        logits = ops.linear(pooled, self.classifier.weight, self.classifier.bias)
+        loss = None
+        if labels is not None:
+            if self.config.num_labels == 1 or labels.is_floating_point():
+                loss = F.mse_loss(logits.float().view(labels.shape), labels.float())
+            else:
+                loss = F.cross_entropy(logits.float(), labels.flatten(), ignore_index=IGNORE_INDEX)
+        return LogitsOutput(loss=loss, logits=logits)
+
+
+class BertForTokenClassification(BertWithHead):
+    """One class a token; `logits` (..., num_labels): every token without labels, and with labels (-100 where there is
+    none) the labelled tokens, only when `return_logits=True`."""
+
+    with_pooler = False
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.init_weights()
+
+    def forward(
+        self,
+        batch: PackedBatch | Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_logits: bool = False,
+    ) -> LogitsOutput:
+        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
+        x, _ = self.bert.encode(packed.batch)
+        x = self._classifier_dropout(packed.batch, x, per_token=True)
+        masked = _masked(packed, labels)
+        if masked is None:
+            return LogitsOutput(logits=packed.restore(ops.linear(x, self.classifier.weight, self.classifier.bias)))
+        places, targets = masked
+        logits = ops.linear(x[places], self.classifier.weight, self.classifier.bias)
+        return LogitsOutput(loss=F.cross_entropy(logits.float(), targets), logits=logits if return_logits else None)
+
+
+class BertForQuestionAnswering(BertWithHead):
+    """A start and an end vector over the tokens (Devlin et al. 2019, section 4.2); positions are int64 (sequences,)
+    counted within the sequence as it was given. Positions beyond its end are ignored."""
+
+    with_pooler = False
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.qa_outputs = nn.Linear(config.hidden_size, 2)
+        self.init_weights()
+
+    def forward(
+        self,
+        batch: PackedBatch | Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        input_ids: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+    ) -> SpanOutput:
+        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
+        x, _ = self.bert.encode(packed.batch)
+        logits = ops.linear(x, self.qa_outputs.weight, self.qa_outputs.bias).float()
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            targets = (start_positions.flatten(), end_positions.flatten())
+            loss = torch.stack([self._span_loss(packed, logits[:, i], targets[i]) for i in range(2)]).mean()
+        start, end = (packed.restore(logits[:, i]) for i in range(2))
+        return SpanOutput(loss=loss, start_logits=start, end_logits=end)
+
+    @staticmethod
+    def _span_loss(packed: Packed, logits: Tensor, targets: Tensor) -> Tensor:
+        batch = packed.batch
+        if packed.slots is None:
+            columns, width = batch.offsets_in_sequence, batch.max_seqlen
+            slots = batch.sequence_ids * width + columns
+        else:
+            assert packed.shape is not None
+            slots, width = packed.slots, packed.shape[1]
+        scores = logits.new_full((len(batch) * width,), float("-inf")).index_copy(0, slots, logits)
+        ignored = (targets < 0) | (targets >= width)
+        return F.cross_entropy(scores.view(len(batch), width), targets.masked_fill(ignored, IGNORE_INDEX))
+
+
+class BertForMultipleChoice(BertWithHead):
+    """One score a choice, softmax over the choices: `input_ids` (questions, choices, length); `logits` (questions,
+    choices); `labels` int64 (questions,). A `PackedBatch` holds the choices of a question next to each other and needs
+    `num_choices`."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.classifier = nn.Linear(config.hidden_size, 1)
+        self.init_weights()
+
+    def forward(
+        self,
+        batch: PackedBatch | Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        input_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_choices: int | None = None,
+    ) -> LogitsOutput:
+        given = batch if isinstance(batch, Tensor) else input_ids
+        if given is not None:
+            if given.dim() != 3:
+                raise UserError(f"input_ids must have shape (questions, choices, length), not {tuple(given.shape)}")
+            num_choices = given.shape[1]
+        if not num_choices:
+            raise UserError("a PackedBatch of choices needs num_choices, the number of choices per question")
+        flat: Iterable[Any] = (
+            tensor.flatten(0, 1) if isinstance(tensor, Tensor) and tensor.dim() == 3 else tensor
+            for tensor in (batch, input_ids, attention_mask, token_type_ids, position_ids)
+        )
+        packed = Packed(*flat)
+        if len(packed.batch) % num_choices:
+            raise UserError(f"{len(packed.batch)} sequences cannot be split into questions of {num_choices} choices")
+        x, _ = self.bert.encode(packed.batch)
+        assert self.bert.pooler is not None
+        pooled = self._classifier_dropout(packed.batch, self.bert.pooler(x, packed.batch), per_token=False)
+        logits = ops.linear(pooled, self.classifier.weight, self.classifier.bias).view(-1, num_choices)
+        loss = None if labels is None else F.cross_entropy(logits.float(), labels.flatten())
+        return LogitsOutput(loss=loss, logits=logits)

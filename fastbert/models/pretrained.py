@@ -1,0 +1,191 @@
+"""Models as files: Hugging Face folders in and out, in safetensors, and nothing that is pickled."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fastbert.config import BertConfig
+from fastbert.errors import CheckpointError, UserError
+
+logger = logging.getLogger("fastbert")
+WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+# Names of old TensorFlow-born checkpoints, and buffers that other libraries save beside the weights.
+RENAMED = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
+IGNORED = ("embeddings.position_ids", "embeddings.token_type_ids")
+
+
+class PreTrainedModel(nn.Module):
+    """What all models share: their config, how weights begin, and `from_pretrained` with `save_pretrained`."""
+
+    base_model_prefix: ClassVar[str] = "bert"
+    tied_keys: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the parameters."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the parameters."""
+        return next(self.parameters()).dtype
+
+    def init_weights(self, seed: int | None = None) -> None:
+        """Draw all weights anew as the released models were initialised: a normal with standard deviation
+        `initializer_range` truncated at two standard deviations; biases 0, LayerNorm weights 1.
+
+        With `seed` the draw is the same every time, else it comes from torch's global generator.
+        """
+        self.tie_weights()
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        std = self.config.initializer_range
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)) and not module.weight.is_meta:
+                nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std, generator=generator)
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def tie_weights(self) -> None:
+        """Make tied parameters one and the same; models without any have nothing to do."""
+
+    def num_parameters(self) -> int:
+        """The number of distinct parameters (tied ones count once)."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def checkpoint_activations(self, enabled: bool = True) -> None:
+        """Keep only each layer's input in training and compute the rest again in the backward pass."""
+        for module in self.modules():
+            if hasattr(module, "checkpoint_activations") and not isinstance(module, PreTrainedModel):
+                module.checkpoint_activations = enabled  # type: ignore[assignment]
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, dtype: torch.dtype | None = None, **overrides: Any) -> Self:
+        """Load a Hugging Face model folder: `config.json` with `model.safetensors` (or its shards).
+
+        Weights keep the checkpoint's dtype unless `dtype` is given; `overrides` replace config fields. Weights that the
+        checkpoint lacks (a new head) are initialised, and a warning names them. The model comes in eval mode. Raises
+        `UserError` or `CheckpointError` for files that are missing, damaged or of another shape.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise UserError(f"{folder}: no such folder; from_pretrained takes a folder with config.json and {WEIGHTS}")
+        config = BertConfig.from_pretrained(folder)
+        if overrides:
+            config = BertConfig.from_dict({**config.to_dict(), **overrides}, source=str(folder))
+        with torch.device("meta"):
+            model = cls(config)
+        model.tie_weights()
+        model._load(dict(_rename(_tensors(folder), cls.base_model_prefix, model)), folder, dtype)
+        return model.eval()
+
+    def _load(self, found: dict[str, Tensor], folder: Path, dtype: torch.dtype | None) -> None:
+        own = {name: tensor for name, tensor in self.state_dict().items() if name not in self.tied_keys}
+        for name in self.tied_keys:
+            found.pop(name, None)
+        missing = sorted(own.keys() - found.keys())
+        unexpected = sorted(found.keys() - own.keys())
+        if len(missing) == len(own):
+            raise CheckpointError(f"{folder}: no weight in it belongs to {type(self).__name__}")
+        for name in own.keys() & found.keys():
+            if own[name].shape != found[name].shape:
+                raise CheckpointError(
+                    f"{folder}: {name} has shape {tuple(found[name].shape)}, but config.json says"
+                    f" {tuple(own[name].shape)}"
+                )
+        dtypes = {tensor.dtype for name, tensor in found.items() if name in own}
+        chosen = dtype or (dtypes.pop() if len(dtypes) == 1 else torch.float32)
+        self.to_empty(device="cpu").to(chosen)
+        self.tie_weights()
+        if missing:
+            self._reset(missing)
+            logger.warning("%s: new weights for %s", folder, ", ".join(missing))
+        if unexpected:
+            logger.info("%s: not used by %s: %s", folder, type(self).__name__, ", ".join(unexpected))
+        with torch.no_grad():
+            for name, parameter in self.state_dict(keep_vars=True).items():
+                if name in found and name not in self.tied_keys:
+                    parameter.copy_(found[name])
+
+    def _reset(self, names: list[str]) -> None:
+        """Initialise the named weights, which a checkpoint does not hold."""
+        std = self.config.initializer_range
+        for name, parameter in self.named_parameters():
+            if name not in names:
+                continue
+            if name.endswith("LayerNorm.weight"):
+                nn.init.ones_(parameter)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            else:
+                nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write `config.json` and `model.safetensors`, which `transformers.AutoModel` loads unchanged."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {
+            name: tensor.detach().contiguous().cpu()
+            for name, tensor in self.state_dict().items()
+            if name not in self.tied_keys
+        }
+        partial = folder / f"{WEIGHTS}.partial"
+        save_file(tensors, partial, metadata={"format": "pt"})
+        partial.replace(folder / WEIGHTS)
+        config = json.dumps(self.config.to_dict(architecture=type(self).__name__), indent=2) + "\n"
+        (folder / "config.json").write_text(config, encoding="utf-8")
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """Names and tensors of a folder's safetensors file, or of the shards that its index names."""
+    files = [folder / WEIGHTS]
+    if not files[0].exists():
+        index = folder / WEIGHTS_INDEX
+        if not index.exists():
+            others = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+            raise UserError(f"{folder}: holds no {WEIGHTS} (found {others}); weights are read from safetensors only")
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise CheckpointError(f"{index}: not an index of safetensors shards") from None
+        for name in names:
+            if not isinstance(name, str) or Path(name).name != name:
+                raise CheckpointError(f"{index}: names the shard {name!r}, which is no plain file name")
+        files = [folder / name for name in sorted(names)]
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as reader:
+                for name in reader.keys():  # noqa: SIM118  (not a dictionary)
+                    yield name, reader.get_tensor(name)
+        except FileNotFoundError:
+            raise CheckpointError(f"{file}: missing, though the index names it") from None
+        except SafetensorError as error:
+            raise CheckpointError(f"{file}: not a whole safetensors file ({error})") from None
+
+
+def _rename(tensors: Iterator[tuple[str, Tensor]], prefix: str, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Map a checkpoint's names to the model's: with or without the `bert.` prefix, old LayerNorm names."""
+    own = model.state_dict().keys()
+    for name, tensor in tensors:
+        if name.endswith(IGNORED):
+            continue
+        for old, new in RENAMED:
+            name = name.replace(old, new)
+        if name not in own:
+            stripped = name.removeprefix(f"{prefix}.")
+            prefixed = f"{prefix}.{name}"
+            name = stripped if stripped in own else prefixed if prefixed in own else name
+        yield name, tensor

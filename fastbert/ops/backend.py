@@ -1,0 +1,137 @@
+"""Which backend serves which operation on which device, and why.
+
+An operation's module registers one implementation per backend that can serve it; the public function asks `select` for
+the one to call. The choice is a pure function of the device and of `use_backend`, so it is the same on every run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from fastbert.errors import UserError
+
+BackendName = Literal["triton", "native", "eager"]
+BACKENDS: tuple[BackendName, ...] = ("triton", "native", "eager")
+# The fastest first; eager torch serves every operation on every device.
+PREFERENCE: dict[str, tuple[BackendName, ...]] = {"cuda": ("triton", "eager"), "cpu": ("native", "eager")}
+OPERATIONS = (
+    "attention",
+    "softmax",
+    "layer_norm",
+    "dropout",
+    "dropout_add_layer_norm",
+    "bias_gelu",
+    "gelu_layer_norm",
+    "embedding_layer_norm",
+    "linear",
+    "linear_cross_entropy",
+)
+
+_implementations: dict[tuple[str, str], Callable[..., Any]] = {}
+_forced: BackendName | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backend of one operation on one device, and the reason in words."""
+
+    operation: str
+    backend: str
+    reason: str
+
+
+def register(operation: str, backend: BackendName, function: Callable[..., Any]) -> None:
+    """Make `function` the implementation of `operation` on `backend`."""
+    _implementations[operation, backend] = function
+
+
+def select(operation: str, device: torch.device) -> Callable[..., Any]:
+    """The implementation that serves `operation` on `device`."""
+    if _forced is not None:
+        found = _implementations.get((operation, _forced))
+        if found is None:
+            raise UserError(
+                f"backend {_forced!r} cannot serve {operation!r}: it has no such kernel;"
+                " use_backend(None) lets fastbert choose"
+            )
+        return found
+    for backend in PREFERENCE.get(device.type, ("eager",)):
+        found = _implementations.get((operation, backend))
+        if found is not None:
+            return found
+    raise AssertionError(f"no implementation of {operation!r} is registered")
+
+
+class _Restore(contextlib.AbstractContextManager[None]):
+    """Undoes `use_backend` when it was called in a `with` statement."""
+
+    def __init__(self, previous: BackendName | None) -> None:
+        self.previous = previous
+
+    def __exit__(self, *error: object) -> None:
+        global _forced
+        _forced = self.previous
+
+
+def use_backend(name: BackendName | None) -> contextlib.AbstractContextManager[None]:
+    """Force every operation onto one backend: `"triton"`, `"native"` or `"eager"`; `None` chooses by device again.
+
+    As a function it holds until the next call; as a context manager (`with use_backend("eager"): ...`) until the block
+    ends. An operation that the forced backend cannot serve raises `UserError` and names it.
+    """
+    global _forced
+    if name is not None and name not in BACKENDS:
+        raise UserError(f"unknown backend {name!r}: choose one of {', '.join(BACKENDS)}")
+    previous, _forced = _forced, name
+    return _Restore(previous)
+
+
+def report(device: torch.device | None = None) -> list[Choice]:
+    """One `Choice` per operation: what serves it on `device` (default: the fastest present) and why."""
+    importlib.import_module("fastbert.ops")
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    choices = []
+    for operation in OPERATIONS:
+        order = (_forced,) if _forced else PREFERENCE.get(device.type, ("eager",))
+        backend = next((name for name in order if (operation, name) in _implementations), None)
+        if backend is None:
+            choices.append(Choice(operation, "none", f"forced backend {_forced!r} has no kernel for it"))
+        elif _forced:
+            choices.append(Choice(operation, backend, "forced by use_backend"))
+        elif backend == order[0]:
+            choices.append(Choice(operation, backend, f"the fastest on {device.type}"))
+        else:
+            choices.append(Choice(operation, backend, f"this version has no {order[0]} kernel for it"))
+    return choices
+
+
+def fastest_dtype(device: torch.device) -> tuple[torch.dtype, str]:
+    """The fastest dtype of matrix products on `device`, and the reason in words."""
+    if device.type == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return torch.bfloat16, "the GPU multiplies bf16 in hardware"
+        return torch.float16, "the GPU has no bf16 products"
+    if device.type == "cpu" and platform.machine() in ("x86_64", "AMD64"):
+        if torch.cpu._is_amx_tile_supported():
+            return torch.bfloat16, "the CPU has AMX"
+        if torch.cpu._is_avx512_bf16_supported():
+            return torch.bfloat16, "the CPU has AVX-512 BF16"
+        return torch.float32, "the CPU has no bf16 products"
+    return torch.float32, "the safe choice on this device"
+
+
+@contextlib.contextmanager
+def without_autocast(device: torch.device) -> Iterator[None]:
+    """Keep torch's autocast from choosing dtypes inside an operation, which decides for itself."""
+    if torch.is_autocast_enabled(device.type):
+        with torch.autocast(device.type, enabled=False):
+            yield
+    else:
+        yield

@@ -1,0 +1,123 @@
+"""The operations in plain eager torch: the oracle. Reads like the paper, no flags, no speed.
+
+Shapes: t tokens of all sequences, h heads, d width of a head, q and k tokens of one sequence as query and as key.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+WORD = 0xFFFFFFFF
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox-4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): four 32-bit words, as int64.
+
+    `counter` holds four int64 tensors of 32-bit words, `key` is int64 with 64 bits used; all broadcast.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key & WORD, (key >> 32) & WORD
+    for _ in range(10):
+        a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
+        c0, c1, c2, c3 = ((b >> 32) & WORD) ^ c1 ^ k0, b & WORD, ((a >> 32) & WORD) ^ c3 ^ k1, a & WORD
+        k0, k1 = (k0 + 0x9E3779B9) & WORD, (k1 + 0xBB67AE85) & WORD
+    return c0, c1, c2, c3
+
+
+def draws(rows: Tensor, heads: Tensor, site: int, key: Tensor, width: int) -> Tensor:
+    """The 16-bit draws of `width` neighbouring elements: shape (*rows, width), where rows, heads and key broadcast."""
+    blocks = torch.arange((width + 7) // 8, device=key.device)
+    rows, heads, key = (tensor.unsqueeze(-1) for tensor in (rows, heads, key))
+    words = torch.stack(philox((blocks, rows, heads, torch.tensor(site, device=key.device)), key), dim=-1)
+    halves = torch.stack((words & 0xFFFF, words >> 16), dim=-1)
+    return halves.flatten(-3)[..., :width]
+
+
+def dropout_mask(drawn: Tensor, p: float) -> Tensor:
+    """1 / (1 - p) where an element is kept, 0 where it is dropped; p counts in steps of 1/65536."""
+    threshold = round(p * 65536)
+    return (drawn >= threshold).double() * (65536 / (65536 - threshold))
+
+
+def token_dropout_mask(width: int, p: float, key: Tensor, sequence: Tensor, position: Tensor, site: int) -> Tensor:
+    """Mask of dropout on token vectors, float64 (t, width)."""
+    return dropout_mask(draws(position, torch.zeros_like(position), site, key[sequence], width), p)
+
+
+def attention_dropout_mask(heads: int, queries: int, keys: int, p: float, key: Tensor, site: int) -> Tensor:
+    """Mask of dropout on the attention probabilities of one sequence, float64 (h, q, k); `key` is its scalar key."""
+    head = torch.arange(heads, device=key.device)[:, None]
+    query = torch.arange(queries, device=key.device)[None, :]
+    return dropout_mask(draws(query, head, site, key.expand(heads, queries), keys), p)
+
+
+def attention_probabilities(scores_hqk: Tensor, causal: bool) -> Tensor:
+    """Softmax over the keys; a query that may see no key gets zeros."""
+    if causal:
+        queries, keys = scores_hqk.shape[-2:]
+        # The last query sees every key, as in a decoder that continues a longer past.
+        hidden = torch.ones(queries, keys, dtype=torch.bool, device=scores_hqk.device).triu(1 + keys - queries)
+        scores_hqk = scores_hqk.masked_fill(hidden, -math.inf)
+        return scores_hqk.softmax(-1).masked_fill(hidden.all(-1, keepdim=True), 0.0)
+    return scores_hqk.softmax(-1)
+
+
+def attention(
+    q_thd: Tensor,
+    k_thd: Tensor,
+    v_thd: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *,
+    causal: bool = False,
+    dropout_p: float = 0.0,
+    dropout_key: Tensor | None = None,
+    dropout_site: int = 0,
+    bias: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """softmax(Q K^T / sqrt(d) + bias) V, each sequence on its own (Vaswani et al. 2017, section 3.2.1)."""
+    scale = 1 / math.sqrt(q_thd.shape[-1]) if scale is None else scale
+    outputs = []
+    for i in range(len(cu_seqlens_q) - 1):
+        q_hqd = q_thd[cu_seqlens_q[i] : cu_seqlens_q[i + 1]].transpose(0, 1)
+        k_hkd = k_thd[cu_seqlens_k[i] : cu_seqlens_k[i + 1]].transpose(0, 1)
+        v_hkd = v_thd[cu_seqlens_k[i] : cu_seqlens_k[i + 1]].transpose(0, 1)
+        heads, queries, keys = q_hqd.shape[0], q_hqd.shape[1], k_hkd.shape[1]
+        scores_hqk = q_hqd @ k_hkd.transpose(-1, -2) * scale
+        if bias is not None:
+            scores_hqk = scores_hqk + bias[:, :queries, :keys]
+        probabilities_hqk = attention_probabilities(scores_hqk, causal)
+        if dropout_p and dropout_key is not None:
+            mask = attention_dropout_mask(heads, queries, keys, dropout_p, dropout_key[i], dropout_site)
+            probabilities_hqk = probabilities_hqk * mask.to(probabilities_hqk.dtype)
+        outputs.append((probabilities_hqk @ v_hkd).transpose(0, 1))
+    return torch.cat(outputs) if outputs else q_thd[:0]
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis (Ba et al. 2016, equation 4)."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + eps) * weight + bias
+
+
+def gelu(x: Tensor, approximate: str = "none") -> Tensor:
+    """x * Phi(x), or its approximation by tanh (Hendrycks and Gimpel 2016)."""
+    if approximate == "tanh":
+        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def embed(input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
+    """Token + position + segment embedding (Devlin et al. 2019, section 3)."""
+    words, positions, types = tables
+    return words[input_ids] + positions[position_ids] + types[token_type_ids]
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """-log softmax(logits)[label] of each row; smoothing mixes in the mean over the vocabulary."""
+    return F.cross_entropy(logits, labels, label_smoothing=label_smoothing, reduction="none")

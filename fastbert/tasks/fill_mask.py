@@ -1,0 +1,55 @@
+"""Filling in blanks: what a masked language model thinks stands behind [MASK]."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fastbert.errors import UserError
+from fastbert.models.heads import BertForMaskedLM, BertForPreTraining
+from fastbert.tokenizers import WordPieceTokenizer
+
+
+@dataclass(frozen=True)
+class Guess:
+    """One candidate for a blank: the token, its probability, and the text with it filled in."""
+
+    token: str
+    probability: float
+    text: str
+
+
+def fill_mask(
+    model: BertForMaskedLM | BertForPreTraining, tokenizer: WordPieceTokenizer, text: str, top_k: int = 5
+) -> list[list[Guess]]:
+    """The `top_k` most probable tokens for each [MASK] in `text`, best first; one list a blank.
+
+    Special tokens are no answer and are left out. Raises `UserError` when the text holds no [MASK], is longer than the
+    model's positions, or `top_k` is out of range.
+    """
+    mask = tokenizer.convert_ids_to_tokens([tokenizer.mask_token_id])[0]
+    if not 1 <= top_k <= tokenizer.vocab_size:
+        raise UserError(f"top_k={top_k} must be between 1 and the vocabulary's {tokenizer.vocab_size} entries")
+    limit = model.config.max_position_embeddings
+    batch = tokenizer.pack([text], max_length=None).to(model.device)
+    if batch.num_tokens > limit:
+        raise UserError(f"the text has {batch.num_tokens} tokens, the model reads {limit}: shorten it")
+    places = (batch.input_ids == tokenizer.mask_token_id).nonzero().flatten()
+    if not len(places):
+        raise UserError(f"no {mask} in {text!r}: write {mask} where a word is to be filled in")
+    model.eval()
+    with torch.no_grad():
+        x, _ = model.bert.encode(batch)
+        logits = model.cls.predictions(x[places]).float()
+    logits[:, tokenizer.all_special_ids] = float("-inf")
+    found = logits.softmax(-1).topk(min(top_k, logits.shape[-1]))
+    pieces = text.split(mask)
+    guesses = []
+    for blank, (values, ids) in enumerate(zip(found.values.tolist(), found.indices.tolist())):
+        before, after = mask.join(pieces[: blank + 1]), mask.join(pieces[blank + 1 :])
+        tokens = tokenizer.convert_ids_to_tokens(ids)
+        guesses.append(
+            [Guess(token, value, f"{before}{token.removeprefix('##')}{after}") for token, value in zip(tokens, values)]
+        )
+    return guesses

@@ -1,0 +1,191 @@
+"""What a pre-training run is made of. Imports no torch: the command line is generated from this class."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from fastbert.config import PRESETS
+from fastbert.errors import UserError
+
+Objective = Literal["mlm+nsp", "mlm", "mlm+sop"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainConfig:
+    """Pre-train a BERT encoder from raw text: vocabulary, token shards, training, checkpoints and a loss curve in one
+    folder. Defaults are the paper's (Devlin et al. 2019, appendix A.2) except the sequence length."""
+
+    corpus: tuple[Path, ...] = ()
+    """Text to train on: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
+    data: Path | None = None
+    """Token shards written by `fastbert prepare`, instead of --corpus."""
+    model: str = "base"
+    """Size of the model: tiny, mini, small, medium, base or large; or the path of a config.json."""
+    out: Path = Path("runs/pretrain")
+    """Folder of the run: config, vocabulary, metrics, loss curve, checkpoints and the trained model."""
+    tokenizer: Path | None = None
+    """Folder or vocab.txt of the tokenizer; without it a vocabulary is built from the corpus."""
+    vocab_size: int = 30522
+    """Entries of the vocabulary that is built when no --tokenizer is given."""
+    cased: bool = False
+    """Keep capitals and accents in the vocabulary that is built."""
+    text_format: Literal["auto", "lines", "paragraphs", "prose"] = "auto"
+    """Layout of .txt files: a sentence a line, a paragraph a line, or wrapped prose; auto looks at each file."""
+    text_key: str = "text"
+    """Key that holds a document's text in .jsonl files."""
+    objective: Objective = "mlm+nsp"
+    """Masked LM with next-sentence prediction, masked LM alone, or masked LM with sentence-order prediction."""
+    mask_prob: float = 0.15
+    """Fraction of the tokens that are predicted."""
+    whole_word: bool = False
+    """Mask all pieces of a word together."""
+    short_sequence_prob: float = 0.1
+    """Fraction of the samples that aim at a random length below the maximum."""
+    steps: int | None = None
+    """Optimiser steps; without --steps and --hours, one epoch."""
+    hours: float | None = None
+    """Training time in hours; the schedule follows the clock. With --steps too, whichever ends first."""
+    batch_size: int = 256
+    """Sequences per optimiser step (effective: accumulated over micro-batches)."""
+    micro_batch: int | None = None
+    """Sequences per forward and backward pass; default: 32 on a CPU, the whole batch on a GPU."""
+    max_length: int = 128
+    """Tokens per sequence, special tokens included."""
+    lr: float = 1e-4
+    """Peak learning rate."""
+    warmup: float = 0.1
+    """Fraction of the run in which the learning rate rises; then it falls linearly to zero."""
+    weight_decay: float = 0.01
+    """AdamW's decoupled weight decay; none on biases and LayerNorm."""
+    max_grad_norm: float = 1.0
+    """Gradients are clipped to this norm."""
+    seed: int = 0
+    """Seed of the weights, the split, the pairs, the masks and dropout."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; auto takes a GPU when there is one."""
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Dtype of the matrix products; auto takes the fastest of the device and prints it. fp16 needs a GPU."""
+    checkpoint_activations: bool = False
+    """Keep only each layer's input and compute the rest again in the backward pass: less memory, a third more time."""
+    deterministic: bool = False
+    """Use deterministic algorithms only, on GPUs too."""
+    validation_fraction: float = 0.1
+    """Fraction of the documents held out for validation."""
+    eval_every: int | None = None
+    """Steps between validations; default: ten in a run."""
+    eval_samples: int = 1024
+    """Validation sequences that are looked at each time, at most."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints; default: twenty in a run, and every 1000 steps."""
+    keep_checkpoints: int = 2
+    """Checkpoints kept; older ones are removed."""
+    log_every: int = 10
+    """Steps between lines of metrics.jsonl; the first step always has one."""
+    resume: bool = False
+    """Continue the run in --out from its last whole checkpoint; flags left at their defaults are the run's own."""
+    overwrite: bool = False
+    """Replace the run that is in --out."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "max_length", "eval_samples", "keep_checkpoints", "log_every", "vocab_size"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("steps", "micro_batch", "eval_every", "checkpoint_every"):
+            value = getattr(self, name)
+            _require(value is None or value >= 1, name, value, "at least 1")
+        _require(self.hours is None or self.hours > 0, "hours", self.hours, "above 0")
+        _require(0 < self.mask_prob <= 1, "mask_prob", self.mask_prob, "above 0 and at most 1")
+        _require(0 <= self.short_sequence_prob <= 1, "short_sequence_prob", self.short_sequence_prob, "from 0 to 1")
+        _require(self.lr > 0, "lr", self.lr, "above 0")
+        _require(0 <= self.warmup < 1, "warmup", self.warmup, "from 0 to below 1 (a fraction of the run)")
+        _require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+        _require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "above 0")
+        _require(0 < self.validation_fraction < 1, "validation_fraction", self.validation_fraction, "between 0 and 1")
+        _require(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
+        shortest = 3 if self.objective == "mlm" else 5
+        _require(self.max_length >= shortest, "max_length", self.max_length, f"at least {shortest}")
+        if self.resume and self.overwrite:
+            raise UserError(
+                "--resume and --overwrite exclude each other: the first continues the run, the second drops it"
+            )
+        if self.corpus and self.data is not None:
+            raise UserError("give either --corpus or --data, not both")
+        if self.micro_batch is not None and self.micro_batch > self.batch_size:
+            raise UserError(f"--micro-batch {self.micro_batch} is larger than --batch-size {self.batch_size}")
+        if self.model not in PRESETS and not self.model.endswith(".json"):
+            raise UserError(
+                f"--model {self.model!r} is neither a size ({', '.join(PRESETS)}) nor the path of a config.json"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as JSON can hold it."""
+        return {name: _plain(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> PretrainConfig:
+        """What `to_dict` wrote; keys of newer versions are refused."""
+        known = {item.name for item in fields(cls)}
+        unknown = sorted(values.keys() - known)
+        if unknown:
+            raise UserError(f"the run's configuration holds {', '.join(unknown)}, unknown here: update fastbert")
+        chosen = dict(values)
+        for name in ("data", "out", "tokenizer"):
+            if chosen.get(name) is not None:
+                chosen[name] = Path(chosen[name])
+        if "corpus" in chosen:
+            chosen["corpus"] = tuple(Path(path) for path in chosen["corpus"])
+        return cls(**chosen)
+
+    def resumed_from(self, saved: PretrainConfig) -> PretrainConfig:
+        """The configuration to continue `saved` with: its own, where this one has the default.
+
+        Raises `UserError` for a flag that would make it another run. How long, where and how often may change.
+        """
+        changeable = {"out", "steps", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints"}
+        changeable |= {"log_every", "resume", "overwrite", "corpus", "data", "tokenizer"}
+        merged = {item.name: getattr(saved, item.name) for item in fields(self)}
+        for item in fields(self):
+            given = getattr(self, item.name)
+            default = item.default if item.default is not MISSING else None
+            if given == default or given == merged[item.name]:
+                continue
+            if item.name not in changeable:
+                flag = "--" + item.name.replace("_", "-")
+                raise UserError(
+                    f"{flag} {given} differs from the run being resumed, which has {merged[item.name]};"
+                    f" leave {flag} out, or start another run with another --out"
+                )
+            if item.name not in ("corpus", "data", "tokenizer"):  # the run's own copies are used
+                merged[item.name] = given
+        return PretrainConfig(**{**merged, "out": self.out, "resume": True, "overwrite": False})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How long a run lasts: optimiser steps, seconds of training, or whichever ends first."""
+
+    steps: int | None
+    seconds: float | None = field(default=None)
+
+    def progress(self, steps: float, seconds: float) -> float:
+        """The finished fraction of the run, 0 to 1."""
+        fractions = [0.0]
+        if self.steps is not None:
+            fractions.append(steps / self.steps)
+        if self.seconds is not None:
+            fractions.append(seconds / self.seconds)
+        return min(max(fractions), 1.0)
+
+
+def _require(holds: bool, name: str, value: object, range_in_words: str) -> None:
+    if not holds:
+        raise UserError(f"--{name.replace('_', '-')} {value} must be {range_in_words}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,279 @@
+"""The training loop: micro-batches, mixed precision, schedule, validation, checkpoints, and a clean way to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+
+from fastbert.errors import UserError
+from fastbert.models.heads import BertForPreTraining
+from fastbert.packing import PackedBatch
+from fastbert.training import checkpoint
+from fastbert.training.config import Budget, PretrainConfig
+from fastbert.training.metrics import Metrics, MetricsLog, Totals
+from fastbert.training.optimizer import adamw, clip_gradients, learning_rate_factor, set_learning_rate
+
+logger = logging.getLogger("fastbert")
+EVALUATIONS, CHECKPOINTS, CHECKPOINT_STEPS = 10, 20, 1000  # a run's defaults, unless flags say otherwise
+
+
+class TrainingError(UserError):
+    """Training cannot go on, the loss is no number for example."""
+
+
+class Stopped(Exception):
+    """A signal asked the run to stop; its state is saved. `signal` is the signal's number."""
+
+    def __init__(self, number: int, saved: Path) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}; continue with --resume")
+        self.signal = number
+        self.saved = saved
+
+
+class Data(Protocol):
+    """Where batches come from: both methods are pure functions of their arguments."""
+
+    def training_step(self, step: int, batch_size: int, micro_batch: int) -> list[PackedBatch]:
+        """The micro-batches of one optimiser step, counted from 0."""
+
+    def validation_batches(self, samples: int, micro_batch: int) -> list[PackedBatch]:
+        """The same held-out sequences every time, at most `samples` of them."""
+
+
+@dataclass
+class Reporter:
+    """What a run tells whoever watches it; every hook may be left out."""
+
+    on_step: Callable[[Metrics, float], None] = field(default=lambda metrics, progress: None)
+    """After each optimiser step: its own metrics and the finished fraction of the run."""
+    on_validation: Callable[[Metrics], None] = field(default=lambda metrics: None)
+    on_message: Callable[[str], None] = field(default=lambda message: None)
+    on_stage: Callable[[str, int | None], Callable[[int], None]] = field(default=lambda name, total: lambda done: None)
+    """A stage of preparation begins: its name and size in bytes; returns what is told the bytes done."""
+
+
+class Trainer:
+    """One pre-training run in memory: model, optimiser, data and the place where it is kept."""
+
+    def __init__(
+        self,
+        model: BertForPreTraining,
+        data: Data,
+        config: PretrainConfig,
+        budget: Budget,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        folder: Path,
+        fingerprint: str,
+        reporter: Reporter | None = None,
+    ) -> None:
+        self.model, self.data, self.config, self.budget = model.to(device), data, config, budget
+        self.device, self.dtype, self.folder = device, dtype, folder
+        self.fingerprint = fingerprint
+        self.reporter = reporter or Reporter()
+        self.optimizer = adamw(model, lr=config.lr, weight_decay=config.weight_decay)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+        default_micro = config.batch_size if device.type == "cuda" else min(32, config.batch_size)
+        self.micro_batch = config.micro_batch or default_micro
+        self.step = self.tokens = 0
+        self.seconds = 0.0
+        self.log: MetricsLog | None = None
+        self._stop_signal: int | None = None
+        if config.checkpoint_activations:
+            model.checkpoint_activations()
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the run's checkpoints."""
+        return self.folder / "checkpoints"
+
+    def save(self) -> Path:
+        """Write a checkpoint of the present step."""
+        state: dict[str, Any] = {
+            "step": self.step,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "vocabulary": self.fingerprint,
+            "scaler": self.scaler.state_dict(),
+            "torch": torch.__version__,
+        }
+        return checkpoint.save(self.checkpoints, self.model, self.optimizer, state, keep=self.config.keep_checkpoints)
+
+    def resume(self) -> int:
+        """Continue from the newest whole checkpoint; returns its step, 0 when there is none yet."""
+        last = checkpoint.load_last(self.checkpoints)
+        if last is None:
+            return 0
+        if last.state["vocabulary"] != self.fingerprint:
+            raise UserError(
+                f"{last.folder}: was trained with another vocabulary than {self.folder / 'vocab.txt'};"
+                " put the run's own vocab.txt back"
+            )
+        checkpoint.restore(last, self.model, self.optimizer)
+        self.step, self.tokens, self.seconds = last.state["step"], last.state["tokens"], last.state["seconds"]
+        if self.scaler.is_enabled() and last.state["scaler"]:
+            self.scaler.load_state_dict(last.state["scaler"])
+        return self.step
+
+    def run(self) -> Metrics:
+        """Train until the budget is spent; returns the last validation. Raises `Stopped` after SIGINT or SIGTERM, when
+        the state is saved, and `TrainingError` when the loss is not a number."""
+        self.log = MetricsLog(self.folder / "metrics.jsonl", self.step if self.step else None)
+        validation: Metrics | None = None
+        with self._signals(), _prefetch(self._load) as fetch:
+            totals, logged_tokens, logged_seconds = Totals(), self.tokens, self.seconds
+            finished = self.budget.progress(self.step, self.seconds)
+            while finished < 1.0:
+                batches = fetch(self.step)
+                started = time.perf_counter()
+                own = self._train_step(batches, totals)
+                took = time.perf_counter() - started
+                self.step += 1
+                self.tokens += sum(batch.num_tokens for batch in batches)
+                self.seconds += took
+                before, finished = finished, self.budget.progress(self.step, self.seconds)
+                if self.step == 1 or self.step % self.config.log_every == 0 or finished >= 1.0:
+                    elapsed = max(self.seconds - logged_seconds, 1e-9)
+                    rate = (self.tokens - logged_tokens) / elapsed
+                    metrics = self._metrics("train", totals, rate)
+                    self.log.append(metrics)
+                    totals, logged_tokens, logged_seconds = Totals(), self.tokens, self.seconds
+                own_rate = sum(batch.num_tokens for batch in batches) / max(took, 1e-9)
+                self.reporter.on_step(self._metrics("train", own, own_rate), finished)
+                if self._due(self.config.eval_every, EVALUATIONS, None, before, finished):
+                    validation = self.validate()
+                if self._stop_signal is not None:
+                    raise Stopped(self._stop_signal, self.save())
+                if self._due(self.config.checkpoint_every, CHECKPOINTS, CHECKPOINT_STEPS, before, finished):
+                    self.save()
+        return validation or self.validate()
+
+    def validate(self) -> Metrics:
+        """Losses and accuracies on held-out sequences, the same ones every time, without dropout."""
+        totals, tokens, started = Totals(), 0, time.perf_counter()
+        self.model.eval()
+        with torch.no_grad():
+            for batch in self.data.validation_batches(self.config.eval_samples, self.micro_batch):
+                with self._autocast():
+                    totals.add(self.model(batch.to(self.device)))
+                tokens += batch.num_tokens
+        self.model.train()
+        metrics = self._metrics("validation", totals, tokens / max(time.perf_counter() - started, 1e-9))
+        if self.log is not None:
+            self.log.append(metrics)
+        self.reporter.on_validation(metrics)
+        return metrics
+
+    def learning_rate(self) -> float:
+        """The learning rate of the next optimiser step, taken in the middle of its stretch of the run."""
+        half = 0.5
+        if self.step and self.budget.seconds is not None:
+            half_seconds = 0.5 * self.seconds / self.step
+        else:
+            half_seconds = 0.0
+        progress = self.budget.progress(self.step + half, self.seconds + half_seconds)
+        return self.config.lr * learning_rate_factor(progress, self.config.warmup)
+
+    def _load(self, step: int) -> list[PackedBatch]:
+        batches = self.data.training_step(step, self.config.batch_size, self.micro_batch)
+        return [batch.pin_memory() for batch in batches] if self.device.type == "cuda" else batches
+
+    def _train_step(self, batches: Sequence[PackedBatch], totals: Totals) -> Totals:
+        """One optimiser step. Each micro-batch counts by its predictions, so splitting a batch changes nothing."""
+        self.model.train()
+        masked = sum(0 if batch.labels is None else len(batch.labels) for batch in batches)
+        sequences = sum(len(batch) for batch in batches)
+        own = Totals()
+        for batch in batches:
+            with self._autocast():
+                output = self.model(batch.to(self.device, non_blocking=True))
+            loss = output.mlm_loss_sum / max(masked, 1)
+            if output.nsp_loss_sum is not None:
+                loss = loss + output.nsp_loss_sum / max(sequences, 1)
+            self.scaler.scale(loss).backward()
+            own.add(output)
+            totals.add(output)
+        self.scaler.unscale_(self.optimizer)
+        norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm)
+        if not self.scaler.is_enabled() and not math.isfinite(float(norm)):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise TrainingError(
+                f"step {self.step + 1}: the gradient is not a finite number (loss {own.read()['loss']});"
+                f" lower --lr {self.config.lr:g} or raise --warmup, and continue with --resume"
+            )
+        set_learning_rate(self.optimizer, self.learning_rate())
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return own
+
+    def _metrics(self, split: str, totals: Totals, rate: float) -> Metrics:
+        lr = float(self.optimizer.param_groups[0]["lr"])
+        return Metrics(
+            step=self.step,
+            split=split,  # type: ignore[arg-type]
+            tokens=self.tokens,
+            tokens_per_second=round(rate, 1),
+            learning_rate=lr,
+            seconds=round(self.seconds, 3),
+            **totals.read(),
+        )
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
+
+    def _due(self, every: int | None, parts: int, steps: int | None, before: float, now: float) -> bool:
+        """Whether something that happens every so many steps, or in so many parts of the run, happens now."""
+        if now >= 1.0:
+            return True
+        if every is not None:
+            return self.step % every == 0
+        return int(now * parts) > int(before * parts) or (steps is not None and self.step % steps == 0)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first SIGINT or SIGTERM lets the step end and saves; a second SIGINT stops at once."""
+
+        def ask_to_stop(number: int, frame: FrameType | None) -> None:
+            if self._stop_signal is not None and number == signal.SIGINT:
+                raise KeyboardInterrupt
+            self._stop_signal = number
+            self.reporter.on_message("stopping after this step, saving a checkpoint")
+
+        try:
+            previous = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # signals belong to the main thread; elsewhere the caller stops the run
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _prefetch(load: Callable[[int], list[PackedBatch]]) -> Iterator[Callable[[int], list[PackedBatch]]]:
+    """A function like `load` that computes the next step's batches in the background while the present one trains."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="fastbert-data") as pool:
+        ahead: dict[int, Any] = {}
+
+        def fetch(step: int) -> list[PackedBatch]:
+            ready = ahead.pop(step, None) or pool.submit(load, step)
+            batches: list[PackedBatch] = ready.result()
+            ahead[step + 1] = pool.submit(load, step + 1)
+            return batches
+
+        yield fetch
