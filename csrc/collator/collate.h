@@ -1,0 +1,43 @@
+// Samples of a planned epoch as one packed batch: `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, laid end to end.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "collator/masking.h"
+#include "collator/plan.h"
+#include "collator/token_corpus.h"
+
+namespace fastbert {
+
+struct CollateRecipe {
+    MaskRecipe masking;
+    int64_t cls_id = 0;
+    int64_t sep_id = 0;
+};
+
+// Where a batch is written, T tokens and B samples; the fields of fastbert.packing.PackedBatch.
+struct BatchView {
+    std::span<int64_t> input_ids;       // T
+    std::span<int64_t> token_type_ids;  // T
+    std::span<int64_t> position_ids;    // T
+    std::span<int64_t> sequence_ids;    // T
+    std::span<int32_t> cu_seqlens;      // B + 1
+    std::span<int64_t> dropout_key;     // B
+    std::span<int64_t> labels;          // B: the label of each pair
+};
+
+struct MaskedTokens {
+    std::vector<int64_t> positions;
+    std::vector<int64_t> labels;
+};
+
+// The tokens that these samples take, with their special tokens. Throws std::out_of_range on an index past the plan.
+int64_t count_tokens(std::span<const PlannedSample> plan, std::span<const int64_t> indices);
+
+// Writes the samples `indices` of the plan; `domain` is the plan's own. A pure function of its arguments, sample by
+// sample. Throws std::invalid_argument if the corpus holds an id outside the vocabulary.
+MaskedTokens collate(const TokenCorpus& corpus, std::span<const PlannedSample> plan, std::span<const int64_t> indices,
+                     const CollateRecipe& recipe, const RandomDomain& domain, const BatchView& batch);
+
+}  // namespace fastbert

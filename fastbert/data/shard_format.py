@@ -1,0 +1,132 @@
+"""The files of a folder of token shards: their names, how they are written, and how their index is read.
+
+    index.json                       format and version, sizes, the vocabulary's fingerprint, SHA-256 of every file
+    shard-00000.tokens.bin           token ids, uint16 (vocabularies below 65,536) or uint32
+    shard-00000.sentences.bin        int64, sentences + 1: where each sentence begins among the shard's tokens
+    shard-00000.documents.bin        int64, documents + 1: where each document begins among the shard's sentences
+    unigrams.bin                     int64, one count per id of the vocabulary
+    vocab.txt tokenizer_config.json  the tokenizer, as it saves itself
+
+All little-endian. No sentence and no document is empty, and a document lies in one shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fastbert.errors import UserError
+
+FORMAT = "fastbert-token-shards"
+VERSION = 1
+INDEX = "index.json"
+VOCABULARY = "vocab.txt"
+UNIGRAMS = "unigrams.bin"
+OFFSET_DTYPE = np.dtype("<i8")
+
+_MAX_INDEX_BYTES = 1 << 26
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The narrowest of the two dtypes in which ids of the vocabulary are stored."""
+    return np.dtype("<u2" if vocab_size < 65536 else "<u4")
+
+
+def shard_files(number: int) -> dict[str, str]:
+    """The names of a shard's files; no index can name others."""
+    return {kind: f"shard-{number:05d}.{kind}.bin" for kind in ("tokens", "sentences", "documents")}
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or a folder's list of names, to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class HashedFile:
+    """A file that is written once and described in the index."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self.bytes = 0
+        self._file: IO[bytes] = path.open("xb")
+        self._hash = hashlib.sha256()
+
+    def write(self, values: NDArray[Any]) -> None:
+        data = np.ascontiguousarray(values).data.cast("B")
+        self._file.write(data)
+        self._hash.update(data)
+        self.bytes += len(data)
+
+    def close(self) -> dict[str, Any]:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return {"name": self.name, "bytes": self.bytes, "sha256": self._hash.hexdigest()}
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """A file that exists, as it is described in the index."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
+
+
+class IndexReader:
+    """Typed access to index.json: whatever is missing or of another kind is one clear line."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / INDEX
+        if not folder.is_dir():
+            raise UserError(f"no such folder: {folder}")
+        if not self.path.is_file():
+            raise UserError(
+                f"{folder} is not a folder of token shards: it has no {INDEX}; make one with `fastbert prepare`"
+            )
+        if self.path.stat().st_size > _MAX_INDEX_BYTES:
+            raise self.damaged(f"is larger than {_MAX_INDEX_BYTES >> 20} MiB")
+        try:
+            self.content = json.loads(self.path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise self.damaged(f"is not valid JSON ({error})") from None
+
+    def damaged(self, what: str) -> UserError:
+        return UserError(f"{self.path} {what}; prepare the shards again")
+
+    def get(self, holder: Any, key: str, kind: type) -> Any:
+        value = holder.get(key) if isinstance(holder, dict) else None
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise self.damaged(f"has no valid {key!r} (it is {str(value)[:40]})")
+        return value
+
+    def count(self, holder: Any, key: str, smallest: int = 1) -> int:
+        value: int = self.get(holder, key, int)
+        if not smallest <= value < 1 << 62:
+            raise self.damaged(f"has {key}={value}, which is out of range")
+        return value
+
+    def file(self, holder: Any, key: str, expected_name: str, expected_bytes: int | None, verify: bool) -> Path:
+        """The path of a described file, whose name, place and size are checked, and with `verify` its SHA-256."""
+        entry = self.get(holder, key, dict)
+        name, size, sha256 = self.get(entry, "name", str), self.count(entry, "bytes"), self.get(entry, "sha256", str)
+        if name != expected_name:
+            raise self.damaged(f"names the file {name[:80]!r} where only {expected_name!r} may stand")
+        path = self.folder / name
+        if path.is_symlink() or not path.is_file():
+            raise UserError(f"{path} is missing or not a plain file; prepare the shards again")
+        if size != path.stat().st_size or (expected_bytes is not None and size != expected_bytes):
+            wanted = size if expected_bytes is None else expected_bytes
+            raise UserError(f"{path} has {path.stat().st_size} bytes, not {wanted}; prepare the shards again")
+        if verify and describe(path)["sha256"] != sha256:
+            raise UserError(f"{path} is damaged: its SHA-256 is not the one in {INDEX}; prepare the shards again")
+        return path
