@@ -337,9 +337,7 @@ class WordPieceTokenizer:
 
     # Ids to text
 
-    def decode(
-        self, ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
-    ) -> str:
+    def decode(self, ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False) -> str:
         """Text from ids: words joined by spaces, as transformers does it. Ids outside the vocabulary are skipped."""
         skipped = set(self.all_special_ids) if skip_special_tokens else set()
         known = (index for index in _integers(ids) if 0 <= index < len(self._tokens) and index not in skipped)
@@ -407,9 +405,7 @@ def _shape_output(
     lists: dict[str, Any] = {}
     for name, (values, filler) in columns.items():
         flat = values.tolist()
-        lists[name] = [
-            flat[begin:end] + [filler] * (width - (end - begin)) for begin, end in zip(bounds, bounds[1:])
-        ]
+        lists[name] = [flat[begin:end] + [filler] * (width - (end - begin)) for begin, end in zip(bounds, bounds[1:])]
     return Encoding({name: value[0] for name, value in lists.items()} if single else lists)
 
 
