@@ -123,7 +123,7 @@ def test_a_run_leaves_what_the_design_says(config: PretrainConfig) -> None:
     assert result.validation.mlm_loss < records[0]["mlm_loss"]
     assert [record["step"] for record in records if record["split"] == "validation"] == [50, 100, 150]
     assert 2.5 < result.unigram_cross_entropy < 4.0
-    assert not [path for path in run.rglob("*partial*")]
+    assert not list(run.rglob("*partial*"))
 
 
 def test_the_trained_model_loads_in_transformers(config: PretrainConfig) -> None:
