@@ -1,6 +1,227 @@
-// Python's view of csrc/wordpiece.
+// Python's view of csrc/wordpiece: strings are borrowed, not copied, and arrays are handed over, not converted.
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "bindings.h"
+#include "unicode/tables.h"
+#include "wordpiece/batch.h"
+#include "wordpiece/word_counter.h"
+
+namespace py = pybind11;
+using namespace py::literals;
 
 namespace fastbert {
-void bind_wordpiece(pybind11::module_&) {}
+namespace {
+
+using namespace wordpiece;
+
+// UTF-8 views of Python strings. The tuple keeps the strings alive and out of reach of other threads' changes to a list,
+// so that the views stay good without the GIL.
+class Texts {
+public:
+    Texts(py::handle texts, const char* name) {
+        if (PyUnicode_Check(texts.ptr()) || PyBytes_Check(texts.ptr())) {
+            throw py::type_error(std::string(name) + " must be a sequence of strings, not " + type_name(texts));
+        }
+        holder_ = py::reinterpret_steal<py::tuple>(PySequence_Tuple(texts.ptr()));
+        if (!holder_) throw py::error_already_set();
+        views_.reserve(holder_.size());
+        for (std::size_t i = 0; i < holder_.size(); ++i) {
+            PyObject* text = PyTuple_GET_ITEM(holder_.ptr(), static_cast<Py_ssize_t>(i));
+            views_.push_back(view(text, name, i));
+        }
+    }
+
+    std::span<const std::string_view> views() const { return views_; }
+
+private:
+    static std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
+
+    static std::string_view view(PyObject* text, const char* name, std::size_t i) {
+        const auto place = [&] { return std::string(name) + "[" + std::to_string(i) + "]"; };
+        if (!PyUnicode_Check(text)) {
+            const char* cure = PyBytes_Check(text) ? "; decode it first, e.g. text.decode(\"utf-8\")" : "";
+            throw py::type_error(place() + " must be a string, not " + type_name(text) + cure);
+        }
+        if (PyUnicode_IS_COMPACT_ASCII(text)) {
+            return {static_cast<const char*>(PyUnicode_DATA(text)), static_cast<std::size_t>(PyUnicode_GET_LENGTH(text))};
+        }
+        Py_ssize_t size = 0;
+        const char* data = PyUnicode_AsUTF8AndSize(text, &size);
+        if (data == nullptr) {
+            if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) throw py::error_already_set();
+            PyErr_Clear();
+            throw py::value_error(place() + " holds a lone surrogate (half of a character); clean it first, e.g. " +
+                                  "text.encode(\"utf-8\", \"replace\").decode()");
+        }
+        return {data, static_cast<std::size_t>(size)};
+    }
+
+    py::tuple holder_;
+    std::vector<std::string_view> views_;
+};
+
+// A numpy array that owns the vector's memory.
+template <class T>
+py::array_t<T> to_array(std::vector<T>&& values) {
+    auto owner = std::make_unique<std::vector<T>>(std::move(values));
+    T* data = owner->data();
+    const auto size = static_cast<py::ssize_t>(owner->size());
+    py::capsule free(owner.get(), [](void* pointer) { delete static_cast<std::vector<T>*>(pointer); });
+    owner.release();
+    return py::array_t<T>({size}, {static_cast<py::ssize_t>(sizeof(T))}, data, free);
+}
+
+template <class T>
+using IntArray = py::array_t<T, py::array::c_style | py::array::forcecast>;
+
+template <class T>
+std::span<const T> span_of(const IntArray<T>& array) {
+    return {array.data(), static_cast<std::size_t>(array.size())};
+}
+
+std::size_t checked_limit(std::int64_t limit) {
+    return limit < 0 ? Tokenizer::kNoLimit : static_cast<std::size_t>(limit);
+}
+
+py::tuple encode_ragged(const Tokenizer& self, py::handle texts, unsigned threads) {
+    const Texts held(texts, "texts");
+    Ragged rows;
+    {
+        py::gil_scoped_release release;
+        rows = encode_batch(self, held.views(), Tokenizer::kNoLimit, threads);
+    }
+    return py::make_tuple(to_array(std::move(rows.values)), to_array(std::move(rows.offsets)));
+}
+
+[[noreturn]] void raise(const TruncationError& error, std::int64_t max_length) {
+    const std::string row = "row " + std::to_string(error.row) + " ";
+    if (error.reason == TruncationError::Reason::kNoSecond) {
+        throw py::value_error(row + "is no pair, so truncation='only_second' cannot shorten it; use 'longest_first'");
+    }
+    throw py::value_error(row + "cannot be cut to max_length=" + std::to_string(max_length) +
+                          " by shortening one sequence alone; use truncation='longest_first' or a larger max_length");
+}
+
+py::tuple encode_model_inputs(const Tokenizer& self, py::handle texts, const py::object& pairs, const Template& form,
+                              Truncation truncation, std::int64_t max_length, unsigned threads) {
+    const Texts first(texts, "texts");
+    std::optional<Texts> second;
+    if (!pairs.is_none()) second.emplace(pairs, "pairs");
+    if (second && second->views().size() != first.views().size()) {
+        throw py::value_error(std::to_string(first.views().size()) + " texts but " +
+                              std::to_string(second->views().size()) + " pairs; each text needs its pair");
+    }
+    if (truncation != Truncation::kNone && max_length < form.added(second.has_value())) {
+        throw py::value_error("max_length=" + std::to_string(max_length) + " has no room for the " +
+                              std::to_string(form.added(second.has_value())) + " special tokens; use a larger one");
+    }
+    Assembled result;
+    {
+        py::gil_scoped_release release;
+        // A single text that is cut anyway need not be read to its end; of a pair, both lengths decide.
+        const bool cut = !second && (truncation == Truncation::kLongestFirst || truncation == Truncation::kOnlyFirst);
+        // One more than fits, so that "too long" can be told from "just fits".
+        const std::size_t limit = cut ? checked_limit(max_length - form.added(false) + 1) : Tokenizer::kNoLimit;
+        const Ragged a = encode_batch(self, first.views(), limit, threads);
+        Ragged b;
+        if (second) b = encode_batch(self, second->views(), Tokenizer::kNoLimit, threads);
+        result = assemble(a, second ? &b : nullptr, form, truncation, max_length);
+    }
+    if (result.error) raise(*result.error, max_length);
+    return py::make_tuple(to_array(std::move(result.ids.values)), to_array(std::move(result.type_ids)),
+                          to_array(std::move(result.ids.offsets)));
+}
+
+// Rows side by side as (rows, width), filled up with `filler`.
+py::array_t<std::int64_t> pad_rows(const IntArray<std::int32_t>& values, const IntArray<std::int64_t>& offsets,
+                                   std::int64_t width, std::int64_t filler) {
+    const std::span<const std::int64_t> bounds = span_of(offsets);
+    if (bounds.empty() || bounds.front() != 0 || bounds.back() != values.size() || width < 0 ||
+        !std::is_sorted(bounds.begin(), bounds.end())) {
+        throw py::value_error("offsets must rise from 0 to the number of values, and width must not be negative");
+    }
+    py::array_t<std::int64_t> result({static_cast<py::ssize_t>(bounds.size()) - 1, static_cast<py::ssize_t>(width)});
+    std::int64_t* const to = result.mutable_data();
+    const std::span<const std::int32_t> from = span_of(values);
+    py::gil_scoped_release release;
+    pad(from, bounds, width, filler, to);
+    return result;
+}
+
+std::unique_ptr<Tokenizer> make_tokenizer(std::vector<std::string> tokens, const std::vector<std::int32_t>& special_ids,
+                                          std::int32_t unknown_id, const NormalizerOptions& options) {
+    const auto in_vocabulary = [&](std::int32_t id) { return id >= 0 && static_cast<std::size_t>(id) < tokens.size(); };
+    if (!in_vocabulary(unknown_id) || !std::all_of(special_ids.begin(), special_ids.end(), in_vocabulary)) {
+        throw py::value_error("the ids of special tokens must lie in the vocabulary");
+    }
+    for (const std::int32_t id : special_ids) {
+        if (tokens[static_cast<std::size_t>(id)].empty()) throw py::value_error("a special token must not be empty");
+    }
+    return std::make_unique<Tokenizer>(std::move(tokens), special_ids, unknown_id, options);
+}
+
+void count_words(WordCounter& self, py::handle texts) {
+    const Texts held(texts, "texts");
+    py::gil_scoped_release release;
+    for (const std::string_view text : held.views()) self.add(text);
+}
+
+// One word per call of word(), as Python strings.
+struct ListSink {
+    py::list words;
+
+    void word(const Word& word) { words.append(py::str(word.view().data(), word.view().size())); }
+    bool full() const { return false; }
+};
+
+py::list split_words(const Tokenizer& self, const py::str& text) {
+    const Texts held(py::make_tuple(text), "texts");
+    ListSink sink;
+    self.split_words(held.views()[0], sink);
+    return sink.words;
+}
+
+}  // namespace
+
+void bind_wordpiece(py::module_& module) {
+    module.attr("UNICODE_FINGERPRINT") = unicode::kFingerprint;
+    module.attr("MAX_WORD_CHARS") = kMaxWordChars;
+
+    py::class_<NormalizerOptions>(module, "NormalizerOptions", "Which of BERT's normalisation steps are on.")
+        .def(py::init<bool, bool, bool>(), "lower_case"_a, "strip_accents"_a, "chinese_chars"_a);
+
+    py::enum_<Truncation>(module, "Truncation", "How rows are cut to the maximum length.")
+        .value("NONE", Truncation::kNone)
+        .value("LONGEST_FIRST", Truncation::kLongestFirst)
+        .value("ONLY_FIRST", Truncation::kOnlyFirst)
+        .value("ONLY_SECOND", Truncation::kOnlySecond);
+
+    py::class_<Template>(module, "Template", "The special tokens around sequences.")
+        .def(py::init<bool, std::int32_t, std::int32_t>(), "add_special_tokens"_a, "cls_id"_a, "sep_id"_a);
+
+    py::class_<Tokenizer>(module, "WordPiece", "BERT's tokenizer; immutable, safe to share between threads.")
+        .def(py::init(&make_tokenizer), "tokens"_a, "special_ids"_a, "unknown_id"_a, "options"_a)
+        .def("encode_ragged", &encode_ragged, "texts"_a, "threads"_a,
+             "Token ids of the texts, one row each: (ids int32, offsets int64).")
+        .def("encode_model_inputs", &encode_model_inputs, "texts"_a, "pairs"_a, "form"_a, "truncation"_a,
+             "max_length"_a, "threads"_a, "Rows with special tokens: (ids int32, type ids int32, offsets int64).")
+        .def("split_words", &split_words, "text"_a, "The normalised words of a text.");
+
+    py::class_<WordCounter>(module, "WordCounter", "Counts normalised words.")
+        .def(py::init<const NormalizerOptions&>(), "options"_a)
+        .def("add", &count_words, "texts"_a)
+        .def("counts", [](const WordCounter& self) { return self.counts(); }, "The count of each word seen so far.");
+
+    module.def("pad_rows", &pad_rows, "values"_a, "offsets"_a, "width"_a, "filler"_a,
+               "Ragged rows as an int64 array of shape (rows, width).");
+}
 }  // namespace fastbert

@@ -1,0 +1,219 @@
+"""Writes tables.cpp: what BERT's tokenizer does with each Unicode scalar value, as measured on the reference.
+
+The reference (the `tokenizers` library) mixes several Unicode versions: categories of one, decompositions of another,
+lower case of a third. Tables made from any single Unicode release would therefore differ from it on rare characters.
+This script asks the reference itself about all 1,112,064 scalar values instead; `tests/tokenizers/test_unicode_tables.py`
+asks again and compares the fingerprint that is written into tables.cpp.
+
+    python csrc/unicode/generate.py            # rewrites csrc/unicode/tables.cpp
+"""
+
+import functools
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+REFERENCE_VERSION = "0.23.3"
+CODE_POINTS = 0x110000
+SURROGATES = range(0xD800, 0xE000)
+HANGUL = range(0xAC00, 0xD7A4)
+BLOCK = 64  # 1 << kBlockBits of tables.h
+
+# The flags of csrc/unicode/tables.h.
+DELETED, CLEANED_TO_SPACE, WHITESPACE, PUNCTUATION, CHINESE, STRIPPED, LOWERS, DECOMPOSES = (1 << bit for bit in range(8))
+
+# Non-starters with the lowest and the highest canonical combining class (1 and 240).
+LOWEST_MARK, HIGHEST_MARK = "\u0334", "\u0345"
+
+
+def scalars() -> Iterator[str]:
+    """Every Unicode scalar value as a string of one character."""
+    return (chr(point) for point in range(CODE_POINTS) if point not in SURROGATES)
+
+
+def combining_ranks(decompose, characters: Iterable[str]) -> dict[str, int]:
+    """The rank (1, 2, ...) of each non-starter's combining class, from the order in which `decompose` puts pairs.
+
+    Only the order of the classes matters for canonical reordering, so the ranks carry all there is to know.
+    """
+    marks = [
+        char
+        for char in characters
+        if decompose(HIGHEST_MARK + char) == char + HIGHEST_MARK or decompose(char + LOWEST_MARK) == LOWEST_MARK + char
+    ]
+
+    def compare(a: str, b: str) -> int:
+        if a == b:
+            return 0
+        return (decompose(a + b) == b + a) - (decompose(b + a) == a + b)
+
+    ordered = sorted(marks, key=functools.cmp_to_key(compare))
+    ranks: dict[str, int] = {}
+    for previous, char in zip(["", *ordered], ordered):
+        ranks[char] = ranks[previous] + (compare(previous, char) != 0) if previous else 1
+    return ranks
+
+
+def ask_reference() -> tuple[list[int], dict[int, str], dict[int, str], dict[int, int]]:
+    """Flags of each code point, its full decomposition, its lower case, and its combining rank."""
+    from tokenizers import normalizers, pre_tokenizers
+
+    def bert(**on: bool):
+        options = dict.fromkeys(("clean_text", "handle_chinese_chars", "strip_accents", "lowercase"), False) | on
+        return normalizers.BertNormalizer(**options).normalize_str
+
+    clean, chinese, strip, lower = (
+        bert(clean_text=True),
+        bert(handle_chinese_chars=True),
+        bert(strip_accents=True),
+        bert(lowercase=True),
+    )
+    decompose = normalizers.NFD().normalize_str
+    split = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+
+    flags = [0] * CODE_POINTS
+    decompositions: dict[int, str] = {}
+    lowercase: dict[int, str] = {}
+    for char in scalars():
+        point = ord(char)
+        flag = 0
+        cleaned = clean(char)
+        if cleaned != char:
+            assert cleaned in ("", " ")
+            flag |= CLEANED_TO_SPACE if cleaned else DELETED
+        pieces = len(split(f"a{char}b"))
+        if pieces != 1:
+            flag |= PUNCTUATION if pieces == 3 else WHITESPACE
+        if chinese(char) != char:
+            assert chinese(char) == f" {char} "
+            flag |= CHINESE
+        decomposed = decompose(char)
+        if decomposed != char:
+            decompositions[point] = decomposed
+            flag |= DECOMPOSES
+        elif strip(char) == "":
+            flag |= STRIPPED
+        lowered = lower(char)
+        if lowered != char:
+            lowercase[point] = lowered
+            flag |= LOWERS
+        flags[point] = flag
+    stable = [char for char in scalars() if ord(char) not in decompositions]
+    ranks = {ord(char): rank for char, rank in combining_ranks(decompose, stable).items()}
+    check_assumptions(flags, decompositions, lowercase, ranks)
+    return flags, decompositions, lowercase, ranks
+
+
+def check_assumptions(flags, decompositions, lowercase, ranks) -> None:
+    """What csrc/wordpiece relies on; a future reference that breaks one of these must not pass silently."""
+    for point in HANGUL:
+        index = point - 0xAC00
+        tail = index % 28
+        jamo = chr(0x1100 + index // 588) + chr(0x1161 + index % 588 // 28) + (chr(0x11A7 + tail) if tail else "")
+        assert decompositions[point] == jamo, f"U+{point:04X}: Hangul does not decompose by the formula"
+    for point, lowered in lowercase.items():
+        for char in lowered:
+            kind = WHITESPACE | PUNCTUATION
+            assert flags[ord(char)] & kind == flags[point] & kind, f"U+{point:04X}: lower case changes its kind"
+    for decomposed in decompositions.values():
+        assert all(ord(char) not in decompositions for char in decomposed), "a decomposition is not full"
+    for point in range(128):
+        assert point not in decompositions
+        assert point not in ranks
+
+
+def fingerprint(flags, decompositions, lowercase, ranks) -> str:
+    """SHA-256 over what the reference said, independent of how the tables are packed."""
+    digest = hashlib.sha256(bytes(flags))
+    for table in (decompositions, lowercase, ranks):
+        for point, value in sorted(table.items()):
+            text = value if isinstance(value, str) else str(value)
+            digest.update(f"{point:x}:{' '.join(f'{ord(char):x}' for char in text)};".encode())
+        digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def rows(values: Iterable[object]) -> str:
+    """Comma-separated values, broken into lines of at most 120 characters."""
+    lines, line = [], "   "
+    for value in values:
+        item = f" {value},"
+        if len(line) + len(item) > 120:
+            lines.append(line)
+            line = "   "
+        line += item
+    return "\n".join([*lines, line])
+
+
+def pack(flags, decompositions, lowercase, ranks) -> tuple[list[tuple[int, ...]], list[int], list[int], list[int]]:
+    """Unique records, sequence pool, and the two stages: code point -> block -> record."""
+    pool: list[int] = [0]
+    places: dict[str, int] = {}
+
+    def place(text: str | None) -> int:
+        if text is None:
+            return 0
+        if text not in places:
+            places[text] = len(pool)
+            pool.extend([len(text), *map(ord, text)])
+        return places[text]
+
+    records: dict[tuple[int, ...], int] = {}
+    blocks: dict[tuple[int, ...], int] = {}
+    stage1 = []
+    for start in range(0, CODE_POINTS, BLOCK):
+        block = []
+        for point in range(start, start + BLOCK):
+            decomposed = None if point in HANGUL else decompositions.get(point)
+            record = (flags[point], ranks.get(point, 0), place(decomposed), place(lowercase.get(point)))
+            block.append(records.setdefault(record, len(records)))
+        stage1.append(blocks.setdefault(tuple(block), len(blocks)))
+    assert max(len(records), len(blocks), len(pool)) < 1 << 16
+    return list(records), pool, stage1, [record for block in blocks for record in block]
+
+
+def render(flags, decompositions, lowercase, ranks) -> str:
+    """The text of tables.cpp."""
+    records, pool, stage1, stage2 = pack(flags, decompositions, lowercase, ranks)
+    return f"""\
+// Generated by csrc/unicode/generate.py from tokenizers {REFERENCE_VERSION}. Do not edit.
+#include "unicode/tables.h"
+
+namespace fastbert::unicode {{
+
+const char* const kFingerprint = "{fingerprint(flags, decompositions, lowercase, ranks)}";
+
+const Record kRecords[] = {{
+{rows("{" + ",".join(map(str, record)) + "}" for record in records)}
+}};
+
+const char32_t kSequences[] = {{
+{rows(f"0x{value:x}" for value in pool)}
+}};
+
+const std::uint16_t kBlocks[] = {{
+{rows(stage1)}
+}};
+
+const std::uint16_t kRecordOfBlock[] = {{
+{rows(stage2)}
+}};
+
+}}  // namespace fastbert::unicode
+"""
+
+
+def main() -> int:
+    """Ask the reference and write tables.cpp beside this file."""
+    import tokenizers
+
+    if tokenizers.__version__ != REFERENCE_VERSION:
+        sys.stderr.write(f"the reference is tokenizers {REFERENCE_VERSION}, installed is {tokenizers.__version__}\n")
+        return 1
+    Path(__file__).with_name("tables.cpp").write_text(render(*ask_reference()))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,44 @@
+// What BERT's tokenizer does with each Unicode scalar value. The tables are generated from the reference tokenizer, which
+// mixes Unicode versions, by generate.py.
+#pragma once
+#include <cstdint>
+#include <span>
+
+namespace fastbert::unicode {
+
+// Deleted and CleanedToSpace: what the clean-up makes of the character. Whitespace and Punctuation: how words are split.
+// Stripped: a mark that accent stripping removes after decomposition.
+enum Flag : std::uint8_t {
+    kDeleted = 1,
+    kCleanedToSpace = 2,
+    kWhitespace = 4,
+    kPunctuation = 8,
+    kChinese = 16,
+    kStripped = 32,
+    kLowers = 64,
+    kDecomposes = 128,
+};
+
+struct Record {
+    std::uint8_t flags;
+    std::uint8_t rank;  // order of the canonical combining class; 0 for starters
+    std::uint16_t decomposition;  // place in kSequences; 0 if none (Hangul syllables decompose by formula)
+    std::uint16_t lower;          // place in kSequences; 0 if none
+};
+
+inline constexpr unsigned kBlockBits = 6;
+
+extern const char* const kFingerprint;
+extern const Record kRecords[];
+extern const char32_t kSequences[];  // at each place: a length, then that many code points
+extern const std::uint16_t kBlocks[];
+extern const std::uint16_t kRecordOfBlock[];
+
+inline const Record& record_of(char32_t point) {
+    const unsigned block = kBlocks[point >> kBlockBits];
+    return kRecords[kRecordOfBlock[(block << kBlockBits) | (point & ((1u << kBlockBits) - 1))]];
+}
+
+inline std::span<const char32_t> sequence_at(std::uint16_t place) { return {kSequences + place + 1, kSequences[place]}; }
+
+}  // namespace fastbert::unicode

@@ -1,0 +1,50 @@
+// Decoding and encoding of UTF-8 that is already known to be valid (Python's strings are checked when they are fetched).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace fastbert::unicode {
+
+inline constexpr std::size_t kMaxUtf8Bytes = 4;
+
+// Reads the code point at `at` and moves `at` behind it.
+inline char32_t decode(const std::uint8_t*& at) {
+    const std::uint8_t lead = *at++;
+    if (lead < 0x80) return lead;
+    const auto next = [&at] { return static_cast<char32_t>(*at++ & 0x3F); };
+    if (lead < 0xE0) {
+        const char32_t a = next();
+        return static_cast<char32_t>(lead & 0x1F) << 6 | a;
+    }
+    const char32_t a = next(), b = next();
+    if (lead < 0xF0) return static_cast<char32_t>(lead & 0x0F) << 12 | a << 6 | b;
+    const char32_t c = next();
+    return static_cast<char32_t>(lead & 0x07) << 18 | a << 12 | b << 6 | c;
+}
+
+// Writes `point` at `to` and returns the number of bytes.
+inline std::size_t encode(char32_t point, std::uint8_t* to) {
+    const auto tail = [point](unsigned shift) { return static_cast<std::uint8_t>(0x80 | ((point >> shift) & 0x3F)); };
+    if (point < 0x80) {
+        to[0] = static_cast<std::uint8_t>(point);
+        return 1;
+    }
+    if (point < 0x800) {
+        to[0] = static_cast<std::uint8_t>(0xC0 | point >> 6);
+        to[1] = tail(0);
+        return 2;
+    }
+    if (point < 0x10000) {
+        to[0] = static_cast<std::uint8_t>(0xE0 | point >> 12);
+        to[1] = tail(6);
+        to[2] = tail(0);
+        return 3;
+    }
+    to[0] = static_cast<std::uint8_t>(0xF0 | point >> 18);
+    to[1] = tail(12);
+    to[2] = tail(6);
+    to[3] = tail(0);
+    return 4;
+}
+
+}  // namespace fastbert::unicode

@@ -1,0 +1,62 @@
+// A map from byte strings to ids that finds the longest key at the start of a text: a trie in double-array form.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace fastbert::wordpiece {
+
+class Trie {
+public:
+    static constexpr std::int32_t kNone = -1;
+
+    struct Match {
+        std::size_t size = 0;  // bytes
+        std::int32_t id = kNone;
+    };
+
+    // Keys must be distinct and not empty; ids must not be negative.
+    explicit Trie(std::vector<std::pair<std::string_view, std::int32_t>> keys);
+
+    Match longest_prefix(std::string_view text) const {
+        Match match;
+        std::uint32_t node = 0;
+        for (std::size_t i = 0; i < text.size(); ++i) {
+            const std::uint32_t child = nodes_[node].base + static_cast<std::uint8_t>(text[i]);
+            if (nodes_[child].parent != node) break;
+            node = child;
+            if (nodes_[node].id != kNone) match = {i + 1, nodes_[node].id};
+        }
+        return match;
+    }
+
+private:
+    static constexpr std::uint32_t kFree = ~0u;
+    static constexpr std::size_t kAlphabet = 256;
+
+    // The child of a node by byte b is nodes_[base + b] if that names the node as its parent. There are always
+    // kAlphabet nodes behind the largest base, so a step needs no check of bounds.
+    struct Node {
+        std::uint32_t base = 0;
+        std::uint32_t parent = kFree;
+        std::int32_t id = kNone;
+    };
+
+    using Keys = std::span<const std::pair<std::string_view, std::int32_t>>;
+
+    // Keys that share the path to a node, of `depth` bytes.
+    struct Range {
+        std::uint32_t node;
+        std::size_t begin, end, depth;
+    };
+
+    std::uint32_t find_base(std::span<const std::uint8_t> bytes);
+
+    std::vector<Node> nodes_;
+    std::size_t first_free_ = 1;
+};
+
+}  // namespace fastbert::wordpiece

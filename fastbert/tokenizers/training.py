@@ -1,0 +1,142 @@
+"""Building a WordPiece vocabulary: the same corpus gives the same vocabulary, run after run.
+
+The words are counted by the same C++ code that later tokenizes. The pieces are then learned by the `tokenizers` library,
+whose results differ between identical runs if it is left to find the alphabet by itself: it numbers characters in the
+order of a randomly seeded hash map, and breaks ties between merges by number. So it is given the whole alphabet in a fixed
+order.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+
+from fastbert import _C
+from fastbert.errors import UserError
+
+logger = logging.getLogger("fastbert")
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+_SENTENCES_PER_BATCH = 4096
+# Characters of a training text: the trainer spreads texts over threads, so they should be neither huge nor tiny.
+_CHARS_PER_TEXT = 16384
+
+
+def train_vocabulary(
+    sentences: Iterable[str],
+    vocab_size: int = 30522,
+    *,
+    lower_case: bool = True,
+    min_frequency: int = 2,
+    alphabet_limit: int = 1000,
+    unused: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> list[str]:
+    """Learn a vocabulary: `[PAD] [UNK] [CLS] [SEP] [MASK]`, unused tokens, the alphabet, then pieces by frequency.
+
+    Args:
+        sentences: the corpus; read once, any strings (sentences, lines, documents).
+        vocab_size: the number of tokens wanted. A small corpus may not support as many: then there are fewer, and a
+            warning is logged.
+        lower_case: count words in lower case and without accents, as an uncased tokenizer sees them.
+        min_frequency: a piece is only formed from a pair that occurs as often as this.
+        alphabet_limit: keep at most this many of the most frequent characters, and never more than fill half of the
+            vocabulary; words with other characters are left out (the tokenizer will call them unknown).
+        unused: so many `[unused0]`, `[unused1]`, ... for tokens of one's own.
+        progress: called with the number of sentences read since the last call.
+
+    Returns:
+        The tokens in the order of their ids; a function of the arguments alone.
+
+    Raises:
+        UserError: the corpus holds no words, or `vocab_size` is too small.
+    """
+    room = vocab_size - len(SPECIAL_TOKENS) - unused
+    if unused < 0 or room < 2:
+        raise UserError(
+            f"vocab_size={vocab_size} has no room beside {len(SPECIAL_TOKENS)} special and {unused} unused tokens;"
+            f" use at least {len(SPECIAL_TOKENS) + max(unused, 0) + 2}"
+        )
+    if min_frequency < 1 or alphabet_limit < 1:
+        raise UserError(f"min_frequency={min_frequency} and alphabet_limit={alphabet_limit} must be at least 1")
+    words = count_words(sentences, lower_case=lower_case, progress=progress)
+    if not words:
+        raise UserError("the corpus holds no words; give it some text")
+    alphabet = _alphabet(words, alphabet_limit, room // 2)
+    pieces = _learn_pieces(words, alphabet, room, min_frequency)
+    if len(pieces) < room:
+        logger.warning(
+            "the corpus supports only %d of the %d tokens asked for; use more text or a smaller vocab_size",
+            vocab_size - room + len(pieces),
+            vocab_size,
+        )
+    return [*SPECIAL_TOKENS, *(f"[unused{index}]" for index in range(unused)), *pieces]
+
+
+def count_words(
+    sentences: Iterable[str], *, lower_case: bool = True, progress: Callable[[int], None] | None = None
+) -> dict[str, int]:
+    """How often each normalised word (and each punctuation mark) occurs, in sorted order."""
+    counter = _C.WordCounter(_C.NormalizerOptions(lower_case, lower_case, True))
+    iterator = iter(sentences)
+    while batch := list(islice(iterator, _SENTENCES_PER_BATCH)):
+        counter.add(batch)
+        if progress is not None:
+            progress(len(batch))
+    return dict(sorted(counter.counts().items()))
+
+
+def _alphabet(words: dict[str, int], limit: int, room: int) -> list[str]:
+    """The most frequent characters that fit, then those of them that can continue a word, marked with "##"; sorted."""
+    counts: Counter[str] = Counter()
+    continuing: set[str] = set()
+    isolated: set[str] = set()
+    for word, count in words.items():
+        for char in word:
+            counts[char] += count
+        (continuing if len(word) > 1 else isolated).update(word)
+    # A character that is only ever a word of its own (punctuation, Chinese) needs no continuing form.
+    always_isolated = isolated - continuing
+    kept: list[str] = []
+    for char, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        tokens = [char] if char in always_isolated else [char, f"##{char}"]
+        if limit == 0 or len(kept) + len(tokens) > room:
+            break
+        kept += tokens
+        limit -= 1
+    return sorted(kept, key=lambda token: (token.startswith("##") and len(token) > 1, token))
+
+
+def _learn_pieces(words: dict[str, int], alphabet: Sequence[str], size: int, min_frequency: int) -> list[str]:
+    """At most `size` tokens: the alphabet, then merges in the order in which they were learned."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from tokenizers.trainers import WordPieceTrainer
+
+    characters = {token for token in alphabet if len(token) == 1}
+    known = {word: count for word, count in words.items() if characters.issuperset(word)}
+    learner = Tokenizer(WordPiece(unk_token=SPECIAL_TOKENS[1]))
+    learner.pre_tokenizer = WhitespaceSplit()
+    trainer = WordPieceTrainer(
+        vocab_size=size,
+        min_frequency=min_frequency,
+        show_progress=False,
+        special_tokens=list(alphabet),
+        limit_alphabet=len(characters),
+    )
+    learner.train_from_iterator(_texts(known), trainer)
+    return [token for token, _ in sorted(learner.get_vocab().items(), key=lambda item: item[1])]
+
+
+def _texts(words: dict[str, int]) -> Iterator[str]:
+    """Each word as often as it was counted, in texts of bounded size."""
+    for word, count in words.items():
+        per_text = max(1, _CHARS_PER_TEXT // (len(word) + 1))
+        full, rest = divmod(count, per_text)
+        text = f"{word} " * per_text
+        for _ in range(full):
+            yield text
+        if rest:
+            yield f"{word} " * rest

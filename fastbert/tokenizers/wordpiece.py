@@ -1,0 +1,436 @@
+"""`WordPieceTokenizer`: BERT's tokenizer over the C++ core, with the same results as Hugging Face's `BertTokenizerFast`."""
+
+import hashlib
+import json
+import operator
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastbert import _C
+from fastbert.tokenizers import decoding, files
+
+if TYPE_CHECKING:
+    from fastbert.packing import PackedBatch
+
+_TRUNCATIONS = {
+    False: _C.Truncation.NONE,
+    None: _C.Truncation.NONE,
+    "do_not_truncate": _C.Truncation.NONE,
+    True: _C.Truncation.LONGEST_FIRST,
+    "longest_first": _C.Truncation.LONGEST_FIRST,
+    "only_first": _C.Truncation.ONLY_FIRST,
+    "only_second": _C.Truncation.ONLY_SECOND,
+}
+_PADDINGS = {False: "do_not_pad", "do_not_pad": "do_not_pad", True: "longest", "longest": "longest"} | {
+    "max_length": "max_length"
+}
+
+
+class Encoding(Mapping[str, Any]):
+    """Model inputs by key or attribute: `input_ids`, `token_type_ids`, `attention_mask`. Unpacks with `**`."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached before __init__ when an instance is unpickled.
+        values = self.__dict__.get("_values", {})
+        if name in values:
+            return values[name]
+        raise AttributeError(f"no {name!r}; there are {', '.join(values)}")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return repr(self._values)
+
+    def to(self, device: Any) -> "Encoding":
+        """The same with every tensor on `device`."""
+        return Encoding({key: value.to(device) for key, value in self._values.items()})
+
+
+class WordPieceTokenizer:
+    """BERT's whole pipeline in C++: special tokens in text, clean-up, Chinese characters, accents, case, WordPiece.
+
+    Stateless: no call changes what another one returns, so an instance may be shared between threads. Picklable.
+
+    Args:
+        vocab: the tokens in the order of their ids, or the path of a vocab.txt.
+        do_lower_case: turn text to lower case.
+        strip_accents: remove accents; None means "if `do_lower_case`", as in the original BERT.
+        tokenize_chinese_chars: make a word of each Chinese character.
+        model_max_length: the length, in tokens, that truncation and padding use when none is given.
+        unk_token, sep_token, pad_token, cls_token, mask_token: the special tokens; they must be in the vocabulary. In
+            text they are recognised as they are written here, before anything else is done.
+        split_special_tokens: treat special tokens in text as plain text.
+    """
+
+    def __init__(
+        self,
+        vocab: Sequence[str] | str | os.PathLike[str],
+        *,
+        do_lower_case: bool = True,
+        strip_accents: bool | None = None,
+        tokenize_chinese_chars: bool = True,
+        model_max_length: int | None = 512,
+        unk_token: str = "[UNK]",
+        sep_token: str = "[SEP]",
+        pad_token: str = "[PAD]",
+        cls_token: str = "[CLS]",
+        mask_token: str = "[MASK]",
+        split_special_tokens: bool = False,
+    ) -> None:
+        if isinstance(vocab, str | os.PathLike):
+            source = str(vocab)
+            tokens = files.read_vocab(Path(vocab))
+        else:
+            source = "vocab"
+            tokens = list(vocab)
+            files.check_tokens(tokens, lambda index: f"vocab[{index}]")
+        self.do_lower_case = bool(do_lower_case)
+        self.strip_accents = None if strip_accents is None else bool(strip_accents)
+        self.tokenize_chinese_chars = bool(tokenize_chinese_chars)
+        self.split_special_tokens = bool(split_special_tokens)
+        self.model_max_length = _checked_model_max_length(model_max_length)
+        self.unk_token, self.sep_token, self.pad_token = unk_token, sep_token, pad_token
+        self.cls_token, self.mask_token = cls_token, mask_token
+        self._tokens = tokens
+        self._ids = {token: index for index, token in enumerate(tokens)}
+        for name, token in self.special_tokens_map.items():
+            if token not in self._ids:
+                raise files.VocabularyError(
+                    f"{source}: {name}={token!r} is not among its {len(tokens)} tokens; add it, or pass {name}="
+                )
+        self.unk_token_id, self.sep_token_id = self._ids[unk_token], self._ids[sep_token]
+        self.pad_token_id, self.cls_token_id = self._ids[pad_token], self._ids[cls_token]
+        self.mask_token_id = self._ids[mask_token]
+        self._core = self._build_core()
+
+    def _build_core(self) -> _C.WordPiece:
+        strip = self.do_lower_case if self.strip_accents is None else self.strip_accents
+        options = _C.NormalizerOptions(self.do_lower_case, strip, self.tokenize_chinese_chars)
+        recognised = [] if self.split_special_tokens else self.all_special_ids
+        return _C.WordPiece(self._tokens, recognised, self.unk_token_id, options)
+
+    # Files
+
+    @classmethod
+    def from_pretrained(cls, path: str | os.PathLike[str], **options: Any) -> "WordPieceTokenizer":
+        """Read a tokenizer's folder or a bare vocab.txt; `options` override what is found there.
+
+        The options come from `tokenizer_config.json` and `special_tokens_map.json`, then from `tokenizer.json`. If there
+        is neither and the vocabulary holds capitals, lower-casing is off, and a notice is logged.
+        """
+        path = Path(path)
+        vocab, found = files.read_folder(path) if path.is_dir() else files.read_vocab_file(path)
+        try:
+            return cls(vocab, **(found | options))
+        except files.VocabularyError as error:
+            raise files.VocabularyError(f"{path}: {error}") from None
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write `vocab.txt`, `tokenizer_config.json` and `special_tokens_map.json`, which transformers reads as well."""
+        options = {
+            "do_lower_case": self.do_lower_case,
+            "strip_accents": self.strip_accents,
+            "tokenize_chinese_chars": self.tokenize_chinese_chars,
+            "model_max_length": self.model_max_length or int(1e30),
+            "split_special_tokens": self.split_special_tokens,
+        }
+        files.write_folder(Path(folder), self._tokens, options, self.special_tokens_map)
+
+    # The vocabulary
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens."""
+        return len(self._tokens)
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def vocab(self) -> dict[str, int]:
+        """The id of each token (a copy)."""
+        return dict(self._ids)
+
+    def get_vocab(self) -> dict[str, int]:
+        """The id of each token (a copy)."""
+        return dict(self._ids)
+
+    @property
+    def special_tokens_map(self) -> dict[str, str]:
+        """The special tokens by role."""
+        return {name: getattr(self, name) for name in files.SPECIAL_TOKEN_NAMES}
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        """The special tokens, each once."""
+        return list(dict.fromkeys(self.special_tokens_map.values()))
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """The ids of the special tokens, each once."""
+        return [self._ids[token] for token in self.all_special_tokens]
+
+    @property
+    def is_continuation(self) -> np.ndarray:
+        """By id: does the token continue a word ("##...")? A bool array of length `vocab_size`."""
+        return np.array([token.startswith("##") for token in self._tokens], dtype=np.bool_)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the vocabulary and of all that changes the ids of a text."""
+        options = {
+            "do_lower_case": self.do_lower_case,
+            "strip_accents": self.do_lower_case if self.strip_accents is None else self.strip_accents,
+            "tokenize_chinese_chars": self.tokenize_chinese_chars,
+            "split_special_tokens": self.split_special_tokens,
+            **self.special_tokens_map,
+        }
+        return hashlib.sha256(json.dumps([self._tokens, options], sort_keys=True).encode()).hexdigest()
+
+    def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> Any:
+        """The id of a token, or the list of ids of several; unknown tokens have the id of `unk_token`."""
+        if isinstance(tokens, str):
+            return self._ids.get(tokens, self.unk_token_id)
+        return [self._ids.get(token, self.unk_token_id) for token in tokens]
+
+    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
+        """The token of an id, or the list of tokens of several."""
+        if isinstance(ids, int | np.integer):
+            return self._tokens[self._checked_id(ids)]
+        skipped = set(self.all_special_ids) if skip_special_tokens else set()
+        return [self._tokens[self._checked_id(index)] for index in _integers(ids) if index not in skipped]
+
+    def _checked_id(self, index: Any) -> int:
+        if not 0 <= index < len(self._tokens):
+            raise IndexError(f"id {index} is outside the vocabulary of {len(self._tokens)} tokens")
+        return int(index)
+
+    # Text to ids
+
+    def encode_ragged(
+        self, texts: Sequence[str], add_special_tokens: bool = False, *, threads: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of many texts without padding, and without a Python object per token: the bulk path.
+
+        Returns:
+            ids: int32; text i has `ids[offsets[i] : offsets[i + 1]]`.
+            offsets: int64, one more than there are texts.
+
+        The GIL is released; `threads` (default: the CPUs this process may use) changes the speed, never the result.
+        """
+        if not add_special_tokens:
+            return self._core.encode_ragged(texts, _checked_threads(threads))
+        ids, _, offsets = self._core.encode_model_inputs(
+            texts, None, self._template(True), _C.Truncation.NONE, 0, _checked_threads(threads)
+        )
+        return ids, offsets
+
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        pairs: str | Sequence[str] | None = None,
+        *,
+        add_special_tokens: bool = True,
+        max_length: int | None = None,
+        truncation: bool | str | None = None,
+        padding: bool | str = False,
+        return_tensors: str | None = None,
+    ) -> Encoding:
+        """Model inputs of one text or of a batch of texts, alone or in pairs.
+
+        Args:
+            text: a string, or a list of strings for a batch.
+            pairs: the second sequence of each pair. As in transformers, a single text with an empty second sequence is
+                no pair, while in a batch it is one.
+            add_special_tokens: put `[CLS]` before and `[SEP]` after the sequences.
+            max_length: for truncation and for `padding="max_length"`; None means `model_max_length`.
+            truncation: True or "longest_first", "only_first", "only_second"; False for none. None means "longest_first"
+                if `max_length` is given without padding, else none.
+            padding: True or "longest" of the batch, or "max_length".
+            return_tensors: None for lists, "np" for int64 arrays, "pt" for int64 tensors.
+
+        Raises:
+            TypeError: something is not a string.
+            ValueError: a lone surrogate; an option that is none of the above; a length that leaves no room for the
+                special tokens; rows of different lengths that were to become a tensor.
+        """
+        single = isinstance(text, str)
+        if single and not isinstance(pairs, str | None):
+            raise TypeError(f"text is one string, so pairs must be one too, not {type(pairs).__name__}")
+        if not single and isinstance(pairs, str):
+            raise TypeError("text is a batch, so pairs must be a list of as many strings, not one string")
+        texts: Any = [text] if single else text
+        seconds: Any = ([pairs] if pairs else None) if single else pairs
+        how, strategy, length = self._lengths(padding, truncation, max_length)
+        rows = self._core.encode_model_inputs(
+            texts, seconds, self._template(add_special_tokens), how, length or 0, _checked_threads(None)
+        )
+        return _shape_output(rows, strategy, length, self.pad_token_id, return_tensors, single)
+
+    def _lengths(
+        self, padding: bool | str, truncation: bool | str | None, max_length: int | None
+    ) -> tuple[_C.Truncation, str, int | None]:
+        """Truncation, padding strategy and the length for both, by the rules of transformers."""
+        if max_length is not None:
+            max_length = operator.index(max_length)
+            if max_length < 0:
+                raise ValueError(f"max_length={max_length} must not be negative")
+            if truncation is None and padding is False:
+                truncation = "longest_first"
+        if truncation not in _TRUNCATIONS:
+            raise ValueError(f"truncation={truncation!r} must be one of {', '.join(map(repr, _TRUNCATIONS))}")
+        if padding not in _PADDINGS:
+            raise ValueError(f"padding={padding!r} must be one of {', '.join(map(repr, _PADDINGS))}")
+        how, strategy = _TRUNCATIONS[truncation], _PADDINGS[padding]
+        length = self.model_max_length if max_length is None else max_length
+        if length is None:
+            how = _C.Truncation.NONE
+            strategy = "do_not_pad" if strategy == "max_length" else strategy
+        return how, strategy, length
+
+    def _template(self, add_special_tokens: bool) -> _C.Template:
+        return _C.Template(add_special_tokens, self.cls_token_id, self.sep_token_id)
+
+    def pack(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, max_length: int | None = 512
+    ) -> "PackedBatch":
+        """A `PackedBatch` of the texts (or pairs) with special tokens, cut to `max_length` (None: not cut)."""
+        import torch
+
+        from fastbert.packing import PackedBatch
+
+        how = _C.Truncation.NONE if max_length is None else _C.Truncation.LONGEST_FIRST
+        ids, types, offsets = self._core.encode_model_inputs(
+            texts, pairs, self._template(True), how, max_length or 0, _checked_threads(None)
+        )
+        if len(offsets) == 1:
+            raise ValueError("texts is empty; a batch needs at least one text")
+        return PackedBatch(
+            input_ids=torch.from_numpy(ids.astype(np.int64)),
+            token_type_ids=torch.from_numpy(types.astype(np.int64)),
+            cu_seqlens=torch.from_numpy(offsets.astype(np.int32)),
+            max_seqlen=int(np.diff(offsets).max()),
+        )
+
+    def encode(self, text: str, pair: str | None = None, **options: Any) -> list[int]:
+        """The ids of one text or pair as a list; options as in a call."""
+        return self(text, pair, **options).input_ids
+
+    def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
+        """The tokens of a text as strings."""
+        ids, _ = self.encode_ragged([text], add_special_tokens)
+        return [self._tokens[index] for index in ids.tolist()]
+
+    # Ids to text
+
+    def decode(
+        self, ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
+    ) -> str:
+        """Text from ids: words joined by spaces, as transformers does it. Ids outside the vocabulary are skipped."""
+        skipped = set(self.all_special_ids) if skip_special_tokens else set()
+        known = (index for index in _integers(ids) if 0 <= index < len(self._tokens) and index not in skipped)
+        text = decoding.join_tokens(self._tokens[index] for index in known)
+        return decoding.clean_up(text) if clean_up_tokenization_spaces else text
+
+    def batch_decode(
+        self, rows: Iterable[Any], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
+    ) -> list[str]:
+        """The text of each row of ids."""
+        return [self.decode(row, skip_special_tokens, clean_up_tokenization_spaces) for row in rows]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_core"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._core = self._build_core()
+
+    def __repr__(self) -> str:
+        return (
+            f"WordPieceTokenizer(vocab_size={self.vocab_size}, do_lower_case={self.do_lower_case}, "
+            f"strip_accents={self.strip_accents}, tokenize_chinese_chars={self.tokenize_chinese_chars}, "
+            f"model_max_length={self.model_max_length})"
+        )
+
+
+def _shape_output(
+    rows: tuple[np.ndarray, np.ndarray, np.ndarray],
+    strategy: str,
+    length: int | None,
+    pad_token_id: int,
+    return_tensors: str | None,
+    single: bool,
+) -> Encoding:
+    """Lists, arrays or tensors from ragged rows."""
+    if return_tensors not in (None, "np", "pt"):
+        raise ValueError(f"return_tensors={return_tensors!r} must be None, 'np' or 'pt'")
+    ids, types, offsets = rows
+    sizes = np.diff(offsets)
+    longest = int(sizes.max(initial=0))
+    if strategy == "longest":
+        width = longest
+    elif strategy == "max_length":
+        width = length or 0
+        if return_tensors and longest > width:
+            raise ValueError(f"a row has {longest} tokens, over max_length={width}; add truncation=True")
+    else:
+        width = 0
+        if return_tensors and (sizes != longest).any():
+            raise ValueError("rows of different lengths make no tensor; add padding=True (and truncation=True)")
+    columns = {"input_ids": (ids, pad_token_id), "token_type_ids": (types, 0)}
+    columns["attention_mask"] = (np.ones_like(ids), 0)
+    if return_tensors is not None:
+        width = max(width, longest)
+        tensors: dict[str, Any] = {
+            name: _C.pad_rows(values, offsets, width, filler) for name, (values, filler) in columns.items()
+        }
+        if return_tensors == "pt":
+            import torch
+
+            tensors = {name: torch.from_numpy(array) for name, array in tensors.items()}
+        return Encoding(tensors)
+    bounds = offsets.tolist()
+    lists: dict[str, Any] = {}
+    for name, (values, filler) in columns.items():
+        flat = values.tolist()
+        lists[name] = [
+            flat[begin:end] + [filler] * (width - (end - begin)) for begin, end in zip(bounds, bounds[1:])
+        ]
+    return Encoding({name: value[0] for name, value in lists.items()} if single else lists)
+
+
+def _integers(ids: Any) -> list[int]:
+    """Ids as a list of Python integers, from a list, an array, a tensor or a single id."""
+    if hasattr(ids, "tolist"):
+        ids = ids.tolist()
+    return [operator.index(index) for index in ([ids] if isinstance(ids, int) else ids)]
+
+
+def _checked_threads(threads: int | None) -> int:
+    if threads is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if operator.index(threads) < 1:
+        raise ValueError(f"threads={threads} must be at least 1")
+    return threads
+
+
+def _checked_model_max_length(length: int | float | None) -> int | None:
+    if length is None or length > files.UNLIMITED_LENGTH:
+        return None
+    if operator.index(length) < 1:
+        raise ValueError(f"model_max_length={length} must be at least 1 (None for no limit)")
+    return int(length)
