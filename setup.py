@@ -1,18 +1,26 @@
 """Builds fastbert: the package map and the one C++ extension, compiled through ninja.
 
 `kernels/` and `benchmarks/` are installed inside the package, as `fastbert.kernels` and `fastbert.benchmarks`. The
-extension `fastbert._C` is plain pybind11 without torch headers, so one wheel serves every torch release.
+extension `fastbert._C` is plain pybind11 without torch headers, so one wheel serves every torch release. It links
+nothing but the C and C++ runtimes, dynamically: torch loads the system's libstdc++ anyway, and a second, static copy in
+the process would gain nothing.
+
+Environment: CXX (compiler), CXXFLAGS and LDFLAGS (added to ours), MAX_JOBS (compile processes at a time).
 """
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import NoReturn
 
+import setuptools
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -28,44 +36,58 @@ PACKAGES = [
     "fastbert.tokenizers",
     "fastbert.training",
 ]
-CXX_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unknown-pragmas"]
-CXX20_PROBE = "#include <span>\n#include <bit>\nint main() { return std::bit_width(std::span<int>{}.size()); }\n"
+PACKAGE_DIR = {"fastbert": "fastbert", "fastbert.kernels": "kernels", "fastbert.benchmarks": "benchmarks"}
+
+CXX_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"]
+CXX20_PROBE = """\
+#include <bit>
+#include <concepts>
+#include <span>
+template <std::integral T> constexpr int width(std::span<const T> of) { return std::bit_width(of.size()); }
+int main() { return width(std::span<const int>{}); }
+"""
+# Only the module's entry point is visible, so its copies of C++ templates never replace another extension's.
+if sys.platform == "darwin":
+    LINK_FLAGS = ["-bundle", "-undefined", "dynamic_lookup", "-Wl,-exported_symbol,_PyInit__C"]
+else:
+    LINK_FLAGS = ["-shared", "-pthread", "-Wl,--version-script=exports.map"]
+EXPORTS = "{ global: PyInit__C; local: *; };\n"
 
 
-def refuse(message: str) -> None:
+def refuse(message: str) -> NoReturn:
     """End the build with one line instead of a traceback."""
-    sys.stderr.write(f"\nfastbert: {message}\n\n")
+    sys.stdout.flush()
+    sys.stderr.write(f"\nfastbert: error: {message}\n")
     raise SystemExit(1)
 
 
-def find_compiler(scratch: Path) -> str:
-    """The first compiler of $CXX, c++, g++, clang++ that accepts C++20."""
+def find_compiler() -> list[str]:
+    """The command of $CXX, or the first of c++, g++, clang++, that compiles C++20."""
     candidates = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
-    scratch.mkdir(parents=True, exist_ok=True)
-    probe = scratch / "probe.cpp"
-    probe.write_text(CXX20_PROBE)
     for candidate in candidates:
-        command = [*candidate.split(), "-std=c++20", "-fsyntax-only", str(probe)]
-        if shutil.which(command[0]) and subprocess.run(command, capture_output=True).returncode == 0:
-            return candidate
+        command = shlex.split(candidate)
+        probe = [*command, "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
+        if (
+            shutil.which(command[0])
+            and subprocess.run(probe, input=CXX20_PROBE.encode(), capture_output=True).returncode == 0
+        ):
+            return command
     refuse(
-        f"no C++20 compiler found (tried {', '.join(candidates)}). Install g++ >= 11 or clang >= 14"
-        " (Debian/Ubuntu: apt-get install g++), or set CXX to one."
+        f"no C++20 compiler found (tried {', '.join(candidates)}): install g++ >= 11 or clang >= 14"
+        " (Debian, Ubuntu: apt-get install g++; macOS: xcode-select --install), or set CXX to one."
     )
-    raise AssertionError
 
 
 def find_ninja() -> str:
-    """The ninja executable: the Python package's, else one on PATH."""
+    """The ninja executable: the Python package's, else the one on PATH."""
     try:
         import ninja
 
         return str(Path(ninja.BIN_DIR) / "ninja")
     except ImportError:
-        found = shutil.which("ninja")
-        if not found:
-            refuse("ninja is missing. `pip install ninja pybind11` first, or build without --no-build-isolation.")
-        return str(found)
+        return shutil.which("ninja") or refuse(
+            "ninja is missing: `pip install ninja pybind11`, or build without --no-build-isolation."
+        )
 
 
 def stable_pybind11(folder: Path) -> Path:
@@ -73,8 +95,10 @@ def stable_pybind11(folder: Path) -> Path:
 
     pip gives each isolated build a new temporary folder; compiling against that one would make every file look changed.
     """
-    import pybind11
-
+    try:
+        import pybind11
+    except ImportError:
+        refuse("pybind11 is missing: `pip install ninja pybind11`, or build without --no-build-isolation.")
     target = folder / f"pybind11-{pybind11.__version__}"
     if not target.exists():
         partial = folder / f"pybind11.partial-{os.getpid()}"
@@ -83,53 +107,86 @@ def stable_pybind11(folder: Path) -> Path:
     return target
 
 
-def escape(text: object) -> str:
-    """A path as ninja reads it."""
+def shell(words: list[object]) -> str:
+    """A command's words for a variable of build.ninja: quoted for the shell, then `$` for ninja."""
+    return shlex.join(map(str, words)).replace("$", "$$")
+
+
+def path(text: object) -> str:
+    """A path in a build line of build.ninja; ninja itself quotes it for the shell in $in and $out."""
     return str(text).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+
+class CompileFirst(build):
+    """Build the extension before anything is copied, so that a compiler's error is not buried under file names."""
+
+    sub_commands = sorted(build.sub_commands, key=lambda command: command[0] != "build_ext")
+
+    def run(self) -> None:
+        # Left from an earlier build, this folder would carry modules that are gone from the tree into the wheel.
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
 
 
 class NinjaBuild(build_ext):
     """Compile every file of csrc in parallel; a second build compiles only what changed."""
 
     def build_extension(self, ext: Extension) -> None:
+        compiler = find_compiler()
+        # Outside setuptools' temporary folders, and one for each Python: this is what survives between two builds.
         folder = ROOT / "build" / f"ninja-{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
-        compiler = find_compiler(folder)
-        output = Path(self.get_ext_fullpath(ext.name)).resolve()
-        output.parent.mkdir(parents=True, exist_ok=True)
-        library = folder / output.name
-        includes = [ROOT / "csrc", stable_pybind11(folder), sysconfig.get_path("include")]
-        flags = [*CXX_FLAGS, *os.environ.get("CXXFLAGS", "").split(), f"-DFASTBERT_VERSION={self.distribution.get_version()}"]
-        link = ["-shared", *(["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-pthread"])]
-        lines = [
-            "ninja_required_version = 1.5",
-            f"cxx = {compiler}",
-            f"flags = {' '.join(flags)} {' '.join(f'-I{escape(path)}' for path in includes)}",
-            f"link = {' '.join([*link, *os.environ.get('LDFLAGS', '').split()])}",
-            "rule compile\n  command = $cxx $flags -MMD -MF $out.d -c $in -o $out\n  depfile = $out.d\n  deps = gcc\n"
-            "  description = compile $in",
-            "rule link\n  command = $cxx $in -o $out $link\n  description = link $out",
-        ]
-        objects = []
-        for source in ext.sources:
-            path = ROOT / source
-            objects.append(folder / Path(source).with_suffix(".o"))
-            lines.append(f"build {escape(objects[-1])}: compile {escape(path)}")
-        lines.append(f"build {escape(library)}: link {' '.join(escape(path) for path in objects)}")
-        build_file = folder / "build.ninja"
-        build_file.write_text("\n".join(lines) + "\n")
-        command = [find_ninja(), "-C", str(folder), *(["-v"] if self.verbose > 1 else [])]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "exports.map").write_text(EXPORTS)
+        output = Path(self.get_ext_fullpath(ext.name))
+        self.write_build_file(folder, compiler, ext.sources, output.name)
+        command = [find_ninja(), "-C", str(folder)]
+        if os.environ.get("MAX_JOBS"):
+            command += ["-j", os.environ["MAX_JOBS"]]
+        sys.stdout.flush()
         if subprocess.run(command).returncode != 0:
-            refuse("compiling the C++ extension failed; the compiler's messages are above.")
-        shutil.copy2(library, output)
+            refuse("the C++ extension did not compile; the compiler's messages stand above.")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(folder / output.name, output)
+
+    def write_build_file(self, folder: Path, compiler: list[str], sources: list[str], library: str) -> None:
+        includes = [ROOT / "csrc", stable_pybind11(folder), sysconfig.get_path("include")]
+        flags = [*CXX_FLAGS, *shlex.split(os.environ.get("CXXFLAGS", "")), *(f"-I{include}" for include in includes)]
+        link_flags = [*LINK_FLAGS, *shlex.split(os.environ.get("LDFLAGS", ""))]
+        objects = {source: Path(source).with_suffix(".o") for source in sources}
+        text = f"""\
+cxx = {shell(compiler)}
+flags = {shell(flags)}
+link_flags = {shell(link_flags)}
+
+rule compile
+  command = $cxx $flags -MMD -MF $out.d -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+  description = compile $in
+
+rule link
+  command = $cxx $in -o $out $link_flags
+  description = link $out
+
+"""
+        text += "".join(f"build {path(objects[source])}: compile {path(ROOT / source)}\n" for source in sources)
+        text += f"build {path(library)}: link {' '.join(path(objects[source]) for source in sources)}\n"
+        (folder / "build.ninja").write_text(text)
 
 
 if platform.system() == "Windows":
-    refuse("Windows is not supported. Install inside WSL2: https://learn.microsoft.com/windows/wsl/install")
+    refuse("Windows is not supported; install inside WSL2: https://learn.microsoft.com/windows/wsl/install")
+if int(setuptools.__version__.split(".")[0]) < 77:
+    refuse(
+        f"setuptools {setuptools.__version__} is too old: `pip install 'setuptools>=77'`,"
+        " or build without --no-build-isolation."
+    )
 
 setup(
     packages=PACKAGES,
-    package_dir={"fastbert": "fastbert", "fastbert.kernels": "kernels", "fastbert.benchmarks": "benchmarks"},
+    package_dir=PACKAGE_DIR,
     package_data={"fastbert": ["py.typed", "*.pyi"]},
-    ext_modules=[Extension("fastbert._C", sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/**/*.cpp")))],
-    cmdclass={"build_ext": NinjaBuild},
+    include_package_data=False,
+    ext_modules=[Extension("fastbert._C", sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("csrc/**/*.cpp")))],
+    cmdclass={"build": CompileFirst, "build_ext": NinjaBuild},
 )

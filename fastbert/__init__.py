@@ -1,6 +1,6 @@
 """fastbert: pre-train, fine-tune and serve BERT-family encoders, fast, exact and complete.
 
-Names are loaded on first use, so importing the package has no side effects and help need not wait for torch.
+Names are loaded on first use: importing the package has no side effects, and `fastbert --help` does not wait for torch.
 """
 
 from importlib import import_module as _import_module

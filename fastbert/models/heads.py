@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -308,7 +309,7 @@ class BertForQuestionAnswering(BertWithHead):
     with_pooler = False
 
     def __init__(self, config: BertConfig) -> None:
-        super().__init__(config)
+        super().__init__(replace(config, num_labels=2))  # a start and an end, whatever the config was made for
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
         self.init_weights()
 

@@ -1,0 +1,53 @@
+"""The tolerance rule of all numeric tests: compared with float64, at most twice as wrong as eager torch, plus 1e-5."""
+
+import math
+
+import torch
+
+FACTOR = 2.0
+FLOOR = 1e-5
+
+
+def worst_error(values: torch.Tensor, exact: torch.Tensor) -> tuple[float, tuple[int, ...]]:
+    """The largest difference of `values` from `exact`, and its place; a NaN or another infinity counts as inf."""
+    if exact.numel() == 0:
+        return 0.0, ()
+    values, exact = values.detach().double().cpu(), exact.detach().double().cpu()
+    same = (values == exact) | (values.isnan() & exact.isnan())
+    error = torch.where(same, 0.0, (values - exact).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
+    place = int(error.argmax())
+    return float(error.flatten()[place]), tuple(
+        int(index) for index in torch.unravel_index(torch.tensor(place), error.shape)
+    )
+
+
+def assert_as_accurate(
+    actual: torch.Tensor,
+    eager: torch.Tensor,
+    exact: torch.Tensor,
+    what: str = "result",
+    *,
+    factor: float = FACTOR,
+    floor: float = FLOOR,
+) -> None:
+    """Fail unless the worst error of `actual` is at most `factor` times that of `eager`, plus `floor`.
+
+    `exact` is the same computation in float64, `eager` eager torch's in the dtype of `actual`. NaNs and infinities must
+    stand exactly where `exact` has them.
+    """
+    assert exact.dtype == torch.float64, f"{what}: exact must be computed in float64, it is {exact.dtype}"
+    assert actual.dtype == eager.dtype, f"{what}: has dtype {actual.dtype}, eager torch gives {eager.dtype}"
+    assert actual.shape == exact.shape == eager.shape, (
+        f"{what}: has shape {tuple(actual.shape)}, eager torch {tuple(eager.shape)}, float64 {tuple(exact.shape)}"
+    )
+    reference, _ = worst_error(eager, exact)
+    assert math.isfinite(reference), f"{what}: eager torch itself has a NaN or an infinity that float64 does not have"
+    error, place = worst_error(actual, exact)
+    bound = factor * reference + floor
+    if not error <= bound:
+        wrong = int(((actual.detach().double().cpu() - exact.detach().cpu()).abs() <= bound).logical_not().sum())
+        raise AssertionError(
+            f"{what}: worst error {error:.3g} at {place} is over {bound:.3g} = {factor:g} x eager's {reference:.3g}"
+            f" + {floor:g} ({actual.dtype}, {wrong} of {exact.numel()} elements);"
+            f" got {float(actual[place]):.9g}, eager {float(eager[place]):.9g}, float64 {float(exact[place]):.9g}"
+        )

@@ -1,0 +1,70 @@
+"""What every test can rely on: the installed package, the optional data, a printed seed and poisoned memory."""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# The installed package is what users get, so it is what is tested: not the tree, which is not compiled, and whose
+# `kernels` folder would hide the package of that name that transformers imports.
+sys.path[:] = [entry for entry in sys.path if Path(entry or os.getcwd()).resolve() != ROOT]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests that take minutes")
+    parser.addoption("--seed", type=int, default=None, help="seed of the random tests (default: a fresh one, printed)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.seed is None:
+        config.option.seed = int.from_bytes(os.urandom(4))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"fastbert: random tests draw from --seed {config.option.seed}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.option.slow:
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="takes minutes; run with --slow"))
+
+
+@pytest.fixture(scope="session")
+def seed(request: pytest.FixtureRequest) -> int:
+    """The seed of this run's random tests; the header of the report names it."""
+    return int(request.config.option.seed)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The folder of real text and checkpoints that the project does not ship; without it the test is skipped."""
+    named = os.environ.get("FASTBERT_DATA")
+    folder = Path(named) if named else ROOT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"needs the optional data folder, and {folder} is absent; FASTBERT_DATA can name another")
+    return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def reproducible_torch() -> Iterator[None]:
+    """Two threads, deterministic algorithms, and NaN in memory that nothing has written.
+
+    The fill works only while deterministic algorithms are on; those without a deterministic form warn.
+    """
+    if importlib.util.find_spec("torch") is None:
+        yield
+        return
+    import torch
+
+    torch.set_num_threads(2)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -1,0 +1,155 @@
+"""What the models promise beyond transformers: first losses, dropout by key, checkpointing, and clear refusals."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastbert.config import BertConfig
+from fastbert.errors import CheckpointError, UserError
+from fastbert.models import BertForPreTraining, BertForSequenceClassification, BertModel
+from fastbert.packing import PackedBatch
+
+TINY = BertConfig.preset("tiny", vocab_size=500)
+
+
+def random_batch(lengths: list[int], vocab: int, masked: int, seed: int) -> PackedBatch:
+    generator = torch.Generator().manual_seed(seed)
+    total = sum(lengths)
+    places = torch.randperm(total, generator=generator)[:masked].sort().values
+    return PackedBatch(
+        input_ids=torch.randint(0, vocab, (total,), generator=generator),
+        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
+        max_seqlen=max(lengths),
+        dropout_key=torch.randint(0, 2**62, (len(lengths),), generator=generator),
+        masked_positions=places,
+        labels=torch.randint(0, vocab, (masked,), generator=generator),
+        next_sentence_label=torch.randint(0, 2, (len(lengths),), generator=generator),
+    )
+
+
+def test_first_losses_at_mini_scale(seed: int) -> None:
+    config = BertConfig.preset("mini")
+    model = BertForPreTraining(config)
+    model.init_weights(seed=seed)
+    output = model.train()(random_batch([128] * 32, config.vocab_size, 2048, seed))
+    expected = math.log(config.vocab_size) + config.hidden_size * 0.02**2 / 2
+    assert output.mlm_loss_sum.item() / 2048 == pytest.approx(expected, abs=0.1)
+    assert output.nsp_loss_sum.item() / 32 == pytest.approx(math.log(2), abs=0.1)
+    assert output.loss.item() == pytest.approx(output.mlm_loss_sum.item() / 2048 + output.nsp_loss_sum.item() / 32)
+
+
+def test_initialisation_is_the_published_one_and_seeded() -> None:
+    first, second, other = (BertForPreTraining(TINY) for _ in range(3))
+    first.init_weights(seed=3)
+    second.init_weights(seed=3)
+    other.init_weights(seed=4)
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(tensor, second.state_dict()[name]), name
+    table = first.bert.embeddings.word_embeddings.weight
+    assert not torch.equal(table, other.bert.embeddings.word_embeddings.weight)
+    assert first.cls.predictions.decoder.weight is table
+    assert float(table.detach().abs().max()) <= 0.04
+    # The standard deviation of a normal truncated at two standard deviations.
+    assert float(table.detach().std()) == pytest.approx(0.02 * 0.8796, rel=0.02)
+
+
+def test_dropout_is_replayed_from_the_keys(seed: int) -> None:
+    model = BertForPreTraining(TINY).train()
+    batch = random_batch([20, 31, 7], 500, 12, seed)
+    first, second = model(batch).loss, model(batch).loss
+    assert torch.equal(first, second)
+    other = random_batch([20, 31, 7], 500, 12, seed)
+    assert torch.equal(model(other).loss, first)
+    from dataclasses import replace
+
+    assert not torch.equal(model(replace(batch, dropout_key=batch.dropout_key + 1)).loss, first)
+    unkeyed = replace(batch, dropout_key=None)
+    assert not torch.equal(model(unkeyed).loss, model(unkeyed).loss)
+
+
+def test_checkpointed_activations_change_nothing(seed: int) -> None:
+    batch = random_batch([20, 31, 7], 500, 12, seed)
+    gradients = []
+    for enabled in (False, True):
+        model = BertForPreTraining(TINY).train()
+        model.init_weights(seed=1)
+        model.checkpoint_activations(enabled)
+        model(batch).loss.backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        assert torch.equal(gradient, gradients[1][name]), name
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        pytest.param([0, 500], "input_ids holds 500, outside the model's table of 500 rows", id="id-too-large"),
+        pytest.param([0, -1], "input_ids holds -1, outside", id="negative-id"),
+        pytest.param([0] * 513, r"position_ids holds 512, outside .* 512 rows: truncate", id="too-long"),
+    ],
+)
+def test_what_lies_outside_the_tables_is_named(ids: list[int], message: str) -> None:
+    cu_seqlens = torch.tensor([0, len(ids)]).int()
+    batch = PackedBatch(input_ids=torch.tensor(ids), cu_seqlens=cu_seqlens, max_seqlen=len(ids))
+    with pytest.raises(UserError, match=message):
+        BertModel(TINY)(batch)
+
+
+def test_logits_are_returned_at_labelled_positions_only_when_asked(seed: int) -> None:
+    model = BertForPreTraining(TINY).eval()
+    batch = random_batch([20, 31], 500, 9, seed)
+    assert model(batch).prediction_logits is None
+    assert model(batch, return_logits=True).prediction_logits.shape == (9, 500)
+    from dataclasses import replace
+
+    bare = replace(batch, masked_positions=None, labels=None, next_sentence_label=None)
+    output = model(bare)
+    assert output.loss is None
+    assert output.prediction_logits.shape == (51, 500)
+
+
+def test_regression_with_one_label(seed: int) -> None:
+    model = BertForSequenceClassification(BertConfig.preset("tiny", vocab_size=500, num_labels=1)).eval()
+    batch = random_batch([20, 31], 500, 9, seed)
+    targets = torch.tensor([0.5, -1.0])
+    output = model(batch, labels=targets)
+    torch.testing.assert_close(output.loss, (output.logits[:, 0] - targets).square().mean())
+
+
+def test_ambiguous_or_missing_input_is_refused() -> None:
+    model = BertModel(TINY)
+    ids = torch.zeros(1, 3).long()
+    with pytest.raises(UserError, match="given twice"):
+        model(ids, input_ids=ids)
+    with pytest.raises(UserError, match="takes a PackedBatch or a tensor of input_ids, not NoneType"):
+        model()
+    with pytest.raises(UserError, match="not both"):
+        model(random_batch([3], 500, 1, 0), attention_mask=ids)
+
+
+def test_damaged_and_foreign_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        BertModel.from_pretrained(tmp_path / "absent")
+    model = BertModel(TINY)
+    model.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        BertModel.from_pretrained(tmp_path)
+    weights.write_bytes(whole)
+    config = (tmp_path / "config.json").read_text()
+    (tmp_path / "config.json").write_text(config.replace('"vocab_size": 500', '"vocab_size": 501'))
+    with pytest.raises(CheckpointError, match=r"word_embeddings.weight has shape \(500, 128\), but config.json says"):
+        BertModel.from_pretrained(tmp_path)
+    weights.unlink()
+    with pytest.raises(UserError, match=r"holds no model.safetensors \(found config.json\)"):
+        BertModel.from_pretrained(tmp_path)
+
+
+def test_half_precision_checkpoints_keep_their_dtype(tmp_path: Path) -> None:
+    BertModel(TINY).bfloat16().save_pretrained(tmp_path)
+    assert BertModel.from_pretrained(tmp_path).dtype == torch.bfloat16
+    assert BertModel.from_pretrained(tmp_path, dtype=torch.float32).dtype == torch.float32

@@ -1,0 +1,107 @@
+"""Dropout by counter: known answers, the same mask from every generator, the right rate, and nothing but the place."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fastbert import _C, ops
+from fastbert.ops import reference
+from fastbert.ops.dropout import Site, TokenDropout, attention_mask, quantized, token_mask
+
+
+def words(counter: list[int], key: int) -> list[int]:
+    parts = tuple(torch.tensor(word) for word in counter)
+    return [int(word) for word in reference.philox(parts, torch.tensor(key))]
+
+
+def test_philox_known_answers() -> None:
+    # The vectors that come with Random123, the authors' own implementation.
+    ones = 0xFFFFFFFF
+    assert words([0, 0, 0, 0], 0) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert words([ones] * 4, -1) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+    digits = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344]
+    key = 0x299F31D0 << 32 | 0xA4093822
+    assert words(digits, key) == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [1, 7, 8, 255, 256, 257, 1000])
+def test_native_token_masks_equal_the_oracle(width: int, dtype: torch.dtype, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor([3, 0, 5])
+    sequence = torch.arange(3).repeat_interleave(lengths)
+    offsets = torch.tensor([0, 1, 2, 0, 1, 2, 3, 4])
+    key = torch.randint(-(2**62), 2**62, (3,), generator=generator)
+    dropout = TokenDropout(0.1, key, sequence, offsets, Site.FEED_FORWARD_OUTPUT.of_layer(11))
+    oracle = reference.token_dropout_mask(width, 0.1, key, sequence, offsets, dropout.site)
+    assert torch.equal(token_mask(dropout, width, dtype), oracle.to(dtype))
+
+
+@pytest.mark.parametrize("keys", [1, 8, 127, 300])
+def test_native_attention_masks_equal_the_oracle(keys: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    key = torch.randint(-(2**62), 2**62, (2,), generator=generator)
+    oracle = torch.stack([reference.attention_dropout_mask(3, 5, keys, 0.25, one, 9) for one in key])
+    assert torch.equal(attention_mask((2, 3, 5, keys), 0.25, key, 9, torch.float32), oracle.float())
+
+
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.5])
+def test_rate_and_mean(p: float, seed: int) -> None:
+    key = torch.randint(0, 2**62, (1,), generator=torch.Generator().manual_seed(seed))
+    tokens, width = 2000, 512
+    index = torch.arange(tokens)
+    mask = token_mask(TokenDropout(p, key, 0 * index, index, 5), width, torch.float32)
+    threshold, scale = quantized(p)
+    dropped = float((mask == 0).double().mean())
+    expected = threshold / 65536
+    spread = math.sqrt(expected * (1 - expected) / mask.numel())
+    assert abs(dropped - expected) < 6 * spread, f"seed {seed}"
+    assert abs(expected - p) < 1 / 65536
+    assert scale == pytest.approx(1 / (1 - expected))
+
+
+def test_sites_layers_heads_and_keys_give_unrelated_masks(seed: int) -> None:
+    key = torch.randint(0, 2**62, (2,), generator=torch.Generator().manual_seed(seed))
+    masks = [
+        attention_mask((1, 2, 64, 64), 0.5, one[None], site, torch.float32).flatten(1)
+        for one in key
+        for site in (Site.ATTENTION.of_layer(0), Site.ATTENTION.of_layer(1))
+    ]
+    rows = torch.cat([mask.view(2, -1) for mask in masks])
+    correlation = np.corrcoef(rows.numpy())
+    off_diagonal = correlation[~np.eye(len(rows), dtype=bool)]
+    assert np.abs(off_diagonal).max() < 6 / math.sqrt(64 * 64), f"seed {seed}"
+
+
+def test_a_mask_does_not_depend_on_the_batch() -> None:
+    key = torch.tensor([11, 22, 33])
+    index = torch.arange(4).repeat(3)
+    sequence = torch.arange(3).repeat_interleave(4)
+    together = token_mask(TokenDropout(0.3, key, sequence, index, 1), 40, torch.float32)
+    alone = token_mask(TokenDropout(0.3, key[1:2], torch.zeros(4).long(), index[:4], 1), 40, torch.float32)
+    assert torch.equal(together[4:8], alone)
+
+
+def test_gradient_goes_through_the_same_mask(seed: int) -> None:
+    torch.manual_seed(seed)
+    x = torch.randn(6, 33, requires_grad=True)
+    dropout = TokenDropout(0.4, torch.tensor([5]), torch.zeros(6).long(), torch.arange(6), 2)
+    gradient = torch.randn(6, 33)
+    y = ops.dropout(x, dropout)
+    (dx,) = torch.autograd.grad(y, x, gradient)
+    mask = token_mask(dropout, 33, torch.float32)
+    assert torch.equal(y, x * mask)
+    assert torch.equal(dx, gradient * mask)
+    assert ops.dropout(x, None) is x
+
+
+def test_bad_arguments_are_refused_not_crashed_on() -> None:
+    out, keys, index = np.zeros((2, 8), np.uint32), np.zeros(1, np.int64), np.zeros(2, np.int64)
+    with pytest.raises(ValueError, match="outside the keys"):
+        _C.token_dropout_mask(out, keys, index + 1, index, 0, 1, 1)
+    with pytest.raises(ValueError, match="one entry per token"):
+        _C.token_dropout_mask(out, keys, index[:1], index, 0, 1, 1)
+    with pytest.raises(TypeError):
+        _C.token_dropout_mask(out.astype(np.float64), keys, index, index, 0, 1, 1)

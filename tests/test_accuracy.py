@@ -1,0 +1,58 @@
+"""The tolerance rule itself: what it lets pass and what it catches."""
+
+import pytest
+import torch
+from accuracy import assert_as_accurate
+
+EXACT = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+EAGER = torch.tensor([1.0, 2.001, 3.0])
+
+
+def shifted(by: float) -> torch.Tensor:
+    return torch.tensor([1.0, 2.0, 3.0 + by])
+
+
+def test_twice_the_error_of_eager_passes() -> None:
+    assert_as_accurate(shifted(0.0019), EAGER, EXACT)
+
+
+def test_more_fails_and_names_place_and_bound() -> None:
+    with pytest.raises(
+        AssertionError, match=r"gelu: worst error 0\.0021 at \(2,\) is over 0\.00201 = 2 x eager's 0\.001"
+    ):
+        assert_as_accurate(shifted(0.0021), EAGER, EXACT, "gelu")
+
+
+def test_the_floor_allows_for_an_exact_eager() -> None:
+    assert_as_accurate(shifted(8e-6), EXACT.float(), EXACT)
+    with pytest.raises(AssertionError):
+        assert_as_accurate(shifted(2e-5), EXACT.float(), EXACT)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
+def test_a_value_that_is_not_finite_fails(poison: float) -> None:
+    with pytest.raises(AssertionError, match="worst error inf"):
+        assert_as_accurate(torch.tensor([1.0, poison, 3.0]), EAGER, EXACT)
+
+
+def test_infinities_where_float64_has_them_pass() -> None:
+    exact = torch.tensor([0.0, float("-inf")], dtype=torch.float64)
+    assert_as_accurate(exact.float(), exact.float(), exact)
+    with pytest.raises(AssertionError, match="worst error inf"):
+        assert_as_accurate(-exact.float(), exact.float(), exact)
+
+
+@pytest.mark.parametrize(
+    ("actual", "message"),
+    [
+        pytest.param(torch.zeros(2), "shape", id="shape"),
+        pytest.param(torch.zeros(3, dtype=torch.bfloat16), "dtype", id="dtype"),
+    ],
+)
+def test_another_shape_or_dtype_fails(actual: torch.Tensor, message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        assert_as_accurate(actual, EAGER, EXACT)
+
+
+def test_empty_tensors_pass() -> None:
+    assert_as_accurate(torch.zeros(0, 4), torch.zeros(0, 4), torch.zeros(0, 4, dtype=torch.float64))

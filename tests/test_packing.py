@@ -1,0 +1,92 @@
+"""Packed batches: nothing is lost between padded and packed, and slices are batches of their own."""
+
+import pytest
+import torch
+
+from fastbert.errors import UserError
+from fastbert.packing import PackedBatch, pad, unpad
+
+
+def batch_of(lengths: list[int]) -> PackedBatch:
+    total = sum(lengths)
+    cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
+    masked = torch.arange(0, total, 2)
+    return PackedBatch(
+        input_ids=torch.arange(100, 100 + total),
+        cu_seqlens=cu_seqlens,
+        max_seqlen=max(lengths, default=0),
+        dropout_key=torch.arange(len(lengths)),
+        masked_positions=masked,
+        labels=masked + 1000,
+        next_sentence_label=torch.arange(len(lengths)) % 2,
+    )
+
+
+def test_positions_and_sequences_are_derived() -> None:
+    batch = batch_of([3, 0, 2])
+    assert batch.sequence_ids.tolist() == [0, 0, 0, 2, 2]
+    assert batch.position_ids.tolist() == [0, 1, 2, 0, 1]
+    assert batch.token_type_ids.tolist() == [0] * 5
+    assert len(batch) == 3
+    assert batch.num_tokens == 5
+
+
+def test_slices_are_batches_of_their_own() -> None:
+    batch = batch_of([3, 4, 2])
+    part = batch[1:3]
+    assert part.input_ids.tolist() == [103, 104, 105, 106, 107, 108]
+    assert part.cu_seqlens.tolist() == [0, 4, 6]
+    assert part.sequence_ids.tolist() == [0, 0, 0, 0, 1, 1]
+    assert part.masked_positions.tolist() == [1, 3, 5]
+    assert part.labels.tolist() == [1004, 1006, 1008]
+    assert part.dropout_key.tolist() == [1, 2]
+    assert batch[-1].input_ids.tolist() == [107, 108]
+    assert len(batch[3:]) == 0
+    with pytest.raises(IndexError):
+        batch[3]
+    with pytest.raises(UserError, match="steps of 1"):
+        batch[::2]
+
+
+def test_unpack_gives_back_padded_tensors() -> None:
+    padded = batch_of([3, 1]).unpack(pad_token_id=7)
+    assert padded["input_ids"].tolist() == [[100, 101, 102], [103, 7, 7]]
+    assert padded["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert padded["labels"].tolist() == [[1000, -100, 1002], [-100, -100, -100]]
+    assert padded["next_sentence_label"].tolist() == [0, 1]
+
+
+def test_unpad_keeps_columns_as_positions_with_any_mask() -> None:
+    ids = torch.arange(12).view(3, 4)
+    mask = torch.tensor([[0, 0, 1, 1], [1, 0, 1, 0], [0, 0, 0, 0]])
+    batch, slots = unpad(ids, mask)
+    assert batch.input_ids.tolist() == [2, 3, 4, 6]
+    assert batch.position_ids.tolist() == [2, 3, 0, 2]
+    assert batch.cu_seqlens.tolist() == [0, 2, 4, 4]
+    assert batch.offsets_in_sequence.tolist() == [0, 1, 0, 1]
+    assert torch.equal(pad(batch.input_ids, slots, (3, 4)), ids * mask)
+
+
+def test_pad_is_differentiable(seed: int) -> None:
+    torch.manual_seed(seed)
+    values = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+    slots = torch.tensor([0, 1, 4])
+    assert torch.autograd.gradcheck(lambda x: pad(x, slots, (2, 3)), (values,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_ids": torch.zeros(2, 2).long()}, "input_ids must be flat"),
+        ({"cu_seqlens": torch.zeros(0).int()}, "cu_seqlens must have shape"),
+    ],
+)
+def test_wrong_shapes_are_named(arguments: dict, message: str) -> None:
+    given = {"input_ids": torch.zeros(2).long(), "cu_seqlens": torch.tensor([0, 2]).int(), "max_seqlen": 2}
+    with pytest.raises(UserError, match=message):
+        PackedBatch(**{**given, **arguments})
+
+
+def test_a_mask_of_another_shape_is_named() -> None:
+    with pytest.raises(UserError, match=r"attention_mask has shape \(2, 3\), but input_ids \(2, 4\)"):
+        unpad(torch.zeros(2, 4).long(), torch.ones(2, 3))
