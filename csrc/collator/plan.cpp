@@ -67,18 +67,18 @@ class Planner {
     }
 
     // Collects whole sentences from `position` on until `target` tokens are reached or the document ends, as the ends of
-    // units: a unit is a sentence, what is left of one, or a piece of one that is longer than the budget.
+    // units: a unit is a sentence, what is left of one, or as much of one longer than the budget as still fits.
     void gather(int64_t position, int64_t sentence, int64_t document_end, int64_t target) {
         unit_ends_.clear();
         int64_t end = position;
         while (end < document_end && end - position < target) {
             const int64_t sentence_end = corpus_.sentence_begin(sentence + 1);
             if (sentence_end - end > recipe_.budget) {
-                end = word_begin_at_or_before(end + recipe_.budget, end);
-            } else {
-                end = sentence_end;
-                ++sentence;
+                unit_ends_.push_back(word_begin_at_or_before(position + recipe_.budget, end));
+                return;
             }
+            end = sentence_end;
+            ++sentence;
             unit_ends_.push_back(end);
         }
     }

@@ -13,7 +13,7 @@
 //   release the left-over end of a document is short as a positive and full as a negative.)
 // - A lone sentence is cut at a random word boundary, for positives and negatives alike, so that exactly half of the
 //   samples are negatives. (In the release a lone sentence is always a negative.) One lone word is left out.
-// - A sentence longer than the budget is taken in pieces, so no text is skipped.
+// - A sentence longer than the budget is taken in pieces that fit, so that its middle is not truncated away.
 // - The short target is drawn for each sample, not for each document.
 #pragma once
 #include <cstdint>

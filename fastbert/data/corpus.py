@@ -211,13 +211,14 @@ def _byte_blocks(file: Path, size: int, report: Progress | None) -> Iterator[byt
 
 
 def _line_blocks(
-    file: Path, size: int, *, max_line: int = MAX_LINE_BYTES, cut: bool = True, report: Progress | None = None
+    file: Path, size: int, *, max_line: int | None = None, cut: bool = True, report: Progress | None = None
 ) -> Iterator[list[str]]:
     """The lines of a file in blocks of about `size` bytes, decoded, without line ends.
 
-    LF, CRLF and CR end a line; a byte-order mark is dropped. A line of more than `max_line` bytes is cut, at a space
-    where there is one, or, without `cut`, raises CorpusError.
+    LF, CRLF and CR end a line; a byte-order mark is dropped. A line of more than `max_line` bytes (MAX_LINE_BYTES) is
+    cut, at a space where there is one, or, without `cut`, raises CorpusError.
     """
+    max_line = max_line or MAX_LINE_BYTES
     position = 0  # of `pending` in the decompressed stream
     pending = b""
     line_number = 1
@@ -314,6 +315,7 @@ class _Document:
         self.file = file
         self.sentences: list[str] = []
         self.chars = 0
+        self.warned = False
 
     def add(self, sentences: Sequence[str]) -> None:
         self.sentences += sentences
@@ -324,7 +326,8 @@ class _Document:
         return self.chars > MAX_DOCUMENT_CHARS
 
     def take(self, cut: bool = False) -> Iterator[list[str]]:
-        if cut:
+        if cut and not self.warned:
+            self.warned = True
             logger.warning(
                 "%s: a document of more than %d million characters is cut into several; are breaks missing?",
                 self.file,
@@ -414,9 +417,7 @@ def _json_text(line: str, text_key: str, where: str) -> str:
     except (ValueError, RecursionError) as error:
         raise CorpusError(f"{where}: not valid JSON ({error}); each line must be one JSON object") from None
     if not isinstance(record, dict):
-        raise CorpusError(
-            f'{where}: each line must be a JSON object such as {{"{text_key}": "..."}}, not {line[:40]!r}'
-        )
+        raise CorpusError(f'{where}: must be a JSON object such as {{"{text_key}": "..."}}, not {line[:40]!r}')
     if text_key not in record:
         keys = ", ".join(sorted(map(str, record))[:10]) or "none"
         raise CorpusError(f"{where}: no key {text_key!r} (keys: {keys}); name the one that holds the text")

@@ -6,11 +6,13 @@ are described in `fastbert.data.shard_format`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -83,18 +85,19 @@ def prepare(
     _check_output(out, overwrite)
     if shard_tokens < 1:
         raise UserError(f"shard_tokens={shard_tokens} must be positive")
-    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
+    partial = out.with_name(f".{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        partial.mkdir()
-        _write_shards(partial, documents, tokenizer, shard_tokens, progress)
-        _move_into_place(partial, out)
+        with _locked_folder(partial):
+            try:
+                _write_shards(partial, documents, tokenizer, shard_tokens, progress)
+                _move_into_place(partial, out)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
         cure = "free some space or" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         what = f"cannot write {out}: {error.strerror or error}; {cure} choose another folder (nothing was kept)"
         raise UserError(what.replace("  ", " ")) from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return TokenShards.open(out, verify=False)
 
 
@@ -111,12 +114,33 @@ def _check_output(out: Path, overwrite: bool) -> None:
         raise UserError(f"{out} is not a folder of token shards, so it is not overwritten; choose another output")
 
 
+@contextlib.contextmanager
+def _locked_folder(folder: Path) -> Iterator[None]:
+    """An empty folder that no other process is writing to; what a killed one left in it is removed.
+
+    The lock is the system's, so it ends with the process that holds it, however that ends.
+    """
+    folder.mkdir(exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is writing {folder}; wait for it, or choose another output") from None
+        for left in folder.iterdir():
+            left.unlink()
+        yield
+    finally:
+        os.close(handle)
+
+
 def _move_into_place(partial: Path, out: Path) -> None:
     sync(partial)
     if not out.exists():
         partial.rename(out)
     else:
-        old = out.with_name(f".{out.name}.old-{os.getpid()}")
+        old = out.with_name(f".{out.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
         out.rename(old)
         partial.rename(out)
         shutil.rmtree(old)
@@ -238,17 +262,16 @@ def _write_shards(
         nonlocal bytes_read
         bytes_read = position
 
-    from_files = isinstance(documents, Corpus)
+    reported = (0, 0)
     for document in documents.documents(record) if isinstance(documents, Corpus) else documents:
-        before = preparation.sentences
         if isinstance(document, str):
             raise UserError("a document must be a list of sentences, not a string; split it with split_sentences")
+        if not isinstance(documents, Corpus):
+            bytes_read += sum(len(sentence.encode("utf-8", "replace")) for sentence in document)
         preparation.add_document(document)
-        if progress is not None:
-            if not from_files:
-                bytes_read += sum(len(sentence.encode("utf-8", "replace")) for sentence in document)
-            if preparation.sentences != before:
-                progress(bytes_read, preparation.sentences)
+        if progress is not None and reported != (bytes_read, preparation.sentences):
+            reported = (bytes_read, preparation.sentences)
+            progress(*reported)
     preparation.finish()
     if progress is not None:
         progress(bytes_read, preparation.sentences)
@@ -358,9 +381,7 @@ class TokenShards:
             if reader.count(index, key) != getattr(opened, f"num_{key}"):
                 raise reader.damaged(f"has {key}={index[key]}, but its shards hold {getattr(opened, f'num_{key}')}")
         if (unigrams < 0).any() or int(unigrams.sum()) != opened.num_tokens:
-            raise UserError(
-                f"{reader.folder / UNIGRAMS} does not add up to {opened.num_tokens}; prepare the shards again"
-            )
+            raise UserError(f"{reader.folder / UNIGRAMS} does not sum to {opened.num_tokens}; prepare the shards again")
         return opened
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -418,9 +439,7 @@ def _read_vocabulary(path: Path, vocab_size: int) -> tuple[str, ...]:
     if lines and not lines[-1]:
         lines.pop()
     if len(lines) != vocab_size:
-        raise UserError(
-            f"{path} has {len(lines)} lines, but {INDEX} says vocab_size={vocab_size}; prepare the shards again"
-        )
+        raise UserError(f"{path} has {len(lines)} lines, not vocab_size={vocab_size}; prepare the shards again")
     return tuple(line.rstrip("\r") for line in lines)
 
 
