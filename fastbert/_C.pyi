@@ -47,3 +47,7 @@ class WordCounter:
 def pad_rows(
     values: NDArray[np.int32], offsets: NDArray[np.int64], width: int, filler: int
 ) -> NDArray[np.int64]: ...
+
+# bindings_features.cpp
+
+def cpu_features() -> dict[str, bool]: ...
