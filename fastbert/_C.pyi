@@ -1,7 +1,7 @@
 """The C++ core: tokenizer, masking collator and CPU kernels. One section per bindings_*.cpp."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,3 +45,22 @@ class WordCounter:
     def counts(self) -> dict[str, int]: ...
 
 def pad_rows(values: NDArray[np.int32], offsets: NDArray[np.int64], width: int, filler: int) -> NDArray[np.int64]: ...
+
+# bindings_cpu.cpp
+
+def token_dropout_mask(
+    out: NDArray[Any],
+    keys: NDArray[np.int64],
+    sequence: NDArray[np.int64],
+    position: NDArray[np.int64],
+    site: int,
+    threshold: int,
+    keep: int,
+) -> None: ...
+def attention_dropout_mask(
+    out: NDArray[Any], keys: NDArray[np.int64], site: int, threshold: int, keep: int
+) -> None: ...
+
+# bindings_features.cpp
+
+def cpu_features() -> dict[str, bool]: ...
