@@ -39,7 +39,7 @@ PACKAGES = [
 PACKAGE_DIR = {"fastbert": "fastbert", "fastbert.kernels": "kernels", "fastbert.benchmarks": "benchmarks"}
 
 CXX_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"]
-CXX20_PROBE = """\
+CXX20_PROBE = b"""\
 #include <bit>
 #include <concepts>
 #include <span>
@@ -47,11 +47,13 @@ template <std::integral T> constexpr int width(std::span<const T> of) { return s
 int main() { return width(std::span<const int>{}); }
 """
 # Only the module's entry point is visible, so its copies of C++ templates never replace another extension's.
+EXPORTS = "{ global: PyInit__C; local: *; };\n"
 if sys.platform == "darwin":
     LINK_FLAGS = ["-bundle", "-undefined", "dynamic_lookup", "-Wl,-exported_symbol,_PyInit__C"]
 else:
     LINK_FLAGS = ["-shared", "-pthread", "-Wl,--version-script=exports.map"]
-EXPORTS = "{ global: PyInit__C; local: *; };\n"
+
+BUILD_TOOLS_CURE = "`pip install -U setuptools ninja pybind11`, or build without --no-build-isolation."
 
 
 def refuse(message: str) -> NoReturn:
@@ -61,16 +63,19 @@ def refuse(message: str) -> NoReturn:
     raise SystemExit(1)
 
 
+def compiles_cxx20(command: list[str]) -> bool:
+    if shutil.which(command[0]) is None:
+        return False
+    probe = [*command, "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
+    return subprocess.run(probe, input=CXX20_PROBE, capture_output=True).returncode == 0
+
+
 def find_compiler() -> list[str]:
     """The command of $CXX, or the first of c++, g++, clang++, that compiles C++20."""
-    candidates = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
-    for candidate in candidates:
-        command = shlex.split(candidate)
-        probe = [*command, "-std=c++20", "-fsyntax-only", "-x", "c++", "-"]
-        if (
-            shutil.which(command[0])
-            and subprocess.run(probe, input=CXX20_PROBE.encode(), capture_output=True).returncode == 0
-        ):
+    named = os.environ.get("CXX", "").strip()
+    candidates = [named] if named else ["c++", "g++", "clang++"]
+    for command in map(shlex.split, candidates):
+        if compiles_cxx20(command):
             return command
     refuse(
         f"no C++20 compiler found (tried {', '.join(candidates)}): install g++ >= 11 or clang >= 14"
@@ -81,13 +86,11 @@ def find_compiler() -> list[str]:
 def find_ninja() -> str:
     """The ninja executable: the Python package's, else the one on PATH."""
     try:
-        import ninja
-
-        return str(Path(ninja.BIN_DIR) / "ninja")
+        from ninja import BIN_DIR
     except ImportError:
-        return shutil.which("ninja") or refuse(
-            "ninja is missing: `pip install ninja pybind11`, or build without --no-build-isolation."
-        )
+        BIN_DIR = ""
+    found = shutil.which("ninja", path=BIN_DIR) or shutil.which("ninja")
+    return found or refuse(f"ninja is missing: {BUILD_TOOLS_CURE}")
 
 
 def stable_pybind11(folder: Path) -> Path:
@@ -98,7 +101,7 @@ def stable_pybind11(folder: Path) -> Path:
     try:
         import pybind11
     except ImportError:
-        refuse("pybind11 is missing: `pip install ninja pybind11`, or build without --no-build-isolation.")
+        refuse(f"pybind11 is missing: {BUILD_TOOLS_CURE}")
     target = folder / f"pybind11-{pybind11.__version__}"
     if not target.exists():
         partial = folder / f"pybind11.partial-{os.getpid()}"
@@ -177,10 +180,7 @@ rule link
 if platform.system() == "Windows":
     refuse("Windows is not supported; install inside WSL2: https://learn.microsoft.com/windows/wsl/install")
 if int(setuptools.__version__.split(".")[0]) < 77:
-    refuse(
-        f"setuptools {setuptools.__version__} is too old: `pip install 'setuptools>=77'`,"
-        " or build without --no-build-isolation."
-    )
+    refuse(f"setuptools {setuptools.__version__} is older than 77: {BUILD_TOOLS_CURE}")
 
 setup(
     packages=PACKAGES,

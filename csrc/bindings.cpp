@@ -6,4 +6,5 @@ PYBIND11_MODULE(_C, module) {
     fastbert::bind_wordpiece(module);
     fastbert::bind_collator(module);
     fastbert::bind_cpu(module);
+    fastbert::bind_features(module);
 }

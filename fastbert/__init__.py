@@ -4,10 +4,10 @@ Names are loaded on first use: importing the package has no side effects, and `f
 """
 
 from importlib import import_module as _import_module
-from importlib.util import find_spec as _find_spec
+from importlib.machinery import PathFinder as _PathFinder
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-if _find_spec("fastbert._C") is None:
+if _PathFinder.find_spec("fastbert._C", __path__) is None:
     raise ImportError(
         f"{__path__[0]} is fastbert's source tree, which is not compiled: run `pip install .` in it and start Python in"
         " another folder (or use the `fastbert` command), or run `pip install -e .` to use the tree itself"

@@ -1,4 +1,7 @@
-"""What every test can rely on: the installed package, the optional data, a printed seed and poisoned memory."""
+"""What every test can rely on: the installed package, the optional data, a printed seed and poisoned memory.
+
+Helpers in this folder are imported by their file's name: `from accuracy import assert_as_accurate`.
+"""
 
 import importlib.util
 import os
@@ -6,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -13,6 +17,14 @@ ROOT = Path(__file__).resolve().parents[1]
 # The installed package is what users get, so it is what is tested: not the tree, which is not compiled, and whose
 # `kernels` folder would hide the package of that name that transformers imports.
 sys.path[:] = [entry for entry in sys.path if Path(entry or os.getcwd()).resolve() != ROOT]
+
+# No test talks to the network, and products on a GPU are the same on every run.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+# A busy machine makes an example slow, not wrong; what fails comes with the line that repeats it.
+hypothesis.settings.register_profile("fastbert", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("fastbert")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def seed(request: pytest.FixtureRequest) -> int:
-    """The seed of this run's random tests; the header of the report names it."""
+    """The seed of this run's random tests; the head of the report names it."""
     return int(request.config.option.seed)
 
 
@@ -56,7 +68,8 @@ def data_dir() -> Path:
 def reproducible_torch() -> Iterator[None]:
     """Two threads, deterministic algorithms, and NaN in memory that nothing has written.
 
-    The fill works only while deterministic algorithms are on; those without a deterministic form warn.
+    The fill works only while deterministic algorithms are on. Operations of other libraries that have no deterministic
+    form warn instead of failing: ours are tested for it by name.
     """
     if importlib.util.find_spec("torch") is None:
         yield

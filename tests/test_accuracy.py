@@ -1,4 +1,4 @@
-"""The tolerance rule itself: what it lets pass and what it catches."""
+"""The tolerance rule itself: what it lets pass and what it catches; and the memory that conftest.py poisons."""
 
 import pytest
 import torch
@@ -17,9 +17,8 @@ def test_twice_the_error_of_eager_passes() -> None:
 
 
 def test_more_fails_and_names_place_and_bound() -> None:
-    with pytest.raises(
-        AssertionError, match=r"gelu: worst error 0\.0021 at \(2,\) is over 0\.00201 = 2 x eager's 0\.001"
-    ):
+    message = r"gelu: worst error 0\.0021 at \(2,\) is over 0\.00201 = 2 x eager's 0\.001"
+    with pytest.raises(AssertionError, match=message):
         assert_as_accurate(shifted(0.0021), EAGER, EXACT, "gelu")
 
 
@@ -56,3 +55,16 @@ def test_another_shape_or_dtype_fails(actual: torch.Tensor, message: str) -> Non
 
 def test_empty_tensors_pass() -> None:
     assert_as_accurate(torch.zeros(0, 4), torch.zeros(0, 4), torch.zeros(0, 4, dtype=torch.float64))
+
+
+def test_a_scalar_passes_and_fails() -> None:
+    exact = torch.tensor(2.0, dtype=torch.float64)
+    assert_as_accurate(torch.tensor(2.0), torch.tensor(2.0), exact)
+    with pytest.raises(AssertionError, match=r"at \(\)"):
+        assert_as_accurate(torch.tensor(2.1), torch.tensor(2.0), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_memory_that_nothing_wrote_is_nan(dtype: torch.dtype) -> None:
+    assert torch.empty(1000, dtype=dtype).isnan().all()
+    assert torch.empty_like(torch.zeros(3, 5, dtype=dtype)).isnan().all()

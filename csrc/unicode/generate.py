@@ -2,8 +2,8 @@
 
 The reference (the `tokenizers` library) mixes several Unicode versions: categories of one, decompositions of another,
 lower case of a third. Tables made from any single Unicode release would therefore differ from it on rare characters.
-This script asks the reference itself about all 1,112,064 scalar values instead; `tests/tokenizers/test_unicode_tables.py`
-asks again and compares the fingerprint that is written into tables.cpp.
+This script asks the reference itself about all 1,112,064 scalar values instead, and a test
+(tests/tokenizers/test_unicode_tables.py) asks again and compares the fingerprint that is written into tables.cpp.
 
     python csrc/unicode/generate.py            # rewrites csrc/unicode/tables.cpp
 """
@@ -21,7 +21,8 @@ HANGUL = range(0xAC00, 0xD7A4)
 BLOCK = 64  # 1 << kBlockBits of tables.h
 
 # The flags of csrc/unicode/tables.h.
-DELETED, CLEANED_TO_SPACE, WHITESPACE, PUNCTUATION, CHINESE, STRIPPED, LOWERS, DECOMPOSES = (1 << bit for bit in range(8))
+DELETED, CLEANED_TO_SPACE, WHITESPACE, PUNCTUATION = 1, 2, 4, 8
+CHINESE, STRIPPED, LOWERS, DECOMPOSES = 16, 32, 64, 128
 
 # Non-starters with the lowest and the highest canonical combining class (1 and 240).
 LOWEST_MARK, HIGHEST_MARK = "\u0334", "\u0345"

@@ -6,6 +6,7 @@ Only the module of the command that was asked for is imported, so that help answ
 from __future__ import annotations
 
 import difflib
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -30,28 +31,34 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
     },
 )
 COMMANDS = {name: entry for group in GROUPS for name, entry in group.items()}
-INTERRUPTED = 130
+WRONG_INPUT, INTERRUPTED, READER_LEFT = 2, 128 + 2, 128 + 13  # as a shell counts SIGINT and SIGPIPE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `fastbert` with the given arguments (default: the process's); returns the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
-    given = [argument for argument in given if argument != "--debug"]
-    if not given or given[0] in ("-h", "--help", "help"):
-        print(overview())
-        return 0
-    if given[0] in ("-V", "--version"):
-        from fastbert import __version__
+    debug, quiet = "--debug" in given, "--quiet" in given
+    words = [word for word in given if word not in ("--debug", "--quiet")]
+    from fastbert.errors import UserError
 
-        print(f"fastbert {__version__}")
-        return 0
-    command, flags = given[0], given[1:]
-    if command not in COMMANDS:
-        close = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f"did you mean `fastbert {close[0]}`?" if close else "`fastbert --help` lists the commands"
-        return _fail(f"unknown command {command!r}; {hint}")
-    return _run(command, flags, debug)
+    try:
+        code = _dispatch(words, quiet)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        print("fastbert: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output (head, less) has left: that is its right. Keep Python from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_LEFT
+    except (UserError, OSError) as error:
+        if debug:
+            raise
+        print(f"fastbert: error: {_describe(error)}", file=sys.stderr)
+        return WRONG_INPUT
 
 
 def overview() -> str:
@@ -61,39 +68,50 @@ def overview() -> str:
     return (
         "usage: fastbert COMMAND [FLAGS]\n\n"
         + "\n\n".join(groups)
-        + "\n\n`fastbert COMMAND --help` shows a command's flags with their defaults. --debug shows the traceback of an"
-        " error.\nStart with `fastbert demo`."
+        + "\n\n`fastbert COMMAND --help` shows a command's flags with their defaults. --quiet prints results and errors"
+        "\nonly, --debug shows the traceback of an error, --version the version. Start with `fastbert demo`."
     )
 
 
-def _run(command: str, flags: list[str], debug: bool) -> int:
+def _dispatch(words: list[str], quiet: bool) -> int:
+    if words[:1] == ["help"]:
+        words = [*words[1:2], "--help"]
+    if not words or words[0] in ("-h", "--help"):
+        print(overview())
+        return 0
+    if words[0] in ("-V", "--version"):
+        from fastbert import __version__
+
+        print(f"fastbert {__version__}")
+        return 0
+    return _run(words[0], words[1:], quiet)
+
+
+def _run(command: str, flags: list[str], quiet: bool) -> int:
     from fastbert.errors import UserError
 
+    if command not in COMMANDS:
+        close = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"did you mean `fastbert {close[0]}`?" if close else "`fastbert --help` lists the commands"
+        raise UserError(f"unknown command {command!r}; {hint}")
     try:
-        try:
-            import tyro  # noqa: F401
-        except ImportError:
-            raise UserError("the command line needs the package tyro: `pip install tyro`") from None
-        module = import_module(f"fastbert.cli.{COMMANDS[command][0]}")
-        from fastbert.cli.common import parse
+        import tyro  # noqa: F401
+    except ImportError:
+        raise UserError("the command line needs the package tyro: `pip install tyro`") from None
+    from fastbert.cli.flags import parse
 
-        config, quiet = parse(module.Config, command, flags)
-        return int(module.run(config, quiet=quiet) or 0)
-    except KeyboardInterrupt:
-        if debug:
-            raise
-        print("fastbert: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output (head, less) has left: that is its right. Keep Python from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    module = import_module(f"fastbert.cli.{COMMANDS[command][0]}")
+    try:
+        config = parse(module.Config, command, flags)
+    except SystemExit:  # --help has been printed
         return 0
-    except (UserError, OSError) as error:
-        if debug:
-            raise
-        return _fail(str(error))
+    # In a distributed run, the first process speaks for all.
+    muted = quiet or os.environ.get("RANK", "0") != "0"
+    logging.basicConfig(level=logging.ERROR if muted else logging.WARNING, format="fastbert: %(message)s")
+    return int(module.run(config, quiet=quiet) or 0)
 
 
-def _fail(message: str) -> int:
-    print(f"fastbert: error: {message}", file=sys.stderr)
-    return 2
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__

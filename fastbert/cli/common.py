@@ -1,34 +1,12 @@
-"""What the commands share: flags from a dataclass, and progress on the terminal."""
+"""What the commands share: progress on the terminal, results on standard output."""
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
-
-import tyro
+from collections.abc import Callable
+from typing import Any
 
 from fastbert.errors import UserError
-
-Config = TypeVar("Config")
-
-
-def parse(config: type[Config], command: str, flags: Sequence[str]) -> tuple[Config, bool]:
-    """Read a command's flags into its dataclass; returns it and whether --quiet was given.
-
-    Wrong flags end the process with exit code 2 and a line that names them, --help with 0.
-    """
-    quiet = "--quiet" in flags
-    given = [flag for flag in flags if flag != "--quiet"]
-    logging.basicConfig(level=logging.ERROR if quiet else logging.WARNING, format="fastbert: %(message)s")
-    parsed = tyro.cli(
-        config,
-        prog=f"fastbert {command}",
-        args=given,
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
-    )
-    return parsed, quiet
 
 
 def console(quiet: bool = False) -> Any:

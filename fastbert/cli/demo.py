@@ -53,10 +53,11 @@ def run(config: Config, *, quiet: bool = False) -> int:
             bars.message(f"saved {stopped.saved}; continue with: fastbert pretrain --out {out} --resume")
             return 128 + stopped.signal
     validation, unigram = result.run.validation, result.run.unigram_cross_entropy
+    gap = unigram - validation.mlm_loss
     lines = [
         "",
         f"masked-LM loss on held-out documents  {validation.mlm_loss:.2f} nats"
-        f"  ({unigram - validation.mlm_loss:+.2f} under word frequencies alone, {unigram:.2f})".replace("+", ""),
+        f"  (word frequencies alone: {unigram:.2f}, so {abs(gap):.2f} {'better' if gap > 0 else 'worse'})",
         f"masked-LM accuracy                    {validation.mlm_accuracy:.1%}",
         f"next-sentence accuracy                {validation.nsp_accuracy:.1%}  (chance is 50 %;"
         " it rises above chance after far more text than this)",

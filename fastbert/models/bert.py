@@ -197,7 +197,7 @@ class Packed:
 
     def __init__(
         self,
-        batch: PackedBatch | None,
+        batch: PackedBatch | Tensor | None,
         input_ids: Tensor | None,
         attention_mask: Tensor | None,
         token_type_ids: Tensor | None,
@@ -281,7 +281,7 @@ class BertModel(PreTrainedModel):
         input_ids: Tensor | None = None,
         output_hidden_states: bool = False,
     ) -> EncoderOutput:
-        packed = Packed(batch if batch is not None else None, input_ids, attention_mask, token_type_ids, position_ids)
+        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
         x, states = self.encode(packed.batch, keep_all=output_hidden_states)
         return EncoderOutput(
             last_hidden_state=packed.restore(x),

@@ -161,7 +161,7 @@ class BertForPreTraining(_MaskedLanguageModel):
         else:
             places, targets = masked
             loss = self.cls.predictions.loss(x[places], targets)
-            output.mlm_loss_sum, output.mlm_count, output.mlm_correct = loss
+            output.mlm_loss_sum, output.mlm_count, output.mlm_correct = loss.loss_sum, loss.count, loss.correct
             losses.append(_mean(loss))
             if return_logits:
                 output.prediction_logits = self.cls.predictions(x[places])

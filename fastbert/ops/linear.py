@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from fastbert.ops import backend
 from fastbert.packing import IGNORE_INDEX
 
 
-class CrossEntropy(NamedTuple):
+@dataclass(frozen=True)
+class CrossEntropy:
     """Loss summed over the labelled rows (fp32 scalar), the number of labelled rows, and of those predicted right."""
 
     loss_sum: Tensor

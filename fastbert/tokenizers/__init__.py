@@ -3,7 +3,8 @@
 from fastbert.tokenizers import WordPieceTokenizer
 """
 
+from fastbert.tokenizers.encoding import Encoding
 from fastbert.tokenizers.training import train_vocabulary
-from fastbert.tokenizers.wordpiece import Encoding, WordPieceTokenizer
+from fastbert.tokenizers.wordpiece import WordPieceTokenizer
 
 __all__ = ["Encoding", "WordPieceTokenizer", "train_vocabulary"]

@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastbert.errors import UserError
 
@@ -20,6 +20,7 @@ SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 TOKENIZER_FILE = "tokenizer.json"
 
 SPECIAL_TOKEN_NAMES = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+DEFAULT_SPECIAL_TOKENS = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
 OPTION_NAMES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "model_max_length", "split_special_tokens")
 
 # transformers writes int(1e30) as the length of a tokenizer that has no limit.
@@ -83,12 +84,17 @@ def read_folder(folder: Path) -> tuple[list[str], dict[str, Any]]:
     else:
         raise VocabularyError(f"{folder}: holds neither {VOCAB_FILE} nor {TOKENIZER_FILE}; name a tokenizer's folder")
     options = dict(from_json[1]) if from_json is not None else {}
+    added: list[AddedToken] = list(from_json[2]) if from_json is not None else []
     for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):
         path = folder / name
         if path.is_file():
-            options |= _known_options(_read_json(path), path)
+            content = _read_json(path)
+            options |= _known_options(content, path)
+            added += _added_tokens(content, path)
     if from_json is None and not (folder / CONFIG_FILE).is_file():
         options |= guess_case(vocab, folder / VOCAB_FILE)
+    roles = {options.get(name) for name in SPECIAL_TOKEN_NAMES} | set(DEFAULT_SPECIAL_TOKENS)
+    options["additional_special_tokens"] = _place_added_tokens(added, vocab, roles)
     return vocab, options
 
 
@@ -108,7 +114,7 @@ def guess_case(vocab: Sequence[str], path: Path) -> dict[str, Any]:
     return {}
 
 
-def write_folder(folder: Path, vocab: Sequence[str], options: dict[str, Any], special_tokens: dict[str, str]) -> None:
+def write_folder(folder: Path, vocab: Sequence[str], options: dict[str, Any], special_tokens: dict[str, Any]) -> None:
     """Write vocab.txt, tokenizer_config.json and special_tokens_map.json, as transformers reads them."""
     for token in vocab:
         if "\n" in token or token.endswith("\r"):
@@ -158,8 +164,62 @@ def _known_options(config: dict[str, Any], path: Path) -> dict[str, Any]:
     return options
 
 
-def _read_tokenizer_json(path: Path) -> tuple[list[str], dict[str, Any]]:
-    """Vocabulary and options of a tokenizer.json, if it describes BERT's pipeline and nothing else."""
+class AddedToken(NamedTuple):
+    """A token that a file adds to the vocabulary; `id` is None where the file does not say."""
+
+    content: str
+    id: int | None
+    place: str
+
+
+def _added_tokens(config: dict[str, Any], path: Path) -> list[AddedToken]:
+    """The tokens that a configuration adds, each checked to be one that is matched as it is written."""
+    tokens = []
+    for key in ("additional_special_tokens", "extra_special_tokens"):
+        extra = config.get(key) or []
+        for token in extra.values() if isinstance(extra, dict) else extra:
+            tokens.append(_added_token(token if isinstance(token, dict) else {"content": token}, None, path))
+    for token_id, token in (config.get("added_tokens_decoder") or {}).items():
+        tokens.append(_added_token(token, int(token_id), path))
+    for name in SPECIAL_TOKEN_NAMES:
+        if isinstance(config.get(name), dict):
+            _added_token(config[name], None, path)
+    return tokens
+
+
+def _added_token(token: dict[str, Any], token_id: int | None, path: Path) -> AddedToken:
+    content = token.get("content")
+    if not isinstance(content, str) or not content:
+        raise VocabularyError(f"{path}: added token {token!r} has no content; restore the file")
+    for flag, plain in (("lstrip", False), ("rstrip", False), ("single_word", False), ("special", True)):
+        if token.get(flag, plain) != plain:
+            raise VocabularyError(
+                f"{path}: added token {content!r} has {flag}={token[flag]!r}; only special tokens that are matched as"
+                f" they are written are supported, so set {flag} to {plain!r}"
+            )
+    return AddedToken(content, token_id, str(path))
+
+
+def _place_added_tokens(added: list[AddedToken], vocab: list[str], roles: set[Any]) -> list[str]:
+    """Append added tokens to `vocab` where they are missing; returns those that are special without a role."""
+    ids = {token: index for index, token in enumerate(vocab)}
+    for token in sorted(added, key=lambda token: -1 if token.id is None else token.id):
+        if token.id is not None and token.id == len(vocab) and token.content not in ids:
+            ids[token.content] = len(vocab)
+            vocab.append(token.content)
+        if token.id is not None and ids.get(token.content) != token.id:
+            raise VocabularyError(
+                f"{token.place}: added token {token.content!r} has id {token.id}, but the vocabulary has"
+                f" {ids.get(token.content, 'no such token')}; make them agree"
+            )
+    for token in added:
+        if token.content not in ids:
+            raise VocabularyError(f"{token.place}: {token.content!r} is not in the vocabulary; add it to {VOCAB_FILE}")
+    return [content for content in dict.fromkeys(token.content for token in added) if content not in roles]
+
+
+def _read_tokenizer_json(path: Path) -> tuple[list[str], dict[str, Any], list[AddedToken]]:
+    """Vocabulary, options and added tokens of a tokenizer.json, if it describes BERT's pipeline and nothing else."""
     content = _read_json(path)
     model = content.get("model") or {}
     normalizer = content.get("normalizer") or {}
@@ -175,11 +235,7 @@ def _read_tokenizer_json(path: Path) -> tuple[list[str], dict[str, Any]]:
     for expected_id, (token, token_id) in enumerate(by_id):
         if token_id != expected_id:
             raise VocabularyError(f"{path}: token {token!r} has id {token_id!r} where {expected_id} was expected")
-    for added in content.get("added_tokens") or []:
-        if ids.get(added.get("content")) != added.get("id"):
-            raise VocabularyError(
-                f"{path}: added token {added.get('content')!r} is not in the vocabulary; put it there at its id"
-            )
+    added = [_added_token(token, token.get("id"), path) for token in content.get("added_tokens") or []]
     options = {
         "do_lower_case": bool(normalizer.get("lowercase", True)),
         "strip_accents": normalizer.get("strip_accents"),
@@ -187,4 +243,4 @@ def _read_tokenizer_json(path: Path) -> tuple[list[str], dict[str, Any]]:
     }
     if isinstance(model.get("unk_token"), str):
         options["unk_token"] = model["unk_token"]
-    return [token for token, _ in by_id], options
+    return [token for token, _ in by_id], options, added

@@ -1,9 +1,9 @@
 """Building a WordPiece vocabulary: the same corpus gives the same vocabulary, run after run.
 
-The words are counted by the same C++ code that later tokenizes. The pieces are then learned by the `tokenizers` library,
-whose results differ between identical runs if it is left to find the alphabet by itself: it numbers characters in the
-order of a randomly seeded hash map, and breaks ties between merges by number. So it is given the whole alphabet in a fixed
-order.
+The words are counted by the same C++ code that later tokenizes. The pieces are then learned by the `tokenizers`
+library, whose results differ between identical runs if it is left to find the alphabet by itself: it numbers characters
+in the order of a randomly seeded hash map, and breaks ties between merges by number. So it is given the whole alphabet
+in a fixed order.
 """
 
 import logging

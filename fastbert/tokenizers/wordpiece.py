@@ -1,10 +1,10 @@
-"""`WordPieceTokenizer`: BERT's tokenizer over the C++ core, with the same results as Hugging Face's `BertTokenizerFast`."""
+"""`WordPieceTokenizer`: BERT's tokenizer over the C++ core, with the results of Hugging Face's `BertTokenizerFast`."""
 
 import hashlib
 import json
 import operator
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from fastbert import _C
 from fastbert.tokenizers import decoding, files
+from fastbert.tokenizers.encoding import Encoding, shape_output
 
 if TYPE_CHECKING:
     from fastbert.packing import PackedBatch
@@ -25,39 +26,13 @@ _TRUNCATIONS = {
     "only_first": _C.Truncation.ONLY_FIRST,
     "only_second": _C.Truncation.ONLY_SECOND,
 }
-_PADDINGS = {False: "do_not_pad", "do_not_pad": "do_not_pad", True: "longest", "longest": "longest"} | {
-    "max_length": "max_length"
+_PADDINGS = {
+    False: "do_not_pad",
+    "do_not_pad": "do_not_pad",
+    True: "longest",
+    "longest": "longest",
+    "max_length": "max_length",
 }
-
-
-class Encoding(Mapping[str, Any]):
-    """Model inputs by key or attribute: `input_ids`, `token_type_ids`, `attention_mask`. Unpacks with `**`."""
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
-
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
-
-    def __getattr__(self, name: str) -> Any:
-        # Reached before __init__ when an instance is unpickled.
-        values = self.__dict__.get("_values", {})
-        if name in values:
-            return values[name]
-        raise AttributeError(f"no {name!r}; there are {', '.join(values)}")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._values)
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def __repr__(self) -> str:
-        return repr(self._values)
-
-    def to(self, device: Any) -> "Encoding":
-        """The same with every tensor on `device`."""
-        return Encoding({key: value.to(device) for key, value in self._values.items()})
 
 
 class WordPieceTokenizer:
@@ -73,6 +48,7 @@ class WordPieceTokenizer:
         model_max_length: the length, in tokens, that truncation and padding use when none is given.
         unk_token, sep_token, pad_token, cls_token, mask_token: the special tokens; they must be in the vocabulary. In
             text they are recognised as they are written here, before anything else is done.
+        additional_special_tokens: more tokens that are recognised in the same way, also from the vocabulary.
         split_special_tokens: treat special tokens in text as plain text.
     """
 
@@ -89,6 +65,7 @@ class WordPieceTokenizer:
         pad_token: str = "[PAD]",
         cls_token: str = "[CLS]",
         mask_token: str = "[MASK]",
+        additional_special_tokens: Sequence[str] = (),
         split_special_tokens: bool = False,
     ) -> None:
         if isinstance(vocab, str | os.PathLike):
@@ -107,7 +84,9 @@ class WordPieceTokenizer:
         self.cls_token, self.mask_token = cls_token, mask_token
         self._tokens = tokens
         self._ids = {token: index for index, token in enumerate(tokens)}
-        for name, token in self.special_tokens_map.items():
+        self.additional_special_tokens = list(additional_special_tokens)
+        named = [*self.special_tokens_map.items()]
+        for name, token in named + [("additional_special_tokens", token) for token in self.additional_special_tokens]:
             if token not in self._ids:
                 raise files.VocabularyError(
                     f"{source}: {name}={token!r} is not among its {len(tokens)} tokens; add it, or pass {name}="
@@ -129,8 +108,8 @@ class WordPieceTokenizer:
     def from_pretrained(cls, path: str | os.PathLike[str], **options: Any) -> "WordPieceTokenizer":
         """Read a tokenizer's folder or a bare vocab.txt; `options` override what is found there.
 
-        The options come from `tokenizer_config.json` and `special_tokens_map.json`, then from `tokenizer.json`. If there
-        is neither and the vocabulary holds capitals, lower-casing is off, and a notice is logged.
+        The options come from `tokenizer_config.json` and `special_tokens_map.json`, then from `tokenizer.json`. If all
+        are missing and the vocabulary holds capitals, lower-casing is off, and a notice is logged.
         """
         path = Path(path)
         vocab, found = files.read_folder(path) if path.is_dir() else files.read_vocab_file(path)
@@ -140,7 +119,7 @@ class WordPieceTokenizer:
             raise files.VocabularyError(f"{path}: {error}") from None
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write `vocab.txt`, `tokenizer_config.json` and `special_tokens_map.json`, which transformers reads as well."""
+        """Write `vocab.txt`, `tokenizer_config.json` and `special_tokens_map.json`; transformers reads them too."""
         options = {
             "do_lower_case": self.do_lower_case,
             "strip_accents": self.strip_accents,
@@ -148,7 +127,10 @@ class WordPieceTokenizer:
             "model_max_length": self.model_max_length or int(1e30),
             "split_special_tokens": self.split_special_tokens,
         }
-        files.write_folder(Path(folder), self._tokens, options, self.special_tokens_map)
+        special_tokens: dict[str, Any] = dict(self.special_tokens_map)
+        if self.additional_special_tokens:
+            special_tokens["additional_special_tokens"] = self.additional_special_tokens
+        files.write_folder(Path(folder), self._tokens, options, special_tokens)
 
     # The vocabulary
 
@@ -177,7 +159,7 @@ class WordPieceTokenizer:
     @property
     def all_special_tokens(self) -> list[str]:
         """The special tokens, each once."""
-        return list(dict.fromkeys(self.special_tokens_map.values()))
+        return list(dict.fromkeys([*self.special_tokens_map.values(), *self.additional_special_tokens]))
 
     @property
     def all_special_ids(self) -> list[int]:
@@ -197,6 +179,7 @@ class WordPieceTokenizer:
             "strip_accents": self.do_lower_case if self.strip_accents is None else self.strip_accents,
             "tokenize_chinese_chars": self.tokenize_chinese_chars,
             "split_special_tokens": self.split_special_tokens,
+            "additional_special_tokens": sorted(self.additional_special_tokens),
             **self.special_tokens_map,
         }
         return hashlib.sha256(json.dumps([self._tokens, options], sort_keys=True).encode()).hexdigest()
@@ -279,7 +262,7 @@ class WordPieceTokenizer:
         rows = self._core.encode_model_inputs(
             texts, seconds, self._template(add_special_tokens), how, length or 0, _checked_threads(None)
         )
-        return _shape_output(rows, strategy, length, self.pad_token_id, return_tensors, single)
+        return shape_output(rows, strategy, length, self.pad_token_id, return_tensors, single)
 
     def _lengths(
         self, padding: bool | str, truncation: bool | str | None, max_length: int | None
@@ -337,9 +320,7 @@ class WordPieceTokenizer:
 
     # Ids to text
 
-    def decode(
-        self, ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
-    ) -> str:
+    def decode(self, ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False) -> str:
         """Text from ids: words joined by spaces, as transformers does it. Ids outside the vocabulary are skipped."""
         skipped = set(self.all_special_ids) if skip_special_tokens else set()
         known = (index for index in _integers(ids) if 0 <= index < len(self._tokens) and index not in skipped)
@@ -367,52 +348,6 @@ class WordPieceTokenizer:
         )
 
 
-def _shape_output(
-    rows: tuple[np.ndarray, np.ndarray, np.ndarray],
-    strategy: str,
-    length: int | None,
-    pad_token_id: int,
-    return_tensors: str | None,
-    single: bool,
-) -> Encoding:
-    """Lists, arrays or tensors from ragged rows."""
-    if return_tensors not in (None, "np", "pt"):
-        raise ValueError(f"return_tensors={return_tensors!r} must be None, 'np' or 'pt'")
-    ids, types, offsets = rows
-    sizes = np.diff(offsets)
-    longest = int(sizes.max(initial=0))
-    if strategy == "longest":
-        width = longest
-    elif strategy == "max_length":
-        width = length or 0
-        if return_tensors and longest > width:
-            raise ValueError(f"a row has {longest} tokens, over max_length={width}; add truncation=True")
-    else:
-        width = 0
-        if return_tensors and (sizes != longest).any():
-            raise ValueError("rows of different lengths make no tensor; add padding=True (and truncation=True)")
-    columns = {"input_ids": (ids, pad_token_id), "token_type_ids": (types, 0)}
-    columns["attention_mask"] = (np.ones_like(ids), 0)
-    if return_tensors is not None:
-        width = max(width, longest)
-        tensors: dict[str, Any] = {
-            name: _C.pad_rows(values, offsets, width, filler) for name, (values, filler) in columns.items()
-        }
-        if return_tensors == "pt":
-            import torch
-
-            tensors = {name: torch.from_numpy(array) for name, array in tensors.items()}
-        return Encoding(tensors)
-    bounds = offsets.tolist()
-    lists: dict[str, Any] = {}
-    for name, (values, filler) in columns.items():
-        flat = values.tolist()
-        lists[name] = [
-            flat[begin:end] + [filler] * (width - (end - begin)) for begin, end in zip(bounds, bounds[1:])
-        ]
-    return Encoding({name: value[0] for name, value in lists.items()} if single else lists)
-
-
 def _integers(ids: Any) -> list[int]:
     """Ids as a list of Python integers, from a list, an array, a tensor or a single id."""
     if hasattr(ids, "tolist"):
@@ -429,8 +364,9 @@ def _checked_threads(threads: int | None) -> int:
 
 
 def _checked_model_max_length(length: int | float | None) -> int | None:
+    # transformers writes a float-like 1e30 for "no limit".
     if length is None or length > files.UNLIMITED_LENGTH:
         return None
-    if operator.index(length) < 1:
-        raise ValueError(f"model_max_length={length} must be at least 1 (None for no limit)")
+    if length != int(length) or length < 1:
+        raise ValueError(f"model_max_length={length} must be a whole number of at least 1 (None for no limit)")
     return int(length)

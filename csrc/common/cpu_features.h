@@ -1,0 +1,29 @@
+// What the processor has and the operating system lets this process use: read at run time, so that one build of the
+// extension serves every CPU of its architecture.
+#pragma once
+
+namespace fastbert {
+
+// True means usable now: the instruction exists and the system saves its registers. All false off x86-64, where only
+// the portable code runs.
+struct CpuFeatures {
+    bool avx2 = false;
+    bool fma = false;
+    bool avx512f = false;
+    bool avx512bw = false;
+    bool avx512vl = false;
+    bool avx512vbmi = false;
+    bool avx512_vnni = false;
+    bool avx512_bf16 = false;
+    bool amx_tile = false;
+    bool amx_int8 = false;
+    bool amx_bf16 = false;
+    // The processor has AMX, whether or not the system lets this process use it.
+    bool amx_in_hardware = false;
+};
+
+// Read once, on first use. On a processor with AMX this asks Linux for its tile registers, which a process must do
+// before its first tile instruction; the grant holds for all threads.
+const CpuFeatures& cpu_features();
+
+}  // namespace fastbert

@@ -1,0 +1,99 @@
+"""`fastbert doctor`: what was built, which backend runs what, and why not the faster one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fastbert.doctor import Diagnosis
+
+Row = tuple[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Print versions, CPU and GPU features, built kernels, and the backend of each operation with the reason."""
+
+    json: bool = False
+    """Write one JSON object instead of text."""
+
+
+def run(config: Config, *, quiet: bool = False) -> int:
+    """Examine and print; 1 when something that fastbert cannot run without is missing."""
+    from fastbert.doctor import examine
+
+    diagnosis = examine()
+    if config.json:
+        json.dump(dataclasses.asdict(diagnosis), sys.stdout, indent=2)
+        print()
+    elif not quiet:
+        _show(diagnosis)
+    return 0 if diagnosis.device and all(diagnosis.extension_parts.values()) else 1
+
+
+def _show(diagnosis: Diagnosis) -> None:
+    """Text on standard output, in colour on a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    sections = _sections(diagnosis)
+    width = max(len(name) for _, rows in sections for name, _ in rows)
+    for title, rows in sections:
+        console.print(Text(title, style="bold"))
+        for name, value in rows:
+            console.print(Text.assemble("  ", (f"{name:<{width}}", "cyan"), "  ", value))
+        console.print()
+    for line in diagnosis.advice:
+        console.print(Text.assemble(("advice: ", "bold yellow"), line))
+
+
+def _sections(diagnosis: Diagnosis) -> list[tuple[str, list[Row]]]:
+    cpu, features = diagnosis.cpu, diagnosis.cpu.features
+    parts = [(part, "in the extension" if built else "missing") for part, built in diagnosis.extension_parts.items()]
+    threads = "torch is missing" if cpu.torch_threads is None else f"torch uses {_count(cpu.torch_threads, 'thread')}"
+    usable = "" if cpu.usable_cores == cpu.logical_cores else f", {cpu.usable_cores:g} usable"
+    sections = [
+        ("Versions", [(name, version or "not installed") for name, version in diagnosis.versions.items()]),
+        (
+            "CPU",
+            [
+                ("model", f"{cpu.model} ({cpu.architecture})"),
+                ("cores", f"{cpu.logical_cores} logical{usable}; {threads}"),
+                ("can use", _names(features, True)),
+                ("cannot use", _names(features, False)),
+            ],
+        ),
+        (
+            "GPU",
+            [
+                (f"cuda:{index}", f"{gpu.name}, {gpu.memory_gib:g} GiB, compute capability {gpu.compute_capability}")
+                for index, gpu in enumerate(diagnosis.gpus)
+            ]
+            or [("none", diagnosis.gpu_reason)],
+        ),
+        ("Built", [*parts, ("Triton kernels", _kernels(diagnosis))]),
+    ]
+    if diagnosis.device:
+        rows = [(choice.operation, f"{choice.backend:<7} {choice.reason}") for choice in diagnosis.operations]
+        rows.append(("fastest dtype", f"{diagnosis.fastest_dtype:<7} {diagnosis.dtype_reason}"))
+        sections.append((f"Operations on {diagnosis.device}", rows))
+    return sections
+
+
+def _names(features: dict[str, bool], usable: bool) -> str:
+    names = [name for name, has in features.items() if has is usable and name != "amx_in_hardware"]
+    return " ".join(names) or "-"
+
+
+def _kernels(diagnosis: Diagnosis) -> str:
+    names = ", ".join(diagnosis.triton_kernels) or "none"
+    return f"{names}: {diagnosis.triton_reason}" if diagnosis.triton_reason else names
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("s" if number != 1 else "")

@@ -1,0 +1,100 @@
+"""A command's flags, made by tyro from its frozen dataclass: names, types, defaults and docstrings come from there.
+
+What tyro prints for wrong flags is a box of many lines; here it becomes the one line that every other error is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import tyro
+
+from fastbert.errors import UserError
+
+# Flags of every command. They are read before the command is known (see fastbert.cli.main), and listed in its help.
+COMMON = {
+    "quiet": "Print results and errors only.",
+    "debug": "Show the traceback of an error.",
+}
+
+
+def parse(config: type[Any], command: str, flags: Sequence[str]) -> Any:
+    """Read a command's flags into its dataclass. Raises `UserError` for wrong ones; --help ends the process with 0."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(printed):
+            read: Any = tyro.cli(
+                _as_shown(config),
+                prog=f"fastbert {command}",
+                description=" ".join((config.__doc__ or "").split()),
+                args=flags,
+                config=(tyro.conf.FlagCreatePairsOff, tyro.conf.OmitArgPrefixes),
+            )
+    except SystemExit as stopped:
+        if not stopped.code:
+            raise
+        raise UserError(_one_line(printed.getvalue(), command)) from None
+    return config(**{field.name: getattr(read, field.name) for field in dataclasses.fields(config) if field.init})
+
+
+def _as_shown(config: type) -> type:
+    """`config` as its help shows it: nothing stands for `None`, empty and off. It does not check its values yet."""
+    hints = get_type_hints(config, include_extras=True)
+    shown: list[tuple[str, Any, Any]] = []
+    for field in dataclasses.fields(config):
+        if field.default is False:
+            shown.append((field.name, Annotated[bool, tyro.conf.arg(help_behavior_hint="")], field.default))
+        elif field.default is None or field.default == ():
+            hint = hints[field.name]
+            look = tyro.conf.arg(metavar=_metavar(hint), help_behavior_hint="")
+            shown.append((field.name, Annotated[hint, look], field.default))
+    for name, meaning in COMMON.items():
+        shown.append((name, Annotated[bool, tyro.conf.arg(help=meaning, help_behavior_hint="")], False))
+    return dataclasses.make_dataclass(
+        config.__name__,
+        [(name, hint, dataclasses.field(default=default)) for name, hint, default in shown],
+        bases=(config,),
+        namespace={"__post_init__": lambda self: None},
+        frozen=True,
+        kw_only=True,
+    )
+
+
+def _metavar(hint: Any) -> str:
+    """How the value of a flag that may be left out looks in the help: PATH, INT, {a,b}, PATH ..."""
+    if get_origin(hint) is Annotated:
+        return _metavar(get_args(hint)[0])
+    inner = [part for part in get_args(hint) if part not in (type(None), Ellipsis)]
+    if get_origin(hint) is Literal:
+        return "{" + ",".join(map(str, inner)) + "}"
+    if get_origin(hint) is tuple:
+        return f"{_metavar(inner[0])} ..."
+    if inner:
+        return "|".join(map(_metavar, inner))
+    return str(hint.__name__).upper()
+
+
+def _one_line(box: str, command: str) -> str:
+    """What tyro's box of an error says, in one line."""
+    # On a terminal the box has colours; without UTF-8 it has no border, and its title is a section of its own.
+    rows = [row.strip("│ ") for row in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
+    sections = re.split(r"^[─-]{10,}$|^╭.*╮$", "\n".join(rows), flags=re.MULTILINE)[1:] or [box]
+    message = " ".join(sections[0].split())
+    unknown = re.match(r"Unrecognized options: (.*)", message)
+    wrong = re.match(r"Error parsing (\S+): no type matching \S+ could be instantiated from \[(.*?)\]", message)
+    if unknown:
+        words = unknown[1].split(", ")
+        named = [word for word in words if word.startswith("-")]
+        message = f"unknown flag {', '.join(named)}" if named else f"unexpected argument {', '.join(map(repr, words))}"
+        close = re.search(r"Perhaps you meant:\s+(--\S+)", "\n".join(sections[1:]))
+        if close:
+            return f"{message}; did you mean {close[1]}?"
+    elif wrong:
+        message = f"{wrong[1]} {wrong[2]}: not a value that the flag takes"
+    message = message.removeprefix("Error parsing ").rstrip(".")
+    return f"{message}; `fastbert {command} --help` shows the flags"

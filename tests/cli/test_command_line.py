@@ -1,0 +1,175 @@
+"""The `fastbert` command: help, wrong input in one line, exit codes. tests/test_package.py runs the console script."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Literal
+
+import pytest
+
+tyro = pytest.importorskip("tyro", reason="the command line needs tyro")
+
+from fastbert import cli  # noqa: E402
+from fastbert.errors import UserError  # noqa: E402
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Do
+    something."""
+
+    words: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """Words."""
+    corpus: tuple[Path, ...] = ()
+    """Files."""
+    steps: int | None = None
+    """Steps to take."""
+    max_length: int = 128
+    """Tokens per sequence."""
+    kind: Literal["soft", "hard"] = "soft"
+    """Which kind."""
+    form: Literal["round", "square"] | None = None
+    """Which form."""
+    overwrite: bool = False
+    """Replace."""
+
+    def __post_init__(self) -> None:
+        if self.max_length < 3:
+            raise UserError(f"--max-length {self.max_length} must be at least 3")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, bool]]:
+    """A command `try` that records what it was run with, and fails as its first word says."""
+    seen: list[tuple[Config, bool]] = []
+
+    def run(config: Config, *, quiet: bool = False) -> int:
+        seen.append((config, quiet))
+        if config.words[:1] == ("missing-file",):
+            Path("/nonexistent/file").read_text()
+        if config.words[:1] == ("interrupt",):
+            raise KeyboardInterrupt
+        if config.words[:1] == ("wrong",):
+            raise UserError("line 3 of corpus.txt is empty")
+        if config.words[:1] == ("bug",):
+            raise KeyError("bug")
+        return 7 if config.words[:1] == ("seven",) else 0
+
+    module = ModuleType("fastbert.cli.attempt")
+    module.Config, module.run = Config, run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fastbert.cli.attempt", module)
+    monkeypatch.setitem(cli.COMMANDS, "try", ("attempt", "do something"))
+    return seen
+
+
+def test_flags_reach_the_configuration(calls: list[tuple[Config, bool]]) -> None:
+    given = [
+        "try",
+        "a",
+        "b",
+        "--corpus",
+        "x.txt",
+        "y",
+        "--steps",
+        "3",
+        "--max-length=9",
+        "--kind",
+        "hard",
+        "--overwrite",
+    ]
+    assert cli.main(given) == 0
+    expected = Config(
+        words=("a", "b"), corpus=(Path("x.txt"), Path("y")), steps=3, max_length=9, kind="hard", overwrite=True
+    )
+    assert calls == [(expected, False)]
+    assert type(calls[0][0]) is Config
+
+
+@pytest.mark.parametrize("given", [["--quiet", "try"], ["try", "--quiet"]])
+def test_quiet_is_understood_anywhere(given: list[str], calls: list[tuple[Config, bool]]) -> None:
+    assert cli.main(given) == 0
+    assert calls == [(Config(), True)]
+
+
+def test_a_commands_exit_code_is_the_programs(calls: list[tuple[Config, bool]]) -> None:
+    assert cli.main(["try", "seven"]) == 7
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        pytest.param("tri", "unknown command 'tri'; did you mean `fastbert try`?", id="command-with-a-slip"),
+        pytest.param("xyzzy", "unknown command 'xyzzy'; `fastbert --help` lists the commands", id="command"),
+        pytest.param("try --step 3", "unknown flag --step; did you mean --steps?", id="flag-with-a-slip"),
+        pytest.param(
+            "try --qqq x --zzz", "unknown flag --qqq, --zzz; `fastbert try --help` shows the flags", id="flags"
+        ),
+        pytest.param("try --steps x", "--steps 'x': not a value", id="optional-number"),
+        pytest.param("try --max-length x", "--max-length: invalid literal for int()", id="number"),
+        pytest.param("try --kind odd", "invalid choice 'odd' for argument '--kind'. Expected one of", id="choice"),
+        pytest.param("try --kind", "Missing value for argument '--kind'", id="no-value"),
+        pytest.param("try --max-length 2", "--max-length 2 must be at least 3", id="value-out-of-range"),
+        pytest.param("try wrong", "line 3 of corpus.txt is empty", id="user-error"),
+        pytest.param("try missing-file", "/nonexistent/file: No such file or directory", id="file"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(
+    given: str, message: str, calls: list[tuple[Config, bool]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(given.split()) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"fastbert: error: {message}")
+    assert printed.err.count("\n") == 1
+    assert "─" not in printed.err
+    assert "--------" not in printed.err
+
+
+@pytest.mark.parametrize("given", ["try wrong --debug", "--debug try missing-file", "--debug try --max-length 2"])
+def test_debug_shows_the_traceback(given: str, calls: list[tuple[Config, bool]]) -> None:
+    with pytest.raises((UserError, OSError)):
+        cli.main(given.split())
+
+
+def test_a_bug_keeps_its_traceback(calls: list[tuple[Config, bool]]) -> None:
+    with pytest.raises(KeyError):
+        cli.main(["try", "bug"])
+
+
+def test_an_interrupt_is_exit_code_130(calls: list[tuple[Config, bool]], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["try", "interrupt"]) == 130
+    assert capsys.readouterr().err == "fastbert: interrupted\n"
+
+
+@pytest.mark.parametrize("given", [["try", "--help"], ["help", "try"], ["try", "-h"]])
+def test_help_shows_defaults_and_nothing_of_none(
+    given: list[str], calls: list[tuple[Config, bool]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(given) == 0
+    printed = capsys.readouterr().out
+    assert "Do something." in printed
+    assert "(default: 128)" in printed
+    assert "--steps INT" in printed
+    assert "--corpus PATH ..." in printed
+    assert "--form {round,square}" in printed
+    assert "--no-overwrite" not in printed
+    assert "--quiet" in printed
+    assert "--debug" in printed
+    assert "None" not in printed
+    assert not calls
+
+
+@pytest.mark.parametrize("given", [[], ["--help"], ["-h"], ["help"], ["--quiet"]])
+def test_without_a_command_the_commands_are_listed(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(given) == 0
+    printed = capsys.readouterr().out
+    assert [name for name in cli.COMMANDS if f"\n  {name} " not in printed] == []
+
+
+def test_without_tyro_one_line_names_the_cure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    assert cli.main(["demo"]) == 2
+    assert capsys.readouterr().err == "fastbert: error: the command line needs the package tyro: `pip install tyro`\n"

@@ -1,0 +1,86 @@
+"""`fastbert doctor`: the features match the system's own list, and it answers where something is missing."""
+
+import dataclasses
+import importlib
+import json
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+
+from fastbert import _C, doctor
+from fastbert.cli import main
+
+CPUINFO = Path("/proc/cpuinfo")
+CPU = doctor.Cpu(
+    model="some",
+    architecture="x86_64",
+    logical_cores=8,
+    usable_cores=2.5,
+    torch_threads=8,
+    features={"amx_in_hardware": True, "amx_tile": False},
+)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not CPUINFO.exists(), reason="needs Linux on x86-64")
+def test_cpu_features_are_those_that_linux_lists() -> None:
+    line = next(line for line in CPUINFO.read_text().splitlines() if line.startswith("flags"))
+    listed = set(line.partition(":")[2].split())
+    features = _C.cpu_features()
+    amx_in_hardware = features.pop("amx_in_hardware")
+    assert {name for name, usable in features.items() if usable} <= listed
+    missing = {name for name, usable in features.items() if not usable} & listed
+    # A container may forbid the request for AMX tiles; nothing else is withheld from a process.
+    assert all(name.startswith("amx") for name in missing)
+    assert amx_in_hardware == ("amx_tile" in listed)
+
+
+def test_every_operation_has_a_backend_and_a_reason() -> None:
+    from fastbert.ops.backend import OPERATIONS
+
+    found = doctor.examine()
+    assert [choice.operation for choice in found.operations] == list(OPERATIONS)
+    assert all(choice.backend in ("triton", "native", "eager") and choice.reason for choice in found.operations)
+    assert found.fastest_dtype in ("bf16", "fp16", "fp32")
+    assert found.dtype_reason
+
+
+def test_all_parts_of_the_extension_are_built() -> None:
+    assert all(doctor.examine().extension_parts.values())
+
+
+def test_text_is_plain_when_piped(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    assert "Operations on " in text
+    assert f"python {' ' * 16} {platform.python_version()}\n" in text
+
+
+def test_json_holds_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--json"]) == 0
+    written = json.loads(capsys.readouterr().out)
+    assert set(written) == {field.name for field in dataclasses.fields(doctor.Diagnosis)}
+
+
+def test_without_torch_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert main(["doctor"]) == 1
+    text = capsys.readouterr().out
+    assert "advice: torch cannot be imported" in text
+    assert "https://pytorch.org/get-started/locally/" in text
+
+
+def test_advice_names_the_cure() -> None:
+    amx, threads = doctor._advice(CPU, has_gpu=False, triton=None)
+    assert "AMX" in amx
+    assert threads == "torch runs 8 threads on 2.5 cores: set OMP_NUM_THREADS=2"
+    (gpu,) = doctor._advice(dataclasses.replace(CPU, features={}, torch_threads=2), has_gpu=True, triton=None)
+    assert "pip install 'fastbert-engine[gpu]'" in gpu
+
+
+def test_triton_kernels_are_the_modules_of_the_folder() -> None:
+    folder = Path(str(importlib.import_module("fastbert.kernels").__file__)).parent
+    expected = sorted(file.stem for file in folder.glob("*.py") if file.stem != "__init__")
+    assert list(doctor.examine().triton_kernels) == expected

@@ -1,0 +1,113 @@
+"""The reference tokenizer, vocabularies and hostile text for the tokenizer's tests."""
+
+import lzma
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+
+@pytest.fixture(scope="session")
+def small_vocab() -> list[str]:
+    """Words and pieces over several scripts, so that whole words, pieces and unknown words all occur."""
+    ascii_marks = [chr(point) for point in range(33, 127)]
+    letters = "abcdefghijklmnopqrstuvwxyzßøπσωабвгдеж가나ابتकखग中国日本𠀀𝒳"
+    marks = "\u0300\u0301\u0307\u0308\u0327\u0345\u302e\U0001d165\u093e\u0ccb\u1100\u1161\u11a8\ufe0f\u20e0"
+    words = ["hello", "world", "the", "un", "aff", "able", "cafe", "naive", "straße", "한국", "i̇", "ab", "abc", "abcd"]
+    pieces = [*letters, *marks, "able", "aff", "ing", "bc", "lo", "ré", "é", "İ", "A", "B", "İst"]
+    return list(dict.fromkeys([*SPECIAL_TOKENS, *ascii_marks, *letters, *words, *(f"##{piece}" for piece in pieces)]))
+
+
+@pytest.fixture(scope="session")
+def make_reference() -> Callable[..., Any]:
+    """BertTokenizerFast over a list of tokens."""
+    transformers = pytest.importorskip("transformers")
+
+    def make(vocab: Sequence[str], **options: Any) -> Any:
+        return transformers.BertTokenizerFast(vocab={token: index for index, token in enumerate(vocab)}, **options)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def released_vocab(data_dir) -> Callable[[str], list[str]]:
+    """The tokens of a released BERT vocabulary by the model's name."""
+
+    def read(name: str) -> list[str]:
+        text = lzma.decompress((data_dir / "vocab" / f"{name}-vocab.txt.xz").read_bytes()).decode()
+        return text.removesuffix("\n").split("\n")
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def assert_same_ids() -> Callable[[Any, Any, Sequence[str]], None]:
+    """Fails with the first text whose ids differ between our tokenizer and the reference."""
+
+    def check(ours: Any, reference: Any, texts: Sequence[str]) -> None:
+        ids, offsets = ours.encode_ragged(texts)
+        expected = [row.ids for row in reference.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        flat = np.fromiter((index for row in expected for index in row), np.int32)
+        bounds = np.cumsum([0, *map(len, expected)])
+        if np.array_equal(ids, flat) and np.array_equal(offsets, bounds):
+            return
+        for text, row, begin, end in zip(texts, expected, offsets, offsets[1:]):
+            assert ids[begin:end].tolist() == row, f"ids differ for {text!a}"
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def hostile_text() -> Callable[[random.Random], str]:
+    """A generator of text that mixes everything in which tokenizers are known to differ."""
+    ranges = [
+        (0x20, 0x7F), (0x00, 0xA0), (0xA0, 0x250), (0x2B0, 0x400), (0x400, 0x530), (0x590, 0x700), (0x900, 0xE00),
+        (0x1AB0, 0x1B00), (0x1DC0, 0x2070), (0x20D0, 0x2100), (0x2E00, 0x3100), (0x3400, 0x3410), (0x9FF0, 0xA000),
+        (0xA640, 0xA800), (0xAC00, 0xAC40), (0xF900, 0xFAFF), (0xFB00, 0xFFFE), (0x10A00, 0x10A60), (0x11000, 0x11A00),
+        (0x16A00, 0x16F00), (0x1D15E, 0x1D1AE), (0x1E000, 0x1E950), (0x1F300, 0x1F600), (0x2B810, 0x2B930),
+        (0x2F800, 0x2FA20), (0xE0000, 0xE01F0), (0xF0000, 0xF0010), (0x10FFF0, 0x110000),
+    ]  # fmt: skip
+    marks = [*range(0x300, 0x346), 0x483, 0x591, 0x64B, 0x93C, 0x94D, 0x1134D, 0x302A, 0x302E, 0x3099, 0x1D165, 0x1D16D]
+    marks += [
+        0x20D0,
+        0x8D4,
+        0x898,
+        0x1AB0,
+        0x1B44,
+        0x1BAA,
+        0x1733,
+        0x1734,
+        0xFE0F,
+        0x200D,
+        0xAD,
+        0x1E94A,
+        0xA953,
+        0x93E,
+    ]
+    words = [
+        *SPECIAL_TOKENS, "[sep]", "[MASK", "MASK]", "[[MASK]]", "[SEP]]", "[unused1]", "##able", "hello", "World",
+        "unaffable", "café", "cafe\u0301", "Straße", "İstanbul", "ΑΣ", "한국", "中国", "\u2028", "\x85", "\u3000",
+        "THE", "\ufeff", " ", "  ", "\t", "\n", "\r\n", "a" * 99, "a" * 100, "a" * 101, "é" * 100, "\u0301" * 120,
+        "ab" * 60, "\ufffd",
+    ]  # fmt: skip
+
+    def draw(rng: random.Random) -> str:
+        parts = []
+        for _ in range(rng.randint(0, 12)):
+            kind = rng.random()
+            if kind < 0.35:
+                parts.append(rng.choice(words))
+            elif kind < 0.55:
+                parts.append("".join(chr(rng.choice(marks)) for _ in range(rng.randint(1, 6))))
+            elif kind < 0.65:
+                parts.append(" ")
+            else:
+                low, high = rng.choice(ranges)
+                parts.append("".join(chr(rng.randrange(low, high)) for _ in range(rng.randint(1, 5))))
+        return "".join(parts)
+
+    return draw

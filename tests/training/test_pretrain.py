@@ -1,0 +1,349 @@
+"""Whole runs on a toy model: files, falling loss, resume to the bit, and every refusal."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fastbert.errors import CheckpointError, CorpusError, UserError
+from fastbert.models import BertForPreTraining
+from fastbert.training import checkpoint
+from fastbert.training.config import PretrainConfig
+from fastbert.training.loop import Reporter, Stopped, TrainingError
+from fastbert.training.metrics import read_metrics
+from fastbert.training.pretrain import pretrain
+
+KEYS = {
+    "step", "split", "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "tokens", "tokens_per_second",
+    "learning_rate", "seconds",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Forty documents whose words follow each other by a rule, so that there is something to learn."""
+    draw = random.Random(5)
+    words = ["".join(draw.choices("abcdefghij", k=4)) for _ in range(30)]
+    lines = []
+    for _ in range(40):
+        place = draw.randrange(30)
+        for _ in range(8):
+            sentence = []
+            for _ in range(9):
+                sentence.append(words[place])
+                place = (place + 1) % 30 if draw.random() < 0.9 else draw.randrange(30)
+            lines.append(" ".join(sentence) + ".")
+        lines.append("")
+    path = tmp_path_factory.mktemp("corpus") / "toy.txt"
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture
+def config(corpus: Path, tmp_path: Path) -> PretrainConfig:
+    """A run of twelve steps on a model of 2 layers and width 32."""
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "."]
+    vocabulary += sorted({word.strip(".") for word in corpus.read_text().split()})
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary) + "\n")
+    model = {
+        "vocab_size": len(vocabulary), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 64, "max_position_embeddings": 64,
+    }  # fmt: skip
+    (tmp_path / "model.json").write_text(json.dumps(model))
+    return PretrainConfig(
+        corpus=(corpus,),
+        tokenizer=tmp_path / "vocab.txt",
+        model=str(tmp_path / "model.json"),
+        out=tmp_path / "run",
+        text_format="lines",
+        steps=12,
+        batch_size=8,
+        micro_batch=4,
+        max_length=32,
+        lr=3e-3,
+        dtype="fp32",
+        device="cpu",
+        log_every=2,
+        eval_every=6,
+        eval_samples=16,
+        checkpoint_every=4,
+        keep_checkpoints=10,
+    )
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def stop_at(step: int, number: int = signal.SIGINT) -> Reporter:
+    """A reporter that sends this process a signal in the given step."""
+
+    def on_step(metrics, progress) -> None:
+        if metrics.step == step:
+            os.kill(os.getpid(), number)
+
+    return Reporter(on_step=on_step)
+
+
+def timeless_validations(folder: Path) -> list[dict]:
+    """The validation lines without what a clock measured."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {key: value for key, value in record.items() if "second" not in key}
+        for record in records
+        if record["split"] == "validation"
+    ]
+
+
+def test_a_run_leaves_what_the_design_says(config: PretrainConfig) -> None:
+    result = pretrain(replace(config, steps=150, lr=1e-2, eval_every=50))
+    run = config.out
+    for name in ("config.json", "vocab.txt", "metrics.jsonl", "loss.png"):
+        assert (run / name).is_file(), name
+    assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json"):
+        assert (run / "model" / name).is_file(), name
+    saved = {path.name for path in (run / "checkpoints" / "step-00000150").iterdir()}
+    assert saved == {"manifest.json", "model.safetensors", "optimizer.safetensors", "state.json"}
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(record.keys() == KEYS for record in records)
+    train = [record for record in records if record["split"] == "train"]
+    assert [record["step"] for record in train][:4] == [1, 2, 4, 6]
+    assert train[-1]["mlm_loss"] < train[0]["mlm_loss"] - 0.2
+    assert result.validation.mlm_loss < records[0]["mlm_loss"]
+    assert [record["step"] for record in records if record["split"] == "validation"] == [50, 100, 150]
+    assert 2.5 < result.unigram_cross_entropy < 4.0
+    assert not list(run.rglob("*partial*"))
+
+
+def test_the_trained_model_loads_in_transformers(config: PretrainConfig) -> None:
+    transformers = pytest.importorskip("transformers")
+    pretrain(replace(config, steps=2))
+    theirs = transformers.AutoModelForPreTraining.from_pretrained(config.out / "model").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(config.out / "model")
+    text = (config.out / "vocab.txt").read_text().split()[10:16]
+    inputs = tokenizer(" ".join(text), return_tensors="pt")
+    ours = BertForPreTraining.from_pretrained(config.out / "model")
+    with torch.no_grad():
+        mine, other = ours(**inputs), theirs(**inputs)
+    torch.testing.assert_close(mine.prediction_logits, other.prediction_logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(mine.seq_relationship_logits, other.seq_relationship_logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("step", [1, 5, 8])
+def test_an_interrupted_run_ends_like_an_uninterrupted_one_bit_for_bit(
+    config: PretrainConfig, step: int, number: int
+) -> None:
+    whole = replace(config, out=config.out.with_name("whole"))
+    pretrain(whole)
+    with pytest.raises(Stopped) as stopped:
+        pretrain(config, stop_at(step, number))
+    assert stopped.value.signal == number
+    assert stopped.value.saved.name == f"step-{step:08d}"
+    pretrain(PretrainConfig(out=config.out, resume=True))
+    expected, found = weights(whole.out), weights(config.out)
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(tensor, found[name]), name
+    # Lines that average several steps restart after an interruption; validations and single steps are the same.
+    assert timeless_validations(config.out) == timeless_validations(whole.out)
+
+
+def test_kill_9_and_resume(config: PretrainConfig, tmp_path: Path) -> None:
+    """A killed process leaves whole checkpoints only, and the run continues to the same weights."""
+    whole = replace(config, steps=40, out=tmp_path / "whole")
+    pretrain(whole)
+    flags = [
+        "--corpus", str(config.corpus[0]), "--tokenizer", str(config.tokenizer), "--model", config.model,
+        "--out", str(config.out), "--text-format", "lines", "--steps", "40", "--batch-size", "8", "--micro-batch", "4",
+        "--max-length", "32", "--lr", "3e-3", "--dtype", "fp32", "--device", "cpu", "--log-every", "2",
+        "--eval-every", "6", "--eval-samples", "16", "--checkpoint-every", "4", "--keep-checkpoints", "10", "--quiet",
+    ]  # fmt: skip
+    script = "import sys; import torch; torch.set_num_threads(2); from fastbert.cli import main; sys.exit(main())"
+    process = subprocess.Popen([sys.executable, "-P", "-c", script, "pretrain", *flags], cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while not (config.out / "checkpoints" / "step-00000008").exists() and process.poll() is None:
+        assert time.monotonic() < deadline, "no checkpoint within two minutes"
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() in (-signal.SIGKILL, 0)
+    for folder in checkpoint.find(config.out / "checkpoints"):
+        checkpoint.load(folder)
+    pretrain(PretrainConfig(out=config.out, resume=True))
+    for name, tensor in weights(whole.out).items():
+        assert torch.equal(tensor, weights(config.out)[name]), name
+    steps = [record.step for record in read_metrics(config.out / "metrics.jsonl") if record.split == "train"]
+    assert steps == sorted(set(steps)), "a resumed run must not repeat lines"
+
+
+def test_micro_batches_change_nothing_but_rounding(config: PretrainConfig) -> None:
+    pretrain(replace(config, steps=3, micro_batch=8))
+    other = replace(config, steps=3, micro_batch=3, out=config.out.with_name("other"))
+    pretrain(other)
+    for name, tensor in weights(config.out).items():
+        torch.testing.assert_close(tensor, weights(other.out)[name], rtol=1e-3, atol=2e-5)
+
+
+def test_checkpointed_activations_and_bf16_train(config: PretrainConfig) -> None:
+    result = pretrain(replace(config, checkpoint_activations=True, dtype="bf16", deterministic=True))
+    assert result.validation.mlm_loss < 3.6
+
+
+@pytest.mark.parametrize("objective", ["mlm", "mlm+sop"])
+def test_other_objectives(config: PretrainConfig, objective: str) -> None:
+    result = pretrain(replace(config, objective=objective))
+    assert (result.validation.nsp_loss is None) == (objective == "mlm")
+
+
+def test_hours_end_a_run(config: PretrainConfig) -> None:
+    result = pretrain(replace(config, steps=None, hours=1.5 / 3600))
+    last = read_metrics(config.out / "metrics.jsonl")[-1]
+    assert 1.5 <= last.seconds < 10
+    assert result.validation.step == last.step
+
+
+def test_a_folder_with_a_run_is_refused_unless_told(config: PretrainConfig) -> None:
+    pretrain(replace(config, steps=1))
+    with pytest.raises(
+        UserError, match="already holds a run; continue it with --resume or replace it with --overwrite"
+    ):
+        pretrain(config)
+    (config.out / "notes.txt").write_text("mine")
+    pretrain(replace(config, steps=2, overwrite=True))
+    assert (config.out / "notes.txt").read_text() == "mine"
+    assert [path.name for path in checkpoint.find(config.out / "checkpoints")] == ["step-00000002"]
+
+
+def test_resume_refuses_what_would_be_another_run(config: PretrainConfig) -> None:
+    with pytest.raises(UserError, match="holds no run to resume"):
+        pretrain(replace(config, resume=True))
+    pretrain(replace(config, steps=1))
+    with pytest.raises(UserError, match=r"--lr 0\.5 differs from the run being resumed, which has 0\.003"):
+        pretrain(replace(config, resume=True, lr=0.5))
+    longer = pretrain(replace(config, resume=True, steps=3))
+    assert longer.validation.step == 3
+
+
+def test_resume_refuses_another_vocabulary(config: PretrainConfig) -> None:
+    pretrain(replace(config, steps=1))
+    vocabulary = (config.out / "vocab.txt").read_text().split("\n")
+    vocabulary[8], vocabulary[9] = vocabulary[9], vocabulary[8]
+    (config.out / "vocab.txt").write_text("\n".join(vocabulary))
+    with pytest.raises(UserError, match="another vocabulary"):
+        pretrain(replace(config, resume=True, steps=3))
+
+
+def test_a_loss_that_is_no_number_stops_the_run(config: PretrainConfig) -> None:
+    with pytest.raises(TrainingError, match=r"step \d+: the gradient is not a finite number .* lower --lr"):
+        pretrain(replace(config, lr=1e30, warmup=0.0, steps=40))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_length": 65}, "--max-length 65 is more than the model's max_position_embeddings=64"),
+        ({"corpus": ()}, "nothing to train on: give --corpus"),
+        ({"corpus": (Path("/nowhere"),)}, "/nowhere"),
+        ({"device": "cuda"}, "torch finds no CUDA device"),
+        ({"dtype": "fp16"}, "--dtype fp16 needs a GPU"),
+    ],
+)
+def test_impossible_runs_are_refused_before_anything_is_trained(
+    config: PretrainConfig, change: dict, message: str
+) -> None:
+    if change.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with pytest.raises(UserError, match=message):
+        pretrain(replace(config, **change))
+    assert not (config.out / "metrics.jsonl").exists()
+
+
+def test_a_vocabulary_of_another_size_than_the_model_is_named(config: PretrainConfig) -> None:
+    model = json.loads(Path(config.model).read_text())
+    Path(config.model).write_text(json.dumps({**model, "vocab_size": 1000}))
+    with pytest.raises(UserError, match=r"vocab_size=1000, but the vocabulary has \d+ entries"):
+        pretrain(config)
+
+
+def test_one_document_is_not_enough_for_pairs(config: PretrainConfig, tmp_path: Path) -> None:
+    single = tmp_path / "single.txt"
+    single.write_text("\n".join(config.corpus[0].read_text().split("\n\n")[:1]))
+    with pytest.raises(CorpusError, match="--objective mlm"):
+        pretrain(replace(config, corpus=(single,)))
+    pretrain(replace(config, corpus=(single,), objective="mlm", steps=1, overwrite=True))
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(config: PretrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretrain(replace(config, steps=4))
+    save_file = checkpoint.save_file
+
+    def full(tensors, path, metadata=None) -> None:
+        if Path(path).name == checkpoint.OPTIMIZER:
+            Path(path).write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        save_file(tensors, path, metadata=metadata)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(CheckpointError, match=r"step-00000008: the checkpoint could not be written .*No space left"):
+        pretrain(replace(config, resume=True, steps=12))
+    found = checkpoint.find(config.out / "checkpoints")
+    assert [path.name for path in found] == ["step-00000004"]
+    checkpoint.load(found[0])
+    assert not list((config.out / "checkpoints").glob(".*"))
+    monkeypatch.undo()
+    assert pretrain(replace(config, resume=True, steps=12)).validation.step == 12
+
+
+def test_a_damaged_checkpoint_is_seen_and_passed_over(config: PretrainConfig, seed: int) -> None:
+    pretrain(config)
+    draw = random.Random(seed)
+    root = config.out / "checkpoints"
+    newest = checkpoint.find(root)[-1]
+    for name in (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.STATE):
+        original = (newest / name).read_bytes()
+        place = draw.randrange(len(original))
+        damaged = bytearray(original)
+        damaged[place] ^= 1 << draw.randrange(8)
+        (newest / name).write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="damaged"):
+            checkpoint.load(newest)
+        last = checkpoint.load_last(root)
+        assert last is not None
+        assert last.folder.name == "step-00000008", f"seed {seed}"
+        (newest / name).write_bytes(original)
+    shutil.rmtree(newest)
+    for folder in checkpoint.find(root):
+        (folder / checkpoint.MANIFEST).unlink()
+    with pytest.raises(CheckpointError, match="no checkpoint is whole"):
+        checkpoint.load_last(root)
+
+
+def test_only_the_newest_checkpoints_are_kept(config: PretrainConfig) -> None:
+    pretrain(replace(config, keep_checkpoints=2))
+    names = [path.name for path in checkpoint.find(config.out / "checkpoints")]
+    assert names == ["step-00000008", "step-00000012"]
+
+
+def test_prepared_shards_give_the_same_model_as_their_corpus(config: PretrainConfig, tmp_path: Path) -> None:
+    from fastbert.data.corpus import Corpus
+    from fastbert.data.shards import prepare
+    from fastbert.tokenizers import WordPieceTokenizer
+
+    pretrain(replace(config, steps=2))
+    tokenizer = WordPieceTokenizer.from_pretrained(config.tokenizer)
+    prepare(Corpus.find(config.corpus, text_format="lines"), tokenizer, tmp_path / "shards")
+    other = replace(config, corpus=(), tokenizer=None, data=tmp_path / "shards", steps=2, out=tmp_path / "from-shards")
+    pretrain(other)
+    for name, tensor in weights(config.out).items():
+        assert torch.equal(tensor, weights(other.out)[name]), name
