@@ -46,6 +46,71 @@ class WordCounter:
 
 def pad_rows(values: NDArray[np.int32], offsets: NDArray[np.int64], width: int, filler: int) -> NDArray[np.int64]: ...
 
+# bindings_collator.cpp
+
+class TokenCorpus:
+    """A tokenized corpus over arrays that it keeps alive: per shard tokens (uint16 or uint32), sentence_offsets."""
+
+    def __init__(self, shards: Sequence[tuple[NDArray[Any], NDArray[np.int64]]]) -> None: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def num_sentences(self) -> int: ...
+    def count(self, documents: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
+        """How often each id occurs in the documents, given as ranges of sentences, int64 (documents, 2)."""
+
+class VocabularyTable:
+    """What the collator knows of a vocabulary; `replacements` are the ids that a random token may have."""
+
+    def __init__(
+        self,
+        *,
+        is_continuation: NDArray[np.bool_],
+        replacements: NDArray[np.int64],
+        cls_id: int,
+        sep_id: int,
+        mask_id: int,
+    ) -> None: ...
+
+class EpochPlan:
+    """Which tokens make up which sample of an epoch, in visiting order."""
+
+    def __init__(
+        self,
+        corpus: TokenCorpus,
+        documents: NDArray[np.int64],
+        vocabulary: VocabularyTable,
+        *,
+        objective: str,
+        budget: int,
+        short_probability: float,
+        seed: int,
+        epoch: int,
+        validation: bool,
+    ) -> None: ...
+    def __len__(self) -> int: ...
+    def columns(
+        self,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """a_begin, a_length, b_begin, b_length (in tokens of the corpus) and label of every sample."""
+
+    def collate(
+        self,
+        corpus: TokenCorpus,
+        indices: NDArray[np.int64],
+        vocabulary: VocabularyTable,
+        *,
+        mask_probability: float,
+        exact_count: bool,
+        whole_word: bool,
+    ) -> dict[str, NDArray[Any]]:
+        """Samples as the fields of a PackedBatch, by name."""
+
+def split_ranks(documents: int, seed: int) -> NDArray[np.uint64]: ...
+def find_bad_offset(offsets: NDArray[np.int64], total: int) -> int: ...
+def find_bad_token(tokens: NDArray[Any], vocab_size: int) -> int: ...
+def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]: ...
+
 # bindings_cpu.cpp
 
 def token_dropout_mask(

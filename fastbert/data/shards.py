@@ -46,14 +46,20 @@ _SPECIALS = ("pad", "unk", "cls", "sep", "mask")
 class ShardTokenizer(Protocol):
     """What `prepare` asks of a tokenizer; `WordPieceTokenizer` has it."""
 
-    vocab_size: int
-    fingerprint: str
-    pad_token_id: int
-    unk_token_id: int
-    cls_token_id: int
-    sep_token_id: int
-    mask_token_id: int
-
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def fingerprint(self) -> str: ...
+    @property
+    def pad_token_id(self) -> int: ...
+    @property
+    def unk_token_id(self) -> int: ...
+    @property
+    def cls_token_id(self) -> int: ...
+    @property
+    def sep_token_id(self) -> int: ...
+    @property
+    def mask_token_id(self) -> int: ...
     def encode_ragged(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """The ids of all texts end to end, and where each begins."""
 
