@@ -6,7 +6,7 @@ namespace fastbert::wordpiece {
 
 Trie::Trie(std::vector<std::pair<std::string_view, std::int32_t>> keys) {
     std::sort(keys.begin(), keys.end());
-    nodes_.resize(2 * kAlphabet);
+    nodes_.resize(4 * kAlphabet);
     nodes_[0].parent = kFree - 1;  // taken, and the child of no node
     std::vector<Range> queue{{0, 0, keys.size(), 0}};
     std::vector<std::uint8_t> bytes;
@@ -39,23 +39,17 @@ Trie::Trie(std::vector<std::pair<std::string_view, std::int32_t>> keys) {
     }
 }
 
-// The first base at which all of the node's children fall on free places.
+// A base at which all of the node's children fall on free places. A single child takes the first free place. For several
+// children, the search moves on where it has become long, or building would be quadratic; single children fill the gaps.
 std::uint32_t Trie::find_base(std::span<const std::uint8_t> bytes) {
-    while (nodes_[first_free_].parent != kFree) {
-        if (++first_free_ + kAlphabet > nodes_.size()) nodes_.resize(nodes_.size() * 2);
-    }
-    // A base is at least 1, so that no child falls on the root.
-    std::size_t place = std::max<std::size_t>(first_free_, bytes[0] + 1u);
-    std::size_t tried = 0, taken = 0;
-    for (;; ++place) {
+    constexpr std::size_t kLong = 64;
+    std::size_t& from = bytes.size() == 1 ? first_free_ : first_try_;
+    for (std::size_t place = from;; ++place) {
         const std::size_t base = place - bytes[0];
         if (base + 2 * kAlphabet > nodes_.size()) nodes_.resize(nodes_.size() * 2);
-        ++tried;
-        taken += nodes_[place].parent != kFree;
         const auto is_free = [&](std::uint8_t byte) { return nodes_[base + byte].parent == kFree; };
         if (!std::all_of(bytes.begin(), bytes.end(), is_free)) continue;
-        // Where nearly all places are taken, searching again would make the build quadratic.
-        if (tried > 64 && taken * 20 > tried * 19) first_free_ = place;
+        if (bytes.size() == 1 || place - from > kLong) from = place;
         return static_cast<std::uint32_t>(base);
     }
 }

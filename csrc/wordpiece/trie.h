@@ -56,7 +56,9 @@ private:
     std::uint32_t find_base(std::span<const std::uint8_t> bytes);
 
     std::vector<Node> nodes_;
-    std::size_t first_free_ = 1;
+    // Where the search for free places begins, for one child and for several. It begins so far up that no base is 0.
+    std::size_t first_free_ = kAlphabet + 1;
+    std::size_t first_try_ = kAlphabet + 1;
 };
 
 }  // namespace fastbert::wordpiece

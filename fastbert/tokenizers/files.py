@@ -183,7 +183,7 @@ def _added_tokens(config: dict[str, Any], path: Path) -> list[AddedToken]:
         tokens.append(_added_token(token, int(token_id), path))
     for name in SPECIAL_TOKEN_NAMES:
         if isinstance(config.get(name), dict):
-            _added_token(config[name], None, path)
+            _added_token(config[name] | {"normalized": False}, None, path)
     return tokens
 
 
@@ -191,7 +191,8 @@ def _added_token(token: dict[str, Any], token_id: int | None, path: Path) -> Add
     content = token.get("content")
     if not isinstance(content, str) or not content:
         raise VocabularyError(f"{path}: added token {token!r} has no content; restore the file")
-    for flag, plain in (("lstrip", False), ("rstrip", False), ("single_word", False), ("special", True)):
+    plain_flags = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
+    for flag, plain in plain_flags.items():
         if token.get(flag, plain) != plain:
             raise VocabularyError(
                 f"{path}: added token {content!r} has {flag}={token[flag]!r}; only special tokens that are matched as"

@@ -186,6 +186,11 @@ def test_missing_files(tmp_path):
             "special=False",
             id="added-plain",
         ),
+        pytest.param(
+            {"special_tokens_map": {"additional_special_tokens": [added("hello", 5, normalized=True)]}},
+            "normalized=True",
+            id="added-normalized",
+        ),
         pytest.param({"special_tokens_map": {"additional_special_tokens": ["<x>"]}}, "'<x>' is not in", id="extra"),
         pytest.param({"tokenizer": {"model": {"type": "BPE"}}}, "its model is 'BPE'", id="json-bpe"),
         pytest.param({"tokenizer": tokenizer_json(type="NFC")}, "its normalizer is not BERT's", id="json-normalizer"),
