@@ -52,21 +52,22 @@ def register(operation: str, backend: BackendName, function: Callable[..., Any])
     _implementations[operation, backend] = function
 
 
-def select(operation: str, device: torch.device) -> Callable[..., Any]:
-    """The implementation that serves `operation` on `device`."""
+def choose(operation: str, device: torch.device) -> BackendName:
+    """The name of the backend that serves `operation` on `device`."""
     if _forced is not None:
-        found = _implementations.get((operation, _forced))
-        if found is None:
+        if (operation, _forced) not in _implementations:
             raise UserError(
                 f"backend {_forced!r} cannot serve {operation!r}: it has no such kernel;"
                 " use_backend(None) lets fastbert choose"
             )
-        return found
-    for backend in PREFERENCE.get(device.type, ("eager",)):
-        found = _implementations.get((operation, backend))
-        if found is not None:
-            return found
-    raise AssertionError(f"no implementation of {operation!r} is registered")
+        return _forced
+    order = PREFERENCE.get(device.type, ("eager",))
+    return next(backend for backend in order if (operation, backend) in _implementations)
+
+
+def select(operation: str, device: torch.device) -> Callable[..., Any]:
+    """The implementation that serves `operation` on `device`."""
+    return _implementations[operation, choose(operation, device)]
 
 
 class _Restore(contextlib.AbstractContextManager[None]):

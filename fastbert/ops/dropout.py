@@ -58,7 +58,7 @@ def _keep_bits(scale: float, dtype: torch.dtype) -> int:
 def token_mask(dropout: TokenDropout, width: int, dtype: torch.dtype) -> Tensor:
     """The mask to multiply token vectors with: (tokens, width) in `dtype`, 0 or 1 / (1 - p)."""
     threshold, scale = quantized(dropout.p)
-    if dropout.key.device.type == "cpu" and dtype in _BITS:
+    if dtype in _BITS and backend.choose("dropout", dropout.key.device) == "native":
         mask = torch.empty(len(dropout.sequence_ids), width, dtype=dtype)
         _C.token_dropout_mask(
             mask.view(_BITS[dtype]).numpy(),
@@ -79,7 +79,7 @@ def token_mask(dropout: TokenDropout, width: int, dtype: torch.dtype) -> Tensor:
 def attention_mask(shape: tuple[int, int, int, int], p: float, key: Tensor, site: int, dtype: torch.dtype) -> Tensor:
     """The mask of attention probabilities of sequences of one length: `shape` (sequences, heads, queries, keys)."""
     threshold, scale = quantized(p)
-    if key.device.type == "cpu" and dtype in _BITS:
+    if dtype in _BITS and backend.choose("dropout", key.device) == "native":
         mask = torch.empty(shape, dtype=dtype)
         _C.attention_dropout_mask(
             mask.view(_BITS[dtype]).numpy(), key.numpy(), site, threshold, _keep_bits(scale, dtype)
@@ -100,8 +100,10 @@ def dropout(x: Tensor, dropout: TokenDropout | None) -> Tensor:
     return backend.select("dropout", x.device)(x, dropout)
 
 
-def _eager(x: Tensor, dropout: TokenDropout) -> Tensor:
+def _dropout(x: Tensor, dropout: TokenDropout) -> Tensor:
     return x * token_mask(dropout, x.shape[-1], x.dtype)
 
 
-backend.register("dropout", "eager", _eager)
+# The product is torch's on both; "native" means that the C++ generator writes the masks.
+backend.register("dropout", "native", _dropout)
+backend.register("dropout", "eager", _dropout)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import logging
 import math
 import platform
 import shutil
@@ -31,7 +31,6 @@ from fastbert.training.loop import Reporter, Trainer
 from fastbert.training.metrics import Metrics
 from fastbert.training.plot import plot_runs
 
-logger = logging.getLogger("fastbert")
 FORMAT_VERSION = 1
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # What a run leaves in its folder, and all that --overwrite removes.
@@ -43,7 +42,7 @@ RUN_FILES = (
     "metrics.jsonl",
     "loss.png",
 )
-RUN_FOLDERS = ("checkpoints", "model", "data", ".vocabulary")
+RUN_FOLDERS = ("checkpoints", "model", "data")
 
 
 @dataclass(frozen=True)
@@ -140,11 +139,15 @@ def _pretrain(config: PretrainConfig, device: torch.device, dtype: torch.dtype, 
     unigram = unigram_cross_entropy(
         shards, objective=config.objective, seed=config.seed, validation_fraction=config.validation_fraction
     )
+    loss_curve = config.out / "loss.png"
     try:
         validation = trainer.run()
-    finally:
-        if (config.out / "metrics.jsonl").exists() and trainer.step:
-            loss_curve = plot_runs([config.out], config.out / "loss.png", unigram=unigram)
+    except (Exception, KeyboardInterrupt):
+        # A picture of what there is helps to see why a run ended early; failing to draw it must not hide the reason.
+        with contextlib.suppress(OSError, UserError):
+            plot_runs([config.out], loss_curve, unigram=unigram)
+        raise
+    plot_runs([config.out], loss_curve, unigram=unigram)
     folder = config.out / "model"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+import fastbert
 from fastbert import _C, ops
-from fastbert.ops import reference
+from fastbert.ops import backend, reference
 from fastbert.ops.dropout import Site, TokenDropout, attention_mask, quantized, token_mask
 
 
@@ -105,3 +106,12 @@ def test_bad_arguments_are_refused_not_crashed_on() -> None:
         _C.token_dropout_mask(out, keys, index[:1], index, 0, 1, 1)
     with pytest.raises(TypeError):
         _C.token_dropout_mask(out.astype(np.float64), keys, index, index, 0, 1, 1)
+
+
+def test_native_and_eager_backends_drop_the_same_elements() -> None:
+    dropout = TokenDropout(0.1, torch.tensor([7, 8]), torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), 3)
+    x = torch.randn(3, 70)
+    assert backend.choose("dropout", torch.device("cpu")) == "native"
+    native = ops.dropout(x, dropout)
+    with fastbert.use_backend("eager"):
+        assert torch.equal(ops.dropout(x, dropout), native)
