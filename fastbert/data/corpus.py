@@ -42,7 +42,7 @@ _SAMPLE_BYTES = 1 << 18
 # line cannot be cut, so a longer one is an error.
 MAX_LINE_BYTES = 1 << 20
 MAX_JSON_LINE_BYTES = 1 << 26
-MAX_DOCUMENT_CHARS = 1 << 26
+MAX_DOCUMENT_CHARS = 1 << 24
 
 _STOPS = ".!?…。！？｡．؟۔।॥።"
 _CJK = re.compile(r"[　-ヿ㐀-䶿一-鿿豈-﫿＀-￯]")

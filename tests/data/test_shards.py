@@ -1,16 +1,20 @@
 """Token shards: what is written is read back, and what is damaged is refused."""
 
 import json
+import lzma
 import os
 import pickle
 import shutil
+from itertools import islice
 
 import numpy as np
 import pytest
 
-from fastbert.data.corpus import Corpus
+from fastbert.data.corpus import Corpus, read_documents
+from fastbert.data.pretraining import PretrainingData
 from fastbert.data.shards import TokenShards, prepare
 from fastbert.errors import CorpusError, UserError
+from fastbert.tokenizers import WordPieceTokenizer
 
 LENGTHS = [[3, 1, 4], [1, 5], [9], [2, 6, 5, 3]]
 
@@ -131,6 +135,27 @@ def test_a_full_disk_is_one_line(tmp_path, id_tokenizer):
     with pytest.raises(UserError, match=r"cannot write .*out: No space left on device; free some space"):
         prepare(documents(), id_tokenizer(20), tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_real_text_with_the_real_tokenizer(tmp_path, data_dir):
+    vocabulary = lzma.decompress((data_dir / "vocab" / "bert-base-uncased-vocab.txt.xz").read_bytes())
+    (tmp_path / "vocab.txt").write_bytes(vocabulary)
+    tokenizer = WordPieceTokenizer.from_pretrained(tmp_path / "vocab.txt")
+    documents = list(islice(read_documents(data_dir / "wiki-en" / "wiki_en.sent.txt.xz"), 300))
+    shards = prepare(documents, tokenizer, tmp_path / "out", shard_tokens=50_000)
+    assert len(shards.shards) > 2
+    assert (
+        shards.fingerprint == tokenizer.fingerprint == WordPieceTokenizer.from_pretrained(tmp_path / "out").fingerprint
+    )
+    assert shards.num_documents == len(documents)
+    ids, offsets = tokenizer.encode_ragged([sentence for document in documents for sentence in document])
+    assert [shards.sentence(i).tolist() for i in range(500)] == [
+        ids[offsets[i] : offsets[i + 1]].tolist() for i in range(500)
+    ]
+    data = PretrainingData(TokenShards.open(tmp_path / "out"), max_length=128)
+    batch = data.batch(0, range(256))
+    assert abs(len(batch.labels) / (batch.num_tokens - 3 * 256) - 0.15) < 0.01
+    assert 0.3 < batch.next_sentence_label.double().mean() < 0.7
 
 
 # Hostile and damaged folders
