@@ -23,6 +23,11 @@ CPU = doctor.Cpu(
 )
 
 
+@pytest.fixture
+def command_line() -> None:
+    pytest.importorskip("tyro", reason="the command line needs tyro")
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64" or not CPUINFO.exists(), reason="needs Linux on x86-64")
 def test_cpu_features_are_those_that_linux_lists() -> None:
     line = next(line for line in CPUINFO.read_text().splitlines() if line.startswith("flags"))
@@ -50,6 +55,7 @@ def test_all_parts_of_the_extension_are_built() -> None:
     assert all(doctor.examine().extension_parts.values())
 
 
+@pytest.mark.usefixtures("command_line")
 def test_text_is_plain_when_piped(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
@@ -58,12 +64,14 @@ def test_text_is_plain_when_piped(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"python {' ' * 16} {platform.python_version()}\n" in text
 
 
+@pytest.mark.usefixtures("command_line")
 def test_json_holds_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--json"]) == 0
     written = json.loads(capsys.readouterr().out)
     assert set(written) == {field.name for field in dataclasses.fields(doctor.Diagnosis)}
 
 
+@pytest.mark.usefixtures("command_line")
 def test_without_torch_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["doctor"]) == 1

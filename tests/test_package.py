@@ -1,0 +1,238 @@
+"""The package as a whole: its list of packages, what importing it costs, and rules that every file keeps."""
+
+import ast
+import importlib
+import inspect
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fastbert
+from fastbert.cli import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE_DIRS = {"fastbert": "fastbert", "kernels": "fastbert.kernels", "benchmarks": "fastbert.benchmarks"}
+SOURCES = sorted(file for folder in PACKAGE_DIRS for file in (ROOT / folder).rglob("*.py"))
+# Factor on the seconds that help and import may take, for slow machines.
+PATIENCE = float(os.environ.get("FASTBERT_TEST_PATIENCE", "1"))
+PUBLIC_MODULES = ("fastbert", "fastbert.ops", "fastbert.models", "fastbert.tokenizers", "fastbert.data")
+
+
+def setup_constant(name: str) -> object:
+    """The value of a literal in setup.py, without running it."""
+    for node in ast.parse((ROOT / "setup.py").read_text()).body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+            return ast.literal_eval(node.value)
+    raise AssertionError(f"setup.py assigns no {name}")
+
+
+def run_python(code: str, folder: Path) -> str:
+    """What `code` prints in a fresh interpreter, away from the source tree."""
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def children_seconds() -> float:
+    """Processor time of the child processes so far: on an idle machine the time one waits, on a busy one still that."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_setup_lists_the_packages_of_the_tree() -> None:
+    found = set()
+    for folder, package in PACKAGE_DIRS.items():
+        for init in (ROOT / folder).rglob("__init__.py"):
+            inner = init.parent.relative_to(ROOT / folder).parts
+            found.add(".".join((package, *inner)))
+    assert setup_constant("PACKAGES") == sorted(found)
+    assert setup_constant("PACKAGE_DIR") == {package: folder for folder, package in PACKAGE_DIRS.items()}
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    bare = {file.parent for file in SOURCES if not (file.parent / "__init__.py").exists()}
+    assert not bare, f"without __init__.py these are left out of the wheel: {sorted(map(str, bare))}"
+
+
+def test_the_folder_of_kernels_only_describes_itself() -> None:
+    tree = ast.parse((ROOT / "kernels" / "__init__.py").read_text())
+    assert len(tree.body) == 1
+    assert ast.get_docstring(tree)
+
+
+@pytest.mark.parametrize("module", PUBLIC_MODULES)
+def test_every_public_name_has_a_docstring(module: str) -> None:
+    home = importlib.import_module(module)
+    assert home.__doc__
+    for name in getattr(home, "__all__", ()):
+        value = getattr(home, name)
+        if inspect.isclass(value) or inspect.isroutine(value):
+            assert value.__doc__, f"{module}.{name} has no docstring"
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    bare = [str(file.relative_to(ROOT)) for file in SOURCES if not ast.get_docstring(ast.parse(file.read_text()))]
+    assert not bare
+
+
+def test_the_stub_names_what_the_extension_holds() -> None:
+    stub = ast.parse((ROOT / "fastbert" / "_C.pyi").read_text())
+    written = {node.name for node in stub.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    written |= {
+        node.target.id for node in stub.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    module = importlib.import_module("fastbert._C")
+    assert written == {name for name in vars(module) if not name.startswith("_")}
+
+
+def test_all_and_homes_agree() -> None:
+    assert sorted(fastbert.__all__) == sorted(fastbert._HOMES)
+    assert set(fastbert.__all__) <= set(dir(fastbert))
+    with pytest.raises(AttributeError, match="no attribute 'BertModle'"):
+        fastbert.BertModle  # noqa: B018
+
+
+def test_importing_fastbert_is_quick_and_leaves_torch_alone(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; start = time.process_time(); import fastbert; took = time.process_time() - start;"
+        "print(took, *sorted({'torch', 'numpy', 'transformers', 'tyro', 'rich', 'matplotlib'} & set(sys.modules)))"
+    )
+    answers = [run_python(code, tmp_path).split() for _ in range(3)]
+    assert all(len(answer) == 1 for answer in answers), f"import fastbert imports {answers[0][1:]}"
+    assert min(float(answer[0]) for answer in answers) < 0.3 * PATIENCE
+
+
+def test_all_public_names_add_little_to_torch(tmp_path: Path) -> None:
+    code = (
+        "import torch, time; start = time.process_time(); import fastbert;"
+        "[getattr(fastbert, name) for name in fastbert.__all__]; print(time.process_time() - start)"
+    )
+    assert min(float(run_python(code, tmp_path)) for _ in range(2)) < 0.3 * PATIENCE
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_answers_at_once(command: str, tmp_path: Path) -> None:
+    pytest.importorskip("tyro", reason="the command line needs tyro")
+    script = Path(sys.executable).with_name("fastbert")
+    if not script.exists():
+        pytest.skip("the console script is not installed beside this Python")
+    times = []
+    for _ in range(3):
+        before = children_seconds()
+        done = subprocess.run([script, *command.split(), "--help"], cwd=tmp_path, capture_output=True, text=True)
+        times.append(children_seconds() - before)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("usage: fastbert")
+        if times[-1] < 0.5 * PATIENCE:
+            return
+    pytest.fail(f"fastbert {command} --help took {min(times):.2f} s")
+
+
+def test_python_dash_m_is_the_command(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "fastbert", "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == f"fastbert {fastbert.__version__}\n"
+
+
+def test_without_tyro_the_command_line_says_so_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fastbert.cli import main
+
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    assert main(["doctor"]) == 2
+    assert capsys.readouterr().err == "fastbert: error: the command line needs the package tyro: `pip install tyro`\n"
+
+
+def imported_modules(tree: ast.AST) -> set[str]:
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_rules_of_every_file(file: Path) -> None:
+    tree = ast.parse(file.read_text())
+    imported = imported_modules(tree)
+    roots = {name.split(".")[0] for name in imported}
+    assert not roots & {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}, "nothing is pickled"
+    calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    assert not calls & {"torch.load", "torch.save", "eval", "exec"}, "files are safetensors, JSON and raw arrays"
+    if file.is_relative_to(ROOT / "fastbert"):
+        assert not any(name.startswith("fastbert.benchmarks") for name in imported), (
+            "the package never needs benchmarks"
+        )
+        assert not roots & {"benchmarks", "kernels", "transformers"}
+    if file.is_relative_to(ROOT / "fastbert") and "cli" not in file.parts:
+        heavy = imported_modules(ast.Module([node for node in tree.body if not is_type_checking(node)], []))
+        at_top = {name.split(".")[0] for name in heavy & top_level_imports(tree)}
+        assert not at_top & {"rich", "tyro", "matplotlib", "tokenizers"}, "imported where it is used, outside cli/"
+
+
+def is_type_checking(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def top_level_imports(tree: ast.Module) -> set[str]:
+    statements = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    return imported_modules(ast.Module(statements, []))
+
+
+CORE = sorted(f for f in (ROOT / "csrc").rglob("*") if f.suffix in (".cpp", ".h") and not f.name.startswith("bindings"))
+
+
+@pytest.mark.parametrize("file", CORE, ids=lambda file: str(file.relative_to(ROOT)))
+def test_the_core_never_includes_python(file: Path) -> None:
+    included = re.findall(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', file.read_text(), re.MULTILINE)
+    foreign = [name for name in included if re.match(r"(Python\.h|pybind11/|torch/|ATen/|c10/|numpy/)", name)]
+    assert not foreign
+
+
+def readme_command(name: str) -> str:
+    found = re.search(rf"<!-- {name} command -->\n```sh\n(.+?)\n```\n<!-- end -->", (ROOT / "README.md").read_text())
+    assert found, f"README.md has no {name} command of one line between its markers"
+    return found[1]
+
+
+def test_the_readme_sets_everything_up() -> None:
+    for name, last in (("demo", "/bin/fastbert demo"), ("test", "/bin/pytest")):
+        create, install, work = readme_command(name).split(" && ")
+        folder = create.removeprefix("python3 -m venv ")
+        assert install.startswith(f"{folder}/bin/pip install -c constraints.txt ")
+        assert work == folder + last
+
+
+def test_ci_runs_the_command_of_the_readme(tmp_path: Path) -> None:
+    """With a Python that only records how it is called, .ci/run stops after the first word of the README's command."""
+    tree = tmp_path / "tree"
+    (tree / ".ci").mkdir(parents=True)
+    for file in (".ci/run", "README.md"):
+        (tree / file).write_bytes((ROOT / file).read_bytes())
+    (tree / ".ci" / "run").chmod(0o755)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "python3").write_text('#!/bin/sh\necho "called: python3 $*"\nexit 7\n')
+    (tools / "python3").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run([tree / ".ci" / "run"], capture_output=True, text=True, env=environment)
+    assert done.returncode == 7, done.stderr
+    assert f"$ bash -euo pipefail -c {readme_command('test')}\n" in done.stdout
+    assert "called: python3 -m venv .venv-test" in done.stdout
+
+
+def test_constraints_are_exact_and_name_no_index() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[a-z0-9-]+==[0-9][0-9a-z.]*", pin) for pin in pins)
+    assert {"torch==2.13.0", "triton==3.7.1", "transformers==5.17.0"} <= set(pins)
+    assert "://" not in "\n".join(lines)
+    names = [pin.partition("==")[0] for pin in pins]
+    assert len(names) == len(set(names))
