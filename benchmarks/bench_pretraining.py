@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 import transformers
-from fastbert.benchmarks import harness
 
+from fastbert.benchmarks import harness
 from fastbert.config import PRESETS, BertConfig
 from fastbert.models import BertForPreTraining
 from fastbert.packing import PackedBatch
