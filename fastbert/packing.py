@@ -120,6 +120,29 @@ class PackedBatch:
             next_sentence_label=None if self.next_sentence_label is None else self.next_sentence_label[rows],
         )
 
+    def filled(self, multiple: int) -> PackedBatch:
+        """The batch with a dummy sequence behind it that rounds the number of tokens up to a multiple.
+
+        Libraries that prepare a kernel for each number of rows then meet few numbers. Tokens and sequences keep their
+        places; the dummy has no labels, and labels of the batch are left out.
+        """
+        extra = -self.num_tokens % multiple
+        if not extra:
+            return self
+        start = self.cu_seqlens[-1:]
+        ramp = torch.arange(extra, device=self.device)
+        return PackedBatch(
+            input_ids=torch.cat((self.input_ids, torch.zeros_like(ramp))),
+            token_type_ids=torch.cat((self.token_type_ids, torch.zeros_like(ramp))),
+            position_ids=torch.cat((self.position_ids, torch.zeros_like(ramp))),
+            sequence_ids=torch.cat((self.sequence_ids, torch.full_like(ramp, len(self)))),
+            cu_seqlens=torch.cat((self.cu_seqlens, start + extra)),
+            max_seqlen=max(self.max_seqlen, extra),
+            dropout_key=None
+            if self.dropout_key is None
+            else torch.cat((self.dropout_key, self.dropout_key.new_zeros(1))),
+        )
+
     def unpack(self, pad_token_id: int = 0) -> dict[str, Tensor]:
         """The batch as padded tensors: `input_ids`, `token_type_ids`, `attention_mask` int64 (B, longest) and, where
         present, `labels` (B, longest; -100 where there is none) and `next_sentence_label` (B,)."""

@@ -18,6 +18,18 @@ from fastbert.ops.attention import draw_keys
 from fastbert.ops.dropout import Site, TokenDropout
 from fastbert.packing import PackedBatch, pad, unpad
 
+# oneDNN, which multiplies bf16 on CPUs, compiles and keeps a kernel for each number of rows it meets. Batches of packed
+# tokens all differ, so without rounding every step would compile anew and memory would grow by megabytes a step.
+ROWS_MULTIPLE = 64
+
+
+def multiplies_in_bf16(weight: Tensor) -> bool:
+    """Whether products with this weight run in bf16 on a CPU now, by autocast or by the weight's own dtype."""
+    if weight.device.type != "cpu":
+        return False
+    autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    return autocast or weight.dtype == torch.bfloat16
+
 
 class Norm(nn.Module):
     """The parameters of a LayerNorm; the operation is fused with what comes before it."""
@@ -252,10 +264,15 @@ class BertModel(PreTrainedModel):
         """Packed hidden states of the last layer (tokens, hidden_size); with `keep_all` also those before it."""
         if batch.device.type == "cpu":
             self._check_ranges(batch)  # on a GPU this would wait for the device
-        config = self.config
+        config, tokens = self.config, batch.num_tokens
+        if multiplies_in_bf16(self.embeddings.word_embeddings.weight):
+            batch = batch.filled(ROWS_MULTIPLE)
         dropouts = Dropouts(batch, config.hidden_dropout_prob, config.attention_probs_dropout_prob, self.training)
         x = self.embeddings(batch, dropouts.tokens(Site.EMBEDDING))
-        return self.encoder(x, batch, dropouts, causal, keep_all)
+        x, states = self.encoder(x, batch, dropouts, causal, keep_all)
+        if batch.num_tokens == tokens:
+            return x, states
+        return x[:tokens], [state[:tokens] for state in states]
 
     def _check_ranges(self, batch: PackedBatch) -> None:
         config = self.config

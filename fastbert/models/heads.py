@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fastbert import ops
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
-from fastbert.models.bert import BertModel, Norm, Packed
+from fastbert.models.bert import ROWS_MULTIPLE, BertModel, Norm, Packed, multiplies_in_bf16
 from fastbert.models.outputs import LogitsOutput, PreTrainingOutput, SpanOutput
 from fastbert.models.pretrained import PreTrainedModel
 from fastbert.ops.attention import draw_keys
@@ -51,9 +51,13 @@ class PredictionHead(nn.Module):
         """Logits (rows, vocab_size) of hidden states (rows, hidden_size)."""
         return ops.linear(self.transform(x), self.decoder.weight, self.bias)
 
-    def loss(self, x: Tensor, labels: Tensor) -> CrossEntropy:
-        """Cross-entropy of the rows' labels."""
-        return ops.linear_cross_entropy(self.transform(x), self.decoder.weight, self.bias, labels)
+    def loss(self, x: Tensor, places: Tensor, labels: Tensor) -> CrossEntropy:
+        """Cross-entropy of the labels at some places of the hidden states (tokens, hidden_size)."""
+        extra = -len(places) % ROWS_MULTIPLE if multiplies_in_bf16(self.decoder.weight) and len(x) else 0
+        if extra:  # rows without a label, which count for nothing
+            places = torch.cat((places, places.new_zeros(extra)))
+            labels = torch.cat((labels, labels.new_full((extra,), IGNORE_INDEX)))
+        return ops.linear_cross_entropy(self.transform(x[places]), self.decoder.weight, self.bias, labels)
 
 
 class PreTrainingHeads(nn.Module):
@@ -160,7 +164,7 @@ class BertForPreTraining(_MaskedLanguageModel):
             output.prediction_logits = packed.restore(self.cls.predictions(x))
         else:
             places, targets = masked
-            loss = self.cls.predictions.loss(x[places], targets)
+            loss = self.cls.predictions.loss(x, places, targets)
             output.mlm_loss_sum, output.mlm_count, output.mlm_correct = loss.loss_sum, loss.count, loss.correct
             losses.append(_mean(loss))
             if return_logits:
@@ -205,7 +209,7 @@ class BertForMaskedLM(_MaskedLanguageModel):
             return LogitsOutput(logits=packed.restore(self.cls.predictions(x)))
         places, targets = masked
         logits = self.cls.predictions(x[places]) if return_logits else None
-        return LogitsOutput(loss=_mean(self.cls.predictions.loss(x[places], targets)), logits=logits)
+        return LogitsOutput(loss=_mean(self.cls.predictions.loss(x, places, targets)), logits=logits)
 
 
 class BertForNextSentencePrediction(BertWithHead):

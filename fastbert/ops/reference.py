@@ -55,15 +55,17 @@ def attention_dropout_mask(heads: int, queries: int, keys: int, p: float, key: T
     return dropout_mask(draws(query, head, site, key.expand(heads, queries), keys), p)
 
 
-def attention_probabilities(scores_hqk: Tensor, causal: bool) -> Tensor:
-    """Softmax over the keys; a query that may see no key gets zeros."""
-    if causal:
-        queries, keys = scores_hqk.shape[-2:]
-        # The last query sees every key, as in a decoder that continues a longer past.
-        hidden = torch.ones(queries, keys, dtype=torch.bool, device=scores_hqk.device).triu(1 + keys - queries)
-        scores_hqk = scores_hqk.masked_fill(hidden, -math.inf)
-        return scores_hqk.softmax(-1).masked_fill(hidden.all(-1, keepdim=True), 0.0)
-    return scores_hqk.softmax(-1)
+def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
+    """True where a query may see a key: the last query sees every key, as in a decoder that continues a longer past."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+
+
+def attention_probabilities(scores_hqk: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax over the keys that `mask` leaves; a query that may see no key gets zeros."""
+    if mask is None:
+        return scores_hqk.softmax(-1)
+    probabilities_hqk = scores_hqk.masked_fill(~mask, -math.inf).softmax(-1)
+    return probabilities_hqk.masked_fill(~mask.any(-1, keepdim=True), 0.0)
 
 
 def attention(
@@ -91,10 +93,11 @@ def attention(
         scores_hqk = q_hqd @ k_hkd.transpose(-1, -2) * scale
         if bias is not None:
             scores_hqk = scores_hqk + bias[:, :queries, :keys]
-        probabilities_hqk = attention_probabilities(scores_hqk, causal)
+        mask = causal_mask(queries, keys, q_thd.device) if causal else None
+        probabilities_hqk = attention_probabilities(scores_hqk, mask)
         if dropout_p and dropout_key is not None:
-            mask = attention_dropout_mask(heads, queries, keys, dropout_p, dropout_key[i], dropout_site)
-            probabilities_hqk = probabilities_hqk * mask.to(probabilities_hqk.dtype)
+            kept = attention_dropout_mask(heads, queries, keys, dropout_p, dropout_key[i], dropout_site)
+            probabilities_hqk = probabilities_hqk * kept.to(probabilities_hqk.dtype)
         outputs.append((probabilities_hqk @ v_hkd).transpose(0, 1))
     return torch.cat(outputs) if outputs else q_thd[:0]
 

@@ -10,31 +10,36 @@ from fastbert.ops.dropout import attention_mask
 
 def softmax(
     scores: Tensor,
+    mask: Tensor | None = None,
     *,
     scale: float = 1.0,
-    causal: bool = False,
     dropout_p: float = 0.0,
     dropout_key: Tensor | None = None,
     dropout_site: int = 0,
 ) -> Tensor:
     """dropout(softmax(scale * scores)) over the keys: scores (sequences, heads, queries, keys).
 
-    Computed in fp32, returned in the dtype of `scores`. A query that may see no key gets zeros. With `dropout_p`,
-    `dropout_key` int64 (sequences,) decides what is dropped, as in `attention`.
+    `mask` bool, True where a query may see a key, broadcasts to `scores`; a query that may see none gets zeros.
+    Computed in fp32, returned in the dtype of `scores`. With `dropout_p`, `dropout_key` int64 (sequences,) decides what is
+    dropped, as in `attention`.
     """
-    return backend.select("softmax", scores.device)(scores, scale, causal, dropout_p, dropout_key, dropout_site)
+    return backend.select("softmax", scores.device)(scores, mask, scale, dropout_p, dropout_key, dropout_site)
 
 
 def _softmax(
-    scores: Tensor, scale: float, causal: bool, dropout_p: float, dropout_key: Tensor | None, dropout_site: int
+    scores: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    dropout_p: float,
+    dropout_key: Tensor | None,
+    dropout_site: int,
 ) -> Tensor:
     with backend.without_autocast(scores.device):
-        probabilities = reference.attention_probabilities(scores * scale, causal)
+        probabilities = reference.attention_probabilities(scores * scale if scale != 1.0 else scores, mask)
         if dropout_p and dropout_key is not None:
             n, heads, queries, keys = scores.shape
-            shape = (n, heads, queries, keys)
-            mask = attention_mask(shape, dropout_p, dropout_key, dropout_site, scores.dtype)
-            probabilities = probabilities * mask
+            kept = attention_mask((n, heads, queries, keys), dropout_p, dropout_key, dropout_site, scores.dtype)
+            probabilities = probabilities * kept
         return probabilities
 
 

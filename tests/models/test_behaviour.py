@@ -153,3 +153,39 @@ def test_half_precision_checkpoints_keep_their_dtype(tmp_path: Path) -> None:
     BertModel(TINY).bfloat16().save_pretrained(tmp_path)
     assert BertModel.from_pretrained(tmp_path).dtype == torch.bfloat16
     assert BertModel.from_pretrained(tmp_path, dtype=torch.float32).dtype == torch.float32
+
+
+@pytest.mark.parametrize("lengths", [[20, 31, 7], [64], [1], [64, 64, 3]], ids=str)
+def test_rounding_up_the_rows_changes_no_result(lengths: list[int], seed: int) -> None:
+    """In bf16 a batch is filled with a dummy sequence: outputs, losses and counts are those of the batch alone."""
+    batch = random_batch(lengths, 500, min(12, sum(lengths)), seed)
+    filled = batch.filled(64)
+    assert filled.num_tokens % 64 == 0
+    assert torch.equal(filled.input_ids[: batch.num_tokens], batch.input_ids)
+    model = BertForPreTraining(TINY).eval()
+    with torch.no_grad():
+        exact = model(batch, return_logits=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            low = model(batch, return_logits=True)
+    assert low.mlm_count == exact.mlm_count == len(batch.labels)
+    torch.testing.assert_close(low.loss, exact.loss, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(low.prediction_logits.float(), exact.prediction_logits, rtol=0.1, atol=0.05)
+
+
+def test_memory_does_not_grow_with_every_new_batch_shape() -> None:
+    """Batches of thirty different sizes in bf16; without rounding each would leave compiled kernels behind."""
+    model = BertForPreTraining(BertConfig.preset("tiny", vocab_size=500))
+
+    def resident() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+
+    def step(length: int) -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            model(random_batch([200, 200, length], 500, 60, 1)).loss.backward()
+
+    for length in (20, 80, 140):  # the shapes that rounding leaves
+        step(length)
+    before = resident()
+    for length in range(50, 110, 2):
+        step(length)
+    assert resident() - before < 60, f"grew from {before:.0f} to {resident():.0f} MiB"
