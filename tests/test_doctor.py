@@ -56,8 +56,9 @@ def test_all_parts_of_the_extension_are_built() -> None:
 
 
 @pytest.mark.usefixtures("command_line")
-def test_text_is_plain_when_piped(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor"]) == 0
+@pytest.mark.parametrize("flags", [[], ["--quiet"]])
+def test_text_is_plain_when_piped(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *flags]) == 0
     text = capsys.readouterr().out
     assert "\x1b" not in text
     assert "Operations on " in text

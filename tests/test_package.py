@@ -8,14 +8,19 @@ import re
 import resource
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import fastbert
 from fastbert.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 PACKAGE_DIRS = {"fastbert": "fastbert", "kernels": "fastbert.kernels", "benchmarks": "fastbert.benchmarks"}
 SOURCES = sorted(file for folder in PACKAGE_DIRS for file in (ROOT / folder).rglob("*.py"))
 # Factor on the seconds that help and import may take, for slow machines.
@@ -63,6 +68,15 @@ def test_the_folder_of_kernels_only_describes_itself() -> None:
     tree = ast.parse((ROOT / "kernels" / "__init__.py").read_text())
     assert len(tree.body) == 1
     assert ast.get_docstring(tree)
+    # Hugging Face owns the global name: a folder of that name on sys.path would hide its package.
+    assert not [path for folder in ("tests", "benchmarks") for path in (ROOT / folder).rglob("kernels")]
+    assert str(ROOT) not in sys.path
+
+
+def test_the_version_has_one_source() -> None:
+    assert fastbert.__version__ == PROJECT["version"]
+    assert f"\nversion: {PROJECT['version']}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## [{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.parametrize("module", PUBLIC_MODULES)
@@ -133,9 +147,24 @@ def test_help_answers_at_once(command: str, tmp_path: Path) -> None:
     pytest.fail(f"fastbert {command} --help took {min(times):.2f} s")
 
 
-def test_python_dash_m_is_the_command(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-m", "fastbert", "--version"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == f"fastbert {fastbert.__version__}\n"
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param([Path(sys.executable).with_name("fastbert")], id="console-script"),
+        pytest.param([sys.executable, "-P", "-m", "fastbert"], id="module"),
+        pytest.param([sys.executable, ROOT / "fastbert" / "__main__.py"], id="file"),
+    ],
+)
+def test_the_command_works_inside_the_clone(command: list[str | Path]) -> None:
+    if not Path(command[0]).exists():
+        pytest.skip("the console script is not installed beside this Python")
+    done = subprocess.run([*command, "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == f"fastbert {fastbert.__version__}\n", done.stderr
+
+
+@pytest.mark.parametrize("module", ["fastbert.config", "fastbert.tokenizers", "fastbert.data.corpus", "fastbert.cli"])
+def test_what_commands_read_at_once_needs_no_torch(module: str, tmp_path: Path) -> None:
+    assert run_python(f"import sys, {module}; print('torch' in sys.modules)", tmp_path) == "False"
 
 
 def test_without_tyro_the_command_line_says_so_in_one_line(
@@ -236,3 +265,12 @@ def test_constraints_are_exact_and_name_no_index() -> None:
     assert "://" not in "\n".join(lines)
     names = [pin.partition("==")[0] for pin in pins]
     assert len(names) == len(set(names))
+
+
+def test_constraints_satisfy_what_pyproject_asks_for() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    extras = [text for texts in PROJECT["optional-dependencies"].values() for text in texts]
+    for wanted in map(Requirement, [*PROJECT["dependencies"], *extras, *PYPROJECT["build-system"]["requires"]]):
+        version = pinned[canonicalize_name(wanted.name)]
+        assert wanted.specifier.contains(version), f"{wanted.name}=={version} is pinned, {wanted} is asked for"

@@ -30,7 +30,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     if config.json:
         json.dump(dataclasses.asdict(diagnosis), sys.stdout, indent=2)
         print()
-    elif not quiet:
+    else:
         _show(diagnosis)
     return 0 if diagnosis.device and all(diagnosis.extension_parts.values()) else 1
 

@@ -1,0 +1,69 @@
+"""README and docs: what they tell a reader to run, runs."""
+
+import re
+import shlex
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from fastbert import BertConfig, BertForPreTraining, WordPieceTokenizer
+from fastbert.cli import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+README = (ROOT / "README.md").read_text()
+by_name = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of every `fastbert COMMAND ...` in the shell blocks of a document."""
+    lines = "".join(blocks(text, "sh")).replace("\\\n", " ").splitlines()
+    calls = [re.search(r"(?:^|/|&& )fastbert (\w.*)", line) for line in lines]
+    return [shlex.split(call[1], comments=True) for call in calls if call]
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small trained model where the documents have theirs."""
+    folder = tmp_path_factory.mktemp("documents")
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "short", "one", "."]
+    WordPieceTokenizer(vocabulary).save_pretrained(folder / "runs/mine/model")
+    config = BertConfig(
+        vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+    )
+    BertForPreTraining(config).save_pretrained(folder / "runs/mine/model")
+    return folder
+
+
+@by_name
+def test_python_blocks_run(document: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(model_folder)
+    names: dict[str, object] = {}
+    for block in blocks(document.read_text(), "python"):
+        exec(compile(block, str(document), "exec"), names)
+
+
+@by_name
+def test_shell_blocks_name_commands_and_flags_that_exist(document: Path) -> None:
+    pytest.importorskip("tyro", reason="the command line needs tyro")
+    from fastbert.cli.flags import parse
+
+    for command, *flags in commands(document.read_text()):
+        parse(import_module(f"fastbert.cli.{COMMANDS[command][0]}").Config, command, flags)
+
+
+@by_name
+def test_links_lead_to_files_that_exist(document: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)", document.read_text())
+    missing = [name for name in targets if "://" not in name and not (document.parent / name).exists()]
+    assert missing == []
+
+
+def test_the_readme_lists_every_command() -> None:
+    listed = re.findall(r"^\| `fastbert ([\w-]+)` \|", README, flags=re.MULTILINE)
+    assert listed == list(COMMANDS)
