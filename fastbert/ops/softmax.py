@@ -20,8 +20,8 @@ def softmax(
     """dropout(softmax(scale * scores)) over the keys: scores (sequences, heads, queries, keys).
 
     `mask` bool, True where a query may see a key, broadcasts to `scores`; a query that may see none gets zeros.
-    Computed in fp32, returned in the dtype of `scores`. With `dropout_p`, `dropout_key` int64 (sequences,) decides what is
-    dropped, as in `attention`.
+    Computed in fp32, returned in the dtype of `scores`. With `dropout_p`, `dropout_key` int64 (sequences,) decides what
+    is dropped, as in `attention`.
     """
     return backend.select("softmax", scores.device)(scores, mask, scale, dropout_p, dropout_key, dropout_site)
 
