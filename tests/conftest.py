@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # The installed package is what users get, so it is what is tested: not the tree, which is not compiled, and whose
 # `kernels` folder would hide the package of that name that transformers imports.
 sys.path[:] = [entry for entry in sys.path if Path(entry or os.getcwd()).resolve() != ROOT]
+# The same for the interpreters that tests start from inside the clone.
+os.environ["PYTHONSAFEPATH"] = "1"
 
 # No test talks to the network, and products on a GPU are the same on every run.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -202,7 +202,7 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path: Path, patch: str, mes
 
 def test_importing_the_uncompiled_tree_names_the_cure(tmp_path: Path) -> None:
     tree = copy_tree(tmp_path / "tree")
-    done = run([sys.executable, "-c", "import fastbert"], tree)
+    done = run([sys.executable, "-c", "import fastbert"], tmp_path, PYTHONPATH=str(tree))
     last = done.stdout.splitlines()[-1]
     assert done.returncode == 1
     assert last.startswith(f"ImportError: {tree / 'fastbert'} is fastbert's source tree, which is not compiled")
