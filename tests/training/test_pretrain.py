@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fastbert.config import BertConfig
 from fastbert.errors import CheckpointError, CorpusError, UserError
 from fastbert.models import BertForPreTraining
 from fastbert.training import checkpoint
@@ -406,3 +407,11 @@ def test_a_damaged_configuration_is_named(config: PretrainConfig, content: str) 
     (config.out / "config.json").write_text(content)
     with pytest.raises(UserError, match=r"config\.json: not a run's configuration"):
         pretrain(replace(config, resume=True))
+
+
+def test_a_model_that_does_not_fit_on_the_disk_is_one_line(config: PretrainConfig, tmp_path: Path) -> None:
+    model = BertForPreTraining(BertConfig.from_pretrained(config.model))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "model.safetensors.partial").mkdir()  # what cannot be written, for whoever runs this
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: could not be written"):
+        model.save_pretrained(tmp_path / "full")
