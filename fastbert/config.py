@@ -65,7 +65,7 @@ class BertConfig:
             raise UserError(
                 f"hidden_size={self.hidden_size} must be a multiple of num_attention_heads={self.num_attention_heads}"
             )
-        if self.hidden_act not in ACTIVATIONS:
+        if not isinstance(self.hidden_act, str) or self.hidden_act not in ACTIVATIONS:
             raise UserError(f"hidden_act={self.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
             value = getattr(self, name)
@@ -77,8 +77,8 @@ class BertConfig:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not value > 0:
                 raise UserError(f"{name}={value!r} must be a positive number")
-        if not 0 <= self.pad_token_id < self.vocab_size:
-            raise UserError(f"pad_token_id={self.pad_token_id} lies outside the vocabulary of {self.vocab_size}")
+        if not isinstance(self.pad_token_id, int) or not 0 <= self.pad_token_id < self.vocab_size:
+            raise UserError(f"pad_token_id={self.pad_token_id!r} lies outside the vocabulary of {self.vocab_size}")
 
     @property
     def head_dim(self) -> int:

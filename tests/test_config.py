@@ -65,6 +65,8 @@ def test_round_trip_through_transformers(tmp_path) -> None:
         ("[]", "must hold a JSON object"),
         ('{"model_type": "gpt2"}', "model_type='gpt2' is not supported"),
         ('{"position_embedding_type": "relative_key"}', "position_embedding_type='relative_key' is not supported"),
+        ('{"hidden_act": []}', r"hidden_act=\[\] is not one of"),
+        ('{"pad_token_id": "x"}', "pad_token_id='x' lies outside"),
         ('{"hidden_size": "wide"}', "hidden_size='wide' must be a positive integer"),
     ],
 )

@@ -74,6 +74,10 @@ uint32_t TokenCorpus::copy(int64_t begin, int64_t length, int64_t* out) const {
     const size_t shard = shard_of(token_base_, begin);
     const TokenView& tokens = shards_[shard].tokens;
     const int64_t local = begin - token_base_[shard];
+    if (local < 0 || local + length > tokens.size) {  // the plan was made for another corpus
+        throw std::invalid_argument("tokens [" + std::to_string(begin) + ", " + std::to_string(begin + length) +
+                                    ") are not in one shard of the corpus of " + std::to_string(num_tokens()) + " tokens");
+    }
     return tokens.wide ? widen(static_cast<const uint32_t*>(tokens.data) + local, length, out)
                        : widen(static_cast<const uint16_t*>(tokens.data) + local, length, out);
 }

@@ -54,7 +54,7 @@ class TokenCorpus {
     // Throws std::invalid_argument unless the range holds a sentence and lies in one shard.
     void check(const DocumentRange& document) const;
 
-    // Copies `length` tokens of one shard and returns the largest of them.
+    // Copies `length` tokens and returns the largest of them; throws std::invalid_argument unless one shard holds them.
     uint32_t copy(int64_t begin, int64_t length, int64_t* out) const;
 
     // Adds one to `counts[id]` for each token of the documents; ids beyond `counts` throw.

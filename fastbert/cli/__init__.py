@@ -43,7 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         code = _dispatch(words, quiet)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by whoever started us
+            sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         if debug:

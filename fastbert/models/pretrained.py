@@ -143,8 +143,15 @@ class PreTrainedModel(nn.Module):
             if name not in self.tied_keys
         }
         partial = folder / f"{WEIGHTS}.partial"
-        save_file(tensors, partial, metadata={"format": "pt"})
-        partial.replace(folder / WEIGHTS)
+        try:
+            save_file(tensors, partial, metadata={"format": "pt"})
+            partial.replace(folder / WEIGHTS)
+        except (OSError, SafetensorError) as error:
+            if partial.is_file():
+                partial.unlink()
+            raise CheckpointError(
+                f"{folder / WEIGHTS}: could not be written ({error}); free some disk space or choose another folder"
+            ) from error
         config = json.dumps(self.config.to_dict(architecture=type(self).__name__), indent=2) + "\n"
         (folder / "config.json").write_text(config, encoding="utf-8")
 

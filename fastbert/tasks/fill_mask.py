@@ -29,8 +29,16 @@ def fill_mask(
     model's positions, or `top_k` is out of range.
     """
     mask = tokenizer.convert_ids_to_tokens([tokenizer.mask_token_id])[0]
-    if not 1 <= top_k <= tokenizer.vocab_size:
-        raise UserError(f"top_k={top_k} must be between 1 and the vocabulary's {tokenizer.vocab_size} entries")
+    answers = tokenizer.vocab_size - len(tokenizer.all_special_ids)
+    if not 1 <= top_k <= answers:
+        raise UserError(f"top_k={top_k} must be between 1 and the vocabulary's {answers} entries that can be an answer")
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise UserError(
+            f"the vocabulary has {tokenizer.vocab_size} entries, more than the model's {model.config.vocab_size}:"
+            " use the vocabulary the model was trained with"
+        )
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UserError(f"the text {text!r} is not valid Unicode: give it as UTF-8")
     limit = model.config.max_position_embeddings
     batch = tokenizer.pack([text], max_length=None).to(model.device)
     if batch.num_tokens > limit:
@@ -43,7 +51,8 @@ def fill_mask(
         x, _ = model.bert.encode(batch)
         logits = model.cls.predictions(x[places]).float()
     logits[:, tokenizer.all_special_ids] = float("-inf")
-    found = logits.softmax(-1).topk(min(top_k, logits.shape[-1]))
+    logits[:, tokenizer.vocab_size :] = float("-inf")  # rows that only make the table's height a round number
+    found = logits.softmax(-1).topk(top_k)
     pieces = text.split(mask)
     guesses = []
     for blank, (values, ids) in enumerate(zip(found.values.tolist(), found.indices.tolist())):

@@ -161,6 +161,12 @@ def _known_options(config: dict[str, Any], path: Path) -> dict[str, Any]:
             raise VocabularyError(f"{path}: {name}={options[name]!r} must be true or false")
     if not isinstance(options.get("strip_accents"), bool | None):
         raise VocabularyError(f"{path}: strip_accents={options['strip_accents']!r} must be true, false or null")
+    for name in SPECIAL_TOKEN_NAMES:
+        if not isinstance(options.get(name, ""), str):
+            raise VocabularyError(f"{path}: {name}={options[name]!r} must be a string")
+    length = options.get("model_max_length")
+    if length is not None and not (isinstance(length, int | float) and length >= 1):
+        raise VocabularyError(f"{path}: model_max_length={length!r} must be a number of at least 1, or null")
     return options
 
 
@@ -177,9 +183,16 @@ def _added_tokens(config: dict[str, Any], path: Path) -> list[AddedToken]:
     tokens = []
     for key in ("additional_special_tokens", "extra_special_tokens"):
         extra = config.get(key) or []
+        if not isinstance(extra, list | dict):
+            raise VocabularyError(f"{path}: {key}={extra!r} must be a list; restore the file")
         for token in extra.values() if isinstance(extra, dict) else extra:
             tokens.append(_added_token(token if isinstance(token, dict) else {"content": token}, None, path))
-    for token_id, token in (config.get("added_tokens_decoder") or {}).items():
+    by_id = config.get("added_tokens_decoder") or {}
+    if not isinstance(by_id, dict) or not all(
+        token_id.isdecimal() and isinstance(token, dict) for token_id, token in by_id.items()
+    ):
+        raise VocabularyError(f"{path}: added_tokens_decoder must map ids to tokens; restore the file")
+    for token_id, token in by_id.items():
         tokens.append(_added_token(token, int(token_id), path))
     for name in SPECIAL_TOKEN_NAMES:
         if isinstance(config.get(name), dict):

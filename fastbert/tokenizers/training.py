@@ -58,6 +58,8 @@ def train_vocabulary(
             f"vocab_size={vocab_size} has no room beside {len(SPECIAL_TOKENS)} special and {unused} unused tokens;"
             f" use at least {len(SPECIAL_TOKENS) + max(unused, 0) + 2}"
         )
+    if vocab_size >= 1 << 31:
+        raise UserError(f"vocab_size={vocab_size} must be below 2^31")
     if min_frequency < 1 or alphabet_limit < 1:
         raise UserError(f"min_frequency={min_frequency} and alphabet_limit={alphabet_limit} must be at least 1")
     words = count_words(sentences, lower_case=lower_case, progress=progress)

@@ -128,11 +128,14 @@ def save(
     """
     root.mkdir(parents=True, exist_ok=True)
     final = root / f"step-{state['step']:08d}"
-    if final.exists():
-        return final
+    for left in root.glob(".step-*.partial"):  # by a run that was killed
+        shutil.rmtree(left, ignore_errors=True)
     partial = root / f".{final.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
     try:
+        if final.exists():
+            if _is_whole(final):
+                return final
+            shutil.rmtree(final)
         partial.mkdir()
         save_file(model_tensors(model), partial / MODEL, metadata={"format": "pt"})
         save_file(optimizer_tensors(model, optimizer), partial / OPTIMIZER)
@@ -164,8 +167,8 @@ def find(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
 
 
-def load(folder: Path) -> Checkpoint:
-    """Read one checkpoint after comparing every file with the manifest; raises `CheckpointError`."""
+def check(folder: Path) -> None:
+    """Compare every file of a checkpoint with its manifest; raises `CheckpointError`."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         version, hashes = manifest["format_version"], manifest["sha256"]
@@ -174,11 +177,27 @@ def load(folder: Path) -> Checkpoint:
         for name in (MODEL, OPTIMIZER, STATE):
             if sha256(folder / name) != hashes[name]:
                 raise CheckpointError(f"{folder / name}: damaged (its SHA-256 is not the manifest's)")
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        return Checkpoint(folder, load_file(folder / MODEL), load_file(folder / OPTIMIZER), state)
     except FileNotFoundError as error:
         raise CheckpointError(f"{error.filename}: missing from the checkpoint") from None
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder}: damaged ({error})") from None
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        check(folder)
+    except CheckpointError:
+        return False
+    return True
+
+
+def load(folder: Path) -> Checkpoint:
+    """Read one checkpoint after `check`; raises `CheckpointError`."""
+    check(folder)
+    try:
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        return Checkpoint(folder, load_file(folder / MODEL), load_file(folder / OPTIMIZER), state)
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: damaged ({error})") from None
 
 

@@ -97,7 +97,7 @@ class PretrainConfig:
         _require(self.hours is None or self.hours > 0, "hours", self.hours, "above 0")
         _require(0 < self.mask_prob <= 1, "mask_prob", self.mask_prob, "above 0 and at most 1")
         _require(0 <= self.short_sequence_prob <= 1, "short_sequence_prob", self.short_sequence_prob, "from 0 to 1")
-        _require(self.lr > 0, "lr", self.lr, "above 0")
+        _require(0 < self.lr < float("inf"), "lr", self.lr, "above 0 and finite")
         _require(0 <= self.warmup < 1, "warmup", self.warmup, "from 0 to below 1 (a fraction of the run)")
         _require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
         _require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "above 0")

@@ -211,7 +211,7 @@ class Trainer:
             self.optimizer.zero_grad(set_to_none=True)
             raise TrainingError(
                 f"step {self.step + 1}: the gradient is not a finite number (loss {own.read()['loss']});"
-                f" lower --lr {self.config.lr:g} or raise --warmup, and continue with --resume"
+                f" start again in another --out with an --lr below {self.config.lr:g} or a longer --warmup"
             )
         set_learning_rate(self.optimizer, self.learning_rate())
         self.scaler.step(self.optimizer)

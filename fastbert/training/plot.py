@@ -20,6 +20,8 @@ def plot_runs(runs: Sequence[Path], out: Path, *, unigram: float | None = None, 
 
     if x_axis not in ("step", "tokens", "seconds"):
         raise UserError(f"x axis {x_axis!r} is not one of step, tokens, seconds")
+    if not out.name:
+        raise UserError(f"{str(out)!r} is no file name; end it in .png, .pdf or .svg")
     histories = {run: read_metrics(run / "metrics.jsonl" if run.is_dir() else run) for run in runs}
     for run, history in histories.items():
         if not history:
@@ -53,6 +55,9 @@ def plot_runs(runs: Sequence[Path], out: Path, *, unigram: float | None = None, 
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(partial, dpi=120)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
     except ValueError as error:
         partial.unlink(missing_ok=True)
         raise UserError(f"{out}: {error}; end the name in .png, .pdf or .svg") from None

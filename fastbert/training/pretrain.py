@@ -18,6 +18,7 @@ import torch
 from fastbert.config import PRESETS, BertConfig
 from fastbert.data.corpus import Corpus
 from fastbert.data.pretraining import PretrainingData, unigram_cross_entropy
+from fastbert.data.shard_format import IndexReader
 from fastbert.data.shards import TokenShards, prepare
 from fastbert.errors import UserError
 from fastbert.models.heads import BertForPreTraining
@@ -86,6 +87,9 @@ def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> Pretra
     reporter = reporter or Reporter()
     config = _open_folder(config)
     device, dtype = choose_device(config, reporter)
+    _check_inputs(config)
+    if config.overwrite:
+        _remove_run(config.out)
     previous = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(config.deterministic or previous)
     try:
@@ -97,7 +101,7 @@ def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> Pretra
 def _pretrain(config: PretrainConfig, device: torch.device, dtype: torch.dtype, reporter: Reporter) -> PretrainResult:
     tokenizer = _tokenizer(config, reporter)
     shards = _shards(config, tokenizer, reporter)
-    bert = model_config(config, tokenizer.vocab_size)
+    bert = _recorded_model(config) or model_config(config, tokenizer.vocab_size)
     _record(config, bert)
     data = {
         split: PretrainingData(
@@ -174,14 +178,14 @@ def choose_device(config: PretrainConfig, reporter: Reporter) -> tuple[torch.dev
     return device, dtype
 
 
-def model_config(config: PretrainConfig, vocab_size: int) -> BertConfig:
+def model_config(config: PretrainConfig, vocab_size: int | None) -> BertConfig:
     """The model that a run trains: a published size with the run's vocabulary, or the given config.json, which must
-    agree with vocabulary and length."""
+    agree with length and vocabulary (None where that is not known yet)."""
     if config.model in PRESETS:
-        bert = BertConfig.preset(config.model, vocab_size=vocab_size)
+        bert = BertConfig.preset(config.model, **({} if vocab_size is None else {"vocab_size": vocab_size}))
     else:
         bert = BertConfig.from_pretrained(config.model)
-        if bert.vocab_size != vocab_size:
+        if vocab_size is not None and bert.vocab_size != vocab_size:
             raise UserError(
                 f"{config.model}: vocab_size={bert.vocab_size}, but the vocabulary has {vocab_size} entries;"
                 " set vocab_size to that number or give the vocabulary that belongs to it"
@@ -210,41 +214,88 @@ def _open_folder(config: PretrainConfig) -> PretrainConfig:
         raise UserError(
             "nothing to train on: give --corpus with files, folders or globs, or --data with prepared shards"
         )
-    if config.overwrite and out.exists():
-        for name in RUN_FILES:
-            (out / name).unlink(missing_ok=True)
-        for name in RUN_FOLDERS:
-            shutil.rmtree(out / name, ignore_errors=True)
+    if holds_run and _saved(out) is None:
+        raise UserError(f"--out {out}: holds no fastbert run, so --overwrite does not empty it; choose another --out")
     return config
+
+
+def _check_inputs(config: PretrainConfig) -> None:
+    """Find what is wrong with the input before a run is replaced, and before hours of preparing are spent."""
+    if config.resume:
+        return
+    model_config(config, None)
+    if config.corpus:
+        _corpus(config)
+    if config.data is not None:
+        IndexReader(config.data)
+    if config.tokenizer is not None:
+        WordPieceTokenizer.from_pretrained(config.tokenizer)
+    if not config.overwrite:
+        return
+    out = config.out.resolve()
+    removed = [out / name for name in (*RUN_FILES, *RUN_FOLDERS)]
+    given = [("--data", config.data), ("--tokenizer", config.tokenizer), ("--model", Path(config.model))]
+    for flag, path in [*given, *(("--corpus", path) for path in config.corpus)]:
+        place = None if path is None else path.resolve()
+        if place is None or (flag == "--model" and config.model in PRESETS):
+            continue
+        if any(place.is_relative_to(gone) for gone in removed) or (flag == "--tokenizer" and place == out):
+            raise UserError(f"{flag} {path}: belongs to the run that --overwrite removes; copy it elsewhere first")
+
+
+def _remove_run(out: Path) -> None:
+    """Remove what an earlier run left in its folder, and nothing else."""
+    for name in RUN_FILES:
+        (out / name).unlink(missing_ok=True)
+    for name in RUN_FOLDERS:
+        shutil.rmtree(out / name, ignore_errors=True)
 
 
 def read_run(folder: Path) -> PretrainConfig:
     """The configuration of the run in `folder`."""
     path = folder / "config.json"
+    saved = _saved(folder)
+    if saved is None:
+        raise UserError(f"{path}: not a run's configuration; put the run's own back, or start again with another --out")
     try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        if saved["format_version"] > FORMAT_VERSION:
-            raise UserError(f"{path}: written by a newer fastbert (format {saved['format_version']}); update fastbert")
         return PretrainConfig.from_dict(saved["run"])
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; this folder holds no run") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+    except TypeError as error:
         raise UserError(f"{path}: not a run's configuration ({error})") from None
 
 
+def _saved(folder: Path) -> dict[str, Any] | None:
+    """What `_record` wrote into the folder; None where that is missing or something else."""
+    path = folder / "config.json"
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
+        return None
+    if not isinstance(saved, dict) or not all(isinstance(saved.get(key), dict) for key in ("run", "model")):
+        return None
+    version = saved.get("format_version")
+    if not isinstance(version, int):
+        return None
+    if version > FORMAT_VERSION:
+        raise UserError(f"{path}: written by a newer fastbert (format {version}); update fastbert")
+    return saved
+
+
+def _recorded_model(config: PretrainConfig) -> BertConfig | None:
+    """The model of the run that is resumed, whatever has become of the file that it was read from."""
+    saved = _saved(config.out) if config.resume else None
+    return None if saved is None else BertConfig.from_dict(saved["model"], source=str(config.out / "config.json"))
+
+
 def _record(config: PretrainConfig, bert: BertConfig) -> None:
-    """Write RUN/config.json when the run begins."""
-    path = config.out / "config.json"
-    if config.resume:
-        return
+    """Write RUN/config.json when the run begins, and when it is resumed, since --steps and others may be new."""
     values: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
-        "run": replace(config, overwrite=False).to_dict(),
+        "run": replace(config, resume=False, overwrite=False).to_dict(),
         "model": bert.to_dict(),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    write_atomic(path, json.dumps(values, indent=2) + "\n")
+    write_atomic(config.out / "config.json", json.dumps(values, indent=2) + "\n")
 
 
 def _tokenizer(config: PretrainConfig, reporter: Reporter) -> WordPieceTokenizer:

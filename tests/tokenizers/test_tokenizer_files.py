@@ -215,3 +215,22 @@ def test_token_with_a_line_end_is_not_saved(tmp_path):
     with pytest.raises(UserError, match="holds a line end"):
         WordPieceTokenizer([*VOCAB, "a\nb"]).save_pretrained(tmp_path)
     assert not (tmp_path / "vocab.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_max_length": "abc"},
+        {"model_max_length": -3},
+        {"added_tokens_decoder": {"x": {"content": "q"}}},
+        {"added_tokens_decoder": {"1": "q"}},
+        {"added_tokens_decoder": [1]},
+        {"additional_special_tokens": 5},
+        {"sep_token": [1]},
+        {"sep_token": 7},
+    ],
+    ids=json.dumps,
+)
+def test_values_of_another_kind_are_named(tmp_path, config):
+    with pytest.raises(UserError, match=rf"tokenizer_config\.json: {next(iter(config))}"):
+        WordPieceTokenizer.from_pretrained(write(tmp_path, tokenizer_config=config))

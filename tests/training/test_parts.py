@@ -115,6 +115,8 @@ def test_runs_are_plotted_together(tmp_path: Path) -> None:
         plot_runs([tmp_path / "c"], tmp_path / "c.png")
     with pytest.raises(UserError, match="end the name in"):
         plot_runs([tmp_path / "a"], tmp_path / "both.doc")
+    with pytest.raises(UserError, match="is no file name"):
+        plot_runs([tmp_path / "a"], Path())
 
 
 @pytest.fixture
@@ -144,11 +146,22 @@ def test_fill_mask_gives_probabilities_of_ordinary_tokens(blanks) -> None:
         ("no blank", 5, r"no \[MASK\] in 'no blank'"),
         ("[MASK] " * 40, 5, "has 42 tokens, the model reads 16"),
         ("[MASK]", 0, "top_k=0 must be between 1"),
+        ("[MASK]", 7, "top_k=7 must be between 1 and the vocabulary's 6 entries that can be an answer"),
+        ("\udcff [MASK]", 1, "is not valid Unicode"),
     ],
 )
 def test_fill_mask_refuses(blanks, text: str, top_k: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         fill_mask(*blanks, text, top_k)
+
+
+def test_fill_mask_with_a_vocabulary_of_another_size(blanks) -> None:
+    model, tokenizer = blanks
+    smaller = WordPieceTokenizer(list(tokenizer.vocab)[:-1])
+    found = fill_mask(model, smaller, "the [MASK] sat", top_k=5)
+    assert sum(guess.probability for guess in found[0]) == pytest.approx(1.0, abs=1e-5)
+    with pytest.raises(UserError, match="has 12 entries, more than the model's 11"):
+        fill_mask(model, WordPieceTokenizer([*tokenizer.vocab, "more"]), "the [MASK] sat", top_k=5)
 
 
 def test_the_text_that_comes_with_python_is_prose_and_the_same_each_time() -> None:

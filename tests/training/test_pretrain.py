@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fastbert.config import BertConfig
 from fastbert.errors import CheckpointError, CorpusError, UserError
 from fastbert.models import BertForPreTraining
 from fastbert.training import checkpoint
@@ -245,7 +246,9 @@ def test_resume_refuses_another_vocabulary(config: PretrainConfig) -> None:
 
 
 def test_a_loss_that_is_no_number_stops_the_run(config: PretrainConfig) -> None:
-    with pytest.raises(TrainingError, match=r"step \d+: the gradient is not a finite number .* lower --lr"):
+    with pytest.raises(
+        TrainingError, match=r"step \d+: the gradient is not a finite number .* start again in another --out"
+    ):
         pretrain(replace(config, lr=1e30, warmup=0.0, steps=40))
 
 
@@ -347,3 +350,68 @@ def test_prepared_shards_give_the_same_model_as_their_corpus(config: PretrainCon
     pretrain(other)
     for name, tensor in weights(config.out).items():
         assert torch.equal(tensor, weights(other.out)[name]), name
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"corpus": (Path("/nowhere"),)}, "/nowhere"),
+        ({"max_length": 65}, "--max-length 65 is more than"),
+        ({"model": "/nowhere.json"}, "/nowhere.json: no such file"),
+        ({"tokenizer": Path("/nowhere")}, "/nowhere"),
+        ({"corpus": (), "data": Path("/nowhere")}, "/nowhere"),
+        ({"corpus": (), "data": Path("data")}, "--data .*data: belongs to the run that --overwrite removes"),
+        ({"tokenizer": Path()}, "--tokenizer .*run: belongs to the run"),
+    ],
+)
+def test_overwrite_with_wrong_input_leaves_the_old_run_whole(
+    config: PretrainConfig, change: dict, message: str
+) -> None:
+    pretrain(replace(config, steps=1))
+    inside = {key: config.out / path for key, path in change.items() if key in ("data", "tokenizer")}  # unless absolute
+    before = sorted(config.out.rglob("*"))
+    with pytest.raises(UserError, match=message):
+        pretrain(replace(config, overwrite=True, **{**change, **inside}))
+    assert sorted(config.out.rglob("*")) == before
+
+
+def test_overwrite_spares_folders_that_hold_no_run(config: PretrainConfig) -> None:
+    (config.out / "model").mkdir(parents=True)
+    (config.out / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(UserError, match="holds no fastbert run, so --overwrite does not empty it"):
+        pretrain(replace(config, overwrite=True))
+    assert (config.out / "model").is_dir()
+
+
+def test_a_resumed_run_keeps_its_model_and_its_new_length(config: PretrainConfig) -> None:
+    pretrain(replace(config, steps=1))
+    Path(config.model).write_text("{}")
+    with pytest.raises(Stopped):
+        pretrain(replace(config, resume=True, steps=4), stop_at(2))
+    assert pretrain(PretrainConfig(out=config.out, resume=True)).validation.step == 4
+
+
+def test_a_damaged_checkpoint_is_written_anew(config: PretrainConfig) -> None:
+    pretrain(replace(config, steps=8))
+    root = config.out / "checkpoints"
+    (root / "step-00000008" / checkpoint.MODEL).write_bytes(b"")
+    (root / ".step-00000007.partial").mkdir()  # of a run that was killed
+    pretrain(replace(config, steps=8, resume=True))
+    assert checkpoint.load(root / "step-00000008").state["step"] == 8
+    assert not list(root.glob(".*"))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"format_version": 1, "run": [], "model": {}}', '{"run": {}}'])
+def test_a_damaged_configuration_is_named(config: PretrainConfig, content: str) -> None:
+    config.out.mkdir()
+    (config.out / "config.json").write_text(content)
+    with pytest.raises(UserError, match=r"config\.json: not a run's configuration"):
+        pretrain(replace(config, resume=True))
+
+
+def test_a_model_that_does_not_fit_on_the_disk_is_one_line(config: PretrainConfig, tmp_path: Path) -> None:
+    model = BertForPreTraining(BertConfig.from_pretrained(config.model))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "model.safetensors.partial").mkdir()  # what cannot be written, for whoever runs this
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: could not be written"):
+        model.save_pretrained(tmp_path / "full")
