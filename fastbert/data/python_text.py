@@ -17,8 +17,10 @@ from fastbert.data.sentences import split_sentences
 
 PACKAGES = ("numpy", "torch")
 SKIPPED_FOLDERS = {"test", "tests", "testing", "site-packages", "dist-packages", "__pycache__", "idlelib", "lib2to3"}
-SHORTEST_SENTENCE = 20  # characters: below lie headings, signatures and the like
+SHORTEST_SENTENCE = 16  # characters: below lie headings, names and the like
 DOCUMENT_SENTENCES = 3
+LETTERS = 0.75  # of a sentence's characters, blanks included
+LISTING = (">>>", "...", "|", "+-", "::=", "$ ")  # how a line of an example, a table or a grammar begins
 
 
 def python_documents(max_bytes: int = 6_000_000) -> Iterator[list[str]]:
@@ -68,7 +70,7 @@ def _topics() -> Iterator[list[str]]:
 
 
 def _docstrings(folder: Path) -> Iterator[list[str]]:
-    """One document per source file: the docstrings of the module, its classes and functions, in order."""
+    """A document for each class (with its methods) and function at the top of a source file, and one for the file."""
     for path in sorted(folder.rglob("*.py")):
         if SKIPPED_FOLDERS.intersection(path.relative_to(folder).parts[:-1]):
             continue
@@ -79,21 +81,32 @@ def _docstrings(folder: Path) -> Iterator[list[str]]:
                 tree = ast.parse(source)
         except (OSError, UnicodeDecodeError, SyntaxError, ValueError):
             continue  # not every file in a library is Python of this version
-        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        found = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
-        yield from _document("\n\n".join(text for text in found if text))
+        yield from _document(ast.get_docstring(tree) or "")
+        for definition in _definitions(tree.body):
+            found = [ast.get_docstring(node) for node in (definition, *_definitions(definition.body))]
+            yield from _document("\n\n".join(text for text in found if text))
+
+
+def _definitions(statements: list[ast.stmt]) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The classes and functions among some statements, also those under `if` and `try`."""
+    for statement in statements:
+        if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield statement
+        elif isinstance(statement, ast.If | ast.Try | ast.With):
+            yield from _definitions(statement.body)
 
 
 def _document(text: str) -> Iterator[list[str]]:
-    """The sentences of a text, if it holds enough of them: prose paragraphs only, no code, tables or headings."""
+    """The sentences of a text, if it holds enough of them: prose and descriptions, no code, tables or rules."""
     sentences = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         lines = [line.strip() for line in paragraph.splitlines()]
-        if any(line.startswith((">>>", "...", "|", "+-", "==", "--", "::=")) for line in lines):
+        if any(line.startswith(LISTING) for line in lines):
             continue
-        for sentence in split_sentences(" ".join(lines)):
+        prose = " ".join(line for line in lines if any(character.isalnum() for character in line))
+        for sentence in split_sentences(prose):
             letters = sum(character.isalpha() or character == " " for character in sentence)
-            if len(sentence) >= SHORTEST_SENTENCE and letters >= 0.8 * len(sentence):
+            if len(sentence) >= SHORTEST_SENTENCE and letters >= LETTERS * len(sentence):
                 sentences.append(sentence)
     if len(sentences) >= DOCUMENT_SENTENCES:
         yield sentences
