@@ -16,7 +16,7 @@ class Config:
     corpus: tuple[Path, ...] = ()
     """Your own text instead: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
     minutes: float | None = None
-    """Minutes of training; default: 1.8 million tokens, at most 2.5 minutes."""
+    """Minutes of training; default: 4 million tokens, at most 2.5 minutes."""
     steps: int | None = None
     """Optimiser steps instead of a time."""
     out: Path | None = None
@@ -59,8 +59,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
         f"masked-LM loss on held-out documents  {validation.mlm_loss:.2f} nats"
         f"  (word frequencies alone: {unigram:.2f}, so {abs(gap):.2f} {'better' if gap > 0 else 'worse'})",
         f"masked-LM accuracy                    {validation.mlm_accuracy:.1%}",
-        f"next-sentence accuracy                {validation.nsp_accuracy:.1%}  (chance is 50 %;"
-        " it rises above chance after far more text than this)",
+        f"next-sentence accuracy                {validation.nsp_accuracy:.1%}  (chance is 50 %)",
         f"trained on                            {validation.tokens:,} tokens in {validation.seconds:.0f} s"
         f" ({validation.tokens / max(validation.seconds, 1e-9):,.0f} tokens/s)",
         "",

@@ -77,11 +77,12 @@ class Trainer:
         dtype: torch.dtype,
         folder: Path,
         fingerprint: str,
+        data_fingerprint: str,
         reporter: Reporter | None = None,
     ) -> None:
         self.model, self.data, self.config, self.budget = model.to(device), data, config, budget
         self.device, self.dtype, self.folder = device, dtype, folder
-        self.fingerprint = fingerprint
+        self.fingerprint, self.data_fingerprint = fingerprint, data_fingerprint
         self.reporter = reporter or Reporter()
         self.optimizer = adamw(model, lr=config.lr, weight_decay=config.weight_decay)
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
@@ -106,6 +107,7 @@ class Trainer:
             "tokens": self.tokens,
             "seconds": self.seconds,
             "vocabulary": self.fingerprint,
+            "data": self.data_fingerprint,
             "scaler": self.scaler.state_dict(),
             "torch": torch.__version__,
         }
@@ -120,6 +122,11 @@ class Trainer:
             raise UserError(
                 f"{last.folder}: was trained with another vocabulary than {self.folder / 'vocab.txt'};"
                 " put the run's own vocab.txt back"
+            )
+        if last.state["data"] != self.data_fingerprint:
+            raise UserError(
+                f"{last.folder}: was trained on other token shards than those found now;"
+                " put the run's own back, or start another run with another --out"
             )
         checkpoint.restore(last, self.model, self.optimizer)
         self.step, self.tokens, self.seconds = last.state["step"], last.state["tokens"], last.state["seconds"]
@@ -136,8 +143,8 @@ class Trainer:
             totals, logged_tokens, logged_seconds = Totals(), self.tokens, self.seconds
             finished = self.budget.progress(self.step, self.seconds)
             while finished < 1.0:
-                batches = fetch(self.step)
                 started = time.perf_counter()
+                batches = fetch(self.step)
                 own = self._train_step(batches, totals)
                 took = time.perf_counter() - started
                 self.step += 1

@@ -26,7 +26,7 @@ from fastbert.ops.backend import fastest_dtype
 from fastbert.packing import PackedBatch
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.training import train_vocabulary
-from fastbert.training.checkpoint import write_atomic
+from fastbert.training.checkpoint import sha256, write_atomic
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.loop import Reporter, Trainer
 from fastbert.training.metrics import Metrics
@@ -129,6 +129,7 @@ def _pretrain(config: PretrainConfig, device: torch.device, dtype: torch.dtype, 
         dtype=dtype,
         folder=config.out,
         fingerprint=tokenizer.fingerprint,
+        data_fingerprint=sha256(shards.folder / "index.json"),
         reporter=reporter,
     )
     if config.resume:

@@ -163,6 +163,7 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one_bit_for_bit(
 
 def test_kill_9_and_resume(config: PretrainConfig, tmp_path: Path) -> None:
     """A killed process leaves whole checkpoints only, and the run continues to the same weights."""
+    pytest.importorskip("tyro", reason="the command line needs tyro")
     whole = replace(config, steps=40, out=tmp_path / "whole")
     pretrain(whole)
     flags = [
@@ -243,6 +244,17 @@ def test_resume_refuses_another_vocabulary(config: PretrainConfig) -> None:
     (config.out / "vocab.txt").write_text("\n".join(vocabulary))
     with pytest.raises(UserError, match="another vocabulary"):
         pretrain(replace(config, resume=True, steps=3))
+
+
+def test_resume_refuses_other_data(config: PretrainConfig, tmp_path: Path) -> None:
+    pretrain(replace(config, steps=1))
+    shutil.rmtree(config.out / "data")
+    config.corpus[0].with_name("other.txt").write_text(config.corpus[0].read_text()[:-900])
+    changed = json.loads((config.out / "config.json").read_text())
+    changed["run"]["corpus"] = [str(config.corpus[0].with_name("other.txt"))]
+    (config.out / "config.json").write_text(json.dumps(changed))
+    with pytest.raises(UserError, match="other token shards"):
+        pretrain(PretrainConfig(out=config.out, resume=True, steps=3))
 
 
 def test_a_loss_that_is_no_number_stops_the_run(config: PretrainConfig) -> None:
