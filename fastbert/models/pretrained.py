@@ -33,6 +33,8 @@ class PreTrainedModel(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.config = config
+        self.new_weights: tuple[str, ...] = ()
+        """Names of the weights that `from_pretrained` had to initialise, since the files lack them."""
 
     @property
     def device(self) -> torch.device:
@@ -110,6 +112,7 @@ class PreTrainedModel(nn.Module):
         chosen = dtype or (dtypes.pop() if len(dtypes) == 1 else torch.float32)
         self.to_empty(device="cpu").to(chosen)
         self.tie_weights()
+        self.new_weights = tuple(missing)
         if missing:
             self._reset(missing)
             logger.warning("%s: new weights for %s", folder, ", ".join(missing))

@@ -28,6 +28,11 @@ def fill_mask(
     Special tokens are no answer and are left out. Raises `UserError` when the text holds no [MASK], is longer than the
     model's positions, or `top_k` is out of range.
     """
+    if any(name.startswith("cls.predictions") for name in model.new_weights):
+        raise UserError(
+            "the model's files hold no masked-LM head, so its guesses would be random;"
+            " use the folder of a pre-trained model that has one"
+        )
     mask = tokenizer.convert_ids_to_tokens([tokenizer.mask_token_id])[0]
     answers = tokenizer.vocab_size - len(tokenizer.all_special_ids)
     if not 1 <= top_k <= answers:

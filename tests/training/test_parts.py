@@ -164,6 +164,15 @@ def test_fill_mask_with_a_vocabulary_of_another_size(blanks) -> None:
         fill_mask(model, WordPieceTokenizer([*tokenizer.vocab, "more"]), "the [MASK] sat", top_k=5)
 
 
+def test_fill_mask_refuses_a_head_that_was_never_trained(blanks, tmp_path: Path) -> None:
+    model, tokenizer = blanks
+    model.bert.save_pretrained(tmp_path)
+    bare = BertForMaskedLM.from_pretrained(tmp_path)
+    assert "cls.predictions.bias" in bare.new_weights
+    with pytest.raises(UserError, match="hold no masked-LM head"):
+        fill_mask(bare, tokenizer, "the [MASK] sat")
+
+
 def test_the_text_that_comes_with_python_is_prose_and_the_same_each_time() -> None:
     first = list(itertools.islice(python_documents(), 40))
     again = list(itertools.islice(python_documents(), 40))
