@@ -69,15 +69,14 @@ private:
     std::vector<std::string_view> views_;
 };
 
-// A numpy array that owns the vector's memory.
+// A numpy array that owns the buffer's memory.
 template <class T>
-py::array_t<T> to_array(std::vector<T>&& values) {
-    auto owner = std::make_unique<std::vector<T>>(std::move(values));
-    T* data = owner->data();
-    const auto size = static_cast<py::ssize_t>(owner->size());
-    py::capsule free(owner.get(), [](void* pointer) { delete static_cast<std::vector<T>*>(pointer); });
-    owner.release();
-    return py::array_t<T>({size}, {static_cast<py::ssize_t>(sizeof(T))}, data, free);
+py::array_t<T> to_array(Buffer<T>&& values) {
+    if (values.empty()) return py::array_t<T>(0);
+    const auto size = static_cast<py::ssize_t>(values.size());
+    T* const data = values.release();
+    py::capsule owner(data, [](void* pointer) { std::free(pointer); });
+    return py::array_t<T>({size}, {static_cast<py::ssize_t>(sizeof(T))}, data, owner);
 }
 
 template <class T>

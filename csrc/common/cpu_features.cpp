@@ -66,6 +66,7 @@ CpuFeatures detect() {
         has.avx512bw = bit(extended.ebx, 30);
         has.avx512vl = bit(extended.ebx, 31);
         has.avx512vbmi = bit(extended.ecx, 1);
+        has.avx512_vbmi2 = bit(extended.ecx, 6);
         has.avx512_vnni = bit(extended.ecx, 11);
         has.avx512_bf16 = bit(more.eax, 5);
     }

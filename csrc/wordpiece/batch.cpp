@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -10,50 +11,64 @@ namespace fastbert::wordpiece {
 namespace {
 
 // Work is handed out in runs of texts of about this many bytes: large against the cost of a thread's next grab, small
-// enough that threads finish together.
+// enough that threads finish together. A batch of less is not worth a second thread.
 constexpr std::size_t kBytesPerRun = 256 * 1024;
 
-// Boundaries of runs of consecutive texts.
-std::vector<std::size_t> cut_into_runs(std::span<const std::string_view> texts) {
-    std::vector<std::size_t> cuts{0};
-    std::size_t bytes = 0;
+// Neighbouring texts that one thread encodes at a time.
+struct Run {
+    std::size_t first_row, end_row;
+    std::size_t worker = 0;        // who encoded it,
+    std::size_t begin = 0, end = 0;  // and which of that worker's ids they are
+};
+
+std::vector<Run> cut_into_runs(std::span<const std::string_view> texts) {
+    std::vector<Run> runs;
+    std::size_t bytes = 0, first = 0;
     for (std::size_t i = 0; i < texts.size(); ++i) {
         bytes += texts[i].size();
         if (bytes >= kBytesPerRun || i + 1 == texts.size()) {
-            cuts.push_back(i + 1);
+            runs.push_back({first, i + 1});
+            first = i + 1;
             bytes = 0;
         }
     }
-    return cuts;
+    return runs;
 }
 
-Ragged encode_run(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit) {
-    Ragged result;
-    result.offsets.reserve(texts.size() + 1);
-    for (const std::string_view text : texts) {
-        tokenizer.encode(text, limit, result.values);
-        result.offsets.push_back(static_cast<std::int64_t>(result.values.size()));
-    }
-    return result;
+// A thread's working memory for as long as it lives.
+class Lease {
+public:
+    explicit Lease(const Tokenizer& tokenizer) : tokenizer_(tokenizer), workspace_(tokenizer.take_workspace()) {}
+    ~Lease() { tokenizer_.give_back(std::move(workspace_)); }
+    Workspace& operator*() { return *workspace_; }
+
+private:
+    const Tokenizer& tokenizer_;
+    std::unique_ptr<Workspace> workspace_;
+};
+
+// Texts of a batch lie scattered in memory: the first bytes of one are fetched while those before it are encoded.
+constexpr std::size_t kPrefetchedRows = 4;
+
+void prefetch(std::string_view text) {
+    constexpr std::size_t kLine = 64, kMost = 256;
+    for (std::size_t at = 0; at < std::min(text.size(), kMost); at += kLine) __builtin_prefetch(text.data() + at);
 }
 
-Ragged concatenate(std::vector<Ragged>& parts) {
-    if (parts.size() == 1) return std::move(parts[0]);
-    std::size_t ids = 0, rows = 0;
-    for (const Ragged& part : parts) {
-        ids += part.values.size();
-        rows += part.rows();
+// Appends the ids of the run's texts and writes where each row ends, counted from the first of these ids.
+void encode_run(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit, Run& run,
+                Workspace& workspace, Buffer<std::int32_t>& ids, std::int64_t* ends) {
+    run.begin = ids.size();
+    std::size_t bytes = 0;
+    for (std::size_t row = run.first_row; row < run.end_row; ++row) bytes += texts[row].size();
+    // Enough for most texts; memory that is not touched costs nothing.
+    ids.reserve(ids.size() + std::min(bytes / 3, limit == Tokenizer::kNoLimit ? bytes : limit * texts.size()) + 1024);
+    for (std::size_t row = run.first_row; row < run.end_row; ++row) {
+        if (row + kPrefetchedRows < run.end_row) prefetch(texts[row + kPrefetchedRows]);
+        tokenizer.encode(texts[row], limit, workspace, ids);
+        ends[row] = static_cast<std::int64_t>(ids.size() - run.begin);
     }
-    Ragged all;
-    all.values.reserve(ids);
-    all.offsets.reserve(rows + 1);
-    for (Ragged& part : parts) {
-        const auto base = static_cast<std::int64_t>(all.values.size());
-        all.values.insert(all.values.end(), part.values.begin(), part.values.end());
-        for (std::size_t i = 1; i < part.offsets.size(); ++i) all.offsets.push_back(base + part.offsets[i]);
-        part = Ragged();
-    }
-    return all;
+    run.end = ids.size();
 }
 
 struct Lengths {
@@ -97,29 +112,68 @@ Lengths truncate(Lengths have, bool pair, Truncation how, std::int64_t room, std
 
 Ragged encode_batch(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit,
                     unsigned threads) {
-    const std::vector<std::size_t> cuts = cut_into_runs(texts);
-    const std::size_t runs = cuts.size() - 1;
-    std::vector<Ragged> parts(runs);
-    std::atomic<std::size_t> next = 0;
+    std::vector<Run> runs = cut_into_runs(texts);
+    const std::size_t workers = std::clamp<std::size_t>(threads, 1, std::max<std::size_t>(runs.size(), 1));
+    Ragged result;
+    result.offsets.resize(texts.size() + 1);
+    std::int64_t* const ends = result.offsets.data() + 1;
+    if (workers == 1) {
+        Lease workspace(tokenizer);
+        Run all{0, texts.size()};
+        encode_run(tokenizer, texts, limit, all, *workspace, result.values, ends);
+        return result;
+    }
+    std::vector<Buffer<std::int32_t>> parts(workers);
+    std::vector<std::size_t> places(runs.size());
+    std::atomic<std::size_t> next_run = 0, next_copy = 0;
     std::exception_ptr failure;
     std::mutex failure_lock;
-    const auto work = [&] {
+    const auto fail = [&]() noexcept {
+        const std::lock_guard guard(failure_lock);
+        failure = std::current_exception();
+    };
+    // Between encoding and copying, when all threads have come: where each run's ids belong.
+    const auto arrange = [&]() noexcept {
+        if (failure) return;
         try {
-            for (std::size_t run = next++; run < runs; run = next++) {
-                parts[run] = encode_run(tokenizer, texts.subspan(cuts[run], cuts[run + 1] - cuts[run]), limit);
+            std::size_t total = 0;
+            for (std::size_t i = 0; i < runs.size(); ++i) {
+                places[i] = total;
+                for (std::size_t row = runs[i].first_row; row < runs[i].end_row; ++row) {
+                    ends[row] += static_cast<std::int64_t>(total);
+                }
+                total += runs[i].end - runs[i].begin;
+            }
+            result.values.resize(total);
+        } catch (...) {
+            fail();
+        }
+    };
+    std::barrier all_encoded(static_cast<std::ptrdiff_t>(workers), arrange);
+    const auto work = [&](std::size_t worker) {
+        try {
+            Lease workspace(tokenizer);
+            for (std::size_t i = next_run++; i < runs.size(); i = next_run++) {
+                runs[i].worker = worker;
+                encode_run(tokenizer, texts, limit, runs[i], *workspace, parts[worker], ends);
             }
         } catch (...) {
-            const std::lock_guard guard(failure_lock);
-            failure = std::current_exception();
+            fail();
+        }
+        all_encoded.arrive_and_wait();
+        if (failure) return;
+        for (std::size_t i = next_copy++; i < runs.size(); i = next_copy++) {
+            const std::int32_t* const from = parts[runs[i].worker].data();
+            std::copy(from + runs[i].begin, from + runs[i].end, result.values.data() + places[i]);
         }
     };
     {
         std::vector<std::jthread> helpers;
-        for (std::size_t i = 1; i < std::min<std::size_t>(threads, runs); ++i) helpers.emplace_back(work);
-        work();
+        for (std::size_t worker = 1; worker < workers; ++worker) helpers.emplace_back(work, worker);
+        work(0);
     }
     if (failure) std::rethrow_exception(failure);
-    return concatenate(parts);
+    return result;
 }
 
 Assembled assemble(const Ragged& first, const Ragged* second, const Template& form, Truncation truncation,
@@ -134,8 +188,13 @@ Assembled assemble(const Ragged& first, const Ragged* second, const Template& fo
     ids.reserve(most);
     types.reserve(most);
     result.ids.offsets.reserve(first.rows() + 1);
+    const auto extend = [](Buffer<std::int32_t>& buffer, std::size_t size, std::int32_t value) {
+        const std::size_t before = buffer.size();
+        buffer.resize(size);
+        std::fill(buffer.begin() + before, buffer.end(), value);
+    };
     const auto append_sequence = [&](std::span<const std::int32_t> sequence, std::int64_t length) {
-        ids.insert(ids.end(), sequence.begin(), sequence.begin() + length);
+        ids.append(sequence.first(static_cast<std::size_t>(length)));
         if (form.add_special_tokens) ids.push_back(form.sep_id);
     };
     for (std::size_t row = 0; row < first.rows(); ++row) {
@@ -144,9 +203,9 @@ Assembled assemble(const Ragged& first, const Ragged* second, const Template& fo
         if (result.error) return result;
         if (form.add_special_tokens) ids.push_back(form.cls_id);
         append_sequence(first.row(row), kept.first);
-        types.resize(ids.size(), 0);
+        extend(types, ids.size(), 0);
         if (pair) append_sequence(second->row(row), kept.second);
-        types.resize(ids.size(), 1);
+        extend(types, ids.size(), 1);
         result.ids.offsets.push_back(static_cast<std::int64_t>(ids.size()));
     }
     return result;

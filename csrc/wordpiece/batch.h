@@ -6,14 +6,17 @@
 #include <string_view>
 #include <vector>
 
+#include "common/buffer.h"
 #include "wordpiece/tokenizer.h"
 
 namespace fastbert::wordpiece {
 
 // Rows of different lengths: row i is values[offsets[i] .. offsets[i + 1]).
 struct Ragged {
-    std::vector<std::int32_t> values;
-    std::vector<std::int64_t> offsets{0};
+    Buffer<std::int32_t> values;
+    Buffer<std::int64_t> offsets;
+
+    Ragged() { offsets.push_back(0); }
 
     std::size_t rows() const { return offsets.size() - 1; }
     std::int64_t length(std::size_t row) const { return offsets[row + 1] - offsets[row]; }
@@ -41,7 +44,7 @@ struct TruncationError {
 
 struct Assembled {
     Ragged ids;
-    std::vector<std::int32_t> type_ids;  // beside ids.values
+    Buffer<std::int32_t> type_ids;  // beside ids.values
     std::optional<TruncationError> error;
 };
 

@@ -33,8 +33,24 @@ public:
         return match;
     }
 
+    // Steps through the trie, for matchers of their own. Nodes are numbers below size(); kNoNode is none of them.
+    static constexpr std::uint32_t kRoot = 0;
+    static constexpr std::uint32_t kNoNode = ~0u;
+
+    std::uint32_t child(std::uint32_t node, std::uint8_t byte) const {
+        const std::uint32_t child = nodes_[node].base + byte;
+        return nodes_[child].parent == node ? child : kNoNode;
+    }
+    std::int32_t id(std::uint32_t node) const { return nodes_[node].id; }
+    std::size_t size() const { return nodes_.size(); }
+    // The parent of a node other than the root, and the byte that leads there; kNoNode for a number that is no node.
+    std::uint32_t parent(std::uint32_t node) const { return nodes_[node].parent; }
+    std::uint8_t byte_of(std::uint32_t node) const {
+        return static_cast<std::uint8_t>(node - nodes_[nodes_[node].parent].base);
+    }
+
 private:
-    static constexpr std::uint32_t kFree = ~0u;
+    static constexpr std::uint32_t kFree = kNoNode;
     static constexpr std::size_t kAlphabet = 256;
 
     // The child of a node by byte b is nodes_[base + b] if that names the node as its parent. There are always

@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "unicode/tables.h"
@@ -24,11 +26,9 @@ struct NormalizerOptions {
 // A word of more characters is unknown as a whole, so no more than these are stored.
 inline constexpr std::size_t kMaxWordChars = 100;
 
-// One normalised word. Sixteen bytes from `bytes` can always be read.
+// One normalised word.
 struct Word {
-    static constexpr std::size_t kCapacity = kMaxWordChars * unicode::kMaxUtf8Bytes;
-
-    std::array<std::uint8_t, kCapacity + 16> bytes{};
+    std::array<std::uint8_t, kMaxWordChars * unicode::kMaxUtf8Bytes> bytes;  // not initialised
     std::size_t size = 0;   // bytes stored
     std::size_t chars = 0;  // characters seen; those beyond kMaxWordChars are not stored
 
@@ -43,6 +43,30 @@ struct Word {
     std::string_view view() const { return {reinterpret_cast<const char*>(bytes.data()), size}; }
 };
 
+// A word that knows where it comes from: for each of its characters the index of the text's character (code point) that
+// it was made of. The rules are the reference's: what a decomposition or a change of case adds to the first character
+// comes from the same one; deleted characters leave no trace; and marks that were put in another order take the places
+// that were there, in the order in which they now stand.
+struct AlignedWord : Word {
+    std::array<std::uint32_t, kMaxWordChars> sources;  // not initialised
+    std::uint32_t last_source = 0;  // of the last character seen, stored or not
+
+    void add_ascii(std::uint8_t byte, std::uint32_t source) {
+        note(source);
+        Word::add_ascii(byte);
+    }
+    void add(char32_t point, std::uint32_t source) {
+        note(source);
+        Word::add(point);
+    }
+
+private:
+    void note(std::uint32_t source) {
+        if (chars < kMaxWordChars) sources[chars] = source;
+        last_source = source;
+    }
+};
+
 // The options, and what they make of each byte: computed once per tokenizer.
 struct NormalizerTables {
     enum class Kind : std::uint8_t { kLetter, kSpace, kPunctuation, kDeleted, kBeyondAscii };
@@ -53,6 +77,11 @@ struct NormalizerTables {
             const bool lowered = options.lower_case && byte >= 'A' && byte <= 'Z';
             folded[byte] = static_cast<std::uint8_t>(kinds[byte] == Kind::kLetter ? byte + (lowered ? 32 : 0) : 0);
         }
+    }
+
+    // White space or punctuation of ASCII.
+    bool is_boundary(std::uint8_t byte) const {
+        return kinds[byte] == Kind::kSpace || kinds[byte] == Kind::kPunctuation;
     }
 
     NormalizerOptions options;
@@ -68,9 +97,9 @@ private:
     }
 };
 
-// Calls sink.word(const Word&) for each word in order; sink.full() true ends the text early.
-// One splitter serves one thread; it keeps no state between calls.
-template <class Sink>
+// Calls sink.word(const Word&) for each word in order; sink.full() true ends the text early. With kAligned the words are
+// AlignedWords. One splitter serves one thread; it keeps no state between calls.
+template <class Sink, bool kAligned = false>
 class WordSplitter {
 public:
     WordSplitter(const NormalizerTables& tables, Sink& sink) : tables_(tables), sink_(sink) {}
@@ -78,14 +107,18 @@ public:
     void split(std::string_view text) {
         const auto* at = reinterpret_cast<const std::uint8_t*>(text.data());
         const auto* const end = at + text.size();
+        source_ = 0;
         while (at < end && !sink_.full()) {
-            at = read_ascii_letters(at, end);
-            if (at == end) break;
-            switch (tables_.kinds[*at]) {
-                case Kind::kSpace: finish_word(); ++at; break;
-                case Kind::kPunctuation: finish_word(); isolate(*at++); break;
-                default: at = split_general(at, end);
+            if constexpr (!kAligned) {
+                at = read_ascii_letters(at, end);
+                if (at == end) break;
+                switch (tables_.kinds[*at]) {
+                    case Kind::kSpace: finish_word(); ++at; continue;
+                    case Kind::kPunctuation: finish_word(); isolate(*at++); continue;
+                    default: break;
+                }
             }
+            at = split_general(at, end);
         }
         if (!sink_.full()) finish_word();
         word_.clear();
@@ -94,9 +127,11 @@ public:
 private:
     using Kind = NormalizerTables::Kind;
 
-    // A surviving non-starter that waits for canonical reordering.
+    // A non-starter that waits for canonical reordering.
     struct Mark {
         std::uint8_t rank;
+        bool stripped;
+        bool inserted;  // by a decomposition, behind its first character
         char32_t point;
     };
 
@@ -109,26 +144,31 @@ private:
             while (at < safe_end && tables_.folded[*at] != 0) *to++ = tables_.folded[*at++];
             word_.size = word_.chars = static_cast<std::size_t>(at - start);
         }
-        while (at < end && tables_.folded[*at] != 0) word_.add_ascii(tables_.folded[*at++]);
+        while (at < end && tables_.folded[*at] != 0) append_ascii(tables_.folded[*at++]);
         return at;
     }
 
-    // Any text, up to and including the next ASCII white space or punctuation.
+    // Any text, up to and including the next ASCII white space or punctuation. `source_` counts the characters.
     const std::uint8_t* split_general(const std::uint8_t* at, const std::uint8_t* end) {
-        while (at < end) {
+        for (; at < end; ++source_) {
             const std::uint8_t byte = *at;
             switch (tables_.kinds[byte]) {
                 case Kind::kLetter:
-                    order_marks();
-                    word_.add_ascii(tables_.folded[byte]);
+                    start_character();
+                    append_ascii(tables_.folded[byte]);
                     ++at;
                     break;
                 case Kind::kDeleted: ++at; break;
-                case Kind::kSpace: order_marks(); return finish_word(), at + 1;
-                case Kind::kPunctuation: order_marks(); finish_word(); return isolate(byte), at + 1;
+                case Kind::kSpace: start_character(); finish_word(); ++source_; return at + 1;
+                case Kind::kPunctuation:
+                    start_character();
+                    finish_word();
+                    isolate(byte);
+                    ++source_;
+                    return at + 1;
                 case Kind::kBeyondAscii:
                     clean(unicode::decode(at));
-                    if (sink_.full()) return marks_.clear(), end;
+                    if (sink_.full()) return clear_marks(), end;
             }
         }
         order_marks();
@@ -140,7 +180,7 @@ private:
         const unicode::Record& record = unicode::record_of(point);
         if (record.flags & unicode::kDeleted) return;
         if (record.flags & unicode::kCleanedToSpace) {
-            order_marks();
+            start_character();
             finish_word();
         } else if ((record.flags & unicode::kChinese) && tables_.options.chinese_chars) {
             order_marks();
@@ -154,10 +194,14 @@ private:
     }
 
     void decompose(char32_t point, const unicode::Record& record) {
-        if (!tables_.options.strip_accents) return add(point, record);
-        if (!(record.flags & unicode::kDecomposes)) return strip(point, record);
+        if (!tables_.options.strip_accents) return add(point, record, source_);
+        if (!(record.flags & unicode::kDecomposes)) return strip(point, record, false);
         if (record.decomposition != 0) {
-            for (const char32_t part : unicode::sequence_at(record.decomposition)) strip(part, unicode::record_of(part));
+            bool inserted = false;
+            for (const char32_t part : unicode::sequence_at(record.decomposition)) {
+                strip(part, unicode::record_of(part), inserted);
+                inserted = true;
+            }
         } else {
             decompose_hangul(point);
         }
@@ -171,57 +215,93 @@ private:
         const char32_t trailing = index % kTrailingCount;
         for (const char32_t part : {kLeading + index / kPerLeading, kVowels + index % kPerLeading / kTrailingCount,
                                     kTrailing + trailing}) {
-            if (part != kTrailing) strip(part, unicode::record_of(part));
+            if (part != kTrailing) strip(part, unicode::record_of(part), true);
         }
     }
 
     // Marks that stay although accents are stripped are put in canonical order, in which every starter, stripped or not,
-    // is a barrier. Stripped marks need no place in that order: it is stable.
-    void strip(char32_t point, const unicode::Record& record) {
+    // is a barrier. The order is stable, so stripped marks need no place in it, unless places are to be known.
+    void strip(char32_t point, const unicode::Record& record, bool inserted) {
         const bool stripped = record.flags & unicode::kStripped;
         if (record.rank == 0) {
-            order_marks();
-            if (!stripped) add(point, record);
-        } else if (!stripped) {
-            marks_.push_back({record.rank, point});
+            start_character();
+            if (!stripped) add(point, record, source_);
+        } else if (kAligned || !stripped) {
+            marks_.push_back({record.rank, stripped, inserted, point});
+            if (kAligned && !inserted) mark_sources_.push_back(source_);
         }
+    }
+
+    // A starter ends the marks before it, and is what marks inserted behind it come from.
+    void start_character() {
+        order_marks();
+        if constexpr (kAligned) starter_source_ = source_;
     }
 
     void order_marks() {
         if (marks_.empty()) return;
         std::stable_sort(marks_.begin(), marks_.end(), [](const Mark& a, const Mark& b) { return a.rank < b.rank; });
-        for (const Mark& mark : marks_) add(mark.point, unicode::record_of(mark.point));
+        std::uint32_t source = starter_source_;
+        std::size_t next_source = 0;
+        for (const Mark& mark : marks_) {
+            if (kAligned && !mark.inserted) source = mark_sources_[next_source++];
+            if (!mark.stripped) add(mark.point, unicode::record_of(mark.point), source);
+        }
+        clear_marks();
+    }
+
+    void clear_marks() {
         marks_.clear();
+        mark_sources_.clear();
     }
 
     // Lower case never changes what kind of character it is (checked by generate.py).
-    void add(char32_t point, const unicode::Record& record) {
+    void add(char32_t point, const unicode::Record& record, std::uint32_t source) {
         const bool punctuation = record.flags & unicode::kPunctuation;
         if (punctuation || (record.flags & unicode::kWhitespace)) finish_word();
         if (record.flags & unicode::kWhitespace) return;
         if (tables_.options.lower_case && (record.flags & unicode::kLowers)) {
-            for (const char32_t part : unicode::sequence_at(record.lower)) word_.add(part);
+            for (const char32_t part : unicode::sequence_at(record.lower)) append(part, source);
         } else {
-            word_.add(point);
+            append(point, source);
         }
         if (punctuation) finish_word();
     }
 
+    void append(char32_t point, [[maybe_unused]] std::uint32_t source) {
+        if constexpr (kAligned) {
+            word_.add(point, source);
+        } else {
+            word_.add(point);
+        }
+    }
+
+    void append_ascii(std::uint8_t byte) {
+        if constexpr (kAligned) {
+            word_.add_ascii(byte, source_);
+        } else {
+            word_.add_ascii(byte);
+        }
+    }
+
     void isolate(std::uint8_t byte) {
-        word_.add_ascii(byte);
+        append_ascii(byte);
         finish_word();
     }
 
     void finish_word() {
         if (word_.chars == 0) return;
-        if (!sink_.full()) sink_.word(static_cast<const Word&>(word_));
+        if (!sink_.full()) sink_.word(std::as_const(word_));
         word_.clear();
     }
 
     const NormalizerTables& tables_;
     Sink& sink_;
-    Word word_;
+    std::conditional_t<kAligned, AlignedWord, Word> word_;
     std::vector<Mark> marks_;
+    std::uint32_t source_ = 0;          // the character being read
+    std::uint32_t starter_source_ = 0;  // the last starter
+    std::vector<std::uint32_t> mark_sources_;  // of marks_ that were not inserted, in the order of the text
 };
 
 }  // namespace fastbert::wordpiece

@@ -1,0 +1,177 @@
+// The tokens of chunks seen before. A chunk's tokens depend on nothing but its bytes (see scanner.h), so they are looked
+// up by these: one cache line holds two chunks of at most 15 bytes with up to three tokens each, or one longer chunk with
+// up to five. Where tokens stand within the chunk is kept beside them.
+//
+// The tables have a fixed size, and a lookup reads at most two lines, whatever the text: no text makes them slow.
+#pragma once
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+namespace fastbert::wordpiece {
+
+// One token of a chunk: its id, the characters of the chunk from which it comes, and the index of its word in the chunk.
+struct Piece {
+    std::int32_t id;
+    std::uint32_t begin, end;
+    std::uint32_t word;
+};
+
+// Up to three tokens of a chunk of at most 15 bytes.
+struct ShortPieces {
+    static constexpr std::size_t kMax = 3;
+
+    std::array<std::int32_t, kMax> ids;
+    // From bit 0 on: four bits begin and four bits end of each token; from bit 24: the words of the second and the third
+    // token, a bit and two bits; bit 27: kept for good; from bit 28: the number of tokens.
+    std::uint32_t places;
+
+    std::size_t count() const { return places >> 28; }
+    bool kept() const { return places >> 27 & 1; }
+    std::uint32_t begin(std::size_t i) const { return places >> 8 * i & 15; }
+    std::uint32_t end(std::size_t i) const { return places >> (8 * i + 4) & 15; }
+    std::uint32_t word(std::size_t i) const { return i == 0 ? 0 : i == 1 ? places >> 24 & 1 : places >> 25 & 3; }
+};
+
+// Up to five tokens of a chunk of at most 31 bytes.
+struct LongPieces {
+    static constexpr std::size_t kMax = 5;
+
+    std::array<std::int32_t, kMax> ids;
+    std::array<std::uint8_t, kMax> begins_and_words;  // five bits begin, three bits word
+    std::array<std::uint8_t, kMax> ends;
+    std::uint8_t number;
+    std::uint8_t kept;  // for good
+
+    std::size_t count() const { return number; }
+    std::uint32_t begin(std::size_t i) const { return begins_and_words[i] & 31U; }
+    std::uint32_t end(std::size_t i) const { return ends[i]; }
+    std::uint32_t word(std::size_t i) const { return begins_and_words[i] >> 5; }
+};
+
+class ChunkCache {
+public:
+    static constexpr std::size_t kShortBytes = 15;
+    static constexpr std::size_t kLongBytes = 31;
+
+    // With room for as many chunks of a vocabulary as given, beside those that texts bring.
+    explicit ChunkCache(std::size_t vocabulary_chunks);
+    // A copy, for another thread.
+    ChunkCache(const ChunkCache& other);
+    ChunkCache& operator=(const ChunkCache&) = delete;
+
+    std::size_t bytes() const { return short_lines_.size() * sizeof(ShortLine) + long_lines_.size() * sizeof(LongLine); }
+
+    // The tokens of a chunk, or null. As many bytes as the longest chunk of the kind has, and one more, must be readable.
+    const ShortPieces* find_short(const std::uint8_t* chunk, std::size_t size) const {
+        const ShortKey key = short_key(chunk, size);
+        const std::size_t place = place_of(key);
+        // Both entries of a line are compared without a branch: which of the two it is cannot be predicted.
+        const auto look_in = [&key](const ShortLine& line) -> const ShortPieces* {
+            const bool first = line.keys[0] == key, second = line.keys[1] == key;
+            return first | second ? &line.pieces[second] : nullptr;
+        };
+        if (const ShortPieces* found = look_in(short_lines_[place])) [[likely]] return found;
+        return look_in(short_lines_[place ^ 1]);
+    }
+    const LongPieces* find_long(const std::uint8_t* chunk, std::size_t size) const {
+        const LongKey key = long_key(chunk, size);
+        const std::size_t place = place_of(key);
+        for (const std::size_t at : {place, place ^ 1}) {
+            if (long_lines_[at].key == key) return &long_lines_[at].pieces;
+        }
+        return nullptr;
+    }
+
+    // Remembers the tokens of a chunk that is not there yet, if they can be kept. `keep`: never give up the place for
+    // chunks of later texts.
+    void insert(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep);
+
+private:
+    struct ShortKey {
+        std::uint64_t low, high;  // the bytes; the size in the topmost one, so that an empty place equals no chunk
+        bool operator==(const ShortKey& other) const { return ((low ^ other.low) | (high ^ other.high)) == 0; }
+    };
+    struct LongKey {
+        std::array<std::uint64_t, 4> words;
+        bool operator==(const LongKey& other) const {
+            return ((words[0] ^ other.words[0]) | (words[1] ^ other.words[1]) | (words[2] ^ other.words[2]) |
+                    (words[3] ^ other.words[3])) == 0;
+        }
+    };
+    struct alignas(64) ShortLine {
+        std::array<ShortKey, 2> keys;
+        std::array<ShortPieces, 2> pieces;
+    };
+    struct alignas(64) LongLine {
+        LongKey key;
+        LongPieces pieces;
+    };
+    static_assert(sizeof(ShortLine) == 64 && sizeof(LongLine) == 64);
+
+    // Memory of whole cache lines on huge pages, zero at first.
+    template <class Line>
+    class Lines {
+    public:
+        explicit Lines(std::size_t count);
+        Lines(const Lines& other);
+        ~Lines();
+        std::size_t size() const { return count_; }
+        Line& operator[](std::size_t i) { return lines_[i]; }
+        const Line& operator[](std::size_t i) const { return lines_[i]; }
+
+    private:
+        Line* lines_;
+        std::size_t count_;
+    };
+
+    static std::uint64_t load(const std::uint8_t* from) {
+        std::uint64_t word;
+        std::memcpy(&word, from, 8);
+        return word;
+    }
+    // Of a word, its first bytes in memory.
+    static_assert(std::endian::native == std::endian::little);
+    static constexpr std::array<std::uint64_t, 9> kFirstBytes = [] {
+        std::array<std::uint64_t, 9> masks{};
+        for (unsigned i = 0; i < 8; ++i) masks[i] = (std::uint64_t{1} << 8 * i) - 1;
+        masks[8] = ~std::uint64_t{0};
+        return masks;
+    }();
+    // The masks of both words by the chunk's size, and the size where it belongs.
+    struct ShortMask {
+        std::uint64_t low, high, size;
+    };
+    static constexpr std::array<ShortMask, 16> kShortMasks = [] {
+        std::array<ShortMask, 16> masks{};
+        for (std::size_t size = 0; size < 16; ++size) {
+            masks[size] = {kFirstBytes[size < 8 ? size : 8], kFirstBytes[size < 8 ? 0 : size - 8],
+                           static_cast<std::uint64_t>(size) << 56};
+        }
+        return masks;
+    }();
+
+    static ShortKey short_key(const std::uint8_t* chunk, std::size_t size) {
+        const ShortMask& mask = kShortMasks[size];
+        return {load(chunk) & mask.low, (load(chunk + 8) & mask.high) | mask.size};
+    }
+    static LongKey long_key(const std::uint8_t* chunk, std::size_t size);
+
+    std::size_t place_of(const ShortKey& key) const {
+        return (key.low * 0x9E3779B97F4A7C15U + key.high * 0xC2B2AE3D27D4EB4FU) >> short_shift_;
+    }
+    std::size_t place_of(const LongKey& key) const;
+
+    void insert_short(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep);
+    void insert_long(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep);
+    std::uint32_t next_random();
+
+    Lines<ShortLine> short_lines_;
+    Lines<LongLine> long_lines_;
+    unsigned short_shift_, long_shift_;
+    std::uint32_t random_ = 1;
+};
+
+}  // namespace fastbert::wordpiece

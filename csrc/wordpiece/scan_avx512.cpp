@@ -1,0 +1,85 @@
+// The scan with AVX-512 (BW, VL, VBMI2): a block is one register, and its chunks' places are compressed out of a counter.
+#include "wordpiece/scan_blocks.h"
+
+#if defined(__x86_64__)
+#if defined(__GNUC__) && !defined(__clang__)
+// The registers that GCC's own header leaves undefined on purpose.
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+#include <immintrin.h>
+
+#include <algorithm>
+
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512vbmi2,bmi,bmi2,popcnt")))
+
+namespace fastbert::wordpiece::scans {
+namespace {
+
+TARGET inline BlockMasks classify(__m512i bytes, __m512i low_half, __m512i high_half, bool lower_case,
+                                  std::uint8_t* to) {
+    const __m512i low = _mm512_shuffle_epi8(low_half, bytes);
+    const __m512i high =
+        _mm512_shuffle_epi8(high_half, _mm512_and_si512(_mm512_srli_epi16(bytes, 4), _mm512_set1_epi8(0x0F)));
+    const __m512i bits = _mm512_and_si512(low, high);
+    if (lower_case) {
+        const __mmask64 capital =
+            _mm512_cmplt_epu8_mask(_mm512_sub_epi8(bytes, _mm512_set1_epi8('A')), _mm512_set1_epi8(26));
+        bytes = _mm512_mask_add_epi8(bytes, capital, bytes, _mm512_set1_epi8(32));
+    }
+    _mm512_storeu_si512(to, bytes);
+    // As signed bytes, those that continue a character are the lowest: 80 to BF.
+    return {_mm512_testn_epi8_mask(bits, bits), _mm512_test_epi8_mask(bits, _mm512_set1_epi8(kPunctuationBits)),
+            _mm512_cmplt_epi8_mask(bytes, _mm512_set1_epi8(static_cast<char>(0xC0)))};
+}
+
+// Writes 64 places, of which those of the set bits come first.
+TARGET inline std::uint16_t* append(std::uint64_t mask, std::size_t base, std::uint16_t* to) {
+    alignas(64) static constexpr std::array<std::uint8_t, kBlock> kCounter = [] {
+        std::array<std::uint8_t, kBlock> counter{};
+        for (std::size_t i = 0; i < kBlock; ++i) counter[i] = static_cast<std::uint8_t>(i);
+        return counter;
+    }();
+    const __m512i places = _mm512_maskz_compress_epi8(mask, _mm512_load_si512(kCounter.data()));
+    const __m512i from = _mm512_set1_epi16(static_cast<short>(base));
+    _mm512_storeu_si512(to, _mm512_add_epi16(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(places)), from));
+    const auto count = static_cast<unsigned>(_mm_popcnt_u64(mask));
+    if (count > 32) {
+        _mm512_storeu_si512(to + 32, _mm512_add_epi16(_mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(places, 1)), from));
+    }
+    return to + count;
+}
+
+TARGET void scan(const std::uint8_t* text, std::size_t size, bool lower_case, Window& window) {
+    const __m512i low_half = _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kLowHalf.data())));
+    const __m512i high_half =
+        _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<const __m128i*>(kHighHalf.data())));
+    const __m512i spaces = _mm512_set1_epi8(' ');
+    const std::size_t count = block_count(size);
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::size_t left = std::min(size - i * kBlock, kBlock);
+        const __mmask64 present = _bzhi_u64(~std::uint64_t{0}, static_cast<unsigned>(left));
+        const __m512i bytes = _mm512_mask_loadu_epi8(spaces, present, text + i * kBlock);
+        window.masks[i] = classify(bytes, low_half, high_half, lower_case, window.bytes.data() + i * kBlock);
+    }
+    std::uint16_t* starts = window.starts.data();
+    std::uint16_t* lasts = window.lasts.data();
+    for (std::size_t i = 0; i < count; ++i) {
+        const Edges edges = edges_of(window, i, count);
+        starts = append(edges.starts, i * kBlock, starts);
+        lasts = append(edges.lasts, i * kBlock, lasts);
+    }
+    window.count = static_cast<std::size_t>(starts - window.starts.data());
+}
+
+}  // namespace
+
+const Scan avx512 = scan;
+
+}  // namespace fastbert::wordpiece::scans
+
+#else
+namespace fastbert::wordpiece::scans {
+const Scan avx512 = nullptr;
+}
+#endif
