@@ -23,26 +23,41 @@ namespace {
 
 using namespace wordpiece;
 
-// UTF-8 views of Python strings. The tuple keeps the strings alive and out of reach of other threads' changes to a list,
-// so that the views stay good without the GIL.
+// UTF-8 views of Python strings. It holds references to them, out of reach of other threads' changes to a list, so that
+// the views stay good without the GIL. Strings lie scattered in memory, so each is touched once, after a hint.
 class Texts {
 public:
     Texts(py::handle texts, const char* name) {
         if (PyUnicode_Check(texts.ptr()) || PyBytes_Check(texts.ptr())) {
             throw py::type_error(std::string(name) + " must be a sequence of strings, not " + type_name(texts));
         }
-        holder_ = py::reinterpret_steal<py::tuple>(PySequence_Tuple(texts.ptr()));
-        if (!holder_) throw py::error_already_set();
-        views_.reserve(holder_.size());
-        for (std::size_t i = 0; i < holder_.size(); ++i) {
-            PyObject* text = PyTuple_GET_ITEM(holder_.ptr(), static_cast<Py_ssize_t>(i));
-            views_.push_back(view(text, name, i));
+        const auto sequence = py::reinterpret_steal<py::object>(PySequence_Fast(texts.ptr(), "texts must be a sequence"));
+        if (!sequence) throw py::error_already_set();
+        PyObject** const items = PySequence_Fast_ITEMS(sequence.ptr());
+        const auto size = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence.ptr()));
+        views_.reserve(size);
+        held_.reserve(size);
+        // Nothing in this loop runs Python code that could change the sequence.
+        for (std::size_t i = 0; i < size; ++i) {
+            if (i + kAhead < size) __builtin_prefetch(items[i + kAhead], 1);
+            views_.push_back(view(items[i], name, i));
+            held_.push_back(Py_NewRef(items[i]));
+        }
+    }
+    Texts(const Texts&) = delete;
+    Texts& operator=(const Texts&) = delete;
+    ~Texts() {
+        for (std::size_t i = 0; i < held_.size(); ++i) {
+            if (i + kAhead < held_.size()) __builtin_prefetch(held_[i + kAhead], 1);
+            Py_DECREF(held_[i]);
         }
     }
 
     std::span<const std::string_view> views() const { return views_; }
 
 private:
+    static constexpr std::size_t kAhead = 8;
+
     static std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
     static std::string_view view(PyObject* text, const char* name, std::size_t i) {
@@ -65,7 +80,7 @@ private:
         return {data, static_cast<std::size_t>(size)};
     }
 
-    py::tuple holder_;
+    std::vector<PyObject*> held_;
     std::vector<std::string_view> views_;
 };
 
@@ -99,6 +114,18 @@ py::tuple encode_ragged(const Tokenizer& self, py::handle texts, unsigned thread
         rows = encode_batch(self, held.views(), Tokenizer::kNoLimit, threads);
     }
     return py::make_tuple(to_array(std::move(rows.values)), to_array(std::move(rows.offsets)));
+}
+
+py::tuple encode_aligned_ragged(const Tokenizer& self, py::handle texts, unsigned threads) {
+    const Texts held(texts, "texts");
+    AlignedRagged rows;
+    {
+        py::gil_scoped_release release;
+        rows = encode_batch_aligned(self, held.views(), Tokenizer::kNoLimit, threads);
+    }
+    return py::make_tuple(to_array(std::move(rows.tokens.ids)), to_array(std::move(rows.tokens.begins)),
+                          to_array(std::move(rows.tokens.ends)), to_array(std::move(rows.tokens.words)),
+                          to_array(std::move(rows.offsets)));
 }
 
 [[noreturn]] void raise(const TruncationError& error, std::int64_t max_length) {
@@ -211,6 +238,8 @@ void bind_wordpiece(py::module_& module) {
         .def(py::init(&make_tokenizer), "tokens"_a, "special_ids"_a, "unknown_id"_a, "options"_a)
         .def("encode_ragged", &encode_ragged, "texts"_a, "threads"_a,
              "Token ids of the texts, one row each: (ids int32, offsets int64).")
+        .def("encode_aligned_ragged", &encode_aligned_ragged, "texts"_a, "threads"_a,
+             "Tokens of the texts, one row each: (ids, begins, ends, words, all int32, offsets int64).")
         .def("encode_model_inputs", &encode_model_inputs, "texts"_a, "pairs"_a, "form"_a, "truncation"_a,
              "max_length"_a, "threads"_a, "Rows with special tokens: (ids int32, type ids int32, offsets int64).")
         .def("split_words", &split_words, "text"_a, "The normalised words of a text.");

@@ -1,6 +1,7 @@
 #include "wordpiece/batch.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <exception>
@@ -47,28 +48,105 @@ private:
     std::unique_ptr<Workspace> workspace_;
 };
 
-// Texts of a batch lie scattered in memory: the first bytes of one are fetched while those before it are encoded.
-constexpr std::size_t kPrefetchedRows = 4;
-
-void prefetch(std::string_view text) {
-    constexpr std::size_t kLine = 64, kMost = 256;
-    for (std::size_t at = 0; at < std::min(text.size(), kMost); at += kLine) __builtin_prefetch(text.data() + at);
+// What the two kinds of output have in common: columns of the same length, the first of them ids.
+std::array<Buffer<std::int32_t>*, 1> columns_of(Buffer<std::int32_t>& ids) { return {&ids}; }
+std::array<Buffer<std::int32_t>*, 4> columns_of(TokenColumns& tokens) {
+    return {&tokens.ids, &tokens.begins, &tokens.ends, &tokens.words};
 }
 
-// Appends the ids of the run's texts and writes where each row ends, counted from the first of these ids.
+void encode_texts(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit,
+                  Workspace& workspace, Buffer<std::int32_t>& ids, std::int64_t* ends) {
+    tokenizer.encode(texts, limit, workspace, ids, ends);
+}
+void encode_texts(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit,
+                  Workspace& workspace, TokenColumns& tokens, std::int64_t* ends) {
+    tokenizer.encode_aligned(texts, limit, workspace, tokens, ends);
+}
+
+// Appends the tokens of the run's texts and writes where each row ends, counted from the first of these tokens.
+template <class Output>
 void encode_run(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit, Run& run,
-                Workspace& workspace, Buffer<std::int32_t>& ids, std::int64_t* ends) {
-    run.begin = ids.size();
-    std::size_t bytes = 0;
-    for (std::size_t row = run.first_row; row < run.end_row; ++row) bytes += texts[row].size();
+                Workspace& workspace, Output& output, std::int64_t* ends) {
+    const auto columns = columns_of(output);
+    run.begin = columns[0]->size();
+    const std::span<const std::string_view> rows = texts.subspan(run.first_row, run.end_row - run.first_row);
+    std::size_t expected = 0;
+    for (const std::string_view text : rows) expected += std::min(text.size() / 3, limit) + 1;
     // Enough for most texts; memory that is not touched costs nothing.
-    ids.reserve(ids.size() + std::min(bytes / 3, limit == Tokenizer::kNoLimit ? bytes : limit * texts.size()) + 1024);
-    for (std::size_t row = run.first_row; row < run.end_row; ++row) {
-        if (row + kPrefetchedRows < run.end_row) prefetch(texts[row + kPrefetchedRows]);
-        tokenizer.encode(texts[row], limit, workspace, ids);
-        ends[row] = static_cast<std::int64_t>(ids.size() - run.begin);
+    for (auto* column : columns) column->reserve(run.begin + expected);
+    encode_texts(tokenizer, rows, limit, workspace, output, ends + run.first_row);
+    for (std::size_t row = run.first_row; row < run.end_row; ++row) ends[row] -= static_cast<std::int64_t>(run.begin);
+    run.end = columns[0]->size();
+}
+
+// Encodes on several threads: each appends to an output of its own, and when all are done, to the common one.
+template <class Output>
+void encode_parallel(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit,
+                     unsigned threads, Output& output, Buffer<std::int64_t>& offsets) {
+    std::vector<Run> runs = cut_into_runs(texts);
+    const std::size_t workers = std::clamp<std::size_t>(threads, 1, std::max<std::size_t>(runs.size(), 1));
+    offsets.resize(texts.size() + 1);
+    offsets[0] = 0;
+    std::int64_t* const ends = offsets.data() + 1;
+    if (workers == 1) {
+        Lease workspace(tokenizer);
+        Run all{0, texts.size()};
+        return encode_run(tokenizer, texts, limit, all, *workspace, output, ends);
     }
-    run.end = ids.size();
+    std::vector<Output> parts(workers);
+    std::vector<std::size_t> places(runs.size());
+    std::atomic<std::size_t> next_run = 0, next_copy = 0;
+    std::exception_ptr failure;
+    std::mutex failure_lock;
+    const auto fail = [&]() noexcept {
+        const std::lock_guard guard(failure_lock);
+        failure = std::current_exception();
+    };
+    // Between encoding and copying, when all threads have come: where each run's tokens belong.
+    const auto arrange = [&]() noexcept {
+        if (failure) return;
+        try {
+            std::size_t total = 0;
+            for (std::size_t i = 0; i < runs.size(); ++i) {
+                places[i] = total;
+                for (std::size_t row = runs[i].first_row; row < runs[i].end_row; ++row) {
+                    ends[row] += static_cast<std::int64_t>(total);
+                }
+                total += runs[i].end - runs[i].begin;
+            }
+            for (auto* column : columns_of(output)) column->resize(total);
+        } catch (...) {
+            fail();
+        }
+    };
+    std::barrier all_encoded(static_cast<std::ptrdiff_t>(workers), arrange);
+    const auto work = [&](std::size_t worker) {
+        try {
+            Lease workspace(tokenizer);
+            for (std::size_t i = next_run++; i < runs.size(); i = next_run++) {
+                runs[i].worker = worker;
+                encode_run(tokenizer, texts, limit, runs[i], *workspace, parts[worker], ends);
+            }
+        } catch (...) {
+            fail();
+        }
+        all_encoded.arrive_and_wait();
+        if (failure) return;
+        const auto to = columns_of(output);
+        for (std::size_t i = next_copy++; i < runs.size(); i = next_copy++) {
+            const auto from = columns_of(parts[runs[i].worker]);
+            for (std::size_t column = 0; column < to.size(); ++column) {
+                std::copy(from[column]->data() + runs[i].begin, from[column]->data() + runs[i].end,
+                          to[column]->data() + places[i]);
+            }
+        }
+    };
+    {
+        std::vector<std::jthread> helpers;
+        for (std::size_t worker = 1; worker < workers; ++worker) helpers.emplace_back(work, worker);
+        work(0);
+    }
+    if (failure) std::rethrow_exception(failure);
 }
 
 struct Lengths {
@@ -112,67 +190,15 @@ Lengths truncate(Lengths have, bool pair, Truncation how, std::int64_t room, std
 
 Ragged encode_batch(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit,
                     unsigned threads) {
-    std::vector<Run> runs = cut_into_runs(texts);
-    const std::size_t workers = std::clamp<std::size_t>(threads, 1, std::max<std::size_t>(runs.size(), 1));
     Ragged result;
-    result.offsets.resize(texts.size() + 1);
-    std::int64_t* const ends = result.offsets.data() + 1;
-    if (workers == 1) {
-        Lease workspace(tokenizer);
-        Run all{0, texts.size()};
-        encode_run(tokenizer, texts, limit, all, *workspace, result.values, ends);
-        return result;
-    }
-    std::vector<Buffer<std::int32_t>> parts(workers);
-    std::vector<std::size_t> places(runs.size());
-    std::atomic<std::size_t> next_run = 0, next_copy = 0;
-    std::exception_ptr failure;
-    std::mutex failure_lock;
-    const auto fail = [&]() noexcept {
-        const std::lock_guard guard(failure_lock);
-        failure = std::current_exception();
-    };
-    // Between encoding and copying, when all threads have come: where each run's ids belong.
-    const auto arrange = [&]() noexcept {
-        if (failure) return;
-        try {
-            std::size_t total = 0;
-            for (std::size_t i = 0; i < runs.size(); ++i) {
-                places[i] = total;
-                for (std::size_t row = runs[i].first_row; row < runs[i].end_row; ++row) {
-                    ends[row] += static_cast<std::int64_t>(total);
-                }
-                total += runs[i].end - runs[i].begin;
-            }
-            result.values.resize(total);
-        } catch (...) {
-            fail();
-        }
-    };
-    std::barrier all_encoded(static_cast<std::ptrdiff_t>(workers), arrange);
-    const auto work = [&](std::size_t worker) {
-        try {
-            Lease workspace(tokenizer);
-            for (std::size_t i = next_run++; i < runs.size(); i = next_run++) {
-                runs[i].worker = worker;
-                encode_run(tokenizer, texts, limit, runs[i], *workspace, parts[worker], ends);
-            }
-        } catch (...) {
-            fail();
-        }
-        all_encoded.arrive_and_wait();
-        if (failure) return;
-        for (std::size_t i = next_copy++; i < runs.size(); i = next_copy++) {
-            const std::int32_t* const from = parts[runs[i].worker].data();
-            std::copy(from + runs[i].begin, from + runs[i].end, result.values.data() + places[i]);
-        }
-    };
-    {
-        std::vector<std::jthread> helpers;
-        for (std::size_t worker = 1; worker < workers; ++worker) helpers.emplace_back(work, worker);
-        work(0);
-    }
-    if (failure) std::rethrow_exception(failure);
+    encode_parallel(tokenizer, texts, limit, threads, result.values, result.offsets);
+    return result;
+}
+
+AlignedRagged encode_batch_aligned(const Tokenizer& tokenizer, std::span<const std::string_view> texts,
+                                   std::size_t limit, unsigned threads) {
+    AlignedRagged result;
+    encode_parallel(tokenizer, texts, limit, threads, result.tokens, result.offsets);
     return result;
 }
 

@@ -48,9 +48,17 @@ struct Assembled {
     std::optional<TruncationError> error;
 };
 
+// Ragged rows of tokens that know their places.
+struct AlignedRagged {
+    TokenColumns tokens;
+    Buffer<std::int64_t> offsets;
+};
+
 // The ids of each text, at most `limit` of them. The result does not depend on `threads`.
 Ragged encode_batch(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit,
                     unsigned threads);
+AlignedRagged encode_batch_aligned(const Tokenizer& tokenizer, std::span<const std::string_view> texts,
+                                   std::size_t limit, unsigned threads);
 
 // Model inputs from the ids of first (and second) sequences. `max_length`: of a row with its special tokens, and at
 // least as many as those.

@@ -8,66 +8,42 @@
 namespace fastbert::wordpiece {
 namespace {
 
-// Lines of 64 bytes: 4 MB hold the whole words of an English vocabulary twice over, and what texts bring beside them.
-constexpr std::size_t kLeastShortLines = std::size_t{1} << 16;
-constexpr std::size_t kMostShortLines = std::size_t{1} << 17;
-constexpr std::size_t kLongLines = std::size_t{1} << 15;
 constexpr std::size_t kHugePage = std::size_t{1} << 21;
-
-std::size_t short_lines_for(std::size_t chunks) {
-    return std::clamp(std::bit_ceil(chunks), kLeastShortLines, kMostShortLines);
-}
-
-unsigned shift_for(std::size_t lines) { return 64 - static_cast<unsigned>(std::countr_zero(lines)); }
 
 }  // namespace
 
-template <class Line>
-ChunkCache::Lines<Line>::Lines(std::size_t count) : count_(count) {
-    const std::size_t bytes = count * sizeof(Line);
-    lines_ = static_cast<Line*>(::operator new(bytes, std::align_val_t{kHugePage}));
-    advise_huge_pages(lines_, bytes);
-    std::memset(static_cast<void*>(lines_), 0, bytes);
+template <class Entry>
+ChunkCache::Table<Entry>::Table(unsigned bits) {
+    const std::size_t bytes = sizeof(Entry) << bits;
+    entries = static_cast<Entry*>(::operator new(bytes, std::align_val_t{kHugePage}));
+    advise_huge_pages(entries, bytes);
+    std::memset(static_cast<void*>(entries), 0, bytes);
 }
 
-template <class Line>
-ChunkCache::Lines<Line>::Lines(const Lines& other) : count_(other.count_) {
-    const std::size_t bytes = count_ * sizeof(Line);
-    lines_ = static_cast<Line*>(::operator new(bytes, std::align_val_t{kHugePage}));
-    advise_huge_pages(lines_, bytes);
-    std::memcpy(static_cast<void*>(lines_), other.lines_, bytes);
+template <class Entry>
+ChunkCache::Table<Entry>::~Table() {
+    ::operator delete(entries, std::align_val_t{kHugePage});
 }
 
-template <class Line>
-ChunkCache::Lines<Line>::~Lines() {
-    ::operator delete(lines_, std::align_val_t{kHugePage});
-}
+template struct ChunkCache::Table<ChunkCache::ShortLine>;
+template struct ChunkCache::Table<ChunkCache::LongEntry>;
 
-template class ChunkCache::Lines<ChunkCache::ShortLine>;
-template class ChunkCache::Lines<ChunkCache::LongLine>;
+ChunkCache::ChunkCache() : short_lines_(kShortBits), long_entries_(kLongBits) {}
 
-ChunkCache::ChunkCache(std::size_t vocabulary_chunks)
-    : short_lines_(short_lines_for(vocabulary_chunks)),
-      long_lines_(kLongLines),
-      short_shift_(shift_for(short_lines_.size())),
-      long_shift_(shift_for(long_lines_.size())) {}
-
-ChunkCache::ChunkCache(const ChunkCache& other) = default;
-
+// Whole words, of which those behind the chunk are zero: what the loop leaves out it need not hash.
 ChunkCache::LongKey ChunkCache::long_key(const std::uint8_t* chunk, std::size_t size) {
-    LongKey key;
-    for (std::size_t i = 0; i < 4; ++i) {
-        const std::size_t in_word = size <= 8 * i ? 0 : std::min<std::size_t>(size - 8 * i, 8);
-        key.words[i] = load(chunk + 8 * i) & kFirstBytes[in_word];
+    LongKey key{};
+    for (std::size_t i = 0; 8 * i < size; ++i) {
+        key.words[i] = load(chunk + 8 * i) & kFirstBytes[std::min<std::size_t>(size - 8 * i, 8)];
     }
-    key.words[3] |= static_cast<std::uint64_t>(size) << 56;
+    key.words[7] |= static_cast<std::uint64_t>(size) << 56;
     return key;
 }
 
 std::size_t ChunkCache::place_of(const LongKey& key) const {
-    const std::uint64_t hash = key.words[0] * 0x9E3779B97F4A7C15U + key.words[1] * 0xC2B2AE3D27D4EB4FU +
-                               key.words[2] * 0xD6E8FEB86659FD93U + key.words[3] * 0xFF51AFD7ED558CCDU;
-    return hash >> long_shift_;
+    std::uint64_t hash = 0;
+    for (const std::uint64_t word : key.words) hash = (std::rotl(hash, 29) ^ word) * 0x9E3779B97F4A7C15U;
+    return hash >> (64 - kLongBits);
 }
 
 void ChunkCache::insert(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep) {
@@ -109,18 +85,18 @@ void ChunkCache::insert_long(const std::uint8_t* chunk, std::size_t size, std::s
     value.number = static_cast<std::uint8_t>(pieces.size());
     value.kept = keep;
     for (std::size_t i = 0; i < pieces.size(); ++i) {
+        const bool new_word = i > 0 && pieces[i].word != pieces[i - 1].word;
         value.ids[i] = pieces[i].id;
-        value.begins_and_words[i] = static_cast<std::uint8_t>(pieces[i].begin | pieces[i].word << 5);
+        value.begins[i] = static_cast<std::uint8_t>(pieces[i].begin | (new_word ? LongPieces::kNewWord : 0));
         value.ends[i] = static_cast<std::uint8_t>(pieces[i].end);
     }
     const LongKey key = long_key(chunk, size);
     const std::size_t place = place_of(key);
-    const std::size_t other = place ^ 1;
-    const auto is_free = [this](std::size_t at) { return long_lines_[at].key.words[3] == 0; };
-    std::size_t at = is_free(place) ? place : is_free(other) ? other : place ^ (next_random() & 1);
-    if (!is_free(at) && long_lines_[at].pieces.kept) at ^= 1;
-    if (!is_free(at) && long_lines_[at].pieces.kept) return;
-    long_lines_[at] = {key, value};
+    const auto is_free = [this](std::size_t at) { return long_entries_[at].key.words[7] == 0; };
+    std::size_t at = is_free(place) ? place : is_free(place ^ 1) ? place ^ 1 : place ^ (next_random() & 1);
+    if (!is_free(at) && long_entries_[at].pieces.kept) at ^= 1;
+    if (!is_free(at) && long_entries_[at].pieces.kept) return;
+    long_entries_[at] = {key, value};
 }
 
 // xorshift: which of several chunks has to go matters to nobody, as long as a text cannot count on it.

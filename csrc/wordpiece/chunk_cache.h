@@ -1,8 +1,8 @@
 // The tokens of chunks seen before. A chunk's tokens depend on nothing but its bytes (see scanner.h), so they are looked
-// up by these: one cache line holds two chunks of at most 15 bytes with up to three tokens each, or one longer chunk with
-// up to five. Where tokens stand within the chunk is kept beside them.
+// up by these: a cache line holds two chunks of at most 15 bytes with up to three tokens each, two lines hold a chunk of at
+// most 63 bytes with up to ten. Where tokens stand within the chunk is kept beside them.
 //
-// The tables have a fixed size, and a lookup reads at most two lines, whatever the text: no text makes them slow.
+// The tables have a fixed size, and a lookup reads at most two entries of each, whatever the text: no text makes them slow.
 #pragma once
 #include <array>
 #include <bit>
@@ -35,39 +35,42 @@ struct ShortPieces {
     std::uint32_t word(std::size_t i) const { return i == 0 ? 0 : i == 1 ? places >> 24 & 1 : places >> 25 & 3; }
 };
 
-// Up to five tokens of a chunk of at most 31 bytes.
+// Up to ten tokens of a chunk of at most 63 bytes.
 struct LongPieces {
-    static constexpr std::size_t kMax = 5;
+    static constexpr std::size_t kMax = 10;
+    static constexpr std::uint8_t kNewWord = 64;  // beside the begin of a token that does not go on with a word
 
     std::array<std::int32_t, kMax> ids;
-    std::array<std::uint8_t, kMax> begins_and_words;  // five bits begin, three bits word
+    std::array<std::uint8_t, kMax> begins;
     std::array<std::uint8_t, kMax> ends;
     std::uint8_t number;
     std::uint8_t kept;  // for good
+    std::uint16_t unused;
 
     std::size_t count() const { return number; }
-    std::uint32_t begin(std::size_t i) const { return begins_and_words[i] & 31U; }
+    std::uint32_t begin(std::size_t i) const { return begins[i] & (kNewWord - 1U); }
     std::uint32_t end(std::size_t i) const { return ends[i]; }
-    std::uint32_t word(std::size_t i) const { return begins_and_words[i] >> 5; }
+    std::uint32_t word(std::size_t i) const {
+        std::uint32_t words = 0;
+        for (std::size_t j = 1; j <= i; ++j) words += begins[j] / kNewWord;
+        return words;
+    }
 };
 
 class ChunkCache {
 public:
     static constexpr std::size_t kShortBytes = 15;
-    static constexpr std::size_t kLongBytes = 31;
+    static constexpr std::size_t kLongBytes = 63;
 
-    // With room for as many chunks of a vocabulary as given, beside those that texts bring.
-    explicit ChunkCache(std::size_t vocabulary_chunks);
-    // A copy, for another thread.
-    ChunkCache(const ChunkCache& other);
-    ChunkCache& operator=(const ChunkCache&) = delete;
+    ChunkCache();
 
-    std::size_t bytes() const { return short_lines_.size() * sizeof(ShortLine) + long_lines_.size() * sizeof(LongLine); }
+    // Where a chunk of at most kShortBytes is looked up, and a hint to have the place at hand soon.
+    std::size_t short_place(const std::uint8_t* chunk, std::size_t size) const { return place_of(short_key(chunk, size)); }
+    void prefetch(std::size_t short_place) const { __builtin_prefetch(&short_lines_[short_place]); }
 
     // The tokens of a chunk, or null. As many bytes as the longest chunk of the kind has, and one more, must be readable.
-    const ShortPieces* find_short(const std::uint8_t* chunk, std::size_t size) const {
+    const ShortPieces* find_short(const std::uint8_t* chunk, std::size_t size, std::size_t place) const {
         const ShortKey key = short_key(chunk, size);
-        const std::size_t place = place_of(key);
         // Both entries of a line are compared without a branch: which of the two it is cannot be predicted.
         const auto look_in = [&key](const ShortLine& line) -> const ShortPieces* {
             const bool first = line.keys[0] == key, second = line.keys[1] == key;
@@ -80,7 +83,7 @@ public:
         const LongKey key = long_key(chunk, size);
         const std::size_t place = place_of(key);
         for (const std::size_t at : {place, place ^ 1}) {
-            if (long_lines_[at].key == key) return &long_lines_[at].pieces;
+            if (long_entries_[at].key == key) return &long_entries_[at].pieces;
         }
         return nullptr;
     }
@@ -95,36 +98,36 @@ private:
         bool operator==(const ShortKey& other) const { return ((low ^ other.low) | (high ^ other.high)) == 0; }
     };
     struct LongKey {
-        std::array<std::uint64_t, 4> words;
+        std::array<std::uint64_t, 8> words;
         bool operator==(const LongKey& other) const {
-            return ((words[0] ^ other.words[0]) | (words[1] ^ other.words[1]) | (words[2] ^ other.words[2]) |
-                    (words[3] ^ other.words[3])) == 0;
+            std::uint64_t difference = 0;
+            for (std::size_t i = 0; i < words.size(); ++i) difference |= words[i] ^ other.words[i];
+            return difference == 0;
         }
     };
     struct alignas(64) ShortLine {
         std::array<ShortKey, 2> keys;
         std::array<ShortPieces, 2> pieces;
     };
-    struct alignas(64) LongLine {
+    struct alignas(64) LongEntry {
         LongKey key;
         LongPieces pieces;
     };
-    static_assert(sizeof(ShortLine) == 64 && sizeof(LongLine) == 64);
+    static_assert(sizeof(ShortLine) == 64 && sizeof(LongEntry) == 128);
 
-    // Memory of whole cache lines on huge pages, zero at first.
-    template <class Line>
-    class Lines {
-    public:
-        explicit Lines(std::size_t count);
-        Lines(const Lines& other);
-        ~Lines();
-        std::size_t size() const { return count_; }
-        Line& operator[](std::size_t i) { return lines_[i]; }
-        const Line& operator[](std::size_t i) const { return lines_[i]; }
+    static constexpr unsigned kShortBits = 17, kLongBits = 15;  // of 8 and 4 MB
 
-    private:
-        Line* lines_;
-        std::size_t count_;
+    // 2^bits entries on huge pages, zero at first.
+    template <class Entry>
+    struct Table {
+        explicit Table(unsigned bits);
+        Table(const Table&) = delete;
+        Table& operator=(const Table&) = delete;
+        ~Table();
+        Entry& operator[](std::size_t i) { return entries[i]; }
+        const Entry& operator[](std::size_t i) const { return entries[i]; }
+
+        Entry* entries;
     };
 
     static std::uint64_t load(const std::uint8_t* from) {
@@ -160,7 +163,7 @@ private:
     static LongKey long_key(const std::uint8_t* chunk, std::size_t size);
 
     std::size_t place_of(const ShortKey& key) const {
-        return (key.low * 0x9E3779B97F4A7C15U + key.high * 0xC2B2AE3D27D4EB4FU) >> short_shift_;
+        return (key.low * 0x9E3779B97F4A7C15U + key.high * 0xC2B2AE3D27D4EB4FU) >> (64 - kShortBits);
     }
     std::size_t place_of(const LongKey& key) const;
 
@@ -168,9 +171,8 @@ private:
     void insert_long(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep);
     std::uint32_t next_random();
 
-    Lines<ShortLine> short_lines_;
-    Lines<LongLine> long_lines_;
-    unsigned short_shift_, long_shift_;
+    Table<ShortLine> short_lines_;
+    Table<LongEntry> long_entries_;
     std::uint32_t random_ = 1;
 };
 

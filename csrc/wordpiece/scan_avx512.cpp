@@ -66,10 +66,12 @@ TARGET void scan(const std::uint8_t* text, std::size_t size, bool lower_case, Wi
     std::uint16_t* lasts = window.lasts.data();
     for (std::size_t i = 0; i < count; ++i) {
         const Edges edges = edges_of(window, i, count);
+        window.chunks_before[i] = static_cast<std::uint16_t>(starts - window.starts.data());
         starts = append(edges.starts, i * kBlock, starts);
         lasts = append(edges.lasts, i * kBlock, lasts);
     }
     window.count = static_cast<std::size_t>(starts - window.starts.data());
+    window.chunks_before[count] = static_cast<std::uint16_t>(window.count);
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 namespace fastbert::wordpiece {
 
 inline constexpr std::size_t kBlock = 64;
-inline constexpr std::size_t kWindow = 2048;
+inline constexpr std::size_t kWindow = 4096;
 // As many bytes behind a chunk can be read (a whole register from its first byte on).
 inline constexpr std::size_t kOverread = 64;
 
@@ -31,6 +31,7 @@ struct Window {
     std::array<std::uint16_t, kWindow + kBlock> starts;
     std::array<std::uint16_t, kWindow + kBlock> lasts;
     std::array<BlockMasks, kWindow / kBlock> masks;
+    std::array<std::uint16_t, kWindow / kBlock + 1> chunks_before;  // each block, and behind the last one
 };
 
 // Scans `size` bytes, at most kWindow; behind them, a boundary is assumed.

@@ -34,7 +34,7 @@ std::unique_ptr<Workspace> WorkspacePool::take() {
         if (place.load(std::memory_order_relaxed) == nullptr) continue;
         if (Workspace* const taken = place.exchange(nullptr)) return std::unique_ptr<Workspace>(taken);
     }
-    return std::make_unique<Workspace>(seeded_);
+    return nullptr;
 }
 
 void WorkspacePool::give_back(std::unique_ptr<Workspace> workspace) {
@@ -110,7 +110,7 @@ private:
     std::uint32_t next_word_ = 0;
 };
 
-// Encodes one text, window by window, chunk by chunk. Without kAligned, only ids are made.
+// Encodes texts, window by window, chunk by chunk. Without kAligned, only ids are made.
 template <bool kAligned>
 class Tokenizer::Encoder {
 public:
@@ -124,21 +124,23 @@ public:
           output_(output),
           limit_(limit) {}
 
-    bool full() const { return ids().size() >= limit_; }
-
-    // Text without special tokens.
-    void encode(std::string_view text) {
-        const std::uint8_t* at = bytes_of(text);
-        const std::uint8_t* const end = at + text.size();
-        while (at < end && !full()) at = encode_window(at, end);
+    // Short texts share windows: what a window costs at its ends would be much for each of them.
+    void encode_rows(std::span<const std::string_view> texts, std::int64_t* ends) {
+        for (std::size_t row = 0; row < texts.size();) {
+            const std::size_t staged = stage(texts.subspan(row));
+            if (staged > 1 && tokenizer_.specials_.find(staged_text(), 0).id == Trie::kNone) {
+                encode_stage(staged, ends + row);
+                row += staged;
+                continue;
+            }
+            for (const std::size_t end = row + std::max<std::size_t>(staged, 1); row < end; ++row) {
+                encode_row(texts[row]);
+                ends[row] = static_cast<std::int64_t>(ids().size());
+            }
+        }
     }
 
-    void special(std::int32_t id, std::string_view text) {
-        const auto size = static_cast<std::uint32_t>(count_characters(text));
-        append({id, 0, size, 0});
-        place_ += size;
-        word_ += 1;
-    }
+    bool full() const { return ids().size() >= full_size_; }
 
     // The splitter's sink, for chunks of which no places are wanted.
     void word(const Word& word) {
@@ -152,6 +154,31 @@ public:
 private:
     // So many tokens more may be written than a chunk has: the cache's entries are copied whole.
     static constexpr std::size_t kRoom = LongPieces::kMax;
+    // So many chunks ahead the cache's lines are fetched, and so many texts ahead their bytes.
+    static constexpr std::size_t kPrefetched = 32;
+    static constexpr std::size_t kPrefetchedTexts = 4;
+
+    // How many characters of the window stand before a byte.
+    class CharacterCounter {
+    public:
+        explicit CharacterCounter(const Window& window) : window_(window) {
+            if constexpr (!kAligned) return;
+            std::uint32_t before = 0;
+            for (std::size_t i = 0; i < kWindow / kBlock; ++i) {
+                before_[i] = before;
+                before += static_cast<std::uint32_t>(kBlock - std::popcount(window.masks[i].continuation));
+            }
+        }
+        std::uint32_t before(std::size_t byte) const {
+            const std::size_t block = byte / kBlock, bit = byte % kBlock;
+            const std::uint64_t earlier = window_.masks[block].continuation & ((std::uint64_t{1} << bit) - 1);
+            return before_[block] + static_cast<std::uint32_t>(bit - std::popcount(earlier));
+        }
+
+    private:
+        const Window& window_;
+        std::array<std::uint32_t, kWindow / kBlock> before_;
+    };
 
     Buffer<std::int32_t>& ids() const {
         if constexpr (kAligned) {
@@ -176,6 +203,101 @@ private:
         }
     }
 
+    void encode_row(std::string_view text) {
+        full_size_ = limit_ == kNoLimit ? kNoLimit : ids().size() + limit_;
+        place_ = word_ = 0;
+        // Text between special tokens is normalised piece by piece: nothing is reordered or joined across one.
+        for (std::size_t at = 0; at < text.size() && !full();) {
+            const SpecialTokens::Match match = tokenizer_.specials_.find(text, at);
+            encode_segment(text.substr(at, match.begin - at));
+            if (match.id != Trie::kNone) append_special(match.id, text.substr(match.begin, match.end - match.begin));
+            at = match.end;
+        }
+        if (ids().size() > full_size_) resize(full_size_);
+    }
+
+    // Text without special tokens.
+    void encode_segment(std::string_view text) {
+        const std::uint8_t* at = bytes_of(text);
+        const std::uint8_t* const end = at + text.size();
+        while (at < end && !full()) at = encode_window(at, end);
+    }
+
+    void append_special(std::int32_t id, std::string_view text) {
+        const auto size = static_cast<std::uint32_t>(count_characters(text));
+        append({id, 0, size, 0});
+        place_ += size;
+        word_ += 1;
+    }
+
+    // Copies short texts to the stage, a space behind each, until one is long or the stage is full. Returns how many.
+    std::size_t stage(std::span<const std::string_view> texts) {
+        constexpr std::size_t kShort = kWindow / 4;
+        std::size_t size = 0, count = 0;
+        for (; count < texts.size() && count < row_ends_.size(); ++count) {
+            const std::string_view text = texts[count];
+            if (text.size() > kShort || size + text.size() >= kWindow) break;
+            if (count + kPrefetchedTexts < texts.size()) prefetch(texts[count + kPrefetchedTexts]);
+            std::copy(text.begin(), text.end(), workspace_.stage.data() + size);
+            size += text.size();
+            workspace_.stage[size++] = ' ';
+            row_ends_[count] = static_cast<std::uint16_t>(size);
+        }
+        staged_size_ = size;
+        return count;
+    }
+
+    std::string_view staged_text() const { return {chars(workspace_.stage.data()), staged_size_}; }
+
+    // Texts of a batch lie scattered in memory: the first bytes of one are fetched while those before it are copied.
+    static void prefetch(std::string_view text) {
+        constexpr std::size_t kLine = 64, kMost = 256;
+        for (std::size_t at = 0; at < std::min(text.size(), kMost); at += kLine) __builtin_prefetch(text.data() + at);
+    }
+
+    void encode_stage(std::size_t rows, std::int64_t* ends) {
+        const Window& window = workspace_.window;
+        full_size_ = kNoLimit;
+        place_ = word_ = 0;
+        tokenizer_.scan_(workspace_.stage.data(), staged_size_, tokenizer_.tables_.options.lower_case,
+                         workspace_.window);
+        const std::size_t before = ids().size();
+        const CharacterCounter characters(window);
+        encode_chunks(workspace_.stage.data(), characters);
+        // encode_chunks has left the output's size behind each chunk in `places`.
+        std::size_t first = before, to = before;
+        for (std::size_t row = 0; row < rows; ++row) {
+            const std::size_t chunks = chunks_before(window, row_ends_[row]);
+            const std::size_t last = chunks == 0 ? before : before + workspace_.places[chunks - 1];
+            const std::size_t count = std::min(last - first, limit_);
+            move_row(first, count, to, row == 0 ? 0 : characters.before(row_ends_[row - 1]));
+            to += count;
+            first = last;
+            ends[row] = static_cast<std::int64_t>(to);
+        }
+        resize(to);
+    }
+
+    // The chunks that start before a byte.
+    static std::size_t chunks_before(const Window& window, std::size_t byte) {
+        std::size_t count = window.chunks_before[byte / kBlock];
+        while (count < window.count && window.starts[count] < byte) ++count;
+        return count;
+    }
+
+    // Moves a row's tokens towards the front, where rows before it were cut, and counts its places from its own start.
+    void move_row(std::size_t from, std::size_t count, std::size_t to, [[maybe_unused]] std::uint32_t place) {
+        const auto move = [&](Buffer<std::int32_t>& column, std::int32_t base) {
+            for (std::size_t i = 0; i < count; ++i) column[to + i] = column[from + i] - base;
+        };
+        if (from != to) move(ids(), 0);
+        if constexpr (kAligned) {
+            move(output_.begins, static_cast<std::int32_t>(place));
+            move(output_.ends, static_cast<std::int32_t>(place));
+            if (count > 0) move(output_.words, output_.words[from]);
+        }
+    }
+
     // As much as one window holds, but at least one chunk. Returns where the rest begins.
     const std::uint8_t* encode_window(const std::uint8_t* text, const std::uint8_t* end) {
         Window& window = workspace_.window;
@@ -187,68 +309,58 @@ private:
             size = window.starts[--window.count];
             if (size == 0) return encode_giant(text, end);
         }
-        encode_chunks(text);
+        encode_chunks(text, CharacterCounter(window));
         if constexpr (kAligned) place_ += static_cast<std::uint32_t>(count_characters({chars(text), size}));
         return text + size;
     }
 
     // Few bytes where few ids are wanted.
     std::size_t window_size() const {
-        const std::size_t wanted = limit_ - ids().size();
+        const std::size_t wanted = full_size_ - ids().size();
         return wanted >= kWindow / 8 ? kWindow : std::max<std::size_t>(8 * wanted, kBlock);
     }
 
-    void encode_chunks(const std::uint8_t* text) {
+    // All chunks of the window over `text`. Leaves the number of tokens so far behind each in the workspace's places.
+    void encode_chunks(const std::uint8_t* text, const CharacterCounter& characters) {
         const Window& window = workspace_.window;
         const ChunkCache& cache = workspace_.cache;
         reserve(window.count);
-        std::size_t at = ids().size();
-        CharacterCounter characters(window);
+        const std::size_t before = ids().size();
+        std::size_t at = before;
+        std::uint32_t* const places = workspace_.places.data();
+        const auto fetch = [&](std::size_t i) {
+            const std::size_t size = window.lasts[i] - window.starts[i] + 1u;
+            const std::size_t place =
+                cache.short_place(window.bytes.data() + window.starts[i], std::min(size, ChunkCache::kShortBytes));
+            cache.prefetch(place);
+            places[i] = static_cast<std::uint32_t>(place);
+        };
+        for (std::size_t i = 0; i < std::min(kPrefetched, window.count); ++i) fetch(i);
         for (std::size_t i = 0; i < window.count; ++i) {
+            if (i + kPrefetched < window.count) fetch(i + kPrefetched);
             const std::size_t start = window.starts[i];
             const std::size_t size = window.lasts[i] - start + 1u;
             const std::uint8_t* const chunk = window.bytes.data() + start;
             if (size <= ChunkCache::kShortBytes) [[likely]] {
-                if (const ShortPieces* const found = cache.find_short(chunk, size)) [[likely]] {
+                if (const ShortPieces* const found = cache.find_short(chunk, size, places[i])) [[likely]] {
                     at = write(*found, at, characters, start);
+                    places[i] = static_cast<std::uint32_t>(at - before);
                     continue;
                 }
             }
-            if (size <= ChunkCache::kLongBytes) {
-                if (const LongPieces* const found = cache.find_long(chunk, size)) {
-                    at = write(*found, at, characters, start);
-                    continue;
-                }
+            const LongPieces* const found = size <= ChunkCache::kLongBytes ? cache.find_long(chunk, size) : nullptr;
+            if (found != nullptr) {
+                at = write(*found, at, characters, start);
+            } else {
+                resize(at);
+                encode_unknown(text + start, chunk, size, characters, start);
+                reserve(window.count - i);
+                at = ids().size();
             }
-            resize(at);
-            encode_unknown(text + start, chunk, size, characters, start);
-            reserve(window.count - i);
-            at = ids().size();
+            places[i] = static_cast<std::uint32_t>(at - before);
         }
         resize(at);
     }
-
-    // How many characters of the window stand before a byte.
-    class CharacterCounter {
-    public:
-        explicit CharacterCounter(const Window& window) : window_(window) {
-            if constexpr (!kAligned) return;
-            std::uint32_t before = 0;
-            for (std::size_t i = 0; i < kWindow / kBlock; ++i) {
-                before_[i] = before;
-                before += static_cast<std::uint32_t>(kBlock - std::popcount(window.masks[i].continuation));
-            }
-        }
-        std::uint32_t before(std::size_t byte) const {
-            const std::size_t block = byte / kBlock, bit = byte % kBlock;
-            const std::uint64_t earlier = window_.masks[block].continuation & ((std::uint64_t{1} << bit) - 1);
-            return before_[block] + static_cast<std::uint32_t>(bit - std::popcount(earlier));
-        }
-
-    private:
-        const Window& window_;
-        std::array<std::uint32_t, kWindow / kBlock> before_;
-    };
 
     // Copies the tokens of a chunk to place `at` of the output, and some more that are overwritten or cut off later.
     template <class Pieces>
@@ -316,7 +428,10 @@ private:
     ChunkReader reader_;
     WordSplitter<Encoder> splitter_;
     Output& output_;
-    std::size_t limit_;
+    std::size_t limit_;      // ids of a row
+    std::size_t full_size_ = 0;  // of the output, when the row at hand has enough
+    std::size_t staged_size_ = 0;
+    std::array<std::uint16_t, 64> row_ends_;  // of the staged texts
     std::uint32_t place_ = 0;  // characters of the text before the window
     std::uint32_t word_ = 0;   // words so far
 };
@@ -328,29 +443,33 @@ Tokenizer::Tokenizer(std::vector<std::string> tokens, const std::vector<std::int
       tables_(options),
       specials_(named(tokens_, special_ids)),
       matcher_(tokens_),
-      scan_(scan),
-      seeded_(tokens_.size()),
-      pool_(seeded_) {
+      scan_(scan) {
     piece_bytes_.reserve(tokens_.size());
     for (const std::string& token : tokens_) {
         const std::size_t mark = token.starts_with("##") ? 2 : 0;
         piece_bytes_.push_back(static_cast<std::uint32_t>(token.size() - mark));
     }
-    seed();
+    pool_.give_back(make_workspace());
 }
 
-// Vocabularies list frequent words first, and these get the places that are looked at first.
-void Tokenizer::seed() {
-    std::vector<Piece> pieces;
-    ChunkReader reader(*this, pieces);
+std::unique_ptr<Workspace> Tokenizer::take_workspace() const {
+    std::unique_ptr<Workspace> workspace = pool_.take();
+    return workspace ? std::move(workspace) : make_workspace();
+}
+
+// A workspace whose cache knows the vocabulary's whole words. Vocabularies list frequent words first, and these get the
+// places that are looked at first.
+std::unique_ptr<Workspace> Tokenizer::make_workspace() const {
+    auto workspace = std::make_unique<Workspace>();
+    ChunkReader reader(*this, workspace->pieces);
     std::array<std::uint8_t, ChunkCache::kLongBytes + 1> chunk{};
     for (const std::string& token : tokens_) {
-        const std::uint8_t* const raw = bytes_of(token);
         if (token.size() > ChunkCache::kLongBytes || !is_chunk(token)) continue;
         std::copy(token.begin(), token.end(), chunk.begin());
-        reader.read(raw, raw, token.size());
-        seeded_.insert(chunk.data(), token.size(), pieces, true);
+        reader.read(chunk.data(), chunk.data(), token.size());
+        workspace->cache.insert(chunk.data(), token.size(), workspace->pieces, true);
     }
+    return workspace;
 }
 
 // Could this be what the scan makes of a chunk of some text?
@@ -364,31 +483,14 @@ bool Tokenizer::is_chunk(std::string_view token) const {
     return !token.empty();
 }
 
-template <bool kAligned>
-void Tokenizer::encode_segments(std::string_view text, Encoder<kAligned>& encoder) const {
-    // Text between special tokens is normalised piece by piece: nothing is reordered or joined across one.
-    for (std::size_t at = 0; at < text.size() && !encoder.full();) {
-        const SpecialTokens::Match special = specials_.find(text, at);
-        encoder.encode(text.substr(at, special.begin - at));
-        if (special.id != Trie::kNone) encoder.special(special.id, text.substr(special.begin, special.end - special.begin));
-        at = special.end;
-    }
+void Tokenizer::encode(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
+                       Buffer<std::int32_t>& ids, std::int64_t* ends) const {
+    Encoder<false>(*this, limit, workspace, ids).encode_rows(texts, ends);
 }
 
-void Tokenizer::encode(std::string_view text, std::size_t limit, Workspace& workspace, Buffer<std::int32_t>& ids) const {
-    const std::size_t full_size = limit == kNoLimit ? kNoLimit : ids.size() + limit;
-    Encoder<false> encoder(*this, full_size, workspace, ids);
-    encode_segments(text, encoder);
-    if (ids.size() > full_size) ids.resize(full_size);
-}
-
-void Tokenizer::encode_aligned(std::string_view text, std::size_t limit, Workspace& workspace,
-                               TokenColumns& tokens) const {
-    const std::size_t full_size = limit == kNoLimit ? kNoLimit : tokens.ids.size() + limit;
-    Encoder<true> encoder(*this, full_size, workspace, tokens);
-    encode_segments(text, encoder);
-    if (tokens.ids.size() <= full_size) return;
-    for (auto* column : {&tokens.ids, &tokens.begins, &tokens.ends, &tokens.words}) column->resize(full_size);
+void Tokenizer::encode_aligned(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
+                               TokenColumns& tokens, std::int64_t* ends) const {
+    Encoder<true>(*this, limit, workspace, tokens).encode_rows(texts, ends);
 }
 
 }  // namespace fastbert::wordpiece

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,25 +27,22 @@ struct TokenColumns {
 
 // What one thread needs while it encodes; it gets better with use, as the cache learns the text's words.
 struct Workspace {
-    explicit Workspace(const ChunkCache& seeded) : cache(seeded) {}
-
     ChunkCache cache;
     Window window;
     std::vector<Piece> pieces;
+    std::array<std::uint32_t, kWindow> places;  // of a window's chunks in the cache
+    std::array<std::uint8_t, kWindow> stage;    // short texts, side by side
 };
 
 // Workspaces that wait for the next call. Without locks, so that a process forked at any moment can go on: it may lose
 // workspaces that were in use, and makes new ones.
 class WorkspacePool {
 public:
-    explicit WorkspacePool(const ChunkCache& seeded) : seeded_(seeded) {}
     ~WorkspacePool();
-
-    std::unique_ptr<Workspace> take();
+    std::unique_ptr<Workspace> take();  // null if there is none
     void give_back(std::unique_ptr<Workspace> workspace);
 
 private:
-    const ChunkCache& seeded_;
     std::array<std::atomic<Workspace*>, 64> waiting_{};
 };
 
@@ -56,13 +54,15 @@ public:
     Tokenizer(std::vector<std::string> tokens, const std::vector<std::int32_t>& special_ids, std::int32_t unknown_id,
               const NormalizerOptions& options, Scan scan = fastest_scan());
 
-    // Appends the ids of `text` (valid UTF-8), at most `limit` of them.
-    void encode(std::string_view text, std::size_t limit, Workspace& workspace, Buffer<std::int32_t>& ids) const;
+    // Appends the ids of each text (valid UTF-8), at most `limit` of them, and writes the output's size behind each.
+    void encode(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
+                Buffer<std::int32_t>& ids, std::int64_t* ends) const;
     // The same, with places.
-    void encode_aligned(std::string_view text, std::size_t limit, Workspace& workspace, TokenColumns& tokens) const;
+    void encode_aligned(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
+                        TokenColumns& tokens, std::int64_t* ends) const;
 
     // Working memory for a thread's calls of encode().
-    std::unique_ptr<Workspace> take_workspace() const { return pool_.take(); }
+    std::unique_ptr<Workspace> take_workspace() const;
     void give_back(std::unique_ptr<Workspace> workspace) const { pool_.give_back(std::move(workspace)); }
 
     // The words of `text` as the vocabulary is looked up for them; special tokens are not recognised.
@@ -76,10 +76,8 @@ private:
     class Encoder;
     class ChunkReader;
 
-    template <bool kAligned>
-    void encode_segments(std::string_view text, Encoder<kAligned>& encoder) const;
     bool is_chunk(std::string_view token) const;
-    void seed();
+    std::unique_ptr<Workspace> make_workspace() const;
 
     std::vector<std::string> tokens_;
     std::vector<std::uint32_t> piece_bytes_;  // of each token, without its "##"
@@ -88,7 +86,6 @@ private:
     SpecialTokens specials_;
     PieceMatcher matcher_;
     Scan scan_;
-    ChunkCache seeded_;  // knows the vocabulary's whole words
     mutable WorkspacePool pool_;
 };
 
