@@ -31,7 +31,8 @@ public:
         if (PyUnicode_Check(texts.ptr()) || PyBytes_Check(texts.ptr())) {
             throw py::type_error(std::string(name) + " must be a sequence of strings, not " + type_name(texts));
         }
-        const auto sequence = py::reinterpret_steal<py::object>(PySequence_Fast(texts.ptr(), "texts must be a sequence"));
+        const std::string complaint = std::string(name) + " must be a sequence of strings, not " + type_name(texts);
+        const auto sequence = py::reinterpret_steal<py::object>(PySequence_Fast(texts.ptr(), complaint.c_str()));
         if (!sequence) throw py::error_already_set();
         PyObject** const items = PySequence_Fast_ITEMS(sequence.ptr());
         const auto size = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence.ptr()));

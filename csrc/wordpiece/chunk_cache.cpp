@@ -1,28 +1,27 @@
 #include "wordpiece/chunk_cache.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <new>
 
 #include "common/buffer.h"
 
 namespace fastbert::wordpiece {
-namespace {
 
-constexpr std::size_t kHugePage = std::size_t{1} << 21;
-
-}  // namespace
-
+// From the system directly: its pages are zero, and those that nothing is written to cost nothing.
 template <class Entry>
-ChunkCache::Table<Entry>::Table(unsigned bits) {
-    const std::size_t bytes = sizeof(Entry) << bits;
-    entries = static_cast<Entry*>(::operator new(bytes, std::align_val_t{kHugePage}));
-    advise_huge_pages(entries, bytes);
-    std::memset(static_cast<void*>(entries), 0, bytes);
+ChunkCache::Table<Entry>::Table(unsigned bits) : bytes((sizeof(Entry) << bits) + kAlignment) {
+    memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    const auto address = reinterpret_cast<std::uintptr_t>(memory);
+    entries = reinterpret_cast<Entry*>((address + kAlignment - 1) & ~(kAlignment - 1));
+    advise_huge_pages(entries, sizeof(Entry) << bits);
 }
 
 template <class Entry>
 ChunkCache::Table<Entry>::~Table() {
-    ::operator delete(entries, std::align_val_t{kHugePage});
+    munmap(memory, bytes);
 }
 
 template struct ChunkCache::Table<ChunkCache::ShortLine>;

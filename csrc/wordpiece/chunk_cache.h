@@ -127,7 +127,10 @@ private:
         Entry& operator[](std::size_t i) { return entries[i]; }
         const Entry& operator[](std::size_t i) const { return entries[i]; }
 
+        static constexpr std::size_t kAlignment = std::size_t{1} << 21;  // of a huge page
         Entry* entries;
+        void* memory;
+        std::size_t bytes;
     };
 
     static std::uint64_t load(const std::uint8_t* from) {

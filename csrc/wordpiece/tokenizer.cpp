@@ -466,7 +466,14 @@ std::unique_ptr<Workspace> Tokenizer::make_workspace() const {
     for (const std::string& token : tokens_) {
         if (token.size() > ChunkCache::kLongBytes || !is_chunk(token)) continue;
         std::copy(token.begin(), token.end(), chunk.begin());
-        reader.read(chunk.data(), chunk.data(), token.size());
+        if (tables_.keeps_as_word(token)) {
+            // Such a word is found whole.
+            const Piece whole{static_cast<std::int32_t>(&token - tokens_.data()), 0,
+                              static_cast<std::uint32_t>(count_characters(token)), 0};
+            workspace->pieces.assign(1, whole);
+        } else {
+            reader.read(chunk.data(), chunk.data(), token.size());
+        }
         workspace->cache.insert(chunk.data(), token.size(), workspace->pieces, true);
     }
     return workspace;

@@ -4,8 +4,30 @@
 
 namespace fastbert::wordpiece {
 
+namespace {
+
+using Key = std::pair<std::string_view, std::int32_t>;
+
+// The first eight bytes as a number that sorts as they do.
+std::uint64_t prefix_of(std::string_view text) {
+    std::uint64_t prefix = 0;
+    for (std::size_t i = 0; i < 8; ++i) prefix = prefix << 8 | (i < text.size() ? static_cast<std::uint8_t>(text[i]) : 0);
+    return prefix;
+}
+
+// In order of their bytes. Most comparisons are decided without a look at the strings.
+void sort_keys(std::vector<Key>& keys) {
+    std::vector<std::pair<std::uint64_t, Key>> prefixed;
+    prefixed.reserve(keys.size());
+    for (const Key& key : keys) prefixed.emplace_back(prefix_of(key.first), key);
+    std::sort(prefixed.begin(), prefixed.end());
+    std::transform(prefixed.begin(), prefixed.end(), keys.begin(), [](const auto& item) { return item.second; });
+}
+
+}  // namespace
+
 Trie::Trie(std::vector<std::pair<std::string_view, std::int32_t>> keys) {
-    std::sort(keys.begin(), keys.end());
+    sort_keys(keys);
     nodes_.resize(4 * kAlphabet);
     nodes_[0].parent = kFree - 1;  // taken, and the child of no node
     std::vector<Range> queue{{0, 0, keys.size(), 0}};

@@ -79,6 +79,23 @@ struct NormalizerTables {
         }
     }
 
+    // True only if the splitter makes one word of `text`, without a change.
+    bool keeps_as_word(std::string_view text) const {
+        unsigned changing = unicode::kDeleted | unicode::kCleanedToSpace | unicode::kWhitespace | unicode::kPunctuation;
+        if (options.chinese_chars) changing |= unicode::kChinese;
+        if (options.strip_accents) changing |= unicode::kStripped | unicode::kDecomposes;
+        if (options.lower_case) changing |= unicode::kLowers;
+        const auto* at = reinterpret_cast<const std::uint8_t*>(text.data());
+        const auto* const end = at + text.size();
+        std::size_t characters = 0;
+        while (at < end) {
+            const unicode::Record& record = unicode::record_of(unicode::decode(at));
+            const bool waits_for_order = options.strip_accents && record.rank != 0;
+            if ((record.flags & changing) != 0 || waits_for_order || ++characters > kMaxWordChars) return false;
+        }
+        return characters > 0;
+    }
+
     // White space or punctuation of ASCII.
     bool is_boundary(std::uint8_t byte) const {
         return kinds[byte] == Kind::kSpace || kinds[byte] == Kind::kPunctuation;

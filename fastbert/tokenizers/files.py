@@ -58,6 +58,8 @@ def read_vocab(path: Path) -> list[str]:
 
 def check_tokens(tokens: Sequence[str], place: Any) -> None:
     """Refuse empty and repeated tokens: ids behind one would not be what the model was trained with."""
+    if set(map(type, tokens)) <= {str} and "" not in (distinct := set(tokens)) and len(distinct) == len(tokens):
+        return
     seen: dict[str, int] = {}
     for index, token in enumerate(tokens):
         if not isinstance(token, str):
@@ -108,7 +110,7 @@ def guess_case(vocab: Sequence[str], path: Path) -> dict[str, Any]:
     """Lower-casing would make tokens with capitals unreachable, so a vocabulary that has them is a cased one."""
     for token in vocab:
         letters = token.removeprefix("##")
-        if letters.isalpha() and letters.lower() != letters:
+        if token.lower() != token and letters.isalpha() and letters.lower() != letters:
             logger.info("%s holds capitals (%r): lower-casing is off (do_lower_case=False)", path, token)
             return {"do_lower_case": False}
     return {}

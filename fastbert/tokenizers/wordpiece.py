@@ -83,7 +83,7 @@ class WordPieceTokenizer:
         self.unk_token, self.sep_token, self.pad_token = unk_token, sep_token, pad_token
         self.cls_token, self.mask_token = cls_token, mask_token
         self._tokens = tokens
-        self._ids = {token: index for index, token in enumerate(tokens)}
+        self._ids = dict(zip(tokens, range(len(tokens))))
         self.additional_special_tokens = list(additional_special_tokens)
         named = [*self.special_tokens_map.items()]
         for name, token in named + [("additional_special_tokens", token) for token in self.additional_special_tokens]:

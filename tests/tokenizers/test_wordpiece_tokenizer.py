@@ -99,7 +99,7 @@ def test_long_text_is_no_error(tokenizer):
         pytest.param((b"hello",), {}, TypeError, "texts must be a sequence of strings, not bytes", id="bytes"),
         pytest.param((["a", b"b"],), {}, TypeError, r"texts\[1\] must be a string, not bytes; decode", id="bytes-item"),
         pytest.param((["a", None],), {}, TypeError, r"texts\[1\] must be a string, not NoneType", id="none-item"),
-        pytest.param((None,), {}, TypeError, "iterable", id="none"),
+        pytest.param((None,), {}, TypeError, "sequence of strings, not NoneType", id="none"),
         pytest.param(("a\ud800b",), {}, ValueError, r"texts\[0\] holds a lone surrogate", id="surrogate"),
         pytest.param((["a"], ["\udfff"]), {}, ValueError, r"pairs\[0\] holds a lone surrogate", id="surrogate-pair"),
         pytest.param((["a", "b"], ["c"]), {}, ValueError, "2 texts but 1 pairs", id="unequal"),

@@ -1,0 +1,48 @@
+// Random hostile texts through the same checks, without a fuzzer: check_wordpiece SEED COUNT [THREADS].
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+
+#include "wordpiece_checks.h"
+
+namespace {
+
+constexpr const char* kParts[] = {
+    "a", "ab", "abc", "abcde", "the", "THE", "Abab", "aaaaaaaa", "1", " ", "  ", "\t", "\n", "\r\n", ".", ",", "-", "'",
+    "[SEP]", "[MASK]", "[SE", "]", "[", "é", "É", "e\u0301", "ß", "ẞ", "İ", "中", "中国", "。", "한국", "한", "ий", "Я",
+    "\u0301", "\u0302", "\u0345", "\u0327", "\u302e", "\U0001d165", "\u093e", "क", "கா", "𝒳", "\u00a0", "\u2028", "\u0085",
+    "\u00ad", "\u200d", "\ufeff", "\U0002b820", "\u3000", "\uf900", "\u212b", "\u037e", "q", "zzz", "abcdeabcdeabcde",
+    "abcdeabcdeabcdea", "\u0000", "\u007f", "\x1f",
+};
+
+std::string draw(std::mt19937_64& random) {
+    std::string text(1, static_cast<char>(random()));
+    const bool is_long = random() % 64 == 0;
+    for (std::size_t parts = random() % (is_long ? 3000 : 40); parts > 0; --parts) {
+        const char* const part = kParts[random() % std::size(kParts)];
+        const std::size_t repeats = random() % 32 == 0 ? random() % 120 : 1;
+        for (std::size_t i = 0; i < repeats; ++i) text += part;
+        if (random() % 16 == 0) text += static_cast<char>(random());
+        if (random() % 64 == 0) text += '\0';
+    }
+    return text;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    if (count < 3) return std::fputs("usage: check_wordpiece SEED COUNT [THREADS]\n", stderr), 2;
+    std::mt19937_64 random(std::strtoull(arguments[1], nullptr, 10));
+    const unsigned long texts = std::strtoul(arguments[2], nullptr, 10);
+    for (unsigned long i = 0; i < texts; ++i) {
+        const std::string text = draw(random);
+        if (count > 3) {
+            fastbert::checks::check_threads(text, static_cast<unsigned>(std::strtoul(arguments[3], nullptr, 10)));
+        } else {
+            fastbert::checks::check_wordpiece(text);
+        }
+    }
+    std::printf("%lu texts, no difference\n", texts);
+    return 0;
+}

@@ -1,0 +1,240 @@
+#include "wordpiece_checks.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "unicode/utf8.h"
+#include "wordpiece/batch.h"
+#include "wordpiece/tokenizer.h"
+
+namespace fastbert::checks {
+namespace {
+
+using namespace wordpiece;
+
+constexpr unsigned kOptions = 8;
+constexpr std::int32_t kUnknown = 1;
+
+struct Token {
+    std::int32_t id;
+    std::uint32_t begin, end, word;
+    bool operator==(const Token&) const = default;
+};
+using Tokens = std::vector<Token>;
+
+// Pieces of every script class, many of them beginnings of each other, so that matches often have to be taken back.
+const std::vector<std::string>& vocabulary() {
+    static const std::vector<std::string> tokens = [] {
+        std::vector<std::string> result = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"};
+        std::set<std::string> seen(result.begin(), result.end());
+        const auto add = [&](const std::string& token) {
+            if (seen.insert(token).second) result.push_back(token);
+        };
+        for (char c = 33; c < 127; ++c) {
+            add(std::string(1, c));
+            if ((c >= 'a' && c <= 'p') || c == '1') add(std::string("##") + c);
+        }
+        for (const char* piece : {"ab", "abc", "abcd", "abcde", "abab", "the", "ing", "bcde", "de", "aaa", "aaaaa", "é",
+                                  "éa", "ß", "中", "中国", "ᄒ", "ᅡ", "ᆫ", "한", "и", "ий", "я", "\u093e", "क", "கா", "𝒳", "。",
+                                  "\u0301", "\u0302", "\u0345", "i\u0307", "Ab", "É", "aaaaaaaaaaaaaaaaaaaa"}) {
+            add(piece);
+            add(std::string("##") + piece);
+        }
+        add("##");
+        add("an-entry-of-more-than-sixty-three-bytes-which-no-chunk-of-a-text-can-equal");
+        return result;
+    }();
+    return tokens;
+}
+
+NormalizerOptions options_of(unsigned choice) { return {(choice & 1) != 0, (choice & 2) != 0, (choice & 4) != 0}; }
+
+// The same options with each version of the scan that this processor runs.
+struct Subject {
+    std::vector<std::unique_ptr<Tokenizer>> tokenizers;
+    std::vector<std::unique_ptr<Workspace>> workspaces;  // kept, so that the caches fill
+};
+
+Subject& subject(unsigned choice) {
+    static std::map<unsigned, Subject> subjects;
+    Subject& found = subjects[choice];
+    if (found.tokenizers.empty()) {
+        for (const ScanVersion& version : scan_versions()) {
+            if (!version.usable) continue;
+            found.tokenizers.push_back(std::make_unique<Tokenizer>(
+                vocabulary(), std::vector<std::int32_t>{0, 1, 2, 3, 4}, kUnknown, options_of(choice), version.scan));
+            found.workspaces.push_back(found.tokenizers.back()->take_workspace());
+        }
+    }
+    return found;
+}
+
+// What cannot be UTF-8 becomes U+FFFD, one byte at a time.
+std::string make_valid(std::string_view input) {
+    std::string output;
+    for (std::size_t i = 0; i < input.size();) {
+        const auto byte = [&](std::size_t at) { return at < input.size() ? static_cast<unsigned char>(input[at]) : 0u; };
+        const unsigned lead = byte(i);
+        const std::size_t size = lead < 0x80 ? 1 : lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
+        bool valid = size > 0;
+        for (std::size_t j = 1; j < size; ++j) valid = valid && (byte(i + j) & 0xC0) == 0x80;
+        if (valid && size == 3) valid = !(lead == 0xE0 && byte(i + 1) < 0xA0) && !(lead == 0xED && byte(i + 1) > 0x9F);
+        if (valid && size == 4) valid = !(lead == 0xF0 && byte(i + 1) < 0x90) && !(lead == 0xF4 && byte(i + 1) > 0x8F);
+        if (valid) output.append(input.substr(i, size));
+        else output += "\uFFFD";
+        i += valid ? size : 1;
+    }
+    return output;
+}
+
+// Greedy longest match with a map, one word at a time.
+class PlainSink {
+public:
+    PlainSink(Tokens& tokens, std::uint32_t place, std::uint32_t word) : tokens_(tokens), place_(place), word_(word) {
+        for (std::size_t id = 0; id < vocabulary().size(); ++id) ids_[vocabulary()[id]] = static_cast<std::int32_t>(id);
+    }
+    void word(const AlignedWord& word) {
+        Tokens found;
+        const std::string text(word.view());
+        for (std::size_t at = 0, character = 0; at < text.size();) {
+            std::size_t size = text.size() - at;
+            auto match = ids_.end();
+            for (; size > 0; --size) {
+                match = ids_.find((at > 0 ? "##" : "") + text.substr(at, size));
+                if (match != ids_.end()) break;
+            }
+            if (match == ids_.end() || word.too_long()) {
+                found = {{kUnknown, place_ + word.sources[0], place_ + word.last_source + 1, word_}};
+                break;
+            }
+            const std::size_t first = character;
+            for (std::size_t i = at; i < at + size; ++i) character += (text[i] & 0xC0) != 0x80;
+            found.push_back({match->second, place_ + word.sources[first], place_ + word.sources[character - 1] + 1, word_});
+            at += size;
+        }
+        tokens_.insert(tokens_.end(), found.begin(), found.end());
+        ++word_;
+    }
+    bool full() const { return false; }
+    std::uint32_t next_word() const { return word_; }
+
+private:
+    Tokens& tokens_;
+    std::uint32_t place_, word_;
+    std::map<std::string, std::int32_t, std::less<>> ids_;
+};
+
+std::uint32_t characters(std::string_view text) {
+    std::uint32_t count = 0;
+    for (const char byte : text) count += (byte & 0xC0) != 0x80;
+    return count;
+}
+
+Tokens plain(std::string_view text, const NormalizerTables& tables) {
+    Tokens tokens;
+    std::uint32_t place = 0, word = 0;
+    while (!text.empty()) {
+        std::size_t begin = std::string_view::npos, size = 0;
+        std::int32_t id = -1;
+        for (std::int32_t special = 0; special < 5; ++special) {
+            const std::string& content = vocabulary()[static_cast<std::size_t>(special)];
+            if (const std::size_t at = text.find(content); at < begin) begin = at, size = content.size(), id = special;
+        }
+        const std::string_view segment = text.substr(0, begin);
+        PlainSink sink(tokens, place, word);
+        WordSplitter<PlainSink, true>(tables, sink).split(segment);
+        word = sink.next_word();
+        place += characters(segment);
+        if (id < 0) break;
+        tokens.push_back({id, place, place + static_cast<std::uint32_t>(size), word++});
+        place += static_cast<std::uint32_t>(size);
+        text.remove_prefix(begin + size);
+    }
+    return tokens;
+}
+
+[[noreturn]] void fail(const char* what, std::string_view text, unsigned choice, std::size_t version) {
+    std::fprintf(stderr, "%s differ for options %u, scan %zu, text", what, choice, version);
+    for (const char byte : text.substr(0, 2000)) std::fprintf(stderr, " %02x", static_cast<unsigned char>(byte));
+    std::fputc('\n', stderr);
+    std::abort();
+}
+
+std::vector<std::string_view> lines_of(std::string_view text) {
+    std::vector<std::string_view> lines;
+    for (std::size_t at = 0; at <= text.size();) {
+        const std::size_t end = std::min(text.find('\n', at), text.size());
+        lines.push_back(text.substr(at, end - at));
+        at = end + 1;
+    }
+    return lines;
+}
+
+void check_rows(const std::vector<std::string_view>& rows, std::size_t limit, unsigned choice) {
+    const NormalizerTables tables(options_of(choice));
+    Subject& all = subject(choice);
+    std::vector<Tokens> expected;
+    for (const std::string_view row : rows) {
+        expected.push_back(plain(row, tables));
+        if (expected.back().size() > limit) expected.back().resize(limit);
+    }
+    for (std::size_t version = 0; version < all.tokenizers.size(); ++version) {
+        Buffer<std::int32_t> ids;
+        TokenColumns columns;
+        std::vector<std::int64_t> ends(rows.size()), aligned_ends(rows.size());
+        all.tokenizers[version]->encode(rows, limit, *all.workspaces[version], ids, ends.data());
+        all.tokenizers[version]->encode_aligned(rows, limit, *all.workspaces[version], columns, aligned_ends.data());
+        if (ends != aligned_ends) fail("row ends", rows[0], choice, version);
+        std::size_t at = 0;
+        for (std::size_t row = 0; row < rows.size(); ++row) {
+            if (static_cast<std::size_t>(ends[row]) != at + expected[row].size()) fail("counts", rows[row], choice, version);
+            for (const Token& token : expected[row]) {
+                const Token got{columns.ids[at], static_cast<std::uint32_t>(columns.begins[at]),
+                                static_cast<std::uint32_t>(columns.ends[at]), static_cast<std::uint32_t>(columns.words[at])};
+                if (ids[at] != token.id) fail("ids", rows[row], choice, version);
+                if (got != token) fail("places", rows[row], choice, version);
+                ++at;
+            }
+        }
+    }
+}
+
+}  // namespace
+
+void check_wordpiece(std::string_view input) {
+    if (input.empty()) return;
+    const unsigned choice = static_cast<unsigned char>(input[0]) % kOptions;
+    const std::size_t limit = input[0] & 8 ? Tokenizer::kNoLimit : (static_cast<unsigned char>(input[0]) >> 4) + 1u;
+    const std::string text = make_valid(input.substr(1));
+    check_rows({text}, limit, choice);
+    check_rows(lines_of(text), limit, choice);
+}
+
+void check_threads(std::string_view input, unsigned threads) {
+    const std::string text = make_valid(input);
+    std::vector<std::string_view> rows;
+    // More than a run of the batch for every thread.
+    while (rows.size() < 4096 || rows.size() * text.size() < std::size_t{threads} << 20) {
+        for (const std::string_view line : lines_of(text)) rows.push_back(line);
+    }
+    const Tokenizer& tokenizer = *subject(7).tokenizers[0];
+    const Ragged expected = encode_batch(tokenizer, rows, Tokenizer::kNoLimit, 1);
+    std::vector<std::jthread> callers;
+    for (unsigned caller = 0; caller < threads; ++caller) {
+        callers.emplace_back([&] {
+            const AlignedRagged got = encode_batch_aligned(tokenizer, rows, Tokenizer::kNoLimit, threads);
+            const bool same = std::equal(got.tokens.ids.begin(), got.tokens.ids.end(), expected.values.begin(),
+                                         expected.values.end()) &&
+                              std::equal(got.offsets.begin(), got.offsets.end(), expected.offsets.begin(),
+                                         expected.offsets.end());
+            if (!same) fail("ids of threads", text, 7, 0);
+        });
+    }
+}
+
+}  // namespace fastbert::checks
