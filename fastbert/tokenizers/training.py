@@ -125,7 +125,7 @@ def _in_thread(work: Callable[[threading.Event], Any], heartbeat: Callable[[floa
     def run() -> None:
         try:
             outcome["result"] = work(stop)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001  (raised in the caller's thread)
             outcome["error"] = error
 
     thread = threading.Thread(target=run, name="fastbert-vocabulary", daemon=True)
