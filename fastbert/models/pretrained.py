@@ -213,7 +213,7 @@ def match_weights(
     return missing, left_out
 
 
-def resized(parameter: nn.Parameter, rows: int, added: Tensor) -> nn.Parameter:
+def resized(parameter: Tensor, rows: int, added: Tensor) -> nn.Parameter:
     """A parameter's first `rows` rows, with `added` behind them."""
     kept = parameter.detach()[:rows]
     return nn.Parameter(torch.cat((kept, added)), requires_grad=parameter.requires_grad)

@@ -20,6 +20,7 @@ from fastbert.tokenizers.wordpiece import WordPieceTokenizer
 FORMAT_VERSION = 1
 _EXAMPLES = 20
 _CURVE_POINTS = 6
+_MOST_UNKNOWN = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +30,10 @@ class CurvePoint:
     entries: int
     whole_words: float
     """Share of words that are one of these entries."""
-    tokens_per_word: float | None
-    """None where the special tokens are not among these entries."""
     unknown_words: float | None
+    """None where the special tokens are not among these entries."""
+    tokens_per_word: float | None
+    """None where these entries leave more than 1 % of the words unknown: an unknown word is one token and no help."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class CoverageReport:
     unknown_word_share: float
     unknown_token_share: float
     unknown_characters: tuple[tuple[str, int], ...]
-    """Characters of unknown words that have no entry of their own, and how often they occur there; frequent ones first."""
+    """Characters without an entry of their own, and how often they occur in unknown words; the most frequent first."""
     unknown_examples: tuple[tuple[str, int], ...]
     """The most frequent unknown words."""
     long_words: int
@@ -192,8 +194,9 @@ def _curve(
             part = pieces
             if size < tokenizer.vocab_size:
                 part = WordPieces.of(with_vocabulary(tokenizer, tokens[:size]), words)
-            tokens_per_word = (int(counts @ part.lengths) + long_words) / total
             unknown_words = (int(counts[part.unknown > 0].sum()) + long_words) / total
+            if unknown_words <= _MOST_UNKNOWN or size == tokenizer.vocab_size:
+                tokens_per_word = (int(counts @ part.lengths) + long_words) / total
         points.append(
             CurvePoint(
                 entries=size,

@@ -53,7 +53,7 @@ def train_vocabulary(
     Raises:
         UserError: the corpus holds no words, or `vocab_size` is too small.
     """
-    _checked_room(vocab_size, min_frequency, alphabet_limit, unused)
+    check_size(vocab_size, min_frequency, alphabet_limit, unused)
     words = count_words(sentences, lower_case=lower_case, progress=progress)
     return learn_vocabulary(
         words, vocab_size, min_frequency=min_frequency, alphabet_limit=alphabet_limit, unused=unused
@@ -82,7 +82,7 @@ def learn_vocabulary(
     Raises:
         UserError: there are no words, or `vocab_size` is too small.
     """
-    room = _checked_room(vocab_size, min_frequency, alphabet_limit, unused)
+    room = check_size(vocab_size, min_frequency, alphabet_limit, unused)
     if not words:
         raise UserError("the corpus holds no words; give it some text")
     # The order of the words decides between pieces that are equally frequent.
@@ -98,8 +98,8 @@ def learn_vocabulary(
     return [*SPECIAL_TOKENS, *(f"[unused{index}]" for index in range(unused)), *pieces]
 
 
-def _checked_room(vocab_size: int, min_frequency: int, alphabet_limit: int, unused: int) -> int:
-    """The number of entries beside special and unused tokens."""
+def check_size(vocab_size: int, min_frequency: int = 2, alphabet_limit: int = 1000, unused: int = 0) -> int:
+    """The number of entries beside special and unused tokens. Raises `UserError` where there is no room for any."""
     room = vocab_size - len(SPECIAL_TOKENS) - unused
     if unused < 0 or room < 2:
         raise UserError(
