@@ -13,7 +13,9 @@ from fastbert.cli.common import Bars, output, require
 from fastbert.errors import UserError
 
 if TYPE_CHECKING:
+    from fastbert.models.pretrained import PreTrainedModel
     from fastbert.tokenizers import WordPieceTokenizer
+    from fastbert.tokenizers.extension import Extension
     from fastbert.tokenizers.word_counts import Normalization, Split
 
 REPORT = "vocab_report.json"
@@ -141,20 +143,23 @@ def _extend(config: Config, quiet: bool) -> None:
     from fastbert.tokenizers.word_counts import Normalization
 
     tokenizer = _read_tokenizer(config)
+    model = None
     if config.model is not None:
         require(config.out, "--out", "the folder to write the extended tokenizer and model to")
-        _check_model(config.model, tokenizer)
+        model = _read_model(config.model, tokenizer)
     if config.out is not None:
         written = ("vocab.txt", "config.json", "model.safetensors") if config.model is not None else ("vocab.txt",)
-        _refuse_present(config.out, written, config.overwrite)
+        _refuse_present(config.out, written, config.overwrite, model is not None)
     with Bars(quiet) as bars:
         split = _count(config, bars, Normalization.of(tokenizer), config.holdout)
+        working = bars.waiting("tokenizing its words")
         proposal = propose(tokenizer, split.learn.words, min_frequency=config.min_frequency or _MIN_FREQUENCY_OF_WORDS)
         rows = proposal.worth if config.add == "auto" else min(config.add, len(proposal.candidates))
         chosen = proposal.candidates[:rows]
         extension, changed = extend_for(tokenizer, chosen, split.learn.words, keep_unused=config.keep_unused)
         before = measure_coverage(tokenizer, split.held_out)
         after = measure_coverage(extension.tokenizer, split.held_out)
+        working(0.0, done=True)
     output(view.proposal_table(proposal, rows, split.learn.total_words))
     output(view.choice(proposal, rows, config.add))
     if not extension.entries:
@@ -166,23 +171,31 @@ def _extend(config: Config, quiet: bool) -> None:
         **_source(config, split),
         "before": before.to_dict(),
         "after": after.to_dict(),
-        "extension": view.extension_record(tokenizer, proposal, extension, changed),
+        "extension": view.extension_record(proposal, extension, changed),
     }
-    if config.out is None:
-        file = _write_report(config, report, None)
-        output((f"report: {file}\n" if file else "") + "next: the same command with --out FOLDER writes the tokenizer")
+    if config.out is not None:
+        file = _save_extension(config, config.out, extension, model, report)
+        output(view.written(config.out, extension, model))
+        output(f"report: {file}")
+        output(f"next: fastbert prepare --corpus {_words(config.corpus)} --tokenizer {config.out} --out shards")
         return
-    model = None
-    with _complete(config.out) as folder:
-        extension.tokenizer.save_pretrained(folder)
-        report_file = _write_report(config, report, folder)
-        if config.model is not None:
-            from fastbert.models.extension import extend_model
+    named = _write_report(config, report, None)
+    output((f"report: {named}\n" if named else "") + "next: the same command with --out FOLDER writes the tokenizer")
 
-            model = extend_model(config.model, extension, folder)
-    output(view.written(config.out, tokenizer, extension, model))
-    output(f"report: {report_file or config.out / REPORT}")
-    output(f"next: fastbert prepare --corpus {_words(config.corpus)} --tokenizer {config.out} --out shards")
+
+def _save_extension(
+    config: Config, out: Path, extension: Extension, model: PreTrainedModel | None, report: dict[str, Any]
+) -> Path:
+    """Write tokenizer, report and model; returns where the report is."""
+    with _complete(out) as folder:
+        extension.tokenizer.save_pretrained(folder)
+        named = _write_report(config, report, folder)
+        if config.model is not None and model is not None:
+            from fastbert.models.extension import extend_embeddings, save_like
+
+            extend_embeddings(model, extension)
+            save_like(model, config.model, folder)
+    return named or out / REPORT
 
 
 def _read_tokenizer(config: Config) -> WordPieceTokenizer:
@@ -194,12 +207,13 @@ def _read_tokenizer(config: Config) -> WordPieceTokenizer:
     )
 
 
-def _check_model(folder: Path, tokenizer: WordPieceTokenizer) -> None:
-    """Find out before the work that the model is not that of the tokenizer."""
+def _read_model(folder: Path, tokenizer: WordPieceTokenizer) -> PreTrainedModel:
+    """The model; before the corpus is read, so that a wrong one is found at once."""
     from fastbert.config import BertConfig
-    from fastbert.models.extension import check_sizes
+    from fastbert.models.extension import check_sizes, load_whole
 
     check_sizes(BertConfig.from_pretrained(folder).vocab_size, tokenizer.vocab_size, f"--model {folder}")
+    return load_whole(folder)
 
 
 def _count(config: Config, bars: Bars, normalization: Normalization, holdout: float) -> Split:
@@ -236,12 +250,17 @@ def _write_report(config: Config, report: dict[str, Any], folder: Path | None) -
     return config.report
 
 
-def _refuse_present(out: Path, names: tuple[str, ...], overwrite: bool) -> None:
+def _refuse_present(out: Path, names: tuple[str, ...], overwrite: bool, with_model: bool = False) -> None:
     present = [name for name in names if (out / name).exists()]
     if present and not overwrite:
         raise UserError(f"--out {out}: already holds a {present[0]}; replace it with --overwrite")
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; name a folder")
+    if (out / "model.safetensors").exists() and not with_model:
+        raise UserError(
+            f"--out {out}: holds a model, which would not fit another vocabulary; choose another folder, or --extend it"
+            " with --model"
+        )
 
 
 @contextmanager

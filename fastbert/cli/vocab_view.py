@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastbert.tokenizers.coverage import CoverageReport
@@ -12,24 +13,22 @@ from fastbert.tokenizers.word_counts import Split
 
 if TYPE_CHECKING:
     from fastbert.models.pretrained import PreTrainedModel
-    from fastbert.tokenizers import WordPieceTokenizer
 
 _ROWS_SHOWN = 20
 _RECORDED = 1000
 _MEASURED_ON = {
-    "documents": "{documents:,} held-out documents",
-    "sentences": "the held-out ends of documents, {sentences:,} sentences (too few documents to hold out whole ones)",
-    "none": "the text itself (nothing was held out), {documents:,} documents",
-    "all": "{documents:,} documents",
+    "documents": "{documents} held out",
+    "sentences": "{sentences} held out from the ends of documents (too few to hold out whole ones)",
+    "none": "the text itself, since nothing was held out",
+    "all": "{documents}",
 }
 
 
 def coverage_table(report: CoverageReport, unit: str) -> str:
     """A report for the terminal; `unit` says what was held out, "all" that the whole text was to be measured."""
-    where = _MEASURED_ON[unit].format(documents=report.documents, sentences=report.sentences)
     shares = report.pieces_per_word
     lines = [
-        f"on {where}: {report.words:,} words, {report.tokens:,} tokens",
+        f"on {_measured_on(report, unit)}: {_number(report.words, 'word')}, {_number(report.tokens, 'token')}",
         f"  tokens per word   {report.tokens_per_word:.3f}",
         f"  bytes per token   {report.bytes_per_token:.2f}",
         f"  words that are    1 token {_percent(shares['1'])}, 2 {_percent(shares['2'])}, 3 {_percent(shares['3'])},"
@@ -54,7 +53,10 @@ def coverage_table(report: CoverageReport, unit: str) -> str:
 
 def proposal_table(proposal: Proposal, rows: int, words: int) -> str:
     """The first candidates, ranked; those behind the last one to be added are left out."""
-    head = f"the text: {words:,} words, {proposal.tokens:,} tokens; {len(proposal.candidates):,} words split"
+    head = (
+        f"the text: {_number(words, 'word')}, {_number(proposal.tokens, 'token')};"
+        f" {_number(len(proposal.candidates), 'frequent word')} split"
+    )
     if not proposal.candidates:
         return head
     shown = proposal.candidates[: min(_ROWS_SHOWN, max(rows, 10))]
@@ -80,6 +82,8 @@ def proposal_table(proposal: Proposal, rows: int, words: int) -> str:
 
 def choice(proposal: Proposal, rows: int, asked: int | str) -> str:
     """How many words are added, and why."""
+    if not proposal.candidates:
+        return "\nno word that is frequent enough splits; a lower --min-frequency or more text may give some"
     saved = proposal.saved(rows) / max(proposal.tokens, 1)
     if asked == "auto":
         why = f"auto: the next {proposal.window} would save less than {proposal.share:.1%} of the tokens".replace(
@@ -89,28 +93,30 @@ def choice(proposal: Proposal, rows: int, asked: int | str) -> str:
         why = f"all there are, though --add asked for {int(asked):,}; a lower --min-frequency or more text gives more"
     else:
         why = f"--add; auto would add {proposal.worth:,}"
-    return f"\nto add: {rows:,} words ({why}), which saves {_percent(saved)} of the tokens"
+    return f"\nto add: {_number(rows, 'word')} ({why}), which saves {_percent(saved)} of the tokens"
 
 
 def effect(before: CoverageReport, after: CoverageReport, changed: Sequence[ChangedWord], split: Split) -> str:
     """What the extension changes on held-out text, and for words that it was not made for."""
-    where = _MEASURED_ON[split.unit].format(documents=before.documents, sentences=before.sentences)
+    one_token = f"{_percent(before.pieces_per_word['1'])} -> {_percent(after.pieces_per_word['1'])}"
+    unknown = f"{_percent(before.unknown_word_share)} -> {_percent(after.unknown_word_share)}"
     lines = [
-        f"on {where}: {before.tokens_per_word:.3f} -> {after.tokens_per_word:.3f} tokens per word,"
-        f" words that are one token {_percent(before.pieces_per_word['1'])} -> {_percent(after.pieces_per_word['1'])},"
-        f" [UNK] {_percent(before.unknown_word_share)} -> {_percent(after.unknown_word_share)} of words"
+        f"on {_measured_on(before, split.unit)}: {before.tokens_per_word:.3f} -> {after.tokens_per_word:.3f} tokens"
+        f" per word, words that are one token {one_token}, [UNK] {unknown} of words"
     ]
     if changed:
         share = sum(change.count for change in changed) / split.learn.total_words
+        saved = sum(change.count * (len(change.before) - len(change.after)) for change in changed)
         one = changed[0]
         lines.append(
-            f"{len(changed):,} other words ({_percent(share)} of the text) begin with a new entry and split otherwise,"
-            f" {one.word} for one: {' '.join(one.before)} -> {' '.join(one.after)}"
+            f"{_number(len(changed), 'other word')} ({_percent(share)} of the text) begin with a new entry and split"
+            f" otherwise, into {abs(saved):,} tokens {'less' if saved >= 0 else 'more'} in all; {one.word} for one:"
+            f" {' '.join(one.before)} -> {' '.join(one.after)}"
         )
     return "\n".join(lines)
 
 
-def written(out: Any, tokenizer: WordPieceTokenizer, extension: Extension, model: PreTrainedModel | None) -> str:
+def written(out: Path, extension: Extension, model: PreTrainedModel | None) -> str:
     """Where the new entries are."""
     replaced = sum(entry.replaced is not None for entry in extension.entries)
     appended = len(extension.entries) - replaced
@@ -126,9 +132,7 @@ def written(out: Any, tokenizer: WordPieceTokenizer, extension: Extension, model
     return "\n".join(lines)
 
 
-def extension_record(
-    tokenizer: WordPieceTokenizer, proposal: Proposal, extension: Extension, changed: Sequence[ChangedWord]
-) -> dict[str, Any]:
+def extension_record(proposal: Proposal, extension: Extension, changed: Sequence[ChangedWord]) -> dict[str, Any]:
     """The extension for the report: every entry that was added, the next candidates, and other words that change."""
     added = {entry.word: entry for entry in extension.entries}
     shown = [candidate for candidate in proposal.candidates if candidate.word in added]
@@ -158,6 +162,16 @@ def extension_record(
             for item in changed[:_RECORDED]
         ],
     }
+
+
+def _measured_on(report: CoverageReport, unit: str) -> str:
+    return _MEASURED_ON[unit].format(
+        documents=_number(report.documents, "document"), sentences=_number(report.sentences, "sentence")
+    )
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _percent(share: float) -> str:

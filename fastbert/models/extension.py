@@ -74,27 +74,6 @@ def check_sizes(rows: int, entries: int, model: str) -> None:
         )
 
 
-def extend_model(folder: Path, extension: Extension, out: Path) -> PreTrainedModel:
-    """Write a model folder with the new rows; every weight and every key of config.json but `vocab_size` stays.
-
-    Args:
-        folder: `config.json` and `model.safetensors`, ours or Hugging Face's, with any of the heads.
-        extension: of the tokenizer the model was trained with.
-        out: where `config.json` and `model.safetensors` go.
-
-    Returns the model as written.
-    """
-    model = load_whole(folder)
-    check_sizes(model.config.vocab_size, extension.base_size, str(folder))
-    extend_embeddings(model, extension)
-    model.save_pretrained(out)
-    # What config.json says beyond a model's shape (names of labels, the class) is kept.
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config = {"architectures": [type(model).__name__], **config, "vocab_size": model.config.vocab_size}
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    return model
-
-
 def load_whole(folder: Path) -> PreTrainedModel:
     """A model folder as the class that has a place for most of its weights, and none that would have to be made up."""
     config = BertConfig.from_pretrained(folder)
@@ -107,3 +86,14 @@ def load_whole(folder: Path) -> PreTrainedModel:
     if left_out[kind]:
         logger.warning("%s: left out, since no part of a %s: %s", folder, kind.__name__, ", ".join(left_out[kind]))
     return kind.from_pretrained(folder)
+
+
+def save_like(model: PreTrainedModel, source: Path, out: Path) -> None:
+    """Save a model that was loaded from `source` and extended.
+
+    What `source` says in config.json beyond a model's shape (names of labels, the class) is kept.
+    """
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config = {"architectures": [type(model).__name__], **config, "vocab_size": model.config.vocab_size}
+    model.save_pretrained(out)
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

@@ -20,7 +20,7 @@ from fastbert.tokenizers.wordpiece import WordPieceTokenizer
 FORMAT_VERSION = 1
 _EXAMPLES = 20
 _CURVE_POINTS = 6
-_MOST_UNKNOWN = 0.01
+_MORE_UNKNOWN = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class CurvePoint:
     unknown_words: float | None
     """None where the special tokens are not among these entries."""
     tokens_per_word: float | None
-    """None where these entries leave more than 1 % of the words unknown: an unknown word is one token and no help."""
+    """None where 1 % more of the words are unknown than to all entries: an unknown word is one token, and no help."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +187,7 @@ def _curve(
     first_ids = pieces.ids[pieces.offsets[whole]]
     long_words = total - int(counts.sum())
     tokens = tokenizer.convert_ids_to_tokens(range(tokenizer.vocab_size))
+    least_unknown = (int(counts[pieces.unknown > 0].sum()) + long_words) / total
     points = []
     for size in [*sizes[1 - _CURVE_POINTS :], tokenizer.vocab_size]:
         tokens_per_word = unknown_words = None
@@ -195,7 +196,7 @@ def _curve(
             if size < tokenizer.vocab_size:
                 part = WordPieces.of(with_vocabulary(tokenizer, tokens[:size]), words)
             unknown_words = (int(counts[part.unknown > 0].sum()) + long_words) / total
-            if unknown_words <= _MOST_UNKNOWN or size == tokenizer.vocab_size:
+            if unknown_words <= least_unknown + _MORE_UNKNOWN:
                 tokens_per_word = (int(counts @ part.lengths) + long_words) / total
         points.append(
             CurvePoint(

@@ -162,6 +162,8 @@ def extend_vocabulary(tokenizer: WordPieceTokenizer, words: Iterable[str], *, ke
     if isinstance(words, str):
         raise TypeError(f"words must be a list of words, not the string {words!r}")
     given = list(dict.fromkeys(words))
+    if "" in given:
+        raise _not_one_word(tokenizer, "")
     before = WordPieces.of(tokenizer, given)
     ids = tokenizer.vocab
     new = [index for index, word in enumerate(given) if word not in ids]
@@ -170,11 +172,7 @@ def extend_vocabulary(tokenizer: WordPieceTokenizer, words: Iterable[str], *, ke
     after = WordPieces.of(extended, given)
     for index in new:
         if after[index] != [extended_ids[given[index]]]:
-            split = ", ".join(map(repr, count_words([given[index]], normalization=Normalization.of(tokenizer))))
-            raise UserError(
-                f"{given[index]!r} is not one word to this tokenizer, which sees {split or 'nothing'}; entries are"
-                " whole words as its normalisation leaves them"
-            )
+            raise _not_one_word(tokenizer, given[index])
     entries = []
     for index in new:
         place = extended_ids[given[index]]
@@ -226,6 +224,14 @@ def extend_for(
             return extension, changed
         logger.warning("left out, since other words would become unknown: %s", ", ".join(sorted(harmful)))
         chosen = [word for word in chosen if word not in harmful]
+
+
+def _not_one_word(tokenizer: WordPieceTokenizer, word: str) -> UserError:
+    seen = ", ".join(map(repr, count_words([word], normalization=Normalization.of(tokenizer)))) or "nothing"
+    return UserError(
+        f"{word!r} is not one word to this tokenizer, which sees {seen}; entries are whole words as its normalisation"
+        " leaves them"
+    )
 
 
 def _extended(tokenizer: WordPieceTokenizer, words: Sequence[str], *, keep_unused: bool) -> WordPieceTokenizer:
