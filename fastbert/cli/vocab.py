@@ -272,7 +272,9 @@ def _complete(out: Path) -> Iterator[Path]:
     partial.mkdir(parents=True)
     try:
         yield partial
-        target.mkdir(exist_ok=True)
+        if not target.exists():
+            partial.rename(target)
+            return
         # transformers would read an older tokenizer.json in place of the new vocab.txt.
         (target / "tokenizer.json").unlink(missing_ok=True)
         for file in sorted(partial.iterdir()):

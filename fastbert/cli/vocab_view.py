@@ -66,17 +66,17 @@ def proposal_table(proposal: Proposal, rows: int, words: int) -> str:
     lines = [
         head,
         "",
-        f"        {'word':<{word_width}}      count  {'pieces now':<{piece_width}}   saved  of all tokens",
+        f"        {'word':<{word_width}}      count  {'pieces now':<{piece_width}}   saved  cumulative",
     ]
     total = 0
     for rank, (candidate, split) in enumerate(zip(shown, pieces, strict=True), 1):
         total += candidate.saved
         lines.append(
             f"  {rank:>4}  {candidate.word:<{word_width}}  {candidate.count:>9,}  {split:<{piece_width}}"
-            f"  {candidate.saved:>6,}  {_percent(total / proposal.tokens):>13}"
+            f"  {candidate.saved:>6,}  {_percent(total / proposal.tokens):>10}"
         )
     if len(proposal.candidates) > len(shown):
-        lines.append(f"        ... and {len(proposal.candidates) - len(shown):,} more ('of all tokens' adds up)")
+        lines.append(f"        ... and {len(proposal.candidates) - len(shown):,} more")
     return "\n".join(lines)
 
 

@@ -127,7 +127,7 @@ def count_documents(
             if len(document) > 1:
                 ends.add(document[-max(1, int(len(document) * holdout)) :])
     everything = learn.counts()
-    if held_out.documents and everything.words:
+    if held_out.documents and everything.words and held_out.counts().total_words:
         return Split(learn=everything, held_out=held_out.counts(), unit="documents")
     if not held_out.documents and holdout and everything.sentences > 1:
         if not ends.documents:
