@@ -18,7 +18,7 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
         "demo": ("demo", "pre-train a small BERT on the text that comes with Python, plot it, fill in blanks"),
     },
     {
-        "vocab": ("vocab", "build a WordPiece vocabulary from a corpus"),
+        "vocab": ("vocab", "build a WordPiece vocabulary from a corpus, measure one, or extend one for a domain"),
         "prepare": ("prepare", "turn a corpus into token shards"),
         "pretrain": ("pretrain", "pre-train from raw text or shards, with resume"),
         "plot": ("plot", "compare runs in a picture"),

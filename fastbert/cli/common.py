@@ -20,13 +20,13 @@ class Bars:
     """Progress bars for stages in bytes or items: on a terminal only, quiet when asked."""
 
     def __init__(self, quiet: bool) -> None:
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
         self.console = console(quiet)
         self.progress = Progress(
             TextColumn("{task.description:<28}"),
             BarColumn(bar_width=28),
-            TextColumn("{task.percentage:>3.0f} %"),
+            TaskProgressColumn("{task.percentage:>3.0f} %", text_format_no_percentage="     "),
             TextColumn("{task.fields[detail]}"),
             TimeRemainingColumn(elapsed_when_finished=True),
             console=self.console,
@@ -44,6 +44,17 @@ class Bars:
         """Begin a stage of `total` bytes; returns a function to call with the bytes done (and a note to show)."""
         task = self.progress.add_task(name, total=total, detail="")
         return lambda done, detail="": self.progress.update(task, completed=done, detail=detail)
+
+    def waiting(self, name: str) -> Callable[..., None]:
+        """Begin a stage of unknown length; returns a function to call with the seconds so far, and `done=True` at the
+        end."""
+        task = self.progress.add_task(name, total=None, detail="")
+
+        def update(seconds: float, done: bool = False) -> None:
+            end = {"total": 1.0, "completed": 1.0, "detail": ""} if done else {"detail": f"{seconds:.0f} s"}
+            self.progress.update(task, **end)
+
+        return update
 
     def message(self, text: str) -> None:
         """A line that stays above the bars."""

@@ -1,28 +1,57 @@
-"""`fastbert vocab`: build a WordPiece vocabulary from a corpus."""
+"""`fastbert vocab`: build a WordPiece vocabulary from a corpus, measure one on a text, or extend one for a domain."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastbert.cli.common import Bars, output, require
+from fastbert.errors import UserError
+
+if TYPE_CHECKING:
+    from fastbert.models.pretrained import PreTrainedModel
+    from fastbert.tokenizers import WordPieceTokenizer
+    from fastbert.tokenizers.extension import Extension
+    from fastbert.tokenizers.word_counts import Normalization, Split
+
+REPORT = "vocab_report.json"
+_MIN_FREQUENCY, _MIN_FREQUENCY_OF_WORDS = 2, 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Build a WordPiece vocabulary; the same corpus always gives the same vocab.txt."""
+    """Build a WordPiece vocabulary and report how well it covers held-out text; the same corpus always gives the same
+    vocab.txt. With --tokenizer: measure an existing one instead. With --tokenizer and --extend: add the words of a
+    domain to it, and to --model."""
 
     corpus: tuple[Path, ...] = ()
     """Text: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
     out: Path | None = None
-    """Folder for vocab.txt and the tokenizer's configuration."""
+    """Folder for vocab.txt, the tokenizer's configuration, the report, and the model with --model."""
     vocab_size: int = 30522
     """Entries, special tokens included."""
     cased: bool = False
     """Keep capitals and accents."""
-    min_frequency: int = 2
-    """Pieces seen less often are left out."""
+    min_frequency: int | None = None
+    """Pieces seen less often are left out (default: 2); with --extend, words (default: 5)."""
+    holdout: float = 0.05
+    """Share of the documents to measure on and not to learn from; 0 learns from all and measures on the same."""
+    report: Path | None = None
+    """JSON file for the report (default: vocab_report.json in --out)."""
+    tokenizer: Path | None = None
+    """Folder or vocab.txt of a vocabulary to measure, or to extend."""
+    extend: bool = False
+    """Add the words of the corpus that split most to --tokenizer; without --out only show which."""
+    model: Path | None = None
+    """With --extend: folder of the model to give the new rows; its tokenizer is the default of --tokenizer."""
+    add: int | Literal["auto"] = "auto"
+    """With --extend: words to add; auto stops where the next 100 would save less than 0.1 % of the tokens."""
+    keep_unused: bool = False
+    """With --extend: append all words, in place of filling [unusedN] entries first."""
     text_format: Literal["auto", "lines", "paragraphs", "prose"] = "auto"
     """Layout of .txt files: a sentence a line, a paragraph a line, or wrapped prose; auto looks at each file."""
     text_key: str = "text"
@@ -30,29 +59,231 @@ class Config:
     overwrite: bool = False
     """Replace a vocabulary that is there already."""
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.holdout < 1:
+            raise UserError(f"--holdout {self.holdout} must be a share from 0 up to, not including, 1")
+        if self.min_frequency is not None and self.min_frequency < 1:
+            raise UserError(f"--min-frequency {self.min_frequency} must be at least 1")
+        if not self.extend:
+            for flag, given in (("model", self.model), ("add", self.add != "auto"), ("keep-unused", self.keep_unused)):
+                if given:
+                    raise UserError(f"--{flag} belongs to --extend; add that, or leave --{flag} out")
+        elif self.add != "auto" and self.add < 1:
+            raise UserError(f"--add {self.add} must be at least 1, or auto")
+        if self.tokenizer is not None and not self.extend and self.out is not None:
+            raise UserError("--tokenizer is measured, not built, so --out has no use; use --report FILE, or --extend")
+        if (self.tokenizer is not None or self.extend) and self.cased:
+            raise UserError("--cased belongs to a new vocabulary; that of --tokenizer decides about capitals itself")
+
 
 def run(config: Config, *, quiet: bool = False) -> int:
-    """Build and save the vocabulary."""
-    from fastbert.data.corpus import Corpus
-    from fastbert.errors import UserError
-    from fastbert.tokenizers import WordPieceTokenizer
-    from fastbert.tokenizers.training import train_vocabulary
-
+    """Build, measure or extend."""
     require(config.corpus, "--corpus", "the text to learn from, as files, folders or globs")
-    out = require(config.out, "--out", "the folder to write the vocabulary to")
-    if (out / "vocab.txt").exists() and not config.overwrite:
-        raise UserError(f"--out {out}: already holds a vocab.txt; replace it with --overwrite")
-    corpus = Corpus.find(config.corpus, text_format=config.text_format, text_key=config.text_key)
-    with Bars(quiet) as bars:
-        report = bars.stage("reading", corpus.total_bytes)
-        sentences = (sentence for document in corpus.documents(report) for sentence in document)
-        vocabulary = train_vocabulary(
-            sentences, config.vocab_size, lower_case=not config.cased, min_frequency=config.min_frequency
-        )
-    tokenizer = WordPieceTokenizer(vocabulary, do_lower_case=not config.cased)
-    tokenizer.save_pretrained(out)
-    output(
-        f"{out}/vocab.txt: {tokenizer.vocab_size:,} entries\n"
-        f"next: fastbert prepare --corpus {' '.join(map(str, config.corpus))} --tokenizer {out} --out shards"
-    )
+    if config.extend:
+        _extend(config, quiet)
+    elif config.tokenizer is not None:
+        _measure(config, quiet)
+    else:
+        _build(config, quiet)
     return 0
+
+
+def _build(config: Config, quiet: bool) -> None:
+    from fastbert.cli.vocab_view import coverage_table
+    from fastbert.tokenizers import WordPieceTokenizer
+    from fastbert.tokenizers.coverage import measure_coverage
+    from fastbert.tokenizers.training import check_size, learn_vocabulary
+    from fastbert.tokenizers.word_counts import Normalization
+
+    out = require(config.out, "--out", "the folder to write the vocabulary to")
+    _refuse_present(out, ("vocab.txt",), config.overwrite)
+    check_size(config.vocab_size)
+    with Bars(quiet) as bars:
+        split = _count(config, bars, Normalization(lower_case=not config.cased), config.holdout)
+        beat = bars.waiting("learning pieces")
+        vocabulary = learn_vocabulary(
+            split.learn.words,
+            config.vocab_size,
+            min_frequency=config.min_frequency or _MIN_FREQUENCY,
+            heartbeat=beat,
+        )
+        beat(0.0, done=True)
+        tokenizer = WordPieceTokenizer(vocabulary, do_lower_case=not config.cased)
+        measured = measure_coverage(tokenizer, split.held_out)
+    report = {"kind": "vocabulary", **_source(config, split), "coverage": measured.to_dict()}
+    with _complete(out) as folder:
+        tokenizer.save_pretrained(folder)
+        report_file = _write_report(config, report, folder)
+    output(
+        f"{out}/vocab.txt: {tokenizer.vocab_size:,} entries\n\n{coverage_table(measured, split.unit)}\n\n"
+        f"report: {report_file or out / REPORT}\n"
+        f"next: fastbert prepare --corpus {_words(config.corpus)} --tokenizer {out} --out shards"
+    )
+
+
+def _measure(config: Config, quiet: bool) -> None:
+    from fastbert.cli.vocab_view import coverage_table
+    from fastbert.tokenizers.coverage import measure_coverage
+    from fastbert.tokenizers.word_counts import Normalization
+
+    tokenizer = _read_tokenizer(config)
+    with Bars(quiet) as bars:
+        split = _count(config, bars, Normalization.of(tokenizer), 0.0)
+        measured = measure_coverage(tokenizer, split.held_out)
+    file = _write_report(config, {"kind": "vocabulary", **_source(config, split), "coverage": measured.to_dict()}, None)
+    output(f"{config.tokenizer}: {tokenizer.vocab_size:,} entries\n\n{coverage_table(measured, 'all')}")
+    if file is not None:
+        output(f"\nreport: {file}")
+
+
+def _extend(config: Config, quiet: bool) -> None:
+    from fastbert.cli import vocab_view as view
+    from fastbert.tokenizers.coverage import measure_coverage
+    from fastbert.tokenizers.extension import extend_for, propose
+    from fastbert.tokenizers.word_counts import Normalization
+
+    tokenizer = _read_tokenizer(config)
+    model = None
+    if config.model is not None:
+        require(config.out, "--out", "the folder to write the extended tokenizer and model to")
+        model = _read_model(config.model, tokenizer)
+    if config.out is not None:
+        written = ("vocab.txt", "config.json", "model.safetensors") if config.model is not None else ("vocab.txt",)
+        _refuse_present(config.out, written, config.overwrite, model is not None)
+    with Bars(quiet) as bars:
+        split = _count(config, bars, Normalization.of(tokenizer), config.holdout)
+        working = bars.waiting("tokenizing its words")
+        proposal = propose(tokenizer, split.learn.words, min_frequency=config.min_frequency or _MIN_FREQUENCY_OF_WORDS)
+        rows = proposal.worth if config.add == "auto" else min(config.add, len(proposal.candidates))
+        chosen = proposal.candidates[:rows]
+        extension, changed = extend_for(tokenizer, chosen, split.learn.words, keep_unused=config.keep_unused)
+        before = measure_coverage(tokenizer, split.held_out)
+        after = measure_coverage(extension.tokenizer, split.held_out)
+        working(0.0, done=True)
+    output(view.proposal_table(proposal, rows, split.learn.total_words))
+    output(view.choice(proposal, rows, config.add))
+    if not extension.entries:
+        output("nothing to extend: no file was written")
+        return
+    output(view.effect(before, after, changed, split))
+    report = {
+        "kind": "extension",
+        **_source(config, split),
+        "before": before.to_dict(),
+        "after": after.to_dict(),
+        "extension": view.extension_record(proposal, extension, changed),
+    }
+    if config.out is not None:
+        file = _save_extension(config, config.out, extension, model, report)
+        output(view.written(config.out, extension, model))
+        output(f"report: {file}")
+        output(f"next: fastbert prepare --corpus {_words(config.corpus)} --tokenizer {config.out} --out shards")
+        return
+    named = _write_report(config, report, None)
+    output((f"report: {named}\n" if named else "") + "next: the same command with --out FOLDER writes the tokenizer")
+
+
+def _save_extension(
+    config: Config, out: Path, extension: Extension, model: PreTrainedModel | None, report: dict[str, Any]
+) -> Path:
+    """Write tokenizer, report and model; returns where the report is."""
+    with _complete(out) as folder:
+        extension.tokenizer.save_pretrained(folder)
+        named = _write_report(config, report, folder)
+        if config.model is not None and model is not None:
+            from fastbert.models.extension import extend_embeddings, save_like
+
+            extend_embeddings(model, extension)
+            save_like(model, config.model, folder)
+    return named or out / REPORT
+
+
+def _read_tokenizer(config: Config) -> WordPieceTokenizer:
+    from fastbert.tokenizers import WordPieceTokenizer
+
+    folder = config.tokenizer or config.model
+    return WordPieceTokenizer.from_pretrained(
+        require(folder, "--tokenizer", "the folder or vocab.txt of the tokenizer to extend")
+    )
+
+
+def _read_model(folder: Path, tokenizer: WordPieceTokenizer) -> PreTrainedModel:
+    """The model; before the corpus is read, so that a wrong one is found at once."""
+    from fastbert.config import BertConfig
+    from fastbert.models.extension import check_sizes, load_whole
+
+    check_sizes(BertConfig.from_pretrained(folder).vocab_size, tokenizer.vocab_size, f"--model {folder}")
+    return load_whole(folder)
+
+
+def _count(config: Config, bars: Bars, normalization: Normalization, holdout: float) -> Split:
+    from fastbert.data.corpus import Corpus
+    from fastbert.tokenizers.word_counts import count_documents
+
+    corpus = Corpus.find(config.corpus, text_format=config.text_format, text_key=config.text_key)
+    total = corpus.total_bytes
+    update = bars.stage("reading", total)
+
+    def progress(done: int) -> None:
+        update(done, f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB")
+
+    return count_documents(corpus.documents(progress), normalization, holdout=holdout)
+
+
+def _source(config: Config, split: Split) -> dict[str, Any]:
+    """What was measured on, for the report."""
+    return {
+        "corpus": [str(path) for path in config.corpus],
+        "held_out": split.unit,
+        "learned_from": {"documents": split.learn.documents, "words": split.learn.total_words},
+    }
+
+
+def _write_report(config: Config, report: dict[str, Any], folder: Path | None) -> Path | None:
+    """Write the report to --report, else into the folder that is being made; returns the file that --report named."""
+    from fastbert.tokenizers.coverage import write_report
+
+    if config.report is None and folder is not None:
+        write_report(folder / REPORT, report)
+    elif config.report is not None:
+        write_report(config.report, report)
+    return config.report
+
+
+def _refuse_present(out: Path, names: tuple[str, ...], overwrite: bool, with_model: bool = False) -> None:
+    present = [name for name in names if (out / name).exists()]
+    if present and not overwrite:
+        raise UserError(f"--out {out}: already holds a {present[0]}; replace it with --overwrite")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file; name a folder")
+    if (out / "model.safetensors").exists() and not with_model:
+        raise UserError(
+            f"--out {out}: holds a model, which would not fit another vocabulary; choose another folder, or --extend it"
+            " with --model"
+        )
+
+
+@contextmanager
+def _complete(out: Path) -> Iterator[Path]:
+    """A folder to write to; what it holds at the end is moved to `out`, and an interrupt before that leaves nothing."""
+    target = out.absolute()
+    partial = target / ".partial" if target.exists() else target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        if not target.exists():
+            partial.rename(target)
+            return
+        # transformers would read an older tokenizer.json in place of the new vocab.txt.
+        (target / "tokenizer.json").unlink(missing_ok=True)
+        for file in sorted(partial.iterdir()):
+            file.replace(target / file.name)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _words(paths: tuple[Path, ...]) -> str:
+    import shlex
+
+    return shlex.join(map(str, paths))

@@ -260,6 +260,9 @@ class BertModel(PreTrainedModel):
         self.pooler = Pooler(config) if add_pooling_layer else None
         self.init_weights()
 
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embeddings.word_embeddings
+
     def encode(self, batch: PackedBatch, causal: bool = False, keep_all: bool = False) -> tuple[Tensor, list[Tensor]]:
         """Packed hidden states of the last layer (tokens, hidden_size); with `keep_all` also those before it."""
         if batch.device.type == "cpu":

@@ -15,7 +15,7 @@ from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models.bert import ROWS_MULTIPLE, BertModel, Norm, Packed, multiplies_in_bf16
 from fastbert.models.outputs import LogitsOutput, PreTrainingOutput, SpanOutput
-from fastbert.models.pretrained import PreTrainedModel
+from fastbert.models.pretrained import PreTrainedModel, resized
 from fastbert.ops.attention import draw_keys
 from fastbert.ops.dropout import Site, TokenDropout
 from fastbert.ops.linear import CrossEntropy
@@ -80,6 +80,9 @@ class BertWithHead(PreTrainedModel):
         super().__init__(config)
         self.bert = BertModel(config, add_pooling_layer=self.with_pooler)
 
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.bert.embeddings.word_embeddings
+
     def _classifier_dropout(self, batch: PackedBatch, x: Tensor, per_token: bool) -> Tensor:
         config = self.config
         p = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
@@ -120,6 +123,13 @@ class _MaskedLanguageModel(BertWithHead):
         """Make the decoder's weight the token embedding itself, and its bias the head's."""
         self.cls.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
         self.cls.predictions.decoder.bias = self.cls.predictions.bias
+
+    def _resize_output(self, rows: int) -> None:
+        predictions = self.cls.predictions
+        added = predictions.bias.detach().new_zeros(max(rows - len(predictions.bias), 0))
+        predictions.bias = resized(predictions.bias, rows, added)
+        predictions.decoder.out_features = rows
+        self.tie_weights()
 
 
 class BertForPreTraining(_MaskedLanguageModel):

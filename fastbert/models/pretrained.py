@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -63,6 +64,43 @@ class PreTrainedModel(nn.Module):
 
     def tie_weights(self) -> None:
         """Make tied parameters one and the same; models without any have nothing to do."""
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The token embedding."""
+        raise NotImplementedError(f"{type(self).__name__} has no token embedding")
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None
+    ) -> nn.Embedding:
+        """Give the token embedding `new_num_tokens` rows (None: as many as it has), rounded up to a multiple.
+
+        Rows that stay keep their values; new ones are drawn as a new model's are, from torch's global generator, with
+        bias 0 (`fastbert.models.extension` gives them better ones). A masked-LM decoder stays tied and follows with its
+        bias; `config.vocab_size` is the new number. Parameters become new ones, so make the optimizer afterwards.
+
+        Returns the embedding. Raises `UserError` for fewer rows than one, and for a table without the padding token.
+        """
+        embedding = self.get_input_embeddings()
+        rows = embedding.num_embeddings if new_num_tokens is None else new_num_tokens
+        if pad_to_multiple_of is not None:
+            if pad_to_multiple_of < 1:
+                raise UserError(f"pad_to_multiple_of={pad_to_multiple_of} must be at least 1")
+            rows = -(-rows // pad_to_multiple_of) * pad_to_multiple_of
+        config = replace(self.config, vocab_size=rows)
+        std = config.initializer_range
+        weight = embedding.weight
+        added = weight.detach().new_empty(max(rows - len(weight), 0), weight.shape[1])
+        nn.init.trunc_normal_(added, std=std, a=-2 * std, b=2 * std)
+        embedding.weight = resized(weight, rows, added)
+        embedding.num_embeddings = rows
+        self._resize_output(rows)
+        for module in self.modules():
+            if isinstance(module, PreTrainedModel):
+                module.config = config
+        return embedding
+
+    def _resize_output(self, rows: int) -> None:
+        """Make what predicts tokens as large as the token embedding; models that predict none have nothing to do."""
 
     def num_parameters(self) -> int:
         """The number of distinct parameters (tied ones count once)."""
@@ -157,6 +195,28 @@ class PreTrainedModel(nn.Module):
             ) from error
         config = json.dumps(self.config.to_dict(architecture=type(self).__name__), indent=2) + "\n"
         (folder / "config.json").write_text(config, encoding="utf-8")
+
+
+def match_weights(
+    folder: Path, config: BertConfig, kinds: Iterable[type[PreTrainedModel]]
+) -> tuple[dict[type[PreTrainedModel], list[str]], dict[type[PreTrainedModel], list[str]]]:
+    """For each kind of model: which of its weights a folder lacks, and which of the folder's it has no place for."""
+    tensors = dict(_tensors(folder))
+    missing, left_out = {}, {}
+    for kind in kinds:
+        with torch.device("meta"):
+            model = kind(config)
+        own = model.state_dict().keys() - set(kind.tied_keys)
+        found = {name for name, _ in _rename(iter(tensors.items()), kind.base_model_prefix, model)}
+        missing[kind] = sorted(own - found)
+        left_out[kind] = sorted(found - own - set(kind.tied_keys))
+    return missing, left_out
+
+
+def resized(parameter: Tensor, rows: int, added: Tensor) -> nn.Parameter:
+    """A parameter's first `rows` rows, with `added` behind them."""
+    kept = parameter.detach()[:rows]
+    return nn.Parameter(torch.cat((kept, added)), requires_grad=parameter.requires_grad)
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:

@@ -7,18 +7,19 @@ in a fixed order.
 """
 
 import logging
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-from fastbert import _C
 from fastbert.errors import UserError
+from fastbert.tokenizers.word_counts import count_words
 
 logger = logging.getLogger("fastbert")
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-_SENTENCES_PER_BATCH = 4096
 # Characters of a training text: the trainer spreads texts over threads, so they should be neither huge nor tiny.
 _CHARS_PER_TEXT = 16384
 
@@ -52,6 +53,53 @@ def train_vocabulary(
     Raises:
         UserError: the corpus holds no words, or `vocab_size` is too small.
     """
+    check_size(vocab_size, min_frequency, alphabet_limit, unused)
+    words = count_words(sentences, lower_case=lower_case, progress=progress)
+    return learn_vocabulary(
+        words, vocab_size, min_frequency=min_frequency, alphabet_limit=alphabet_limit, unused=unused
+    )
+
+
+def learn_vocabulary(
+    words: Mapping[str, int],
+    vocab_size: int = 30522,
+    *,
+    min_frequency: int = 2,
+    alphabet_limit: int = 1000,
+    unused: int = 0,
+    heartbeat: Callable[[float], None] | None = None,
+) -> list[str]:
+    """Learn a vocabulary from counted words, as `train_vocabulary` does from text.
+
+    Args:
+        words: how often each normalised word occurs, see `count_words`.
+        vocab_size, min_frequency, alphabet_limit, unused: as in `train_vocabulary`.
+        heartbeat: called ten times a second with the seconds since the beginning, while the pieces are learned.
+
+    Returns:
+        The tokens in the order of their ids.
+
+    Raises:
+        UserError: there are no words, or `vocab_size` is too small.
+    """
+    room = check_size(vocab_size, min_frequency, alphabet_limit, unused)
+    if not words:
+        raise UserError("the corpus holds no words; give it some text")
+    # The order of the words decides between pieces that are equally frequent.
+    words = dict(sorted(words.items()))
+    alphabet = _alphabet(words, alphabet_limit, room // 2)
+    pieces = _in_thread(lambda stop: _learn_pieces(words, alphabet, room, min_frequency, stop), heartbeat)
+    if len(pieces) < room:
+        logger.warning(
+            "the corpus supports only %d of the %d tokens asked for; use more text or a smaller vocab_size",
+            vocab_size - room + len(pieces),
+            vocab_size,
+        )
+    return [*SPECIAL_TOKENS, *(f"[unused{index}]" for index in range(unused)), *pieces]
+
+
+def check_size(vocab_size: int, min_frequency: int = 2, alphabet_limit: int = 1000, unused: int = 0) -> int:
+    """The number of entries beside special and unused tokens. Raises `UserError` where there is no room for any."""
     room = vocab_size - len(SPECIAL_TOKENS) - unused
     if unused < 0 or room < 2:
         raise UserError(
@@ -62,34 +110,40 @@ def train_vocabulary(
         raise UserError(f"vocab_size={vocab_size} must be below 2^31")
     if min_frequency < 1 or alphabet_limit < 1:
         raise UserError(f"min_frequency={min_frequency} and alphabet_limit={alphabet_limit} must be at least 1")
-    words = count_words(sentences, lower_case=lower_case, progress=progress)
-    if not words:
-        raise UserError("the corpus holds no words; give it some text")
-    alphabet = _alphabet(words, alphabet_limit, room // 2)
-    pieces = _learn_pieces(words, alphabet, room, min_frequency)
-    if len(pieces) < room:
-        logger.warning(
-            "the corpus supports only %d of the %d tokens asked for; use more text or a smaller vocab_size",
-            vocab_size - room + len(pieces),
-            vocab_size,
-        )
-    return [*SPECIAL_TOKENS, *(f"[unused{index}]" for index in range(unused)), *pieces]
+    return room
 
 
-def count_words(
-    sentences: Iterable[str], *, lower_case: bool = True, progress: Callable[[int], None] | None = None
-) -> dict[str, int]:
-    """How often each normalised word (and each punctuation mark) occurs, in sorted order."""
-    counter = _C.WordCounter(_C.NormalizerOptions(lower_case, lower_case, True))
-    iterator = iter(sentences)
-    while batch := list(islice(iterator, _SENTENCES_PER_BATCH)):
-        counter.add(batch)
-        if progress is not None:
-            progress(len(batch))
-    return dict(sorted(counter.counts().items()))
+def _in_thread(work: Callable[[threading.Event], Any], heartbeat: Callable[[float], None] | None) -> Any:
+    """The result of `work`, which gets an event that asks it to stop.
+
+    Learning is one call into native code, which would not hear Ctrl-C. In a thread of its own it leaves the caller free
+    to be interrupted and to show that time passes; as a daemon it does not keep the process alive then.
+    """
+    stop = threading.Event()
+    outcome: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            outcome["result"] = work(stop)
+        except BaseException as error:  # noqa: BLE001  (raised in the caller's thread)
+            outcome["error"] = error
+
+    thread = threading.Thread(target=run, name="fastbert-vocabulary", daemon=True)
+    start = time.monotonic()
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.1)
+            if heartbeat is not None:
+                heartbeat(time.monotonic() - start)
+    finally:
+        stop.set()
+    if "error" in outcome:
+        raise outcome["error"]
+    return outcome["result"]
 
 
-def _alphabet(words: dict[str, int], limit: int, room: int) -> list[str]:
+def _alphabet(words: Mapping[str, int], limit: int, room: int) -> list[str]:
     """The most frequent characters that fit, then those of them that can continue a word, marked with "##"; sorted."""
     counts: Counter[str] = Counter()
     continuing: set[str] = set()
@@ -110,7 +164,9 @@ def _alphabet(words: dict[str, int], limit: int, room: int) -> list[str]:
     return sorted(kept, key=lambda token: (token.startswith("##") and len(token) > 1, token))
 
 
-def _learn_pieces(words: dict[str, int], alphabet: Sequence[str], size: int, min_frequency: int) -> list[str]:
+def _learn_pieces(
+    words: Mapping[str, int], alphabet: Sequence[str], size: int, min_frequency: int, stop: threading.Event
+) -> list[str]:
     """At most `size` tokens: the alphabet, then merges in the order in which they were learned."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
@@ -128,17 +184,21 @@ def _learn_pieces(words: dict[str, int], alphabet: Sequence[str], size: int, min
         special_tokens=list(alphabet),
         limit_alphabet=len(characters),
     )
-    learner.train_from_iterator(_texts(known), trainer)
+    learner.train_from_iterator(_texts(known, stop), trainer)
     return [token for token, _ in sorted(learner.get_vocab().items(), key=lambda item: item[1])]
 
 
-def _texts(words: dict[str, int]) -> Iterator[str]:
+def _texts(words: Mapping[str, int], stop: threading.Event) -> Iterator[str]:
     """Each word as often as it was counted, in texts of bounded size."""
     for word, count in words.items():
         per_text = max(1, _CHARS_PER_TEXT // (len(word) + 1))
         full, rest = divmod(count, per_text)
         text = f"{word} " * per_text
         for _ in range(full):
+            if stop.is_set():
+                return
             yield text
         if rest:
             yield f"{word} " * rest
+        if stop.is_set():
+            return

@@ -10,7 +10,7 @@ import pytest
 
 from fastbert.errors import UserError
 from fastbert.tokenizers import WordPieceTokenizer, train_vocabulary
-from fastbert.tokenizers.training import SPECIAL_TOKENS, count_words
+from fastbert.tokenizers.training import SPECIAL_TOKENS, count_words, learn_vocabulary
 
 pytest.importorskip("tokenizers")
 
@@ -38,8 +38,8 @@ def test_same_corpus_same_vocabulary():
         "t = importlib.util.module_from_spec(spec); spec.loader.exec_module(t);"
         "print('\\n'.join(t.train_vocabulary(t.corpus(), 600)))"
     )
-    for hash_seed in ("1", "2"):
-        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+    for hash_seed, parallel in (("1", "true"), ("2", "false")):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed, "TOKENIZERS_PARALLELISM": parallel}
         command = [sys.executable, "-c", code, __file__]
         result = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=True)
         assert result.stdout.splitlines() == first
@@ -114,3 +114,25 @@ def test_progress():
     train_vocabulary((line for line in corpus(sentences=9000)), 300, progress=seen.append)
     assert sum(seen) == 9000
     assert len(seen) > 1
+
+
+def test_learning_can_be_interrupted_and_shows_that_time_passes():
+    beats: list[float] = []
+    learn_vocabulary(count_words(corpus()), 600, heartbeat=beats.append)
+    assert beats
+    assert beats == sorted(beats)
+
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        learn_vocabulary(count_words(corpus()), 600, heartbeat=interrupt)
+
+
+def test_what_fails_in_the_thread_fails_here(monkeypatch):
+    def fail(*arguments):
+        raise MemoryError("too many words")
+
+    monkeypatch.setattr("fastbert.tokenizers.training._learn_pieces", fail)
+    with pytest.raises(MemoryError, match="too many words"):
+        learn_vocabulary({"a": 1}, 100)

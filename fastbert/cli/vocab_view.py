@@ -1,0 +1,185 @@
+"""What `fastbert vocab` prints: tables of coverage and of words to add."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastbert.tokenizers.coverage import CoverageReport
+from fastbert.tokenizers.extension import ChangedWord, Extension, Proposal
+from fastbert.tokenizers.word_counts import Split
+
+if TYPE_CHECKING:
+    from fastbert.models.pretrained import PreTrainedModel
+
+_ROWS_SHOWN = 20
+_RECORDED = 1000
+_MEASURED_ON = {
+    "documents": "{documents} held out",
+    "sentences": "{sentences} held out from the ends of documents (too few to hold out whole ones)",
+    "none": "the text itself, since nothing was held out",
+    "all": "{documents}",
+}
+
+
+def coverage_table(report: CoverageReport, unit: str) -> str:
+    """A report for the terminal; `unit` says what was held out, "all" that the whole text was to be measured."""
+    shares = report.pieces_per_word
+    lines = [
+        f"on {_measured_on(report, unit)}: {_number(report.words, 'word')}, {_number(report.tokens, 'token')}",
+        f"  tokens per word   {report.tokens_per_word:.3f}",
+        f"  bytes per token   {report.bytes_per_token:.2f}",
+        f"  words that are    1 token {_percent(shares['1'])}, 2 {_percent(shares['2'])}, 3 {_percent(shares['3'])},"
+        f" 4 or more {_percent(shares['4+'])}",
+        f"  [UNK]             {_percent(report.unknown_word_share)} of words,"
+        f" {_percent(report.unknown_token_share)} of tokens",
+    ]
+    if report.unknown_characters:
+        shown = ", ".join(f"{_visible(char)} {count:,}" for char, count in report.unknown_characters[:8])
+        lines.append(f"  without an entry  {shown}")
+    lines += [
+        f"  entries in use    {report.entries_used:,} of {report.entries:,}",
+        "",
+        "  the first entries alone   words that are one token   tokens per word   unknown words",
+    ]
+    for point in report.curve:
+        per_word = "-" if point.tokens_per_word is None else f"{point.tokens_per_word:.3f}"
+        unknown = "-" if point.unknown_words is None else _percent(point.unknown_words)
+        lines.append(f"  {point.entries:>23,}   {_percent(point.whole_words):>24}   {per_word:>15}   {unknown:>13}")
+    return "\n".join(lines)
+
+
+def proposal_table(proposal: Proposal, rows: int, words: int) -> str:
+    """The first candidates, ranked; those behind the last one to be added are left out."""
+    head = (
+        f"the text: {_number(words, 'word')}, {_number(proposal.tokens, 'token')};"
+        f" {_number(len(proposal.candidates), 'frequent word')} split"
+    )
+    if not proposal.candidates:
+        return head
+    shown = proposal.candidates[: min(_ROWS_SHOWN, max(rows, 10))]
+    pieces = [" ".join(candidate.pieces) for candidate in shown]
+    word_width = max(4, *(len(candidate.word) for candidate in shown))
+    piece_width = max(10, *map(len, pieces))
+    lines = [
+        head,
+        "",
+        f"        {'word':<{word_width}}      count  {'pieces now':<{piece_width}}   saved  cumulative",
+    ]
+    total = 0
+    for rank, (candidate, split) in enumerate(zip(shown, pieces, strict=True), 1):
+        total += candidate.saved
+        lines.append(
+            f"  {rank:>4}  {candidate.word:<{word_width}}  {candidate.count:>9,}  {split:<{piece_width}}"
+            f"  {candidate.saved:>6,}  {_percent(total / proposal.tokens):>10}"
+        )
+    if len(proposal.candidates) > len(shown):
+        lines.append(f"        ... and {len(proposal.candidates) - len(shown):,} more")
+    return "\n".join(lines)
+
+
+def choice(proposal: Proposal, rows: int, asked: int | str) -> str:
+    """How many words are added, and why."""
+    if not proposal.candidates:
+        return "\nno word that is frequent enough splits; a lower --min-frequency or more text may give some"
+    saved = proposal.saved(rows) / max(proposal.tokens, 1)
+    if asked == "auto":
+        why = f"auto: the next {proposal.window} would save less than {proposal.share:.1%} of the tokens".replace(
+            "%", " %"
+        )
+    elif rows < int(asked):
+        why = f"all there are, though --add asked for {int(asked):,}; a lower --min-frequency or more text gives more"
+    else:
+        why = f"--add; auto would add {proposal.worth:,}"
+    return f"\nto add: {_number(rows, 'word')} ({why}), which saves {_percent(saved)} of the tokens"
+
+
+def effect(before: CoverageReport, after: CoverageReport, changed: Sequence[ChangedWord], split: Split) -> str:
+    """What the extension changes on held-out text, and for words that it was not made for."""
+    one_token = f"{_percent(before.pieces_per_word['1'])} -> {_percent(after.pieces_per_word['1'])}"
+    unknown = f"{_percent(before.unknown_word_share)} -> {_percent(after.unknown_word_share)}"
+    lines = [
+        f"on {_measured_on(before, split.unit)}: {before.tokens_per_word:.3f} -> {after.tokens_per_word:.3f} tokens"
+        f" per word, words that are one token {one_token}, [UNK] {unknown} of words"
+    ]
+    if changed:
+        share = sum(change.count for change in changed) / split.learn.total_words
+        saved = sum(change.count * (len(change.before) - len(change.after)) for change in changed)
+        one = changed[0]
+        lines.append(
+            f"{_number(len(changed), 'other word')} ({_percent(share)} of the text) begin with a new entry and split"
+            f" otherwise, into {abs(saved):,} tokens {'less' if saved >= 0 else 'more'} in all; {one.word} for one:"
+            f" {' '.join(one.before)} -> {' '.join(one.after)}"
+        )
+    return "\n".join(lines)
+
+
+def written(out: Path, extension: Extension, model: PreTrainedModel | None) -> str:
+    """Where the new entries are."""
+    replaced = sum(entry.replaced is not None for entry in extension.entries)
+    appended = len(extension.entries) - replaced
+    lines = [
+        f"{out}/vocab.txt: {extension.tokenizer.vocab_size:,} entries; {replaced:,} words in place of [unusedN],"
+        f" {appended:,} at the end"
+    ]
+    if model is not None:
+        lines.append(
+            f"{out}/model.safetensors: {type(model).__name__} with {model.config.vocab_size:,} rows; new ones begin as"
+            " the mean of their pieces. Train it on the domain before use"
+        )
+    return "\n".join(lines)
+
+
+def extension_record(proposal: Proposal, extension: Extension, changed: Sequence[ChangedWord]) -> dict[str, Any]:
+    """The extension for the report: every entry that was added, the next candidates, and other words that change."""
+    added = {entry.word: entry for entry in extension.entries}
+    shown = [candidate for candidate in proposal.candidates if candidate.word in added]
+    rest = [candidate for candidate in proposal.candidates if candidate.word not in added]
+    return {
+        "entries_before": extension.base_size,
+        "entries_after": extension.tokenizer.vocab_size,
+        "auto": {"words": proposal.worth, "window": proposal.window, "least_share_saved": proposal.share},
+        "tokens": proposal.tokens,
+        "added": [
+            {
+                "word": candidate.word,
+                "id": added[candidate.word].id,
+                "replaced": added[candidate.word].replaced,
+                "count": candidate.count,
+                "pieces": list(candidate.pieces),
+                "saved": candidate.saved,
+            }
+            for candidate in shown
+        ],
+        "next_candidates": [
+            {"word": item.word, "count": item.count, "pieces": list(item.pieces), "saved": item.saved}
+            for item in rest[:_RECORDED]
+        ],
+        "changed_words": [
+            {"word": item.word, "count": item.count, "before": list(item.before), "after": list(item.after)}
+            for item in changed[:_RECORDED]
+        ],
+    }
+
+
+def _measured_on(report: CoverageReport, unit: str) -> str:
+    return _MEASURED_ON[unit].format(
+        documents=_number(report.documents, "document"), sentences=_number(report.sentences, "sentence")
+    )
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def _percent(share: float) -> str:
+    """One digit behind the point, and below 1 % two that say something."""
+    digits = 1 if share == 0 or share >= 0.01 else 1 - math.floor(math.log10(100 * share))
+    return f"{100 * share:.{digits}f} %"
+
+
+def _visible(char: str) -> str:
+    """A character as it looks, or its code point where it would not show."""
+    return char if char.isprintable() and not char.isspace() else f"U+{ord(char):04X}"
