@@ -1,0 +1,47 @@
+"""fastbert itself, as a contender."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastbert.tokenizers import WordPieceTokenizer
+
+
+class Tokenizer:
+    """`WordPieceTokenizer`: `encode_ragged` for ids, the ordinary call for padded arrays."""
+
+    dtype = "int32"
+
+    def __init__(self, vocab: Path, *, lower_case: bool, threads: int) -> None:
+        self.tokenizer = WordPieceTokenizer(vocab, do_lower_case=lower_case)
+        self.threads = threads
+
+    def encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        return self.tokenizer.encode_ragged(texts, True, threads=self.threads)
+
+    def rows(self, encoded: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        return encoded
+
+    def encode_padded(self, texts: Sequence[str], length: int) -> dict[str, np.ndarray]:
+        options: dict[str, Any] = {"padding": "max_length", "truncation": True, "max_length": length}
+        encoding = self.tokenizer(texts, **options, return_tensors="np", **self._call_threads())
+        return {name: encoding[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
+
+    def encode_aligned(self, texts: Sequence[str]) -> Any:
+        """Ids, types, masks, offsets in characters and the word of each token; None where the tokenizer has none."""
+        aligned = getattr(self.tokenizer, "encode_aligned_ragged", None)
+        return None if aligned is None else aligned(texts, threads=self.threads)
+
+    def forget(self) -> None:
+        """Each object has caches of its own."""
+
+    def _call_threads(self) -> dict[str, int]:
+        # The call takes its number of threads by name, or else uses the CPUs that the process may use.
+        import inspect
+
+        accepts = "threads" in inspect.signature(self.tokenizer.__call__).parameters
+        return {"threads": self.threads} if accepts else {}
