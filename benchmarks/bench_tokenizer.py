@@ -4,8 +4,8 @@
     python benchmarks/bench_tokenizer.py --json rows.json --chart rows.png
     python benchmarks/bench_tokenizer.py --text my.txt --vocab vocab.txt
 
-Without --text the texts come from the folder --data (else FASTBERT_DATA), and without that from the documentation inside
-of Python. docs/benchmarks.md says what is measured and what the columns mean. A megabyte is 10^6 bytes of UTF-8.
+Without --text the texts come from the folder --data (else FASTBERT_DATA), and without that from the documentation
+inside of Python. docs/benchmarks.md says what is measured and what the columns mean. A megabyte is 10^6 bytes of UTF-8.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fastbert.benchmarks import harness, peers, report, tokenizer_measures, texts
+from fastbert.benchmarks import harness, peers, report, texts, tokenizer_measures
 from fastbert.benchmarks.harness import Row
 from fastbert.benchmarks.texts import Workload
 from fastbert.benchmarks.tokenizer_measures import Lineup, Say
 from fastbert.errors import UserError
 
 MEASURES = ("cold", "warm", "padded", "aligned", "threads", "load", "memory", "hostile")
-SAMPLES = 2  # of the workloads: so many are also measured with several threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,11 +102,11 @@ def run(options: Options, say: Say, progress: Callable[[int, int, str], None] | 
 
 def _workloads(options: Options, folder: Path, say: Say) -> list[Workload]:
     if options.text is not None and options.vocab is not None:
-        found = texts.own_workloads(options.text, options.vocab, options.limit)
+        found = texts.own_workloads(options.text, options.vocab, options.limit, options.quick)
     else:
         data = None if options.python_text else texts.find_data(options.data)
         if data is None:
-            found = texts.python_workloads(folder, options.limit)
+            found = texts.python_workloads(folder, options.limit, options.quick)
         else:
             found = texts.data_workloads(data, folder, options.limit, options.quick, say)
     chosen = [
@@ -138,6 +137,8 @@ def _measure(
     def lineup(threads: int) -> Lineup:
         return Lineup(names, threads, isolate=options.isolate, folder=folder, say=say)
 
+    if "aligned" in wanted and not tokenizer_measures.has_offsets():
+        say("fastbert: this version gives no offsets for many texts at once; they are not measured")
     with lineup(1) as one, lineup(options.threads) as many:
         for index, workload in enumerate(workloads):
             progress(index, steps, workload.name)
@@ -148,8 +149,8 @@ def _measure(
             if "aligned" in wanted:
                 table += tokenizer_measures.aligned(one, rounds)
             if "padded" in wanted and index == 0:
-                table += tokenizer_measures.padded(one, rounds, count=4000 if options.quick else 20_000)
-            if "threads" in wanted and index < SAMPLES:
+                table += tokenizer_measures.padded(one, rounds, count=2000 if options.quick else 20_000)
+            if "threads" in wanted and index < (1 if options.quick else 2):
                 many.open(workload)
                 many.tokens = one.tokens
                 table += tokenizer_measures.threads(one, many, rounds)
@@ -157,15 +158,16 @@ def _measure(
         progress(steps - 3, steps, "load times")
         if "load" in wanted:
             vocabularies = list(dict.fromkeys(workload.vocabulary for workload in workloads))
-            table += tokenizer_measures.load_times(one, vocabularies, rounds)
+            table += tokenizer_measures.load_times(one, vocabularies[: 1 if options.quick else None], rounds)
         progress(steps - 2, steps, "hostile texts")
         if "hostile" in wanted:
             count = options.hostile or (26 if options.quick else 200)
-            size = min(1_000_000, options.limit // 2)
+            size = min(250_000 if options.quick else 1_000_000, options.limit // 2)
             table += tokenizer_measures.hostile(one, count=count, size=size)
     progress(steps - 1, steps, "memory")
     if "memory" in wanted:
-        grown = tokenizer_measures.memory(names, (1, options.threads), workloads[0], folder, say)
+        counts = (1,) if options.quick else (1, options.threads)
+        grown = tokenizer_measures.memory(names, counts, workloads[0], folder, say)
         table = [_with_memory(row, grown, workloads[0]) for row in table]
     progress(steps, steps, "")
     return table
@@ -199,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--vocab", type=Path, help="vocab.txt for --text")
     parser.add_argument("--contenders", nargs="+", default=(), metavar="NAME", help="default: all that are installed")
     parser.add_argument("--measures", nargs="+", default=MEASURES, choices=MEASURES, help="default: all")
-    parser.add_argument("--workloads", nargs="+", default=(), metavar="PART", help="only workloads with this in the name")
+    parser.add_argument("--workloads", nargs="+", default=(), metavar="PART", help="only those with this in the name")
     parser.add_argument("--threads", type=int, default=2, help="number of threads to compare with one (default: 2)")
     parser.add_argument("--rounds", type=int, help="timed calls of each contender (default: 5, quick 3)")
     parser.add_argument("--megabytes", type=float, help="size of each text at most (default: 8, quick 2)")

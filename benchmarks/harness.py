@@ -25,7 +25,8 @@ OWN = "fastbert"
 # What `Row.outputs` says of a contender whose results are right, or were not to be compared.
 AGREEING = ("equal", "close", "not compared")
 PACKAGES = ("fastbert-engine", "torch", "triton", "transformers", "tokenizers", "numpy")
-SLOW_SECONDS = 1.0  # a round that takes longer is steady enough to be measured fewer times
+STEADY_SECONDS = 0.25  # a call that takes longer needs one round of warming and no more
+SLOW_SECONDS = 4.0  # one that takes longer is measured fewer times
 SLOW_ROUNDS = 3
 THREADS_TOLERANCE = 0.15  # of the threads asked for: what a measurement may use more, or one thread less
 
@@ -42,7 +43,7 @@ class Timing(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """How the outputs of two contenders differ: in so many of all, first in `first`; the largest absolute difference."""
+    """How two outputs differ: in so many texts of all, first in number `first`; and the largest absolute difference."""
 
     differing: int
     total: int
@@ -134,17 +135,18 @@ def timed(function: Callable[[], Any]) -> Callable[[], Timing]:
 
 
 def warm(
-    functions: Sequence[Callable[[], Timing]], *, agreement: float = 0.05, most: int = 10, patience: float = 10.0
+    contenders: Mapping[str, Callable[[], Timing]], *, agreement: float = 0.05, most: int = 10, patience: float = 10.0
 ) -> None:
-    """Call every function until two rounds in a row take the same time within `agreement`: at most `most` rounds, and
-    none begins after `patience` seconds."""
+    """Call every contender until two rounds in a row take the same time within `agreement`: at most `most` rounds, and
+    none begins after `patience` seconds. One that takes more than a quarter of a second is warm after the first."""
     began = time.perf_counter()
-    before: list[float] | None = None
+    before: dict[str, float] = {}
+    waiting = dict(contenders)
     for _ in range(most):
-        now = [function().seconds for function in functions]
-        if before and all(abs(a - b) <= agreement * a for a, b in zip(before, now)):
-            return
-        if time.perf_counter() - began > patience:
+        now = {name: measure().seconds for name, measure in waiting.items()}
+        unsteady = [name for name, seconds in now.items() if abs(seconds - before.get(name, 0.0)) > agreement * seconds]
+        waiting = {name: measure for name, measure in waiting.items() if now[name] <= STEADY_SECONDS}
+        if not waiting or not set(unsteady) & set(waiting) or time.perf_counter() - began > patience:
             return
         before = now
 
@@ -158,30 +160,31 @@ def interleave(
 ) -> dict[str, list[Timing]]:
     """`rounds` timings of each contender, A B A B, after warming.
 
-    A contender that takes more than a second a call is measured three times only. One that raises `ContenderFailed` is
-    reported to `failed` and left out; without `failed` the exception goes on.
+    A contender that takes more than four seconds a call is measured three times only. One that raises
+    `ContenderFailed` is reported to `failed` and left out; without `failed` the exception goes on.
     """
-    running = dict(contenders)
     timings: dict[str, list[Timing]] = {name: [] for name in contenders}
 
     def guarded(name: str) -> Timing:
+        if name not in timings:
+            return Timing(0.0, 0.0)
         try:
-            return running[name]()
+            return contenders[name]()
         except ContenderFailed as error:
             if failed is None:
                 raise
             failed(name, error)
-            del running[name], timings[name]
+            del timings[name]
             return Timing(0.0, 0.0)
 
     if warming:
-        warm([lambda name=name: guarded(name) if name in running else Timing(0.0, 0.0) for name in contenders])
+        warm({name: lambda name=name: guarded(name) for name in contenders})
     for index in range(rounds):
-        for name in list(running):
+        for name in list(timings):
             if index >= SLOW_ROUNDS and timings[name][0].seconds > SLOW_SECONDS:
                 continue
             timing = guarded(name)
-            if name in running:
+            if name in timings:
                 timings[name].append(timing)
     return timings
 

@@ -1,7 +1,7 @@
 """A contender in a process of its own, asked over a pipe, or in this one: the same calls either way.
 
-    contender = Isolated("fastbert.benchmarks.tokenizer_contender:TokenizerContender", {"name": "nanotoken"}, environment)
-    contender.call("encode_warm")
+    contender = Isolated("module:Class", {"name": "nanotoken", "threads": 1}, {"RAYON_NUM_THREADS": "1"})
+    contender.call("time_warm")
 
 Questions and answers are lines of JSON; big results travel as files. A process that dies is a `ContenderFailed`, and
 the others go on.
@@ -37,7 +37,7 @@ class Local:
         """The method's answer. Raises `ContenderFailed`."""
         try:
             return getattr(self.subject, method)(**arguments)
-        except Exception as error:  # noqa: BLE001 - whatever a foreign library raises is its failure, not ours
+        except Exception as error:
             raise ContenderFailed(_describe(error)) from error
 
     def close(self) -> None:

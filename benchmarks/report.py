@@ -99,6 +99,8 @@ def _panel(axis: Any, workload: str, rows: Sequence[Row]) -> None:
         color = OWN_COLOR if row.contender == OWN else OTHER_COLOR if right else WRONG_COLOR
         axis.barh(place, value, color=color, edgecolor="white" if right else "black", hatch=None if right else "//")
         times = f"  ({row.ratio_to_fastbert:.3g}x our time)" if row.ratio_to_fastbert and row.contender != OWN else ""
+        if "worst_over_plain" in row.details:
+            times = f"  (worst {row.details['worst_over_plain']:.3g}x plain text)"
         axis.text(value + 0.02 * longest, place, f"{value:,.3g}{times}", va="center", fontsize=8)
     axis.set_yticks(range(len(rows)), [row.contender for row in rows], fontsize=8)
     for label, row in zip(axis.get_yticklabels(), rows):

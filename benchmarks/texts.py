@@ -1,4 +1,4 @@
-"""What is tokenized: real text of many kinds from the data folder, the user's own file, or the text inside of Python."""
+"""What is tokenized: real text of many kinds from the data folder, a user's own file, or the text inside of Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastbert.errors import UserError
 UNCASED, CHINESE, MULTILINGUAL = "bert-base-uncased", "bert-base-chinese", "bert-base-multilingual-cased"
 LOWER_CASE = {UNCASED: True, CHINESE: False, MULTILINGUAL: False}
 LANGUAGES = ("zho-CN", "kor", "hin", "arb", "rus", "jpn", "tha")
-QUICK_LANGUAGES = ("zho-CN", "kor")
+QUICK_LANGUAGES = ("kor",)
 PARAGRAPH_SENTENCES = 5
 PYTHON_VOCABULARY = 8000
 ENGLISH = "wiki-en sentences"
@@ -50,7 +50,7 @@ def find_data(named: Path | None) -> Path | None:
     """The data folder: the named one, else FASTBERT_DATA, else the one beside the clone if it is there."""
     if named is not None:
         if not named.is_dir():
-            raise UserError(f"--data {named}: no such folder; leave the flag out to measure on the text inside of Python")
+            raise UserError(f"--data {named}: no such folder; without one the text inside of Python is used")
         return named
     if os.environ.get("FASTBERT_DATA"):
         return find_data(Path(os.environ["FASTBERT_DATA"]))
@@ -58,7 +58,7 @@ def find_data(named: Path | None) -> Path | None:
     return beside if beside.is_dir() else None
 
 
-def own_workloads(text: Path, vocab: Path, limit: int) -> list[Workload]:
+def own_workloads(text: Path, vocab: Path, limit: int, quick: bool) -> list[Workload]:
     """The lines of a file, with the vocabulary of a vocab.txt."""
     from fastbert.tokenizers import WordPieceTokenizer
 
@@ -70,10 +70,10 @@ def own_workloads(text: Path, vocab: Path, limit: int) -> list[Workload]:
     if not texts:
         raise UserError(f"--text {text}: holds no text; give a file with one text a line")
     vocabulary = Vocabulary(vocab.name, vocab, WordPieceTokenizer.from_pretrained(vocab).do_lower_case)
-    return [Workload(f"{text.name}, lines", texts, vocabulary), *_derived(texts, vocabulary, limit)]
+    return [Workload(f"{text.name}, lines", texts, vocabulary), *_derived(texts, vocabulary, _of_others(limit, quick))]
 
 
-def python_workloads(folder: Path, limit: int) -> list[Workload]:
+def python_workloads(folder: Path, limit: int, quick: bool) -> list[Workload]:
     """Docstrings and source code of this Python, with a vocabulary that is learned from the former."""
     from fastbert.data.python_text import python_documents
     from fastbert.tokenizers import train_vocabulary
@@ -84,7 +84,8 @@ def python_workloads(folder: Path, limit: int) -> list[Workload]:
     tokens = train_vocabulary(sentences, min(PYTHON_VOCABULARY, max(300, limit // 100)))
     path.write_text("".join(f"{token}\n" for token in tokens), encoding="utf-8", newline="")
     vocabulary = Vocabulary("python", path, True)
-    paragraphs = list(_paragraphs(documents))
+    limit = _of_others(limit, quick)
+    paragraphs = list(up_to(limit, _paragraphs(documents)))
     return [
         Workload("Python docs, sentences", sentences, vocabulary),
         Workload("Python docs, paragraphs", paragraphs, vocabulary),
@@ -111,6 +112,7 @@ def data_workloads(data: Path, folder: Path, limit: int, quick: bool, skipped: C
         table.append(Workload(name, list(up_to(limit, read(data / path))), chosen))
 
     add(ENGLISH, UNCASED, "wiki-en/wiki_en.sent.txt.xz", _lines)
+    limit = _of_others(limit, quick)
     add("books-en paragraphs", UNCASED, "books-en/books_en.sent.txt.xz", lambda path: _paragraphs(_documents(path)))
     english = next((workload for workload in table if workload.name == ENGLISH), None)
     if english is not None:
@@ -135,6 +137,11 @@ def up_to(limit: int, texts: Iterable[str]) -> Iterator[str]:
 def as_one_document(texts: Iterable[str], limit: int) -> str:
     """Texts as the lines of one document, cut to `limit` bytes."""
     return "\n".join(texts).encode()[:limit].decode(errors="ignore")
+
+
+def _of_others(limit: int, quick: bool) -> int:
+    """The size of all texts but the first, which are half as big when it must be quick."""
+    return limit // 2 if quick else limit
 
 
 def _derived(texts: list[str], vocabulary: Vocabulary, limit: int) -> list[Workload]:

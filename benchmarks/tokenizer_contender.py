@@ -1,7 +1,7 @@
 """A tokenizer as the benchmark asks it: opens texts, encodes them in every measured way, and says how long it took.
 
-The object lives in the contender's own process or in the parent's (`fastbert.benchmarks.isolation`), so its methods take
-and return what JSON can hold; ids go through files.
+The object lives in the contender's own process or in the parent's (`fastbert.benchmarks.isolation`), so its methods
+take and return what JSON can hold; ids go through files.
 """
 
 from __future__ import annotations
@@ -82,10 +82,8 @@ class TokenizerContender:
 
         return clock(encode)
 
-    def time_aligned(self) -> Timing | None:
-        """Another pass with the place in the text and the word of each token; None if it cannot tell them."""
-        if getattr(self.tokenizer, "encode_aligned", lambda texts: None)(self.texts[:1]) is None:
-            return None
+    def time_aligned(self) -> Timing:
+        """Another pass with the place in the text and the word of each token; ours only."""
         return clock(lambda: self.tokenizer.encode_aligned(self.texts))
 
     def time_hostile(self, kind: str, size: int, seed: int) -> Timing:

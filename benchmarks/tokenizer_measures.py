@@ -169,12 +169,16 @@ def padded(lineup: Lineup, rounds: int, *, count: int, length: int = 512) -> lis
     )
 
 
+def has_offsets() -> bool:
+    """Whether our tokenizer gives offsets and words of many texts as arrays."""
+    from fastbert.tokenizers import WordPieceTokenizer
+
+    return hasattr(WordPieceTokenizer, "encode_aligned_ragged")
+
+
 def aligned(lineup: Lineup, rounds: int) -> list[Row]:
     """Ours with offsets and word ids beside ours with ids alone."""
-    if OWN not in lineup.active:
-        return []
-    if lineup.members[OWN].call("time_aligned") is None:
-        lineup.say(f"{OWN}: offsets for many texts at once are not there yet; {lineup.workload.name} goes without")
+    if OWN not in lineup.active or not has_offsets():
         return []
     more = f"{OWN}, offsets and words"
     measures = {
@@ -232,9 +236,10 @@ def memory(names: Sequence[str], counts: Sequence[int], workload: Workload, fold
             for name in lineup.active:
                 found = lineup.members[name].call("grown_memory")
                 if found is not None:
-                    grown.setdefault(name, {})[f"{count} threads"] = round(found / 1e6 / count, 1)
+                    grown.setdefault(name, {})[count] = round(found / 1e6 / count, 1)
     for name, figures in grown.items():
-        say(f"memory: {name} grew by " + ", ".join(f"{value} MB a thread ({key})" for key, value in figures.items()))
+        shown = ", ".join(f"{value} MB a thread with {count}" for count, value in figures.items())
+        say(f"memory: {name} grew by {shown}")
     return grown
 
 

@@ -45,7 +45,7 @@ class TokenizerPeer(Protocol):
         """What `encode` returned as flat ids and row offsets, to be compared (not timed)."""
 
     def encode_padded(self, texts: Sequence[str], length: int) -> Arrays | None:
-        """`input_ids`, `token_type_ids` and `attention_mask`, int64 (texts, length); None if it makes no such arrays."""
+        """`input_ids`, `token_type_ids`, `attention_mask`: int64 (texts, length); None if it makes no such arrays."""
 
     def forget(self) -> None:
         """Empty the caches that another tokenizer object of this process could profit from."""

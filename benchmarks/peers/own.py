@@ -32,9 +32,9 @@ class Tokenizer:
         return {name: encoding[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
 
     def encode_aligned(self, texts: Sequence[str]) -> Any:
-        """Ids, types, masks, offsets in characters and the word of each token; None where the tokenizer has none."""
-        aligned = getattr(self.tokenizer, "encode_aligned_ragged", None)
-        return None if aligned is None else aligned(texts, threads=self.threads)
+        """Ids, begins and ends in characters, words and row offsets."""
+        aligned: Any = self.tokenizer
+        return aligned.encode_aligned_ragged(texts, threads=self.threads)
 
     def forget(self) -> None:
         """Each object has caches of its own."""
