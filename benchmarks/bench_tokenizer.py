@@ -32,7 +32,7 @@ class Options:
     """What to measure, and how much of it."""
 
     quick: bool = False
-    """Two megabytes of the main texts, fewer rounds and hostile texts: under a minute."""
+    """Two megabytes of the main text, less of others, fewer rounds: under a minute."""
     data: Path | None = None
     """The data folder; None: FASTBERT_DATA, else the one beside the clone, else the text inside of Python."""
     python_text: bool = False

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,7 +179,7 @@ def interleave(
             return Timing(0.0, 0.0)
 
     if warming:
-        warm({name: lambda name=name: guarded(name) for name in contenders})
+        warm({name: partial(guarded, name) for name in contenders})
     for index in range(rounds):
         for name in list(timings):
             if index >= SLOW_ROUNDS and timings[name][0].seconds > SLOW_SECONDS:

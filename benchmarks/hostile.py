@@ -15,9 +15,7 @@ HAN = "".join(map(chr, range(0x4E00, 0x9FA6)))
 HANGUL = "".join(map(chr, range(0xAC00, 0xD7A4)))
 DELETED = "\x00\x01\x1f\x7f\x85\xad\u200b\u200d\u2060\ufeff\ufffd\ue000"
 SPACES = " \t\n\r\xa0\u2003\u2028\u3000"
-SCRIPTS = "".join(
-    [LETTERS, "äöüéñß", "абвгдежзиё", "αβγδεάή", "אבגדה", "ابتثج", "कखगघि", "กขคง", "あいうアイ", "中文", "한국"]
-)
+SCRIPTS = f"{LETTERS}äöüéñßабвгдежзиёαβγδεάή" + "אבגדהابتثجकखगघिกขคงあいうアイ中文字한국어"
 PEOPLE = "👨👩👧👦🏳️🧑❤"
 ASTRAL = "".join(map(chr, range(0x1D400, 0x1D455)))
 CASED = "ÀÉÎÕÜÇŠŽİẞΆΏЁЙ" + string.ascii_uppercase

@@ -9,6 +9,7 @@ import sysconfig
 import tarfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -118,7 +119,7 @@ def data_workloads(data: Path, folder: Path, limit: int, quick: bool, skipped: C
     if english is not None:
         table += _derived(english.texts, english.vocabulary, limit)
     for language in QUICK_LANGUAGES if quick else LANGUAGES:
-        add(f"news {language}", MULTILINGUAL, "multilingual/ntrex.tar.xz", lambda path, of=language: _news(path, of))
+        add(f"news {language}", MULTILINGUAL, "multilingual/ntrex.tar.xz", partial(_news, language=language))
     if not quick:
         add("wiki-zh paragraphs", CHINESE, "multilingual/wiki-zh.txt.xz", _lines)
     return table
@@ -140,8 +141,8 @@ def as_one_document(texts: Iterable[str], limit: int) -> str:
 
 
 def _of_others(limit: int, quick: bool) -> int:
-    """The size of all texts but the first, which are half as big when it must be quick."""
-    return limit // 2 if quick else limit
+    """The size of all texts but the first, which are smaller when it must be quick."""
+    return limit // 4 if quick else limit
 
 
 def _derived(texts: list[str], vocabulary: Vocabulary, limit: int) -> list[Workload]:

@@ -214,8 +214,8 @@ def load_times(lineup: Lineup, vocabularies: Sequence[Vocabulary], rounds: int) 
     """From a vocab.txt to a tokenizer."""
     table = []
     for vocabulary in vocabularies:
-        arguments = {"vocab": str(vocabulary.path), "lower_case": vocabulary.lower_case}
-        timings = harness.interleave(lineup.measures("time_load", **arguments), rounds, failed=lineup.drop)
+        measures = lineup.measures("time_load", vocab=str(vocabulary.path), lower_case=vocabulary.lower_case)
+        timings = harness.interleave(measures, rounds, failed=lineup.drop)
         entries = vocabulary.path.read_bytes().count(b"\n")
         table += harness.make_rows(
             f"load {vocabulary.name}, {entries:,} entries",

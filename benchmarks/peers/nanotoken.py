@@ -25,8 +25,9 @@ class Tokenizer:
         return encoded.ids, encoded.offsets
 
     def encode_padded(self, texts: Sequence[str], length: int) -> dict[str, np.ndarray]:
-        options = {"padding": "max_length", "truncation": True, "max_length": length}
-        return self.tokenizer.encode_batch_padded(texts, **options, parallel=self.parallel)
+        return self.tokenizer.encode_batch_padded(
+            texts, padding="max_length", truncation=True, max_length=length, parallel=self.parallel
+        )
 
     def forget(self) -> None:
         self.tokenizer.clear_cache()

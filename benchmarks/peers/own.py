@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,10 @@ class Tokenizer:
         return encoded
 
     def encode_padded(self, texts: Sequence[str], length: int) -> dict[str, np.ndarray]:
-        options: dict[str, Any] = {"padding": "max_length", "truncation": True, "max_length": length}
-        encoding = self.tokenizer(texts, **options, return_tensors="np", **self._call_threads())
+        with usable_cpus(self.threads):
+            encoding = self.tokenizer(
+                texts, padding="max_length", truncation=True, max_length=length, return_tensors="np"
+            )
         return {name: encoding[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
 
     def encode_aligned(self, texts: Sequence[str]) -> Any:
@@ -39,9 +44,18 @@ class Tokenizer:
     def forget(self) -> None:
         """Each object has caches of its own."""
 
-    def _call_threads(self) -> dict[str, int]:
-        # The call takes its number of threads by name, or else uses the CPUs that the process may use.
-        import inspect
 
-        accepts = "threads" in inspect.signature(self.tokenizer.__call__).parameters
-        return {"threads": self.threads} if accepts else {}
+@contextmanager
+def usable_cpus(count: int) -> Iterator[None]:
+    """So many CPUs for this thread, the one that it runs on among them: the ordinary call uses all that it may."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    current = ctypes.CDLL(None).sched_getcpu()
+    others = sorted(before - {current})
+    os.sched_setaffinity(0, {current, *others[: count - 1]} if current in before else others[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
