@@ -32,7 +32,7 @@ class Options:
     """What to measure, and how much of it."""
 
     quick: bool = False
-    """Two megabytes of the main text, less of others, fewer rounds: under a minute."""
+    """Two megabytes of text in all, fewer rounds: under a minute."""
     data: Path | None = None
     """The data folder; None: FASTBERT_DATA, else the one beside the clone, else the text inside of Python."""
     python_text: bool = False
@@ -52,7 +52,7 @@ class Options:
     rounds: int | None = None
     """Timed calls of each contender; None: five, three if `quick`."""
     megabytes: float | None = None
-    """Size of each text at most; None: eight, two if `quick`."""
+    """Size of each text at most; None: eight; if `quick` one, and less of other texts."""
     isolate: bool = True
     """Each contender in a process of its own."""
     hostile: int | None = None
@@ -76,7 +76,7 @@ class Options:
     @property
     def limit(self) -> int:
         """Bytes of each text at most."""
-        return int((self.megabytes or (2 if self.quick else 8)) * 1e6)
+        return int((self.megabytes or (1 if self.quick else 8)) * 1e6)
 
     @property
     def timed_rounds(self) -> int:
@@ -194,7 +194,7 @@ def publish(rows: Sequence[Row], json: Path | None, chart: Path | None) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="2 MB of text and fewer rounds: under a minute")
+    parser.add_argument("--quick", action="store_true", help="2 MB of text in all, fewer rounds: under a minute")
     parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")
     parser.add_argument("--python-text", action="store_true", help="use the text inside of Python, not the data folder")
     parser.add_argument("--text", type=Path, help="file with one text a line, instead of the data; needs --vocab")
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workloads", nargs="+", default=(), metavar="PART", help="only those with this in the name")
     parser.add_argument("--threads", type=int, default=2, help="number of threads to compare with one (default: 2)")
     parser.add_argument("--rounds", type=int, help="timed calls of each contender (default: 5, quick 3)")
-    parser.add_argument("--megabytes", type=float, help="size of each text at most (default: 8, quick 2)")
+    parser.add_argument("--megabytes", type=float, help="size of each text at most (default: 8, quick 1)")
     parser.add_argument(
         "--isolate",
         action=argparse.BooleanOptionalAction,

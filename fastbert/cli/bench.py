@@ -19,7 +19,7 @@ class Config:
     what: Annotated[Literal["tokenizer"], tyro.conf.Positional] = "tokenizer"
     """What to measure."""
     quick: bool = False
-    """2 MB of text and fewer rounds: under a minute."""
+    """2 MB of text in all, fewer rounds: under a minute."""
     json: Path | None = None
     """File to write the rows to, each with machine, versions and commit."""
     chart: Path | None = None
