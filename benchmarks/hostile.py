@@ -145,8 +145,9 @@ def read_tokens(vocab: Path) -> list[str]:
 def hostile_text(kind: str, size: int, seed: int, vocab: Sequence[str]) -> str:
     """A text of one kind, at most `size` bytes long and seldom much shorter; the same for the same arguments."""
     rng = np.random.default_rng([seed, list(KINDS).index(kind)])
-    # Generators count in characters or bytes, whichever is easier: none gives less than it was asked for.
-    return KINDS[kind](rng, size, vocab).encode()[:size].decode(errors="ignore")
+    # Generators count in characters or bytes, whichever is easier; with tiny vocabularies some fall short.
+    text = KINDS[kind](rng, size, vocab).encode()
+    return (text * -(-size // len(text)))[:size].decode(errors="ignore")
 
 
 def hostile_mixture(vocab: Path, size: int) -> list[str]:
