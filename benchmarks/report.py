@@ -100,16 +100,20 @@ def _panel(axis: Any, workload: str, rows: Sequence[Row]) -> None:
         axis.barh(place, value, color=color, edgecolor="white" if right else "black", hatch=None if right else "//")
         times = f"  ({row.ratio_to_fastbert:.3g}x our time)" if row.ratio_to_fastbert and row.contender != OWN else ""
         if "worst_over_plain" in row.details:
-            times = f"  (worst {row.details['worst_over_plain']:.3g}x plain text)"
-        axis.text(value + 0.02 * longest, place, f"{value:,.3g}{times}", va="center", fontsize=8)
+            times = f"  (worst {row.details['worst_over_plain']:.3g}x plain)"
+        axis.text(value + 0.02 * longest, place, f"{_short(value)}{times}", va="center", fontsize=8)
     axis.set_yticks(range(len(rows)), [row.contender for row in rows], fontsize=8)
     for label, row in zip(axis.get_yticklabels(), rows):
         label.set_fontweight("bold" if row.contender == OWN else "normal")
     axis.invert_yaxis()
-    axis.set_xlim(0, 1.6 * longest)
+    axis.set_xlim(0, 1.75 * longest)
     axis.set_title(f"{workload}\n{unit}, {better} is better", fontsize=9, loc="left")
     axis.tick_params(axis="x", labelsize=7)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _values(rows: Sequence[Row]) -> tuple[list[float], str, str]:

@@ -189,7 +189,8 @@ def _news(path: Path, language: str) -> list[str]:
     with tarfile.open(path, "r:xz") as archive:
         member = archive.extractfile(f"ntrex/{language}.txt")
         assert member is not None
-        return [line for line in member.read().decode().split("\n") if line.strip()]
+        lines = member.read().decode().replace("\r\n", "\n").split("\n")
+        return [line for line in lines if line.strip()]
 
 
 def _source_code() -> Iterator[str]:
