@@ -49,12 +49,13 @@ class Workload:
 
 def find_data(named: Path | None) -> Path | None:
     """The data folder: the named one, else FASTBERT_DATA, else the one beside the clone if it is there."""
-    if named is not None:
-        if not named.is_dir():
-            raise UserError(f"--data {named}: no such folder; without one the text inside of Python is used")
-        return named
-    if os.environ.get("FASTBERT_DATA"):
-        return find_data(Path(os.environ["FASTBERT_DATA"]))
+    variable = os.environ.get("FASTBERT_DATA")
+    folder = named if named is not None else Path(variable) if variable else None
+    if folder is not None:
+        if not folder.is_dir():
+            flag = "--data" if named is not None else "FASTBERT_DATA"
+            raise UserError(f"{flag} {folder}: no such folder; without one the text inside of Python is used")
+        return folder
     beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
     return beside if beside.is_dir() else None
 

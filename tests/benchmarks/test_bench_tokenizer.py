@@ -12,6 +12,7 @@ from fastbert.benchmarks import bench_tokenizer, hostile, peers, texts, tokenize
 from fastbert.benchmarks.bench_tokenizer import Options
 from fastbert.benchmarks.texts import Vocabulary, Workload
 from fastbert.errors import UserError
+from fastbert.tokenizers import WordPieceTokenizer
 
 PEERS = ("nanotoken", "flash_tokenizer", "huggingface")
 SENTENCES = ["The cat sat on the mat.", "Another sentence, of other words!", "", "Ünïcödé and 中文 and 한국어"]
@@ -201,12 +202,33 @@ def test_the_data_folder_gives_every_language(data_dir: Path, tmp_path: Path) ->
     assert set(quick) < set(names)
 
 
-def test_what_a_data_folder_lacks_is_said(tmp_path: Path) -> None:
+def test_what_a_data_folder_lacks_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     said: list[str] = []
     assert texts.data_workloads(tmp_path, tmp_path, 1000, True, said.append) == []
     assert len(said) == len(texts.LOWER_CASE)
     with pytest.raises(UserError, match=r"--data .*nowhere: no such folder"):
         texts.find_data(tmp_path / "nowhere")
+    monkeypatch.setenv("FASTBERT_DATA", str(tmp_path))
+    assert texts.find_data(None) == tmp_path
+    monkeypatch.setenv("FASTBERT_DATA", str(tmp_path / "gone"))
+    with pytest.raises(UserError, match=r"^FASTBERT_DATA .*gone: no such folder"):
+        texts.find_data(None)
+
+
+def test_offsets_are_measured_where_our_tokenizer_has_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vocab: Path
+) -> None:
+    calls: list[tuple[int, int]] = []
+
+    def encode_aligned_ragged(self: WordPieceTokenizer, lines: list[str], *, threads: int) -> Any:
+        calls.append((len(lines), threads))
+        return self.encode_ragged(lines, True, threads=threads)
+
+    monkeypatch.setattr(WordPieceTokenizer, "encode_aligned_ragged", encode_aligned_ragged, raising=False)
+    rows = bench_tokenizer.run(small(tmp_path, vocab, measures=("aligned",)), lambda line: None)
+    assert [row.contender for row in rows] == ["fastbert", "fastbert, offsets and words"]
+    assert rows[1].workload == "lines.txt, lines, offsets and words"
+    assert set(calls) == {(60, 1)}
 
 
 @pytest.mark.parametrize(
