@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent
 PACKAGES = [
     "fastbert",
     "fastbert.benchmarks",
+    "fastbert.benchmarks.peers",
     "fastbert.cli",
     "fastbert.data",
     "fastbert.kernels",

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from fastbert.benchmarks import harness
+from fastbert.benchmarks import harness, report
 from fastbert.config import PRESETS, BertConfig
 from fastbert.models import BertForPreTraining
 from fastbert.packing import PackedBatch
@@ -83,12 +83,22 @@ def compare(
     if difference > 1e-4:
         raise SystemExit(f"{workload}: the losses differ by {difference}; nothing is timed")
     ours.train(), theirs.train()
-    seconds = harness.interleave(
-        {"fastbert": step_of(ours, our_loss, dtype), "transformers": step_of(theirs, their_loss, dtype)}, rounds
+    timings = harness.interleave(
+        {
+            "fastbert": harness.timed(step_of(ours, our_loss, dtype)),
+            "transformers": harness.timed(step_of(theirs, their_loss, dtype)),
+        },
+        rounds,
     )
     name = next(key for key, value in DTYPES.items() if value == dtype)
-    return harness.rows(
-        workload, seconds, tokens=batch.num_tokens, differences={"transformers": difference}, dtype=name
+    return harness.make_rows(
+        workload,
+        timings,
+        tokens=batch.num_tokens,
+        differences={"transformers": difference},
+        outputs={"transformers": "close"},
+        dtype=name,
+        threads=torch.get_num_threads(),
     )
 
 
@@ -108,7 +118,7 @@ def main() -> None:
         filled = batch.num_tokens / (arguments.sequences * batch.max_seqlen)
         workload = f"{arguments.model} {arguments.sequences}x{arguments.length} {filled:.0%} full"
         table += compare(config, batch, DTYPES[arguments.dtype], workload, arguments.rounds)
-    harness.show(table)
+    report.show(table)
     if arguments.json:
         harness.write(arguments.json, table)
 

@@ -1,0 +1,160 @@
+"""Text that is made to be slow: seeded, of any size, one generator for each weakness a tokenizer may have."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+MIXTURE_SEED = 20_260
+LETTERS = string.ascii_lowercase
+MARKS = "".join(map(chr, [*range(0x300, 0x346), 0x591, 0x64B, 0x93C, 0x302E, 0x3099, 0x1D165, 0x20D0]))
+HAN = "".join(map(chr, range(0x4E00, 0x9FA6)))
+HANGUL = "".join(map(chr, range(0xAC00, 0xD7A4)))
+DELETED = "\x00\x01\x1f\x7f\x85\xad\u200b\u200d\u2060\ufeff\ufffd\ue000"
+SPACES = " \t\n\r\xa0\u2003\u2028\u3000"
+SCRIPTS = f"{LETTERS}äöüéñßабвгдежзиёαβγδεάή" + "אבגדהابتثجकखगघिกขคงあいうアイ中文字한국어"
+PEOPLE = "👨👩👧👦🏳️🧑❤"
+ASTRAL = "".join(map(chr, range(0x1D400, 0x1D455)))
+CASED = "ÀÉÎÕÜÇŠŽİẞΆΏЁЙ" + string.ascii_uppercase
+
+Rng = np.random.Generator
+Generator = Callable[[Rng, int, Sequence[str]], str]
+
+
+def draw(rng: Rng, characters: str, count: int) -> str:
+    """`count` characters, each drawn from a string."""
+    points = np.array([ord(character) for character in characters], "<u4")
+    return points[rng.integers(len(points), size=count)].tobytes().decode("utf-32-le")
+
+
+def draw_words(rng: Rng, characters: str, size: int, mean: float) -> str:
+    """About `size` characters of random words whose lengths are geometric."""
+    text = np.frombuffer(draw(rng, characters, size).encode("utf-32-le"), "<u4").copy()
+    text[rng.random(size) < 1 / (mean + 1)] = ord(" ")
+    return text.tobytes().decode("utf-32-le")
+
+
+def _repeat(unit: str) -> Generator:
+    return lambda rng, size, vocab: unit * (size // len(unit.encode()) + 1)
+
+
+def _random(characters: str) -> Generator:
+    return lambda rng, size, vocab: draw(rng, characters, size)
+
+
+def _words(characters: str, mean: float) -> Generator:
+    return lambda rng, size, vocab: draw_words(rng, characters, size, mean)
+
+
+def _pick(units: Sequence[str], separator: str = "") -> Generator:
+    """Units drawn at random, as many as fill the size."""
+
+    def generate(rng: Rng, size: int, vocab: Sequence[str]) -> str:
+        mean = sum(len((unit + separator).encode()) for unit in units) / len(units)
+        chosen = rng.integers(len(units), size=int(size / mean) + 1)
+        return separator.join([units[index] for index in chosen])
+
+    return generate
+
+
+def _prefix_words(rng: Rng, size: int, vocab: Sequence[str]) -> str:
+    """Words that begin like entries of the vocabulary and go on like others: long matches that fail late."""
+    entries = [token.removeprefix("##") for token in vocab if token.removeprefix("##").isalpha()]
+    pairs = rng.integers(len(entries), size=(size // 8 + 1, 2))
+    return " ".join([f"{entries[one]}{entries[two][:-1]}" for one, two in pairs.tolist()])
+
+
+def _late_failures(rng: Rng, size: int, vocab: Sequence[str]) -> str:
+    """Chains of continuing pieces of up to 99 characters, ended by a character that no vocabulary has."""
+    pieces = [token[2:] for token in vocab if token.startswith("##") and token[2:].isalpha()] or ["a"]
+    words = []
+    for _ in range(size // 100 + 1):
+        chain = "".join([pieces[index] for index in rng.integers(len(pieces), size=60)])
+        words.append(chain[:98] + "\U00010348")
+    return " ".join(words)
+
+
+def _numbered(rng: Rng, size: int, vocab: Sequence[str]) -> str:
+    """Words that are all different, so that no cache of words helps."""
+    start = int(rng.integers(1 << 40))
+    return " ".join([f"{LETTERS[index % 26]}{start + index * 7919:x}" for index in range(size // 12 + 1)])
+
+
+def _same_length(rng: Rng, size: int, vocab: Sequence[str]) -> str:
+    """Different words of 15, 16 and 17 letters, around the size of a cache's key."""
+    letters = draw(rng, LETTERS, size)
+    lengths = rng.integers(15, 18, size=size // 16 + 1).cumsum().tolist()
+    return " ".join([letters[begin:end] for begin, end in zip([0, *lengths], lengths)])
+
+
+def _marked_letters(rng: Rng, size: int, vocab: Sequence[str]) -> str:
+    """Letters with tens of combining marks in the wrong order."""
+    marks = draw(rng, MARKS, size)
+    return "".join([f"{LETTERS[index % 26]}{marks[index * 30 : index * 30 + 30]}" for index in range(size // 60 + 1)])
+
+
+def _deleted_between(rng: Rng, size: int, vocab: Sequence[str]) -> str:
+    """Letters with characters in between that are deleted, which joins them."""
+    letters, deleted = draw(rng, LETTERS + "  ", size // 3 + 1), draw(rng, DELETED, size // 3 + 1)
+    return "".join([one + two for one, two in zip(letters, deleted)])
+
+
+def _families(rng: Rng, size: int, vocab: Sequence[str]) -> str:
+    """Emoji joined by zero-width joiners."""
+    return "\u200d".join(draw(rng, PEOPLE, size // 6 + 1))
+
+
+KINDS: dict[str, Generator] = {
+    "one letter": _repeat("a"),
+    "99 letters and a space": _repeat("a" * 99 + " "),
+    "101 letters and a space": _repeat("a" * 101 + " "),
+    "one word of random letters": _random(LETTERS),
+    "random words": _words(LETTERS, 6),
+    "long random words": _words(LETTERS, 60),
+    "different numbers": _numbered,
+    "words of 15 to 17 letters": _same_length,
+    "beginnings of words": _prefix_words,
+    "failing at the last character": _late_failures,
+    "unknown words": _words("\u0f00\u0f40\u0f41\U00010348\u0f42", 8),
+    "combining marks alone": _random(MARKS),
+    "letters under many marks": _marked_letters,
+    "beginnings of special tokens": _pick(["[SE", "[MAS", "[", "[CL", "[UN", "]", "[PA", "[[SEP"]),
+    "special tokens": _pick(["[SEP]", "[MASK]", "[CLS]", "[UNK]x", "[PAD] "]),
+    "number signs": _repeat("##"),
+    "punctuation": _random(string.punctuation),
+    "white space": _random(SPACES),
+    "deleted characters": _random(DELETED),
+    "deleted between letters": _deleted_between,
+    "capitals with accents": _words(CASED, 7),
+    "Chinese": _random(HAN),
+    "Hangul": _words(HANGUL, 4),
+    "mixed scripts": _words(SCRIPTS, 5),
+    "mathematical letters": _words(ASTRAL, 6),
+    "emoji families": _families,
+}
+
+
+def read_tokens(vocab: Path) -> list[str]:
+    """The tokens of a vocab.txt."""
+    return vocab.read_text(encoding="utf-8").split("\n")
+
+
+def hostile_text(kind: str, size: int, seed: int, vocab: Sequence[str]) -> str:
+    """A text of one kind, at most `size` bytes long and seldom much shorter; the same for the same arguments."""
+    rng = np.random.default_rng([seed, list(KINDS).index(kind)])
+    # Generators count in characters or bytes, whichever is easier; with tiny vocabularies some fall short.
+    text = KINDS[kind](rng, size, vocab).encode()
+    return (text * -(-size // len(text)))[:size].decode(errors="ignore")
+
+
+def hostile_mixture(vocab: Path, size: int) -> list[str]:
+    """Texts of all kinds, equally much of each, `size` bytes together."""
+    tokens = read_tokens(vocab)
+    share = size // len(KINDS)
+    piece = min(share, 2000)
+    return [
+        hostile_text(kind, piece, MIXTURE_SEED + index, tokens) for kind in KINDS for index in range(share // piece)
+    ]

@@ -1,0 +1,107 @@
+"""The contenders of the benchmarks: a small adapter module for each, found by kind and name, imported when it is used.
+
+A kind is what is compared ("tokenizer"); all adapters of a kind have the same methods, which its protocol here lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from fastbert.errors import UserError
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class Entry(NamedTuple):
+    """Where an adapter is, the modules that must be importable for it, and the distributions whose versions matter."""
+
+    module: str
+    attribute: str
+    needs: tuple[str, ...]
+    distributions: tuple[str, ...]
+
+
+class TokenizerPeer(Protocol):
+    """A tokenizer that was loaded from a vocab.txt, and uses exactly so many threads.
+
+    Args of the constructor: the file; whether to lower-case (and strip accents); the number of threads.
+    """
+
+    dtype: str
+    """What ids come in: an array's dtype, or "list"."""
+
+    def __init__(self, vocab: Path, *, lower_case: bool, threads: int) -> None: ...
+
+    def encode(self, texts: Sequence[str]) -> Any:
+        """The ids of the texts, with [CLS] and [SEP], in the form that is fastest for this tokenizer."""
+
+    def rows(self, encoded: Any) -> tuple[np.ndarray, np.ndarray]:
+        """What `encode` returned as flat ids and row offsets, to be compared (not timed)."""
+
+    def encode_padded(self, texts: Sequence[str], length: int) -> Arrays | None:
+        """`input_ids`, `token_type_ids`, `attention_mask`: int64 (texts, length); None if it makes no such arrays."""
+
+    def forget(self) -> None:
+        """Empty the caches that another tokenizer object of this process could profit from."""
+
+
+REGISTRY: dict[str, dict[str, Entry]] = {
+    "tokenizer": {
+        "fastbert": Entry("own", "Tokenizer", ("fastbert",), ("fastbert-engine",)),
+        "nanotoken": Entry("nanotoken", "Tokenizer", ("nanotoken",), ("nanotoken",)),
+        "flash_tokenizer": Entry("flash_tokenizer", "Tokenizer", ("flash_tokenizer",), ("flash-tokenizer",)),
+        "huggingface": Entry(
+            "huggingface", "Tokenizer", ("tokenizers", "transformers"), ("tokenizers", "transformers")
+        ),
+    },
+}
+
+
+def names(kind: str) -> list[str]:
+    """The contenders of a kind, ours first."""
+    return list(_entries(kind))
+
+
+def missing(kind: str, name: str) -> str | None:
+    """The module that a contender lacks here, or None if it can be loaded."""
+    return next((module for module in _entry(kind, name).needs if find_spec(module) is None), None)
+
+
+def load(kind: str, name: str) -> Any:
+    """A contender's adapter class."""
+    entry = _entry(kind, name)
+    return getattr(import_module(f"{__name__}.{entry.module}"), entry.attribute)
+
+
+def distributions(kind: str) -> tuple[str, ...]:
+    """The distributions whose versions belong to a measurement of this kind."""
+    found = [name for entry in _entries(kind).values() for name in entry.distributions]
+    return tuple(dict.fromkeys([*found, "numpy", "torch"]))
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """Environment variables that make every library's pool this large; they count before it is first used."""
+    pools = ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return {
+        **dict.fromkeys(pools, str(threads)),
+        "TOKENIZERS_PARALLELISM": "true" if threads > 1 else "false",
+    }
+
+
+def _entries(kind: str) -> dict[str, Entry]:
+    if kind not in REGISTRY:
+        raise UserError(f"unknown kind of contender {kind!r}; there are {', '.join(REGISTRY)}")
+    return REGISTRY[kind]
+
+
+def _entry(kind: str, name: str) -> Entry:
+    entries = _entries(kind)
+    if name not in entries:
+        raise UserError(f"unknown {kind} {name!r}; there are {', '.join(entries)}")
+    return entries[name]

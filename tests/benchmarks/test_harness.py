@@ -1,0 +1,212 @@
+"""The benchmarks' harness: comparison, turns, rows, table, chart, and contenders in processes of their own."""
+
+import json
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastbert.benchmarks import harness, report
+from fastbert.benchmarks.harness import ContenderFailed, Row, Timing
+from fastbert.benchmarks.isolation import Isolated, Local
+
+DESIGNED = {"workload", "contender", "median_ms", "p20", "p80", "tokens_per_second", "ratio_to_fastbert"}
+DESIGNED |= {"max_abs_difference", "dtype", "threads", "machine", "versions", "commit"}
+
+
+def ragged(*rows: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([index for row in rows for index in row], np.int32), np.cumsum([0, *map(len, rows)])
+
+
+def timings(*seconds: float) -> list[Timing]:
+    return [Timing(value, value) for value in seconds]
+
+
+def example() -> list[Row]:
+    found = {"fastbert": timings(0.1, 0.2, 0.3), "other": timings(0.4, 0.4, 0.5), "wrong": timings(1.0)}
+    return harness.make_rows(
+        "texts, cold",
+        found,
+        dtype={"fastbert": "int32", "other": "uint32", "wrong": "list"},
+        threads=1,
+        tokens=1000,
+        text_bytes=2_000_000,
+        outputs={"wrong": "ids differ in 6 of 4,765 texts"},
+        differences={"wrong": 7.0},
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "text", "first", "worst"),
+    [
+        pytest.param(ragged([1, 2], [], [3]), "equal", None, 0, id="equal"),
+        pytest.param(ragged([1, 2], [], [9]), "ids differ in 1 of 3 texts", 2, 6, id="other-id"),
+        pytest.param(ragged([1], [2], [3]), "ids differ in 2 of 3 texts", 0, 3, id="moved-boundary"),
+        pytest.param(ragged([1, 2], [], [3, 4]), "ids differ in 1 of 3 texts", 2, 5, id="longer"),
+        pytest.param(ragged([1, 2], [3]), "ids differ in 3 of 3 texts", 0, float("inf"), id="a-text-less"),
+    ],
+)
+def test_comparison_finds_what_differs(
+    found: tuple[np.ndarray, np.ndarray], text: str, first: int | None, worst: float
+) -> None:
+    compared = harness.compare_rows(ragged([1, 2], [], [3]), found)
+    assert str(compared) == text
+    assert (compared.first, compared.max_abs_difference) == (first, worst)
+
+
+def test_ids_of_other_dtypes_compare_by_value() -> None:
+    ids, offsets = ragged([1, 2], [3])
+    assert harness.compare_rows((ids, offsets), (ids.astype(np.uint32), offsets.astype(np.int32))).differing == 0
+
+
+def test_contenders_take_turns() -> None:
+    calls: list[str] = []
+
+    def contender(name: str, seconds: float) -> Timing:
+        calls.append(name)
+        return Timing(seconds, seconds)
+
+    found = harness.interleave({"a": lambda: contender("a", 0.1), "b": lambda: contender("b", 0.2)}, 4)
+    assert "".join(calls) == "ab" * 2 + "ab" * 4, "two rounds agree at once, then four are timed"
+    assert found == {"a": timings(0.1) * 4, "b": timings(0.2) * 4}
+
+
+def test_warming_ends_when_two_rounds_agree_and_at_last_anyway() -> None:
+    speeds = iter([0.2, 0.1, 0.05, 0.05, 99.0])
+    harness.warm({"a": lambda: Timing(next(speeds), 0.0)})
+    assert next(speeds) == 99.0
+    never = iter(0.01 * 2**index for index in range(100))
+    harness.warm({"a": lambda: Timing(next(never) % 0.2, 0.0)}, most=5)
+    assert next(never) == 0.01 * 2**5
+    slow = iter([3.0, 2.0, 1.0])
+    harness.warm({"a": lambda: Timing(next(slow), 0.0)})
+    assert next(slow) == 2.0, "what takes seconds is called once"
+
+
+def test_a_contender_that_fails_is_named_and_the_others_go_on() -> None:
+    left: list[str] = []
+    turns = iter(range(100))
+
+    def unlucky() -> Timing:
+        if next(turns) == 3:
+            raise ContenderFailed("it broke")
+        return Timing(0.1, 0.1)
+
+    found = harness.interleave(
+        {"a": lambda: Timing(0.1, 0.1), "b": unlucky}, 5, failed=lambda name, error: left.append(f"{name}: {error}")
+    )
+    assert list(found) == ["a"]
+    assert len(found["a"]) == 5
+    assert left == ["b: it broke"]
+    turns = iter([3])
+    with pytest.raises(ContenderFailed, match="it broke"):
+        harness.interleave({"b": unlucky}, 1)
+
+
+def test_the_clock_counts_wall_and_processor_time() -> None:
+    asleep = harness.clock(lambda: time.sleep(0.05))
+    assert asleep.seconds >= 0.05
+    assert asleep.processor_seconds < 0.04
+    ended = time.process_time() + 0.06
+    busy = harness.timed(lambda: all(time.process_time() < ended for _ in iter(int, 1)))()
+    assert busy.processor_seconds >= 0.05
+
+
+def test_rows_are_medians_and_ratios() -> None:
+    own, other, wrong = example()
+    assert (own.median_ms, own.p20, own.ratio_to_fastbert) == (200.0, 140.0, 1.0)
+    assert (own.tokens_per_second, own.megabytes_per_second, own.dtype) == (5000.0, 10.0, "int32")
+    assert (other.median_ms, other.ratio_to_fastbert, other.agrees) == (400.0, 2.0, True)
+    assert (wrong.median_ms, wrong.p20, wrong.p80, wrong.max_abs_difference) == (1000.0, 1000.0, 1000.0, 7.0)
+    assert not wrong.agrees
+
+
+def test_rows_say_when_they_used_other_threads() -> None:
+    found = {"fastbert": [Timing(0.1, 0.1)], "many": [Timing(0.1, 0.19)], "waited": [Timing(0.1, 0.05)]}
+    rows = harness.make_rows("texts", found, dtype="int32", threads=1)
+    assert [row.threads_used for row in rows] == [1.0, 1.9, 0.5]
+    notes = [row.details.get("note") for row in rows]
+    assert notes == [None, "asked for 1 thread, used 1.9", "had only 0.5 of a processor"]
+
+
+def test_without_us_there_is_no_ratio() -> None:
+    [row] = harness.make_rows("texts", {"other": timings(0.1)}, dtype="int32", threads=1)
+    assert row.ratio_to_fastbert is None
+
+
+def test_the_file_has_the_designed_fields(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "rows.json"
+    harness.write(path, example(), ("numpy", "no-such-distribution"))
+    rows = json.loads(path.read_text())
+    assert [row["contender"] for row in rows] == ["fastbert", "other", "wrong"]
+    for row in rows:
+        assert set(row) >= DESIGNED
+        assert set(row["versions"]) == {"python", "numpy"}
+        assert {"cpu", "gpu", "system"} <= set(row["machine"])
+    assert rows[2]["outputs"] == "ids differ in 6 of 4,765 texts"
+
+
+def test_the_table_shows_and_marks(capsys: pytest.CaptureFixture[str]) -> None:
+    report.show(example())
+    printed = capsys.readouterr().out
+    assert printed.count("texts, cold") == 1
+    [wrong] = [line for line in printed.splitlines() if " wrong " in f" {line} "]
+    assert "ids differ in 6 of 4,765 texts (by 7)" in " ".join(wrong.split())
+
+
+def test_the_chart_is_a_picture_with_our_colour_and_a_mark(tmp_path: Path) -> None:
+    plt = pytest.importorskip("matplotlib.pyplot", reason="charts need matplotlib")
+    from matplotlib.colors import to_rgb
+
+    report.chart(tmp_path / "chart.png", [*example(), *example()], title="on this machine")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG\r\n")
+    pixels = plt.imread(tmp_path / "chart.png")[..., :3]
+    for color in (report.OWN_COLOR, report.OTHER_COLOR, report.WRONG_COLOR):
+        assert (np.abs(pixels - np.array(to_rgb(color), np.float32)).max(-1) < 0.01).sum() > 500, color
+
+
+class Echo:
+    """A contender for the tests, which must be importable by the process that holds it."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    def say(self, times: int) -> str:
+        print("a library prints")
+        return self.word * times + os.environ.get("ECHO", "")
+
+    def fail(self) -> None:
+        raise ValueError("first line\nsecond line")
+
+    def die(self) -> None:
+        os._exit(7)
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> str:
+    folder = str(Path(__file__).parent)
+    monkeypatch.setenv("PYTHONPATH", folder)
+    monkeypatch.syspath_prepend(folder)
+    return "test_harness:Echo"
+
+
+def test_isolated_contenders_answer_fail_and_die(home: str) -> None:
+    contender = Isolated(home, {"word": "ä"}, {"ECHO": "!"})
+    assert contender.call("say", times=2) == "ää!"
+    with pytest.raises(ContenderFailed, match=r"^ValueError: first line$"):
+        contender.call("fail")
+    assert contender.call("say", times=1) == "ä!", "a failure is not the end"
+    with pytest.raises(ContenderFailed, match="ended with code 7"):
+        contender.call("die")
+    contender.close()
+    with pytest.raises(ContenderFailed, match="no_such_module"):
+        Isolated("no_such_module:Echo", {}, {})
+
+
+def test_local_contenders_answer_and_fail_the_same_way(home: str) -> None:
+    contender = Local(home, {"word": "ä"})
+    assert contender.call("say", times=2) == "ää"
+    with pytest.raises(ContenderFailed, match=r"^ValueError: first line$"):
+        contender.call("fail")
