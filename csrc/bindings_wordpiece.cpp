@@ -13,6 +13,7 @@
 #include "bindings.h"
 #include "unicode/tables.h"
 #include "wordpiece/batch.h"
+#include "wordpiece/rows.h"
 #include "wordpiece/word_counter.h"
 
 namespace py = pybind11;
@@ -75,7 +76,7 @@ private:
         if (data == nullptr) {
             if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) throw py::error_already_set();
             PyErr_Clear();
-            throw py::value_error(place() + " holds a lone surrogate (half of a character); clean it first, e.g. " +
+            throw py::type_error(place() + " holds a lone surrogate (half of a character); clean it first, e.g. " +
                                   "text.encode(\"utf-8\", \"replace\").decode()");
         }
         return {data, static_cast<std::size_t>(size)};
@@ -103,84 +104,114 @@ std::span<const T> span_of(const IntArray<T>& array) {
     return {array.data(), static_cast<std::size_t>(array.size())};
 }
 
-std::size_t checked_limit(std::int64_t limit) {
-    return limit < 0 ? Tokenizer::kNoLimit : static_cast<std::size_t>(limit);
-}
-
-py::tuple encode_ragged(const Tokenizer& self, py::handle texts, unsigned threads) {
+py::tuple encode_ragged(const Tokenizer& self, py::handle texts, bool aligned, unsigned threads) {
     const Texts held(texts, "texts");
-    Ragged rows;
+    Sequences rows;
     {
         py::gil_scoped_release release;
-        rows = encode_batch(self, held.views(), Tokenizer::kNoLimit, threads);
+        rows = encode_batch(self, held.views(), Tokenizer::kNoLimit, aligned, threads);
     }
-    return py::make_tuple(to_array(std::move(rows.values)), to_array(std::move(rows.offsets)));
-}
-
-py::tuple encode_aligned_ragged(const Tokenizer& self, py::handle texts, unsigned threads) {
-    const Texts held(texts, "texts");
-    AlignedRagged rows;
-    {
-        py::gil_scoped_release release;
-        rows = encode_batch_aligned(self, held.views(), Tokenizer::kNoLimit, threads);
-    }
-    return py::make_tuple(to_array(std::move(rows.tokens.ids)), to_array(std::move(rows.tokens.begins)),
-                          to_array(std::move(rows.tokens.ends)), to_array(std::move(rows.tokens.words)),
+    TokenColumns& tokens = rows.tokens;
+    if (!aligned) return py::make_tuple(to_array(std::move(tokens.ids)), to_array(std::move(rows.offsets)));
+    return py::make_tuple(to_array(std::move(tokens.ids)), to_array(std::move(tokens.begins)),
+                          to_array(std::move(tokens.ends)), to_array(std::move(tokens.words)),
                           to_array(std::move(rows.offsets)));
 }
 
-[[noreturn]] void raise(const TruncationError& error, std::int64_t max_length) {
-    const std::string row = "row " + std::to_string(error.row) + " ";
-    if (error.reason == TruncationError::Reason::kNoSecond) {
-        throw py::value_error(row + "is no pair, so truncation='only_second' cannot shorten it; use 'longest_first'");
+[[noreturn]] void raise(const RowError& error, const Cutting& cutting) {
+    const std::string row = "row " + std::to_string(error.sample);
+    const std::string length = "max_length=" + std::to_string(cutting.max_length);
+    switch (error.reason) {
+        case RowError::Reason::kNoSecond:
+            throw py::value_error(row + " is no pair, so truncation='only_second' cannot shorten it; use 'longest_first'");
+        case RowError::Reason::kTooShort:
+            throw py::value_error(row + " cannot be cut to " + length + " by shortening one sequence alone; use"
+                                  " truncation='longest_first' or a larger max_length");
+        case RowError::Reason::kStride:
+            throw py::value_error("stride=" + std::to_string(cutting.stride) + " must be below the " +
+                                  std::to_string(error.kept) + " tokens that " + row + " keeps of a sequence at " + length +
+                                  "; use a smaller stride or a larger max_length");
+        default:
+            throw py::value_error("the overflow of " + row + " makes more than 10 million rows or 2^31 tokens; use a smaller"
+                                  " stride, a larger max_length or return_overflowing_tokens=False");
     }
-    throw py::value_error(row + "cannot be cut to max_length=" + std::to_string(max_length) +
-                          " by shortening one sequence alone; use truncation='longest_first' or a larger max_length");
 }
 
-py::tuple encode_model_inputs(const Tokenizer& self, py::handle texts, const py::object& pairs, const Template& form,
-                              Truncation truncation, std::int64_t max_length, unsigned threads) {
-    const Texts first(texts, "texts");
+// Texts as they are, or cut into words by the caller: then `bounds` says which words make up a text.
+Sequences encode_texts(const Tokenizer& tokenizer, const Texts& texts, const std::optional<IntArray<std::int64_t>>& bounds,
+                       std::size_t limit, bool aligned, unsigned threads) {
+    Sequences result = encode_batch(tokenizer, texts.views(), bounds ? Tokenizer::kNoLimit : limit, aligned, threads);
+    if (bounds) join_words(result, span_of(*bounds));
+    return result;
+}
+
+void check_bounds(const std::optional<IntArray<std::int64_t>>& bounds, std::size_t words) {
+    if (!bounds) return;
+    const std::span<const std::int64_t> values = span_of(*bounds);
+    if (values.empty() || values.front() != 0 || values.back() != static_cast<std::int64_t>(words) ||
+        !std::is_sorted(values.begin(), values.end())) {
+        throw py::value_error("bounds must rise from 0 to the number of words");
+    }
+}
+
+std::unique_ptr<Rows> encode_rows(const Tokenizer& self, py::handle texts, const py::object& pairs,
+                                  const std::optional<IntArray<std::int64_t>>& text_bounds,
+                                  const std::optional<IntArray<std::int64_t>>& pair_bounds, const Template& form,
+                                  const Cutting& cutting, bool aligned, unsigned threads) {
+    const Texts first(texts, "text");
     std::optional<Texts> second;
-    if (!pairs.is_none()) second.emplace(pairs, "pairs");
-    if (second && second->views().size() != first.views().size()) {
-        throw py::value_error(std::to_string(first.views().size()) + " texts but " +
-                              std::to_string(second->views().size()) + " pairs; each text needs its pair");
-    }
-    if (truncation != Truncation::kNone && max_length < form.added(second.has_value())) {
-        throw py::value_error("max_length=" + std::to_string(max_length) + " has no room for the " +
-                              std::to_string(form.added(second.has_value())) + " special tokens; use a larger one");
-    }
-    Assembled result;
+    if (!pairs.is_none()) second.emplace(pairs, "text_pair");
+    check_bounds(text_bounds, first.views().size());
+    if (second) check_bounds(pair_bounds, second->views().size());
+    std::unique_ptr<Rows> rows;
+    std::optional<RowError> error;
     {
         py::gil_scoped_release release;
-        // A single text that is cut anyway need not be read to its end; of a pair, both lengths decide.
-        const bool cut = !second && (truncation == Truncation::kLongestFirst || truncation == Truncation::kOnlyFirst);
+        // A single text that is cut on the right anyway need not be read to its end; of a pair, both lengths decide.
+        const bool cut = !second && cutting.how != Truncation::kNone && !cutting.left && !cutting.overflow;
         // One more than fits, so that "too long" can be told from "just fits".
-        const std::size_t limit = cut ? checked_limit(max_length - form.added(false) + 1) : Tokenizer::kNoLimit;
-        const Ragged a = encode_batch(self, first.views(), limit, threads);
-        Ragged b;
-        if (second) b = encode_batch(self, second->views(), Tokenizer::kNoLimit, threads);
-        result = assemble(a, second ? &b : nullptr, form, truncation, max_length);
+        const auto room = static_cast<std::size_t>(std::max<std::int64_t>(cutting.max_length - form.added(false), 0));
+        const std::size_t limit = cut ? room + 1 : Tokenizer::kNoLimit;
+        Sequences a = encode_texts(self, first, text_bounds, limit, aligned, threads);
+        std::optional<Sequences> b;
+        if (second) b = encode_texts(self, *second, pair_bounds, Tokenizer::kNoLimit, aligned, threads);
+        rows = std::make_unique<Rows>(std::move(a), std::move(b), form);
+        error = rows->plan(cutting);
     }
-    if (result.error) raise(*result.error, max_length);
-    return py::make_tuple(to_array(std::move(result.ids.values)), to_array(std::move(result.type_ids)),
-                          to_array(std::move(result.ids.offsets)));
+    if (error) raise(*error, cutting);
+    return rows;
 }
 
-// Rows side by side as (rows, width), filled up with `filler`.
-py::array_t<std::int64_t> pad_rows(const IntArray<std::int32_t>& values, const IntArray<std::int64_t>& offsets,
-                                   std::int64_t width, std::int64_t filler) {
-    const std::span<const std::int64_t> bounds = span_of(offsets);
-    if (bounds.empty() || bounds.front() != 0 || bounds.back() != values.size() || width < 0 ||
-        !std::is_sorted(bounds.begin(), bounds.end())) {
-        throw py::value_error("offsets must rise from 0 to the number of values, and width must not be negative");
+// A column of all rows, end to end.
+py::array_t<std::int32_t> ragged_column(const Rows& self, Column column) {
+    Buffer<std::int32_t> values;
+    {
+        py::gil_scoped_release release;
+        values.resize(static_cast<std::size_t>(self.offsets()[self.count()]));
+        self.write(column, values.data());
     }
-    py::array_t<std::int64_t> result({static_cast<py::ssize_t>(bounds.size()) - 1, static_cast<py::ssize_t>(width)});
-    std::int64_t* const to = result.mutable_data();
-    const std::span<const std::int32_t> from = span_of(values);
-    py::gil_scoped_release release;
-    pad(from, bounds, width, filler, to);
+    return to_array(std::move(values));
+}
+
+// A column of all rows as (rows, width).
+py::array_t<std::int64_t> padded_column(const Rows& self, Column column, std::int64_t width, bool left,
+                                        std::int64_t filler, unsigned threads) {
+    for (std::size_t i = 0; i < self.count(); ++i) {
+        if (self.offsets()[i + 1] - self.offsets()[i] > width) throw py::value_error("a row is longer than the width");
+    }
+    Buffer<std::int64_t> values;
+    const auto count = static_cast<py::ssize_t>(self.count());
+    {
+        py::gil_scoped_release release;
+        values.resize(self.count() * static_cast<std::size_t>(width));
+        self.write_padded(column, width, left, filler, values.data(), threads);
+    }
+    return to_array(std::move(values)).reshape({count, static_cast<py::ssize_t>(width)});
+}
+
+py::array_t<std::int64_t> samples(const Rows& self) {
+    py::array_t<std::int64_t> result(static_cast<py::ssize_t>(self.count()));
+    for (std::size_t i = 0; i < self.count(); ++i) result.mutable_at(i) = self.sample(i);
     return result;
 }
 
@@ -235,22 +266,43 @@ void bind_wordpiece(py::module_& module) {
     py::class_<Template>(module, "Template", "The special tokens around sequences.")
         .def(py::init<bool, std::int32_t, std::int32_t>(), "add_special_tokens"_a, "cls_id"_a, "sep_id"_a);
 
+    py::class_<Cutting>(module, "Cutting", "How rows are cut to a maximum length.")
+        .def(py::init<Truncation, std::int64_t, std::int64_t, bool, bool>(), "how"_a, "max_length"_a, "stride"_a,
+             "left"_a, "overflow"_a);
+
+    py::enum_<Column>(module, "Column", "What there is to know of each token of a row.")
+        .value("IDS", Column::kIds)
+        .value("TYPES", Column::kTypes)
+        .value("SPECIAL_MASK", Column::kSpecialMask)
+        .value("ONES", Column::kOnes)
+        .value("BEGINS", Column::kBegins)
+        .value("ENDS", Column::kEnds)
+        .value("WORDS", Column::kWords)
+        .value("SEQUENCES", Column::kSequences);
+
+    py::class_<Rows>(module, "Rows", "Model inputs, of which columns are written when they are asked for.")
+        .def("__len__", &Rows::count)
+        .def_property_readonly("longest_main", &Rows::longest_main)
+        .def_property_readonly("pairs", &Rows::pairs)
+        .def("offsets", [](const Rows& self) {
+            const auto size = static_cast<py::ssize_t>(self.offsets().size());
+            return py::array_t<std::int64_t>(size, self.offsets().data());
+        }, "int64 (rows + 1,): where each row begins in a column.")
+        .def("samples", &samples, "int64 (rows,): the text that each row is from.")
+        .def("column", &ragged_column, "column"_a, "int32: the rows end to end; -1 for no word and no sequence.")
+        .def("padded", &padded_column, "column"_a, "width"_a, "left"_a, "filler"_a, "threads"_a, "int64 (rows, width).");
+
     py::class_<Tokenizer>(module, "WordPiece", "BERT's tokenizer; immutable, safe to share between threads.")
         .def(py::init(&make_tokenizer), "tokens"_a, "special_ids"_a, "unknown_id"_a, "options"_a)
-        .def("encode_ragged", &encode_ragged, "texts"_a, "threads"_a,
-             "Token ids of the texts, one row each: (ids int32, offsets int64).")
-        .def("encode_aligned_ragged", &encode_aligned_ragged, "texts"_a, "threads"_a,
-             "Tokens of the texts, one row each: (ids, begins, ends, words, all int32, offsets int64).")
-        .def("encode_model_inputs", &encode_model_inputs, "texts"_a, "pairs"_a, "form"_a, "truncation"_a,
-             "max_length"_a, "threads"_a, "Rows with special tokens: (ids int32, type ids int32, offsets int64).")
+        .def("encode_ragged", &encode_ragged, "texts"_a, "aligned"_a, "threads"_a,
+             "Tokens of the texts, one row each: (ids int32, offsets int64); aligned: (ids, begins, ends, words, offsets).")
+        .def("encode_rows", &encode_rows, "texts"_a, "pairs"_a, "text_bounds"_a, "pair_bounds"_a, "form"_a, "cutting"_a,
+             "aligned"_a, "threads"_a, "Rows of the texts or pairs, with special tokens.")
         .def("split_words", &split_words, "text"_a, "The normalised words of a text.");
 
     py::class_<WordCounter>(module, "WordCounter", "Counts normalised words.")
         .def(py::init<const NormalizerOptions&>(), "options"_a)
         .def("add", &count_words, "texts"_a)
         .def("counts", [](const WordCounter& self) { return self.counts(); }, "The count of each word seen so far.");
-
-    module.def("pad_rows", &pad_rows, "values"_a, "offsets"_a, "width"_a, "filler"_a,
-               "Ragged rows as an int64 array of shape (rows, width).");
 }
 }  // namespace fastbert

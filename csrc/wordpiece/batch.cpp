@@ -149,102 +149,33 @@ void encode_parallel(const Tokenizer& tokenizer, std::span<const std::string_vie
     if (failure) std::rethrow_exception(failure);
 }
 
-struct Lengths {
-    std::int64_t first, second;
-};
-
-// The reference's rule: the shorter sequence keeps what it has up to half of the room, the longer one gets the rest; if
-// both are longer than half, they share it, and the odd token goes to the longer one, in a tie to the second.
-Lengths longest_first(Lengths have, std::int64_t room) {
-    const bool first_is_longer = have.first > have.second;
-    std::int64_t shorter = std::min(have.first, have.second);
-    std::int64_t longer = shorter > room ? shorter : std::max(shorter, room - shorter);
-    if (shorter + longer > room) {
-        shorter = room / 2;
-        longer = shorter + room % 2;
-    }
-    return first_is_longer ? Lengths{longer, shorter} : Lengths{shorter, longer};
-}
-
-// Lengths after truncation to `room` tokens in all.
-Lengths truncate(Lengths have, bool pair, Truncation how, std::int64_t room, std::size_t row,
-                 std::optional<TruncationError>& error) {
-    const std::int64_t surplus = have.first + have.second - room;
-    if (how == Truncation::kNone || surplus <= 0) return have;
-    if (room == 0) return {0, 0};
-    if (how == Truncation::kLongestFirst) return pair ? longest_first(have, room) : Lengths{room, 0};
-    if (how == Truncation::kOnlySecond && !pair) {
-        error = {TruncationError::Reason::kNoSecond, row};
-        return have;
-    }
-    std::int64_t& target = how == Truncation::kOnlyFirst ? have.first : have.second;
-    if (target <= surplus) {
-        error = {TruncationError::Reason::kTooShort, row};
-    } else {
-        target -= surplus;
-    }
-    return have;
-}
-
 }  // namespace
 
-Ragged encode_batch(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit,
-                    unsigned threads) {
-    Ragged result;
-    encode_parallel(tokenizer, texts, limit, threads, result.values, result.offsets);
-    return result;
-}
-
-AlignedRagged encode_batch_aligned(const Tokenizer& tokenizer, std::span<const std::string_view> texts,
-                                   std::size_t limit, unsigned threads) {
-    AlignedRagged result;
-    encode_parallel(tokenizer, texts, limit, threads, result.tokens, result.offsets);
-    return result;
-}
-
-Assembled assemble(const Ragged& first, const Ragged* second, const Template& form, Truncation truncation,
-                   std::int64_t max_length) {
-    const bool pair = second != nullptr;
-    const std::int64_t room = max_length - form.added(pair);
-    Assembled result;
-    auto& ids = result.ids.values;
-    auto& types = result.type_ids;
-    const std::size_t most = first.values.size() + (pair ? second->values.size() : 0) +
-                             first.rows() * static_cast<std::size_t>(form.added(pair));
-    ids.reserve(most);
-    types.reserve(most);
-    result.ids.offsets.reserve(first.rows() + 1);
-    const auto extend = [](Buffer<std::int32_t>& buffer, std::size_t size, std::int32_t value) {
-        const std::size_t before = buffer.size();
-        buffer.resize(size);
-        std::fill(buffer.begin() + before, buffer.end(), value);
-    };
-    const auto append_sequence = [&](std::span<const std::int32_t> sequence, std::int64_t length) {
-        ids.append(sequence.first(static_cast<std::size_t>(length)));
-        if (form.add_special_tokens) ids.push_back(form.sep_id);
-    };
-    for (std::size_t row = 0; row < first.rows(); ++row) {
-        const Lengths have{first.length(row), pair ? second->length(row) : 0};
-        const Lengths kept = truncate(have, pair, truncation, room, row, result.error);
-        if (result.error) return result;
-        if (form.add_special_tokens) ids.push_back(form.cls_id);
-        append_sequence(first.row(row), kept.first);
-        extend(types, ids.size(), 0);
-        if (pair) append_sequence(second->row(row), kept.second);
-        extend(types, ids.size(), 1);
-        result.ids.offsets.push_back(static_cast<std::int64_t>(ids.size()));
+Sequences encode_batch(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit,
+                       bool aligned, unsigned threads) {
+    Sequences result;
+    if (aligned) {
+        encode_parallel(tokenizer, texts, limit, threads, result.tokens, result.offsets);
+    } else {
+        encode_parallel(tokenizer, texts, limit, threads, result.tokens.ids, result.offsets);
     }
     return result;
 }
 
-void pad(std::span<const std::int32_t> values, std::span<const std::int64_t> offsets, std::int64_t width,
-         std::int64_t filler, std::int64_t* to) {
-    for (std::size_t row = 0; row + 1 < offsets.size(); ++row, to += width) {
-        const auto from = values.begin() + offsets[row];
-        const std::int64_t length = std::min(offsets[row + 1] - offsets[row], width);
-        std::copy(from, from + length, to);
-        std::fill(to + length, to + width, filler);
+void join_words(Sequences& words, std::span<const std::int64_t> bounds) {
+    Buffer<std::int64_t> offsets;
+    for (const std::int64_t bound : bounds) offsets.push_back(words.offsets[static_cast<std::size_t>(bound)]);
+    if (!words.tokens.words.empty()) {
+        std::int32_t* const index = words.tokens.words.data();
+        for (std::size_t text = 0; text + 1 < bounds.size(); ++text) {
+            for (std::int64_t word = bounds[text]; word < bounds[text + 1]; ++word) {
+                const auto i = static_cast<std::size_t>(word);
+                std::fill(index + words.offsets[i], index + words.offsets[i + 1],
+                          static_cast<std::int32_t>(word - bounds[text]));
+            }
+        }
     }
+    words.offsets = std::move(offsets);
 }
 
 }  // namespace fastbert::wordpiece

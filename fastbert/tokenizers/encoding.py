@@ -1,28 +1,73 @@
-"""What a call of the tokenizer returns: model inputs as lists, arrays or tensors."""
+"""What a call of the tokenizer returns: model inputs as lists, arrays or tensors, made when they are asked for."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from fastbert import _C
+from fastbert.tokenizers.row_encoding import CharSpan, RowEncoding, RowTable, TokenSpan
+
+# The columns of model inputs, and what padding has in them; None stands for the id of the padding token.
+_COLUMNS = {
+    "input_ids": (_C.Column.IDS, None),
+    "token_type_ids": (_C.Column.TYPES, 0),
+    "attention_mask": (_C.Column.ONES, 0),
+    "special_tokens_mask": (_C.Column.SPECIAL_MASK, 1),
+}
 
 
-class Encoding(Mapping[str, Any]):
-    """Model inputs by key or attribute: `input_ids`, `token_type_ids`, `attention_mask`. Unpacks with `**`."""
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How rows become values: padded to `width` (0: not padded), as lists or tensors, one text or a batch."""
 
-    def __init__(self, values: dict[str, Any]) -> None:
-        self._values = values
+    width: int
+    left: bool
+    pad_token_id: int
+    tensors: str | None
+    single: bool
+    threads: int
 
-    def __getitem__(self, key: str) -> Any:
-        return self._values[key]
+
+class Encoding(MutableMapping[str, Any]):
+    """Model inputs by key or attribute, like transformers' `BatchEncoding`; unpacks with `**`.
+
+    Values are made on first access, so that what nobody reads costs nothing. By an integer, it gives the `RowEncoding`
+    of a row. Methods that take an index of a batch may be called without it for the first row: `word_to_tokens(3)` is
+    `word_to_tokens(0, 3)`.
+    """
+
+    def __init__(
+        self, values: Mapping[str, Any] | None = None, table: RowTable | None = None, layout: Layout | None = None
+    ) -> None:
+        self._values: dict[str, Any] = dict(values or {})
+        self._table, self._layout = table, layout
+
+    # Values
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            value = self._values[key]
+            if isinstance(value, Later):
+                value = self._values[key] = value.make()
+            return value
+        if isinstance(key, slice):
+            return {name: self[name][key] for name in self._values}
+        return self._row(key)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._values[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._values[key]
 
     def __getattr__(self, name: str) -> Any:
         # Reached before __init__ when an instance is unpickled.
         values = self.__dict__.get("_values", {})
         if name in values:
-            return values[name]
+            return self[name]
         raise AttributeError(f"no {name!r}; there are {', '.join(values)}")
 
     def __iter__(self) -> Iterator[str]:
@@ -31,53 +76,190 @@ class Encoding(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self._values)
 
+    @property
+    def data(self) -> dict[str, Any]:
+        """All values by key."""
+        return {key: self[key] for key in self._values}
+
     def __repr__(self) -> str:
-        return repr(self._values)
+        return repr(self.data)
 
-    def to(self, device: Any) -> "Encoding":
-        """The same with every tensor on `device`."""
-        return Encoding({key: value.to(device) for key, value in self._values.items()})
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_values": self.data, "_table": self._table, "_layout": self._layout}
+
+    def to(self, device: Any, *, non_blocking: bool = False) -> "Encoding":
+        """Move every tensor to `device`; returns the same object."""
+        for key, value in self.data.items():
+            if hasattr(value, "to"):
+                self._values[key] = value.to(device, non_blocking=non_blocking)
+        return self
+
+    def convert_to_tensors(self, tensor_type: str | None = None, prepend_batch_axis: bool = False) -> "Encoding":
+        """Turn lists into int64 arrays ("np") or tensors ("pt"); returns the same object."""
+        for key, value in self.data.items():
+            if tensor_type is None or hasattr(value, "shape"):
+                continue
+            try:
+                array = np.asarray([value] if prepend_batch_axis else value, dtype=np.int64)
+            except ValueError:
+                raise ValueError(
+                    f"{key}: rows of different lengths make no tensor; add padding=True (and truncation=True)"
+                ) from None
+            self._values[key] = as_tensor(array, tensor_type)
+        return self
+
+    # Rows
+
+    @property
+    def is_fast(self) -> bool:
+        """True: rows know their places in the text."""
+        return self._table is not None
+
+    @property
+    def encodings(self) -> list[RowEncoding] | None:
+        """The rows; None where there are none, as after `pad`."""
+        return None if self._table is None else [self._row(index) for index in range(len(self._table))]
+
+    @property
+    def n_sequences(self) -> int | None:
+        """1, or 2 for pairs."""
+        return self._row(0).n_sequences if self._table is not None and len(self._table) else None
+
+    def _row(self, index: int) -> RowEncoding:
+        if self._table is None or self._layout is None:
+            raise KeyError(f"{index!r}: these values came without their texts, so there are only keys: {[*self]}")
+        if not -len(self._table) <= index < len(self._table):
+            raise IndexError(f"row {index} of {len(self._table)}")
+        index %= len(self._table)
+        return RowEncoding(self._table, index, self._layout.width, self._layout.left, self._layout.pad_token_id)
+
+    def tokens(self, batch_index: int = 0) -> list[str]:
+        """The tokens of a row as strings."""
+        return self._row(batch_index).tokens
+
+    def word_ids(self, batch_index: int = 0) -> list[int | None]:
+        """The word of each token of a row; None for special tokens around sequences and for padding."""
+        return self._row(batch_index).word_ids
+
+    def sequence_ids(self, batch_index: int = 0) -> list[int | None]:
+        """The sequence (0 or 1) of each token of a row; None for special tokens around sequences and for padding."""
+        return self._row(batch_index).sequence_ids
+
+    def _locate(self, batch_or_index: int, index: int | None) -> tuple[RowEncoding, int]:
+        row = self._row(0 if index is None else batch_or_index)
+        index = batch_or_index if index is None else index
+        return row, index
+
+    def _locate_token(self, batch_or_token: int, token: int | None) -> tuple[RowEncoding, int]:
+        row, token = self._locate(batch_or_token, token)
+        return row, token + len(row) if token < 0 else token
+
+    def token_to_sequence(self, batch_or_token_index: int, token_index: int | None = None) -> int | None:
+        """The sequence (0 or 1) of a token."""
+        row, token = self._locate_token(batch_or_token_index, token_index)
+        return row.token_to_sequence(token)
+
+    def token_to_word(self, batch_or_token_index: int, token_index: int | None = None) -> int | None:
+        """The word of a token."""
+        row, token = self._locate_token(batch_or_token_index, token_index)
+        return row.token_to_word(token)
+
+    def token_to_chars(self, batch_or_token_index: int, token_index: int | None = None) -> CharSpan | None:
+        """The characters of a token."""
+        row, token = self._locate_token(batch_or_token_index, token_index)
+        span = row.token_to_chars(token)
+        return None if span is None else CharSpan(*span)
+
+    def word_to_tokens(
+        self, batch_or_word_index: int, word_index: int | None = None, sequence_index: int = 0
+    ) -> TokenSpan | None:
+        """The tokens of a word."""
+        row, word = self._locate(batch_or_word_index, word_index)
+        span = row.word_to_tokens(word, sequence_index)
+        return None if span is None else TokenSpan(*span)
+
+    def word_to_chars(
+        self, batch_or_word_index: int, word_index: int | None = None, sequence_index: int = 0
+    ) -> CharSpan | None:
+        """The characters of a word."""
+        row, word = self._locate(batch_or_word_index, word_index)
+        span = row.word_to_chars(word, sequence_index)
+        return None if span is None else CharSpan(*span)
+
+    def char_to_token(
+        self, batch_or_char_index: int, char_index: int | None = None, sequence_index: int = 0
+    ) -> int | None:
+        """The token that holds a character."""
+        row, char = self._locate(batch_or_char_index, char_index)
+        return row.char_to_token(char, sequence_index)
+
+    def char_to_word(
+        self, batch_or_char_index: int, char_index: int | None = None, sequence_index: int = 0
+    ) -> int | None:
+        """The word that holds a character."""
+        row, char = self._locate(batch_or_char_index, char_index)
+        return row.char_to_word(char, sequence_index)
 
 
-def shape_output(
-    rows: tuple[np.ndarray, np.ndarray, np.ndarray],
-    strategy: str,
-    length: int | None,
-    pad_token_id: int,
-    return_tensors: str | None,
-    single: bool,
-) -> Encoding:
-    """Lists, arrays or tensors from ragged rows."""
-    if return_tensors not in (None, "np", "pt"):
-        raise ValueError(f"return_tensors={return_tensors!r} must be None, 'np' or 'pt'")
-    ids, types, offsets = rows
-    sizes = np.diff(offsets)
-    longest = int(sizes.max(initial=0))
-    if strategy == "longest":
-        width = longest
-    elif strategy == "max_length":
-        width = length or 0
-        if return_tensors and longest > width:
-            raise ValueError(f"a row has {longest} tokens, over max_length={width}; add truncation=True")
+class Later:
+    """A value that is made when it is first asked for."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.make = make
+
+
+def as_tensor(array: np.ndarray, tensors: str) -> Any:
+    """The array itself for "np", a tensor over the same memory for "pt"."""
+    if tensors == "np":
+        return array
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def make_encoding(table: RowTable, layout: Layout, names: list[str]) -> Encoding:
+    """The values `names` of a table's rows; "offset_mapping", "length" and "overflow_to_sample_mapping" are special."""
+    return Encoding({name: Later(lambda name=name: _value(table, layout, name)) for name in names}, table, layout)  # type: ignore[misc]
+
+
+def _value(table: RowTable, layout: Layout, name: str) -> Any:
+    sizes = np.diff(table.offsets)
+    if name == "overflow_to_sample_mapping":
+        flat = table.samples
+    elif name == "length":
+        flat = np.maximum(sizes, layout.width)
     else:
-        width = 0
-        if return_tensors and (sizes != longest).any():
-            raise ValueError("rows of different lengths make no tensor; add padding=True (and truncation=True)")
-    columns = {"input_ids": (ids, pad_token_id), "token_type_ids": (types, 0)}
-    columns["attention_mask"] = (np.ones_like(ids), 0)
-    if return_tensors is not None:
-        width = max(width, longest)
-        tensors: dict[str, Any] = {
-            name: _C.pad_rows(values, offsets, width, filler) for name, (values, filler) in columns.items()
-        }
-        if return_tensors == "pt":
-            import torch
+        return _token_values(table, layout, name, sizes)
+    return as_tensor(flat, layout.tensors) if layout.tensors else flat.tolist()
 
-            tensors = {name: torch.from_numpy(array) for name, array in tensors.items()}
-        return Encoding(tensors)
-    bounds = offsets.tolist()
-    lists: dict[str, Any] = {}
-    for name, (values, filler) in columns.items():
-        flat = values.tolist()
-        lists[name] = [flat[begin:end] + [filler] * (width - (end - begin)) for begin, end in pairwise(bounds)]
-    return Encoding({name: value[0] for name, value in lists.items()} if single else lists)
+
+def _token_values(table: RowTable, layout: Layout, name: str, sizes: np.ndarray) -> Any:
+    """Values with an item per token: padded arrays, or lists, where rows longer than the padding stay as they are."""
+    fits = bool((sizes <= layout.width).all())
+    if name == "offset_mapping":
+        ends = [(_C.Column.BEGINS, 0), (_C.Column.ENDS, 0)]
+    else:
+        column, filler = _COLUMNS[name]
+        ends = [(column, layout.pad_token_id if filler is None else filler)]
+    if layout.tensors:
+        width = int(sizes.max(initial=layout.width))
+        arrays = [table.padded(column, width, layout.left, filler, layout.threads) for column, filler in ends]
+        return as_tensor(arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1), layout.tensors)
+    if fits and layout.width:
+        parts = [
+            table.padded(column, layout.width, layout.left, filler, layout.threads).tolist() for column, filler in ends
+        ]
+    else:
+        parts = [_ragged_lists(table, layout, column, filler) for column, filler in ends]
+    rows = parts[0] if len(parts) == 1 else [list(zip(*pair)) for pair in zip(*parts)]
+    return rows[0] if layout.single else rows
+
+
+def _ragged_lists(table: RowTable, layout: Layout, column: _C.Column, filler: int) -> list[list[int]]:
+    flat = table.column(column).tolist()
+    bounds = table.offsets.tolist()
+    rows = []
+    for begin, end in pairwise(bounds):
+        padding = [filler] * (layout.width - (end - begin))
+        rows.append(padding + flat[begin:end] if layout.left else flat[begin:end] + padding)
+    return rows

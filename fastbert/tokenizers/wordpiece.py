@@ -1,38 +1,27 @@
 """`WordPieceTokenizer`: BERT's tokenizer over the C++ core, with the results of Hugging Face's `BertTokenizerFast`."""
 
+import functools
 import hashlib
 import json
 import operator
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastbert import _C
-from fastbert.tokenizers import decoding, files
-from fastbert.tokenizers.encoding import Encoding, shape_output
+from fastbert.tokenizers import call, decoding, files
+from fastbert.tokenizers.encoding import Encoding, Layout, make_encoding
+from fastbert.tokenizers.line_files import read_line_batches
+from fastbert.tokenizers.padding import pad_rows
+from fastbert.tokenizers.row_encoding import RowTable
 
 if TYPE_CHECKING:
     from fastbert.packing import PackedBatch
 
-_TRUNCATIONS = {
-    False: _C.Truncation.NONE,
-    None: _C.Truncation.NONE,
-    "do_not_truncate": _C.Truncation.NONE,
-    True: _C.Truncation.LONGEST_FIRST,
-    "longest_first": _C.Truncation.LONGEST_FIRST,
-    "only_first": _C.Truncation.ONLY_FIRST,
-    "only_second": _C.Truncation.ONLY_SECOND,
-}
-_PADDINGS = {
-    False: "do_not_pad",
-    "do_not_pad": "do_not_pad",
-    True: "longest",
-    "longest": "longest",
-    "max_length": "max_length",
-}
+_NOT_CUT = _C.Cutting(_C.Truncation.NONE, 0, 0, False, False)
 
 
 class WordPieceTokenizer:
@@ -50,7 +39,12 @@ class WordPieceTokenizer:
             text they are recognised as they are written here, before anything else is done.
         additional_special_tokens: more tokens that are recognised in the same way, also from the vocabulary.
         split_special_tokens: treat special tokens in text as plain text.
+        padding_side, truncation_side: "right" or "left", for calls that do not say.
     """
+
+    is_fast = True
+    model_input_names = ("input_ids", "token_type_ids", "attention_mask")
+    pad_token_type_id = 0
 
     def __init__(
         self,
@@ -67,6 +61,8 @@ class WordPieceTokenizer:
         mask_token: str = "[MASK]",
         additional_special_tokens: Sequence[str] = (),
         split_special_tokens: bool = False,
+        padding_side: str = "right",
+        truncation_side: str = "right",
     ) -> None:
         if isinstance(vocab, str | os.PathLike):
             source = str(vocab)
@@ -79,6 +75,8 @@ class WordPieceTokenizer:
         self.strip_accents = None if strip_accents is None else bool(strip_accents)
         self.tokenize_chinese_chars = bool(tokenize_chinese_chars)
         self.split_special_tokens = bool(split_special_tokens)
+        self.padding_side = call.checked_side(padding_side, "padding_side")
+        self.truncation_side = call.checked_side(truncation_side, "truncation_side")
         self.model_max_length = _checked_model_max_length(model_max_length)
         self.unk_token, self.sep_token, self.pad_token = unk_token, sep_token, pad_token
         self.cls_token, self.mask_token = cls_token, mask_token
@@ -94,12 +92,13 @@ class WordPieceTokenizer:
         self.unk_token_id, self.sep_token_id = self._ids[unk_token], self._ids[sep_token]
         self.pad_token_id, self.cls_token_id = self._ids[pad_token], self._ids[cls_token]
         self.mask_token_id = self._ids[mask_token]
-        self._core = self._build_core()
+        self._other_core: _C.WordPiece | None = None
+        self._core = self._build_core(self.split_special_tokens)
 
-    def _build_core(self) -> _C.WordPiece:
+    def _build_core(self, split_special_tokens: bool) -> _C.WordPiece:
         strip = self.do_lower_case if self.strip_accents is None else self.strip_accents
         options = _C.NormalizerOptions(self.do_lower_case, strip, self.tokenize_chinese_chars)
-        recognised = [] if self.split_special_tokens else self.all_special_ids
+        recognised = [] if split_special_tokens else self.all_special_ids
         return _C.WordPiece(self._tokens, recognised, self.unk_token_id, options)
 
     # Files
@@ -215,78 +214,170 @@ class WordPieceTokenizer:
 
         The GIL is released; `threads` (default: the CPUs this process may use) changes the speed, never the result.
         """
+        threads = call.checked_threads(threads)
         if not add_special_tokens:
-            return self._core.encode_ragged(texts, _checked_threads(threads))
-        ids, _, offsets = self._core.encode_model_inputs(
-            texts, None, self._template(True), _C.Truncation.NONE, 0, _checked_threads(threads)
-        )
-        return ids, offsets
+            return self._core.encode_ragged(texts, False, threads)  # type: ignore[return-value]
+        rows = self._plan(call.Inputs(texts, None, None, None, False), True, _NOT_CUT, False, threads)
+        return rows.column(_C.Column.IDS), rows.offsets()
+
+    def encode_aligned_ragged(
+        self, texts: Sequence[str], *, threads: int | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Tokens of many texts with the places they come from, without special tokens around them.
+
+        Returns:
+            ids, begins, ends, words: int32, one item per token: its id, its first code point in the text and the one
+                behind its last, and the index of its word (before WordPiece) in the text.
+            offsets: int64; text i has the items from `offsets[i]` to `offsets[i + 1]`.
+        """
+        return self._core.encode_ragged(texts, True, call.checked_threads(threads))  # type: ignore[return-value]
+
+    def encode_files(
+        self,
+        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        add_special_tokens: bool = True,
+        *,
+        batch_bytes: int = 16_000_000,
+        threads: int | None = None,
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Ids of the lines of text files (UTF-8; also .gz and .xz), as results of `encode_ragged`, batch by batch.
+
+        Lines end with a line feed, with or without a carriage return before it; empty lines count. A batch has whole
+        lines of one file, of about `batch_bytes` bytes in all, so files may be larger than memory.
+
+        Raises:
+            UserError: a file that cannot be read or is not UTF-8, with its name, line and byte.
+        """
+        for lines in read_line_batches(paths, batch_bytes):
+            yield self.encode_ragged(lines, add_special_tokens, threads=threads)
 
     def __call__(
         self,
-        text: str | Sequence[str],
-        pairs: str | Sequence[str] | None = None,
+        text: Any,
+        text_pair: Any = None,
         *,
+        pairs: Any = None,
         add_special_tokens: bool = True,
-        max_length: int | None = None,
-        truncation: bool | str | None = None,
         padding: bool | str = False,
+        truncation: bool | str | None = None,
+        max_length: int | None = None,
+        stride: int = 0,
+        is_split_into_words: bool = False,
+        pad_to_multiple_of: int | None = None,
+        padding_side: str | None = None,
+        truncation_side: str | None = None,
         return_tensors: str | None = None,
+        return_token_type_ids: bool | None = None,
+        return_attention_mask: bool | None = None,
+        return_overflowing_tokens: bool = False,
+        return_special_tokens_mask: bool = False,
+        return_offsets_mapping: bool = False,
+        return_length: bool = False,
+        split_special_tokens: bool | None = None,
+        verbose: bool = True,
+        threads: int | None = None,
     ) -> Encoding:
-        """Model inputs of one text or of a batch of texts, alone or in pairs.
+        """Model inputs of one text or of a batch of texts, alone or in pairs; the arguments are those of transformers.
 
         Args:
-            text: a string, or a list of strings for a batch.
-            pairs: the second sequence of each pair. As in transformers, a single text with an empty second sequence is
-                no pair, while in a batch it is one.
+            text: a string; a list of strings, or of pairs of strings, for a batch. With `is_split_into_words`, a list
+                of words, or a list of such lists.
+            text_pair: the second sequence of each pair, of the same kind (`pairs` is another name). As in
+                transformers, a single text with an empty second sequence is no pair, while in a batch it is one.
             add_special_tokens: put `[CLS]` before and `[SEP]` after the sequences.
-            max_length: for truncation and for `padding="max_length"`; None means `model_max_length`.
+            padding: True or "longest" of the batch, or "max_length".
             truncation: True or "longest_first", "only_first", "only_second"; False for none. None means "longest_first"
                 if `max_length` is given without padding, else none.
-            padding: True or "longest" of the batch, or "max_length".
+            max_length: for truncation and for `padding="max_length"`; None means `model_max_length`.
+            stride: the tokens that a row of overflow has in common with the row before it.
+            is_split_into_words: texts are lists of words.
+            pad_to_multiple_of: rounds the padded length up.
+            padding_side, truncation_side: "right" or "left"; None means the tokenizer's attribute.
             return_tensors: None for lists, "np" for int64 arrays, "pt" for int64 tensors.
+            return_token_type_ids, return_attention_mask: True unless False.
+            return_overflowing_tokens: what truncation cuts off becomes further rows; "overflow_to_sample_mapping" says
+                which text a row is from.
+            return_special_tokens_mask, return_offsets_mapping, return_length: add these keys.
+            split_special_tokens: special tokens in text are plain text; None means the tokenizer's attribute.
+            verbose: warn of rows over `model_max_length`.
+            threads: at most so many (default: the CPUs this process may use); the result does not depend on it.
 
         Raises:
-            TypeError: something is not a string.
-            ValueError: a lone surrogate; an option that is none of the above; a length that leaves no room for the
-                special tokens; rows of different lengths that were to become a tensor.
+            TypeError: something is not a string, or is half of a character (a lone surrogate).
+            ValueError: an option that is none of the above; a length that leaves no room for the special tokens or for
+                the stride; rows of different lengths that were to become a tensor.
         """
-        single = isinstance(text, str)
-        if single and not isinstance(pairs, str | None):
-            raise TypeError(f"text is one string, so pairs must be one too, not {type(pairs).__name__}")
-        if not single and isinstance(pairs, str):
-            raise TypeError("text is a batch, so pairs must be a list of as many strings, not one string")
-        texts: Any = [text] if single else text
-        seconds: Any = ([pairs] if pairs else None) if single else pairs
-        how, strategy, length = self._lengths(padding, truncation, max_length)
-        rows = self._core.encode_model_inputs(
-            texts, seconds, self._template(add_special_tokens), how, length or 0, _checked_threads(None)
+        if pairs is not None and text_pair is not None:
+            raise TypeError("text_pair and pairs are two names of one argument; give one of them")
+        inputs = call.read_inputs(text, text_pair if pairs is None else pairs, is_split_into_words)
+        threads = call.checked_threads(threads)
+        tensors = call.checked_tensors(return_tensors)
+        lengths = call.read_lengths(
+            padding=padding,
+            truncation=truncation,
+            max_length=max_length,
+            stride=stride,
+            pad_to_multiple_of=pad_to_multiple_of,
+            left=call.checked_side(truncation_side or self.truncation_side, "truncation_side") == "left",
+            overflow=return_overflowing_tokens,
+            model_max_length=self.model_max_length,
+            added=self.num_special_tokens_to_add(inputs.pairs is not None) if add_special_tokens else 0,
         )
-        return shape_output(rows, strategy, length, self.pad_token_id, return_tensors, single)
+        core = self._core_for(split_special_tokens)
+        plan = functools.partial(self._plan, inputs, add_special_tokens, lengths.cutting, core=core)
+        rows = plan(return_offsets_mapping, threads)
+        table = RowTable(rows, None if return_offsets_mapping else lambda: plan(True, threads), self._token_of)
+        width = lengths.width(table.longest_main)
+        if tensors:
+            call.check_tensor_rows(table, width, lengths.padding)
+        if verbose and max_length is None:
+            call.warn_of_length(table.longest_main, self.model_max_length)
+        layout = Layout(
+            width=width,
+            left=call.checked_side(padding_side or self.padding_side, "padding_side") == "left",
+            pad_token_id=self.pad_token_id,
+            tensors=tensors,
+            single=inputs.single and not tensors and not return_overflowing_tokens,
+            threads=threads,
+        )
+        wanted = {
+            "input_ids": True,
+            "token_type_ids": return_token_type_ids is not False,
+            "attention_mask": return_attention_mask is not False,
+            "special_tokens_mask": return_special_tokens_mask,
+            "offset_mapping": return_offsets_mapping,
+            "length": return_length,
+            "overflow_to_sample_mapping": return_overflowing_tokens,
+        }
+        return make_encoding(table, layout, [name for name, wants in wanted.items() if wants])
 
-    def _lengths(
-        self, padding: bool | str, truncation: bool | str | None, max_length: int | None
-    ) -> tuple[_C.Truncation, str, int | None]:
-        """Truncation, padding strategy and the length for both, by the rules of transformers."""
-        if max_length is not None:
-            max_length = operator.index(max_length)
-            if max_length < 0:
-                raise ValueError(f"max_length={max_length} must not be negative")
-            if truncation is None and padding is False:
-                truncation = "longest_first"
-        if truncation not in _TRUNCATIONS:
-            raise ValueError(f"truncation={truncation!r} must be one of {', '.join(map(repr, _TRUNCATIONS))}")
-        if padding not in _PADDINGS:
-            raise ValueError(f"padding={padding!r} must be one of {', '.join(map(repr, _PADDINGS))}")
-        how, strategy = _TRUNCATIONS[truncation], _PADDINGS[padding]
-        length = self.model_max_length if max_length is None else max_length
-        if length is None:
-            how = _C.Truncation.NONE
-            strategy = "do_not_pad" if strategy == "max_length" else strategy
-        return how, strategy, length
+    def _plan(
+        self,
+        inputs: call.Inputs,
+        add_special_tokens: bool,
+        cutting: _C.Cutting,
+        aligned: bool,
+        threads: int,
+        core: _C.WordPiece | None = None,
+    ) -> _C.Rows:
+        template = _C.Template(add_special_tokens, self.cls_token_id, self.sep_token_id)
+        return (core or self._core).encode_rows(
+            inputs.texts, inputs.pairs, inputs.text_bounds, inputs.pair_bounds, template, cutting, aligned, threads
+        )
 
-    def _template(self, add_special_tokens: bool) -> _C.Template:
-        return _C.Template(add_special_tokens, self.cls_token_id, self.sep_token_id)
+    def _core_for(self, split_special_tokens: bool | None) -> _C.WordPiece:
+        if split_special_tokens is None or bool(split_special_tokens) == self.split_special_tokens:
+            return self._core
+        if self._other_core is None:
+            self._other_core = self._build_core(not self.split_special_tokens)
+        return self._other_core
+
+    def _token_of(self, token_id: int) -> str:
+        return self._tokens[token_id]
+
+    def num_special_tokens_to_add(self, pair: bool = False) -> int:
+        """The special tokens around a single sequence or a pair."""
+        return 3 if pair else 2
 
     def pack(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, max_length: int | None = 512
@@ -296,27 +387,98 @@ class WordPieceTokenizer:
 
         from fastbert.packing import PackedBatch
 
-        how = _C.Truncation.NONE if max_length is None else _C.Truncation.LONGEST_FIRST
-        ids, types, offsets = self._core.encode_model_inputs(
-            texts, pairs, self._template(True), how, max_length or 0, _checked_threads(None)
-        )
-        if len(offsets) == 1:
+        inputs = call.read_inputs(_as_batch(texts, "texts"), pairs, False)
+        if not inputs.texts:
             raise ValueError("texts is empty; a batch needs at least one text")
+        lengths = call.read_lengths(
+            padding=False,
+            truncation=max_length is not None,
+            max_length=max_length,
+            stride=0,
+            pad_to_multiple_of=None,
+            left=self.truncation_side == "left",
+            overflow=False,
+            model_max_length=None,
+            added=self.num_special_tokens_to_add(inputs.pairs is not None),
+        )
+        rows = self._plan(inputs, True, lengths.cutting, False, call.checked_threads(None))
+        offsets = rows.offsets()
         return PackedBatch(
-            input_ids=torch.from_numpy(ids.astype(np.int64)),
-            token_type_ids=torch.from_numpy(types.astype(np.int64)),
+            input_ids=torch.from_numpy(rows.column(_C.Column.IDS).astype(np.int64)),
+            token_type_ids=torch.from_numpy(rows.column(_C.Column.TYPES).astype(np.int64)),
             cu_seqlens=torch.from_numpy(offsets.astype(np.int32)),
             max_seqlen=int(np.diff(offsets).max()),
         )
 
-    def encode(self, text: str, pair: str | None = None, **options: Any) -> list[int]:
-        """The ids of one text or pair as a list; options as in a call."""
-        return self(text, pair, **options).input_ids
+    def encode(self, text: Any, text_pair: Any = None, **options: Any) -> Any:
+        """The ids of one text or pair; options as in a call."""
+        return self(text, text_pair, **options)["input_ids"]
 
-    def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
-        """The tokens of a text as strings."""
-        ids, _ = self.encode_ragged([text], add_special_tokens)
-        return [self._tokens[index] for index in ids.tolist()]
+    def tokenize(
+        self, text: str, pair: str | None = None, add_special_tokens: bool = False, **options: Any
+    ) -> list[str]:
+        """The tokens of a text (or pair) as strings."""
+        return self(text, pair, add_special_tokens=add_special_tokens, verbose=False, **options).tokens()
+
+    # Rows that are ids already
+
+    def pad(
+        self,
+        encoded_inputs: Any,
+        padding: bool | str = True,
+        max_length: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        padding_side: str | None = None,
+        return_attention_mask: bool | None = None,
+        return_tensors: str | None = None,
+        verbose: bool = True,
+    ) -> Encoding:
+        """Pad rows that this tokenizer returned: a mapping of lists, or a list of mappings, as collators have it.
+
+        `input_ids`, `token_type_ids`, `attention_mask` (made if it is missing) and `special_tokens_mask` are padded;
+        other keys stay as they are.
+        """
+        fillers = {
+            "input_ids": self.pad_token_id,
+            "token_type_ids": self.pad_token_type_id,
+            "attention_mask": 0,
+            "special_tokens_mask": 1,
+        }
+        return pad_rows(
+            encoded_inputs,
+            fillers=fillers,
+            padding=padding,
+            max_length=self.model_max_length if max_length is None else max_length,
+            pad_to_multiple_of=pad_to_multiple_of,
+            side=padding_side or self.padding_side,
+            with_mask=return_attention_mask is not False,
+            return_tensors=return_tensors,
+        )
+
+    def build_inputs_with_special_tokens(self, ids: Sequence[int], pair_ids: Sequence[int] | None = None) -> list[int]:
+        """`[CLS] A [SEP]`, or `[CLS] A [SEP] B [SEP]`, of ids."""
+        first = [self.cls_token_id, *ids, self.sep_token_id]
+        return first if pair_ids is None else [*first, *pair_ids, self.sep_token_id]
+
+    def create_token_type_ids_from_sequences(
+        self, ids: Sequence[int], pair_ids: Sequence[int] | None = None
+    ) -> list[int]:
+        """0 for the first sequence and its special tokens, 1 for the second."""
+        return [0] * (len(ids) + 2) + ([] if pair_ids is None else [1] * (len(pair_ids) + 1))
+
+    def get_special_tokens_mask(
+        self, ids: Sequence[int], pair_ids: Sequence[int] | None = None, already_has_special_tokens: bool = False
+    ) -> list[int]:
+        """1 where a special token stands: by their ids in a finished row, else by the place they will have."""
+        if already_has_special_tokens:
+            if pair_ids is not None:
+                raise ValueError(
+                    "pair_ids must be None with already_has_special_tokens=True; give the whole row as ids"
+                )
+            special = set(self.all_special_ids)
+            return [int(token_id in special) for token_id in ids]
+        first = [1, *[0] * len(ids), 1]
+        return first if pair_ids is None else [*first, *[0] * len(pair_ids), 1]
 
     # Ids to text
 
@@ -334,11 +496,12 @@ class WordPieceTokenizer:
         return [self.decode(row, skip_special_tokens, clean_up_tokenization_spaces) for row in rows]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_core"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_core", "_other_core")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._core = self._build_core()
+        self._other_core = None
+        self._core = self._build_core(self.split_special_tokens)
 
     def __repr__(self) -> str:
         return (
@@ -355,12 +518,10 @@ def _integers(ids: Any) -> list[int]:
     return [operator.index(index) for index in ([ids] if isinstance(ids, int) else ids)]
 
 
-def _checked_threads(threads: int | None) -> int:
-    if threads is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if operator.index(threads) < 1:
-        raise ValueError(f"threads={threads} must be at least 1")
-    return threads
+def _as_batch(texts: Any, name: str) -> Any:
+    if isinstance(texts, str):
+        raise TypeError(f"{name} must be a sequence of strings, not one string")
+    return texts
 
 
 def _checked_model_max_length(length: int | float | None) -> int | None:

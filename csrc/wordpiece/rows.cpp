@@ -1,0 +1,192 @@
+#include "wordpiece/rows.h"
+
+#include <algorithm>
+#include <array>
+#include <thread>
+#include <vector>
+
+namespace fastbert::wordpiece {
+namespace {
+
+constexpr std::int64_t kNoPlace = -1;  // the word and the sequence of a special token of the template
+
+struct Lengths {
+    std::int64_t first, second;
+};
+
+// The reference's rule: the shorter sequence keeps what it has up to half of the room, the longer one gets the rest; if
+// both are longer than half, they share it, and the odd token goes to the longer one, in a tie to the second.
+Lengths longest_first(Lengths have, std::int64_t room) {
+    const bool first_is_longer = have.first > have.second;
+    std::int64_t shorter = std::min(have.first, have.second);
+    std::int64_t longer = shorter > room ? shorter : std::max(shorter, room - shorter);
+    if (shorter + longer > room) {
+        shorter = room / 2;
+        longer = shorter + room % 2;
+    }
+    return first_is_longer ? Lengths{longer, shorter} : Lengths{shorter, longer};
+}
+
+// Lengths after truncation to `room` tokens in all.
+Lengths truncate(Lengths have, bool pair, Truncation how, std::int64_t room, std::size_t row,
+                 std::optional<RowError>& error) {
+    const std::int64_t surplus = have.first + have.second - room;
+    if (how == Truncation::kNone || surplus <= 0) return have;
+    if (room == 0) return {0, 0};
+    if (how == Truncation::kLongestFirst) return pair ? longest_first(have, room) : Lengths{room, 0};
+    if (how == Truncation::kOnlySecond && !pair) {
+        error = {RowError::Reason::kNoSecond, row, 0};
+        return have;
+    }
+    std::int64_t& target = how == Truncation::kOnlyFirst ? have.first : have.second;
+    if (target <= surplus) {
+        error = {RowError::Reason::kTooShort, row, 0};
+    } else {
+        target -= surplus;
+    }
+    return have;
+}
+
+// The windows of a sequence of which `kept` tokens fit: the first one is what stays, the others are its overflow. Each
+// begins `kept - stride` tokens behind the one before it, until one reaches the end; from the left, all is mirrored. If
+// nothing fits, the sequence as a whole is the overflow.
+class Windows {
+public:
+    Windows(std::int64_t begin, std::int64_t length, std::int64_t kept, const Cutting& cutting)
+        : begin_(begin), length_(length), kept_(kept), step_(kept - cutting.stride), left_(cutting.left) {
+        if (length <= kept || !cutting.overflow) {
+            count_ = 1;
+        } else {
+            count_ = kept == 0 ? 2 : 1 + (length - kept + step_ - 1) / step_;
+        }
+    }
+
+    std::int64_t count() const { return count_; }
+
+    std::pair<std::int64_t, std::int64_t> operator[](std::int64_t i) const {
+        const bool whole = kept_ == 0 && i == 1;
+        const std::int64_t from = whole ? 0 : std::min(i * step_, length_);
+        const std::int64_t to = whole ? length_ : std::min(from + kept_, length_);
+        return left_ ? std::pair{begin_ + length_ - to, begin_ + length_ - from} : std::pair{begin_ + from, begin_ + to};
+    }
+
+private:
+    std::int64_t begin_, length_, kept_, step_, count_;
+    bool left_;
+};
+
+}  // namespace
+
+std::optional<RowError> Rows::plan(const Cutting& cutting) {
+    const bool pair = pairs();
+    const std::int64_t room = cutting.max_length - form_.added(pair);
+    std::int64_t total = 0;
+    std::optional<RowError> error;
+    offsets_.push_back(0);
+    for (std::size_t sample = 0; sample < first_.count(); ++sample) {
+        const Lengths have{first_.length(sample), pair ? second_->length(sample) : 0};
+        const Lengths kept = truncate(have, pair, cutting.how, room, sample, error);
+        if (error) return error;
+        for (const auto& [of, stays] : {std::pair{have.first, kept.first}, std::pair{have.second, kept.second}}) {
+            if (stays < of && stays > 0 && stays <= cutting.stride) return RowError{RowError::Reason::kStride, sample, stays};
+        }
+        const Windows first(first_.offsets[sample], have.first, kept.first, cutting);
+        const Windows second(pair ? second_->offsets[sample] : 0, have.second, kept.second, cutting);
+        const auto add = [&](std::int64_t i, std::int64_t j) {
+            const auto [a_begin, a_end] = first[i];
+            const auto [b_begin, b_end] = second[j];
+            rows_.push_back({static_cast<std::int64_t>(sample), {a_begin, a_end}, {b_begin, b_end}});
+            total += length(rows_.back());
+            offsets_.push_back(total);
+        };
+        const double count = static_cast<double>(first.count()) * static_cast<double>(second.count());
+        if (count + static_cast<double>(rows_.size()) > static_cast<double>(kMostRows)) {
+            return RowError{RowError::Reason::kTooMany, sample, 0};
+        }
+        // The reference's order: the main row; each further window of the first sequence with all of the second; the
+        // first window with the further ones of the second.
+        add(0, 0);
+        for (std::int64_t i = 1; i < first.count(); ++i) {
+            for (std::int64_t j = 0; j < second.count(); ++j) add(i, j);
+        }
+        for (std::int64_t j = 1; j < second.count(); ++j) add(0, j);
+        if (total > kMostTokens) return RowError{RowError::Reason::kTooMany, sample, 0};
+    }
+    return std::nullopt;
+}
+
+std::int64_t Rows::longest_main() const {
+    std::int64_t longest = 0, sample = -1;
+    for (const Row& row : rows_) {
+        if (row.sample != std::exchange(sample, row.sample)) longest = std::max(longest, length(row));
+    }
+    return longest;
+}
+
+template <class T>
+T* Rows::write_row(Column column, const Row& row, T* to) const {
+    // What the template's own tokens have in the column; `is_last` where the second sequence has its type.
+    const auto special = [&](std::int32_t id, bool is_last) {
+        if (!form_.add_special_tokens) return;
+        switch (column) {
+            case Column::kIds: *to++ = id; break;
+            case Column::kTypes: *to++ = is_last; break;
+            case Column::kSpecialMask: case Column::kOnes: *to++ = 1; break;
+            case Column::kBegins: case Column::kEnds: *to++ = 0; break;
+            case Column::kWords: case Column::kSequences: *to++ = static_cast<T>(kNoPlace); break;
+        }
+    };
+    const auto sequence = [&](const Sequences& of, const Range& range, T index) {
+        const auto copy = [&](const Buffer<std::int32_t>& from) {
+            to = std::copy(from.data() + range.begin, from.data() + range.end, to);
+        };
+        const auto fill = [&](T value) { to = std::fill_n(to, range.size(), value); };
+        switch (column) {
+            case Column::kIds: copy(of.tokens.ids); break;
+            case Column::kBegins: copy(of.tokens.begins); break;
+            case Column::kEnds: copy(of.tokens.ends); break;
+            case Column::kWords: copy(of.tokens.words); break;
+            case Column::kTypes: case Column::kSequences: fill(index); break;
+            case Column::kSpecialMask: fill(0); break;
+            case Column::kOnes: fill(1); break;
+        }
+    };
+    special(form_.cls_id, false);
+    sequence(first_, row.first, 0);
+    special(form_.sep_id, false);
+    if (second_) {
+        sequence(*second_, row.second, 1);
+        special(form_.sep_id, true);
+    }
+    return to;
+}
+
+void Rows::write(Column column, std::int32_t* to) const {
+    for (const Row& row : rows_) to = write_row(column, row, to);
+}
+
+void Rows::write_padded(Column column, std::int64_t width, bool left, std::int64_t filler, std::int64_t* to,
+                        unsigned threads) const {
+    const auto write_some = [&](std::size_t begin, std::size_t end) {
+        for (std::size_t i = begin; i < end; ++i) {
+            std::int64_t* const row = to + static_cast<std::int64_t>(i) * width;
+            const std::int64_t missing = width - length(rows_[i]);
+            if (left) {
+                write_row(column, rows_[i], std::fill_n(row, missing, filler));
+            } else {
+                std::fill_n(write_row(column, rows_[i], row), missing, filler);
+            }
+        }
+    };
+    // A thread's start takes as long as writing about this many values.
+    constexpr std::size_t kValuesPerThread = 1 << 18;
+    const std::size_t values = rows_.size() * static_cast<std::size_t>(width);
+    const std::size_t workers = std::clamp<std::size_t>(values / kValuesPerThread, 1, threads);
+    std::vector<std::jthread> helpers;
+    for (std::size_t i = 1; i < workers; ++i) {
+        helpers.emplace_back(write_some, rows_.size() * i / workers, rows_.size() * (i + 1) / workers);
+    }
+    write_some(0, rows_.size() / workers);
+}
+
+}  // namespace fastbert::wordpiece

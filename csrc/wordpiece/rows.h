@@ -1,0 +1,92 @@
+// Model inputs from the tokens of texts: truncation, overflow, pairs, special tokens around sequences, padding.
+//
+// A row is planned as a range of its first and a range of its second sequence. Its columns (ids, types, masks, places) are
+// written when they are asked for, from the plan and the tokens, so that nobody pays for a column that nobody reads.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "common/buffer.h"
+#include "wordpiece/batch.h"
+
+namespace fastbert::wordpiece {
+
+enum class Truncation { kNone, kLongestFirst, kOnlyFirst, kOnlySecond };
+
+// The special tokens around sequences: cls A sep, or cls A sep B sep.
+struct Template {
+    bool add_special_tokens = true;
+    std::int32_t cls_id = 0, sep_id = 0;
+
+    std::int64_t added(bool pair) const { return add_special_tokens ? (pair ? 3 : 2) : 0; }
+};
+
+struct Cutting {
+    Truncation how = Truncation::kNone;
+    std::int64_t max_length = 0;  // of a row with its special tokens, and at least as many as those
+    std::int64_t stride = 0;      // tokens that a window shares with the one before it
+    bool left = false;            // cut at the front
+    bool overflow = false;        // the rest of a cut text becomes rows of its own
+};
+
+// Why rows cannot be made as asked.
+struct RowError {
+    enum class Reason { kNoSecond, kTooShort, kStride, kTooMany };
+    Reason reason;
+    std::size_t sample;
+    std::int64_t kept;  // kStride: the tokens that a sequence keeps
+};
+
+enum class Column { kIds, kTypes, kSpecialMask, kOnes, kBegins, kEnds, kWords, kSequences };
+
+class Rows {
+public:
+    static constexpr std::size_t kMostRows = 10'000'000;
+    static constexpr std::int64_t kMostTokens = std::int64_t{1} << 31;
+
+    // Without `second`, rows of single sequences.
+    Rows(Sequences first, std::optional<Sequences> second, const Template& form) noexcept
+        : first_(std::move(first)), second_(std::move(second)), form_(form) {}
+
+    // Plans the rows: one for each sample, followed by those of its overflow.
+    std::optional<RowError> plan(const Cutting& cutting);
+
+    std::size_t count() const { return rows_.size(); }
+    bool pairs() const { return second_.has_value(); }
+    // Row i has the tokens from offsets()[i] to offsets()[i + 1] of a column.
+    const Buffer<std::int64_t>& offsets() const { return offsets_; }
+    std::int64_t sample(std::size_t row) const { return rows_[row].sample; }
+    // The longest of the samples' first rows: what padding to the longest goes by.
+    std::int64_t longest_main() const;
+
+    // A column of all rows, end to end.
+    void write(Column column, std::int32_t* to) const;
+    // A column of all rows at the same width, none of them longer, filled up on the right or on the left.
+    void write_padded(Column column, std::int64_t width, bool left, std::int64_t filler, std::int64_t* to,
+                      unsigned threads) const;
+
+private:
+    struct Range {
+        std::int64_t begin, end;  // tokens of all texts
+        std::int64_t size() const { return end - begin; }
+    };
+    struct Row {
+        std::int64_t sample;
+        Range first, second;
+    };
+
+    std::int64_t length(const Row& row) const {
+        return row.first.size() + row.second.size() + form_.added(pairs());
+    }
+    template <class T>
+    T* write_row(Column column, const Row& row, T* to) const;
+
+    Sequences first_;
+    std::optional<Sequences> second_;
+    Template form_;
+    Buffer<Row> rows_;
+    Buffer<std::int64_t> offsets_;
+};
+
+}  // namespace fastbert::wordpiece

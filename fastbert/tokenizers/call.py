@@ -1,0 +1,236 @@
+"""The arguments of a tokenizer's call: what they mean, with the rules and defaults of transformers."""
+
+import logging
+import operator
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from fastbert import _C
+
+logger = logging.getLogger("fastbert")
+
+TRUNCATIONS = {
+    False: _C.Truncation.NONE,
+    None: _C.Truncation.NONE,
+    "do_not_truncate": _C.Truncation.NONE,
+    True: _C.Truncation.LONGEST_FIRST,
+    "longest_first": _C.Truncation.LONGEST_FIRST,
+    "only_first": _C.Truncation.ONLY_FIRST,
+    "only_second": _C.Truncation.ONLY_SECOND,
+}
+PADDINGS = {
+    False: "do_not_pad",
+    "do_not_pad": "do_not_pad",
+    True: "longest",
+    "longest": "longest",
+    "max_length": "max_length",
+}
+TENSORS = (None, "np", "pt")
+SIDES = ("right", "left")
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Texts, and second texts for pairs. Where they came as words, text i has the words bounds[i] to bounds[i + 1]."""
+
+    texts: Sequence[str]
+    pairs: Sequence[str] | None
+    text_bounds: np.ndarray | None
+    pair_bounds: np.ndarray | None
+    single: bool
+
+
+def read_inputs(text: Any, text_pair: Any, is_split_into_words: bool) -> Inputs:
+    """Tell a single text from a batch, and pairs from single texts, as transformers does."""
+    if is_split_into_words:
+        return _read_words(text, text_pair)
+    if isinstance(text, str):
+        if not isinstance(text_pair, str | None):
+            raise TypeError(f"text is one string, so text_pair must be one too, not {type(text_pair).__name__}")
+        # A single text with an empty second one is no pair; in a batch it is.
+        return Inputs([text], [text_pair] if text_pair else None, None, None, True)
+    texts = _sequence(text, "text")
+    if text_pair is None and texts and all(isinstance(item, tuple | list) for item in texts):
+        texts, text_pair = _unzip(texts, "text")
+    if isinstance(text_pair, str):
+        raise TypeError("text is a batch, so text_pair must be a list of as many strings, not one string")
+    pairs = None if text_pair is None else _sequence(text_pair, "text_pair")
+    _check_same_length(texts, pairs)
+    return Inputs(texts, pairs, None, None, False)
+
+
+def _read_words(text: Any, text_pair: Any) -> Inputs:
+    texts = _sequence(text, "text")
+    batch = bool(texts) and isinstance(texts[0], tuple | list)
+    if not batch:
+        texts, text_pair = [texts], [text_pair] if text_pair else None
+    elif text_pair is None and all(item and isinstance(item[0], tuple | list) for item in texts):
+        texts, text_pair = _unzip(texts, "text")
+    pairs = None if text_pair is None else _sequence(text_pair, "text_pair")
+    _check_same_length(texts, pairs)
+    words, bounds = _flatten(texts, "text")
+    if pairs is None:
+        return Inputs(words, None, bounds, None, not batch)
+    pair_words, pair_bounds = _flatten(pairs, "text_pair")
+    return Inputs(words, pair_words, bounds, pair_bounds, not batch)
+
+
+def _sequence(value: Any, name: str) -> Sequence[Any]:
+    if isinstance(value, list | tuple):
+        return value
+    if hasattr(value, "tolist") and not isinstance(value, str):  # an array or a column of a table
+        return _sequence(value.tolist(), name)
+    cure = "; decode it first, e.g. text.decode('utf-8')" if isinstance(value, bytes) else ""
+    raise TypeError(f"{name} must be a string or a sequence of strings, not {type(value).__name__}{cure}")
+
+
+def _unzip(items: Sequence[Any], name: str) -> tuple[list[Any], list[Any]]:
+    for index, item in enumerate(items):
+        if len(item) != 2:
+            raise TypeError(
+                f"{name}[{index}] has {len(item)} items; a pair has 2 (words of a text need is_split_into_words=True)"
+            )
+    return [item[0] for item in items], [item[1] for item in items]
+
+
+def _check_same_length(texts: Sequence[Any], pairs: Sequence[Any] | None) -> None:
+    if pairs is not None and len(pairs) != len(texts):
+        raise ValueError(f"text has {len(texts)} items but text_pair {len(pairs)}; each text needs its pair")
+
+
+def _flatten(texts: Sequence[Any], name: str) -> tuple[list[str], np.ndarray]:
+    for index, words in enumerate(texts):
+        if not isinstance(words, list | tuple):
+            raise TypeError(
+                f"{name}[{index}] must be a list of words (is_split_into_words), not {type(words).__name__}"
+            )
+    bounds = np.fromiter(accumulate(map(len, texts), initial=0), np.int64, len(texts) + 1)
+    return [word for words in texts for word in words], bounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """How long rows may be and become."""
+
+    cutting: _C.Cutting
+    padding: str
+    max_length: int | None
+    multiple: int | None
+
+    def width(self, longest: int) -> int:
+        """Tokens to which rows are padded, of which the longest that counts has so many; 0 for no padding."""
+        if self.padding == "do_not_pad":
+            return 0
+        width = longest if self.padding == "longest" else self.max_length or 0
+        return width if not self.multiple else -(-width // self.multiple) * self.multiple
+
+
+def read_lengths(
+    *,
+    padding: bool | str,
+    truncation: bool | str | None,
+    max_length: int | None,
+    stride: int,
+    pad_to_multiple_of: int | None,
+    left: bool,
+    overflow: bool,
+    model_max_length: int | None,
+    added: int,
+) -> Lengths:
+    """Truncation and padding; `added` is the number of special tokens of a row."""
+    max_length = _checked_count(max_length, "max_length", 0)
+    multiple = _checked_count(pad_to_multiple_of, "pad_to_multiple_of", 1)
+    stride = _checked_count(stride, "stride", 0) or 0
+    if max_length is not None and truncation is None and padding is False:
+        truncation = "longest_first"
+    how = _choice(truncation, TRUNCATIONS, "truncation")
+    strategy = _choice(padding, PADDINGS, "padding")
+    length = model_max_length if max_length is None else max_length
+    if length is None:
+        how = _C.Truncation.NONE
+        strategy = "do_not_pad" if strategy == "max_length" else strategy
+    if how != _C.Truncation.NONE:
+        assert length is not None
+        if length < added:
+            raise ValueError(f"max_length={length} has no room for the {added} special tokens; use a larger one")
+        if stride and stride >= length - added:
+            raise ValueError(
+                f"stride={stride} must be below the {length - added} tokens that max_length={length} leaves beside the"
+                f" {added} special tokens; use a smaller stride or a larger max_length"
+            )
+        if multiple and strategy != "do_not_pad" and length % multiple:
+            raise ValueError(
+                f"max_length={length} must be a multiple of pad_to_multiple_of={multiple} where rows are cut and padded"
+            )
+    cutting = _C.Cutting(how, length or 0, stride, left, overflow)
+    return Lengths(cutting=cutting, padding=strategy, max_length=length, multiple=multiple)
+
+
+def _checked_count(value: int | None, name: str, least: int) -> int | None:
+    if value is None:
+        return None
+    value = operator.index(value)
+    if value < least:
+        raise ValueError(f"{name}={value} must be at least {least}")
+    return value
+
+
+def _choice(value: Any, choices: dict[Any, Any], name: str) -> Any:
+    value = getattr(value, "value", value)  # transformers has enums with the same values
+    if not isinstance(value, bool | str | None) or value not in choices:
+        raise ValueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}")
+    return choices[value]
+
+
+def checked_side(side: str, name: str) -> str:
+    """ "right" or "left"."""
+    if side not in SIDES:
+        raise ValueError(f"{name}={side!r} must be 'right' or 'left'")
+    return side
+
+
+def checked_tensors(tensors: Any) -> str | None:
+    """None, "np" or "pt"."""
+    tensors = getattr(tensors, "value", tensors)
+    if tensors not in TENSORS:
+        raise ValueError(f"return_tensors={tensors!r} must be None, 'np' or 'pt'")
+    return tensors
+
+
+def checked_threads(threads: int | None) -> int:
+    """The CPUs that this process may use, unless told otherwise."""
+    if threads is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if operator.index(threads) < 1:
+        raise ValueError(f"threads={threads} must be at least 1")
+    return threads
+
+
+def check_tensor_rows(table: Any, width: int, padding: str) -> None:
+    """Rows that are to be a tensor must have one length."""
+    sizes = np.diff(table.offsets)
+    if padding == "do_not_pad":
+        if (sizes != sizes[:1]).any():
+            raise ValueError("rows of different lengths make no tensor; add padding=True (and truncation=True)")
+    elif (sizes > width).any():
+        raise ValueError(f"a row has {sizes.max()} tokens, over the {width} of the padding; add truncation=True")
+
+
+_warned = False
+
+
+def warn_of_length(longest: int, model_max_length: int | None) -> None:
+    """Say once in a process that a row is longer than the model takes."""
+    global _warned
+    if model_max_length is not None and longest > model_max_length and not _warned:
+        _warned = True
+        logger.warning(
+            "a text has %d tokens, more than the %d of model_max_length; cut it with truncation=True",
+            longest,
+            model_max_length,
+        )

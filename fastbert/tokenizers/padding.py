@@ -1,0 +1,73 @@
+"""Padding of rows that are already model inputs: what collators call."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastbert.tokenizers.call import PADDINGS, checked_side, checked_tensors
+from fastbert.tokenizers.encoding import Encoding
+
+
+def pad_rows(
+    rows: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    *,
+    fillers: dict[str, int],
+    padding: bool | str,
+    max_length: int | None,
+    pad_to_multiple_of: int | None,
+    side: str,
+    with_mask: bool,
+    return_tensors: str | None,
+) -> Encoding:
+    """Pad the keys of `fillers` (with their value) to one length; other keys stay as they are."""
+    checked_side(side, "padding_side")
+    tensors = checked_tensors(return_tensors)
+    tensors = tensors or _tensors_of(rows)
+    values = _columns(rows)
+    if "input_ids" not in values:
+        raise ValueError(f"rows to be padded need 'input_ids'; there are only {', '.join(values) or 'no keys'}")
+    single = bool(values["input_ids"]) and not isinstance(values["input_ids"][0], list)
+    if single:
+        values = {key: [value] for key, value in values.items()}
+    sizes = [len(row) for row in values["input_ids"]]
+    if with_mask and "attention_mask" not in values:
+        values["attention_mask"] = [[1] * size for size in sizes]
+    strategy = PADDINGS.get(padding) if isinstance(padding, bool | str) else None
+    if strategy is None:
+        raise ValueError(f"padding={padding!r} must be one of {', '.join(map(repr, PADDINGS))}")
+    width = max(sizes, default=0) if strategy == "longest" else max_length or 0
+    if pad_to_multiple_of:
+        width = -(-width // pad_to_multiple_of) * pad_to_multiple_of
+    if strategy != "do_not_pad":
+        for key, filler in fillers.items():
+            if key in values:
+                values[key] = [_filled(row, width, filler, side) for row in values[key]]
+    result = Encoding({key: value[0] for key, value in values.items()} if single and not tensors else values)
+    return result.convert_to_tensors(tensors)
+
+
+def _tensors_of(rows: Any) -> str | None:
+    """What the rows are made of is what comes out, unless something else is asked for."""
+    first = rows.get("input_ids") if isinstance(rows, Mapping) else rows[0].get("input_ids") if rows else None
+    first = first[0] if isinstance(first, list | tuple) and first else first
+    return None if not hasattr(first, "dtype") else "pt" if hasattr(first, "detach") else "np"
+
+
+def _columns(rows: Any) -> dict[str, Any]:
+    """Values by key as plain lists."""
+    if isinstance(rows, Mapping):
+        return {key: _plain(value) for key, value in rows.items()}
+    if not all(isinstance(row, Mapping) for row in rows):
+        raise TypeError("rows to be padded must be a mapping, or a list of mappings such as the tokenizer returns")
+    keys = rows[0].keys() if rows else ()
+    return {key: [_plain(row[key]) for row in rows] for key in keys}
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _filled(row: list[int], width: int, filler: int, side: str) -> list[int]:
+    missing = [filler] * (width - len(row))
+    return missing + row if side == "left" else row + missing

@@ -1,0 +1,209 @@
+"""One row of a tokenizer's result, and how its tokens, words and characters correspond."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fastbert import _C
+
+_ALIGNED = (_C.Column.BEGINS, _C.Column.ENDS, _C.Column.WORDS)
+
+
+class CharSpan(NamedTuple):
+    """Characters `start` up to, but not including, `end` of a text."""
+
+    start: int
+    end: int
+
+
+class TokenSpan(NamedTuple):
+    """Tokens `start` up to, but not including, `end` of a row."""
+
+    start: int
+    end: int
+
+
+class RowTable:
+    """The rows of one call: what there is to know of each token, without padding, column by column.
+
+    Places in the text (the columns BEGINS, ENDS and WORDS) are found when they are first asked for, by encoding the
+    texts once more, unless the call asked for them.
+    """
+
+    def __init__(self, rows: _C.Rows, realign: Callable[[], _C.Rows] | None, token_of: Callable[[int], str]) -> None:
+        self._rows: _C.Rows | None = rows
+        self._realign = realign
+        self.token_of = token_of
+        self.offsets = rows.offsets()
+        self.samples = rows.samples()
+        self.longest_main = rows.longest_main
+        self.n_sequences = 2 if rows.pairs else 1
+        self._columns: dict[str, np.ndarray] = {}
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def column(self, column: _C.Column) -> np.ndarray:
+        """int32, the rows end to end: row i has `offsets[i]` up to `offsets[i + 1]`."""
+        if column.name not in self._columns:
+            assert self._rows is not None
+            if column in _ALIGNED and self._realign is not None:
+                self._rows, self._realign = self._realign(), None
+            self._columns[column.name] = self._rows.column(column)
+        return self._columns[column.name]
+
+    def padded(self, column: _C.Column, width: int, left: bool, filler: int, threads: int) -> np.ndarray:
+        """int64 (rows, width)."""
+        if self._rows is not None:
+            if column in _ALIGNED:
+                self.column(column)
+            return self._rows.padded(column, width, left, filler, threads)
+        result = np.full((len(self), width), filler, dtype=np.int64)
+        for row, (begin, end) in enumerate(zip(self.offsets.tolist(), self.offsets[1:].tolist())):
+            place = slice(width - (end - begin), width) if left else slice(0, end - begin)
+            result[row, place] = self.column(column)[begin:end]
+        return result
+
+    def row(self, column: _C.Column, index: int) -> list[int]:
+        """The values of one row."""
+        values: list[int] = self.column(column)[self.offsets[index] : self.offsets[index + 1]].tolist()
+        return values
+
+    def __getstate__(self) -> dict[str, Any]:
+        for column in _C.Column.__members__.values():
+            self.column(column)
+        return {**self.__dict__, "_rows": None, "_realign": None}
+
+
+class RowEncoding:
+    """A row with its padding: lists with one item per token, and mappings between tokens, words and characters.
+
+    Like `tokenizers.Encoding`. Words and characters are counted from the start of each sequence; `sequence` is 0 for
+    the first and 1 for the second sequence of a pair. What does not exist is None.
+    """
+
+    def __init__(self, table: RowTable, index: int, width: int, left: bool, pad_token_id: int) -> None:
+        self._table, self._index = table, index
+        size = int(table.offsets[index + 1] - table.offsets[index])
+        missing = max(width - size, 0)
+        self._before, self._after = (missing, 0) if left else (0, missing)
+        self._pad_token_id = pad_token_id
+
+    def _values(self, column: _C.Column, filler: int) -> list[int]:
+        return [filler] * self._before + self._table.row(column, self._index) + [filler] * self._after
+
+    def _places(self, column: _C.Column) -> list[int | None]:
+        return [None if value < 0 else value for value in self._values(column, -1)]
+
+    def __len__(self) -> int:
+        size: int = self._table.offsets[self._index + 1] - self._table.offsets[self._index]
+        return int(size) + self._before + self._after
+
+    @property
+    def ids(self) -> list[int]:
+        """The tokens' ids."""
+        return self._values(_C.Column.IDS, self._pad_token_id)
+
+    @property
+    def tokens(self) -> list[str]:
+        """The tokens as strings."""
+        return [self._table.token_of(token_id) for token_id in self.ids]
+
+    @property
+    def type_ids(self) -> list[int]:
+        """1 for the second sequence of a pair, else 0."""
+        return self._values(_C.Column.TYPES, 0)
+
+    @property
+    def attention_mask(self) -> list[int]:
+        """0 for padding, else 1."""
+        return self._values(_C.Column.ONES, 0)
+
+    @property
+    def special_tokens_mask(self) -> list[int]:
+        """1 for padding and for the special tokens around sequences, else 0."""
+        return self._values(_C.Column.SPECIAL_MASK, 1)
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        """First character of each token, and the one behind its last; (0, 0) where it has none."""
+        return list(zip(self._values(_C.Column.BEGINS, 0), self._values(_C.Column.ENDS, 0)))
+
+    @property
+    def word_ids(self) -> list[int | None]:
+        """The word of each token."""
+        return self._places(_C.Column.WORDS)
+
+    words = word_ids
+
+    @property
+    def sequence_ids(self) -> list[int | None]:
+        """The sequence of each token."""
+        return self._places(_C.Column.SEQUENCES)
+
+    @property
+    def n_sequences(self) -> int:
+        """1, or 2 for a pair."""
+        return self._table.n_sequences
+
+    @property
+    def overflowing(self) -> list["RowEncoding"]:
+        """The further rows of the same text, if this is its first one and overflow was asked for."""
+        samples = self._table.samples
+        if self._index > 0 and samples[self._index - 1] == samples[self._index]:
+            return []
+        end = int(np.searchsorted(samples, samples[self._index], side="right"))
+        width, left = len(self), self._before > 0
+        return [RowEncoding(self._table, row, width, left, self._pad_token_id) for row in range(self._index + 1, end)]
+
+    def _range(self, sequence: int) -> range:
+        """The tokens of a sequence; all tokens for a sequence that rows do not have, as in the reference."""
+        of = self._values(_C.Column.SEQUENCES, -1)
+        if sequence >= self.n_sequences:
+            return range(len(of))
+        if sequence not in of:
+            return range(0)
+        return range(of.index(sequence), len(of) - of[::-1].index(sequence))
+
+    def token_to_sequence(self, token: int) -> int | None:
+        """The sequence of a token."""
+        return _item(self.sequence_ids, token)
+
+    def token_to_word(self, token: int) -> int | None:
+        """The word of a token."""
+        return _item(self.word_ids, token)
+
+    def token_to_chars(self, token: int) -> tuple[int, int] | None:
+        """The characters of a token."""
+        return None if self.token_to_sequence(token) is None else _item(self.offsets, token)
+
+    def word_to_tokens(self, word: int, sequence: int = 0) -> tuple[int, int] | None:
+        """The tokens of a word: the first, and the one behind the last."""
+        words = self.word_ids
+        tokens = [token for token in self._range(sequence) if words[token] == word]
+        return (tokens[0], tokens[-1] + 1) if tokens else None
+
+    def word_to_chars(self, word: int, sequence: int = 0) -> tuple[int, int] | None:
+        """The characters of a word."""
+        tokens = self.word_to_tokens(word, sequence)
+        if tokens is None:
+            return None
+        return self.offsets[tokens[0]][0], self.offsets[tokens[1] - 1][1]
+
+    def char_to_token(self, char: int, sequence: int = 0) -> int | None:
+        """The token that holds a character."""
+        offsets = self.offsets
+        return next((t for t in self._range(sequence) if offsets[t][0] <= char < offsets[t][1]), None)
+
+    def char_to_word(self, char: int, sequence: int = 0) -> int | None:
+        """The word that holds a character."""
+        token = self.char_to_token(char, sequence)
+        return None if token is None else self.token_to_word(token)
+
+    def __repr__(self) -> str:
+        return f"RowEncoding(tokens={self.tokens})"
+
+
+def _item(values: Sequence[Any], index: int) -> Any:
+    return values[index] if 0 <= index < len(values) else None
