@@ -158,10 +158,12 @@ def read_lengths(
         assert length is not None
         if length < added:
             raise ValueError(f"max_length={length} has no room for the {added} special tokens; use a larger one")
-        if stride and stride >= length - added:
+        # As in the reference, the two special tokens of a single sequence count even where none are added.
+        room = length - max(added, 2)
+        if stride and stride >= room:
             raise ValueError(
-                f"stride={stride} must be below the {length - added} tokens that max_length={length} leaves beside the"
-                f" {added} special tokens; use a smaller stride or a larger max_length"
+                f"stride={stride} must be below {room}, which max_length={length} leaves beside {max(added, 2)} special"
+                " tokens; use a smaller stride or a larger max_length"
             )
         if multiple and strategy != "do_not_pad" and length % multiple:
             raise ValueError(
@@ -212,7 +214,7 @@ def checked_threads(threads: int | None) -> int:
 
 
 def check_tensor_rows(table: Any, width: int, padding: str) -> None:
-    """Rows that are to be a tensor must have one length."""
+    """Rows that are to be a tensor must have one length (numpy makes an array of arrays of them)."""
     sizes = np.diff(table.offsets)
     if padding == "do_not_pad":
         if (sizes != sizes[:1]).any():

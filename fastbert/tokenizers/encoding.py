@@ -100,7 +100,8 @@ class Encoding(MutableMapping[str, Any]):
             if tensor_type is None or hasattr(value, "shape"):
                 continue
             try:
-                array = np.asarray([value] if prepend_batch_axis else value, dtype=np.int64)
+                array = np.asarray([value] if prepend_batch_axis else value)
+                array = array.astype(np.int64) if array.dtype.kind in "bui" else array
             except ValueError:
                 raise ValueError(
                     f"{key}: rows of different lengths make no tensor; add padding=True (and truncation=True)"
@@ -241,10 +242,12 @@ def _token_values(table: RowTable, layout: Layout, name: str, sizes: np.ndarray)
     else:
         column, filler = _COLUMNS[name]
         ends = [(column, layout.pad_token_id if filler is None else filler)]
-    if layout.tensors:
+    if layout.tensors and (fits or (sizes == sizes[:1]).all()):
         width = int(sizes.max(initial=layout.width))
         arrays = [table.padded(column, width, layout.left, filler, layout.threads) for column, filler in ends]
-        return as_tensor(arrays[0] if len(arrays) == 1 else np.stack(arrays, axis=-1), layout.tensors)
+        # Of rows without any token, the reference makes no pairs.
+        array = arrays[0] if len(arrays) == 1 or width == 0 else np.stack(arrays, axis=-1)
+        return as_tensor(array, layout.tensors)
     if fits and layout.width:
         parts = [
             table.padded(column, layout.width, layout.left, filler, layout.threads).tolist() for column, filler in ends
@@ -252,6 +255,10 @@ def _token_values(table: RowTable, layout: Layout, name: str, sizes: np.ndarray)
     else:
         parts = [_ragged_lists(table, layout, column, filler) for column, filler in ends]
     rows = parts[0] if len(parts) == 1 else [list(zip(*pair)) for pair in zip(*parts)]
+    if layout.tensors:
+        ragged = np.empty(len(rows), dtype=object)
+        ragged[:] = [np.asarray(row, dtype=np.int64) for row in rows]
+        return ragged
     return rows[0] if layout.single else rows
 
 

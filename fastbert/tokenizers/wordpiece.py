@@ -305,7 +305,7 @@ class WordPieceTokenizer:
         Raises:
             TypeError: something is not a string, or is half of a character (a lone surrogate).
             ValueError: an option that is none of the above; a length that leaves no room for the special tokens or for
-                the stride; rows of different lengths that were to become a tensor.
+                the stride; rows of different lengths that were to become a torch tensor (numpy gets an array of arrays).
         """
         if pairs is not None and text_pair is not None:
             raise TypeError("text_pair and pairs are two names of one argument; give one of them")
@@ -328,7 +328,7 @@ class WordPieceTokenizer:
         rows = plan(return_offsets_mapping, threads)
         table = RowTable(rows, None if return_offsets_mapping else lambda: plan(True, threads), self._token_of)
         width = lengths.width(table.longest_main)
-        if tensors:
+        if tensors == "pt":
             call.check_tensor_rows(table, width, lengths.padding)
         if verbose and max_length is None:
             call.warn_of_length(table.longest_main, self.model_max_length)

@@ -111,7 +111,7 @@ def test_long_text_is_no_error(tokenizer):
         pytest.param(("a",), {"truncation": "middle"}, ValueError, "truncation='middle' must be one", id="truncation"),
         pytest.param(("a",), {"padding": "left"}, ValueError, "padding='left' must be one", id="padding"),
         pytest.param(("a",), {"return_tensors": "tf"}, ValueError, "return_tensors='tf'", id="tensors"),
-        pytest.param((["a", "a!"],), {"return_tensors": "np"}, ValueError, "add padding=True", id="ragged-tensor"),
+        pytest.param((["a", "a!"],), {"return_tensors": "pt"}, ValueError, "add padding=True", id="ragged-tensor"),
         pytest.param(
             ("hello " * 9,), {"max_length": 5, "truncation": "only_second"}, ValueError, "is no pair", id="no-second"
         ),
