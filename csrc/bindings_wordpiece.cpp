@@ -118,6 +118,17 @@ py::tuple encode_ragged(const Tokenizer& self, py::handle texts, bool aligned, u
                           to_array(std::move(rows.offsets)));
 }
 
+py::tuple encode_wrapped(const Tokenizer& self, py::handle texts, std::optional<std::size_t> limit,
+                         std::int32_t begin_id, std::int32_t end_id, unsigned threads) {
+    const Texts held(texts, "texts");
+    Sequences rows;
+    {
+        py::gil_scoped_release release;
+        rows = encode_batch_wrapped(self, held.views(), limit.value_or(Tokenizer::kNoLimit), begin_id, end_id, threads);
+    }
+    return py::make_tuple(to_array(std::move(rows.tokens.ids)), to_array(std::move(rows.offsets)));
+}
+
 [[noreturn]] void raise(const RowError& error, const Cutting& cutting) {
     const std::string row = "row " + std::to_string(error.sample);
     const std::string length = "max_length=" + std::to_string(cutting.max_length);
@@ -199,14 +210,17 @@ py::array_t<std::int64_t> padded_column(const Rows& self, Column column, std::in
     for (std::size_t i = 0; i < self.count(); ++i) {
         if (self.offsets()[i + 1] - self.offsets()[i] > width) throw py::value_error("a row is longer than the width");
     }
-    Buffer<std::int64_t> values;
-    const auto count = static_cast<py::ssize_t>(self.count());
+    if (width < 0) throw py::value_error("the width must not be negative");
+    std::unique_ptr<Zeros<std::int64_t>> values;
     {
         py::gil_scoped_release release;
-        values.resize(self.count() * static_cast<std::size_t>(width));
-        self.write_padded(column, width, left, filler, values.data(), threads);
+        values = std::make_unique<Zeros<std::int64_t>>(self.count() * static_cast<std::size_t>(width));
+        self.write_padded(column, width, left, filler, values->data(), threads);
     }
-    return to_array(std::move(values)).reshape({count, static_cast<py::ssize_t>(width)});
+    std::int64_t* const data = values->data();
+    py::capsule owner(values.get(), [](void* pointer) { delete static_cast<Zeros<std::int64_t>*>(pointer); });
+    (void)values.release();
+    return py::array_t<std::int64_t>({static_cast<py::ssize_t>(self.count()), static_cast<py::ssize_t>(width)}, data, owner);
 }
 
 py::array_t<std::int64_t> samples(const Rows& self) {
@@ -296,6 +310,8 @@ void bind_wordpiece(py::module_& module) {
         .def(py::init(&make_tokenizer), "tokens"_a, "special_ids"_a, "unknown_id"_a, "options"_a)
         .def("encode_ragged", &encode_ragged, "texts"_a, "aligned"_a, "threads"_a,
              "Tokens of the texts, one row each: (ids int32, offsets int64); aligned: (ids, begins, ends, words, offsets).")
+        .def("encode_wrapped", &encode_wrapped, "texts"_a, "limit"_a, "begin_id"_a, "end_id"_a, "threads"_a,
+             "Ids of the texts, each between two others that count towards the limit: (ids int32, offsets int64).")
         .def("encode_rows", &encode_rows, "texts"_a, "pairs"_a, "text_bounds"_a, "pair_bounds"_a, "form"_a, "cutting"_a,
              "aligned"_a, "threads"_a, "Rows of the texts or pairs, with special tokens.")
         .def("split_words", &split_words, "text"_a, "The normalised words of a text.");

@@ -55,6 +55,9 @@ class WordPiece:
         self, tokens: Sequence[str], special_ids: Sequence[int], unknown_id: int, options: NormalizerOptions
     ) -> None: ...
     def encode_ragged(self, texts: Sequence[str], aligned: bool, threads: int) -> tuple[NDArray[Any], ...]: ...
+    def encode_wrapped(
+        self, texts: Sequence[str], limit: int | None, begin_id: int, end_id: int, threads: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]: ...
     def encode_rows(
         self,
         texts: Sequence[str],

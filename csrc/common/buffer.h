@@ -26,6 +26,48 @@ inline void advise_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std:
 #endif
 }
 
+// Zeros, of which those that are not written to cost nothing: fresh from the system where there are many.
+template <class T>
+class Zeros {
+public:
+    explicit Zeros(std::size_t size) : bytes_(size * sizeof(T)) {
+#ifdef __linux__
+        if (bytes_ >= kLarge) {
+            mapped_ = bytes_ + kHugePage;
+            memory_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (memory_ == MAP_FAILED) throw std::bad_alloc();
+            const auto address = reinterpret_cast<std::size_t>(memory_);
+            data_ = reinterpret_cast<T*>((address + kHugePage - 1) & ~(kHugePage - 1));
+            advise_huge_pages(data_, bytes_);
+            return;
+        }
+#endif
+        memory_ = std::calloc(std::max<std::size_t>(size, 1), sizeof(T));
+        if (memory_ == nullptr) throw std::bad_alloc();
+        data_ = static_cast<T*>(memory_);
+    }
+    Zeros(const Zeros&) = delete;
+    Zeros& operator=(const Zeros&) = delete;
+    ~Zeros() {
+#ifdef __linux__
+        if (mapped_ != 0) {
+            munmap(memory_, mapped_);
+            return;
+        }
+#endif
+        std::free(memory_);
+    }
+    T* data() { return data_; }
+
+private:
+    static constexpr std::size_t kHugePage = std::size_t{1} << 21;
+    static constexpr std::size_t kLarge = std::size_t{1} << 22;
+
+    std::size_t bytes_, mapped_ = 0;
+    void* memory_ = nullptr;
+    T* data_ = nullptr;
+};
+
 template <class T>
 class Buffer {
     static_assert(std::is_trivially_copyable_v<T>);

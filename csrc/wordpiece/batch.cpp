@@ -54,35 +54,27 @@ std::array<Buffer<std::int32_t>*, 4> columns_of(TokenColumns& tokens) {
     return {&tokens.ids, &tokens.begins, &tokens.ends, &tokens.words};
 }
 
-void encode_texts(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit,
-                  Workspace& workspace, Buffer<std::int32_t>& ids, std::int64_t* ends) {
-    tokenizer.encode(texts, limit, workspace, ids, ends);
-}
-void encode_texts(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit,
-                  Workspace& workspace, TokenColumns& tokens, std::int64_t* ends) {
-    tokenizer.encode_aligned(texts, limit, workspace, tokens, ends);
-}
-
 // Appends the tokens of the run's texts and writes where each row ends, counted from the first of these tokens.
-template <class Output>
-void encode_run(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit, Run& run,
+template <class Output, class Encode>
+void encode_run(const Encode& encode, std::span<const std::string_view> texts, std::size_t limit, Run& run,
                 Workspace& workspace, Output& output, std::int64_t* ends) {
     const auto columns = columns_of(output);
     run.begin = columns[0]->size();
     const std::span<const std::string_view> rows = texts.subspan(run.first_row, run.end_row - run.first_row);
     std::size_t expected = 0;
-    for (const std::string_view text : rows) expected += std::min(text.size() / 3, limit) + 1;
+    for (const std::string_view text : rows) expected += std::min(text.size() / 3, limit) + 3;
     // Enough for most texts; memory that is not touched costs nothing.
     for (auto* column : columns) column->reserve(run.begin + expected);
-    encode_texts(tokenizer, rows, limit, workspace, output, ends + run.first_row);
+    encode(rows, workspace, output, ends + run.first_row);
     for (std::size_t row = run.first_row; row < run.end_row; ++row) ends[row] -= static_cast<std::int64_t>(run.begin);
     run.end = columns[0]->size();
 }
 
-// Encodes on several threads: each appends to an output of its own, and when all are done, to the common one.
-template <class Output>
-void encode_parallel(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit,
-                     unsigned threads, Output& output, Buffer<std::int64_t>& offsets) {
+// Encodes on several threads: each appends to an output of its own by encode(texts, workspace, output, ends), and when
+// all are done, to the common one.
+template <class Output, class Encode>
+void encode_parallel(const Tokenizer& tokenizer, const Encode& encode, std::span<const std::string_view> texts,
+                     std::size_t limit, unsigned threads, Output& output, Buffer<std::int64_t>& offsets) {
     std::vector<Run> runs = cut_into_runs(texts);
     const std::size_t workers = std::clamp<std::size_t>(threads, 1, std::max<std::size_t>(runs.size(), 1));
     offsets.resize(texts.size() + 1);
@@ -91,7 +83,7 @@ void encode_parallel(const Tokenizer& tokenizer, std::span<const std::string_vie
     if (workers == 1) {
         Lease workspace(tokenizer);
         Run all{0, texts.size()};
-        return encode_run(tokenizer, texts, limit, all, *workspace, output, ends);
+        return encode_run(encode, texts, limit, all, *workspace, output, ends);
     }
     std::vector<Output> parts(workers);
     std::vector<std::size_t> places(runs.size());
@@ -125,7 +117,7 @@ void encode_parallel(const Tokenizer& tokenizer, std::span<const std::string_vie
             Lease workspace(tokenizer);
             for (std::size_t i = next_run++; i < runs.size(); i = next_run++) {
                 runs[i].worker = worker;
-                encode_run(tokenizer, texts, limit, runs[i], *workspace, parts[worker], ends);
+                encode_run(encode, texts, limit, runs[i], *workspace, parts[worker], ends);
             }
         } catch (...) {
             fail();
@@ -155,10 +147,25 @@ Sequences encode_batch(const Tokenizer& tokenizer, std::span<const std::string_v
                        bool aligned, unsigned threads) {
     Sequences result;
     if (aligned) {
-        encode_parallel(tokenizer, texts, limit, threads, result.tokens, result.offsets);
+        const auto encode = [&](std::span<const std::string_view> rows, Workspace& workspace, TokenColumns& tokens,
+                                std::int64_t* ends) { tokenizer.encode_aligned(rows, limit, workspace, tokens, ends); };
+        encode_parallel(tokenizer, encode, texts, limit, threads, result.tokens, result.offsets);
     } else {
-        encode_parallel(tokenizer, texts, limit, threads, result.tokens.ids, result.offsets);
+        const auto encode = [&](std::span<const std::string_view> rows, Workspace& workspace, Buffer<std::int32_t>& ids,
+                                std::int64_t* ends) { tokenizer.encode(rows, limit, workspace, ids, ends); };
+        encode_parallel(tokenizer, encode, texts, limit, threads, result.tokens.ids, result.offsets);
     }
+    return result;
+}
+
+Sequences encode_batch_wrapped(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit,
+                               std::int32_t begin_id, std::int32_t end_id, unsigned threads) {
+    Sequences result;
+    const auto encode = [&](std::span<const std::string_view> rows, Workspace& workspace, Buffer<std::int32_t>& ids,
+                            std::int64_t* ends) {
+        tokenizer.encode_wrapped(rows, limit, begin_id, end_id, workspace, ids, ends);
+    };
+    encode_parallel(tokenizer, encode, texts, limit, threads, result.tokens.ids, result.offsets);
     return result;
 }
 

@@ -24,6 +24,10 @@ struct Sequences {
 Sequences encode_batch(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit,
                        bool aligned, unsigned threads);
 
+// The ids of each text between two others; these count towards the limit.
+Sequences encode_batch_wrapped(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit,
+                               std::int32_t begin_id, std::int32_t end_id, unsigned threads);
+
 // From words that were encoded one by one to the texts that they make up: text i has the words from bounds[i] to
 // bounds[i + 1]. Places stay those in the word, and its number in the text is the index of the word.
 void join_words(Sequences& words, std::span<const std::int64_t> bounds);

@@ -167,14 +167,19 @@ void Rows::write(Column column, std::int32_t* to) const {
 
 void Rows::write_padded(Column column, std::int64_t width, bool left, std::int64_t filler, std::int64_t* to,
                         unsigned threads) const {
+    // Where nothing is written, memory stays untouched.
+    if (column == Column::kTypes && !pairs() && filler == 0) return;
+    const auto fill = [filler](std::int64_t* at, std::int64_t count) {
+        return filler == 0 ? at + count : std::fill_n(at, count, filler);
+    };
     const auto write_some = [&](std::size_t begin, std::size_t end) {
         for (std::size_t i = begin; i < end; ++i) {
             std::int64_t* const row = to + static_cast<std::int64_t>(i) * width;
             const std::int64_t missing = width - length(rows_[i]);
             if (left) {
-                write_row(column, rows_[i], std::fill_n(row, missing, filler));
+                write_row(column, rows_[i], fill(row, missing));
             } else {
-                std::fill_n(write_row(column, rows_[i], row), missing, filler);
+                fill(write_row(column, rows_[i], row), missing);
             }
         }
     };

@@ -62,7 +62,7 @@ public:
 
     // A column of all rows, end to end.
     void write(Column column, std::int32_t* to) const;
-    // A column of all rows at the same width, none of them longer, filled up on the right or on the left.
+    // A column of all rows at the same width, none of them longer, filled up on the right or on the left. `to` is zero.
     void write_padded(Column column, std::int64_t width, bool left, std::int64_t filler, std::int64_t* to,
                       unsigned threads) const;
 

@@ -124,10 +124,26 @@ public:
           output_(output),
           limit_(limit) {}
 
+    // Puts an id before and one behind each row from now on; the limit is of the ids between them.
+    void wrap(std::int32_t begin_id, std::int32_t end_id) {
+        static_assert(!kAligned);
+        wrapping_ = true;
+        begin_id_ = begin_id;
+        end_id_ = end_id;
+        // A chunk of a byte that UTF-8 does not have stands for the end of a row and the beginning of the next.
+        const Piece pieces[] = {{end_id, 0, 1, 0}, {begin_id, 0, 1, 0}};
+        if (find_row_mark() == nullptr) workspace_.cache.insert(row_mark(), 1, pieces, true);
+        const ShortPieces* const found = find_row_mark();
+        can_stage_ = found != nullptr && found->ids[0] == end_id && found->ids[1] == begin_id;
+    }
+
     // Short texts share windows: what a window costs at its ends would be much for each of them.
     void encode_rows(std::span<const std::string_view> texts, std::int64_t* ends) {
+        if (texts.empty()) return;
+        // While rows are wrapped, the output ends with the id that begins the next one.
+        if (wrapping_) ids().push_back(begin_id_);
         for (std::size_t row = 0; row < texts.size();) {
-            const std::size_t staged = stage(texts.subspan(row));
+            const std::size_t staged = can_stage_ ? stage(texts.subspan(row)) : 1;
             if (staged > 1 && tokenizer_.specials_.find(staged_text(), 0).id == Trie::kNone) {
                 encode_stage(staged, ends + row);
                 row += staged;
@@ -135,9 +151,11 @@ public:
             }
             for (const std::size_t end = row + std::max<std::size_t>(staged, 1); row < end; ++row) {
                 encode_row(texts[row]);
-                ends[row] = static_cast<std::int64_t>(ids().size());
+                ends[row] = static_cast<std::int64_t>(ids().size()) + wrapping_;
+                if (wrapping_) append_row_mark();
             }
         }
+        if (wrapping_) ids().resize(ids().size() - 1);
     }
 
     bool full() const { return ids().size() >= full_size_; }
@@ -230,17 +248,36 @@ private:
         word_ += 1;
     }
 
-    // Copies short texts to the stage, a space behind each, until one is long or the stage is full. Returns how many.
+    // Two bytes, so that what is read behind a chunk is there.
+    static const std::uint8_t* row_mark() {
+        static constexpr std::array<std::uint8_t, ChunkCache::kShortBytes + 1> kMark = {0xFF};
+        return kMark.data();
+    }
+    const ShortPieces* find_row_mark() const {
+        const ChunkCache& cache = workspace_.cache;
+        return cache.find_short(row_mark(), 1, cache.short_place(row_mark(), 1));
+    }
+    void append_row_mark() {
+        ids().push_back(end_id_);
+        ids().push_back(begin_id_);
+    }
+
+    // Copies short texts to the stage, a space (and a row mark, if rows are wrapped) behind each, until one is long or the
+    // stage is full. Returns how many.
     std::size_t stage(std::span<const std::string_view> texts) {
-        constexpr std::size_t kShort = kWindow / 4;
+        constexpr std::size_t kShort = kWindow / 4, kBehind = 3;
         std::size_t size = 0, count = 0;
         for (; count < texts.size() && count < row_ends_.size(); ++count) {
             const std::string_view text = texts[count];
-            if (text.size() > kShort || size + text.size() >= kWindow) break;
+            if (text.size() > kShort || size + text.size() + kBehind > kWindow) break;
             if (count + kPrefetchedTexts < texts.size()) prefetch(texts[count + kPrefetchedTexts]);
             std::copy(text.begin(), text.end(), workspace_.stage.data() + size);
             size += text.size();
             workspace_.stage[size++] = ' ';
+            if (wrapping_) {
+                workspace_.stage[size++] = *row_mark();
+                workspace_.stage[size++] = ' ';
+            }
             row_ends_[count] = static_cast<std::uint16_t>(size);
         }
         staged_size_ = size;
@@ -269,11 +306,16 @@ private:
         for (std::size_t row = 0; row < rows; ++row) {
             const std::size_t chunks = chunks_before(window, row_ends_[row]);
             const std::size_t last = chunks == 0 ? before : before + workspace_.places[chunks - 1];
-            const std::size_t count = std::min(last - first, limit_);
+            const std::size_t marks = wrapping_ ? 2 : 0;
+            const std::size_t count = std::min(last - first - marks, limit_);
             move_row(first, count, to, row == 0 ? 0 : characters.before(row_ends_[row - 1]));
             to += count;
             first = last;
-            ends[row] = static_cast<std::int64_t>(to);
+            ends[row] = static_cast<std::int64_t>(to) + wrapping_;
+            if (wrapping_) {
+                ids()[to++] = end_id_;
+                ids()[to++] = begin_id_;
+            }
         }
         resize(to);
     }
@@ -432,6 +474,8 @@ private:
     std::size_t full_size_ = 0;  // of the output, when the row at hand has enough
     std::size_t staged_size_ = 0;
     std::array<std::uint16_t, 64> row_ends_;  // of the staged texts
+    bool can_stage_ = true, wrapping_ = false;
+    std::int32_t begin_id_ = 0, end_id_ = 0;  // around each row, if wrapping
     std::uint32_t place_ = 0;  // characters of the text before the window
     std::uint32_t word_ = 0;   // words so far
 };
@@ -493,6 +537,14 @@ bool Tokenizer::is_chunk(std::string_view token) const {
 void Tokenizer::encode(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
                        Buffer<std::int32_t>& ids, std::int64_t* ends) const {
     Encoder<false>(*this, limit, workspace, ids).encode_rows(texts, ends);
+}
+
+void Tokenizer::encode_wrapped(std::span<const std::string_view> texts, std::size_t limit, std::int32_t begin_id,
+                               std::int32_t end_id, Workspace& workspace, Buffer<std::int32_t>& ids,
+                               std::int64_t* ends) const {
+    Encoder<false> encoder(*this, limit == kNoLimit ? kNoLimit : limit - std::min<std::size_t>(limit, 2), workspace, ids);
+    encoder.wrap(begin_id, end_id);
+    encoder.encode_rows(texts, ends);
 }
 
 void Tokenizer::encode_aligned(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,

@@ -57,7 +57,10 @@ public:
     // Appends the ids of each text (valid UTF-8), at most `limit` of them, and writes the output's size behind each.
     void encode(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
                 Buffer<std::int32_t>& ids, std::int64_t* ends) const;
-    // The same, with places.
+    // The same with `begin_id` before and `end_id` behind the ids of each text; these two count towards the limit.
+    void encode_wrapped(std::span<const std::string_view> texts, std::size_t limit, std::int32_t begin_id,
+                        std::int32_t end_id, Workspace& workspace, Buffer<std::int32_t>& ids, std::int64_t* ends) const;
+    // The same as encode(), with places.
     void encode_aligned(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
                         TokenColumns& tokens, std::int64_t* ends) const;
 

@@ -21,8 +21,6 @@ from fastbert.tokenizers.row_encoding import RowTable
 if TYPE_CHECKING:
     from fastbert.packing import PackedBatch
 
-_NOT_CUT = _C.Cutting(_C.Truncation.NONE, 0, 0, False, False)
-
 
 class WordPieceTokenizer:
     """BERT's whole pipeline in C++: special tokens in text, clean-up, Chinese characters, accents, case, WordPiece.
@@ -217,8 +215,7 @@ class WordPieceTokenizer:
         threads = call.checked_threads(threads)
         if not add_special_tokens:
             return self._core.encode_ragged(texts, False, threads)  # type: ignore[return-value]
-        rows = self._plan(call.Inputs(texts, None, None, None, False), True, _NOT_CUT, False, threads)
-        return rows.column(_C.Column.IDS), rows.offsets()
+        return self._core.encode_wrapped(texts, None, self.cls_token_id, self.sep_token_id, threads)
 
     def encode_aligned_ragged(
         self, texts: Sequence[str], *, threads: int | None = None
