@@ -18,6 +18,15 @@ std::vector<std::pair<std::string, std::int32_t>> named(const std::vector<std::s
 const std::uint8_t* bytes_of(std::string_view text) { return reinterpret_cast<const std::uint8_t*>(text.data()); }
 const char* chars(const std::uint8_t* bytes) { return reinterpret_cast<const char*>(bytes); }
 
+// Inline: without a flag for the processor, std::popcount is a call.
+std::size_t count_bits(std::uint64_t bits) {
+    if (bits == 0) return 0;
+    bits -= bits >> 1 & 0x5555555555555555U;
+    bits = (bits & 0x3333333333333333U) + (bits >> 2 & 0x3333333333333333U);
+    bits = (bits + (bits >> 4)) & 0x0F0F0F0F0F0F0F0FU;
+    return bits * 0x0101010101010101U >> 56;
+}
+
 std::size_t count_characters(std::string_view text) {
     return static_cast<std::size_t>(
         std::count_if(text.begin(), text.end(), [](char byte) { return (byte & 0xC0) != 0x80; }));
@@ -184,13 +193,13 @@ private:
             std::uint32_t before = 0;
             for (std::size_t i = 0; i < kWindow / kBlock; ++i) {
                 before_[i] = before;
-                before += static_cast<std::uint32_t>(kBlock - std::popcount(window.masks[i].continuation));
+                before += static_cast<std::uint32_t>(kBlock - count_bits(window.masks[i].continuation));
             }
         }
         std::uint32_t before(std::size_t byte) const {
             const std::size_t block = byte / kBlock, bit = byte % kBlock;
             const std::uint64_t earlier = window_.masks[block].continuation & ((std::uint64_t{1} << bit) - 1);
-            return before_[block] + static_cast<std::uint32_t>(bit - std::popcount(earlier));
+            return before_[block] + static_cast<std::uint32_t>(bit - count_bits(earlier));
         }
 
     private:
@@ -411,7 +420,8 @@ private:
         const std::size_t count = found.count();
         if constexpr (kAligned) {
             const std::uint32_t place = place_ + characters.before(start);
-            for (std::size_t i = 0; i < Pieces::kMax; ++i) {
+            const std::size_t written = count == 1 ? 1 : Pieces::kMax;
+            for (std::size_t i = 0; i < written; ++i) {
                 output_.begins[at + i] = static_cast<std::int32_t>(place + found.begin(i));
                 output_.ends[at + i] = static_cast<std::int32_t>(place + found.end(i));
                 output_.words[at + i] = static_cast<std::int32_t>(word_ + found.word(i));
