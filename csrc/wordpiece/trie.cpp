@@ -1,6 +1,7 @@
 #include "wordpiece/trie.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace fastbert::wordpiece {
 
@@ -24,10 +25,24 @@ void sort_keys(std::vector<Key>& keys) {
     std::transform(prefixed.begin(), prefixed.end(), keys.begin(), [](const auto& item) { return item.second; });
 }
 
+// Moves the keys' bytes into one block, in the order in which they will be read.
+std::vector<char> gather_bytes(std::vector<Key>& keys) {
+    std::size_t size = 0;
+    for (const Key& key : keys) size += key.first.size();
+    std::vector<char> bytes(size);
+    char* to = bytes.data();
+    for (auto& [text, id] : keys) {
+        char* const from = std::exchange(to, std::copy(text.begin(), text.end(), to));
+        text = {from, text.size()};
+    }
+    return bytes;
+}
+
 }  // namespace
 
 Trie::Trie(std::vector<std::pair<std::string_view, std::int32_t>> keys) {
     sort_keys(keys);
+    const std::vector<char> bytes_of_keys = gather_bytes(keys);
     nodes_.resize(4 * kAlphabet);
     nodes_[0].parent = kFree - 1;  // taken, and the child of no node
     std::vector<Range> queue{{0, 0, keys.size(), 0}};
