@@ -85,7 +85,11 @@ void encode_parallel(const Tokenizer& tokenizer, const Encode& encode, std::span
         Run all{0, texts.size()};
         return encode_run(encode, texts, limit, all, *workspace, output, ends);
     }
-    std::vector<Output> parts(workers);
+    // On cache lines of its own, as a thread changes its output's size at each token.
+    struct alignas(128) Part {
+        Output output;
+    };
+    std::vector<Part> parts(workers);
     std::vector<std::size_t> places(runs.size());
     std::atomic<std::size_t> next_run = 0, next_copy = 0;
     std::exception_ptr failure;
@@ -117,7 +121,7 @@ void encode_parallel(const Tokenizer& tokenizer, const Encode& encode, std::span
             Lease workspace(tokenizer);
             for (std::size_t i = next_run++; i < runs.size(); i = next_run++) {
                 runs[i].worker = worker;
-                encode_run(encode, texts, limit, runs[i], *workspace, parts[worker], ends);
+                encode_run(encode, texts, limit, runs[i], *workspace, parts[worker].output, ends);
             }
         } catch (...) {
             fail();
@@ -126,7 +130,7 @@ void encode_parallel(const Tokenizer& tokenizer, const Encode& encode, std::span
         if (failure) return;
         const auto to = columns_of(output);
         for (std::size_t i = next_copy++; i < runs.size(); i = next_copy++) {
-            const auto from = columns_of(parts[runs[i].worker]);
+            const auto from = columns_of(parts[runs[i].worker].output);
             for (std::size_t column = 0; column < to.size(); ++column) {
                 std::copy(from[column]->data() + runs[i].begin, from[column]->data() + runs[i].end,
                           to[column]->data() + places[i]);
