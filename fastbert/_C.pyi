@@ -23,9 +23,19 @@ class Truncation:
 class Template:
     def __init__(self, add_special_tokens: bool, cls_id: int, sep_id: int) -> None: ...
 
+class AddedToken:
+    def __init__(
+        self, content: str, id: int, special: bool, lstrip: bool, rstrip: bool, single_word: bool, normalized: bool
+    ) -> None: ...
+
 class WordPiece:
     def __init__(
-        self, tokens: Sequence[str], special_ids: Sequence[int], unknown_id: int, options: NormalizerOptions
+        self,
+        tokens: Sequence[str],
+        added: Sequence[AddedToken],
+        split_special: bool,
+        unknown_id: int,
+        options: NormalizerOptions,
     ) -> None: ...
     def encode_ragged(self, texts: Sequence[str], threads: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]: ...
     def encode_model_inputs(
@@ -44,6 +54,7 @@ class WordCounter:
     def add(self, texts: Sequence[str]) -> None: ...
     def counts(self) -> dict[str, int]: ...
 
+def normalize(text: str, options: NormalizerOptions) -> str: ...
 def pad_rows(values: NDArray[np.int32], offsets: NDArray[np.int64], width: int, filler: int) -> NDArray[np.int64]: ...
 
 # bindings_collator.cpp

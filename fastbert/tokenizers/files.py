@@ -6,11 +6,12 @@ the cure.
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastbert.errors import UserError
+from fastbert.tokenizers.added import AddedToken
 
 logger = logging.getLogger("fastbert")
 
@@ -86,7 +87,7 @@ def read_folder(folder: Path) -> tuple[list[str], dict[str, Any]]:
     else:
         raise VocabularyError(f"{folder}: holds neither {VOCAB_FILE} nor {TOKENIZER_FILE}; name a tokenizer's folder")
     options = dict(from_json[1]) if from_json is not None else {}
-    added: list[AddedToken] = list(from_json[2]) if from_json is not None else []
+    added: list[FileToken] = list(from_json[2]) if from_json is not None else []
     for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):
         path = folder / name
         if path.is_file():
@@ -116,13 +117,20 @@ def guess_case(vocab: Sequence[str], path: Path) -> dict[str, Any]:
     return {}
 
 
-def write_folder(folder: Path, vocab: Sequence[str], options: dict[str, Any], special_tokens: dict[str, Any]) -> None:
+def write_folder(
+    folder: Path,
+    vocab: Sequence[str],
+    options: dict[str, Any],
+    special_tokens: dict[str, Any],
+    added: Mapping[int, AddedToken],
+) -> None:
     """Write vocab.txt, tokenizer_config.json and special_tokens_map.json, as transformers reads them."""
     for token in vocab:
         if "\n" in token or token.endswith("\r"):
             raise VocabularyError(f"token {token!r} holds a line end, which {VOCAB_FILE} cannot keep")
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"tokenizer_class": "BertTokenizer", **options, **special_tokens}
+    by_id = {str(index): token.to_dict() for index, token in added.items()}
+    config = {"tokenizer_class": "BertTokenizer", **options, **special_tokens, "added_tokens_decoder": by_id}
     # newline="": the bytes must not depend on the platform.
     (folder / VOCAB_FILE).write_text("".join(f"{token}\n" for token in vocab), encoding="utf-8", newline="")
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -172,7 +180,7 @@ def _known_options(config: dict[str, Any], path: Path) -> dict[str, Any]:
     return options
 
 
-class AddedToken(NamedTuple):
+class FileToken(NamedTuple):
     """A token that a file adds to the vocabulary; `id` is None where the file does not say."""
 
     content: str
@@ -180,7 +188,7 @@ class AddedToken(NamedTuple):
     place: str
 
 
-def _added_tokens(config: dict[str, Any], path: Path) -> list[AddedToken]:
+def _added_tokens(config: dict[str, Any], path: Path) -> list[FileToken]:
     """The tokens that a configuration adds, each checked to be one that is matched as it is written."""
     tokens = []
     for key in ("additional_special_tokens", "extra_special_tokens"):
@@ -202,7 +210,7 @@ def _added_tokens(config: dict[str, Any], path: Path) -> list[AddedToken]:
     return tokens
 
 
-def _added_token(token: dict[str, Any], token_id: int | None, path: Path) -> AddedToken:
+def _added_token(token: dict[str, Any], token_id: int | None, path: Path) -> FileToken:
     content = token.get("content")
     if not isinstance(content, str) or not content:
         raise VocabularyError(f"{path}: added token {token!r} has no content; restore the file")
@@ -213,10 +221,10 @@ def _added_token(token: dict[str, Any], token_id: int | None, path: Path) -> Add
                 f"{path}: added token {content!r} has {flag}={token[flag]!r}; only special tokens that are matched as"
                 f" they are written are supported, so set {flag} to {plain!r}"
             )
-    return AddedToken(content, token_id, str(path))
+    return FileToken(content, token_id, str(path))
 
 
-def _place_added_tokens(added: list[AddedToken], vocab: list[str], roles: set[Any]) -> list[str]:
+def _place_added_tokens(added: list[FileToken], vocab: list[str], roles: set[Any]) -> list[str]:
     """Append added tokens to `vocab` where they are missing; returns those that are special without a role."""
     ids = {token: index for index, token in enumerate(vocab)}
     for token in sorted(added, key=lambda token: -1 if token.id is None else token.id):
@@ -234,7 +242,7 @@ def _place_added_tokens(added: list[AddedToken], vocab: list[str], roles: set[An
     return [content for content in dict.fromkeys(token.content for token in added) if content not in roles]
 
 
-def _read_tokenizer_json(path: Path) -> tuple[list[str], dict[str, Any], list[AddedToken]]:
+def _read_tokenizer_json(path: Path) -> tuple[list[str], dict[str, Any], list[FileToken]]:
     """Vocabulary, options and added tokens of a tokenizer.json, if it describes BERT's pipeline and nothing else."""
     content = _read_json(path)
     model = content.get("model") or {}

@@ -52,6 +52,14 @@ const std::vector<std::string>& vocabulary() {
     return tokens;
 }
 
+std::vector<AddedToken> specials() {
+    std::vector<AddedToken> tokens;
+    for (std::int32_t id = 0; id < 5; ++id) {
+        tokens.push_back({.content = vocabulary()[static_cast<std::size_t>(id)], .id = id, .special = true});
+    }
+    return tokens;
+}
+
 NormalizerOptions options_of(unsigned choice) { return {(choice & 1) != 0, (choice & 2) != 0, (choice & 4) != 0}; }
 
 // The same options with each version of the scan that this processor runs.
@@ -67,7 +75,7 @@ Subject& subject(unsigned choice) {
         for (const ScanVersion& version : scan_versions()) {
             if (!version.usable) continue;
             found.tokenizers.push_back(std::make_unique<Tokenizer>(
-                vocabulary(), std::vector<std::int32_t>{0, 1, 2, 3, 4}, kUnknown, options_of(choice), version.scan));
+                vocabulary(), specials(), false, kUnknown, options_of(choice), version.scan));
             found.workspaces.push_back(found.tokenizers.back()->take_workspace());
         }
     }
