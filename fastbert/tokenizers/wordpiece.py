@@ -125,17 +125,18 @@ class WordPieceTokenizer:
                 raise files.VocabularyError(
                     f"added token {token.content!r}: nothing is left of it when it is normalised; pass normalized=False"
                 )
+        # By id: of two that are the same when normalised, the one with the lower id is found.
         added = [
             _C.AddedToken(
                 token.content,
-                self._ids[token.content],
+                index,
                 token.special,
                 token.lstrip,
                 token.rstrip,
                 token.single_word,
                 token.normalized,
             )
-            for token in self._recognised()
+            for index, token in self.added_tokens_decoder.items()
         ]
         return _C.WordPiece(self._tokens, added, self.split_special_tokens, self.unk_token_id, options)
 
@@ -147,13 +148,18 @@ class WordPieceTokenizer:
 
     @classmethod
     def from_pretrained(cls, path: str | os.PathLike[str], **options: Any) -> "WordPieceTokenizer":
-        """Read a tokenizer's folder or a bare vocab.txt; `options` override what is found there.
+        """Read a tokenizer's folder, a bare vocab.txt or a bare tokenizer.json; `options` override what is found there.
 
         The options come from `tokenizer_config.json` and `special_tokens_map.json`, then from `tokenizer.json`. If all
         are missing and the vocabulary holds capitals, lower-casing is off, and a notice is logged.
         """
         path = Path(path)
-        vocab, found = files.read_folder(path) if path.is_dir() else files.read_vocab_file(path)
+        if path.is_dir():
+            vocab, found = files.read_folder(path)
+        elif path.suffix == ".json":
+            vocab, found = files.read_tokenizer_file(path)
+        else:
+            vocab, found = files.read_vocab_file(path)
         try:
             return cls(vocab, **(found | options))
         except files.VocabularyError as error:
@@ -197,13 +203,9 @@ class WordPieceTokenizer:
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
         """The tokens that are recognised in text as a whole, special ones included, by their ids."""
-        found = {self._ids[token.content]: token for token in self._recognised()}
-        return dict(sorted(found.items()))
-
-    def _recognised(self) -> list[AddedToken]:
-        """The tokens that are recognised as a whole. Where two are the same when normalised, the first is found."""
         special = [AddedToken(name, special=True) for name in self.all_special_tokens]
-        return as_added_tokens([*special, *self.added_tokens])
+        found = {self._ids[token.content]: token for token in as_added_tokens([*special, *self.added_tokens])}
+        return dict(sorted(found.items()))
 
     @property
     def added_tokens_encoder(self) -> dict[str, int]:
