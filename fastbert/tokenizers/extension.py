@@ -236,7 +236,7 @@ def _not_one_word(tokenizer: WordPieceTokenizer, word: str) -> UserError:
 
 def _extended(tokenizer: WordPieceTokenizer, words: Sequence[str], *, keep_unused: bool) -> WordPieceTokenizer:
     """The tokenizer with words in the places of `[unusedN]` entries, then at the end."""
-    tokens = list(tokenizer.convert_ids_to_tokens(range(tokenizer.vocab_size)))
+    tokens = list(tokenizer.vocab)[: tokenizer.vocab_size]
     recognised = tokenizer.added_tokens_encoder
     free = [] if keep_unused else [i for i, token in enumerate(tokens) if _UNUSED.fullmatch(token)]
     free = [index for index in free if tokens[index] not in recognised]
@@ -250,7 +250,7 @@ def _extended(tokenizer: WordPieceTokenizer, words: Sequence[str], *, keep_unuse
 
 def _as_entries(tokenizer: WordPieceTokenizer) -> list[str]:
     """The added tokens behind the vocabulary, which keep their ids as entries of it when words go to its end."""
-    behind = tokenizer.convert_ids_to_tokens(range(tokenizer.vocab_size, len(tokenizer)))
+    behind = list(tokenizer.vocab)[tokenizer.vocab_size :]
     for token in behind:
         if token.startswith("##") or list(count_words([token], normalization=Normalization.of(tokenizer))) == [token]:
             raise UserError(

@@ -128,15 +128,14 @@ def read_folder(folder: Path) -> tuple[list[str], dict[str, Any]]:
         options["additional_special_tokens"] = list(_extra_tokens(content, path)) or options.get(
             "additional_special_tokens", []
         )
-    special = _role_tokens(options).union(options.get("additional_special_tokens", []))
-    return vocab, options | {"added_tokens": place_added_tokens(added, vocab, special)}
+    return vocab, options | {"added_tokens": place_added_tokens(added, vocab)}
 
 
 def read_tokenizer_file(path: Path) -> tuple[list[str], dict[str, Any]]:
     """Vocabulary and constructor options of a bare tokenizer.json, without anything beside it."""
     vocab, options, added = read_tokenizer_json(path)
     check_tokens(vocab, lambda index: f"{path}, id {index}")
-    return vocab, options | {"added_tokens": place_added_tokens(added, vocab, _role_tokens(options))}
+    return vocab, options | {"added_tokens": place_added_tokens(added, vocab)}
 
 
 def read_vocab_file(path: Path) -> tuple[list[str], dict[str, Any]]:
@@ -242,8 +241,8 @@ def _old_added_tokens(path: Path, special: set[str]) -> list[FileToken]:
     return [read_token(token, path, token_id=index, special=token in special) for token, index in ids.items()]
 
 
-def place_added_tokens(added: list[FileToken], vocab: Sequence[str], special: set[str]) -> list[AddedToken]:
-    """Added tokens in the order of their ids, each once, without those of `special` that are nothing more than that."""
+def place_added_tokens(added: list[FileToken], vocab: Sequence[str]) -> list[AddedToken]:
+    """Added tokens in the order of their ids, each once; what a file says of their ids must be true."""
     ids = {token: index for index, token in enumerate(vocab)}
     placed: dict[str, AddedToken] = {}
     for token, token_id, place in sorted(added, key=lambda item: (item.id is None, item.id or 0)):
@@ -254,5 +253,4 @@ def place_added_tokens(added: list[FileToken], vocab: Sequence[str], special: se
                 f" {'no such token' if known < 0 else known}; make them agree"
             )
         placed.setdefault(token.content, token)
-    usual = {AddedToken(name, special=True) for name in special if ids.get(name, len(vocab)) < len(vocab)}
-    return [token for token in placed.values() if token not in usual]
+    return list(placed.values())

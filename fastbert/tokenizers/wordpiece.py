@@ -111,20 +111,27 @@ class WordPieceTokenizer:
                 raise files.VocabularyError(
                     f"{source}: {role}={name!r} is not among its {len(self._tokens)} tokens; add it, or pass {role}="
                 )
+        # One form for the same tokens: by id, without those that are just special tokens of the vocabulary.
+        usual = {AddedToken(name, special=True) for name in self.all_special_tokens if ids[name] < len(self._tokens)}
+        added = [token for token in self.added_tokens if token not in usual]
+        self.added_tokens = sorted(added, key=lambda token: ids[token.content])
         self._ids = ids
         self._names = [*self._tokens, *list(ids)[len(self._tokens) :]]
         self.unk_token_id, self.sep_token_id = ids[self.unk_token], ids[self.sep_token]
         self.pad_token_id, self.cls_token_id = ids[self.pad_token], ids[self.cls_token]
         self.mask_token_id = ids[self.mask_token]
-        self._core = self._build_core()
-
-    def _build_core(self) -> _C.WordPiece:
         options = self._normalizer_options()
         for token in self.added_tokens:
-            if token.normalized and not _C.normalize(token.content, options):
+            # What is searched in normalised text is also named so: "Foo Bar" decodes to "foo bar", as in transformers.
+            name = _C.normalize(token.content, options) if token.normalized else token.content
+            if not name:
                 raise files.VocabularyError(
                     f"added token {token.content!r}: nothing is left of it when it is normalised; pass normalized=False"
                 )
+            self._names[ids[token.content]] = name
+        self._core = self._build_core()
+
+    def _build_core(self) -> _C.WordPiece:
         # By id: of two that are the same when normalised, the one with the lower id is found.
         added = [
             _C.AddedToken(
@@ -138,7 +145,9 @@ class WordPieceTokenizer:
             )
             for index, token in self.added_tokens_decoder.items()
         ]
-        return _C.WordPiece(self._tokens, added, self.split_special_tokens, self.unk_token_id, options)
+        return _C.WordPiece(
+            self._tokens, added, self.split_special_tokens, self.unk_token_id, self._normalizer_options()
+        )
 
     def _normalizer_options(self) -> _C.NormalizerOptions:
         strip = self.do_lower_case if self.strip_accents is None else self.strip_accents
@@ -311,8 +320,7 @@ class WordPieceTokenizer:
             **self.special_tokens_map,
         }
         if self.added_tokens:
-            by_id = sorted(self.added_tokens, key=lambda token: self._ids[token.content])
-            options["added_tokens"] = [token.to_dict() for token in by_id]
+            options["added_tokens"] = [token.to_dict() for token in self.added_tokens]
         return hashlib.sha256(json.dumps([self._tokens, options], sort_keys=True).encode()).hexdigest()
 
     def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> Any:
@@ -453,10 +461,10 @@ class WordPieceTokenizer:
 
     def decode(self, ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False) -> str:
         """Text from ids: words joined by spaces, as transformers does it. Ids outside the vocabulary are skipped."""
-        special = (index for index, token in self.added_tokens_decoder.items() if token.special)
+        special = (token.content for token in self.added_tokens_decoder.values() if token.special)
         skipped = set(special) if skip_special_tokens else set()
-        known = (index for index in _integers(ids) if 0 <= index < len(self) and index not in skipped)
-        text = decoding.join_tokens(self._names[index] for index in known)
+        names = (self._names[index] for index in _integers(ids) if 0 <= index < len(self))
+        text = decoding.join_tokens(name for name in names if name not in skipped)
         return decoding.clean_up(text) if clean_up_tokenization_spaces else text
 
     def batch_decode(
