@@ -13,6 +13,7 @@
 #include "bindings.h"
 #include "unicode/tables.h"
 #include "wordpiece/batch.h"
+#include "wordpiece/normalized_text.h"
 #include "wordpiece/rows.h"
 #include "wordpiece/word_counter.h"
 
@@ -229,16 +230,25 @@ py::array_t<std::int64_t> samples(const Rows& self) {
     return result;
 }
 
-std::unique_ptr<Tokenizer> make_tokenizer(std::vector<std::string> tokens, const std::vector<std::int32_t>& special_ids,
-                                          std::int32_t unknown_id, const NormalizerOptions& options) {
-    const auto in_vocabulary = [&](std::int32_t id) { return id >= 0 && static_cast<std::size_t>(id) < tokens.size(); };
-    if (!in_vocabulary(unknown_id) || !std::all_of(special_ids.begin(), special_ids.end(), in_vocabulary)) {
-        throw py::value_error("the ids of special tokens must lie in the vocabulary");
+std::unique_ptr<Tokenizer> make_tokenizer(std::vector<std::string> tokens, const std::vector<AddedToken>& added,
+                                          bool split_special, std::int32_t unknown_id,
+                                          const NormalizerOptions& options) {
+    if (unknown_id < 0 || static_cast<std::size_t>(unknown_id) >= tokens.size()) {
+        throw py::value_error("the unknown token must lie in the vocabulary");
     }
-    for (const std::int32_t id : special_ids) {
-        if (tokens[static_cast<std::size_t>(id)].empty()) throw py::value_error("a special token must not be empty");
+    for (const AddedToken& token : added) {
+        if (token.id < 0) throw py::value_error("the id of an added token must not be negative");
+        if (token.content.empty()) throw py::value_error("an added token must not be empty");
+        if (token.normalized && NormalizedText(token.content, options).bytes().empty()) {
+            throw py::value_error("nothing is left of an added token when it is normalised");
+        }
     }
-    return std::make_unique<Tokenizer>(std::move(tokens), special_ids, unknown_id, options);
+    return std::make_unique<Tokenizer>(std::move(tokens), added, split_special, unknown_id, options);
+}
+
+AddedToken make_added_token(std::string content, std::int32_t id, bool special, bool lstrip, bool rstrip,
+                            bool single_word, bool normalized) {
+    return {std::move(content), id, special, lstrip, rstrip, single_word, normalized};
 }
 
 void count_words(WordCounter& self, py::handle texts) {
@@ -306,8 +316,12 @@ void bind_wordpiece(py::module_& module) {
         .def("column", &ragged_column, "column"_a, "int32: the rows end to end; -1 for no word and no sequence.")
         .def("padded", &padded_column, "column"_a, "width"_a, "left"_a, "filler"_a, "threads"_a, "int64 (rows, width).");
 
+    py::class_<AddedToken>(module, "AddedToken", "A token that is recognised before text is split into words.")
+        .def(py::init(&make_added_token), "content"_a, "id"_a, "special"_a, "lstrip"_a, "rstrip"_a, "single_word"_a,
+             "normalized"_a);
+
     py::class_<Tokenizer>(module, "WordPiece", "BERT's tokenizer; immutable, safe to share between threads.")
-        .def(py::init(&make_tokenizer), "tokens"_a, "special_ids"_a, "unknown_id"_a, "options"_a)
+        .def(py::init(&make_tokenizer), "tokens"_a, "added"_a, "split_special"_a, "unknown_id"_a, "options"_a)
         .def("encode_ragged", &encode_ragged, "texts"_a, "aligned"_a, "threads"_a,
              "Tokens of the texts, one row each: (ids int32, offsets int64); aligned: (ids, begins, ends, words, offsets).")
         .def("encode_wrapped", &encode_wrapped, "texts"_a, "limit"_a, "begin_id"_a, "end_id"_a, "threads"_a,
@@ -320,5 +334,10 @@ void bind_wordpiece(py::module_& module) {
         .def(py::init<const NormalizerOptions&>(), "options"_a)
         .def("add", &count_words, "texts"_a)
         .def("counts", [](const WordCounter& self) { return self.counts(); }, "The count of each word seen so far.");
+
+    module.def(
+        "normalize",
+        [](const std::string& text, const NormalizerOptions& options) { return NormalizedText(text, options).bytes(); },
+        "text"_a, "options"_a, "The text as words are looked for in it.");
 }
 }  // namespace fastbert

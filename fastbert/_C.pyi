@@ -50,9 +50,19 @@ class Rows:
     def column(self, column: Column) -> NDArray[np.int32]: ...
     def padded(self, column: Column, width: int, left: bool, filler: int, threads: int) -> NDArray[np.int64]: ...
 
+class AddedToken:
+    def __init__(
+        self, content: str, id: int, special: bool, lstrip: bool, rstrip: bool, single_word: bool, normalized: bool
+    ) -> None: ...
+
 class WordPiece:
     def __init__(
-        self, tokens: Sequence[str], special_ids: Sequence[int], unknown_id: int, options: NormalizerOptions
+        self,
+        tokens: Sequence[str],
+        added: Sequence[AddedToken],
+        split_special: bool,
+        unknown_id: int,
+        options: NormalizerOptions,
     ) -> None: ...
     def encode_ragged(self, texts: Sequence[str], aligned: bool, threads: int) -> tuple[NDArray[Any], ...]: ...
     def encode_wrapped(
@@ -75,6 +85,8 @@ class WordCounter:
     def __init__(self, options: NormalizerOptions) -> None: ...
     def add(self, texts: Sequence[str]) -> None: ...
     def counts(self) -> dict[str, int]: ...
+
+def normalize(text: str, options: NormalizerOptions) -> str: ...
 
 # bindings_collator.cpp
 

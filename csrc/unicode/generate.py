@@ -56,8 +56,43 @@ def combining_ranks(decompose, characters: Iterable[str]) -> dict[str, int]:
     return ranks
 
 
-def ask_reference() -> tuple[list[int], dict[int, str], dict[int, str], dict[int, int]]:
-    """Flags of each code point, its full decomposition, its lower case, and its combining rank."""
+def word_characters() -> tuple[set[int], set[int]]:
+    """Beside which characters a token that must stand alone is refused, and which ones a token takes as white space."""
+    import tokenizers
+
+    reference = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, unk_token="?"))
+    reference.add_tokens([tokenizers.AddedToken("<w>", single_word=True, normalized=False)])
+    reference.add_tokens([tokenizers.AddedToken("<s>", rstrip=True, normalized=False)])
+    alone, stripping = (reference.token_to_id(token) for token in ("<w>", "<s>"))
+    words, spaces = set(), set()
+    chars = list(scalars())
+    for start in range(0, len(chars), BLOCK):
+        block = chars[start : start + BLOCK]
+        encoding = reference.encode("".join(f"-<w>{char}-<s>{char}" for char in block))
+        found = set(zip(encoding.ids, (begin for begin, _ in encoding.offsets), strict=True))
+        ends = {end for index, (_, end) in zip(encoding.ids, encoding.offsets, strict=True) if index == stripping}
+        for index, char in enumerate(block):
+            place = 10 * index
+            if (alone, place + 1) not in found:
+                words.add(ord(char))
+            if place + 10 in ends:
+                spaces.add(ord(char))
+    return words, spaces
+
+
+def ranges_of(points: Iterable[int]) -> list[int]:
+    """First and last of each run of consecutive numbers."""
+    bounds: list[int] = []
+    for point in sorted(points):
+        if bounds and point == bounds[-1] + 1:
+            bounds[-1] = point
+        else:
+            bounds += [point, point]
+    return bounds
+
+
+def ask_reference() -> tuple[list[int], dict[int, str], dict[int, str], dict[int, int], list[int]]:
+    """Flags of each code point, its decomposition, lower case and combining rank, and the ranges of word characters."""
     from tokenizers import normalizers, pre_tokenizers
 
     def bert(**on: bool):
@@ -103,7 +138,9 @@ def ask_reference() -> tuple[list[int], dict[int, str], dict[int, str], dict[int
     stable = [char for char in scalars() if ord(char) not in decompositions]
     ranks = {ord(char): rank for char, rank in combining_ranks(decompose, stable).items()}
     check_assumptions(flags, decompositions, lowercase, ranks)
-    return flags, decompositions, lowercase, ranks
+    words, spaces = word_characters()
+    assert spaces == {point for point in range(CODE_POINTS) if flags[point] & WHITESPACE}, "two kinds of white space"
+    return flags, decompositions, lowercase, ranks, ranges_of(words)
 
 
 def check_assumptions(flags, decompositions, lowercase, ranks) -> None:
@@ -124,7 +161,7 @@ def check_assumptions(flags, decompositions, lowercase, ranks) -> None:
         assert point not in ranks
 
 
-def fingerprint(flags, decompositions, lowercase, ranks) -> str:
+def fingerprint(flags, decompositions, lowercase, ranks, words) -> str:
     """SHA-256 over what the reference said, independent of how the tables are packed."""
     digest = hashlib.sha256(bytes(flags))
     for table in (decompositions, lowercase, ranks):
@@ -132,6 +169,7 @@ def fingerprint(flags, decompositions, lowercase, ranks) -> str:
             text = value if isinstance(value, str) else str(value)
             digest.update(f"{point:x}:{' '.join(f'{ord(char):x}' for char in text)};".encode())
         digest.update(b"\n")
+    digest.update(" ".join(f"{point:x}" for point in words).encode())
     return digest.hexdigest()
 
 
@@ -174,7 +212,7 @@ def pack(flags, decompositions, lowercase, ranks) -> tuple[list[tuple[int, ...]]
     return list(records), pool, stage1, [record for block in blocks for record in block]
 
 
-def render(flags, decompositions, lowercase, ranks) -> str:
+def render(flags, decompositions, lowercase, ranks, words) -> str:
     """The text of tables.cpp."""
     records, pool, stage1, stage2 = pack(flags, decompositions, lowercase, ranks)
     return f"""\
@@ -183,7 +221,7 @@ def render(flags, decompositions, lowercase, ranks) -> str:
 
 namespace fastbert::unicode {{
 
-const char* const kFingerprint = "{fingerprint(flags, decompositions, lowercase, ranks)}";
+const char* const kFingerprint = "{fingerprint(flags, decompositions, lowercase, ranks, words)}";
 
 const Record kRecords[] = {{
 {rows("{" + ",".join(map(str, record)) + "}" for record in records)}
@@ -200,6 +238,11 @@ const std::uint16_t kBlocks[] = {{
 const std::uint16_t kRecordOfBlock[] = {{
 {rows(stage2)}
 }};
+
+constexpr char32_t kWordBounds[] = {{
+{rows(f"0x{value:x}" for value in words)}
+}};
+const std::span<const char32_t> kWordRanges = kWordBounds;
 
 }}  // namespace fastbert::unicode
 """

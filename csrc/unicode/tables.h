@@ -1,6 +1,7 @@
 // What BERT's tokenizer does with each Unicode scalar value. The tables are generated from the reference tokenizer, which
 // mixes Unicode versions, by generate.py.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -33,6 +34,8 @@ extern const Record kRecords[];
 extern const char32_t kSequences[];  // at each place: a length, then that many code points
 extern const std::uint16_t kBlocks[];
 extern const std::uint16_t kRecordOfBlock[];
+// Ranges of characters that make words: first, last, first, last, ... in rising order.
+extern const std::span<const char32_t> kWordRanges;
 
 inline const Record& record_of(char32_t point) {
     const unsigned block = kBlocks[point >> kBlockBits];
@@ -40,5 +43,12 @@ inline const Record& record_of(char32_t point) {
 }
 
 inline std::span<const char32_t> sequence_at(std::uint16_t place) { return {kSequences + place + 1, kSequences[place]}; }
+
+// A letter, mark, digit or connector: what a token that must stand alone may not stand beside.
+inline bool is_word(char32_t point) {
+    const auto next = std::upper_bound(kWordRanges.begin(), kWordRanges.end(), point);
+    const auto index = next - kWordRanges.begin();
+    return index % 2 != 0 || (index > 0 && *(next - 1) == point);
+}
 
 }  // namespace fastbert::unicode

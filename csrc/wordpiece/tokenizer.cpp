@@ -5,13 +5,21 @@
 #include <type_traits>
 #include <utility>
 
+#include "unicode/tables.h"
+#include "wordpiece/normalized_text.h"
+
 namespace fastbert::wordpiece {
 namespace {
 
-std::vector<std::pair<std::string, std::int32_t>> named(const std::vector<std::string>& tokens,
-                                                        const std::vector<std::int32_t>& ids) {
-    std::vector<std::pair<std::string, std::int32_t>> result;
-    for (const std::int32_t id : ids) result.emplace_back(tokens[static_cast<std::size_t>(id)], id);
+// The tokens to be searched in normalised text, with their contents normalised too; or those to be searched in raw text.
+std::vector<AddedToken> chosen(const std::vector<AddedToken>& tokens, const NormalizerOptions& options,
+                               bool normalized) {
+    std::vector<AddedToken> result;
+    for (const AddedToken& token : tokens) {
+        if (token.normalized != normalized) continue;
+        result.push_back(token);
+        if (normalized) result.back().content = NormalizedText(token.content, options).bytes();
+    }
     return result;
 }
 
@@ -99,6 +107,25 @@ public:
     }
     bool full() const { return false; }
 
+    // Text that is normalised already.
+    void read_normalized(std::span<const NormalizedCharacter> text) {
+        pieces_.clear();
+        next_word_ = 0;
+        AlignedWord current;
+        const auto finish = [&] {
+            if (current.chars > 0) word(current);
+            current.clear();
+        };
+        for (const NormalizedCharacter& character : text) {
+            const unsigned flags = unicode::record_of(character.point).flags;
+            if (flags & (unicode::kWhitespace | unicode::kPunctuation)) finish();
+            if (flags & unicode::kWhitespace) continue;
+            current.add(character.point, character.source);
+            if (flags & unicode::kPunctuation) finish();
+        }
+        finish();
+    }
+
 private:
     void read_ascii(std::string_view word) {
         pieces_.clear();
@@ -151,9 +178,10 @@ public:
         if (texts.empty()) return;
         // While rows are wrapped, the output ends with the id that begins the next one.
         if (wrapping_) ids().push_back(begin_id_);
+        const bool stages = can_stage_ && tokenizer_.normalized_tokens_.empty();
         for (std::size_t row = 0; row < texts.size();) {
-            const std::size_t staged = can_stage_ ? stage(texts.subspan(row)) : 1;
-            if (staged > 1 && tokenizer_.specials_.find(staged_text(), 0).id == Trie::kNone) {
+            const std::size_t staged = stages ? stage(texts.subspan(row)) : 1;
+            if (staged > 1 && !tokenizer_.raw_tokens_.occurs_in(staged_text())) {
                 encode_stage(staged, ends + row);
                 row += staged;
                 continue;
@@ -233,28 +261,58 @@ private:
     void encode_row(std::string_view text) {
         full_size_ = limit_ == kNoLimit ? kNoLimit : ids().size() + limit_;
         place_ = word_ = 0;
-        // Text between special tokens is normalised piece by piece: nothing is reordered or joined across one.
+        // Text between added tokens is normalised piece by piece: nothing is reordered or joined across one.
+        std::size_t last_end = 0;
         for (std::size_t at = 0; at < text.size() && !full();) {
-            const SpecialTokens::Match match = tokenizer_.specials_.find(text, at);
-            encode_segment(text.substr(at, match.begin - at));
-            if (match.id != Trie::kNone) append_special(match.id, text.substr(match.begin, match.end - match.begin));
-            at = match.end;
+            const AddedTokens::Match match = tokenizer_.raw_tokens_.find(text, at, last_end);
+            if (match.begin > last_end) encode_segment(text.substr(last_end, match.begin - last_end));
+            if (match.id != Trie::kNone) append_match(match, text, last_end);
+            at = match.next;
+            last_end = match.end;
         }
         if (ids().size() > full_size_) resize(full_size_);
     }
 
-    // Text without special tokens.
+    // Text without added tokens that are searched in raw text.
     void encode_segment(std::string_view text) {
+        if (!tokenizer_.normalized_tokens_.empty()) return encode_normalized(text);
         const std::uint8_t* at = bytes_of(text);
         const std::uint8_t* const end = at + text.size();
         while (at < end && !full()) at = encode_window(at, end);
     }
 
-    void append_special(std::int32_t id, std::string_view text) {
-        const auto size = static_cast<std::uint32_t>(count_characters(text));
-        append({id, 0, size, 0});
+    void append_match(const AddedTokens::Match& match, std::string_view text, std::size_t last_end) {
+        const auto count = [&](std::size_t begin, std::size_t end) {
+            return static_cast<std::uint32_t>(count_characters(text.substr(begin, end - begin)));
+        };
+        // White space behind a token may belong to the next one too.
+        if (match.begin < last_end) place_ -= count(match.begin, last_end);
+        const std::uint32_t size = count(match.begin, match.end);
+        append({match.id, 0, size, 0});
         place_ += size;
         word_ += 1;
+    }
+
+    // The slow path: added tokens are searched in the normalised text, and words are what lies between them.
+    void encode_normalized(std::string_view text) {
+        const NormalizedText normal(text, tokenizer_.tables_.options);
+        const std::string_view bytes = normal.bytes();
+        std::size_t last_end = 0;
+        for (std::size_t at = 0; at < bytes.size() && !full();) {
+            const AddedTokens::Match match = tokenizer_.normalized_tokens_.find(bytes, at, last_end);
+            if (match.begin > last_end) {
+                reader_.read_normalized(normal.characters(last_end, match.begin));
+                append_pieces(0);
+            }
+            if (match.id != Trie::kNone) {
+                const auto characters = normal.characters(match.begin, match.end);
+                append({match.id, characters.front().source, characters.back().source + 1, 0});
+                word_ += 1;
+            }
+            at = match.next;
+            last_end = match.end;
+        }
+        place_ += static_cast<std::uint32_t>(count_characters(text));
     }
 
     // Two bytes, so that what is read behind a chunk is there.
@@ -490,12 +548,13 @@ private:
     std::uint32_t word_ = 0;   // words so far
 };
 
-Tokenizer::Tokenizer(std::vector<std::string> tokens, const std::vector<std::int32_t>& special_ids,
+Tokenizer::Tokenizer(std::vector<std::string> tokens, const std::vector<AddedToken>& added, bool split_special,
                      std::int32_t unknown_id, const NormalizerOptions& options, Scan scan)
     : tokens_(std::move(tokens)),
       unknown_id_(unknown_id),
       tables_(options),
-      specials_(named(tokens_, special_ids)),
+      raw_tokens_(chosen(added, options, false), split_special),
+      normalized_tokens_(chosen(added, options, true), split_special),
       matcher_(tokens_),
       scan_(scan) {
     piece_bytes_.reserve(tokens_.size());

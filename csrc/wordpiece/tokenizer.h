@@ -11,16 +11,16 @@
 #include <vector>
 
 #include "common/buffer.h"
+#include "wordpiece/added_tokens.h"
 #include "wordpiece/chunk_cache.h"
 #include "wordpiece/piece_matcher.h"
 #include "wordpiece/scanner.h"
-#include "wordpiece/special_tokens.h"
 #include "wordpiece/word_splitter.h"
 
 namespace fastbert::wordpiece {
 
 // Tokens and where they come from, column by column: the range of code points of the text, and the index of the word (of
-// the text before WordPiece; a special token counts as one).
+// the text before WordPiece; an added token counts as one).
 struct TokenColumns {
     Buffer<std::int32_t> ids, begins, ends, words;
 };
@@ -50,9 +50,11 @@ class Tokenizer {
 public:
     static constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 
-    // `tokens`: the vocabulary, by id, without duplicates. `special_ids`: tokens recognised in raw text.
-    Tokenizer(std::vector<std::string> tokens, const std::vector<std::int32_t>& special_ids, std::int32_t unknown_id,
-              const NormalizerOptions& options, Scan scan = fastest_scan());
+    // `tokens`: the vocabulary, by id, without duplicates. `added`: tokens recognised before text is split into words;
+    // their ids may lie in the vocabulary or behind it, and no content may be empty, normalised or not. With
+    // `split_special`, those that are special are plain text.
+    Tokenizer(std::vector<std::string> tokens, const std::vector<AddedToken>& added, bool split_special,
+              std::int32_t unknown_id, const NormalizerOptions& options, Scan scan = fastest_scan());
 
     // Appends the ids of each text (valid UTF-8), at most `limit` of them, and writes the output's size behind each.
     void encode(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
@@ -68,7 +70,7 @@ public:
     std::unique_ptr<Workspace> take_workspace() const;
     void give_back(std::unique_ptr<Workspace> workspace) const { pool_.give_back(std::move(workspace)); }
 
-    // The words of `text` as the vocabulary is looked up for them; special tokens are not recognised.
+    // The words of `text` as the vocabulary is looked up for them; added tokens are not recognised.
     template <class Sink>
     void split_words(std::string_view text, Sink& sink) const {
         WordSplitter<Sink>(tables_, sink).split(text);
@@ -86,7 +88,7 @@ private:
     std::vector<std::uint32_t> piece_bytes_;  // of each token, without its "##"
     std::int32_t unknown_id_;
     NormalizerTables tables_;
-    SpecialTokens specials_;
+    AddedTokens raw_tokens_, normalized_tokens_;
     PieceMatcher matcher_;
     Scan scan_;
     mutable WorkspacePool pool_;

@@ -254,6 +254,11 @@ class _Preparation:
             raise CorpusError("the corpus is empty: no sentence of it has a token")
 
 
+def _added_tokens(tokenizer: ShardTokenizer) -> dict[str, int]:
+    """The tokens that the tokenizer recognises as a whole, if it tells."""
+    return getattr(tokenizer, "added_tokens_encoder", {})
+
+
 def _write_shards(
     folder: Path,
     documents: Corpus | Iterable[Sequence[str]],
@@ -261,6 +266,12 @@ def _write_shards(
     shard_tokens: int,
     progress: Callable[[int, int], None] | None,
 ) -> None:
+    behind = {index: token for token, index in _added_tokens(tokenizer).items() if index >= tokenizer.vocab_size}
+    if behind:
+        raise UserError(
+            f"the tokenizer has added tokens behind its vocabulary ({behind[min(behind)]!r}, id {min(behind)}), which"
+            " shards cannot hold; put them at the end of vocab.txt"
+        )
     preparation = _Preparation(folder, tokenizer, shard_tokens)
     bytes_read = 0
 

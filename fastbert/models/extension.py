@@ -50,7 +50,7 @@ def extend_embeddings(model: PreTrainedModel, extension: Extension) -> None:
         torch.stack([table[list(entry.pieces)].float().mean(0) for entry in extension.entries])
         for table in _tables(model)
     ]
-    model.resize_token_embeddings(max(model.config.vocab_size, extension.tokenizer.vocab_size))
+    model.resize_token_embeddings(max(model.config.vocab_size, len(extension.tokenizer)))
     places = [entry.id for entry in extension.entries]
     for table, rows in zip(_tables(model), begun, strict=True):
         table[places] = rows.to(table.dtype)

@@ -34,12 +34,12 @@ def fill_mask(
             " use the folder of a pre-trained model that has one"
         )
     mask = tokenizer.convert_ids_to_tokens([tokenizer.mask_token_id])[0]
-    answers = tokenizer.vocab_size - len(tokenizer.all_special_ids)
+    answers = len(tokenizer) - len(tokenizer.all_special_ids)
     if not 1 <= top_k <= answers:
         raise UserError(f"top_k={top_k} must be between 1 and the vocabulary's {answers} entries that can be an answer")
-    if tokenizer.vocab_size > model.config.vocab_size:
+    if len(tokenizer) > model.config.vocab_size:
         raise UserError(
-            f"the vocabulary has {tokenizer.vocab_size} entries, more than the model's {model.config.vocab_size}:"
+            f"the vocabulary has {len(tokenizer)} entries, more than the model's {model.config.vocab_size}:"
             " use the vocabulary the model was trained with"
         )
     if any("\ud800" <= character <= "\udfff" for character in text):
@@ -56,7 +56,7 @@ def fill_mask(
         x, _ = model.bert.encode(batch)
         logits = model.cls.predictions(x[places]).float()
     logits[:, tokenizer.all_special_ids] = float("-inf")
-    logits[:, tokenizer.vocab_size :] = float("-inf")  # rows that only make the table's height a round number
+    logits[:, len(tokenizer) :] = float("-inf")  # rows that only make the table's height a round number
     found = logits.softmax(-1).topk(top_k)
     pieces = text.split(mask)
     guesses = []

@@ -3,8 +3,9 @@
 from fastbert.tokenizers import WordPieceTokenizer
 """
 
+from fastbert.tokenizers.added import AddedToken
 from fastbert.tokenizers.encoding import Encoding
 from fastbert.tokenizers.training import train_vocabulary
 from fastbert.tokenizers.wordpiece import WordPieceTokenizer
 
-__all__ = ["Encoding", "WordPieceTokenizer", "train_vocabulary"]
+__all__ = ["AddedToken", "Encoding", "WordPieceTokenizer", "train_vocabulary"]

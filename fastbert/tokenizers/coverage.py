@@ -186,12 +186,13 @@ def _curve(
     whole = np.flatnonzero((pieces.lengths == 1) & (pieces.unknown == 0))
     first_ids = pieces.ids[pieces.offsets[whole]]
     long_words = total - int(counts.sum())
-    tokens = tokenizer.convert_ids_to_tokens(range(tokenizer.vocab_size))
+    tokens = list(tokenizer.vocab)[: tokenizer.vocab_size]
+    special = [index for index in tokenizer.all_special_ids if index < tokenizer.vocab_size]
     least_unknown = (int(counts[pieces.unknown > 0].sum()) + long_words) / total
     points = []
     for size in [*sizes[1 - _CURVE_POINTS :], tokenizer.vocab_size]:
         tokens_per_word = unknown_words = None
-        if max(tokenizer.all_special_ids) < size:
+        if max(special, default=0) < size:
             part = pieces
             if size < tokenizer.vocab_size:
                 part = WordPieces.of(with_vocabulary(tokenizer, tokens[:size]), words)

@@ -76,7 +76,7 @@ class Extension:
 
     tokenizer: WordPieceTokenizer
     base_size: int
-    """Entries of the tokenizer that was extended."""
+    """Tokens of the tokenizer that was extended, added ones included."""
     entries: tuple[NewEntry, ...]
 
 
@@ -176,9 +176,9 @@ def extend_vocabulary(tokenizer: WordPieceTokenizer, words: Iterable[str], *, ke
     entries = []
     for index in new:
         place = extended_ids[given[index]]
-        replaced = tokenizer.convert_ids_to_tokens(place) if place < tokenizer.vocab_size else None
+        replaced = tokenizer.convert_ids_to_tokens(place) if place < len(tokenizer) else None
         entries.append(NewEntry(word=given[index], id=place, pieces=tuple(before[index]), replaced=replaced))
-    return Extension(tokenizer=extended, base_size=tokenizer.vocab_size, entries=tuple(entries))
+    return Extension(tokenizer=extended, base_size=len(tokenizer), entries=tuple(entries))
 
 
 def changed_words(
@@ -236,10 +236,25 @@ def _not_one_word(tokenizer: WordPieceTokenizer, word: str) -> UserError:
 
 def _extended(tokenizer: WordPieceTokenizer, words: Sequence[str], *, keep_unused: bool) -> WordPieceTokenizer:
     """The tokenizer with words in the places of `[unusedN]` entries, then at the end."""
-    tokens = list(tokenizer.convert_ids_to_tokens(range(tokenizer.vocab_size)))
-    special = set(tokenizer.all_special_tokens)
+    tokens = list(tokenizer.vocab)[: tokenizer.vocab_size]
+    recognised = tokenizer.added_tokens_encoder
     free = [] if keep_unused else [i for i, token in enumerate(tokens) if _UNUSED.fullmatch(token)]
-    free = [index for index in free if tokens[index] not in special]
+    free = [index for index in free if tokens[index] not in recognised]
     for index, word in zip(free, words, strict=False):
         tokens[index] = word
-    return with_vocabulary(tokenizer, [*tokens, *words[len(free) :]])
+    at_end = words[len(free) :]
+    if at_end:
+        tokens += _as_entries(tokenizer)
+    return with_vocabulary(tokenizer, [*tokens, *at_end])
+
+
+def _as_entries(tokenizer: WordPieceTokenizer) -> list[str]:
+    """The added tokens behind the vocabulary, which keep their ids as entries of it when words go to its end."""
+    behind = list(tokenizer.vocab)[tokenizer.vocab_size :]
+    for token in behind:
+        if token.startswith("##") or list(count_words([token], normalization=Normalization.of(tokenizer))) == [token]:
+            raise UserError(
+                f"the added token {token!r} stands behind the vocabulary, where new words go, and would become a word"
+                " itself; extend the vocabulary first, then add tokens"
+            )
+    return behind

@@ -6,11 +6,20 @@ the cure.
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from fastbert.errors import UserError
+from fastbert.tokenizers.added import AddedToken
+from fastbert.tokenizers.json_files import (
+    FileToken,
+    VocabularyError,
+    read_bytes,
+    read_json,
+    read_token,
+    read_tokenizer_json,
+    write_tokenizer_json,
+)
 
 logger = logging.getLogger("fastbert")
 
@@ -18,17 +27,23 @@ VOCAB_FILE = "vocab.txt"
 CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 TOKENIZER_FILE = "tokenizer.json"
+ADDED_TOKENS_FILE = "added_tokens.json"
 
 SPECIAL_TOKEN_NAMES = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 DEFAULT_SPECIAL_TOKENS = ("[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]")
-OPTION_NAMES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "model_max_length", "split_special_tokens")
+OPTION_NAMES = (
+    "do_lower_case",
+    "strip_accents",
+    "tokenize_chinese_chars",
+    "model_max_length",
+    "split_special_tokens",
+    "padding_side",
+    "truncation_side",
+)
+_EXTRA_KEYS = ("additional_special_tokens", "extra_special_tokens")
 
 # transformers writes int(1e30) as the length of a tokenizer that has no limit.
 UNLIMITED_LENGTH = 10**20
-
-
-class VocabularyError(UserError):
-    """A vocabulary or another tokenizer file that cannot be used."""
 
 
 def read_vocab(path: Path) -> list[str]:
@@ -36,7 +51,7 @@ def read_vocab(path: Path) -> list[str]:
 
     A line ends with a line feed (with or without a carriage return); any other white space belongs to the token.
     """
-    data = _read_bytes(path)
+    data = read_bytes(path)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -77,27 +92,50 @@ def read_folder(folder: Path) -> tuple[list[str], dict[str, Any]]:
     """Vocabulary and constructor options of a saved tokenizer.
 
     `tokenizer_config.json` and `special_tokens_map.json` decide; what they leave open is taken from `tokenizer.json`.
+    Added tokens are those of the configuration's `added_tokens_decoder`; without it, those of `tokenizer.json` and of
+    `added_tokens.json`. Special tokens that are in none of these are added to them.
     """
-    from_json = _read_tokenizer_json(folder / TOKENIZER_FILE) if (folder / TOKENIZER_FILE).is_file() else None
+    from_json = read_tokenizer_json(folder / TOKENIZER_FILE) if (folder / TOKENIZER_FILE).is_file() else None
     if (folder / VOCAB_FILE).is_file():
         vocab = read_vocab(folder / VOCAB_FILE)
     elif from_json is not None:
-        vocab = from_json[0]
+        vocab = from_json.vocab
+        check_tokens(vocab, lambda index: f"{folder / TOKENIZER_FILE}, id {index}")
     else:
         raise VocabularyError(f"{folder}: holds neither {VOCAB_FILE} nor {TOKENIZER_FILE}; name a tokenizer's folder")
-    options = dict(from_json[1]) if from_json is not None else {}
-    added: list[AddedToken] = list(from_json[2]) if from_json is not None else []
-    for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):
-        path = folder / name
-        if path.is_file():
-            content = _read_json(path)
-            options |= _known_options(content, path)
-            added += _added_tokens(content, path)
+    options = dict(from_json.options) if from_json is not None else {}
+    paths = [folder / name for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE) if (folder / name).is_file()]
+    contents = {path: read_json(path) for path in paths}
+    for path, content in contents.items():
+        options |= _known_options(content, path)
     if from_json is None and not (folder / CONFIG_FILE).is_file():
         options |= guess_case(vocab, folder / VOCAB_FILE)
-    roles = {options.get(name) for name in SPECIAL_TOKEN_NAMES} | set(DEFAULT_SPECIAL_TOKENS)
-    options["additional_special_tokens"] = _place_added_tokens(added, vocab, roles)
-    return vocab, options
+    config = contents.get(folder / CONFIG_FILE, {})
+    if "added_tokens_decoder" in config:
+        added = _tokens_by_id(config["added_tokens_decoder"], folder / CONFIG_FILE)
+        contents.pop(folder / SPECIAL_TOKENS_FILE, None)
+    else:
+        special = _role_tokens(options).union(*(_extra_tokens(content, path) for path, content in contents.items()))
+        added = from_json.added if from_json is not None else []
+        added = added + _old_added_tokens(folder / ADDED_TOKENS_FILE, special)
+    for path, content in contents.items():
+        added += [
+            read_token(content[name] | {"special": True}, path, special=True)
+            for name in SPECIAL_TOKEN_NAMES
+            if isinstance(content.get(name), dict)
+        ]
+        added += _extra_tokens(content, path).values()
+        options["additional_special_tokens"] = list(_extra_tokens(content, path)) or options.get(
+            "additional_special_tokens", []
+        )
+    return vocab, options | {"added_tokens": place_added_tokens(added, vocab)}
+
+
+def read_tokenizer_file(path: Path) -> tuple[list[str], dict[str, Any]]:
+    """Vocabulary and constructor options of a bare tokenizer.json, without anything beside it."""
+    vocab, options, added = read_tokenizer_json(path)
+    check_tokens(vocab, lambda index: f"{path}, id {index}")
+    return vocab, options | {"added_tokens": place_added_tokens(added, vocab)}
 
 
 def read_vocab_file(path: Path) -> tuple[list[str], dict[str, Any]]:
@@ -116,37 +154,28 @@ def guess_case(vocab: Sequence[str], path: Path) -> dict[str, Any]:
     return {}
 
 
-def write_folder(folder: Path, vocab: Sequence[str], options: dict[str, Any], special_tokens: dict[str, Any]) -> None:
+def write_folder(
+    folder: Path,
+    vocab: Sequence[str],
+    options: dict[str, Any],
+    special_tokens: dict[str, Any],
+    added: Mapping[int, AddedToken],
+) -> None:
     """Write vocab.txt, tokenizer_config.json and special_tokens_map.json, as transformers reads them."""
     for token in vocab:
-        if "\n" in token or token.endswith("\r"):
+        if "\n" in token or "\r" in token:
             raise VocabularyError(f"token {token!r} holds a line end, which {VOCAB_FILE} cannot keep")
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"tokenizer_class": "BertTokenizer", **options, **special_tokens}
+    by_id = {str(index): token.to_dict() for index, token in added.items()}
+    config = {"tokenizer_class": "BertTokenizer", **options, **special_tokens, "added_tokens_decoder": by_id}
     # newline="": the bytes must not depend on the platform.
     (folder / VOCAB_FILE).write_text("".join(f"{token}\n" for token in vocab), encoding="utf-8", newline="")
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     tokens = json.dumps(special_tokens, indent=2, ensure_ascii=False) + "\n"
     (folder / SPECIAL_TOKENS_FILE).write_text(tokens, encoding="utf-8")
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise VocabularyError(f"{path}: no such file; name a vocab.txt or a tokenizer's folder") from None
-    except OSError as error:
-        raise VocabularyError(f"{path}: {error.strerror}; name a vocab.txt or a tokenizer's folder") from None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(_read_bytes(path))
-    except ValueError as error:
-        raise VocabularyError(f"{path}: not JSON ({error}); restore the file") from None
-    if not isinstance(value, dict):
-        raise VocabularyError(f"{path}: holds {type(value).__name__}, not a JSON object; restore the file")
-    return value
+    # transformers takes a tokenizer.json that is there for the vocabulary, and strips white space from vocab.txt.
+    if (folder / TOKENIZER_FILE).exists() or any(token != token.rstrip() for token in vocab):
+        write_tokenizer_json(folder / TOKENIZER_FILE, vocab, options, special_tokens, added)
 
 
 def _known_options(config: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -166,97 +195,62 @@ def _known_options(config: dict[str, Any], path: Path) -> dict[str, Any]:
     for name in SPECIAL_TOKEN_NAMES:
         if not isinstance(options.get(name, ""), str):
             raise VocabularyError(f"{path}: {name}={options[name]!r} must be a string")
+    for name in ("padding_side", "truncation_side"):
+        if options.get(name, "right") not in ("left", "right"):
+            raise VocabularyError(f"{path}: {name}={options[name]!r} must be 'left' or 'right'")
     length = options.get("model_max_length")
     if length is not None and not (isinstance(length, int | float) and length >= 1):
         raise VocabularyError(f"{path}: model_max_length={length!r} must be a number of at least 1, or null")
     return options
 
 
-class AddedToken(NamedTuple):
-    """A token that a file adds to the vocabulary; `id` is None where the file does not say."""
-
-    content: str
-    id: int | None
-    place: str
+def _role_tokens(options: dict[str, Any]) -> set[str]:
+    """The special tokens by role: those of the options, else BERT's."""
+    return {options.get(name, token) for name, token in zip(SPECIAL_TOKEN_NAMES, DEFAULT_SPECIAL_TOKENS, strict=True)}
 
 
-def _added_tokens(config: dict[str, Any], path: Path) -> list[AddedToken]:
-    """The tokens that a configuration adds, each checked to be one that is matched as it is written."""
-    tokens = []
-    for key in ("additional_special_tokens", "extra_special_tokens"):
+def _extra_tokens(config: dict[str, Any], path: Path) -> dict[str, FileToken]:
+    """The special tokens without a role."""
+    tokens: dict[str, FileToken] = {}
+    for key in _EXTRA_KEYS:
         extra = config.get(key) or []
         if not isinstance(extra, list | dict):
             raise VocabularyError(f"{path}: {key}={extra!r} must be a list; restore the file")
-        for token in extra.values() if isinstance(extra, dict) else extra:
-            tokens.append(_added_token(token if isinstance(token, dict) else {"content": token}, None, path))
-    by_id = config.get("added_tokens_decoder") or {}
+        for value in extra.values() if isinstance(extra, dict) else extra:
+            token = read_token(value, path, special=True)
+            tokens.setdefault(token.token.content, token)
+    return tokens
+
+
+def _tokens_by_id(by_id: Any, path: Path) -> list[FileToken]:
     if not isinstance(by_id, dict) or not all(
         token_id.isdecimal() and isinstance(token, dict) for token_id, token in by_id.items()
     ):
         raise VocabularyError(f"{path}: added_tokens_decoder must map ids to tokens; restore the file")
-    for token_id, token in by_id.items():
-        tokens.append(_added_token(token, int(token_id), path))
-    for name in SPECIAL_TOKEN_NAMES:
-        if isinstance(config.get(name), dict):
-            _added_token(config[name] | {"normalized": False}, None, path)
-    return tokens
+    return [read_token(token, path, token_id=int(token_id)) for token_id, token in by_id.items()]
 
 
-def _added_token(token: dict[str, Any], token_id: int | None, path: Path) -> AddedToken:
-    content = token.get("content")
-    if not isinstance(content, str) or not content:
-        raise VocabularyError(f"{path}: added token {token!r} has no content; restore the file")
-    plain_flags = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
-    for flag, plain in plain_flags.items():
-        if token.get(flag, plain) != plain:
-            raise VocabularyError(
-                f"{path}: added token {content!r} has {flag}={token[flag]!r}; only special tokens that are matched as"
-                f" they are written are supported, so set {flag} to {plain!r}"
-            )
-    return AddedToken(content, token_id, str(path))
+def _old_added_tokens(path: Path, special: set[str]) -> list[FileToken]:
+    """The tokens of an added_tokens.json, which says nothing but their ids."""
+    if not path.is_file():
+        return []
+    ids = read_json(path)
+    for token, token_id in ids.items():
+        if not isinstance(token_id, int):
+            raise VocabularyError(f"{path}: {token!r} has the id {token_id!r}, which is no number; restore the file")
+    return [read_token(token, path, token_id=index, special=token in special) for token, index in ids.items()]
 
 
-def _place_added_tokens(added: list[AddedToken], vocab: list[str], roles: set[Any]) -> list[str]:
-    """Append added tokens to `vocab` where they are missing; returns those that are special without a role."""
+def place_added_tokens(added: list[FileToken], vocab: Sequence[str]) -> list[AddedToken]:
+    """Added tokens in the order of their ids, each once; what a file says of their ids must be true."""
     ids = {token: index for index, token in enumerate(vocab)}
-    for token in sorted(added, key=lambda token: -1 if token.id is None else token.id):
-        if token.id is not None and token.id == len(vocab) and token.content not in ids:
-            ids[token.content] = len(vocab)
-            vocab.append(token.content)
-        if token.id is not None and ids.get(token.content) != token.id:
+    placed: dict[str, AddedToken] = {}
+    for token, token_id, place in sorted(added, key=lambda item: (item.id is None, item.id or 0)):
+        known = ids.setdefault(token.content, len(ids) if token_id in (None, len(ids)) else -1)
+        if token_id is not None and known != token_id:
             raise VocabularyError(
-                f"{token.place}: added token {token.content!r} has id {token.id}, but the vocabulary has"
-                f" {ids.get(token.content, 'no such token')}; make them agree"
+                f"{place}: added token {token.content!r} has id {token_id}, but the vocabulary has"
+                f" {'no such token' if known < 0 else known}; make them agree"
             )
-    for token in added:
-        if token.content not in ids:
-            raise VocabularyError(f"{token.place}: {token.content!r} is not in the vocabulary; add it to {VOCAB_FILE}")
-    return [content for content in dict.fromkeys(token.content for token in added) if content not in roles]
-
-
-def _read_tokenizer_json(path: Path) -> tuple[list[str], dict[str, Any], list[AddedToken]]:
-    """Vocabulary, options and added tokens of a tokenizer.json, if it describes BERT's pipeline and nothing else."""
-    content = _read_json(path)
-    model = content.get("model") or {}
-    normalizer = content.get("normalizer") or {}
-    ids = model.get("vocab")
-    if model.get("type", "WordPiece") != "WordPiece" or not isinstance(ids, dict):
-        raise VocabularyError(f"{path}: its model is {model.get('type')!r}; only WordPiece tokenizers can be read")
-    if normalizer.get("type") != "BertNormalizer" or not normalizer.get("clean_text", True):
-        raise VocabularyError(f"{path}: its normalizer is not BERT's (BertNormalizer with clean_text); not supported")
-    for name, expected in (("continuing_subword_prefix", "##"), ("max_input_chars_per_word", 100)):
-        if model.get(name, expected) != expected:
-            raise VocabularyError(f"{path}: {name}={model[name]!r} is not supported; BERT's is {expected!r}")
-    by_id = sorted(ids.items(), key=lambda item: item[1])
-    for expected_id, (token, token_id) in enumerate(by_id):
-        if token_id != expected_id:
-            raise VocabularyError(f"{path}: token {token!r} has id {token_id!r} where {expected_id} was expected")
-    added = [_added_token(token, token.get("id"), path) for token in content.get("added_tokens") or []]
-    options = {
-        "do_lower_case": bool(normalizer.get("lowercase", True)),
-        "strip_accents": normalizer.get("strip_accents"),
-        "tokenize_chinese_chars": bool(normalizer.get("handle_chinese_chars", True)),
-    }
-    if isinstance(model.get("unk_token"), str):
-        options["unk_token"] = model["unk_token"]
-    return [token for token, _ in by_id], options, added
+        placed.setdefault(token.content, token)
+    return list(placed.values())

@@ -4,7 +4,8 @@
     python tests/fuzz/run.py threads                   # the same texts on four threads at once, ThreadSanitizer
     python tests/fuzz/run.py fuzz --seconds 1800       # libFuzzer (clang), AddressSanitizer and UBSan
 
-The first text that differs is printed as hexadecimal bytes; libFuzzer also leaves it in a file. Exit code 0: no finding.
+The first text that differs is printed as hexadecimal bytes; libFuzzer also leaves it in a file. Exit code 0 means no
+finding.
 """
 
 import argparse

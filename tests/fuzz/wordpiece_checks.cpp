@@ -1,5 +1,6 @@
 #include "wordpiece_checks.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -52,6 +53,14 @@ const std::vector<std::string>& vocabulary() {
     return tokens;
 }
 
+std::vector<AddedToken> specials() {
+    std::vector<AddedToken> tokens;
+    for (std::int32_t id = 0; id < 5; ++id) {
+        tokens.push_back({.content = vocabulary()[static_cast<std::size_t>(id)], .id = id, .special = true});
+    }
+    return tokens;
+}
+
 NormalizerOptions options_of(unsigned choice) { return {(choice & 1) != 0, (choice & 2) != 0, (choice & 4) != 0}; }
 
 // The same options with each version of the scan that this processor runs.
@@ -67,7 +76,7 @@ Subject& subject(unsigned choice) {
         for (const ScanVersion& version : scan_versions()) {
             if (!version.usable) continue;
             found.tokenizers.push_back(std::make_unique<Tokenizer>(
-                vocabulary(), std::vector<std::int32_t>{0, 1, 2, 3, 4}, kUnknown, options_of(choice), version.scan));
+                vocabulary(), specials(), false, kUnknown, options_of(choice), version.scan));
             found.workspaces.push_back(found.tokenizers.back()->take_workspace());
         }
     }
@@ -175,6 +184,28 @@ std::vector<std::string_view> lines_of(std::string_view text) {
     return lines;
 }
 
+// The same ids, each row between [CLS] and [SEP].
+void check_wrapped(const std::vector<std::string_view>& rows, std::size_t limit, const Buffer<std::int32_t>& ids,
+                   const std::vector<std::int64_t>& ends, unsigned choice, std::size_t version) {
+    constexpr std::int32_t kBegin = 2, kEnd = 3;
+    std::vector<std::int32_t> expected;
+    std::vector<std::int64_t> expected_ends;
+    for (std::size_t row = 0; row < rows.size(); ++row) {
+        expected.push_back(kBegin);
+        expected.insert(expected.end(), ids.data() + (row == 0 ? 0 : ends[row - 1]), ids.data() + ends[row]);
+        expected.push_back(kEnd);
+        expected_ends.push_back(static_cast<std::int64_t>(expected.size()));
+    }
+    Buffer<std::int32_t> got;
+    std::vector<std::int64_t> got_ends(rows.size());
+    const Subject& all = subject(choice);
+    all.tokenizers[version]->encode_wrapped(rows, limit == Tokenizer::kNoLimit ? limit : limit + 2, kBegin, kEnd,
+                                            *all.workspaces[version], got, got_ends.data());
+    if (!std::equal(got.begin(), got.end(), expected.begin(), expected.end()) || got_ends != expected_ends) {
+        fail("wrapped rows", rows[0], choice, version);
+    }
+}
+
 void check_rows(const std::vector<std::string_view>& rows, std::size_t limit, unsigned choice) {
     const NormalizerTables tables(options_of(choice));
     Subject& all = subject(choice);
@@ -190,6 +221,7 @@ void check_rows(const std::vector<std::string_view>& rows, std::size_t limit, un
         all.tokenizers[version]->encode(rows, limit, *all.workspaces[version], ids, ends.data());
         all.tokenizers[version]->encode_aligned(rows, limit, *all.workspaces[version], columns, aligned_ends.data());
         if (ends != aligned_ends) fail("row ends", rows[0], choice, version);
+        check_wrapped(rows, limit, ids, ends, choice, version);
         std::size_t at = 0;
         for (std::size_t row = 0; row < rows.size(); ++row) {
             if (static_cast<std::size_t>(ends[row]) != at + expected[row].size()) fail("counts", rows[row], choice, version);
@@ -223,13 +255,13 @@ void check_threads(std::string_view input, unsigned threads) {
         for (const std::string_view line : lines_of(text)) rows.push_back(line);
     }
     const Tokenizer& tokenizer = *subject(7).tokenizers[0];
-    const Ragged expected = encode_batch(tokenizer, rows, Tokenizer::kNoLimit, 1);
+    const Sequences expected = encode_batch(tokenizer, rows, Tokenizer::kNoLimit, false, 1);
     std::vector<std::jthread> callers;
     for (unsigned caller = 0; caller < threads; ++caller) {
         callers.emplace_back([&] {
-            const AlignedRagged got = encode_batch_aligned(tokenizer, rows, Tokenizer::kNoLimit, threads);
-            const bool same = std::equal(got.tokens.ids.begin(), got.tokens.ids.end(), expected.values.begin(),
-                                         expected.values.end()) &&
+            const Sequences got = encode_batch(tokenizer, rows, Tokenizer::kNoLimit, true, threads);
+            const bool same = std::equal(got.tokens.ids.begin(), got.tokens.ids.end(), expected.tokens.ids.begin(),
+                                         expected.tokens.ids.end()) &&
                               std::equal(got.offsets.begin(), got.offsets.end(), expected.offsets.begin(),
                                          expected.offsets.end());
             if (!same) fail("ids of threads", text, 7, 0);

@@ -1,0 +1,60 @@
+// Tokens that are recognised as they are written, before text is split into words: "[MASK]", or what a user has added.
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "wordpiece/trie.h"
+
+namespace fastbert::wordpiece {
+
+struct AddedToken {
+    std::string content;
+    std::int32_t id = 0;
+    bool special = false;
+    bool lstrip = false, rstrip = false;  // white space before or behind belongs to the token
+    bool single_word = false;             // not beside a letter, a digit or the like
+    bool normalized = false;              // searched in normalised text, not in raw text
+};
+
+// Searches a text from left to right for the longest token at the leftmost place. The rules are the reference's.
+class AddedTokens {
+public:
+    struct Match {
+        std::size_t begin, end;  // with the white space that belongs to it
+        std::size_t next;        // where the search goes on: white space behind a match can begin another one
+        std::int32_t id;         // Trie::kNone: no token up to the end of the text
+    };
+
+    // Where contents are equal, the first token counts. With `split_special`, special ones are plain text.
+    AddedTokens(std::vector<AddedToken> tokens, bool split_special);
+
+    bool empty() const { return tokens_.empty(); }
+
+    // Is any token's content in the text? False means that find() finds none in any part of it.
+    bool occurs_in(std::string_view text) const { return next_content(text, 0).id != Trie::kNone; }
+
+    // The first token that begins at `from` or later, apart from white space before it, of which what lies before
+    // `last_end`, the end of the match before, is not taken.
+    Match find(std::string_view text, std::size_t from, std::size_t last_end) const;
+
+private:
+    struct Content {
+        std::size_t begin, end;
+        std::int32_t id;  // index of the token
+    };
+
+    Content next_content(std::string_view text, std::size_t from) const;
+    std::size_t next_candidate(std::string_view text, std::size_t from) const;
+
+    std::vector<AddedToken> tokens_;
+    bool split_special_;
+    Trie trie_;
+    std::array<bool, 256> begins_{};
+    int only_first_byte_ = -1;  // the byte with which all tokens begin, if there is one
+};
+
+}  // namespace fastbert::wordpiece

@@ -1,0 +1,34 @@
+// Normalised text as a whole, for tokens that are searched in it: step by step as the reference does it, slowly.
+// WordSplitter makes the same words of a text in one pass, without the text between them.
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "wordpiece/word_splitter.h"
+
+namespace fastbert::wordpiece {
+
+struct NormalizedCharacter {
+    char32_t point;
+    std::uint32_t source;  // index of the character (code point) of the raw text that it was made of
+};
+
+class NormalizedText {
+public:
+    NormalizedText(std::string_view raw, const NormalizerOptions& options);
+
+    // UTF-8.
+    const std::string& bytes() const { return bytes_; }
+    // The characters of a range of bytes().
+    std::span<const NormalizedCharacter> characters(std::size_t begin, std::size_t end) const;
+
+private:
+    std::vector<NormalizedCharacter> characters_;
+    std::string bytes_;
+    std::vector<std::size_t> places_;  // where each character begins in bytes_
+};
+
+}  // namespace fastbert::wordpiece

@@ -1,0 +1,232 @@
+"""JSON files of tokenizers: what a `tokenizer.json` describes, and the added tokens that any of them names.
+
+What is read is checked before it is believed: a damaged file, or one that describes another tokenizer than BERT's, is a
+`VocabularyError` that names the file and the cure.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fastbert.errors import UserError
+from fastbert.tokenizers.added import FLAGS, AddedToken
+
+logger = logging.getLogger("fastbert")
+
+
+class VocabularyError(UserError):
+    """A vocabulary or another tokenizer file that cannot be used."""
+
+
+class FileToken(NamedTuple):
+    """A token that a file adds; `id` is None where the file does not say."""
+
+    token: AddedToken
+    id: int | None
+    place: str
+
+
+class TokenizerJson(NamedTuple):
+    """A tokenizer.json: the vocabulary by id, constructor options, added tokens."""
+
+    vocab: list[str]
+    options: dict[str, Any]
+    added: list[FileToken]
+
+
+def read_bytes(path: Path) -> bytes:
+    """A file's content."""
+    cure = "name a vocab.txt, a tokenizer.json or a tokenizer's folder"
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise VocabularyError(f"{path}: no such file; {cure}") from None
+    except OSError as error:
+        raise VocabularyError(f"{path}: {error.strerror}; {cure}") from None
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file's JSON object."""
+    try:
+        value = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise VocabularyError(f"{path}: not JSON ({error}); restore the file") from None
+    if not isinstance(value, dict):
+        raise VocabularyError(f"{path}: holds {type(value).__name__}, not a JSON object; restore the file")
+    return value
+
+
+def read_token(value: Any, path: Path, *, token_id: int | None = None, special: bool = False) -> FileToken:
+    """An added token from a string or from an object with its content and flags."""
+    fields = value if isinstance(value, dict) else {"content": value}
+    content = fields.get("content")
+    if not isinstance(content, str) or not content:
+        raise VocabularyError(f"{path}: added token {value!r} has no content; restore the file")
+    flags = {flag: fields[flag] for flag in FLAGS if fields.get(flag) is not None}
+    if special:
+        flags |= {"special": True, "normalized": flags.get("normalized", False)}
+    try:
+        return FileToken(AddedToken(content, **flags), token_id, str(path))
+    except (TypeError, ValueError) as error:
+        raise VocabularyError(f"{path}: added token {error}; restore the file") from None
+
+
+def read_tokenizer_json(path: Path) -> TokenizerJson:
+    """A tokenizer.json, if it describes BERT's pipeline and nothing else."""
+    content = read_json(path)
+    for name in ("model", "normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        if not isinstance(content.get(name), dict | None):
+            raise VocabularyError(f"{path}: {name} is no JSON object; restore the file")
+    vocab, options = _read_model(content.get("model") or {}, path)
+    options |= _read_normalizer(content.get("normalizer") or {}, path)
+    options |= _read_post_processor(content.get("post_processor"), vocab, path)
+    for part, type_name in (("pre_tokenizer", "BertPreTokenizer"), ("decoder", "WordPiece")):
+        found = (content.get(part) or {}).get("type", type_name)
+        if found != type_name:
+            raise VocabularyError(f"{path}: its {part} is {found!r}; only BERT's ({type_name}) is supported")
+    prefix = (content.get("decoder") or {}).get("prefix", "##")
+    if prefix != "##":
+        raise VocabularyError(f"{path}: its decoder's prefix is {prefix!r}; BERT's is '##'")
+    for state in ("truncation", "padding"):
+        if content.get(state) is not None:
+            logger.info("%s: its %s is ignored; ask for it in each call", path, state)
+    tokens = content.get("added_tokens") or []
+    if not isinstance(tokens, list) or not all(isinstance(token, dict) for token in tokens):
+        raise VocabularyError(f"{path}: added_tokens must be a list of objects; restore the file")
+    added = []
+    for token in tokens:
+        if not isinstance(token.get("id"), int):
+            raise VocabularyError(f"{path}: added token {token.get('content')!r} has no id; restore the file")
+        added.append(read_token(token, path, token_id=token["id"]))
+    return TokenizerJson(vocab, options, added)
+
+
+def write_tokenizer_json(
+    path: Path,
+    vocab: Sequence[str],
+    options: dict[str, Any],
+    special_tokens: dict[str, Any],
+    added: Mapping[int, AddedToken],
+) -> None:
+    """Write the same tokenizer as a tokenizer.json."""
+    ids = {token: index for index, token in enumerate(vocab)} | {token.content: index for index, token in added.items()}
+    cls, sep = special_tokens["cls_token"], special_tokens["sep_token"]
+    single, pair = _template(cls, sep)
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": index, **token.to_dict()} for index, token in added.items()],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": options["tokenize_chinese_chars"],
+            "strip_accents": options["strip_accents"],
+            "lowercase": options["do_lower_case"],
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": pair,
+            "special_tokens": {token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in (cls, sep)},
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": special_tokens["unk_token"],
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": {token: index for index, token in enumerate(vocab)},
+        },
+    }
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _template(before: str, behind: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """BERT's template for a sequence and for a pair, as a tokenizer.json writes them."""
+
+    def special(token: str, type_id: int) -> dict[str, Any]:
+        return {"SpecialToken": {"id": token, "type_id": type_id}}
+
+    def sequence(name: str, type_id: int) -> dict[str, Any]:
+        return {"Sequence": {"id": name, "type_id": type_id}}
+
+    single = [special(before, 0), sequence("A", 0), special(behind, 0)]
+    return single, [*single, sequence("B", 1), special(behind, 1)]
+
+
+def _read_model(model: dict[str, Any], path: Path) -> tuple[list[str], dict[str, Any]]:
+    ids = model.get("vocab")
+    if model.get("type", "WordPiece") != "WordPiece" or not isinstance(ids, dict):
+        raise VocabularyError(f"{path}: its model is {model.get('type')!r}; only WordPiece tokenizers can be read")
+    for name, expected in (("continuing_subword_prefix", "##"), ("max_input_chars_per_word", 100)):
+        if model.get(name, expected) != expected:
+            raise VocabularyError(f"{path}: {name}={model[name]!r} is not supported; BERT's is {expected!r}")
+    for token, token_id in ids.items():
+        if not isinstance(token_id, int):
+            raise VocabularyError(f"{path}: token {token!r} has id {token_id!r}, which is no number; restore the file")
+    by_id = sorted(ids.items(), key=lambda item: item[1])
+    for expected_id, (token, token_id) in enumerate(by_id):
+        if token_id != expected_id:
+            raise VocabularyError(f"{path}: token {token!r} has id {token_id!r} where {expected_id} was expected")
+    options = {"unk_token": model["unk_token"]} if isinstance(model.get("unk_token"), str) else {}
+    return [token for token, _ in by_id], options
+
+
+def _read_normalizer(normalizer: dict[str, Any], path: Path) -> dict[str, Any]:
+    if normalizer.get("type") != "BertNormalizer":
+        raise VocabularyError(f"{path}: its normalizer is {normalizer.get('type')!r}; only BertNormalizer is supported")
+    if not normalizer.get("clean_text", True):
+        raise VocabularyError(
+            f"{path}: its normalizer keeps control characters (clean_text is false), which is not supported;"
+            " set clean_text to true"
+        )
+    return {
+        "do_lower_case": bool(normalizer.get("lowercase", True)),
+        "strip_accents": normalizer.get("strip_accents"),
+        "tokenize_chinese_chars": bool(normalizer.get("handle_chinese_chars", True)),
+    }
+
+
+def _read_post_processor(processor: dict[str, Any] | None, vocab: list[str], path: Path) -> dict[str, Any]:
+    """The tokens before and behind sequences."""
+    if processor is None:
+        return {}
+    cls = sep = None
+    if processor.get("type") == "BertProcessing":
+        cls, sep = processor.get("cls"), processor.get("sep")
+    elif processor.get("type") == "TemplateProcessing":
+        cls, sep = _read_template(processor)
+    if not all(isinstance(token, list) and len(token) == 2 and isinstance(token[0], str) for token in (cls, sep)):
+        raise VocabularyError(
+            f"{path}: its post_processor ({processor.get('type')!r}) is not BERT's: [CLS] A [SEP], and [CLS] A [SEP] B"
+            " [SEP] with type 1 from B on; others are not supported"
+        )
+    assert cls is not None
+    assert sep is not None
+    for token, token_id in (cls, sep):
+        if token in vocab and vocab.index(token) != token_id:
+            raise VocabularyError(
+                f"{path}: its post_processor gives {token!r} the id {token_id!r}, but the vocabulary"
+                f" {vocab.index(token)}; make them agree"
+            )
+    return {"cls_token": cls[0], "sep_token": sep[0]}
+
+
+def _read_template(processor: dict[str, Any]) -> tuple[Any, Any]:
+    """First and last token, with their ids, of a template of BERT's form; None for another one."""
+    try:
+        before, behind = (processor["single"][place]["SpecialToken"]["id"] for place in (0, -1))
+        named = processor["special_tokens"]
+        ids = [(named[token]["tokens"], named[token]["ids"]) for token in (before, behind)]
+    except (KeyError, IndexError, TypeError):
+        return None, None
+    if (processor["single"], processor.get("pair")) != _template(before, behind):
+        return None, None
+    if any(not isinstance(tokens, list) or len(tokens) != 1 or len(found) != 1 for tokens, found in ids):
+        return None, None
+    first, last = ([tokens[0], found[0]] for tokens, found in ids)
+    return first, last
