@@ -196,7 +196,9 @@ class Wrong:
 
     def __getattr__(self, name):
         right = getattr(self.reference, name)
-        return (lambda *arguments, **options: self.change(right(*arguments, **options))) if name == self.method else right
+        if name != self.method:
+            return right
+        return lambda *arguments, **options: self.change(right(*arguments, **options))
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,17 @@ def test_default_data_collator(ours, reference):
     same_batches(*batches)
 
 
+def test_sides_can_be_changed(small_vocab, make_ours, make_reference):
+    texts = ["a b c d e f", "a"]
+    for padding_side, truncation_side in (("left", "left"), ("right", "left"), ("left", "right")):
+        results = []
+        for make in (make_ours, make_reference):
+            tokenizer = make(small_vocab)
+            tokenizer.padding_side, tokenizer.truncation_side = padding_side, truncation_side
+            results.append(dict(tokenizer(texts, max_length=5, truncation=True, padding=True)))
+        assert results[0] == results[1]
+
+
 @pytest.mark.parametrize(
     ("rows", "options"),
     [
