@@ -147,8 +147,8 @@ def draw_text(hostile_text) -> Callable[[random.Random], str]:
     """Text of every kind: words, several scripts, special tokens, hostile, blank, words about the length limit."""
     words = [
         "hello", "world", "the", "unaffable", "cafe", "café", "cafe\u0301", "İstanbul", "Straße", "中国", "日本a",
-        "한국", "abc", "abcd.", "don't", "hello,world", "un-able", "[MASK]", "[SEP]", "foo[SEP]bar", "[CLS][PAD]", "[mask]",
-        "##able", "a", "b", "c", "1984", "xyz!?", "\U0001d165\u302e", "ﬁ",
+        "한국", "abc", "abcd.", "don't", "hello,world", "un-able", "[MASK]", "[SEP]", "foo[SEP]bar", "[CLS][PAD]",
+        "[mask]", "##able", "a", "b", "c", "1984", "xyz!?", "\U0001d165\u302e", "ﬁ",
     ]  # fmt: skip
     blanks = ["", " ", "\t\n ", "\u3000", "\x00", "\ufeff", "\u0301", "\xad \x85", "[SEP]", " [PAD] "]
 
@@ -216,6 +216,10 @@ def draw_call(draw_text) -> Callable[[random.Random], Call]:
             options["return_tensors"] = rng.choice(["np", "pt"])
             if rng.random() < 0.8:
                 options["padding"] = rng.choice([True, "max_length"])
+        if rng.random() < 0.25:
+            windows = {"truncation": rng.choice([True, True, "only_first"]), "max_length": rng.randint(5, 14)}
+            options |= {**windows, "return_overflowing_tokens": True, "stride": rng.choice([0, 0, 1, 2])}
+            options.pop("pad_to_multiple_of", None)
         size = rng.randint(1, 4)
         some = draw_words if split else draw_text
         text, pair = ([some(rng) for _ in range(size)] for _ in range(2))
