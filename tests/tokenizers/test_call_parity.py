@@ -165,10 +165,12 @@ def check_call(rng, ours, reference, call):
             return "refused"
         assert isinstance(got, ValueError), f"{got!r} instead of a ValueError for {expected!r}"
         assert "\n" not in str(got)
-        if "stride" in said:
-            assert f"stride={call.options['stride']}" in str(got), str(got)
-        elif "Truncation error" in said:
-            assert "longest_first" in str(got), str(got)
+        cures = ["longest_first"] if "Truncation error" in said else []
+        if "stride" in said or (cures and call.options.get("stride") and is_batch(call)):
+            # Rows of a batch may fail in both ways, and which one the reference tells is up to its threads.
+            cures += [f"stride={call.options['stride']}", *(["longest_first"] if is_batch(call) else [])]
+        if cures:
+            assert any(cure in str(got) for cure in cures), f"{got!r} for {expected!r}"
         elif "pad_to_multiple_of" in said:
             assert f"pad_to_multiple_of={call.options['pad_to_multiple_of']}" in str(got), str(got)
         else:
