@@ -126,7 +126,7 @@ class WordPieceTokenizer:
             name = _C.normalize(token.content, options) if token.normalized else token.content
             if not name:
                 raise files.VocabularyError(
-                    f"added token {token.content!r}: nothing is left of it when it is normalised; pass normalized=False"
+                    f"added token {token.content!a}: nothing is left of it when it is normalised; pass normalized=False"
                 )
             self._names[ids[token.content]] = name
         self._core = self._build_core()
@@ -254,7 +254,7 @@ class WordPieceTokenizer:
                 appended.
 
         Returns:
-            how many tokens were added.
+            how many were not recognised as a whole before, or with other flags.
         """
         changes: dict[str, Any] = {}
         new: list[AddedToken] = []
@@ -273,9 +273,9 @@ class WordPieceTokenizer:
         # What was recognised by its role or as an additional token stays recognised.
         before = self.added_tokens_decoder
         left_out = [token for token in before.values() if token.content in self.all_special_tokens]
-        added = as_added_tokens([*left_out, *self.added_tokens, *new])
+        added = as_added_tokens([*self.added_tokens, *left_out, *new])
         self._replace(added_tokens=added, **changes)
-        return len(set(self.added_tokens_decoder) - set(before))
+        return len({token.content for token in new} - {token.content for token in new if token in before.values()})
 
     def _replace(self, **changes: Any) -> None:
         """Change options; if that fails, nothing is changed."""
