@@ -159,8 +159,9 @@ class WordPieceTokenizer:
     def from_pretrained(cls, path: str | os.PathLike[str], **options: Any) -> "WordPieceTokenizer":
         """Read a tokenizer's folder, a bare vocab.txt or a bare tokenizer.json; `options` override what is found there.
 
-        The options come from `tokenizer_config.json` and `special_tokens_map.json`, then from `tokenizer.json`. If all
-        are missing and the vocabulary holds capitals, lower-casing is off, and a notice is logged.
+        The options come from `tokenizer_config.json` and `special_tokens_map.json`, then from `tokenizer.json`, and
+        added tokens from these and `added_tokens.json`, as in transformers. If all are missing and the vocabulary holds
+        capitals, lower-casing is off, and a notice is logged.
         """
         path = Path(path)
         if path.is_dir():
@@ -175,7 +176,10 @@ class WordPieceTokenizer:
             raise files.VocabularyError(f"{path}: {error}") from None
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write `vocab.txt`, `tokenizer_config.json` and `special_tokens_map.json`; transformers reads them too."""
+        """Write `vocab.txt`, `tokenizer_config.json` and `special_tokens_map.json`, which transformers reads alike.
+
+        A `tokenizer.json` is written too if there is one already, or if a token ends with white space.
+        """
         options: dict[str, Any] = {
             "do_lower_case": self.do_lower_case,
             "strip_accents": self.strip_accents,
