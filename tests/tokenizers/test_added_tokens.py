@@ -291,7 +291,7 @@ def test_vocabulary_extension_keeps_added_tokens():
 
 def test_shards_refuse_tokens_behind_the_vocabulary(tmp_path):
     tokenizer = WordPieceTokenizer(VOCAB, added_tokens=["<x>"])
-    with pytest.raises(UserError, match="added tokens behind its vocabulary .'<x>', id"):
+    with pytest.raises(UserError, match=r"added tokens behind its vocabulary .'<x>', id"):
         prepare([["a b"]], tokenizer, tmp_path / "refused")
     within = WordPieceTokenizer([*VOCAB, "<x>"], added_tokens=["<x>"])
     assert prepare([["a <x> b"]], within, tmp_path / "taken").num_tokens == 3
