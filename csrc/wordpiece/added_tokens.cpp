@@ -77,7 +77,8 @@ AddedTokens::Match AddedTokens::find(std::string_view text, std::size_t from, st
         if (split_special_ && token.special) continue;
         const std::string_view before = text.substr(0, found.begin), behind = text.substr(found.end);
         if (token.single_word && (ends_with_word(before) || begins_with_word(behind))) continue;
-        const std::size_t begin = token.lstrip ? std::max(without_trailing_space(before), last_end) : found.begin;
+        std::size_t begin = found.begin;
+        if (token.lstrip) begin = last_end + without_trailing_space(before.substr(std::min(last_end, before.size())));
         const std::size_t end = found.end + (token.rstrip ? leading_space(behind) : 0);
         // All that is left of white space that the match before has taken too is nothing.
         if (begin < end) return {begin, end, found.end, token.id};

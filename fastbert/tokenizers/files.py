@@ -91,9 +91,9 @@ def check_tokens(tokens: Sequence[str], place: Any) -> None:
 def read_folder(folder: Path) -> tuple[list[str], dict[str, Any]]:
     """Vocabulary and constructor options of a saved tokenizer.
 
-    `tokenizer_config.json` and `special_tokens_map.json` decide; what they leave open is taken from `tokenizer.json`.
-    Added tokens are those of the configuration's `added_tokens_decoder`; without it, those of `tokenizer.json` and of
-    `added_tokens.json`. Special tokens that are in none of these are added to them.
+    `tokenizer_config.json` decides; what it leaves open is taken from `tokenizer.json`. Added tokens are those of the
+    configuration's `added_tokens_decoder`; without it, `special_tokens_map.json` has the last word on special tokens,
+    and added tokens are those of `tokenizer.json` and of `added_tokens.json`. Special tokens without a role are added.
     """
     from_json = read_tokenizer_json(folder / TOKENIZER_FILE) if (folder / TOKENIZER_FILE).is_file() else None
     if (folder / VOCAB_FILE).is_file():
@@ -103,31 +103,30 @@ def read_folder(folder: Path) -> tuple[list[str], dict[str, Any]]:
         check_tokens(vocab, lambda index: f"{folder / TOKENIZER_FILE}, id {index}")
     else:
         raise VocabularyError(f"{folder}: holds neither {VOCAB_FILE} nor {TOKENIZER_FILE}; name a tokenizer's folder")
+    config_path, map_path = folder / CONFIG_FILE, folder / SPECIAL_TOKENS_FILE
+    contents = {path: read_json(path) for path in (config_path, map_path) if path.is_file()}
+    if "added_tokens_decoder" in contents.get(config_path, {}):
+        contents.pop(map_path, None)
     options = dict(from_json.options) if from_json is not None else {}
-    paths = [folder / name for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE) if (folder / name).is_file()]
-    contents = {path: read_json(path) for path in paths}
     for path, content in contents.items():
         options |= _known_options(content, path)
-    if from_json is None and not (folder / CONFIG_FILE).is_file():
+    if from_json is None and config_path not in contents:
         options |= guess_case(vocab, folder / VOCAB_FILE)
-    config = contents.get(folder / CONFIG_FILE, {})
-    if "added_tokens_decoder" in config:
-        added = _tokens_by_id(config["added_tokens_decoder"], folder / CONFIG_FILE)
-        contents.pop(folder / SPECIAL_TOKENS_FILE, None)
+    if "added_tokens_decoder" in contents.get(config_path, {}):
+        added = _tokens_by_id(contents[config_path]["added_tokens_decoder"], config_path)
     else:
-        special = _role_tokens(options).union(*(_extra_tokens(content, path) for path, content in contents.items()))
-        added = from_json.added if from_json is not None else []
-        added = added + _old_added_tokens(folder / ADDED_TOKENS_FILE, special)
+        added = list(from_json.added) if from_json is not None else []
+        # The older name in special_tokens_map.json counts for nothing here, as in the reference.
+        named = [(config_path, _EXTRA_KEYS), (map_path, _EXTRA_KEYS[1:])]
+        extra = [_extra_tokens(contents.get(path, {}), path, keys) for path, keys in named]
+        added += _old_added_tokens(folder / ADDED_TOKENS_FILE, _role_tokens(options).union(*extra))
     for path, content in contents.items():
-        added += [
-            read_token(content[name] | {"special": True}, path, special=True)
-            for name in SPECIAL_TOKEN_NAMES
-            if isinstance(content.get(name), dict)
-        ]
-        added += _extra_tokens(content, path).values()
-        options["additional_special_tokens"] = list(_extra_tokens(content, path)) or options.get(
-            "additional_special_tokens", []
-        )
+        roles = [content[name] for name in SPECIAL_TOKEN_NAMES if isinstance(content.get(name), dict)]
+        added += [read_token(role | {"special": True}, path, special=True) for role in roles]
+        extra_tokens = _extra_tokens(content, path, _EXTRA_KEYS)
+        added += extra_tokens.values()
+        if extra_tokens:
+            options["additional_special_tokens"] = list(extra_tokens)
     return vocab, options | {"added_tokens": place_added_tokens(added, vocab)}
 
 
@@ -209,10 +208,10 @@ def _role_tokens(options: dict[str, Any]) -> set[str]:
     return {options.get(name, token) for name, token in zip(SPECIAL_TOKEN_NAMES, DEFAULT_SPECIAL_TOKENS, strict=True)}
 
 
-def _extra_tokens(config: dict[str, Any], path: Path) -> dict[str, FileToken]:
+def _extra_tokens(config: dict[str, Any], path: Path, keys: Sequence[str]) -> dict[str, FileToken]:
     """The special tokens without a role."""
     tokens: dict[str, FileToken] = {}
-    for key in _EXTRA_KEYS:
+    for key in keys:
         extra = config.get(key) or []
         if not isinstance(extra, list | dict):
             raise VocabularyError(f"{path}: {key}={extra!r} must be a list; restore the file")

@@ -91,7 +91,11 @@ def read_tokenizer_json(path: Path) -> TokenizerJson:
         raise VocabularyError(f"{path}: its decoder's prefix is {prefix!r}; BERT's is '##'")
     for state in ("truncation", "padding"):
         if content.get(state) is not None:
-            logger.info("%s: its %s is ignored; ask for it in each call", path, state)
+            logger.info("%s: its %s is ignored but for the side; ask for it in each call", path, state)
+            direction = content[state].get("direction") if isinstance(content[state], dict) else None
+            if direction not in ("Left", "Right"):
+                raise VocabularyError(f"{path}: {state} has the direction {direction!r}, not 'Left' or 'Right'")
+            options[f"{state}_side"] = direction.lower()
     tokens = content.get("added_tokens") or []
     if not isinstance(tokens, list) or not all(isinstance(token, dict) for token in tokens):
         raise VocabularyError(f"{path}: added_tokens must be a list of objects; restore the file")

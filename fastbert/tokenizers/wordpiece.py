@@ -117,7 +117,7 @@ class WordPieceTokenizer:
             name = _C.normalize(token.content, options) if token.normalized else token.content
             if not name:
                 raise files.VocabularyError(
-                    f"added token {token.content!r}: nothing is left of it when it is normalised; pass normalized=False"
+                    f"added token {token.content!a}: nothing is left of it when it is normalised; pass normalized=False"
                 )
             self._names[ids[token.content]] = name
         self._other_core: _C.WordPiece | None = None
@@ -149,8 +149,9 @@ class WordPieceTokenizer:
     def from_pretrained(cls, path: str | os.PathLike[str], **options: Any) -> "WordPieceTokenizer":
         """Read a tokenizer's folder, a bare vocab.txt or a bare tokenizer.json; `options` override what is found there.
 
-        The options come from `tokenizer_config.json` and `special_tokens_map.json`, then from `tokenizer.json`. If all
-        are missing and the vocabulary holds capitals, lower-casing is off, and a notice is logged.
+        The options come from `tokenizer_config.json` and `special_tokens_map.json`, then from `tokenizer.json`, and
+        added tokens from these and `added_tokens.json`, as in transformers. If all are missing and the vocabulary holds
+        capitals, lower-casing is off, and a notice is logged.
         """
         path = Path(path)
         if path.is_dir():
@@ -165,7 +166,10 @@ class WordPieceTokenizer:
             raise files.VocabularyError(f"{path}: {error}") from None
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write `vocab.txt`, `tokenizer_config.json` and `special_tokens_map.json`; transformers reads them too."""
+        """Write `vocab.txt`, `tokenizer_config.json` and `special_tokens_map.json`, which transformers reads alike.
+
+        A `tokenizer.json` is written too if there is one already, or if a token ends with white space.
+        """
         options: dict[str, Any] = {
             "do_lower_case": self.do_lower_case,
             "strip_accents": self.strip_accents,
@@ -244,7 +248,7 @@ class WordPieceTokenizer:
                 appended.
 
         Returns:
-            how many tokens were added.
+            how many were not recognised as a whole before, or with other flags.
         """
         changes: dict[str, Any] = {}
         new: list[AddedToken] = []
@@ -263,9 +267,9 @@ class WordPieceTokenizer:
         # What was recognised by its role or as an additional token stays recognised.
         before = self.added_tokens_decoder
         left_out = [token for token in before.values() if token.content in self.all_special_tokens]
-        added = as_added_tokens([*left_out, *self.added_tokens, *new])
+        added = as_added_tokens([*self.added_tokens, *left_out, *new])
         self._replace(added_tokens=added, **changes)
-        return len(set(self.added_tokens_decoder) - set(before))
+        return len({token.content for token in new} - {token.content for token in new if token in before.values()})
 
     def _replace(self, **changes: Any) -> None:
         """Change options; if that fails, nothing is changed."""
