@@ -44,6 +44,11 @@ class Inputs:
     pair_bounds: np.ndarray | None
     single: bool
 
+    def text(self, sample: int, sequence: int, word: int) -> str:
+        """What the places of a token refer to: a text, or a word of one that came as words."""
+        texts, bounds = (self.texts, self.text_bounds) if sequence == 0 else (self.pairs or (), self.pair_bounds)
+        return texts[sample if bounds is None else int(bounds[sample]) + word]
+
 
 def read_inputs(text: Any, text_pair: Any, is_split_into_words: bool) -> Inputs:
     """Tell a single text from a batch, and pairs from single texts, as transformers does."""
@@ -158,12 +163,11 @@ def read_lengths(
         assert length is not None
         if length < added:
             raise ValueError(f"max_length={length} has no room for the {added} special tokens; use a larger one")
-        # As in the reference, the two special tokens of a single sequence count even where none are added.
-        room = length - max(added, 2)
-        if stride and stride >= room:
+        # The reference always takes the two special tokens of a single sequence off here.
+        if stride and (stride > length - 2 or (added and stride >= length - added)):
             raise ValueError(
-                f"stride={stride} must be below {room}, which max_length={length} leaves beside {max(added, 2)} special"
-                " tokens; use a smaller stride or a larger max_length"
+                f"stride={stride} must be below the {length - added} tokens that max_length={length} leaves beside the"
+                f" {added} special tokens; use a smaller stride or a larger max_length"
             )
         if multiple and strategy != "do_not_pad" and length % multiple:
             raise ValueError(
@@ -215,12 +219,12 @@ def checked_threads(threads: int | None) -> int:
 
 def check_tensor_rows(table: Any, width: int, padding: str) -> None:
     """Rows that are to be a tensor must have one length (numpy makes an array of arrays of them)."""
-    sizes = np.diff(table.offsets)
+    sizes = np.maximum(np.diff(table.offsets), width)
+    if (sizes == sizes[:1]).all():
+        return
     if padding == "do_not_pad":
-        if (sizes != sizes[:1]).any():
-            raise ValueError("rows of different lengths make no tensor; add padding=True (and truncation=True)")
-    elif (sizes > width).any():
-        raise ValueError(f"a row has {sizes.max()} tokens, over the {width} of the padding; add truncation=True")
+        raise ValueError("rows of different lengths make no tensor; add padding=True (and truncation=True)")
+    raise ValueError(f"a row has {sizes.max()} tokens, over the {width} of the padding; add truncation=True")
 
 
 _warned = False

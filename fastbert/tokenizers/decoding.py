@@ -1,6 +1,7 @@
 """From tokens back to text, with the spacing rules of the reference."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 # Applied to each token by itself, and on request to the whole text, in this order.
 _SPACING = (
@@ -17,6 +18,15 @@ _SPACING = (
 )
 # The reference's decoder has one more rule than its clean-up of whole texts.
 _TOKEN_SPACING = (*_SPACING[:7], (" do not", " don't"), *_SPACING[7:])
+
+
+def plain_ids(ids: Any) -> Any:
+    """An id or (nested) lists of ids, from arrays, tensors or what a tokenizer returned."""
+    if isinstance(ids, Mapping):
+        ids = ids["input_ids"]
+    if hasattr(ids, "tolist"):
+        return ids.tolist()
+    return [plain_ids(item) for item in ids] if isinstance(ids, list | tuple) else ids
 
 
 def join_tokens(tokens: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fastbert import _C
+from fastbert.tokenizers.call import checked_tensors
 from fastbert.tokenizers.row_encoding import CharSpan, RowEncoding, RowTable, TokenSpan
 
 # The columns of model inputs, and what padding has in them; None stands for the id of the padding token.
@@ -96,6 +97,7 @@ class Encoding(MutableMapping[str, Any]):
 
     def convert_to_tensors(self, tensor_type: str | None = None, prepend_batch_axis: bool = False) -> "Encoding":
         """Turn lists into int64 arrays ("np") or tensors ("pt"); returns the same object."""
+        tensor_type = checked_tensors(tensor_type)
         for key, value in self.data.items():
             if tensor_type is None or hasattr(value, "shape"):
                 continue

@@ -21,11 +21,13 @@ def pad_rows(
     """Pad the keys of `fillers` (with their value) to one length; other keys stay as they are."""
     checked_side(side, "padding_side")
     tensors = checked_tensors(return_tensors)
-    tensors = tensors or _tensors_of(rows)
     values = _columns(rows)
+    tensors = tensors or _tensors_of(rows)
     if "input_ids" not in values:
         raise ValueError(f"rows to be padded need 'input_ids'; there are only {', '.join(values) or 'no keys'}")
-    single = bool(values["input_ids"]) and not isinstance(values["input_ids"][0], list)
+    if not values["input_ids"]:
+        return Encoding(values)
+    single = not isinstance(values["input_ids"][0], list)
     if single:
         values = {key: [value] for key, value in values.items()}
     sizes = [len(row) for row in values["input_ids"]]

@@ -1,11 +1,14 @@
 """One row of a tokenizer's result, and how its tokens, words and characters correspond."""
 
+import operator
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastbert import _C
+from fastbert.tokenizers.call import Inputs
 
 _ALIGNED = (_C.Column.BEGINS, _C.Column.ENDS, _C.Column.WORDS)
 
@@ -24,6 +27,13 @@ class TokenSpan(NamedTuple):
     end: int
 
 
+class TokenNames(NamedTuple):
+    """The token of each id, and the ids of added tokens that take in white space beside them."""
+
+    names: Sequence[str]
+    spaced: frozenset[int]
+
+
 class RowTable:
     """The rows of one call: what there is to know of each token, without padding, column by column.
 
@@ -31,10 +41,10 @@ class RowTable:
     texts once more, unless the call asked for them.
     """
 
-    def __init__(self, rows: _C.Rows, realign: Callable[[], _C.Rows] | None, token_of: Callable[[int], str]) -> None:
+    def __init__(self, rows: _C.Rows, realign: Callable[[], _C.Rows] | None, names: TokenNames, inputs: Inputs) -> None:
         self._rows: _C.Rows | None = rows
         self._realign = realign
-        self.token_of = token_of
+        self._names, self._inputs = names, inputs
         self.offsets = rows.offsets()
         self.samples = rows.samples()
         self.longest_main = rows.longest_main
@@ -53,6 +63,19 @@ class RowTable:
             self._columns[column.name] = self._rows.column(column)
         return self._columns[column.name]
 
+    def tokens(self, index: int) -> list[str]:
+        """The tokens of one row: their names, or the text for those that take in the spaces around them."""
+        ids = self.row(_C.Column.IDS, index)
+        tokens = [self._names.names[token_id] for token_id in ids]
+        if self._names.spaced.isdisjoint(ids):
+            return tokens
+        places = [self.row(column, index) for column in (_C.Column.SEQUENCES, *_ALIGNED)]
+        for token, (token_id, sequence, begin, end, word) in enumerate(zip(ids, *places)):
+            if token_id in self._names.spaced and sequence >= 0:
+                text = self._inputs.text(int(self.samples[index]), sequence, word)
+                tokens[token] = text[begin:end]
+        return tokens
+
     def padded(self, column: _C.Column, width: int, left: bool, filler: int, threads: int) -> np.ndarray:
         """int64 (rows, width)."""
         if self._rows is not None:
@@ -64,6 +87,10 @@ class RowTable:
             place = slice(width - (end - begin), width) if left else slice(0, end - begin)
             result[row, place] = self.column(column)[begin:end]
         return result
+
+    def name_of(self, token_id: int) -> str:
+        """The token of an id."""
+        return self._names.names[token_id]
 
     def row(self, column: _C.Column, index: int) -> list[int]:
         """The values of one row."""
@@ -84,7 +111,7 @@ class RowEncoding:
     """
 
     def __init__(self, table: RowTable, index: int, width: int, left: bool, pad_token_id: int) -> None:
-        self._table, self._index = table, index
+        self._table, self._index, self._width, self._left = table, index, width, left
         size = int(table.offsets[index + 1] - table.offsets[index])
         missing = max(width - size, 0)
         self._before, self._after = (missing, 0) if left else (0, missing)
@@ -108,7 +135,8 @@ class RowEncoding:
     @property
     def tokens(self) -> list[str]:
         """The tokens as strings."""
-        return [self._table.token_of(token_id) for token_id in self.ids]
+        padding = self._table.name_of(self._pad_token_id)
+        return [padding] * self._before + self._table.tokens(self._index) + [padding] * self._after
 
     @property
     def type_ids(self) -> list[int]:
@@ -154,8 +182,10 @@ class RowEncoding:
         if self._index > 0 and samples[self._index - 1] == samples[self._index]:
             return []
         end = int(np.searchsorted(samples, samples[self._index], side="right"))
-        width, left = len(self), self._before > 0
-        return [RowEncoding(self._table, row, width, left, self._pad_token_id) for row in range(self._index + 1, end)]
+        return [
+            RowEncoding(self._table, row, self._width, self._left, self._pad_token_id)
+            for row in range(self._index + 1, end)
+        ]
 
     def _range(self, sequence: int) -> range:
         """The tokens of a sequence; all tokens for a sequence that rows do not have, as in the reference."""
@@ -180,8 +210,10 @@ class RowEncoding:
 
     def word_to_tokens(self, word: int, sequence: int = 0) -> tuple[int, int] | None:
         """The tokens of a word: the first, and the one behind the last."""
-        words = self.word_ids
-        tokens = [token for token in self._range(sequence) if words[token] == word]
+        word, words = operator.index(word), self.word_ids
+        # Words rise within a sequence; where there are two, the search ends in the first one that goes beyond the word.
+        in_reach = takewhile(lambda token: (words[token] or 0) <= word, self._range(sequence))
+        tokens = [token for token in in_reach if words[token] == word]
         return (tokens[0], tokens[-1] + 1) if tokens else None
 
     def word_to_chars(self, word: int, sequence: int = 0) -> tuple[int, int] | None:

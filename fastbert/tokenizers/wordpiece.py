@@ -1,29 +1,25 @@
 """`WordPieceTokenizer`: BERT's tokenizer over the C++ core, with the results of Hugging Face's `BertTokenizerFast`."""
 
 import functools
-import hashlib
-import json
-import operator
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fastbert import _C
-from fastbert.tokenizers import call, decoding, files
-from fastbert.tokenizers.added import AddedToken, as_added_token, as_added_tokens
+from fastbert.tokenizers import call
 from fastbert.tokenizers.encoding import Encoding, Layout, make_encoding
 from fastbert.tokenizers.line_files import read_line_batches
 from fastbert.tokenizers.padding import pad_rows
-from fastbert.tokenizers.row_encoding import RowTable
+from fastbert.tokenizers.row_encoding import RowTable, TokenNames
+from fastbert.tokenizers.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from fastbert.packing import PackedBatch
 
 
-class WordPieceTokenizer:
+class WordPieceTokenizer(Vocabulary):
     """BERT's whole pipeline in C++: special tokens in text, clean-up, Chinese characters, accents, case, WordPiece.
 
     Stateless: no call changes what another one returns, so an instance may be shared between threads. Picklable.
@@ -47,293 +43,6 @@ class WordPieceTokenizer:
     is_fast = True
     model_input_names = ("input_ids", "token_type_ids", "attention_mask")
     pad_token_type_id = 0
-
-    def __init__(
-        self,
-        vocab: Sequence[str] | str | os.PathLike[str],
-        *,
-        do_lower_case: bool = True,
-        strip_accents: bool | None = None,
-        tokenize_chinese_chars: bool = True,
-        model_max_length: int | None = 512,
-        unk_token: str = "[UNK]",
-        sep_token: str = "[SEP]",
-        pad_token: str = "[PAD]",
-        cls_token: str = "[CLS]",
-        mask_token: str = "[MASK]",
-        additional_special_tokens: Sequence[str] = (),
-        split_special_tokens: bool = False,
-        added_tokens: Sequence[str | AddedToken] = (),
-        padding_side: str = "right",
-        truncation_side: str = "right",
-    ) -> None:
-        if isinstance(vocab, str | os.PathLike):
-            source = str(vocab)
-            tokens = files.read_vocab(Path(vocab))
-        else:
-            source = "vocab"
-            tokens = list(vocab)
-            files.check_tokens(tokens, lambda index: f"vocab[{index}]")
-        self.do_lower_case = bool(do_lower_case)
-        self.strip_accents = None if strip_accents is None else bool(strip_accents)
-        self.tokenize_chinese_chars = bool(tokenize_chinese_chars)
-        self.split_special_tokens = bool(split_special_tokens)
-        self.padding_side = call.checked_side(padding_side, "padding_side")
-        self.truncation_side = call.checked_side(truncation_side, "truncation_side")
-        self.model_max_length = _checked_model_max_length(model_max_length)
-        self.unk_token, self.sep_token, self.pad_token = unk_token, sep_token, pad_token
-        self.cls_token, self.mask_token = cls_token, mask_token
-        self.additional_special_tokens = list(additional_special_tokens)
-        self.added_tokens = as_added_tokens(added_tokens)
-        self._tokens = tokens
-        self._update(source)
-
-    def _update(self, source: str = "vocab") -> None:
-        """Ids and the core, from the vocabulary, the special tokens and the added tokens."""
-        ids = dict(zip(self._tokens, range(len(self._tokens))))
-        known = {token.content for token in self.added_tokens}
-        for name in self.additional_special_tokens:
-            if name not in ids and name not in known:
-                self.added_tokens.append(AddedToken(name, special=True))
-        for token in self.added_tokens:
-            ids.setdefault(token.content, len(ids))
-        for role, name in self.special_tokens_map.items():
-            if name not in ids or (role == "unk_token" and ids[name] >= len(self._tokens)):
-                raise files.VocabularyError(
-                    f"{source}: {role}={name!r} is not among its {len(self._tokens)} tokens; add it, or pass {role}="
-                )
-        # One form for the same tokens: by id, without those that are just special tokens of the vocabulary.
-        usual = {AddedToken(name, special=True) for name in self.all_special_tokens if ids[name] < len(self._tokens)}
-        added = [token for token in self.added_tokens if token not in usual]
-        self.added_tokens = sorted(added, key=lambda token: ids[token.content])
-        self._ids = ids
-        self._names = [*self._tokens, *list(ids)[len(self._tokens) :]]
-        self.unk_token_id, self.sep_token_id = ids[self.unk_token], ids[self.sep_token]
-        self.pad_token_id, self.cls_token_id = ids[self.pad_token], ids[self.cls_token]
-        self.mask_token_id = ids[self.mask_token]
-        options = self._normalizer_options()
-        for token in self.added_tokens:
-            # What is searched in normalised text is also named so: "Foo Bar" decodes to "foo bar", as in transformers.
-            name = _C.normalize(token.content, options) if token.normalized else token.content
-            if not name:
-                raise files.VocabularyError(
-                    f"added token {token.content!a}: nothing is left of it when it is normalised; pass normalized=False"
-                )
-            self._names[ids[token.content]] = name
-        self._other_core: _C.WordPiece | None = None
-        self._core = self._build_core(self.split_special_tokens)
-
-    def _build_core(self, split_special_tokens: bool) -> _C.WordPiece:
-        # By id: of two that are the same when normalised, the one with the lower id is found.
-        added = [
-            _C.AddedToken(
-                token.content,
-                index,
-                token.special,
-                token.lstrip,
-                token.rstrip,
-                token.single_word,
-                token.normalized,
-            )
-            for index, token in self.added_tokens_decoder.items()
-        ]
-        return _C.WordPiece(self._tokens, added, split_special_tokens, self.unk_token_id, self._normalizer_options())
-
-    def _normalizer_options(self) -> _C.NormalizerOptions:
-        strip = self.do_lower_case if self.strip_accents is None else self.strip_accents
-        return _C.NormalizerOptions(self.do_lower_case, strip, self.tokenize_chinese_chars)
-
-    # Files
-
-    @classmethod
-    def from_pretrained(cls, path: str | os.PathLike[str], **options: Any) -> "WordPieceTokenizer":
-        """Read a tokenizer's folder, a bare vocab.txt or a bare tokenizer.json; `options` override what is found there.
-
-        The options come from `tokenizer_config.json` and `special_tokens_map.json`, then from `tokenizer.json`, and
-        added tokens from these and `added_tokens.json`, as in transformers. If all are missing and the vocabulary holds
-        capitals, lower-casing is off, and a notice is logged.
-        """
-        path = Path(path)
-        if path.is_dir():
-            vocab, found = files.read_folder(path)
-        elif path.suffix == ".json":
-            vocab, found = files.read_tokenizer_file(path)
-        else:
-            vocab, found = files.read_vocab_file(path)
-        try:
-            return cls(vocab, **(found | options))
-        except files.VocabularyError as error:
-            raise files.VocabularyError(f"{path}: {error}") from None
-
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write `vocab.txt`, `tokenizer_config.json` and `special_tokens_map.json`, which transformers reads alike.
-
-        A `tokenizer.json` is written too if there is one already, or if a token ends with white space.
-        """
-        options: dict[str, Any] = {
-            "do_lower_case": self.do_lower_case,
-            "strip_accents": self.strip_accents,
-            "tokenize_chinese_chars": self.tokenize_chinese_chars,
-            "model_max_length": self.model_max_length or int(1e30),
-            "split_special_tokens": self.split_special_tokens,
-            "padding_side": self.padding_side,
-            "truncation_side": self.truncation_side,
-        }
-        special_tokens: dict[str, Any] = dict(self.special_tokens_map)
-        if self.additional_special_tokens:
-            special_tokens["additional_special_tokens"] = self.additional_special_tokens
-        files.write_folder(Path(folder), self._tokens, options, special_tokens, self.added_tokens_decoder)
-
-    # The vocabulary
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of tokens in the vocabulary; `len(tokenizer)` counts the added ones behind it too."""
-        return len(self._tokens)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    @property
-    def vocab(self) -> dict[str, int]:
-        """The id of each token, added ones included (a copy)."""
-        return dict(self._ids)
-
-    def get_vocab(self) -> dict[str, int]:
-        """The id of each token, added ones included (a copy)."""
-        return dict(self._ids)
-
-    @property
-    def added_tokens_decoder(self) -> dict[int, AddedToken]:
-        """The tokens that are recognised in text as a whole, special ones included, by their ids."""
-        special = [AddedToken(name, special=True) for name in self.all_special_tokens]
-        found = {self._ids[token.content]: token for token in as_added_tokens([*special, *self.added_tokens])}
-        return dict(sorted(found.items()))
-
-    @property
-    def added_tokens_encoder(self) -> dict[str, int]:
-        """The ids of the tokens that are recognised in text as a whole."""
-        return {token.content: index for index, token in self.added_tokens_decoder.items()}
-
-    def get_added_vocab(self) -> dict[str, int]:
-        """The ids of the tokens that are recognised in text as a whole."""
-        return self.added_tokens_encoder
-
-    def add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
-        """Add one or several tokens (strings or `AddedToken`s) that are recognised in text as a whole.
-
-        Those that the tokenizer knows keep their ids; the others get new ones at the end, so a model's embedding may
-        have to grow (`resize_token_embeddings(len(tokenizer))`). `special_tokens` makes special ones of them.
-
-        Returns:
-            how many were not recognised as a whole before, or with other flags.
-        """
-        new = as_added_tokens(new_tokens, special=special_tokens)
-        if special_tokens:
-            new = [token.as_special() for token in new]
-        before = set(self.added_tokens_decoder.values())
-        changed = [token for token in new if token not in before]
-        self._replace(added_tokens=as_added_tokens([*self.added_tokens, *changed]))
-        return len(changed)
-
-    def add_special_tokens(
-        self, special_tokens_dict: Mapping[str, Any], replace_extra_special_tokens: bool = True
-    ) -> int:
-        """Give roles to tokens and add them where they are missing; text keeps them whole.
-
-        Args:
-            special_tokens_dict: from "mask_token" and the like to a token, and from "additional_special_tokens" (or
-                "extra_special_tokens", as transformers calls it) to a list of them.
-            replace_extra_special_tokens: that list replaces the one there was, whose tokens stay added; False: it is
-                appended.
-
-        Returns:
-            how many were not recognised as a whole before, or with other flags.
-        """
-        changes: dict[str, Any] = {}
-        new: list[AddedToken] = []
-        for name, value in special_tokens_dict.items():
-            if name in files.SPECIAL_TOKEN_NAMES:
-                new.append(as_added_token(value, special=True).as_special())
-                changes[name] = new[-1].content
-            elif name in ("additional_special_tokens", "extra_special_tokens"):
-                extra = [token.as_special() for token in as_added_tokens(value, special=True)]
-                kept = [] if replace_extra_special_tokens else self.additional_special_tokens
-                changes["additional_special_tokens"] = list(dict.fromkeys([*kept, *(token.content for token in extra)]))
-                new += extra
-            else:
-                known = ", ".join(files.SPECIAL_TOKEN_NAMES)
-                raise ValueError(f"{name!r} must be one of {known}, additional_special_tokens")
-        # What was recognised by its role or as an additional token stays recognised.
-        before = self.added_tokens_decoder
-        left_out = [token for token in before.values() if token.content in self.all_special_tokens]
-        added = as_added_tokens([*self.added_tokens, *left_out, *new])
-        self._replace(added_tokens=added, **changes)
-        return len({token.content for token in new} - {token.content for token in new if token in before.values()})
-
-    def _replace(self, **changes: Any) -> None:
-        """Change options; if that fails, nothing is changed."""
-        before = dict(self.__dict__)
-        self.__dict__.update(changes)
-        try:
-            self._update()
-        except Exception:
-            self.__dict__.update(before)
-            raise
-
-    @property
-    def special_tokens_map(self) -> dict[str, str]:
-        """The special tokens by role."""
-        return {name: getattr(self, name) for name in files.SPECIAL_TOKEN_NAMES}
-
-    @property
-    def all_special_tokens(self) -> list[str]:
-        """The special tokens, each once."""
-        return list(dict.fromkeys([*self.special_tokens_map.values(), *self.additional_special_tokens]))
-
-    @property
-    def all_special_ids(self) -> list[int]:
-        """The ids of the special tokens, each once."""
-        return [self._ids[token] for token in self.all_special_tokens]
-
-    @property
-    def is_continuation(self) -> np.ndarray:
-        """By id: does the token continue a word ("##...")? A bool array of length `len(tokenizer)`."""
-        continued = [token.startswith("##") for token in self._tokens]
-        return np.array(continued + [False] * (len(self) - self.vocab_size), dtype=np.bool_)
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 (hex) of the vocabulary and of all that changes the ids of a text."""
-        options = {
-            "do_lower_case": self.do_lower_case,
-            "strip_accents": self.do_lower_case if self.strip_accents is None else self.strip_accents,
-            "tokenize_chinese_chars": self.tokenize_chinese_chars,
-            "split_special_tokens": self.split_special_tokens,
-            "additional_special_tokens": sorted(self.additional_special_tokens),
-            **self.special_tokens_map,
-        }
-        if self.added_tokens:
-            options["added_tokens"] = [token.to_dict() for token in self.added_tokens]
-        return hashlib.sha256(json.dumps([self._tokens, options], sort_keys=True).encode()).hexdigest()
-
-    def convert_tokens_to_ids(self, tokens: str | Iterable[str]) -> Any:
-        """The id of a token, or the list of ids of several; unknown tokens have the id of `unk_token`."""
-        if isinstance(tokens, str):
-            return self._ids.get(tokens, self.unk_token_id)
-        return [self._ids.get(token, self.unk_token_id) for token in tokens]
-
-    def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
-        """The token of an id, or the list of tokens of several."""
-        if isinstance(ids, int | np.integer):
-            return self._names[self._checked_id(ids)]
-        skipped = set(self.all_special_ids) if skip_special_tokens else set()
-        return [self._names[self._checked_id(index)] for index in _integers(ids) if index not in skipped]
-
-    def _checked_id(self, index: Any) -> int:
-        if not 0 <= index < len(self):
-            raise IndexError(f"id {index} is outside the vocabulary of {len(self)} tokens")
-        return int(index)
 
     # Text to ids
 
@@ -459,7 +168,8 @@ class WordPieceTokenizer:
         core = self._core_for(split_special_tokens)
         plan = functools.partial(self._plan, inputs, add_special_tokens, lengths.cutting, core=core)
         rows = plan(return_offsets_mapping, threads)
-        table = RowTable(rows, None if return_offsets_mapping else lambda: plan(True, threads), self._token_of)
+        realign = None if return_offsets_mapping else lambda: plan(True, threads)
+        table = RowTable(rows, realign, self._token_names, inputs)
         width = lengths.width(table.longest_main)
         if tensors == "pt":
             call.check_tensor_rows(table, width, lengths.padding)
@@ -505,8 +215,10 @@ class WordPieceTokenizer:
             self._other_core = self._build_core(not self.split_special_tokens)
         return self._other_core
 
-    def _token_of(self, token_id: int) -> str:
-        return self._names[token_id]
+    @property
+    def _token_names(self) -> TokenNames:
+        spaced = (index for index, token in self.added_tokens_decoder.items() if token.lstrip or token.rstrip)
+        return TokenNames(self._names, frozenset(spaced))
 
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
         """The special tokens around a single sequence or a pair."""
@@ -613,55 +325,8 @@ class WordPieceTokenizer:
         first = [1, *[0] * len(ids), 1]
         return first if pair_ids is None else [*first, *[0] * len(pair_ids), 1]
 
-    # Ids to text
-
-    def decode(self, ids: Any, skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False) -> str:
-        """Text from ids: words joined by spaces, as transformers does it. Ids outside the vocabulary are skipped."""
-        special = (token.content for token in self.added_tokens_decoder.values() if token.special)
-        skipped = set(special) if skip_special_tokens else set()
-        names = (self._names[index] for index in _integers(ids) if 0 <= index < len(self))
-        text = decoding.join_tokens(name for name in names if name not in skipped)
-        return decoding.clean_up(text) if clean_up_tokenization_spaces else text
-
-    def batch_decode(
-        self, rows: Iterable[Any], skip_special_tokens: bool = False, clean_up_tokenization_spaces: bool = False
-    ) -> list[str]:
-        """The text of each row of ids."""
-        return [self.decode(row, skip_special_tokens, clean_up_tokenization_spaces) for row in rows]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_core", "_other_core")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._other_core = None
-        self._core = self._build_core(self.split_special_tokens)
-
-    def __repr__(self) -> str:
-        return (
-            f"WordPieceTokenizer(vocab_size={self.vocab_size}, do_lower_case={self.do_lower_case}, "
-            f"strip_accents={self.strip_accents}, tokenize_chinese_chars={self.tokenize_chinese_chars}, "
-            f"model_max_length={self.model_max_length})"
-        )
-
-
-def _integers(ids: Any) -> list[int]:
-    """Ids as a list of Python integers, from a list, an array, a tensor or a single id."""
-    if hasattr(ids, "tolist"):
-        ids = ids.tolist()
-    return [operator.index(index) for index in ([ids] if isinstance(ids, int) else ids)]
-
 
 def _as_batch(texts: Any, name: str) -> Any:
     if isinstance(texts, str):
         raise TypeError(f"{name} must be a sequence of strings, not one string")
     return texts
-
-
-def _checked_model_max_length(length: int | float | None) -> int | None:
-    # transformers writes a float-like 1e30 for "no limit".
-    if length is None or length > files.UNLIMITED_LENGTH:
-        return None
-    if length != int(length) or length < 1:
-        raise ValueError(f"model_max_length={length} must be a whole number of at least 1 (None for no limit)")
-    return int(length)

@@ -51,7 +51,7 @@ def make_pair(make_reference):
 
 def rows_of(tokenizer, texts):
     """Id, place and word of each token of each text."""
-    ids, begins, ends, words, offsets = tokenizer._core.encode_aligned_ragged(texts, 1)
+    ids, begins, ends, words, offsets = tokenizer.encode_aligned_ragged(texts, threads=1)
     fast_ids, fast_offsets = tokenizer.encode_ragged(texts)
     np.testing.assert_array_equal(fast_ids, ids)
     np.testing.assert_array_equal(fast_offsets, offsets)
@@ -266,8 +266,8 @@ def test_fingerprint():
         (lambda: AddedToken(7), TypeError, "must be a string, not int"),
         (lambda: AddedToken("a", lstrip=1), TypeError, "'a': lstrip=1 must be True or False"),
         (lambda: WordPieceTokenizer(VOCAB, added_tokens=[3]), TypeError, "a string or an AddedToken, not int"),
-        (lambda: WordPieceTokenizer(VOCAB, padding_side="up"), ValueError, "padding_side='up' must be 'left' or"),
-        (lambda: WordPieceTokenizer(VOCAB, truncation_side=1), ValueError, "truncation_side=1 must be 'left' or"),
+        (lambda: WordPieceTokenizer(VOCAB, padding_side="up"), ValueError, "padding_side='up' must be 'right' or"),
+        (lambda: WordPieceTokenizer(VOCAB, truncation_side=1), ValueError, "truncation_side=1 must be 'right' or"),
         (lambda: WordPieceTokenizer(VOCAB, unk_token="<u>", added_tokens=["<u>"]), UserError, "unk_token='<u>' is not"),
         (lambda: WordPieceTokenizer(VOCAB).add_special_tokens({"bos": "a"}), ValueError, "'bos' must be one of"),
     ],
