@@ -279,7 +279,14 @@ void bind_wordpiece(py::module_& module) {
     module.attr("MAX_WORD_CHARS") = kMaxWordChars;
 
     py::class_<NormalizerOptions>(module, "NormalizerOptions", "Which of BERT's normalisation steps are on.")
-        .def(py::init<bool, bool, bool>(), "lower_case"_a, "strip_accents"_a, "chinese_chars"_a);
+        .def(py::init<bool, bool, bool>(), "lower_case"_a, "strip_accents"_a, "chinese_chars"_a)
+        .def(py::pickle(
+            [](const NormalizerOptions& self) {
+                return py::make_tuple(self.lower_case, self.strip_accents, self.chinese_chars);
+            },
+            [](const py::tuple& state) {
+                return NormalizerOptions{state[0].cast<bool>(), state[1].cast<bool>(), state[2].cast<bool>()};
+            }));
 
     py::enum_<Truncation>(module, "Truncation", "How rows are cut to the maximum length.")
         .value("NONE", Truncation::kNone)

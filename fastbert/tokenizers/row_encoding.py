@@ -1,7 +1,7 @@
 """One row of a tokenizer's result, and how its tokens, words and characters correspond."""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -28,10 +28,10 @@ class TokenSpan(NamedTuple):
 
 
 class TokenNames(NamedTuple):
-    """The token of each id, and the ids of added tokens that take in white space beside them."""
+    """The token of each id; and by id, for added tokens that take in white space, what their text is shown as."""
 
     names: Sequence[str]
-    spaced: frozenset[int]
+    spaced: Mapping[int, Callable[[str], str]]
 
 
 class RowTable:
@@ -67,13 +67,13 @@ class RowTable:
         """The tokens of one row: their names, or the text for those that take in the spaces around them."""
         ids = self.row(_C.Column.IDS, index)
         tokens = [self._names.names[token_id] for token_id in ids]
-        if self._names.spaced.isdisjoint(ids):
+        if self._names.spaced.keys().isdisjoint(ids):
             return tokens
         places = [self.row(column, index) for column in (_C.Column.SEQUENCES, *_ALIGNED)]
         for token, (token_id, sequence, begin, end, word) in enumerate(zip(ids, *places)):
             if token_id in self._names.spaced and sequence >= 0:
                 text = self._inputs.text(int(self.samples[index]), sequence, word)
-                tokens[token] = text[begin:end]
+                tokens[token] = self._names.spaced[token_id](text[begin:end])
         return tokens
 
     def padded(self, column: _C.Column, width: int, left: bool, filler: int, threads: int) -> np.ndarray:

@@ -217,8 +217,13 @@ class WordPieceTokenizer(Vocabulary):
 
     @property
     def _token_names(self) -> TokenNames:
-        spaced = (index for index, token in self.added_tokens_decoder.items() if token.lstrip or token.rstrip)
-        return TokenNames(self._names, frozenset(spaced))
+        normalize = functools.partial(_C.normalize, options=self._normalizer_options())
+        spaced = {
+            index: normalize if token.normalized else str
+            for index, token in self.added_tokens_decoder.items()
+            if token.lstrip or token.rstrip
+        }
+        return TokenNames(self._names, spaced)
 
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
         """The special tokens around a single sequence or a pair."""
