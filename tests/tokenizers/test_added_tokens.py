@@ -50,12 +50,12 @@ def make_pair(make_reference):
 
 
 def test_tokens_show_the_spaces_that_they_took(small_vocab, make_reference):
-    reference_token = pytest.importorskip("tokenizers").AddedToken
+    make_token = pytest.importorskip("tokenizers").AddedToken
     ours, reference = WordPieceTokenizer(small_vocab), make_reference(small_vocab)
     for tokenizer in (ours, reference):
         flags = {"lstrip": True, "rstrip": True}
-        tokenizer.add_tokens([reference_token("<x>", normalized=False, **flags)])
-        tokenizer.add_tokens([reference_token("Foo", lstrip=True)])
+        tokenizer.add_tokens([make_token("<x>", normalized=False, **flags)])
+        tokenizer.add_tokens([make_token("Foo", lstrip=True)])
     for text in ("a  <x>  b", "Foo a  Foo b <x>", "<x><x> FOO"):
         assert ours(text).tokens() == reference(text).tokens()
     words = (["a", " <x> b"], ["b", " Foo "])
@@ -249,7 +249,7 @@ def test_adding(make_reference):
 
 def test_tokens_of_the_reference_may_be_given():
     tokenizers = pytest.importorskip("tokenizers")
-    tokenizer = WordPieceTokenizer(VOCAB, added_tokens=[reference_token("<x>", rstrip=True, special=True)])
+    tokenizer = WordPieceTokenizer(VOCAB, added_tokens=[tokenizers.AddedToken("<x>", rstrip=True, special=True)])
     assert tokenizer.added_tokens == [AddedToken("<x>", rstrip=True, special=True, normalized=False)]
 
 
