@@ -46,37 +46,49 @@ std::size_t ChunkCache::place_of(const LongKey& key) const {
 }
 
 void ChunkCache::insert(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep) {
-    if (size <= kShortBytes && pieces.size() <= ShortPieces::kMax) {
-        insert_short(chunk, size, pieces, keep);
-    } else if (size <= kLongBytes && pieces.size() <= LongPieces::kMax) {
-        insert_long(chunk, size, pieces, keep);
+    if (size > kLongBytes || pieces.size() > LongPieces::kMax) return;
+    if (size > kShortBytes) return insert_long(chunk, size, pieces, keep);
+    const bool few = pieces.size() <= ShortPieces::kMax;
+    if (!few && find_short(chunk, size, short_place(chunk, size)) != nullptr) {
+        // Seen before: only now is it worth a long entry.
+        return insert_long(chunk, size, pieces, keep);
     }
-}
-
-void ChunkCache::insert_short(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep) {
     ShortPieces value{};
-    value.places = static_cast<std::uint32_t>(pieces.size()) << 28 | static_cast<std::uint32_t>(keep) << 27;
-    for (std::size_t i = 0; i < pieces.size(); ++i) {
+    value.places = (few ? static_cast<std::uint32_t>(pieces.size()) : ShortPieces::kElsewhere) << 28 |
+                   static_cast<std::uint32_t>(keep) << 27;
+    for (std::size_t i = 0; few && i < pieces.size(); ++i) {
         value.ids[i] = pieces[i].id;
         value.places |= (pieces[i].begin | pieces[i].end << 4) << 8 * i;
         if (i > 0) value.places |= pieces[i].word << (23 + i);
     }
-    const ShortKey key = short_key(chunk, size);
+    insert_short(short_key(chunk, size), value);
+}
+
+void ChunkCache::note(const std::uint8_t* chunk, std::size_t size) {
+    ShortPieces value{};
+    value.places = ShortPieces::kElsewhere << 28;
+    insert_short(short_key(chunk, size), value);
+}
+
+void ChunkCache::insert_short(const ShortKey& key, const ShortPieces& value) {
     const std::size_t place = place_of(key);
     const std::uint32_t random = next_random();
-    // A free place, else one that may be given up, else none.
-    for (const bool give_up : {false, true}) {
+    // The place that it has, else a free one, else one that may be given up, else none.
+    const auto put = [&](auto may_take) {
         for (std::uint32_t i = 0; i < 4; ++i) {
-            const std::uint32_t choice = give_up ? i ^ (random & 3) : i;
+            const std::uint32_t choice = i ^ (random & 3);
             ShortLine& line = short_lines_[place ^ (choice >> 1)];
             const std::size_t entry = choice & 1;
-            const bool is_free = line.keys[entry].high == 0;
-            if (!is_free && !(give_up && !line.pieces[entry].kept())) continue;
+            if (!may_take(line.keys[entry], line.pieces[entry])) continue;
             line.keys[entry] = key;
             line.pieces[entry] = value;
-            return;
+            return true;
         }
-    }
+        return false;
+    };
+    put([&](const ShortKey& there, const ShortPieces&) { return there == key; }) ||
+        put([](const ShortKey& there, const ShortPieces&) { return there.high == 0; }) ||
+        put([](const ShortKey&, const ShortPieces& pieces) { return !pieces.kept(); });
 }
 
 void ChunkCache::insert_long(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep) {

@@ -25,8 +25,13 @@ struct ShortPieces {
 
     std::array<std::int32_t, kMax> ids;
     // From bit 0 on: four bits begin and four bits end of each token; from bit 24: the words of the second and the third
-    // token, a bit and two bits; bit 27: kept for good; from bit 28: the number of tokens.
+    // token, a bit and two bits; bit 27: kept for good; from bit 28: the number of tokens, or kElsewhere.
     std::uint32_t places;
+
+    // A chunk that was seen once, or one with more tokens, to be found among the long ones if it was seen twice.
+    static constexpr std::uint32_t kElsewhere = 4;
+
+    bool elsewhere() const { return places >> 28 == kElsewhere; }
 
     std::size_t count() const { return places >> 28; }
     bool kept() const { return places >> 27 & 1; }
@@ -90,6 +95,8 @@ public:
 
     // Remembers the tokens of a chunk that is not there yet, if they can be kept. `keep`: never give up the place for
     // chunks of later texts.
+    // note() only says that a short chunk was seen.
+    void note(const std::uint8_t* chunk, std::size_t size);
     void insert(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep);
 
 private:
@@ -170,7 +177,7 @@ private:
     }
     std::size_t place_of(const LongKey& key) const;
 
-    void insert_short(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep);
+    void insert_short(const ShortKey& key, const ShortPieces& value);
     void insert_long(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep);
     std::uint32_t next_random();
 

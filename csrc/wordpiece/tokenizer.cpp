@@ -450,19 +450,23 @@ private:
             const std::size_t start = window.starts[i];
             const std::size_t size = window.lasts[i] - start + 1u;
             const std::uint8_t* const chunk = window.bytes.data() + start;
+            bool look_further = size <= ChunkCache::kLongBytes;
             if (size <= ChunkCache::kShortBytes) [[likely]] {
-                if (const ShortPieces* const found = cache.find_short(chunk, size, places[i])) [[likely]] {
+                const ShortPieces* const found = cache.find_short(chunk, size, places[i]);
+                if (found != nullptr && !found->elsewhere()) [[likely]] {
                     at = write(*found, at, characters, start);
                     places[i] = static_cast<std::uint32_t>(at - before);
                     continue;
                 }
+                look_further = found != nullptr;
             }
-            const LongPieces* const found = size <= ChunkCache::kLongBytes ? cache.find_long(chunk, size) : nullptr;
+            const LongPieces* const found = look_further ? cache.find_long(chunk, size) : nullptr;
             if (found != nullptr) {
                 at = write(*found, at, characters, start);
             } else {
                 resize(at);
-                encode_unknown(text + start, chunk, size, characters, start);
+                const bool is_new = size <= ChunkCache::kShortBytes && !look_further;
+                encode_unknown(text + start, chunk, size, is_new, characters, start);
                 reserve(window.count - i);
                 at = ids().size();
             }
@@ -490,9 +494,14 @@ private:
     }
 
     // A chunk that the cache does not know.
-    void encode_unknown(const std::uint8_t* raw, const std::uint8_t* folded, std::size_t size,
+    void encode_unknown(const std::uint8_t* raw, const std::uint8_t* folded, std::size_t size, bool is_new,
                         const CharacterCounter& characters, std::size_t start) {
         if (!kAligned && size > ChunkCache::kLongBytes) return split(raw, size);
+        if (!kAligned && is_new && !std::all_of(raw, raw + size, [](std::uint8_t byte) { return byte < 128; })) {
+            // Most chunks beyond ASCII that are seen once are not seen again: their places are found the second time.
+            workspace_.cache.note(folded, size);
+            return split(raw, size);
+        }
         reader_.read(raw, folded, size);
         if (size <= ChunkCache::kLongBytes) workspace_.cache.insert(folded, size, workspace_.pieces, false);
         append_pieces(kAligned ? characters.before(start) : 0);

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -257,7 +258,7 @@ private:
 
     void order_marks() {
         if (marks_.empty()) return;
-        std::stable_sort(marks_.begin(), marks_.end(), [](const Mark& a, const Mark& b) { return a.rank < b.rank; });
+        sort_marks();
         std::uint32_t source = starter_source_;
         std::size_t next_source = 0;
         for (const Mark& mark : marks_) {
@@ -265,6 +266,19 @@ private:
             if (!mark.stripped) add(mark.point, unicode::record_of(mark.point), source);
         }
         clear_marks();
+    }
+
+    // Stable. A letter rarely has more than two marks, and std::stable_sort takes memory however few there are.
+    void sort_marks() {
+        constexpr std::size_t kFew = 16;
+        const auto is_before = [](const Mark& a, const Mark& b) { return a.rank < b.rank; };
+        if (marks_.size() > kFew) {
+            std::stable_sort(marks_.begin(), marks_.end(), is_before);
+            return;
+        }
+        for (auto next = marks_.begin(); next != marks_.end(); ++next) {
+            std::rotate(std::upper_bound(marks_.begin(), next, *next, is_before), next, std::next(next));
+        }
     }
 
     void clear_marks() {
