@@ -18,6 +18,7 @@ void bind_features(py::module_& module) {
             features["avx512bw"] = has.avx512bw;
             features["avx512vl"] = has.avx512vl;
             features["avx512vbmi"] = has.avx512vbmi;
+            features["avx512_vbmi2"] = has.avx512_vbmi2;
             features["avx512_vnni"] = has.avx512_vnni;
             features["avx512_bf16"] = has.avx512_bf16;
             features["amx_tile"] = has.amx_tile;
