@@ -55,6 +55,8 @@ class Encoding(MutableMapping[str, Any]):
                 value = self._values[key] = value.make()
             return value
         if isinstance(key, slice):
+            if self.encodings is not None:
+                return self.encodings[key]
             return {name: self[name][key] for name in self._values}
         return self._row(key)
 
