@@ -102,6 +102,13 @@ class Vocabulary:
                     f"added token {token.content!a}: nothing is left of it when it is normalised; pass normalized=False"
                 )
             self._names[ids[token.content]] = name
+        # What words are split into keeps its spelling, even where it is an added token with another normal form too.
+        self._spelled = [*self._tokens, *self._names[len(self._tokens) :]]
+        self._varying = frozenset(
+            index
+            for index, token in self.added_tokens_decoder.items()
+            if token.lstrip or token.rstrip or self._names[index] != self._spelled[index]
+        )
         self._other_core: _C.WordPiece | None = None
         self._core = self._build_core(self.split_special_tokens)
 

@@ -1,5 +1,7 @@
 """Small things that code for transformers' tokenizers reads and sets, beside the reference."""
 
+import pickle
+
 import pytest
 
 from fastbert.errors import UserError
@@ -56,3 +58,18 @@ def test_paths(tmp_path, tokenizer):
     paths = tokenizer.save_pretrained(tmp_path)
     assert sorted(paths) == sorted(map(str, tmp_path.iterdir()))
     assert WordPieceTokenizer.from_pretrained(tmp_path).name_or_path == str(tmp_path)
+
+
+def test_added_tokens_are_shown_as_they_stand_in_the_text(make_reference):
+    token = pytest.importorskip("tokenizers").AddedToken
+    vocab = [*VOCAB, "中"]
+    added = [token("##b", lstrip=True), token("\u3000", lstrip=True, rstrip=True), token("中"), token("x", rstrip=True)]
+    texts = ["ab  ##b", "a 中中 x中", "\t aX \u3000", "中", "a[SEP] b"]
+    ours, theirs = WordPieceTokenizer(vocab, model_max_length=None), make_reference(vocab)
+    assert ours.add_tokens(added) == theirs.add_tokens(added)
+    options = {"max_length": 5, "truncation": True, "return_overflowing_tokens": True}
+    for form, split in ((texts, False), ([text.split(" ") for text in texts], True)):
+        mine, expected = (one(form, is_split_into_words=split, **options) for one in (ours, theirs))
+        copy = pickle.loads(pickle.dumps(mine))
+        for row in range(len(expected["input_ids"])):
+            assert mine.tokens(row) == copy.tokens(row) == expected.tokens(row)
