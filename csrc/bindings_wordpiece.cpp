@@ -105,15 +105,24 @@ std::span<const T> span_of(const IntArray<T>& array) {
     return {array.data(), static_cast<std::size_t>(array.size())};
 }
 
-py::tuple encode_ragged(const Tokenizer& self, py::handle texts, bool aligned, unsigned threads) {
+py::tuple encode_ragged(const Tokenizer& self, py::handle texts, std::optional<std::size_t> limit, unsigned threads) {
     const Texts held(texts, "texts");
     Sequences rows;
     {
         py::gil_scoped_release release;
-        rows = encode_batch(self, held.views(), Tokenizer::kNoLimit, aligned, threads);
+        rows = encode_batch(self, held.views(), limit.value_or(Tokenizer::kNoLimit), false, threads);
+    }
+    return py::make_tuple(to_array(std::move(rows.tokens.ids)), to_array(std::move(rows.offsets)));
+}
+
+py::tuple encode_aligned_ragged(const Tokenizer& self, py::handle texts, unsigned threads) {
+    const Texts held(texts, "texts");
+    Sequences rows;
+    {
+        py::gil_scoped_release release;
+        rows = encode_batch(self, held.views(), Tokenizer::kNoLimit, true, threads);
     }
     TokenColumns& tokens = rows.tokens;
-    if (!aligned) return py::make_tuple(to_array(std::move(tokens.ids)), to_array(std::move(rows.offsets)));
     return py::make_tuple(to_array(std::move(tokens.ids)), to_array(std::move(tokens.begins)),
                           to_array(std::move(tokens.ends)), to_array(std::move(tokens.words)),
                           to_array(std::move(rows.offsets)));
@@ -329,8 +338,10 @@ void bind_wordpiece(py::module_& module) {
 
     py::class_<Tokenizer>(module, "WordPiece", "BERT's tokenizer; immutable, safe to share between threads.")
         .def(py::init(&make_tokenizer), "tokens"_a, "added"_a, "split_special"_a, "unknown_id"_a, "options"_a)
-        .def("encode_ragged", &encode_ragged, "texts"_a, "aligned"_a, "threads"_a,
-             "Tokens of the texts, one row each: (ids int32, offsets int64); aligned: (ids, begins, ends, words, offsets).")
+        .def("encode_ragged", &encode_ragged, "texts"_a, "limit"_a, "threads"_a,
+             "Ids of the texts, one row each: (ids int32, offsets int64).")
+        .def("encode_aligned_ragged", &encode_aligned_ragged, "texts"_a, "threads"_a,
+             "Tokens of the texts, one row each: (ids, begins, ends, words, all int32, offsets int64).")
         .def("encode_wrapped", &encode_wrapped, "texts"_a, "limit"_a, "begin_id"_a, "end_id"_a, "threads"_a,
              "Ids of the texts, each between two others that count towards the limit: (ids int32, offsets int64).")
         .def("encode_rows", &encode_rows, "texts"_a, "pairs"_a, "text_bounds"_a, "pair_bounds"_a, "form"_a, "cutting"_a,

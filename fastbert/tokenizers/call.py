@@ -161,8 +161,7 @@ def read_lengths(
         strategy = "do_not_pad" if strategy == "max_length" else strategy
     if how != _C.Truncation.NONE:
         assert length is not None
-        if length < added:
-            raise ValueError(f"max_length={length} has no room for the {added} special tokens; use a larger one")
+        check_room(length, added)
         # The reference always takes the two special tokens of a single sequence off here.
         if stride and (stride > length - 2 or (added and stride >= length - added)):
             raise ValueError(
@@ -175,6 +174,12 @@ def read_lengths(
             )
     cutting = _C.Cutting(how, length or 0, stride, left, overflow)
     return Lengths(cutting=cutting, padding=strategy, max_length=length, multiple=multiple)
+
+
+def check_room(max_length: int, added: int) -> None:
+    """There must be room for the special tokens."""
+    if max_length < added:
+        raise ValueError(f"max_length={max_length} has no room for the {added} special tokens; use a larger one")
 
 
 def _checked_count(value: int | None, name: str, least: int) -> int | None:

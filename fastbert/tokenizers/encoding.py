@@ -55,9 +55,8 @@ class Encoding(MutableMapping[str, Any]):
                 value = self._values[key] = value.make()
             return value
         if isinstance(key, slice):
-            if self.encodings is not None:
-                return self.encodings[key]
-            return {name: self[name][key] for name in self._values}
+            rows = self.encodings
+            return {name: self[name][key] for name in self._values} if rows is None else rows[key]
         return self._row(key)
 
     def __setitem__(self, key: str, value: Any) -> None:

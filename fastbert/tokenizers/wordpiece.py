@@ -47,7 +47,12 @@ class WordPieceTokenizer(Vocabulary):
     # Text to ids
 
     def encode_ragged(
-        self, texts: Sequence[str], add_special_tokens: bool = False, *, threads: int | None = None
+        self,
+        texts: Sequence[str],
+        add_special_tokens: bool = False,
+        *,
+        max_length: int | None = None,
+        threads: int | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Ids of many texts without padding, and without a Python object per token: the bulk path.
 
@@ -55,12 +60,15 @@ class WordPieceTokenizer(Vocabulary):
             ids: int32; text i has `ids[offsets[i] : offsets[i + 1]]`.
             offsets: int64, one more than there are texts.
 
-        The GIL is released; `threads` (default: the CPUs this process may use) changes the speed, never the result.
+        A text is cut on the right to `max_length` tokens, special ones included (None: not cut). The GIL is released;
+        `threads` (default: the CPUs this process may use) changes the speed, never the result.
         """
         threads = call.checked_threads(threads)
+        if max_length is not None:
+            call.check_room(max_length, self.num_special_tokens_to_add() if add_special_tokens else 0)
         if not add_special_tokens:
-            return self._core.encode_ragged(texts, False, threads)  # type: ignore[return-value]
-        return self._core.encode_wrapped(texts, None, self.cls_token_id, self.sep_token_id, threads)
+            return self._core.encode_ragged(texts, max_length, threads)
+        return self._core.encode_wrapped(texts, max_length, self.cls_token_id, self.sep_token_id, threads)
 
     def encode_aligned_ragged(
         self, texts: Sequence[str], *, threads: int | None = None
@@ -72,26 +80,28 @@ class WordPieceTokenizer(Vocabulary):
                 behind its last, and the index of its word (before WordPiece) in the text.
             offsets: int64; text i has the items from `offsets[i]` to `offsets[i + 1]`.
         """
-        return self._core.encode_ragged(texts, True, call.checked_threads(threads))  # type: ignore[return-value]
+        return self._core.encode_aligned_ragged(texts, call.checked_threads(threads))
 
     def encode_files(
         self,
         paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
         add_special_tokens: bool = True,
         *,
+        max_length: int | None = None,
         batch_bytes: int = 16_000_000,
         threads: int | None = None,
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Ids of the lines of text files (UTF-8; also .gz and .xz), as results of `encode_ragged`, batch by batch.
 
         Lines end with a line feed, with or without a carriage return before it; empty lines count. A batch has whole
-        lines of one file, of about `batch_bytes` bytes in all, so files may be larger than memory.
+        lines of one file, of about `batch_bytes` bytes in all, so files may be larger than memory. Lines are cut to
+        `max_length` tokens, special ones included (None: not cut).
 
         Raises:
             UserError: a file that cannot be read or is not UTF-8, with its name, line and byte.
         """
         for lines in read_line_batches(paths, batch_bytes):
-            yield self.encode_ragged(lines, add_special_tokens, threads=threads)
+            yield self.encode_ragged(lines, add_special_tokens, max_length=max_length, threads=threads)
 
     def __call__(
         self,
