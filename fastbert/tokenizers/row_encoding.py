@@ -98,7 +98,7 @@ class RowTable:
         strings: dict[int, str] = {}
         split = self._inputs.text_bounds is not None
         for index, text in enumerate(self._inputs.texts_of(sample, sequence)):
-            ids, begins, ends, words, _ = (column.tolist() for column in core.encode_ragged([text], True, 1))
+            ids, begins, ends, words, _ = (column.tolist() for column in core.encode_aligned_ragged([text], 1))
             strings |= {len(keys) + place: string for place, string in core.added_strings(text)}
             keys += zip(ids, begins, ends, [index] * len(ids) if split else words, strict=True)
         return keys, strings
