@@ -346,6 +346,13 @@ void bind_wordpiece(py::module_& module) {
              "Ids of the texts, each between two others that count towards the limit: (ids int32, offsets int64).")
         .def("encode_rows", &encode_rows, "texts"_a, "pairs"_a, "text_bounds"_a, "pair_bounds"_a, "form"_a, "cutting"_a,
              "aligned"_a, "threads"_a, "Rows of the texts or pairs, with special tokens.")
+        .def(
+            "added_strings",
+            [](const Tokenizer& self, const py::str& text) {
+                const Texts held(py::make_tuple(text), "texts");
+                return self.added_strings(held.views()[0]);
+            },
+            "text"_a, "Added tokens as they stand in a text: (which of its tokens, string).")
         .def("split_words", &split_words, "text"_a, "The normalised words of a text.");
 
     py::class_<WordCounter>(module, "WordCounter", "Counts normalised words.")

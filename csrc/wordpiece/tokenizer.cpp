@@ -160,6 +160,9 @@ public:
           output_(output),
           limit_(limit) {}
 
+    // From now on, keeps each added token as it stands in the text, with its place in the output.
+    void keep_strings(std::vector<std::pair<std::size_t, std::string>>& strings) { strings_ = &strings; }
+
     // Puts an id before and one behind each row from now on; the limit is of the ids between them.
     void wrap(std::int32_t begin_id, std::int32_t end_id) {
         static_assert(!kAligned);
@@ -288,9 +291,14 @@ private:
         // White space behind a token may belong to the next one too.
         if (match.begin < last_end) place_ -= count(match.begin, last_end);
         const std::uint32_t size = count(match.begin, match.end);
+        note_string(text.substr(match.begin, match.end - match.begin));
         append({match.id, 0, size, 0});
         place_ += size;
         word_ += 1;
+    }
+
+    void note_string(std::string_view text) {
+        if (strings_ != nullptr) strings_->emplace_back(ids().size(), text);
     }
 
     // The slow path: added tokens are searched in the normalised text, and words are what lies between them.
@@ -306,6 +314,7 @@ private:
             }
             if (match.id != Trie::kNone) {
                 const auto characters = normal.characters(match.begin, match.end);
+                note_string(bytes.substr(match.begin, match.end - match.begin));
                 append({match.id, characters.front().source, characters.back().source + 1, 0});
                 word_ += 1;
             }
@@ -547,6 +556,7 @@ private:
     ChunkReader reader_;
     WordSplitter<Encoder> splitter_;
     Output& output_;
+    std::vector<std::pair<std::size_t, std::string>>* strings_ = nullptr;
     std::size_t limit_;      // ids of a row
     std::size_t full_size_ = 0;  // of the output, when the row at hand has enough
     std::size_t staged_size_ = 0;
@@ -628,6 +638,18 @@ void Tokenizer::encode_wrapped(std::span<const std::string_view> texts, std::siz
 void Tokenizer::encode_aligned(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
                                TokenColumns& tokens, std::int64_t* ends) const {
     Encoder<true>(*this, limit, workspace, tokens).encode_rows(texts, ends);
+}
+
+std::vector<std::pair<std::size_t, std::string>> Tokenizer::added_strings(std::string_view text) const {
+    std::vector<std::pair<std::size_t, std::string>> strings;
+    Buffer<std::int32_t> ids;
+    std::int64_t end = 0;
+    std::unique_ptr<Workspace> workspace = take_workspace();
+    Encoder<false> encoder(*this, kNoLimit, *workspace, ids);
+    encoder.keep_strings(strings);
+    encoder.encode_rows({&text, 1}, &end);
+    give_back(std::move(workspace));
+    return strings;
 }
 
 }  // namespace fastbert::wordpiece

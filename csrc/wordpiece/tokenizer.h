@@ -66,6 +66,9 @@ public:
     void encode_aligned(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
                         TokenColumns& tokens, std::int64_t* ends) const;
 
+    // The added tokens in a text: which of its tokens each is, and how it stands there, with the white space that it took.
+    std::vector<std::pair<std::size_t, std::string>> added_strings(std::string_view text) const;
+
     // Working memory for a thread's calls of encode().
     std::unique_ptr<Workspace> take_workspace() const;
     void give_back(std::unique_ptr<Workspace> workspace) const { pool_.give_back(std::move(workspace)); }

@@ -44,10 +44,10 @@ class Inputs:
     pair_bounds: np.ndarray | None
     single: bool
 
-    def text(self, sample: int, sequence: int, word: int) -> str:
-        """What the places of a token refer to: a text, or a word of one that came as words."""
+    def texts_of(self, sample: int, sequence: int) -> Sequence[str]:
+        """The text of a sample (of its pair), or its words."""
         texts, bounds = (self.texts, self.text_bounds) if sequence == 0 else (self.pairs or (), self.pair_bounds)
-        return texts[sample if bounds is None else int(bounds[sample]) + word]
+        return texts[sample : sample + 1] if bounds is None else texts[int(bounds[sample]) : int(bounds[sample + 1])]
 
 
 def read_inputs(text: Any, text_pair: Any, is_split_into_words: bool) -> Inputs:

@@ -159,8 +159,8 @@ def write_folder(
     options: dict[str, Any],
     special_tokens: dict[str, Any],
     added: Mapping[int, AddedToken],
-) -> None:
-    """Write vocab.txt, tokenizer_config.json and special_tokens_map.json, as transformers reads them."""
+) -> tuple[str, ...]:
+    """Write vocab.txt, tokenizer_config.json and special_tokens_map.json, as transformers does; gives their paths."""
     for token in vocab:
         if "\n" in token or "\r" in token:
             raise VocabularyError(f"token {token!r} holds a line end, which {VOCAB_FILE} cannot keep")
@@ -175,6 +175,8 @@ def write_folder(
     # transformers takes a tokenizer.json that is there for the vocabulary, and strips white space from vocab.txt.
     if (folder / TOKENIZER_FILE).exists() or any(token != token.rstrip() for token in vocab):
         write_tokenizer_json(folder / TOKENIZER_FILE, vocab, options, special_tokens, added)
+    names = (VOCAB_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_FILE)
+    return tuple(str(folder / name) for name in names if (folder / name).exists())
 
 
 def _known_options(config: dict[str, Any], path: Path) -> dict[str, Any]:

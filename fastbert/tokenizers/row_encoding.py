@@ -1,7 +1,7 @@
 """One row of a tokenizer's result, and how its tokens, words and characters correspond."""
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any, NamedTuple
 
@@ -28,10 +28,11 @@ class TokenSpan(NamedTuple):
 
 
 class TokenNames(NamedTuple):
-    """The token of each id; and by id, for added tokens that take in white space, what their text is shown as."""
+    """The token of each id; and the ids of which the text decides what they stand for, as the core tells."""
 
     names: Sequence[str]
-    spaced: Mapping[int, Callable[[str], str]]
+    varying: frozenset[int]
+    core: _C.WordPiece | None
 
 
 class RowTable:
@@ -50,6 +51,7 @@ class RowTable:
         self.longest_main = rows.longest_main
         self.n_sequences = 2 if rows.pairs else 1
         self._columns: dict[str, np.ndarray] = {}
+        self._strings: dict[int, dict[int, str]] = {}
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -64,17 +66,42 @@ class RowTable:
         return self._columns[column.name]
 
     def tokens(self, index: int) -> list[str]:
-        """The tokens of one row: their names, or the text for those that take in the spaces around them."""
+        """The tokens of one row: their names, or what stands in the text, where that is not always the same."""
         ids = self.row(_C.Column.IDS, index)
         tokens = [self._names.names[token_id] for token_id in ids]
-        if self._names.spaced.keys().isdisjoint(ids):
-            return tokens
-        places = [self.row(column, index) for column in (_C.Column.SEQUENCES, *_ALIGNED)]
-        for token, (token_id, sequence, begin, end, word) in enumerate(zip(ids, *places)):
-            if token_id in self._names.spaced and sequence >= 0:
-                text = self._inputs.text(int(self.samples[index]), sequence, word)
-                tokens[token] = self._names.spaced[token_id](text[begin:end])
+        if not self._names.varying.isdisjoint(ids):
+            for token, string in self._strings_in_text(index).items():
+                tokens[token] = string
         return tokens
+
+    def _strings_in_text(self, index: int) -> dict[int, str]:
+        """The added tokens of a row as they stand in its texts, by their places in the row."""
+        if index in self._strings or self._names.core is None:
+            return self._strings.get(index, {})
+        keys = list(zip(*(self.row(column, index) for column in (_C.Column.IDS, *_ALIGNED)), strict=True))
+        sequences = self.row(_C.Column.SEQUENCES, index)
+        found = self._strings[index] = {}
+        for sequence in {0, 1} & set(sequences):
+            first, count = sequences.index(sequence), sequences.count(sequence)
+            wanted = keys[first : first + count]
+            whole, strings = self._read_again(self._names.core, int(self.samples[index]), sequence)
+            # Overflow makes rows of parts of a text, so it is found out which part this is.
+            start = next(start for start in range(len(whole)) if whole[start : start + count] == wanted)
+            for place, string in strings.items():
+                if start <= place < start + count:
+                    found[first + place - start] = string
+        return found
+
+    def _read_again(self, core: _C.WordPiece, sample: int, sequence: int) -> tuple[list[Any], dict[int, str]]:
+        """Ids and places of all tokens of a sequence, and its added tokens as they stand in the text."""
+        keys: list[Any] = []
+        strings: dict[int, str] = {}
+        split = self._inputs.text_bounds is not None
+        for index, text in enumerate(self._inputs.texts_of(sample, sequence)):
+            ids, begins, ends, words, _ = (column.tolist() for column in core.encode_aligned_ragged([text], 1))
+            strings |= {len(keys) + place: string for place, string in core.added_strings(text)}
+            keys += zip(ids, begins, ends, [index] * len(ids) if split else words, strict=True)
+        return keys, strings
 
     def padded(self, column: _C.Column, width: int, left: bool, filler: int, threads: int) -> np.ndarray:
         """int64 (rows, width)."""
@@ -100,7 +127,11 @@ class RowTable:
     def __getstate__(self) -> dict[str, Any]:
         for column in _C.Column.__members__.values():
             self.column(column)
-        return {**self.__dict__, "_rows": None, "_realign": None}
+        if self._names.varying:
+            for index in range(len(self)):
+                self._strings_in_text(index)
+        names = self._names._replace(core=None)
+        return {**self.__dict__, "_rows": None, "_realign": None, "_names": names}
 
 
 class RowEncoding:

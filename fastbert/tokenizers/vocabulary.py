@@ -18,6 +18,11 @@ from fastbert.tokenizers.added import AddedToken, as_added_token, as_added_token
 class Vocabulary:
     """What a `WordPieceTokenizer` is made of; its constructor is documented there."""
 
+    # Roles that BERT does not have: who asks gets the answer of transformers.
+    bos_token = eos_token = bos_token_id = eos_token_id = None
+    clean_up_tokenization_spaces = False
+    name_or_path = ""
+
     def __init__(
         self,
         vocab: Sequence[str] | str | os.PathLike[str],
@@ -58,6 +63,13 @@ class Vocabulary:
         self._tokens = tokens
         self._update(source)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A special token takes its id and its place in the core along; it must be known already."""
+        if name in files.SPECIAL_TOKEN_NAMES and "_core" in self.__dict__:
+            self._replace(**{name: str(value)})
+        else:
+            super().__setattr__(name, value)
+
     def _update(self, source: str = "vocab") -> None:
         """Ids and the core, from the vocabulary, the special tokens and the added tokens."""
         ids = dict(zip(self._tokens, range(len(self._tokens))))
@@ -90,6 +102,13 @@ class Vocabulary:
                     f"added token {token.content!a}: nothing is left of it when it is normalised; pass normalized=False"
                 )
             self._names[ids[token.content]] = name
+        # What words are split into keeps its spelling, even where it is an added token with another normal form too.
+        self._spelled = [*self._tokens, *self._names[len(self._tokens) :]]
+        self._varying = frozenset(
+            index
+            for index, token in self.added_tokens_decoder.items()
+            if token.lstrip or token.rstrip or self._names[index] != self._spelled[index]
+        )
         self._other_core: _C.WordPiece | None = None
         self._core = self._build_core(self.split_special_tokens)
 
@@ -131,14 +150,19 @@ class Vocabulary:
         else:
             vocab, found = files.read_vocab_file(path)
         try:
-            return cls(vocab, **(found | options))
+            tokenizer = cls(vocab, **(found | options))
         except files.VocabularyError as error:
             raise files.VocabularyError(f"{path}: {error}") from None
+        tokenizer.name_or_path = str(path)
+        return tokenizer
 
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> tuple[str, ...]:
         """Write `vocab.txt`, `tokenizer_config.json` and `special_tokens_map.json`, which transformers reads alike.
 
         A `tokenizer.json` is written too if there is one already, or if a token ends with white space.
+
+        Returns:
+            The paths of the files.
         """
         options: dict[str, Any] = {
             "do_lower_case": self.do_lower_case,
@@ -152,7 +176,19 @@ class Vocabulary:
         special_tokens: dict[str, Any] = dict(self.special_tokens_map)
         if self.additional_special_tokens:
             special_tokens["additional_special_tokens"] = self.additional_special_tokens
-        files.write_folder(Path(folder), self._tokens, options, special_tokens, self.added_tokens_decoder)
+        return files.write_folder(Path(folder), self._tokens, options, special_tokens, self.added_tokens_decoder)
+
+    # Lengths
+
+    @property
+    def max_len_single_sentence(self) -> int:
+        """The tokens of a text that fit beside the special ones; without a limit, a number beyond all lengths."""
+        return (self.model_max_length or int(1e30)) - 2
+
+    @property
+    def max_len_sentences_pair(self) -> int:
+        """The tokens of a pair of texts that fit beside the special ones."""
+        return (self.model_max_length or int(1e30)) - 3
 
     # The vocabulary
 
@@ -198,7 +234,9 @@ class Vocabulary:
         Returns:
             how many were not recognised as a whole before, or with other flags.
         """
-        new = as_added_tokens(new_tokens, special=special_tokens)
+        # An empty token is passed over, as in transformers.
+        given = [new_tokens] if isinstance(new_tokens, str) or not isinstance(new_tokens, Iterable) else new_tokens
+        new = as_added_tokens([token for token in given if token != ""], special=special_tokens)
         if special_tokens:
             new = [token.as_special() for token in new]
         before = set(self.added_tokens_decoder.values())
@@ -260,6 +298,11 @@ class Vocabulary:
     def all_special_tokens(self) -> list[str]:
         """The special tokens, each once."""
         return list(dict.fromkeys([*self.special_tokens_map.values(), *self.additional_special_tokens]))
+
+    @property
+    def extra_special_tokens(self) -> list[str]:
+        """The additional special tokens, by their newer name."""
+        return list(self.additional_special_tokens)
 
     @property
     def all_special_ids(self) -> list[int]:
@@ -343,6 +386,10 @@ class Vocabulary:
         if isinstance(tokens, str):
             raise TypeError("tokens must be a sequence of strings, not one string")
         return decoding.join_tokens(_checked_token(token, index) for index, token in enumerate(tokens))
+
+    def clean_up_tokenization(self, text: str) -> str:
+        """A text without the spaces before punctuation and English contractions."""
+        return decoding.clean_up(text)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_core", "_other_core")}

@@ -179,7 +179,7 @@ class WordPieceTokenizer(Vocabulary):
         plan = functools.partial(self._plan, inputs, add_special_tokens, lengths.cutting, core=core)
         rows = plan(return_offsets_mapping, threads)
         realign = None if return_offsets_mapping else lambda: plan(True, threads)
-        table = RowTable(rows, realign, self._token_names, inputs)
+        table = RowTable(rows, realign, TokenNames(self._spelled, self._varying, core), inputs)
         width = lengths.width(table.longest_main)
         if tensors == "pt":
             call.check_tensor_rows(table, width, lengths.padding)
@@ -224,16 +224,6 @@ class WordPieceTokenizer(Vocabulary):
         if self._other_core is None:
             self._other_core = self._build_core(not self.split_special_tokens)
         return self._other_core
-
-    @property
-    def _token_names(self) -> TokenNames:
-        normalize = functools.partial(_C.normalize, options=self._normalizer_options())
-        spaced = {
-            index: normalize if token.normalized else str
-            for index, token in self.added_tokens_decoder.items()
-            if token.lstrip or token.rstrip
-        }
-        return TokenNames(self._names, spaced)
 
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
         """The special tokens around a single sequence or a pair."""
