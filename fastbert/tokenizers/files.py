@@ -44,6 +44,7 @@ _EXTRA_KEYS = ("additional_special_tokens", "extra_special_tokens")
 
 # transformers writes int(1e30) as the length of a tokenizer that has no limit.
 UNLIMITED_LENGTH = 10**20
+NO_LIMIT = int(1e30)
 
 
 def read_vocab(path: Path) -> list[str]:

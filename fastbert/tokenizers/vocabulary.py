@@ -168,7 +168,7 @@ class Vocabulary:
             "do_lower_case": self.do_lower_case,
             "strip_accents": self.strip_accents,
             "tokenize_chinese_chars": self.tokenize_chinese_chars,
-            "model_max_length": self.model_max_length or int(1e30),
+            "model_max_length": self.model_max_length,
             "split_special_tokens": self.split_special_tokens,
             "padding_side": self.padding_side,
             "truncation_side": self.truncation_side,
@@ -183,14 +183,18 @@ class Vocabulary:
     @property
     def max_len_single_sentence(self) -> int:
         """The tokens of a text that fit beside the special ones; without a limit, a number beyond all lengths."""
-        return (self.model_max_length or int(1e30)) - 2
+        return self.model_max_length - 2
 
     @property
     def max_len_sentences_pair(self) -> int:
         """The tokens of a pair of texts that fit beside the special ones."""
-        return (self.model_max_length or int(1e30)) - 3
+        return self.model_max_length - 3
 
     # The vocabulary
+
+    @property
+    def _length_limit(self) -> int | None:
+        return None if self.model_max_length > files.UNLIMITED_LENGTH else self.model_max_length
 
     @property
     def vocab_size(self) -> int:
@@ -419,10 +423,10 @@ def _checked_token(token: Any, index: int) -> str:
     return token
 
 
-def _checked_model_max_length(length: int | float | None) -> int | None:
-    # transformers writes a float-like 1e30 for "no limit".
+def _checked_model_max_length(length: int | float | None) -> int:
+    """A tokenizer without a limit has transformers' very large number, so that it can be compared with others."""
     if length is None or length > files.UNLIMITED_LENGTH:
-        return None
+        return files.NO_LIMIT
     if length != int(length) or length < 1:
         raise ValueError(f"model_max_length={length} must be a whole number of at least 1 (None for no limit)")
     return int(length)

@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -41,7 +41,7 @@ class WordPieceTokenizer(Vocabulary):
     """
 
     is_fast = True
-    model_input_names = ("input_ids", "token_type_ids", "attention_mask")
+    model_input_names: ClassVar[list[str]] = ["input_ids", "token_type_ids", "attention_mask"]
     pad_token_type_id = 0
 
     # Text to ids
@@ -172,7 +172,7 @@ class WordPieceTokenizer(Vocabulary):
             pad_to_multiple_of=pad_to_multiple_of,
             left=call.checked_side(truncation_side or self.truncation_side, "truncation_side") == "left",
             overflow=return_overflowing_tokens,
-            model_max_length=self.model_max_length,
+            model_max_length=self._length_limit,
             added=self.num_special_tokens_to_add(inputs.pairs is not None) if add_special_tokens else 0,
         )
         core = self._core_for(split_special_tokens)
@@ -184,7 +184,7 @@ class WordPieceTokenizer(Vocabulary):
         if tensors == "pt":
             call.check_tensor_rows(table, width, lengths.padding)
         if verbose and max_length is None:
-            call.warn_of_length(table.longest_main, self.model_max_length)
+            call.warn_of_length(table.longest_main, self._length_limit)
         layout = Layout(
             width=width,
             left=call.checked_side(padding_side or self.padding_side, "padding_side") == "left",
@@ -298,7 +298,7 @@ class WordPieceTokenizer(Vocabulary):
             encoded_inputs,
             fillers=fillers,
             padding=padding,
-            max_length=self.model_max_length if max_length is None else max_length,
+            max_length=self._length_limit if max_length is None else max_length,
             pad_to_multiple_of=pad_to_multiple_of,
             side=padding_side or self.padding_side,
             with_mask=return_attention_mask is not False,
