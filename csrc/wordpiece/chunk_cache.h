@@ -79,7 +79,7 @@ public:
         // Both entries of a line are compared without a branch: which of the two it is cannot be predicted.
         const auto look_in = [&key](const ShortLine& line) -> const ShortPieces* {
             const bool first = line.keys[0] == key, second = line.keys[1] == key;
-            return first | second ? &line.pieces[second] : nullptr;
+            return (first | second) ? &line.pieces[second] : nullptr;
         };
         if (const ShortPieces* found = look_in(short_lines_[place])) [[likely]] return found;
         return look_in(short_lines_[place ^ 1]);
