@@ -39,20 +39,12 @@ public:
         PyObject** const items = PySequence_Fast_ITEMS(sequence.ptr());
         const auto size = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence.ptr()));
         views_.reserve(size);
-        held_.reserve(size);
+        held_.objects.reserve(size);
         // Nothing in this loop runs Python code that could change the sequence.
         for (std::size_t i = 0; i < size; ++i) {
             if (i + kAhead < size) __builtin_prefetch(items[i + kAhead], 1);
             views_.push_back(view(items[i], name, i));
-            held_.push_back(Py_NewRef(items[i]));
-        }
-    }
-    Texts(const Texts&) = delete;
-    Texts& operator=(const Texts&) = delete;
-    ~Texts() {
-        for (std::size_t i = 0; i < held_.size(); ++i) {
-            if (i + kAhead < held_.size()) __builtin_prefetch(held_[i + kAhead], 1);
-            Py_DECREF(held_[i]);
+            held_.objects.push_back(Py_NewRef(items[i]));
         }
     }
 
@@ -60,6 +52,21 @@ public:
 
 private:
     static constexpr std::size_t kAhead = 8;
+
+    // A member of its own, so that references are given back even where the constructor of Texts fails half-way.
+    struct References {
+        std::vector<PyObject*> objects;
+
+        References() = default;
+        References(const References&) = delete;
+        References& operator=(const References&) = delete;
+        ~References() {
+            for (std::size_t i = 0; i < objects.size(); ++i) {
+                if (i + kAhead < objects.size()) __builtin_prefetch(objects[i + kAhead], 1);
+                Py_DECREF(objects[i]);
+            }
+        }
+    };
 
     static std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
@@ -83,7 +90,7 @@ private:
         return {data, static_cast<std::size_t>(size)};
     }
 
-    std::vector<PyObject*> held_;
+    References held_;
     std::vector<std::string_view> views_;
 };
 
@@ -220,7 +227,12 @@ py::array_t<std::int64_t> padded_column(const Rows& self, Column column, std::in
     for (std::size_t i = 0; i < self.count(); ++i) {
         if (self.offsets()[i + 1] - self.offsets()[i] > width) throw py::value_error("a row is longer than the width");
     }
-    if (width < 0) throw py::value_error("the width must not be negative");
+    // Far beyond any memory, but small enough for the sizes below not to overflow.
+    constexpr std::int64_t kMostValues = std::int64_t{1} << 44;
+    if (width < 0 || (self.count() > 0 && width > kMostValues / static_cast<std::int64_t>(self.count()))) {
+        throw py::value_error("padding " + std::to_string(self.count()) + " rows to " + std::to_string(width) +
+                              " tokens takes more memory than there is; use a smaller max_length or pad_to_multiple_of");
+    }
     std::unique_ptr<Zeros<std::int64_t>> values;
     {
         py::gil_scoped_release release;

@@ -33,6 +33,9 @@ PADDINGS = {
 TENSORS = (None, "np", "pt")
 SIDES = ("right", "left")
 
+_NO_LIMIT = 2**40  # a row never has as many tokens
+_LARGEST = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -91,7 +94,8 @@ def _sequence(value: Any, name: str) -> Sequence[Any]:
     if hasattr(value, "tolist") and not isinstance(value, str):  # an array or a column of a table
         return _sequence(value.tolist(), name)
     cure = "; decode it first, e.g. text.decode('utf-8')" if isinstance(value, bytes) else ""
-    raise TypeError(f"{name} must be a string or a sequence of strings, not {type(value).__name__}{cure}")
+    wanted = "a list of words" if isinstance(value, str) else "a string or a sequence of strings"
+    raise TypeError(f"{name} must be {wanted}, not {type(value).__name__}{cure}")
 
 
 def _unzip(items: Sequence[Any], name: str) -> tuple[list[Any], list[Any]]:
@@ -148,7 +152,9 @@ def read_lengths(
     added: int,
 ) -> Lengths:
     """Truncation and padding; `added` is the number of special tokens of a row."""
-    max_length = _checked_count(max_length, "max_length", 0)
+    max_length = checked_max_length(max_length)
+    if max_length is not None and max_length > _NO_LIMIT:
+        max_length = model_max_length = None
     multiple = _checked_count(pad_to_multiple_of, "pad_to_multiple_of", 1)
     stride = _checked_count(stride, "stride", 0) or 0
     if max_length is not None and truncation is None and padding is False:
@@ -182,12 +188,22 @@ def check_room(max_length: int, added: int) -> None:
         raise ValueError(f"max_length={max_length} has no room for the {added} special tokens; use a larger one")
 
 
+def checked_max_length(max_length: int | None) -> int | None:
+    """A length of rows; transformers' very large number for "no limit" is one too."""
+    if max_length is None:
+        return None
+    max_length = operator.index(max_length)
+    if max_length < 0:
+        raise ValueError(f"max_length={max_length} must be at least 0")
+    return max_length
+
+
 def _checked_count(value: int | None, name: str, least: int) -> int | None:
     if value is None:
         return None
     value = operator.index(value)
-    if value < least:
-        raise ValueError(f"{name}={value} must be at least {least}")
+    if not least <= value <= _LARGEST:
+        raise ValueError(f"{name}={value} must be at least {least}, and at most {_LARGEST}")
     return value
 
 
@@ -219,7 +235,7 @@ def checked_threads(threads: int | None) -> int:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if operator.index(threads) < 1:
         raise ValueError(f"threads={threads} must be at least 1")
-    return threads
+    return min(operator.index(threads), 1024)
 
 
 def check_tensor_rows(table: Any, width: int, padding: str) -> None:

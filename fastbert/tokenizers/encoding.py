@@ -45,6 +45,7 @@ class Encoding(MutableMapping[str, Any]):
     ) -> None:
         self._values: dict[str, Any] = dict(values or {})
         self._table, self._layout = table, layout
+        self._last_row: tuple[int, RowEncoding] | None = None
 
     # Values
 
@@ -87,7 +88,7 @@ class Encoding(MutableMapping[str, Any]):
         return repr(self.data)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_values": self.data, "_table": self._table, "_layout": self._layout}
+        return {"_values": self.data, "_table": self._table, "_layout": self._layout, "_last_row": None}
 
     def to(self, device: Any, *, non_blocking: bool = False) -> "Encoding":
         """Move every tensor to `device`; returns the same object."""
@@ -135,7 +136,12 @@ class Encoding(MutableMapping[str, Any]):
         if not -len(self._table) <= index < len(self._table):
             raise IndexError(f"row {index} of {len(self._table)}")
         index %= len(self._table)
-        return RowEncoding(self._table, index, self._layout.width, self._layout.left, self._layout.pad_token_id)
+        # The row asked for last is kept: its lists are made once for all questions about it.
+        if self._last_row is None or self._last_row[0] != index:
+            layout = self._layout
+            row = RowEncoding(self._table, index, layout.width, layout.left, layout.pad_token_id)
+            self._last_row = (index, row)
+        return self._last_row[1]
 
     def tokens(self, batch_index: int = 0) -> list[str]:
         """The tokens of a row as strings."""

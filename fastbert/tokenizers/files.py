@@ -75,6 +75,7 @@ def read_vocab(path: Path) -> list[str]:
 def check_tokens(tokens: Sequence[str], place: Any) -> None:
     """Refuse empty and repeated tokens: ids behind one would not be what the model was trained with."""
     if set(map(type, tokens)) <= {str} and "" not in (distinct := set(tokens)) and len(distinct) == len(tokens):
+        _check_unicode(tokens, place)
         return
     seen: dict[str, int] = {}
     for index, token in enumerate(tokens):
@@ -89,6 +90,16 @@ def check_tokens(tokens: Sequence[str], place: Any) -> None:
             )
 
 
+def _check_unicode(tokens: Sequence[str], place: Any) -> None:
+    try:
+        "".join(tokens).encode()
+    except UnicodeEncodeError:
+        index = next(i for i, token in enumerate(tokens) if any("\ud800" <= char <= "\udfff" for char in token))
+        raise VocabularyError(
+            f"{place(index)}: token {tokens[index]!a} holds a lone surrogate (half of a character); remove it"
+        ) from None
+
+
 def read_folder(folder: Path) -> tuple[list[str], dict[str, Any]]:
     """Vocabulary and constructor options of a saved tokenizer.
 
@@ -99,6 +110,11 @@ def read_folder(folder: Path) -> tuple[list[str], dict[str, Any]]:
     from_json = read_tokenizer_json(folder / TOKENIZER_FILE) if (folder / TOKENIZER_FILE).is_file() else None
     if (folder / VOCAB_FILE).is_file():
         vocab = read_vocab(folder / VOCAB_FILE)
+        if from_json is not None and from_json.vocab != vocab:
+            raise VocabularyError(
+                f"{folder}: {VOCAB_FILE} ({len(vocab)} tokens) and {TOKENIZER_FILE} ({len(from_json.vocab)}) hold"
+                " different vocabularies; remove the one that the model was not trained with"
+            )
     elif from_json is not None:
         vocab = from_json.vocab
         check_tokens(vocab, lambda index: f"{folder / TOKENIZER_FILE}, id {index}")
@@ -201,8 +217,9 @@ def _known_options(config: dict[str, Any], path: Path) -> dict[str, Any]:
         if options.get(name, "right") not in ("left", "right"):
             raise VocabularyError(f"{path}: {name}={options[name]!r} must be 'left' or 'right'")
     length = options.get("model_max_length")
-    if length is not None and not (isinstance(length, int | float) and length >= 1):
-        raise VocabularyError(f"{path}: model_max_length={length!r} must be a number of at least 1, or null")
+    is_number = isinstance(length, int | float) and not isinstance(length, bool)
+    if length is not None and not (is_number and length >= 1 and (length > UNLIMITED_LENGTH or length == int(length))):
+        raise VocabularyError(f"{path}: model_max_length={length!r} must be a whole number of at least 1, or null")
     return options
 
 

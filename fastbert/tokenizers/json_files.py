@@ -230,7 +230,7 @@ def _read_template(processor: dict[str, Any]) -> tuple[Any, Any]:
         return None, None
     if (processor["single"], processor.get("pair")) != _template(before, behind):
         return None, None
-    if any(not isinstance(tokens, list) or len(tokens) != 1 or len(found) != 1 for tokens, found in ids):
+    if any(not isinstance(part, list) or len(part) != 1 for pair in ids for part in pair):
         return None, None
     first, last = ([tokens[0], found[0]] for tokens, found in ids)
     return first, last

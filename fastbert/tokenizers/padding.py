@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fastbert.tokenizers.call import PADDINGS, checked_side, checked_tensors
+from fastbert.tokenizers.call import PADDINGS, checked_max_length, checked_side, checked_tensors
 from fastbert.tokenizers.encoding import Encoding
 
 
@@ -36,14 +36,16 @@ def pad_rows(
     strategy = PADDINGS.get(padding) if isinstance(padding, bool | str) else None
     if strategy is None:
         raise ValueError(f"padding={padding!r} must be one of {', '.join(map(repr, PADDINGS))}")
-    width = max(sizes, default=0) if strategy == "longest" else max_length or 0
-    if pad_to_multiple_of:
+    width = max(sizes, default=0) if strategy == "longest" else checked_max_length(max_length) or 0
+    if pad_to_multiple_of is not None:
+        if pad_to_multiple_of < 1:
+            raise ValueError(f"pad_to_multiple_of={pad_to_multiple_of} must be at least 1")
         width = -(-width // pad_to_multiple_of) * pad_to_multiple_of
     if strategy != "do_not_pad":
         for key, filler in fillers.items():
             if key in values:
                 values[key] = [_filled(row, width, filler, side) for row in values[key]]
-    result = Encoding({key: value[0] for key, value in values.items()} if single and not tensors else values)
+    result = Encoding({key: value[0] for key, value in values.items()} if single else values)
     return result.convert_to_tensors(tensors)
 
 
@@ -61,6 +63,9 @@ def _columns(rows: Any) -> dict[str, Any]:
     if not all(isinstance(row, Mapping) for row in rows):
         raise TypeError("rows to be padded must be a mapping, or a list of mappings such as the tokenizer returns")
     keys = rows[0].keys() if rows else ()
+    for index, row in enumerate(rows):
+        if missing := [key for key in keys if key not in row]:
+            raise ValueError(f"row {index} has no {missing[0]!r}, which the first row has; give all rows the same keys")
     return {key: [_plain(row[key]) for row in rows] for key in keys}
 
 

@@ -14,6 +14,8 @@ from fastbert import _C
 from fastbert.tokenizers import call, decoding, files
 from fastbert.tokenizers.added import AddedToken, as_added_token, as_added_tokens
 
+_CORE_OPTIONS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "split_special_tokens")
+
 
 class Vocabulary:
     """What a `WordPieceTokenizer` is made of; its constructor is documented there."""
@@ -64,9 +66,20 @@ class Vocabulary:
         self._update(source)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A special token takes its id and its place in the core along; it must be known already."""
-        if name in files.SPECIAL_TOKEN_NAMES and "_core" in self.__dict__:
+        """Options take the core along. A special token must be known already; its id follows from it."""
+        if "_core" not in self.__dict__:
+            super().__setattr__(name, value)
+            return
+        if name in files.SPECIAL_TOKEN_NAMES:
             self._replace(**{name: str(value)})
+        elif name in _CORE_OPTIONS:
+            self._replace(**{name: None if value is None and name == "strip_accents" else bool(value)})
+        elif name.removesuffix("_id") in files.SPECIAL_TOKEN_NAMES:
+            self._replace(**{name.removesuffix("_id"): self._names[self._checked_id(operator.index(value))]})
+        elif name in ("padding_side", "truncation_side"):
+            super().__setattr__(name, call.checked_side(value, name))
+        elif name == "model_max_length":
+            super().__setattr__(name, _checked_model_max_length(value))
         else:
             super().__setattr__(name, value)
 
@@ -284,14 +297,11 @@ class Vocabulary:
         return len({token.content for token in new} - {token.content for token in new if token in before.values()})
 
     def _replace(self, **changes: Any) -> None:
-        """Change options; if that fails, nothing is changed."""
-        before = dict(self.__dict__)
-        self.__dict__.update(changes)
-        try:
-            self._update()
-        except Exception:
-            self.__dict__.update(before)
-            raise
+        """Change options, all at once, so that calls on other threads see the old state or the new one."""
+        draft = object.__new__(type(self))
+        draft.__dict__.update({name: value for name, value in self.__dict__.items() if name != "_core"} | changes)
+        draft._update()
+        self.__dict__.update(draft.__dict__)
 
     @property
     def special_tokens_map(self) -> dict[str, str]:

@@ -64,7 +64,9 @@ class WordPieceTokenizer(Vocabulary):
         `threads` (default: the CPUs this process may use) changes the speed, never the result.
         """
         threads = call.checked_threads(threads)
+        max_length = call.checked_max_length(max_length)
         if max_length is not None:
+            max_length = min(max_length, 2**40)
             call.check_room(max_length, self.num_special_tokens_to_add() if add_special_tokens else 0)
         if not add_special_tokens:
             return self._core.encode_ragged(texts, max_length, threads)
