@@ -74,9 +74,10 @@ void ChunkCache::insert_short(const ShortKey& key, const ShortPieces& value) {
     const std::size_t place = place_of(key);
     const std::uint32_t random = next_random();
     // The place that it has, else a free one, else one that may be given up, else none.
-    const auto put = [&](auto may_take) {
+    // The first line is looked at first, so frequent chunks, which come early, should be there.
+    const auto put = [&](std::uint32_t start, auto may_take) {
         for (std::uint32_t i = 0; i < 4; ++i) {
-            const std::uint32_t choice = i ^ (random & 3);
+            const std::uint32_t choice = i ^ start;
             ShortLine& line = short_lines_[place ^ (choice >> 1)];
             const std::size_t entry = choice & 1;
             if (!may_take(line.keys[entry], line.pieces[entry])) continue;
@@ -86,9 +87,9 @@ void ChunkCache::insert_short(const ShortKey& key, const ShortPieces& value) {
         }
         return false;
     };
-    put([&](const ShortKey& there, const ShortPieces&) { return there == key; }) ||
-        put([](const ShortKey& there, const ShortPieces&) { return there.high == 0; }) ||
-        put([](const ShortKey&, const ShortPieces& pieces) { return !pieces.kept(); });
+    put(0, [&](const ShortKey& there, const ShortPieces&) { return there == key; }) ||
+        put(0, [](const ShortKey& there, const ShortPieces&) { return there.high == 0; }) ||
+        put(random & 3, [](const ShortKey&, const ShortPieces& pieces) { return !pieces.kept(); });
 }
 
 void ChunkCache::insert_long(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep) {
