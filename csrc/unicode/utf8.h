@@ -1,11 +1,22 @@
 // Decoding and encoding of UTF-8 that is already known to be valid (Python's strings are checked when they are fetched).
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 
 namespace fastbert::unicode {
 
 inline constexpr std::size_t kMaxUtf8Bytes = 4;
+
+inline const std::uint8_t* bytes_of(std::string_view text) { return reinterpret_cast<const std::uint8_t*>(text.data()); }
+inline const char* chars(const std::uint8_t* bytes) { return reinterpret_cast<const char*>(bytes); }
+
+// The code points of a text.
+inline std::size_t count_characters(std::string_view text) {
+    return static_cast<std::size_t>(
+        std::count_if(text.begin(), text.end(), [](char byte) { return (byte & 0xC0) != 0x80; }));
+}
 
 // Reads the code point at `at` and moves `at` behind it.
 inline char32_t decode(const std::uint8_t*& at) {

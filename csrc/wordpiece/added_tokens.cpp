@@ -10,7 +10,7 @@
 namespace fastbert::wordpiece {
 namespace {
 
-const std::uint8_t* bytes_of(std::string_view text) { return reinterpret_cast<const std::uint8_t*>(text.data()); }
+using unicode::bytes_of;
 
 char32_t first_character(std::string_view text) {
     const std::uint8_t* at = bytes_of(text);

@@ -1,6 +1,5 @@
 #include "wordpiece/piece_matcher.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "unicode/utf8.h"
@@ -13,11 +12,6 @@ constexpr std::string_view kContinuation = "##";
 // The two kinds of tokens share a trie; these bytes, which UTF-8 does not have, stand before them.
 constexpr char kInitialMark = '\xFE', kContinuingMark = '\xFF';
 
-std::size_t count_characters(std::string_view text) {
-    return static_cast<std::size_t>(
-        std::count_if(text.begin(), text.end(), [](char byte) { return (byte & 0xC0) != 0x80; }));
-}
-
 // The tokens behind their marks. A token that is longer than any word that is looked up cannot match.
 std::vector<std::string> marked(const std::vector<std::string>& tokens) {
     std::vector<std::string> keys(tokens.size());
@@ -25,7 +19,7 @@ std::vector<std::string> marked(const std::vector<std::string>& tokens) {
         std::string_view token = tokens[id];
         const bool continuing = token.starts_with(kContinuation);
         if (continuing) token.remove_prefix(kContinuation.size());
-        if (token.empty() || count_characters(token) > kMaxWordChars) continue;
+        if (token.empty() || unicode::count_characters(token) > kMaxWordChars) continue;
         keys[id].reserve(token.size() + 1);
         keys[id] += continuing ? kContinuingMark : kInitialMark;
         keys[id] += token;

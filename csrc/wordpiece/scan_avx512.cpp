@@ -62,6 +62,7 @@ TARGET void scan(const std::uint8_t* text, std::size_t size, bool lower_case, Wi
         const __m512i bytes = _mm512_mask_loadu_epi8(spaces, present, text + i * kBlock);
         window.masks[i] = classify(bytes, low_half, high_half, lower_case, window.bytes.data() + i * kBlock);
     }
+    // As collect_places, which cannot take in an append() that is made for this target.
     std::uint16_t* starts = window.starts.data();
     std::uint16_t* lasts = window.lasts.data();
     for (std::size_t i = 0; i < count; ++i) {

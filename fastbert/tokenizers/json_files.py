@@ -175,7 +175,10 @@ def _read_model(model: dict[str, Any], path: Path) -> tuple[list[str], dict[str,
     by_id = sorted(ids.items(), key=lambda item: item[1])
     for expected_id, (token, token_id) in enumerate(by_id):
         if token_id != expected_id:
-            raise VocabularyError(f"{path}: token {token!r} has id {token_id!r} where {expected_id} was expected")
+            raise VocabularyError(
+                f"{path}: token {token!r} has id {token_id!r} where {expected_id} was expected; ids must run from 0"
+                " without gaps"
+            )
     options = {"unk_token": model["unk_token"]} if isinstance(model.get("unk_token"), str) else {}
     return [token for token, _ in by_id], options
 
@@ -188,10 +191,14 @@ def _read_normalizer(normalizer: dict[str, Any], path: Path) -> dict[str, Any]:
             f"{path}: its normalizer keeps control characters (clean_text is false), which is not supported;"
             " set clean_text to true"
         )
+    for name, default in (("lowercase", True), ("handle_chinese_chars", True), ("strip_accents", None)):
+        value = normalizer.get(name, default)
+        if not isinstance(value, bool) and not (name == "strip_accents" and value is None):
+            raise VocabularyError(f"{path}: {name}={value!r} must be true or false")
     return {
-        "do_lower_case": bool(normalizer.get("lowercase", True)),
+        "do_lower_case": normalizer.get("lowercase", True),
         "strip_accents": normalizer.get("strip_accents"),
-        "tokenize_chinese_chars": bool(normalizer.get("handle_chinese_chars", True)),
+        "tokenize_chinese_chars": normalizer.get("handle_chinese_chars", True),
     }
 
 

@@ -33,6 +33,19 @@ def added(content, index, **flags):
     return {"content": content, "id": index, **plain, **flags}
 
 
+def test_switches_of_tokenizer_json_are_booleans(tmp_path):
+    vocab = {token: index for index, token in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"])}
+    path = tmp_path / "tokenizer.json"
+    for name, value in (("lowercase", "false"), ("strip_accents", "no"), ("handle_chinese_chars", 1)):
+        content = {
+            "model": {"type": "WordPiece", "unk_token": "[UNK]", "vocab": vocab},
+            "normalizer": {"type": "BertNormalizer", name: value},
+        }
+        path.write_text(json.dumps(content))
+        with pytest.raises(UserError, match=f"{name}={value!r} must be true or false"):
+            WordPieceTokenizer.from_pretrained(path)
+
+
 def test_round_trip(tmp_path):
     tokenizer = WordPieceTokenizer(
         [*VOCAB, "<e>"],

@@ -1,0 +1,101 @@
+// Part of tokenizer.cpp: a chunk that the cache does not know, by the rules.
+#pragma once
+#include <algorithm>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "unicode/tables.h"
+#include "unicode/utf8.h"
+#include "wordpiece/normalized_text.h"
+#include "wordpiece/tokenizer.h"
+
+namespace fastbert::wordpiece {
+
+using unicode::bytes_of;
+using unicode::chars;
+using unicode::count_characters;
+
+// The tokens of a single chunk, with their places in it.
+class Tokenizer::ChunkReader {
+public:
+    ChunkReader(const Tokenizer& tokenizer, std::vector<Piece>& pieces)
+        : tokenizer_(tokenizer), pieces_(pieces), splitter_(tokenizer.tables_, *this) {}
+
+    // `raw` as it stands in the text, `folded` with ASCII in lower case where the tokenizer asks for it.
+    void read(const std::uint8_t* raw, const std::uint8_t* folded, std::size_t size) {
+        const NormalizerTables& tables = tokenizer_.tables_;
+        const auto is_letter = [&tables](std::uint8_t byte) { return tables.folded[byte] != 0; };
+        if ((size == 1 && tables.is_boundary(*raw)) || std::all_of(raw, raw + size, is_letter)) {
+            read_ascii({chars(folded), size});
+        } else {
+            read_general(raw, size);
+        }
+    }
+
+    // A chunk of any kind, from its bytes in the text alone.
+    void read_general(const std::uint8_t* raw, std::size_t size) {
+        pieces_.clear();
+        next_word_ = 0;
+        splitter_.split({chars(raw), size});
+    }
+
+    // The splitter's sink.
+    void word(const AlignedWord& word) {
+        const std::size_t before = pieces_.size();
+        const std::uint8_t* at = word.bytes.data();
+        std::size_t character = 0;
+        const auto append = [&](std::int32_t id) {
+            const std::uint8_t* const end = at + tokenizer_.piece_bytes_[static_cast<std::size_t>(id)];
+            const std::size_t first = character;
+            for (; at != end; ++at) character += (*at & 0xC0) != 0x80;
+            pieces_.push_back({id, word.sources[first], word.sources[character - 1] + 1, next_word_});
+        };
+        if (word.too_long() || !tokenizer_.matcher_.match(word.view(), append)) {
+            pieces_.resize(before);
+            pieces_.push_back({tokenizer_.unknown_id_, word.sources[0], word.last_source + 1, next_word_});
+        }
+        ++next_word_;
+    }
+    bool full() const { return false; }
+
+    // Text that is normalised already.
+    void read_normalized(std::span<const NormalizedCharacter> text) {
+        pieces_.clear();
+        next_word_ = 0;
+        AlignedWord current;
+        const auto finish = [&] {
+            if (current.chars > 0) word(current);
+            current.clear();
+        };
+        for (const NormalizedCharacter& character : text) {
+            const unsigned flags = unicode::record_of(character.point).flags;
+            if (flags & (unicode::kWhitespace | unicode::kPunctuation)) finish();
+            if (flags & unicode::kWhitespace) continue;
+            current.add(character.point, character.source);
+            if (flags & unicode::kPunctuation) finish();
+        }
+        finish();
+    }
+
+private:
+    void read_ascii(std::string_view word) {
+        pieces_.clear();
+        std::uint32_t at = 0;
+        const auto append = [&](std::int32_t id) {
+            const std::uint32_t end = at + tokenizer_.piece_bytes_[static_cast<std::size_t>(id)];
+            pieces_.push_back({id, at, end, 0});
+            at = end;
+        };
+        if (word.size() <= kMaxWordChars && tokenizer_.matcher_.match(word, append)) return;
+        pieces_.clear();
+        pieces_.push_back({tokenizer_.unknown_id_, 0, static_cast<std::uint32_t>(word.size()), 0});
+    }
+
+    const Tokenizer& tokenizer_;
+    std::vector<Piece>& pieces_;
+    WordSplitter<ChunkReader, true> splitter_;
+    std::uint32_t next_word_ = 0;
+};
+
+}  // namespace fastbert::wordpiece
