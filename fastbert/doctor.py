@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import os
-import pkgutil
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +78,7 @@ def examine() -> Diagnosis:
         versions["torch"] = None
     features, parts, advice = _extension()
     gpus, gpu_reason = _gpus(torch)
-    kernels = _triton_kernels()
+    kernels = _triton_kernels(torch)
     cpu = Cpu(
         model=_cpu_model(),
         architecture=platform.machine(),
@@ -191,9 +190,12 @@ def _gpus(torch: Any) -> tuple[tuple[Gpu, ...], str]:
     return tuple(found), ""
 
 
-def _triton_kernels() -> tuple[str, ...]:
-    package = importlib.import_module("fastbert.kernels")
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__)))
+def _triton_kernels(torch: Any) -> tuple[str, ...]:
+    """The operations that have a Triton kernel."""
+    if torch is None:
+        return ()
+    importlib.import_module("fastbert.ops")
+    return importlib.import_module("fastbert.ops.backend").served_by("triton")
 
 
 def _triton_reason(kernels: tuple[str, ...], triton: str | None, has_gpu: bool) -> str:

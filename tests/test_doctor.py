@@ -89,7 +89,8 @@ def test_advice_names_the_cure() -> None:
     assert "pip install 'fastbert-engine[gpu]'" in gpu
 
 
-def test_triton_kernels_are_the_modules_of_the_folder() -> None:
+def test_each_triton_kernel_has_a_module_of_its_name() -> None:
     folder = Path(str(importlib.import_module("fastbert.kernels").__file__)).parent
-    expected = sorted(file.stem for file in folder.glob("*.py") if file.stem != "__init__")
-    assert list(doctor.examine().triton_kernels) == expected
+    kernels = doctor.examine().triton_kernels
+    assert "attention" in kernels
+    assert {file.stem for file in folder.glob("*.py")} >= set(kernels)

@@ -17,10 +17,15 @@ namespace {
 constexpr std::size_t kBlocks = 32;  // Philox blocks computed side by side, enough to fill vector registers
 constexpr std::size_t kDraws = 8;    // 16-bit draws per block
 
-// Words of the blocks with counters (first + 0..31, row, head, site), in memory order: block after block.
+constexpr int kRounds = 7;            // the fewest that pass the BigCrush tests (Salmon et al. 2011, table 2)
+
+enum class Order { kTokens, kAttention };
+
+// Words of the blocks with counters (first + 0..31, row, head, site): block after block, or for attention four blocks'
+// first words, their second words, and so on.
 FASTBERT_CLONES
 void philox_row(std::uint32_t first, std::uint32_t row, std::uint32_t head, std::uint32_t site, std::uint64_t key,
-                std::uint32_t* words) {
+                Order order, std::uint32_t* words) {
     std::uint32_t c0[kBlocks], c1[kBlocks], c2[kBlocks], c3[kBlocks];
     for (std::size_t i = 0; i < kBlocks; ++i) {
         c0[i] = first + static_cast<std::uint32_t>(i);
@@ -29,7 +34,7 @@ void philox_row(std::uint32_t first, std::uint32_t row, std::uint32_t head, std:
         c3[i] = site;
     }
     std::uint32_t k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
-    for (int round = 0; round < 10; ++round) {
+    for (int round = 0; round < kRounds; ++round) {
         for (std::size_t i = 0; i < kBlocks; ++i) {
             const std::uint64_t a = 0xD2511F53ULL * c0[i], b = 0xCD9E8D57ULL * c2[i];
             const std::uint32_t next0 = static_cast<std::uint32_t>(b >> 32) ^ c1[i] ^ k0;
@@ -41,6 +46,15 @@ void philox_row(std::uint32_t first, std::uint32_t row, std::uint32_t head, std:
         }
         k0 += 0x9E3779B9U;
         k1 += 0xBB67AE85U;
+    }
+    if (order == Order::kAttention) {
+        for (std::size_t i = 0; i < kBlocks; i += 4) {
+            std::memcpy(words + 4 * i, c0 + i, 16);
+            std::memcpy(words + 4 * i + 4, c1 + i, 16);
+            std::memcpy(words + 4 * i + 8, c2 + i, 16);
+            std::memcpy(words + 4 * i + 12, c3 + i, 16);
+        }
+        return;
     }
     for (std::size_t i = 0; i < kBlocks; ++i) {
         words[4 * i] = c0[i];
@@ -71,11 +85,11 @@ inline void select(const std::uint16_t* d, std::size_t n, std::uint32_t t, std::
 
 template <typename Element>
 void fill_row(Element* out, std::size_t width, std::uint32_t row, std::uint32_t head, std::uint32_t site,
-              std::uint64_t key, std::uint32_t threshold, Element keep) {
+              std::uint64_t key, Order order, std::uint32_t threshold, Element keep) {
     alignas(64) std::uint32_t words[kBlocks * 4];
     alignas(64) std::uint16_t draws[kBlocks * kDraws];
     for (std::size_t start = 0; start < width; start += kBlocks * kDraws) {
-        philox_row(static_cast<std::uint32_t>(start / kDraws), row, head, site, key, words);
+        philox_row(static_cast<std::uint32_t>(start / kDraws), row, head, site, key, order, words);
         // The draws are the words' low halves and high halves in turn, which is memory order on little-endian machines.
         if constexpr (std::endian::native == std::endian::little) {
             std::memcpy(draws, words, sizeof(words));
@@ -95,7 +109,7 @@ void token_dropout_mask(Element* out, std::size_t tokens, std::size_t width, con
                         std::uint32_t threshold, Element keep) {
     for (std::size_t t = 0; t < tokens; ++t) {
         fill_row(out + t * width, width, static_cast<std::uint32_t>(position[t]), 0, site,
-                 static_cast<std::uint64_t>(keys[sequence[t]]), threshold, keep);
+                 static_cast<std::uint64_t>(keys[sequence[t]]), Order::kTokens, threshold, keep);
     }
 }
 
@@ -107,7 +121,7 @@ void attention_dropout_mask(Element* out, std::size_t sequences, std::size_t hea
         for (std::size_t head = 0; head < heads; ++head) {
             for (std::size_t query = 0; query < queries; ++query, out += key_count) {
                 fill_row(out, key_count, static_cast<std::uint32_t>(query), static_cast<std::uint32_t>(head), site,
-                         static_cast<std::uint64_t>(keys[s]), threshold, keep);
+                         static_cast<std::uint64_t>(keys[s]), Order::kAttention, threshold, keep);
             }
         }
     }

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fastbert.errors import UserError
-from fastbert.ops import backend
-from fastbert.ops.softmax import softmax
+from fastbert.ops import attention_eager, backend
+from fastbert.ops.attention_problem import AttentionProblem, check, check_offsets
 
 
 def attention(
@@ -33,30 +33,51 @@ def attention(
     """softmax(Q K^T * scale + bias) V for each sequence on its own (Vaswani et al. 2017, section 3.2.1).
 
     q (tokens_q, heads, head_dim), k and v (tokens_k, heads, head_dim) in one floating dtype; `cu_seqlens_*` int32
-    (sequences + 1,); `max_seqlen_*` host integers, at least the longest sequence; `bias` (heads, max_q, max_k) is added
-    to the scores; `scale` defaults to 1 / sqrt(head_dim). With `dropout_p`, `dropout_key` int64 (sequences,) and
-    `dropout_site` decide what is dropped; without keys, one a sequence is drawn on the device. Returns
-    (tokens_q, heads, head_dim) in the dtype of q. The softmax is fp32 inside; a query that may see no key gets zeros.
+    (sequences + 1,); `max_seqlen_*` host integers, at least the longest sequence. `causal`: a query sees keys up to its
+    own place counted from the end, so the last query sees all. `bias` (heads, queries, keys) is added to the scores and
+    gets a gradient; where a sequence is longer than it, it counts as 0. `scale` defaults to 1 / sqrt(head_dim). With
+    `dropout_p`, `dropout_key` int64 (sequences,) and `dropout_site` decide what is dropped; without keys, one a
+    sequence is drawn on the device. A query that sees no key, or only keys with a bias of -inf, gets zeros.
+
+    Returns (tokens_q, heads, head_dim) in the dtype of q; under autocast q, k, v are cast to its dtype first. Sums and
+    the softmax are fp32 inside. fp32 products follow `torch.set_float32_matmul_precision`. Results and gradients are
+    the same on every run, so `deterministic` changes nothing today; where it is False a later version may trade that
+    for speed.
+
+    Nothing asks the device: on a GPU the contents of `cu_seqlens_*` are checked only under FASTBERT_DEBUG=1. The
+    `triton` backend serves bf16, fp16 and fp32 with head_dim 32, 64, 96 or 128, tokens in rows of contiguous heads,
+    scale > 0. Raises UserError, a ValueError, that names the wrong argument.
     """
-    if q.dim() != 3 or k.shape != v.shape or q.shape[1:] != k.shape[1:]:
-        raise UserError(
-            "q, k, v must have shape (tokens, heads, head_dim) with equal heads and head_dim, not"
-            f" {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
-        )
+    del deterministic
+    if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(q.device.type)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if dropout_p and dropout_key is None:
         dropout_key = draw_keys(len(cu_seqlens_q) - 1, q.device)
-    return backend.select("attention", q.device)(
-        q,
-        k,
-        v,
-        (cu_seqlens_q, cu_seqlens_k),
-        (max_seqlen_q, max_seqlen_k),
+    problem = AttentionProblem(
+        q=q,
+        k=k,
+        v=v,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
         causal=causal,
-        dropout=(dropout_p, dropout_key, dropout_site),
+        dropout_p=dropout_p,
+        dropout_key=dropout_key if dropout_p else None,
+        dropout_site=dropout_site,
         bias=bias,
         scale=1 / math.sqrt(q.shape[-1]) if scale is None else scale,
-        deterministic=deterministic,
+        tf32=q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest",
     )
+    check(problem)
+    chosen = backend.choose("attention", q.device)
+    if chosen == "eager" and not torch.compiler.is_compiling():
+        check_offsets(problem)
+        return attention_eager.attention(problem)
+    if chosen == "triton":
+        _check_triton(problem)
+    return _forward(*_flat(problem), chosen)[0]
 
 
 def draw_keys(sequences: int, device: torch.device) -> Tensor:
@@ -64,147 +85,183 @@ def draw_keys(sequences: int, device: torch.device) -> Tensor:
     return torch.randint(-(2**63), 2**63 - 1, (sequences,), dtype=torch.int64, device=device)
 
 
-class _Gather(torch.autograd.Function):
-    """x[index] along the first axis, where row t of x is read for slot `slots[t]` and its gradient is that slot's.
-
-    Other slots hold copies that nothing depends on, so the gradient is a gather too, not a scatter.
-    """
-
-    @staticmethod
-    def forward(context: torch.autograd.function.FunctionCtx, x: Tensor, index: Tensor, slots: Tensor) -> Tensor:
-        context.save_for_backward(slots)
-        return x.index_select(0, index)
-
-    @staticmethod
-    def backward(context: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (slots,) = context.saved_tensors  # type: ignore[attr-defined]
-        return gradients[0].index_select(0, slots), None, None
+HEAD_DIMS = (32, 64, 96, 128)
 
 
-class _Scatter(torch.autograd.Function):
-    """The way back from slots to rows: x[slots], whose gradient is zero in slots that no row has."""
-
-    @staticmethod
-    def forward(context: torch.autograd.function.FunctionCtx, x: Tensor, slots: Tensor) -> Tensor:
-        context.save_for_backward(slots)
-        context.rows = len(x)  # type: ignore[attr-defined]
-        return x.index_select(0, slots)
-
-    @staticmethod
-    def backward(context: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
-        (slots,) = context.saved_tensors  # type: ignore[attr-defined]
-        gradient = gradients[0].new_zeros(context.rows, *gradients[0].shape[1:])  # type: ignore[attr-defined]
-        return gradient.index_copy_(0, slots, gradients[0]), None
-
-
-class _Layout:
-    """Where the tokens of packed sequences lie when each sequence has a slot row as wide as its length class.
-
-    `begins[i]` is the first slot of the i-th sequence in the order of `ranks`, `index` the token that a slot reads,
-    `slots` the slot of a token; both are None when slots and tokens are the same.
-    """
-
-    def __init__(self, starts: Tensor, lengths: Tensor, widths: Tensor, ranks: Tensor) -> None:
-        ranked_widths, ranked_lengths = widths[ranks], lengths[ranks]
-        self.total = int(ranked_widths.sum())
-        ends = ranked_widths.cumsum(0)
-        self.begins = ends - ranked_widths
-        self.index: Tensor | None = None
-        self.slots: Tensor | None = None
-        if torch.equal(ranks, torch.arange(len(ranks))) and torch.equal(ranked_lengths, ranked_widths):
-            return
-        offset = torch.arange(self.total) - self.begins.repeat_interleave(ranked_widths, output_size=self.total)
-        # A slot behind the end of its sequence reads the last token: any would do, its key is masked.
-        inside = torch.minimum(offset, (ranked_lengths - 1).repeat_interleave(ranked_widths, output_size=self.total))
-        self.index = starts[ranks].repeat_interleave(ranked_widths, output_size=self.total) + inside
-        real = offset == inside
-        self.slots = torch.empty(int(ranked_lengths.sum()), dtype=torch.int64)
-        self.slots[self.index[real]] = real.nonzero().flatten()
-
-    def spread(self, x: Tensor) -> Tensor:
-        """Packed rows (tokens, ...) -> slot rows (slots, ...)."""
-        if self.index is None or self.slots is None:
-            return x
-        return _Gather.apply(x, self.index.to(x.device), self.slots.to(x.device))
-
-    def collect(self, x: Tensor) -> Tensor:
-        """Slot rows (slots, ...) -> packed rows (tokens, ...)."""
-        return x if self.slots is None else _Scatter.apply(x, self.slots.to(x.device))
+def _check_triton(problem: AttentionProblem) -> None:
+    """Refuse what the Triton kernels do not serve."""
+    q = problem.q
+    cure = "use_backend('eager') serves it"
+    if q.device.type != "cuda":
+        backend.require_triton(q.device, "q")
+    if q.shape[2] not in HEAD_DIMS:
+        raise UserError(f"head_dim={q.shape[2]} of q: the triton backend serves 32, 64, 96 and 128; {cure}")
+    if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        raise UserError(f"q has dtype {q.dtype}: the triton backend serves bfloat16, float16 and float32; {cure}")
+    if problem.scale <= 0:
+        raise UserError(f"scale={problem.scale} must be positive for the triton backend; {cure}")
+    for name, x in (("q", q), ("k", problem.k), ("v", problem.v)):
+        if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
+            raise UserError(
+                f"{name} is not contiguous: strides {tuple(x.stride())} of shape {tuple(x.shape)}, but a token's heads"
+                f" must lie side by side; call {name}.contiguous()"
+            )
+    for name, cu_seqlens in (("cu_seqlens_q", problem.cu_seqlens_q), ("cu_seqlens_k", problem.cu_seqlens_k)):
+        if not cu_seqlens.is_contiguous():
+            raise UserError(f"{name} is not contiguous: call {name}.contiguous()")
 
 
-def _length_class(lengths: Tensor) -> Tensor:
-    """The width that a sequence is computed at: the power of two from 16 on that holds it; nothing for an empty one.
-
-    A few widths only, so that the library below meets few shapes of products; and a function of the sequence's own
-    length, so that a result does not depend on the batch.
-    """
-    widths = 2 ** torch.log2(lengths.clamp(min=16).double()).ceil().long()
-    return torch.where(lengths == 0, 0, widths)
+def _flat(problem: AttentionProblem) -> tuple[Any, ...]:
+    """The fields in the order of the operators' schema."""
+    return tuple(getattr(problem, name) for name in _FIELDS)
 
 
-def _visible(queries: Tensor, keys: Tensor, wide_q: int, wide_k: int, causal: bool) -> Tensor | None:
-    """Which key slots a query slot may see, bool (n, 1, 1 or wide_q, wide_k); None for all."""
-    column = torch.arange(wide_k)
-    if not causal:
-        return None if bool((keys == wide_k).all()) else (column < keys[:, None])[:, None, None]
-    row = torch.arange(wide_q)[:, None]
-    reach = row + (keys - queries)[:, None, None]
-    return ((column <= reach) & (column < keys[:, None, None]))[:, None]
+_FIELDS = tuple(AttentionProblem.__dataclass_fields__)
 
 
-def _eager(
+def _problem(*values: Any) -> AttentionProblem:
+    return AttentionProblem(**dict(zip(_FIELDS, values, strict=True)))
+
+
+@torch.library.custom_op("fastbert::attention", mutates_args=())
+def _forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cu_seqlens: tuple[Tensor, Tensor],
-    max_seqlen: tuple[int, int],
-    *,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
     causal: bool,
-    dropout: tuple[float, Tensor | None, int],
+    dropout_p: float,
+    dropout_key: Tensor | None,
+    dropout_site: int,
     bias: Tensor | None,
     scale: float,
-    deterministic: bool,
-) -> Tensor:
-    """Sequences of one length class lie side by side in slots, and each class is one batched product."""
-    del max_seqlen, deterministic  # eager torch needs no bound and has one order of summation
-    heads, width = q.shape[1:]
-    p, key, site = dropout
-    tokens_q = len(q)
-    starts_q, starts_k = (offsets.cpu().long() for offsets in cu_seqlens)
-    lengths_q, lengths_k = starts_q.diff(), starts_k.diff()
-    widths_q, widths_k = _length_class(lengths_q), _length_class(lengths_k)
-    order = widths_q * (int(widths_k.max()) + 1 if len(widths_k) else 1) + widths_k
-    ranks = torch.argsort(order, stable=True)
-    layout_q = _Layout(starts_q[:-1], lengths_q, widths_q, ranks)
-    layout_k = _Layout(starts_k[:-1], lengths_k, widths_k, ranks)
-    q, k, v = layout_q.spread(q), layout_k.spread(k), layout_k.spread(v)
-    _, counts = torch.unique_consecutive(order[ranks], return_counts=True)
-    outputs = []
-    first = 0
-    for count in counts.tolist():
-        rows = ranks[first : first + count]
-        wide_q, wide_k = int(widths_q[rows[0]]), int(widths_k[rows[0]])
-        begin_q, begin_k = int(layout_q.begins[first]), int(layout_k.begins[first])
-        q_nhqd = q[begin_q : begin_q + count * wide_q].view(count, wide_q, heads, width).transpose(1, 2)
-        k_nhkd = k[begin_k : begin_k + count * wide_k].view(count, wide_k, heads, width).transpose(1, 2)
-        v_nhkd = v[begin_k : begin_k + count * wide_k].view(count, wide_k, heads, width).transpose(1, 2)
-        scores = q_nhqd @ k_nhkd.transpose(-1, -2)
-        if bias is not None:
-            room = (0, max(wide_k - bias.shape[2], 0), 0, max(wide_q - bias.shape[1], 0))
-            scores = scores * scale + F.pad(bias, room)[:, :wide_q, :wide_k].to(scores.dtype)
-        mask = _visible(lengths_q[rows], lengths_k[rows], wide_q, wide_k, causal)
-        probabilities = softmax(
-            scores,
-            None if mask is None else mask.to(q.device),
-            scale=1.0 if bias is not None else scale,
-            dropout_p=p,
-            dropout_key=None if key is None else key[rows.to(key.device)],
-            dropout_site=site,
-        )
-        outputs.append((probabilities @ v_nhkd).transpose(1, 2).reshape(count * wide_q, heads, width))
-        first += count
-    packed = torch.cat(outputs) if outputs else q[:tokens_q]
-    return layout_q.collect(packed.to(q.dtype))
+    tf32: bool,
+    chosen: str,
+) -> tuple[Tensor, Tensor]:
+    """The output, and what the backend's backward wants of the rows' sums: (heads, tokens_q) fp32."""
+    problem = _problem(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, dropout_p, dropout_key,
+        dropout_site, bias, scale, tf32,
+    )  # fmt: skip
+    check_offsets(problem)
+    return backend.implementation("attention", chosen).forward(problem)
 
 
-backend.register("attention", "eager", _eager)
+@_forward.register_fake
+def _(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(
+        (q.shape[1], q.shape[0]), dtype=torch.float32
+    )
+
+
+@torch.library.custom_op("fastbert::attention_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    causal: bool,
+    dropout_p: float,
+    dropout_key: Tensor | None,
+    dropout_site: int,
+    bias: Tensor | None,
+    scale: float,
+    tf32: bool,
+    chosen: str,
+    bias_gradient: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v, and of the bias, which is empty unless it is asked for."""
+    problem = _problem(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, causal, dropout_p, dropout_key,
+        dropout_site, bias, scale, tf32,
+    )  # fmt: skip
+    dq, dk, dv, dbias = backend.implementation("attention", chosen).backward(
+        problem, out, lse, grad.contiguous(), bias_gradient
+    )
+    return dq, dk, dv, grad.new_empty(0) if dbias is None else dbias
+
+
+@_backward.register_fake
+def _(
+    grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    bias, bias_gradient = arguments[7], arguments[-1]
+    dbias = torch.empty_like(bias, memory_format=torch.contiguous_format) if bias_gradient else grad.new_empty(0)
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    return dq, dk, dv, dbias
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    tensors = {i: value for i, value in enumerate(inputs) if isinstance(value, Tensor)}
+    ctx.places = tuple(tensors)
+    ctx.others = tuple(None if i in tensors else value for i, value in enumerate(inputs))
+    ctx.save_for_backward(*output, *tensors.values())
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, grad: Tensor | None, _: Any) -> tuple[Tensor | None, ...]:
+    count = len(ctx.others)
+    if grad is None:
+        return (None,) * count
+    out, lse, *tensors = ctx.saved_tensors
+    inputs = list(ctx.others)
+    for i, tensor in zip(ctx.places, tensors, strict=True):
+        inputs[i] = tensor
+    bias = _FIELDS.index("bias")
+    wanted = ctx.needs_input_grad[bias]
+    dq, dk, dv, dbias = _backward(grad, out, lse, *inputs, wanted)
+    gradients: list[Tensor | None] = [None] * count
+    gradients[:3] = dq, dk, dv
+    gradients[bias] = dbias if wanted else None
+    return tuple(gradients)
+
+
+_forward.register_autograd(_gradients, setup_context=_setup_context)
+
+
+class _Triton:
+    """The kernels of `fastbert.kernels.attention`, imported when they first run."""
+
+    @staticmethod
+    def forward(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
+        from fastbert.kernels import attention as kernels
+
+        return kernels.forward(problem)
+
+    @staticmethod
+    def backward(
+        problem: AttentionProblem, out: Tensor, lse: Tensor, grad: Tensor, bias_gradient: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        from fastbert.kernels import attention as kernels
+
+        return kernels.backward(problem, out, lse, grad, bias_gradient)
+
+
+class _Eager:
+    """Plain torch as one opaque operation, for `torch.compile`: backward computes the forward pass again."""
+
+    @staticmethod
+    def forward(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
+        out = attention_eager.attention(problem)
+        lse = torch.zeros(problem.heads, problem.q.shape[0], dtype=torch.float32, device=out.device)
+        return out.contiguous(), lse
+
+    @staticmethod
+    def backward(
+        problem: AttentionProblem, out: Tensor, lse: Tensor, grad: Tensor, bias_gradient: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        del out, lse
+        return attention_eager.gradients(problem, grad, bias_gradient)
+
+
+backend.register("attention", "eager", _Eager)
+backend.register("attention", "triton", _Triton)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
+import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,7 +36,7 @@ OPERATIONS = (
     "linear_cross_entropy",
 )
 
-_implementations: dict[tuple[str, str], Callable[..., Any]] = {}
+_implementations: dict[tuple[str, str], Any] = {}
 _forced: BackendName | None = None
 
 
@@ -47,9 +49,28 @@ class Choice:
     reason: str
 
 
-def register(operation: str, backend: BackendName, function: Callable[..., Any]) -> None:
-    """Make `function` the implementation of `operation` on `backend`."""
-    _implementations[operation, backend] = function
+def register(operation: str, backend: BackendName, implementation: Any) -> None:
+    """Make `implementation` serve `operation` on `backend`: a function, or an object with `forward` and `backward`."""
+    _implementations[operation, backend] = implementation
+
+
+# Looked for, not imported: the kernels do that when they first run.
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def _serves(operation: str, backend: BackendName) -> bool:
+    return (operation, backend) in _implementations and (backend != "triton" or HAS_TRITON)
+
+
+def require_triton(device: torch.device, argument: str) -> None:
+    """Refuse tensors that Triton kernels cannot reach: those on a CPU, unless Triton interprets its kernels."""
+    if not HAS_TRITON:
+        raise UserError("the triton backend needs triton: `pip install 'fastbert-engine[gpu]'`")
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET", "0") in ("", "0"):
+        raise UserError(
+            f"{argument} is on {device}: the triton backend needs tensors on a GPU;"
+            f" move {argument} there, or use_backend(None) to let fastbert choose"
+        )
 
 
 def choose(operation: str, device: torch.device) -> BackendName:
@@ -62,12 +83,22 @@ def choose(operation: str, device: torch.device) -> BackendName:
             )
         return _forced
     order = PREFERENCE.get(device.type, ("eager",))
-    return next(backend for backend in order if (operation, backend) in _implementations)
+    return next(backend for backend in order if _serves(operation, backend))
 
 
-def select(operation: str, device: torch.device) -> Callable[..., Any]:
+def select(operation: str, device: torch.device) -> Any:
     """The implementation that serves `operation` on `device`."""
     return _implementations[operation, choose(operation, device)]
+
+
+def implementation(operation: str, backend: str) -> Any:
+    """What serves `operation` on a backend that was chosen before."""
+    return _implementations[operation, backend]
+
+
+def served_by(backend: BackendName) -> tuple[str, ...]:
+    """The operations for which `backend` has an implementation."""
+    return tuple(operation for operation in OPERATIONS if (operation, backend) in _implementations)
 
 
 class _Restore(contextlib.AbstractContextManager[None]):
@@ -101,13 +132,15 @@ def report(device: torch.device | None = None) -> list[Choice]:
     choices = []
     for operation in OPERATIONS:
         order = (_forced,) if _forced else PREFERENCE.get(device.type, ("eager",))
-        backend = next((name for name in order if (operation, name) in _implementations), None)
+        backend = next((name for name in order if _serves(operation, name)), None)
         if backend is None:
             choices.append(Choice(operation, "none", f"forced backend {_forced!r} has no kernel for it"))
         elif _forced:
             choices.append(Choice(operation, backend, "forced by use_backend"))
         elif backend == order[0]:
             choices.append(Choice(operation, backend, f"the fastest on {device.type}"))
+        elif order[0] == "triton" and not HAS_TRITON:
+            choices.append(Choice(operation, backend, "triton is not installed"))
         else:
             choices.append(Choice(operation, backend, f"this version has no {order[0]} kernel for it"))
     return choices

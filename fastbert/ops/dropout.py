@@ -1,8 +1,8 @@
 """Dropout whose mask is a function of (key of the sequence, layer and site, place), so that it can be replayed.
 
-The counter of an element is (column / 8, position within the sequence or query, head, layer and site); it owns the
-16-bit word column % 8 of that Philox block. A mask is therefore the same on every device, for every batch that the
-sequence appears in, and when a checkpointed layer is computed again.
+The counter of an element's Philox block is (block, position within the sequence or query, head, layer and site), and
+the element owns 16 of the block's bits; `fastbert.ops.reference` says which. A mask is therefore the same on every
+device, for every batch that the sequence appears in, and when a checkpointed layer is computed again.
 """
 
 from __future__ import annotations

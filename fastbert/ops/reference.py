@@ -12,29 +12,33 @@ from torch import Tensor
 from torch.nn import functional as F
 
 WORD = 0xFFFFFFFF
+# The fewest rounds of Philox-4x32 that pass the BigCrush tests (Salmon et al. 2011, table 2).
+DROPOUT_ROUNDS = 7
 
 
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox-4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): four 32-bit words, as int64.
+def philox(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: Tensor, rounds: int = 10
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Philox-4x32 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): four 32-bit words, as int64.
 
     `counter` holds four int64 tensors of 32-bit words, `key` is int64 with 64 bits used; all broadcast.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key & WORD, (key >> 32) & WORD
-    for _ in range(10):
+    for _ in range(rounds):
         a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
         c0, c1, c2, c3 = ((b >> 32) & WORD) ^ c1 ^ k0, b & WORD, ((a >> 32) & WORD) ^ c3 ^ k1, a & WORD
         k0, k1 = (k0 + 0x9E3779B9) & WORD, (k1 + 0xBB67AE85) & WORD
     return c0, c1, c2, c3
 
 
-def draws(rows: Tensor, heads: Tensor, site: int, key: Tensor, width: int) -> Tensor:
-    """The 16-bit draws of `width` neighbouring elements: shape (*rows, width), where rows, heads and key broadcast."""
-    blocks = torch.arange((width + 7) // 8, device=key.device)
+def draws(rows: Tensor, heads: Tensor, site: int, key: Tensor, count: int) -> Tensor:
+    """The 16-bit draws of `count` blocks, in order: shape (*rows, count, 4, 2), where rows, heads and key broadcast."""
+    blocks = torch.arange(count, device=key.device)
     rows, heads, key = (tensor.unsqueeze(-1) for tensor in (rows, heads, key))
-    words = torch.stack(philox((blocks, rows, heads, torch.tensor(site, device=key.device)), key), dim=-1)
-    halves = torch.stack((words & 0xFFFF, words >> 16), dim=-1)
-    return halves.flatten(-3)[..., :width]
+    counter = (blocks, rows, heads, torch.tensor(site, device=key.device))
+    words = torch.stack(philox(counter, key, DROPOUT_ROUNDS), dim=-1)
+    return torch.stack((words & 0xFFFF, words >> 16), dim=-1)
 
 
 def dropout_mask(drawn: Tensor, p: float) -> Tensor:
@@ -44,15 +48,22 @@ def dropout_mask(drawn: Tensor, p: float) -> Tensor:
 
 
 def token_dropout_mask(width: int, p: float, key: Tensor, sequence: Tensor, position: Tensor, site: int) -> Tensor:
-    """Mask of dropout on token vectors, float64 (t, width)."""
-    return dropout_mask(draws(position, torch.zeros_like(position), site, key[sequence], width), p)
+    """Mask of dropout on token vectors, float64 (t, width); neighbouring columns take a block's draws in turn."""
+    drawn = draws(position, torch.zeros_like(position), site, key[sequence], (width + 7) // 8)
+    return dropout_mask(drawn.flatten(-3)[..., :width], p)
 
 
 def attention_dropout_mask(heads: int, queries: int, keys: int, p: float, key: Tensor, site: int) -> Tensor:
-    """Mask of dropout on the attention probabilities of one sequence, float64 (h, q, k); `key` is its scalar key."""
+    """Mask of dropout on the attention probabilities of one sequence, float64 (h, q, k); `key` is its scalar key.
+
+    32 keys share four blocks: key 8 i + 2 t + b takes half b of word i of block t, which is the order in which a matrix
+    unit hands its results to threads.
+    """
     head = torch.arange(heads, device=key.device)[:, None]
     query = torch.arange(queries, device=key.device)[None, :]
-    return dropout_mask(draws(query, head, site, key.expand(heads, queries), keys), p)
+    groups = (keys + 31) // 32
+    drawn = draws(query, head, site, key.expand(heads, queries), 4 * groups).unflatten(2, (groups, 4))
+    return dropout_mask(drawn.transpose(3, 4).flatten(2)[..., :keys], p)
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
@@ -91,9 +102,10 @@ def attention(
         v_hkd = v_thd[cu_seqlens_k[i] : cu_seqlens_k[i + 1]].transpose(0, 1)
         heads, queries, keys = q_hqd.shape[0], q_hqd.shape[1], k_hkd.shape[1]
         scores_hqk = q_hqd @ k_hkd.transpose(-1, -2) * scale
+        mask = causal_mask(queries, keys, q_thd.device) if causal else torch.ones_like(scores_hqk, dtype=torch.bool)
         if bias is not None:
             scores_hqk = scores_hqk + bias[:, :queries, :keys]
-        mask = causal_mask(queries, keys, q_thd.device) if causal else None
+            mask = mask & (bias[:, :queries, :keys] != -math.inf)
         probabilities_hqk = attention_probabilities(scores_hqk, mask)
         if dropout_p and dropout_key is not None:
             kept = attention_dropout_mask(heads, queries, keys, dropout_p, dropout_key[i], dropout_site)

@@ -12,19 +12,22 @@ from fastbert.ops import backend, reference
 from fastbert.ops.dropout import Site, TokenDropout, attention_mask, quantized, token_mask
 
 
-def words(counter: list[int], key: int) -> list[int]:
+def words(counter: list[int], key: int, rounds: int) -> list[int]:
     parts = tuple(torch.tensor(word) for word in counter)
-    return [int(word) for word in reference.philox(parts, torch.tensor(key))]
+    return [int(word) for word in reference.philox(parts, torch.tensor(key), rounds)]
 
 
 def test_philox_known_answers() -> None:
     # The vectors that come with Random123, the authors' own implementation.
     ones = 0xFFFFFFFF
-    assert words([0, 0, 0, 0], 0) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
-    assert words([ones] * 4, -1) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+    assert words([0, 0, 0, 0], 0, 10) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert words([ones] * 4, -1, 10) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
     digits = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344]
     key = 0x299F31D0 << 32 | 0xA4093822
-    assert words(digits, key) == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
+    assert words(digits, key, 10) == [0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1]
+    assert words([0, 0, 0, 0], 0, 7) == [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]
+    assert words([ones] * 4, -1, 7) == [0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662]
+    assert words(digits, key, 7) == [0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -1,0 +1,88 @@
+"""How a kernel starts: with a configuration from the table, on its tensors' device, or into a list for a compiler.
+
+Every launcher of this package goes through `launch`, so that what is compiled ahead of time for a machine that is not
+here is exactly what would run on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from triton import knobs
+
+from fastbert.errors import UserError
+from fastbert.kernels.tuning import Config
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel start: the kernel, its grid, its run-time arguments by position, its constants by name, its config."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+    config: Config
+
+
+_recorded: list[Launch] | None = None
+_architecture: str | None = None
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on CPU tensors (TRITON_INTERPRET=1 when the process started)."""
+    return bool(knobs.runtime.interpret)
+
+
+def can_run_on(device: torch.device) -> bool:
+    """Whether a kernel can work on tensors of `device` in this process."""
+    return device.type == "cuda" or interpreted() or _recorded is not None
+
+
+def architecture(device: torch.device) -> str:
+    """The compiler's name of the GPU that `device` is: sm_90, gfx942; without one, what kernels are recorded for."""
+    if _architecture is not None:
+        return _architecture
+    if device.type != "cuda":
+        return "interpreter"
+    if torch.version.hip:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many multiprocessors the device has; what the kernels' own work is split by."""
+    if device.type != "cuda":
+        return 4 if _architecture is None else 132
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@contextlib.contextmanager
+def recording(target: str) -> Iterator[list[Launch]]:
+    """Collect launches for the architecture `target` instead of running them; tensors may lie anywhere."""
+    global _recorded, _architecture
+    if interpreted():
+        raise UserError("TRITON_INTERPRET=1 leaves nothing to compile: record launches in a process without it")
+    _recorded, _architecture = [], target
+    try:
+        yield _recorded
+    finally:
+        _recorded = _architecture = None
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, config: Config, **constants: Any) -> None:
+    """Start `kernel` on the current stream; an empty grid is nothing to do."""
+    constants = {**constants, **config.constants}
+    if _recorded is not None:
+        _recorded.append(Launch(kernel, grid, arguments, constants, config))
+        return
+    if 0 in grid:
+        return
+    device = next(argument.device for argument in arguments if isinstance(argument, torch.Tensor))
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        kernel[grid](*arguments, **constants, **config.options)

@@ -1,0 +1,262 @@
+"""Which tile, how many warps and how many pipeline stages a kernel gets: a table, never a timing at run time.
+
+A configuration is a function of the kernel, the shape class and the GPU alone, so that a run gives the same bits after
+a restart and on every rank. The shipped table stands below; `fastbert doctor --tune` measures the candidates on the
+user's GPU and saves a table, whose entries then replace the shipped ones on that GPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastbert.errors import UserError
+
+FORMAT = 1
+logger = logging.getLogger("fastbert")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """How one kernel is compiled: tile sizes and the like by name, warps of a program, stages of the load pipeline."""
+
+    constants: Mapping[str, int] = field(default_factory=dict)
+    num_warps: int = 4
+    num_stages: int = 1
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The compiler's options. Products and sums may fuse; said explicitly, because it changes bits."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+
+    def as_json(self) -> dict[str, Any]:
+        return {"constants": dict(self.constants), "num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+def shape_class(dtype: torch.dtype, tf32: bool, width: int, *, with_bias: bool = False) -> str:
+    """What a configuration may depend on: the arithmetic of the products, the padded width of a row, and a bias.
+
+    `half-64`: bf16 or fp16, head_dim 64; `tf32-128-bias`; `ieee-32`: fp32 without tensor cores.
+    """
+    arithmetic = "half" if dtype in (torch.bfloat16, torch.float16) else "tf32" if tf32 else "ieee"
+    return f"{arithmetic}-{1 << (width - 1).bit_length()}" + ("-bias" if with_bias else "")
+
+
+def _whole(longest: int, num_warps: int = 4) -> Config:
+    """Of the short path: the longest sequence that it takes."""
+    return Config(constants={"LONGEST": longest}, num_warps=num_warps)
+
+
+def _tile(queries: int, keys: int, num_warps: int, num_stages: int) -> Config:
+    return Config(constants={"QUERIES": queries, "KEYS": keys}, num_warps=num_warps, num_stages=num_stages)
+
+
+# A name without `-bias` serves both. Chosen by registers and shared memory of compiled code (no spills, two programs on
+# a multiprocessor of the short path), not by time: no GPU has been measured yet.
+_HOPPER = {
+    "forward_short": {
+        "half-32": _whole(128),
+        "half-64": _whole(128),
+        "half-128": _whole(128),
+        "half-128-bias": _whole(64),
+        "tf32-32": _whole(64),
+        "tf32-64": _whole(64),
+        "tf32-128": _whole(32),
+        "ieee-32": _whole(32),
+        "ieee-64": _whole(32),
+        "ieee-128": _whole(32),
+    },
+    "forward_long": {
+        "half-32": _tile(128, 64, 8, 3),
+        "half-64": _tile(128, 64, 8, 3),
+        "half-128": _tile(128, 64, 8, 3),
+        "tf32-32": _tile(64, 32, 4, 2),
+        "tf32-64": _tile(64, 32, 4, 2),
+        "tf32-128": _tile(64, 32, 8, 2),
+        "ieee-32": _tile(32, 32, 4, 1),
+        "ieee-64": _tile(32, 32, 4, 1),
+        "ieee-128": _tile(32, 32, 8, 1),
+    },
+    "backward_short": {
+        "half-32": _whole(128),
+        "half-32-bias": _whole(64),
+        "half-64": _whole(128),
+        "half-64-bias": _whole(64),
+        "half-128": _whole(32),
+        "tf32-32": _whole(32),
+        "tf32-64": _whole(32),
+        "tf32-128": _whole(32),
+        "ieee-32": _whole(32),
+        "ieee-64": _whole(32),
+        "ieee-128": _whole(32),
+    },
+    "backward_queries": {
+        "half-32": _tile(64, 64, 4, 2),
+        "half-64": _tile(64, 64, 4, 2),
+        "half-128": _tile(64, 64, 8, 2),
+        "tf32-32": _tile(64, 32, 4, 1),
+        "tf32-64": _tile(64, 32, 4, 1),
+        "tf32-128": _tile(64, 32, 8, 1),
+        "ieee-32": _tile(32, 32, 4, 1),
+        "ieee-64": _tile(32, 32, 4, 1),
+        "ieee-128": _tile(32, 32, 8, 1),
+    },
+    "backward_keys": {
+        "half-32": _tile(64, 64, 4, 2),
+        "half-64": _tile(64, 64, 4, 2),
+        "half-128": _tile(64, 64, 8, 2),
+        "tf32-32": _tile(32, 64, 4, 1),
+        "tf32-64": _tile(32, 64, 4, 1),
+        "tf32-128": _tile(32, 64, 8, 1),
+        "ieee-32": _tile(32, 32, 4, 1),
+        "ieee-64": _tile(32, 32, 4, 1),
+        "ieee-128": _tile(32, 32, 8, 1),
+    },
+    "backward_bias": {
+        "half-32": _tile(64, 64, 4, 1),
+        "half-64": _tile(64, 64, 4, 1),
+        "half-128": _tile(64, 64, 4, 1),
+        "tf32-32": _tile(32, 32, 4, 1),
+        "tf32-64": _tile(32, 32, 4, 1),
+        "tf32-128": _tile(32, 32, 4, 1),
+        "ieee-32": _tile(32, 32, 4, 1),
+        "ieee-64": _tile(32, 32, 4, 1),
+        "ieee-128": _tile(32, 32, 4, 1),
+    },
+}
+# Small tiles, so that small tests have several of them.
+_INTERPRETER = {
+    kernel: {f"{kind}-{width}": config for kind in ("half", "tf32", "ieee") for width in (32, 64, 128)}
+    for kernel, config in {
+        "forward_short": _whole(128),
+        "forward_long": _tile(32, 64, 4, 1),
+        "backward_short": _whole(128),
+        "backward_queries": _tile(64, 32, 4, 1),
+        "backward_keys": _tile(32, 64, 4, 1),
+        "backward_bias": _tile(32, 64, 4, 1),
+    }.items()
+}
+SHIPPED: dict[str, dict[str, dict[str, Config]]] = {"sm_90": _HOPPER, "interpreter": _INTERPRETER}
+
+
+def lookup(kernel: str, shape: str, architecture: str) -> Config:
+    """The configuration of `kernel` for a shape class on a GPU: from the saved table, or else from the shipped one."""
+    found = _find(_saved().get(architecture, {}).get(kernel, {}), shape)
+    found = found or _find(SHIPPED[_nearest(architecture)][kernel], shape)
+    if found is None:
+        raise KeyError(f"no configuration of {kernel} for {shape}")
+    return found
+
+
+def _find(entries: Mapping[str, Config], shape: str) -> Config | None:
+    return entries.get(shape) or entries.get(shape.removesuffix("-bias"))
+
+
+def _nearest(architecture: str) -> str:
+    """The shipped table that serves a GPU: its own, or that of the newest generation before it."""
+    if architecture in SHIPPED:
+        return architecture
+    if architecture.startswith("gfx"):
+        return "gfx942"
+    number = re.fullmatch(r"sm_(\d+)", architecture)
+    generations = sorted(int(name[3:]) for name in SHIPPED if name.startswith("sm_"))
+    older = [generation for generation in generations if number and generation <= int(number[1])]
+    return f"sm_{older[-1] if older else generations[0]}"
+
+
+def saved_path() -> Path:
+    """Where a measured table is kept: $FASTBERT_TUNING, or tuning.json in the user's cache folder."""
+    named = os.environ.get("FASTBERT_TUNING")
+    if named:
+        return Path(named)
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "fastbert" / "tuning.json"
+
+
+@functools.cache
+def fingerprint() -> str:
+    """Changes with the kernels' source, so that a table measured for other kernels is not believed."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        if path.name != Path(__file__).name:
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+Table = dict[str, dict[str, dict[str, Config]]]
+
+
+@functools.cache
+def _saved() -> Table:
+    """The saved table, read once a process; one that cannot be used is named in the log and passed over."""
+    path = saved_path()
+    if not path.exists():
+        return {}
+    try:
+        return load(path)
+    except UserError as error:
+        logger.warning("%s; the shipped configurations are used", error)
+        return {}
+
+
+def load(path: Path) -> Table:
+    """Read a table: configurations by architecture, kernel and shape class. Raises UserError if it cannot be used."""
+    cure = "`fastbert doctor --tune` writes a new one"
+    try:
+        read = json.loads(path.read_text())
+        version, kernels = read["format"], read["kernels"]
+        entries = {
+            architecture: {
+                kernel: {shape: _config(value) for shape, value in shapes.items()} for kernel, shapes in table.items()
+            }
+            for architecture, table in read["entries"].items()
+        }
+    except OSError as error:
+        raise UserError(f"cannot read the tuning table {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is no tuning table ({type(error).__name__}: {error}): {cure}") from error
+    if version != FORMAT:
+        raise UserError(f"{path} has format {version!r}, this version reads {FORMAT}: {cure}")
+    if kernels != fingerprint():
+        raise UserError(f"{path} was measured with other kernels than these: {cure}")
+    return entries
+
+
+def _config(value: Any) -> Config:
+    constants = {str(name): int(number) for name, number in value["constants"].items()}
+    config = Config(constants=constants, num_warps=int(value["num_warps"]), num_stages=int(value["num_stages"]))
+    sizes = [*constants.values(), config.num_warps]
+    if any(size < 1 or size & (size - 1) for size in sizes) or not 1 <= config.num_stages <= 8:
+        raise ValueError(f"{value} has a size that is no power of two")
+    return config
+
+
+def save(path: Path, table: Table, *, gpu: str) -> None:
+    """Write a table beside what it belongs to, whole or not at all; tables of other GPUs in the file stay."""
+    entries: dict[str, Any] = {}
+    if path.exists():
+        try:
+            entries = {name: _plain(kernels) for name, kernels in load(path).items()}
+        except UserError:
+            entries = {}
+    entries |= {name: _plain(kernels) for name, kernels in table.items()}
+    text = json.dumps({"format": FORMAT, "kernels": fingerprint(), "gpu": gpu, "entries": entries}, indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    partial.write_text(text + "\n")
+    partial.replace(path)
+    _saved.cache_clear()
+
+
+def _plain(kernels: Mapping[str, Mapping[str, Config]]) -> dict[str, Any]:
+    return {kernel: {shape: config.as_json() for shape, config in shapes.items()} for kernel, shapes in kernels.items()}
