@@ -58,17 +58,19 @@ def _constants(problem: AttentionProblem) -> dict[str, Any]:
     }
 
 
-def _groups(problem: AttentionProblem) -> int:
+def _groups(problem: AttentionProblem, rows: int) -> int:
     """Programs of a sequence on the short path: one a head, fewer if no sequence is longer than 32."""
     if problem.longest > 32:
         return problem.heads
-    side_by_side = 8 if problem.longest <= 16 else 4
-    return triton.cdiv(problem.heads, side_by_side if problem.q.shape[2] <= 64 else side_by_side // 2)
+    return triton.cdiv(problem.heads, rows // (16 if problem.longest <= 16 else 32))
 
 
 def _launch_short(problem: AttentionProblem, kernel: Any, *tensors: Tensor | None) -> int:
     """Start a kernel of the short path, and say up to which length it has done the work."""
-    config, groups = _config(problem, kernel.__name__), _groups(problem)
+    config = _config(problem, kernel.__name__)
+    if config.constants["LONGEST"] == 0:
+        return 0
+    groups = _groups(problem, config.constants["ROWS"])
     launch(
         kernel,
         (problem.sequences * groups,),

@@ -2,7 +2,7 @@
 
 q, k, v, out (tokens, heads, WIDTH), lse and delta (heads, tokens) fp32. A program works for one sequence. Its tile
 follows from the sequence's own length (the longer of queries and keys), so that the result does not depend on the
-batch: up to 16 tokens eight heads side by side, up to 32 four, up to 64 one head, up to 128 one head in blocks of 64.
+batch: up to 32 tokens several heads side by side (ROWS rows in all), up to 64 one head, up to 128 one head in blocks.
 Heads rather than sequences share a program: they need no sorting by length, and a token's heads lie side by side in
 memory.
 """
@@ -36,16 +36,13 @@ def forward_short(
     stride_q, stride_k, stride_v, stride_bias_head, stride_bias_row, stride_bias_column, bias_rows, bias_columns,
     tokens_q, tokens_k, heads, groups, scale, keep_scale, threshold, site,
     CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    LONGEST: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, LONGEST: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: sequences x groups, where a group is as many heads as the shortest tile of the launch holds."""
+    """Grid: sequences x groups, where a group is as many heads as the tile of the launch's longest sequence holds."""
     sequence, group = tl.program_id(0) // groups, tl.program_id(0) % groups
     begin_q, length_q = place(cu_seqlens_q_ptr, sequence, tokens_q)
     begin_k, length_k = place(cu_seqlens_k_ptr, sequence, tokens_k)
     longest = tl.maximum(length_q, length_k)
-    # As many heads as the widest rows leave registers for.
-    HEADS_OF_16: tl.constexpr = 8 if PADDED <= 64 else 4
-    HEADS_OF_32: tl.constexpr = 4 if PADDED <= 64 else 2
     rows, strides = (begin_q, length_q, begin_k, length_k), (stride_q, stride_k, stride_v)
     bias = (bias_ptr, bias_rows, bias_columns, stride_bias_head, stride_bias_row, stride_bias_column)
     dropout = (tl.load(key_ptr + sequence) if DROPOUT else 0, site, threshold, keep_scale)
@@ -53,14 +50,14 @@ def forward_short(
         if longest <= 16:
             _forward_heads(
                 q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rows, strides, bias, dropout, tokens_q, heads,
-                group * HEADS_OF_16, scale, CAUSAL, HAS_BIAS, DROPOUT, WIDTH, PADDED, PRECISION,
-                HEADS=HEADS_OF_16, ROWS=16,
+                group * (ROWS // 16), scale, CAUSAL, HAS_BIAS, DROPOUT, WIDTH, PADDED, PRECISION,
+                HEADS=ROWS // 16, TOKENS=16,
             )  # fmt: skip
         elif longest <= 32:
             _forward_heads(
                 q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rows, strides, bias, dropout, tokens_q, heads,
-                group * HEADS_OF_32, scale, CAUSAL, HAS_BIAS, DROPOUT, WIDTH, PADDED, PRECISION,
-                HEADS=HEADS_OF_32, ROWS=32,
+                group * (ROWS // 32), scale, CAUSAL, HAS_BIAS, DROPOUT, WIDTH, PADDED, PRECISION,
+                HEADS=ROWS // 32, TOKENS=32,
             )  # fmt: skip
         elif longest <= 64:
             if LONGEST >= 64:
@@ -80,15 +77,15 @@ def forward_short(
 def _forward_heads(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, rows, strides, bias, dropout, tokens_q, heads, first_head, scale,
     CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    PRECISION: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
+    PRECISION: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """HEADS heads of a sequence of up to ROWS tokens."""
+    """HEADS heads of a sequence of up to TOKENS tokens."""
     begin_q, length_q, begin_k, length_k = rows
     stride_q, stride_k, stride_v = strides
     key, site, threshold, keep_scale = dropout
     if first_head < heads:
         head = first_head + tl.arange(0, HEADS)[:, None, None]
-        row, key_row = tl.arange(0, ROWS)[None, :, None], tl.arange(0, ROWS)[None, None, :]
+        row, key_row = tl.arange(0, TOKENS)[None, :, None], tl.arange(0, TOKENS)[None, None, :]
         q = load_rows(q_ptr, begin_q, row, length_q, stride_q, head, heads, WIDTH, PADDED)
         k = load_rows(k_ptr, begin_k, row, length_k, stride_k, head, heads, WIDTH, PADDED)
         v = load_rows(v_ptr, begin_k, row, length_k, stride_v, head, heads, WIDTH, PADDED)
@@ -100,7 +97,7 @@ def _forward_heads(
             visible = visible & (key_row <= row + (length_k - length_q))
         p, total, lse = softmax_row(tl.where(visible, s, float("-inf")))
         if DROPOUT:
-            p = tl.where(kept_heads(key, row, head, site, threshold, HEADS, ROWS, ROWS), p, 0.0)
+            p = tl.where(kept_heads(key, row, head, site, threshold, HEADS, TOKENS, TOKENS), p, 0.0)
         out = dot(narrow(p, v.dtype), v, PRECISION) * (keep_scale * reciprocal(total))
         store_rows(out_ptr, out, begin_q, row, length_q, head, heads, WIDTH, PADDED)
         store_statistic(lse_ptr, lse, begin_q, row, length_q, head, heads, tokens_q)
@@ -146,30 +143,27 @@ def backward_short(
     stride_q, stride_k, stride_v, stride_bias_head, stride_bias_row, stride_bias_column, bias_rows, bias_columns,
     tokens_q, tokens_k, heads, groups, scale, keep_scale, threshold, site,
     CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    LONGEST: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, LONGEST: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Grid as forward. `delta_ptr` may be None: only the gradient of the bias reads it."""
     sequence, group = tl.program_id(0) // groups, tl.program_id(0) % groups
     begin_q, length_q = place(cu_seqlens_q_ptr, sequence, tokens_q)
     begin_k, length_k = place(cu_seqlens_k_ptr, sequence, tokens_k)
     longest = tl.maximum(length_q, length_k)
-    # As many heads as the widest rows leave registers for.
-    HEADS_OF_16: tl.constexpr = 8 if PADDED <= 64 else 4
-    HEADS_OF_32: tl.constexpr = 4 if PADDED <= 64 else 2
     rows, strides = (begin_q, length_q, begin_k, length_k), (stride_q, stride_k, stride_v)
     bias = (bias_ptr, bias_rows, bias_columns, stride_bias_head, stride_bias_row, stride_bias_column)
     dropout = (tl.load(key_ptr + sequence) if DROPOUT else 0, site, threshold, keep_scale)
     if longest <= 16:
         _backward_heads(
             q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, dq_ptr, dk_ptr, dv_ptr, delta_ptr,
-            rows, strides, bias, dropout, tokens_q, heads, group * HEADS_OF_16, scale,
-            CAUSAL, HAS_BIAS, DROPOUT, WIDTH, PADDED, PRECISION, HEADS=HEADS_OF_16, ROWS=16,
+            rows, strides, bias, dropout, tokens_q, heads, group * (ROWS // 16), scale,
+            CAUSAL, HAS_BIAS, DROPOUT, WIDTH, PADDED, PRECISION, HEADS=ROWS // 16, TOKENS=16,
         )  # fmt: skip
     elif longest <= 32:
         _backward_heads(
             q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, dq_ptr, dk_ptr, dv_ptr, delta_ptr,
-            rows, strides, bias, dropout, tokens_q, heads, group * HEADS_OF_32, scale,
-            CAUSAL, HAS_BIAS, DROPOUT, WIDTH, PADDED, PRECISION, HEADS=HEADS_OF_32, ROWS=32,
+            rows, strides, bias, dropout, tokens_q, heads, group * (ROWS // 32), scale,
+            CAUSAL, HAS_BIAS, DROPOUT, WIDTH, PADDED, PRECISION, HEADS=ROWS // 32, TOKENS=32,
         )  # fmt: skip
     elif longest <= 64:
         if LONGEST >= 64:
@@ -192,15 +186,15 @@ def _backward_heads(
     q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, dq_ptr, dk_ptr, dv_ptr, delta_ptr,
     rows, strides, bias, dropout, tokens_q, heads, first_head, scale,
     CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    PRECISION: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr,
+    PRECISION: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    """HEADS heads of a sequence of up to ROWS tokens."""
+    """HEADS heads of a sequence of up to TOKENS tokens."""
     begin_q, length_q, begin_k, length_k = rows
     stride_q, stride_k, stride_v = strides
     key, site, threshold, keep_scale = dropout
     if first_head < heads:
         head = first_head + tl.arange(0, HEADS)[:, None, None]
-        row, key_row = tl.arange(0, ROWS)[None, :, None], tl.arange(0, ROWS)[None, None, :]
+        row, key_row = tl.arange(0, TOKENS)[None, :, None], tl.arange(0, TOKENS)[None, None, :]
         q = load_rows(q_ptr, begin_q, row, length_q, stride_q, head, heads, WIDTH, PADDED)
         k = load_rows(k_ptr, begin_k, row, length_k, stride_k, head, heads, WIDTH, PADDED)
         v = load_rows(v_ptr, begin_k, row, length_k, stride_v, head, heads, WIDTH, PADDED)
@@ -214,7 +208,7 @@ def _backward_heads(
             visible = visible & (key_row <= row + (length_k - length_q))
         p = tl.where(visible, tl.exp2(s - lse), 0.0)
         if DROPOUT:
-            p = tl.where(kept_heads(key, row, head, site, threshold, HEADS, ROWS, ROWS), p, -p)
+            p = tl.where(kept_heads(key, row, head, site, threshold, HEADS, TOKENS, TOKENS), p, -p)
         dv = dot(flip(narrow(surviving(p, DROPOUT), v.dtype)), grad, PRECISION) * keep_scale
         store_rows(dv_ptr, dv, begin_k, row, length_k, head, heads, WIDTH, PADDED)
         dp = dot(grad, flip(v), PRECISION)

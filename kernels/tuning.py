@@ -33,14 +33,17 @@ class Config:
     constants: Mapping[str, int] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 1
+    max_registers: int = 0
+    """Of a thread, on NVIDIA GPUs; 0 leaves it to ptxas, which at times spills a few bytes to run more warps."""
 
     @property
     def options(self) -> dict[str, Any]:
         """The compiler's options. Products and sums may fuse; said explicitly, because it changes bits."""
-        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        options = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
+        return options | ({"maxnreg": self.max_registers} if self.max_registers else {})
 
     def as_json(self) -> dict[str, Any]:
-        return {"constants": dict(self.constants), "num_warps": self.num_warps, "num_stages": self.num_stages}
+        return {name: dict(value) if name == "constants" else value for name, value in vars(self).items()}
 
 
 def shape_class(dtype: torch.dtype, tf32: bool, width: int, *, with_bias: bool = False) -> str:
@@ -52,13 +55,14 @@ def shape_class(dtype: torch.dtype, tf32: bool, width: int, *, with_bias: bool =
     return f"{arithmetic}-{1 << (width - 1).bit_length()}" + ("-bias" if with_bias else "")
 
 
-def _whole(longest: int, num_warps: int = 4) -> Config:
-    """Of the short path: the longest sequence that it takes."""
-    return Config(constants={"LONGEST": longest}, num_warps=num_warps)
+def _whole(longest: int, rows: int = 128, num_warps: int = 4) -> Config:
+    """Of the short path: the longest sequence it takes (0: none, the long path serves all), rows of several heads."""
+    return Config(constants={"LONGEST": longest, "ROWS": rows}, num_warps=num_warps)
 
 
-def _tile(queries: int, keys: int, num_warps: int, num_stages: int) -> Config:
-    return Config(constants={"QUERIES": queries, "KEYS": keys}, num_warps=num_warps, num_stages=num_stages)
+def _tile(queries: int, keys: int, num_warps: int, num_stages: int, max_registers: int = 0) -> Config:
+    constants = {"QUERIES": queries, "KEYS": keys}
+    return Config(constants=constants, num_warps=num_warps, num_stages=num_stages, max_registers=max_registers)
 
 
 # A name without `-bias` serves both. Chosen by registers and shared memory of compiled code (no spills, two programs on
@@ -67,14 +71,14 @@ _HOPPER = {
     "forward_short": {
         "half-32": _whole(128),
         "half-64": _whole(128),
-        "half-128": _whole(128),
-        "half-128-bias": _whole(64),
+        "half-128": _whole(128, 64),
+        "half-128-bias": _whole(64, 64),
         "tf32-32": _whole(64),
         "tf32-64": _whole(64),
-        "tf32-128": _whole(32),
-        "ieee-32": _whole(32),
-        "ieee-64": _whole(32),
-        "ieee-128": _whole(32),
+        "tf32-128": _whole(0),
+        "ieee-32": _whole(0),
+        "ieee-64": _whole(0),
+        "ieee-128": _whole(0),
     },
     "forward_long": {
         "half-32": _tile(128, 64, 8, 3),
@@ -84,7 +88,7 @@ _HOPPER = {
         "tf32-64": _tile(64, 32, 4, 2),
         "tf32-128": _tile(64, 32, 8, 2),
         "ieee-32": _tile(32, 32, 4, 1),
-        "ieee-64": _tile(32, 32, 4, 1),
+        "ieee-64": _tile(32, 32, 8, 1, 168),
         "ieee-128": _tile(32, 32, 8, 1),
     },
     "backward_short": {
@@ -92,13 +96,13 @@ _HOPPER = {
         "half-32-bias": _whole(64),
         "half-64": _whole(128),
         "half-64-bias": _whole(64),
-        "half-128": _whole(32),
+        "half-128": _whole(0),
         "tf32-32": _whole(32),
-        "tf32-64": _whole(32),
-        "tf32-128": _whole(32),
-        "ieee-32": _whole(32),
-        "ieee-64": _whole(32),
-        "ieee-128": _whole(32),
+        "tf32-64": _whole(32, 64),
+        "tf32-128": _whole(0),
+        "ieee-32": _whole(0),
+        "ieee-64": _whole(0),
+        "ieee-128": _whole(0),
     },
     "backward_queries": {
         "half-32": _tile(64, 64, 4, 2),
@@ -106,32 +110,33 @@ _HOPPER = {
         "half-128": _tile(64, 64, 8, 2),
         "tf32-32": _tile(64, 32, 4, 1),
         "tf32-64": _tile(64, 32, 4, 1),
-        "tf32-128": _tile(64, 32, 8, 1),
+        "tf32-128": _tile(32, 32, 8, 1),
         "ieee-32": _tile(32, 32, 4, 1),
-        "ieee-64": _tile(32, 32, 4, 1),
-        "ieee-128": _tile(32, 32, 8, 1),
+        "ieee-64": _tile(32, 32, 8, 1),
+        "ieee-128": _tile(32, 32, 16, 1, 128),
     },
     "backward_keys": {
         "half-32": _tile(64, 64, 4, 2),
         "half-64": _tile(64, 64, 4, 2),
-        "half-128": _tile(64, 64, 8, 2),
+        "half-128": _tile(64, 64, 8, 1),
+        "half-128-bias": _tile(32, 64, 8, 1),
         "tf32-32": _tile(32, 64, 4, 1),
         "tf32-64": _tile(32, 64, 4, 1),
         "tf32-128": _tile(32, 64, 8, 1),
         "ieee-32": _tile(32, 32, 4, 1),
-        "ieee-64": _tile(32, 32, 4, 1),
+        "ieee-64": _tile(32, 32, 8, 1),
         "ieee-128": _tile(32, 32, 8, 1),
     },
     "backward_bias": {
         "half-32": _tile(64, 64, 4, 1),
         "half-64": _tile(64, 64, 4, 1),
-        "half-128": _tile(64, 64, 4, 1),
+        "half-128": _tile(64, 64, 8, 1),
         "tf32-32": _tile(32, 32, 4, 1),
         "tf32-64": _tile(32, 32, 4, 1),
-        "tf32-128": _tile(32, 32, 4, 1),
+        "tf32-128": _tile(16, 32, 8, 1),
         "ieee-32": _tile(32, 32, 4, 1),
-        "ieee-64": _tile(32, 32, 4, 1),
-        "ieee-128": _tile(32, 32, 4, 1),
+        "ieee-64": _tile(32, 32, 8, 1),
+        "ieee-128": _tile(16, 32, 4, 1),
     },
 }
 # Small tiles, so that small tests have several of them.
@@ -146,7 +151,13 @@ _INTERPRETER = {
         "backward_bias": _tile(32, 64, 4, 1),
     }.items()
 }
-SHIPPED: dict[str, dict[str, dict[str, Config]]] = {"sm_90": _HOPPER, "interpreter": _INTERPRETER}
+SHIPPED: dict[str, dict[str, dict[str, Config]]] = {
+    "sm_80": _HOPPER,
+    "sm_90": _HOPPER,
+    "sm_100": _HOPPER,
+    "gfx942": _HOPPER,
+    "interpreter": _INTERPRETER,
+}
 
 
 def lookup(kernel: str, shape: str, architecture: str) -> Config:
@@ -234,9 +245,10 @@ def load(path: Path) -> Table:
 
 def _config(value: Any) -> Config:
     constants = {str(name): int(number) for name, number in value["constants"].items()}
-    config = Config(constants=constants, num_warps=int(value["num_warps"]), num_stages=int(value["num_stages"]))
+    numbers = {name: int(value[name]) for name in ("num_warps", "num_stages", "max_registers")}
+    config = Config(constants=constants, **numbers)
     sizes = [*constants.values(), config.num_warps]
-    if any(size < 1 or size & (size - 1) for size in sizes) or not 1 <= config.num_stages <= 8:
+    if any(size < 0 or size & (size - 1) for size in sizes) or not 1 <= config.num_stages <= 8:
         raise ValueError(f"{value} has a size that is no power of two")
     return config
 

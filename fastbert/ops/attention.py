@@ -68,7 +68,7 @@ def attention(
         dropout_site=dropout_site,
         bias=bias,
         scale=1 / math.sqrt(q.shape[-1]) if scale is None else scale,
-        tf32=q.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest",
+        tf32=q.dtype == torch.float32 and _tf32_allowed(),
     )
     check(problem)
     chosen = backend.choose("attention", q.device)
@@ -78,6 +78,12 @@ def attention(
     if chosen == "triton":
         _check_triton(problem)
     return _forward(*_flat(problem), chosen)[0]
+
+
+@torch.compiler.assume_constant_result
+def _tf32_allowed() -> bool:
+    """Whether fp32 products may use tf32; compiled code is guarded by that setting already."""
+    return torch.get_float32_matmul_precision() != "highest"
 
 
 def draw_keys(sequences: int, device: torch.device) -> Tensor:
@@ -194,7 +200,7 @@ def _backward(
 def _(
     grad: Tensor, out: Tensor, lse: Tensor, q: Tensor, k: Tensor, v: Tensor, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    bias, bias_gradient = arguments[7], arguments[-1]
+    bias, bias_gradient = arguments[_FIELDS.index("bias") - 3], arguments[-1]
     dbias = torch.empty_like(bias, memory_format=torch.contiguous_format) if bias_gradient else grad.new_empty(0)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     return dq, dk, dv, dbias

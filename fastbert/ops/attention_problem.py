@@ -61,7 +61,7 @@ def check(problem: AttentionProblem) -> None:
             raise UserError(
                 f"{name} must be int32 of shape (sequences + 1,), not {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}"
             )
-    if problem.cu_seqlens_k.shape != problem.cu_seqlens_q.shape:
+    if problem.cu_seqlens_k.shape[0] != problem.cu_seqlens_q.shape[0]:
         raise UserError(
             "cu_seqlens_q and cu_seqlens_k must speak of the same sequences, not of"
             f" {problem.sequences} and {problem.cu_seqlens_k.shape[0] - 1}"
@@ -71,10 +71,10 @@ def check(problem: AttentionProblem) -> None:
             raise UserError(f"{name}={longest} must be the length of the longest sequence, or more")
     if not 0.0 <= problem.dropout_p < 1.0:
         raise UserError(f"dropout_p={problem.dropout_p} must be at least 0 and below 1")
-    if not math.isfinite(problem.scale):
+    if not -math.inf < problem.scale < math.inf:
         raise UserError(f"scale={problem.scale} must be a finite number")
     key, bias = problem.dropout_key, problem.bias
-    if key is not None and (key.dtype != torch.int64 or key.shape != (problem.sequences,)):
+    if key is not None and (key.dtype != torch.int64 or key.dim() != 1 or key.shape[0] != problem.sequences):
         raise UserError(
             f"dropout_key must be int64 of shape ({problem.sequences},), one a sequence, not"
             f" {key.dtype} {tuple(key.shape)}"

@@ -1,0 +1,270 @@
+"""Compile the kernels for a GPU that is not here, and say what each needs: registers, spills, shared memory.
+
+`python -m fastbert.kernels.ahead_of_time --target sm_90` prints the table and exits 1 if a kernel spills registers or asks
+for more shared memory than a multiprocessor of the target has. What is compiled is what the launchers would launch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from fastbert.errors import UserError
+from fastbert.kernels import attention
+from fastbert.kernels.launch import Launch, recording
+from fastbert.kernels.tuning import SHIPPED
+from fastbert.ops.attention_problem import AttentionProblem
+
+TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
+# Bytes that one program can have, and that all programs of a multiprocessor share.
+SHARED_MEMORY = {"sm_80": (166912, 167936), "sm_90": (232448, 233472), "sm_100": (232448, 233472), "gfx942": (65536, 65536)}
+REGISTERS = {"sm_80": 65536, "sm_90": 65536, "sm_100": 65536, "gfx942": 131072}
+POINTERS = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.bool: "*i1",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One kind of attention: what decides which code the compiler writes."""
+
+    dtype: str = "bf16"
+    tf32: bool = False
+    head_dim: int = 64
+    causal: bool = False
+    bias: bool = False
+    dropout: bool = False
+
+    def __str__(self) -> str:
+        arithmetic = "tf32" if self.tf32 else self.dtype
+        flags = [name for name in ("causal", "bias", "dropout") if getattr(self, name)]
+        return " ".join([arithmetic, str(self.head_dim), *flags])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What one compiled kernel needs."""
+
+    kernel: str
+    case: str
+    target: str
+    warps: int
+    registers: int
+    """Of each thread."""
+    spills: int
+    """Bytes a thread keeps in memory because registers ran out; on AMD, registers."""
+    shared: int
+    """Bytes of shared memory of each program."""
+    programs: int
+    """That fit on a multiprocessor side by side."""
+    seconds: float
+
+    @property
+    def fits(self) -> bool:
+        return self.spills == 0 and self.shared <= SHARED_MEMORY[self.target][0]
+
+
+def cases(full: bool = False) -> list[Case]:
+    """Those that the shipped table distinguishes, with the flags that need most registers; or all combinations."""
+    arithmetics = [("bf16", False), ("fp32", True), ("fp32", False)]
+    if full:
+        flags = itertools.product((False, True), repeat=3)
+        return [
+            Case(dtype=dtype, tf32=tf32, head_dim=width, causal=causal, bias=bias, dropout=dropout)
+            for (causal, bias, dropout), (dtype, tf32), width in itertools.product(
+                flags, [*arithmetics, ("fp16", False)], (32, 64, 96, 128)
+            )
+        ]
+    half = [
+        Case(head_dim=width, causal=bias, bias=bias, dropout=dropout)
+        for width, (bias, dropout) in itertools.product((32, 64, 128), ((False, False), (False, True), (True, True)))
+    ]
+    return half + [
+        Case(dtype=dtype, tf32=tf32, head_dim=width, causal=True, bias=True, dropout=True)
+        for (dtype, tf32), width in itertools.product(arithmetics[1:], (32, 64, 128))
+    ]
+
+
+def launches(case: Case, target: str) -> list[Launch]:
+    """What forward and backward of `case` launch on `target`, for sequences of all length classes."""
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[case.dtype]
+    q = torch.zeros(4, 2, case.head_dim, dtype=dtype)
+    offsets = torch.tensor([0, 4], dtype=torch.int32)
+    problem = AttentionProblem(
+        q=q,
+        k=q,
+        v=q,
+        cu_seqlens_q=offsets,
+        cu_seqlens_k=offsets,
+        max_seqlen_q=512,
+        max_seqlen_k=512,
+        causal=case.causal,
+        dropout_p=0.1 if case.dropout else 0.0,
+        dropout_key=torch.zeros(1, dtype=torch.int64) if case.dropout else None,
+        dropout_site=1,
+        bias=torch.zeros(2, 512, 512) if case.bias else None,
+        scale=0.125,
+        tf32=case.tf32,
+    )
+    with recording(target) as recorded:
+        out, lse = attention.forward(problem)
+        attention.backward(problem, out, lse, out, case.bias)
+    return list(recorded)
+
+
+def source(launch: Launch) -> ASTSource:
+    """The kernel with the types and constants of a launch, specialised as a launch on a GPU would specialise it."""
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    values = dict(zip(launch.kernel.arg_names, launch.arguments, strict=False)) | launch.constants
+    for i, parameter in enumerate(launch.kernel.params):
+        value = values[parameter.name]
+        kind = _kind(value)
+        if parameter.is_constexpr or value is None or (
+            kind == "i32" and value == 1 and not parameter.do_not_specialize
+        ):
+            signature[parameter.name], constants[i,] = "constexpr", value
+            continue
+        signature[parameter.name] = kind
+        if kind[0] == "*" or (kind[0] == "i" and not parameter.do_not_specialize and value % 16 == 0):
+            attributes[i,] = [["tt.divisibility", 16]]
+    return ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return POINTERS[value.dtype]
+    if isinstance(value, float):
+        return "fp32"
+    if isinstance(value, int):
+        return "i32" if -(2**31) <= value < 2**31 else "i64"
+    return ""
+
+
+def gpu_target(target: str) -> GPUTarget:
+    if target.startswith("gfx"):
+        return GPUTarget("hip", target, 64)
+    return GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
+
+
+def compile_launch(launch: Launch, case: str, target: str) -> Resources:
+    """Compile one launch and read what the machine code needs."""
+    began = time.perf_counter()
+    options = dict(launch.config.options)
+    compiled = triton.compile(source(launch), target=gpu_target(target), options=options)
+    if target.startswith("gfx"):
+        registers, spills = _read_amd(compiled.asm["amdgcn"])
+    else:
+        registers, spills = _read_nvidia(compiled.asm["cubin"])
+    threads = launch.config.num_warps * (64 if target.startswith("gfx") else 32)
+    shared = int(compiled.metadata.shared)
+    # The driver keeps a kilobyte of each program for itself.
+    by_memory = SHARED_MEMORY[target][1] // (shared + 1024) if shared else 32
+    by_registers = REGISTERS[target] // (max(-(-registers // 8) * 8, 1) * threads)
+    return Resources(
+        kernel=launch.kernel.__name__,
+        case=case,
+        target=target,
+        warps=launch.config.num_warps,
+        registers=registers,
+        spills=spills,
+        shared=shared,
+        programs=min(by_memory, by_registers, 2048 // threads),
+        seconds=round(time.perf_counter() - began, 2),
+    )
+
+
+def _read_nvidia(cubin: bytes) -> tuple[int, int]:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    if found is None:
+        raise RuntimeError(f"cuobjdump says nothing of registers: {text!r}")
+    return int(found[1]), int(found[2])
+
+
+def _read_amd(assembly: str) -> tuple[int, int]:
+    def number(name: str) -> int:
+        found = re.search(rf"\.{name}:\s*(\d+)", assembly)
+        if found is None:
+            raise RuntimeError(f"the assembly says nothing of {name}")
+        return int(found[1])
+
+    return number("vgpr_count") + number("agpr_count"), number("vgpr_spill_count") + number("sgpr_spill_count")
+
+
+def _resources_of(case: Case, target: str, kernels: Sequence[str] | None) -> list[Resources]:
+    found = [launch for launch in launches(case, target) if kernels is None or launch.kernel.__name__ in kernels]
+    return [compile_launch(launch, str(case), target) for launch in found]
+
+
+def resources(
+    target: str, chosen: Iterable[Case], *, kernels: Sequence[str] | None = None, processes: int | None = None
+) -> list[Resources]:
+    """Compile all launches of `chosen` for `target`, in parallel processes."""
+    if target not in TARGETS:
+        raise UserError(f"unknown target {target!r}: choose one of {', '.join(TARGETS)}")
+    chosen = list(chosen)
+    with ProcessPoolExecutor(processes or os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        found = pool.map(_resources_of, chosen, [target] * len(chosen), [kernels] * len(chosen))
+        return list(itertools.chain.from_iterable(found))
+
+
+def table(rows: Sequence[Resources]) -> str:
+    """Text, a line a kernel, those that do not fit marked."""
+    width = max(len(row.case) for row in rows)
+    lines = [f"{'kernel':17} {'case':{width}} target warps registers spills  shared programs seconds"]
+    lines += [
+        f"{row.kernel:17} {row.case:{width}} {row.target:6} {row.warps:5} {row.registers:9} {row.spills:6} {row.shared:7}"
+        f" {row.programs:8} {row.seconds:7.1f}" + ("" if row.fits else "  DOES NOT FIT")
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m fastbert.kernels.ahead_of_time", description=__doc__)
+    parser.add_argument("--target", choices=TARGETS, action="append", help="GPU to compile for (default: all shipped)")
+    parser.add_argument("--full", action="store_true", help="all combinations of flags, not only the demanding ones")
+    parser.add_argument("--processes", type=int, default=None, help="compilers at a time (default: one a core)")
+    parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="also write the rows there")
+    chosen = parser.parse_args(arguments)
+    rows: list[Resources] = []
+    for target in chosen.target or [name for name in TARGETS if name in SHIPPED]:
+        rows += resources(target, cases(chosen.full), processes=chosen.processes)
+    print(table(rows))
+    if chosen.json:
+        record = {"triton": triton.__version__, "rows": [asdict(row) for row in rows]}
+        chosen.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 0 if all(row.fits for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
