@@ -134,6 +134,25 @@ _HOPPER = {
         "ieee-128": _tile(32, 32, 4, 1),
     },
 }
+# Softmax: whole rows in registers up to the widest class; the class behind it holds all longer rows, read in blocks.
+# Dropout shares blocks of random numbers among 32 keys, so a row is padded to that at least.
+SOFTMAX_NARROWEST, SOFTMAX_WIDEST = 32, 16384
+
+
+def _softmax(elements: int, num_warps: int) -> dict[str, Config]:
+    """Rows for about `elements` elements a program, and a proportion of warps that holds for longer rows too."""
+    table = {}
+    width = SOFTMAX_NARROWEST
+    while width <= 2 * SOFTMAX_WIDEST:
+        keys = width if width <= SOFTMAX_WIDEST else SOFTMAX_WIDEST // 2
+        warps = num_warps * max(1, keys // elements)
+        config = Config(constants={"ROWS": max(1, elements // keys), "KEYS": keys}, num_warps=warps)
+        table |= {f"half-{width}": config, f"ieee-{width}": config}
+        width *= 2
+    return table
+
+
+_HOPPER |= {"softmax_forward": _softmax(4096, 4), "softmax_backward": _softmax(4096, 4)}
 # Small tiles, so that small tests have several of them.
 _INTERPRETER = {
     kernel: {f"{kind}-{width}": config for kind in ("half", "tf32", "ieee") for width in (32, 64, 128)}
@@ -146,6 +165,7 @@ _INTERPRETER = {
         "backward_bias": _tile(32, 64, 4, 1),
     }.items()
 }
+_INTERPRETER |= {kernel: _softmax(4096, 4) for kernel in ("softmax_forward", "softmax_backward")}
 SHIPPED: dict[str, dict[str, dict[str, Config]]] = {"sm_90": _HOPPER, "interpreter": _INTERPRETER}
 
 
