@@ -1,7 +1,7 @@
 """Compile the kernels for a GPU that is not here, and say what each needs: registers, spills, shared memory.
 
-`python -m fastbert.kernels.ahead_of_time --target sm_90` prints the table and exits 1 if a kernel spills registers or asks
-for more shared memory than a multiprocessor of the target has. What is compiled is what the launchers would launch.
+`python -m fastbert.kernels.ahead_of_time --target sm_90` prints the table and exits 1 if a kernel spills registers or
+asks for more shared memory than a program can have. What is compiled is what the launchers would launch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ from fastbert.ops.attention_problem import AttentionProblem
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 # Bytes that one program can have, and that all programs of a multiprocessor share.
-SHARED_MEMORY = {"sm_80": (166912, 167936), "sm_90": (232448, 233472), "sm_100": (232448, 233472), "gfx942": (65536, 65536)}
+SHARED_MEMORY = {
+    "sm_80": (166912, 167936),
+    "sm_90": (232448, 233472),
+    "sm_100": (232448, 233472),
+    "gfx942": (65536, 65536),
+}
 REGISTERS = {"sm_80": 65536, "sm_90": 65536, "sm_100": 65536, "gfx942": 131072}
 POINTERS = {
     torch.bfloat16: "*bf16",
@@ -44,6 +49,7 @@ POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.bool: "*i1",
+    torch.uint8: "*u8",
 }
 
 
@@ -144,8 +150,10 @@ def source(launch: Launch) -> ASTSource:
     for i, parameter in enumerate(launch.kernel.params):
         value = values[parameter.name]
         kind = _kind(value)
-        if parameter.is_constexpr or value is None or (
-            kind == "i32" and value == 1 and not parameter.do_not_specialize
+        if (
+            parameter.is_constexpr
+            or value is None
+            or (kind == "i32" and value == 1 and not parameter.do_not_specialize)
         ):
             signature[parameter.name], constants[i,] = "constexpr", value
             continue
@@ -241,11 +249,10 @@ def table(rows: Sequence[Resources]) -> str:
     """Text, a line a kernel, those that do not fit marked."""
     width = max(len(row.case) for row in rows)
     lines = [f"{'kernel':17} {'case':{width}} target warps registers spills  shared programs seconds"]
-    lines += [
-        f"{row.kernel:17} {row.case:{width}} {row.target:6} {row.warps:5} {row.registers:9} {row.spills:6} {row.shared:7}"
-        f" {row.programs:8} {row.seconds:7.1f}" + ("" if row.fits else "  DOES NOT FIT")
-        for row in rows
-    ]
+    for row in rows:
+        numbers = f"{row.warps:5} {row.registers:9} {row.spills:6} {row.shared:7} {row.programs:8} {row.seconds:7.1f}"
+        verdict = "" if row.fits else "  DOES NOT FIT"
+        lines.append(f"{row.kernel:17} {row.case:{width}} {row.target:6} {numbers}{verdict}")
     return "\n".join(lines)
 
 

@@ -46,6 +46,10 @@ class Config:
         return {name: dict(value) if name == "constants" else value for name, value in vars(self).items()}
 
 
+# Configurations by kernel and shape class.
+Table = dict[str, dict[str, Config]]
+
+
 def shape_class(dtype: torch.dtype, tf32: bool, width: int, *, with_bias: bool = False) -> str:
     """What a configuration may depend on: the arithmetic of the products, the padded width of a row, and a bias.
 
@@ -139,6 +143,25 @@ _HOPPER = {
         "ieee-128": _tile(16, 32, 4, 1),
     },
 }
+# Softmax: whole rows in registers up to the widest class; the class behind it holds all longer rows, read in blocks.
+# Dropout shares blocks of random numbers among 32 keys, so a row is padded to that at least.
+SOFTMAX_NARROWEST, SOFTMAX_WIDEST = 32, 16384
+
+
+def _softmax(elements: int, num_warps: int) -> dict[str, Config]:
+    """Rows for about `elements` elements a program, and a proportion of warps that holds for longer rows too."""
+    table = {}
+    width = SOFTMAX_NARROWEST
+    while width <= 2 * SOFTMAX_WIDEST:
+        keys = width if width <= SOFTMAX_WIDEST else SOFTMAX_WIDEST // 2
+        warps = num_warps * max(1, keys // elements)
+        config = Config(constants={"ROWS": max(1, elements // keys), "KEYS": keys}, num_warps=warps)
+        table |= {f"half-{width}": config, f"ieee-{width}": config}
+        width *= 2
+    return table
+
+
+_HOPPER |= {"softmax_forward": _softmax(4096, 4), "softmax_backward": _softmax(4096, 4)}
 # Small tiles, so that small tests have several of them.
 _INTERPRETER = {
     kernel: {f"{kind}-{width}": config for kind in ("half", "tf32", "ieee") for width in (32, 64, 128)}
@@ -151,11 +174,49 @@ _INTERPRETER = {
         "backward_bias": _tile(32, 64, 4, 1),
     }.items()
 }
-SHIPPED: dict[str, dict[str, dict[str, Config]]] = {
-    "sm_80": _HOPPER,
+_INTERPRETER |= {kernel: _softmax(4096, 4) for kernel in ("softmax_forward", "softmax_backward")}
+
+
+def _changed(base: Table, **changes: dict[str, Config]) -> Table:
+    """A table like `base`, with other configurations for some shape classes of some kernels."""
+    return {kernel: entries | changes.get(kernel, {}) for kernel, entries in base.items()}
+
+
+# Its matrix units take both operands from registers.
+_AMPERE = _changed(
+    _HOPPER,
+    forward_long={"half-128-bias": _tile(64, 64, 8, 2), "ieee-32": _tile(32, 32, 4, 1, 168)},
+    backward_short={"half-64": _whole(64)},
+    backward_queries={"half-64": _tile(64, 32, 4, 2)},
+    backward_keys={
+        "half-64": _tile(64, 64, 8, 1),
+        "tf32-64": _tile(32, 32, 4, 1),
+        "ieee-64": _tile(16, 32, 4, 1),
+        "ieee-128": _tile(32, 32, 8, 1, 255),
+    },
+    backward_bias={"half-64": _tile(64, 64, 8, 1), "half-128": _tile(32, 64, 8, 1)},
+)
+_BLACKWELL = _changed(
+    _HOPPER,
+    forward_long={
+        "half-128-bias": _tile(64, 64, 8, 2),
+        "tf32-64": _tile(64, 32, 8, 2),
+        "tf32-128": _tile(32, 32, 8, 2),
+    },
+    backward_queries={
+        "half-64": _tile(64, 64, 4, 2, 255),
+        "half-128": _tile(64, 64, 8, 2, 255),
+        "tf32-128": _tile(32, 32, 8, 1, 255),
+    },
+    backward_keys={"half-64": _tile(64, 64, 4, 2, 255)},
+)
+# 64 KiB of shared memory for all programs of a compute unit, and 64 threads in a warp.
+_CDNA3 = _changed(_HOPPER)
+SHIPPED: dict[str, Table] = {
+    "sm_80": _AMPERE,
     "sm_90": _HOPPER,
-    "sm_100": _HOPPER,
-    "gfx942": _HOPPER,
+    "sm_100": _BLACKWELL,
+    "gfx942": _CDNA3,
     "interpreter": _INTERPRETER,
 }
 
@@ -204,11 +265,8 @@ def fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
-Table = dict[str, dict[str, dict[str, Config]]]
-
-
 @functools.cache
-def _saved() -> Table:
+def _saved() -> dict[str, Table]:
     """The saved table, read once a process; one that cannot be used is named in the log and passed over."""
     path = saved_path()
     if not path.exists():
@@ -220,7 +278,7 @@ def _saved() -> Table:
         return {}
 
 
-def load(path: Path) -> Table:
+def load(path: Path) -> dict[str, Table]:
     """Read a table: configurations by architecture, kernel and shape class. Raises UserError if it cannot be used."""
     cure = "`fastbert doctor --tune` writes a new one"
     try:
@@ -253,7 +311,7 @@ def _config(value: Any) -> Config:
     return config
 
 
-def save(path: Path, table: Table, *, gpu: str) -> None:
+def save(path: Path, table: dict[str, Table], *, gpu: str) -> None:
     """Write a table beside what it belongs to, whole or not at all; tables of other GPUs in the file stay."""
     entries: dict[str, Any] = {}
     if path.exists():
@@ -270,5 +328,5 @@ def save(path: Path, table: Table, *, gpu: str) -> None:
     _saved.cache_clear()
 
 
-def _plain(kernels: Mapping[str, Mapping[str, Config]]) -> dict[str, Any]:
+def _plain(kernels: Table) -> dict[str, Any]:
     return {kernel: {shape: config.as_json() for shape, config in shapes.items()} for kernel, shapes in kernels.items()}
