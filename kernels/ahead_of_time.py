@@ -28,7 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fastbert.errors import UserError
-from fastbert.kernels import attention
+from fastbert.kernels import attention, softmax
 from fastbert.kernels.launch import Launch, recording
 from fastbert.kernels.tuning import SHIPPED
 from fastbert.ops.attention_problem import AttentionProblem
@@ -42,6 +42,7 @@ SHARED_MEMORY = {
     "gfx942": (65536, 65536),
 }
 REGISTERS = {"sm_80": 65536, "sm_90": 65536, "sm_100": 65536, "gfx942": 131072}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -51,6 +52,19 @@ POINTERS = {
     torch.bool: "*i1",
     torch.uint8: "*u8",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxCase:
+    """One kind of softmax over explicit scores."""
+
+    dtype: str = "bf16"
+    keys: int = 128
+    mask: bool = True
+    dropout: bool = True
+
+    def __str__(self) -> str:
+        return " ".join([self.dtype, f"{self.keys} keys", *(["mask"] * self.mask), *(["dropout"] * self.dropout)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +107,21 @@ class Resources:
         return self.spills == 0 and self.shared <= SHARED_MEMORY[self.target][0]
 
 
-def cases(full: bool = False) -> list[Case]:
+def cases(full: bool = False) -> list[Case | SoftmaxCase]:
     """Those that the shipped table distinguishes, with the flags that need most registers; or all combinations."""
+    return [*_attention_cases(full), *_softmax_cases(full)]
+
+
+def _softmax_cases(full: bool) -> list[SoftmaxCase]:
+    if full:
+        choices = itertools.product(
+            ("bf16", "fp16", "fp32"), (1, 33, 128, 512, 1000, 4096, 16384, 20000), (False, True), (False, True)
+        )
+        return [SoftmaxCase(dtype=dtype, keys=keys, mask=mask, dropout=drop) for dtype, keys, mask, drop in choices]
+    return [SoftmaxCase(), SoftmaxCase(dropout=False), SoftmaxCase(keys=1000), SoftmaxCase(dtype="fp32", keys=20000)]
+
+
+def _attention_cases(full: bool) -> list[Case]:
     arithmetics = [("bf16", False), ("fp32", True), ("fp32", False)]
     if full:
         flags = itertools.product((False, True), repeat=3)
@@ -114,9 +141,24 @@ def cases(full: bool = False) -> list[Case]:
     ]
 
 
-def launches(case: Case, target: str) -> list[Launch]:
-    """What forward and backward of `case` launch on `target`, for sequences of all length classes."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[case.dtype]
+def launches(case: Case | SoftmaxCase, target: str) -> list[Launch]:
+    """What forward and backward of `case` launch on `target`."""
+    with recording(target) as recorded:
+        (_launch_softmax if isinstance(case, SoftmaxCase) else _launch_attention)(case)
+    return list(recorded)
+
+
+def _launch_softmax(case: SoftmaxCase) -> None:
+    scores = torch.zeros(2, 1, 2, case.keys, dtype=DTYPES[case.dtype])
+    mask = torch.ones(2, 1, 1, case.keys, dtype=torch.bool) if case.mask else None
+    key = torch.zeros(2, dtype=torch.int64) if case.dropout else None
+    arguments = (scores, mask, 0.125, 0.1 if case.dropout else 0.0, key, 1)
+    softmax.backward(softmax.forward(*arguments), *arguments)
+
+
+def _launch_attention(case: Case) -> None:
+    """For sequences of all length classes."""
+    dtype = DTYPES[case.dtype]
     q = torch.zeros(4, 2, case.head_dim, dtype=dtype)
     offsets = torch.tensor([0, 4], dtype=torch.int32)
     problem = AttentionProblem(
@@ -135,10 +177,8 @@ def launches(case: Case, target: str) -> list[Launch]:
         scale=0.125,
         tf32=case.tf32,
     )
-    with recording(target) as recorded:
-        out, lse = attention.forward(problem)
-        attention.backward(problem, out, lse, out, case.bias)
-    return list(recorded)
+    out, lse = attention.forward(problem)
+    attention.backward(problem, out, lse, out, case.bias)
 
 
 def source(launch: Launch) -> ASTSource:
@@ -225,16 +265,21 @@ def _read_amd(assembly: str) -> tuple[int, int]:
             raise RuntimeError(f"the assembly says nothing of {name}")
         return int(found[1])
 
-    return number("vgpr_count") + number("agpr_count"), number("vgpr_spill_count") + number("sgpr_spill_count")
+    # Accumulation registers are counted in; scalar registers spill into vector registers, not into memory.
+    return number("vgpr_count"), number("vgpr_spill_count")
 
 
-def _resources_of(case: Case, target: str, kernels: Sequence[str] | None) -> list[Resources]:
+def _resources_of(case: Case | SoftmaxCase, target: str, kernels: Sequence[str] | None) -> list[Resources]:
     found = [launch for launch in launches(case, target) if kernels is None or launch.kernel.__name__ in kernels]
     return [compile_launch(launch, str(case), target) for launch in found]
 
 
 def resources(
-    target: str, chosen: Iterable[Case], *, kernels: Sequence[str] | None = None, processes: int | None = None
+    target: str,
+    chosen: Iterable[Case | SoftmaxCase],
+    *,
+    kernels: Sequence[str] | None = None,
+    processes: int | None = None,
 ) -> list[Resources]:
     """Compile all launches of `chosen` for `target`, in parallel processes."""
     if target not in TARGETS:
@@ -260,12 +305,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fastbert.kernels.ahead_of_time", description=__doc__)
     parser.add_argument("--target", choices=TARGETS, action="append", help="GPU to compile for (default: all shipped)")
     parser.add_argument("--full", action="store_true", help="all combinations of flags, not only the demanding ones")
+    parser.add_argument("--brief", action="store_true", help="each kernel once: bf16 64 with all flags, one softmax")
     parser.add_argument("--processes", type=int, default=None, help="compilers at a time (default: one a core)")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="also write the rows there")
     chosen = parser.parse_args(arguments)
+    wanted = [Case(causal=True, bias=True, dropout=True), SoftmaxCase()] if chosen.brief else cases(chosen.full)
     rows: list[Resources] = []
     for target in chosen.target or [name for name in TARGETS if name in SHIPPED]:
-        rows += resources(target, cases(chosen.full), processes=chosen.processes)
+        rows += resources(target, wanted, processes=chosen.processes)
     print(table(rows))
     if chosen.json:
         record = {"triton": triton.__version__, "rows": [asdict(row) for row in rows]}

@@ -211,7 +211,29 @@ _BLACKWELL = _changed(
     backward_keys={"half-64": _tile(64, 64, 4, 2, 255)},
 )
 # 64 KiB of shared memory for all programs of a compute unit, and 64 threads in a warp.
-_CDNA3 = _changed(_HOPPER)
+_CDNA3 = _changed(
+    _HOPPER,
+    forward_long={
+        "half-32": _tile(128, 64, 4, 1),
+        "half-64": _tile(128, 64, 4, 1),
+        "half-128": _tile(64, 64, 4, 1),
+        "tf32-128": _tile(64, 32, 4, 1),
+        "ieee-64": _tile(32, 32, 8, 1),
+    },
+    backward_queries={
+        "half-128": _tile(64, 32, 4, 1),
+        "tf32-128": _tile(64, 32, 4, 1),
+        "ieee-64": _tile(32, 32, 4, 1),
+        "ieee-128": _tile(32, 32, 4, 1),
+    },
+    backward_keys={
+        "half-128": _tile(64, 32, 4, 1),
+        "half-128-bias": _tile(32, 32, 4, 1),
+        "tf32-128": _tile(32, 32, 4, 1),
+        "ieee-128": _tile(32, 32, 4, 1),
+    },
+    **{kernel: _softmax(4096, 2) for kernel in ("softmax_forward", "softmax_backward")},
+)
 SHIPPED: dict[str, Table] = {
     "sm_80": _AMPERE,
     "sm_90": _HOPPER,

@@ -39,6 +39,15 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.seed = int.from_bytes(os.urandom(4))
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Without a GPU, Triton kernels run in Triton's interpreter, which reads this when they are imported."""
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     return f"fastbert: random tests draw from --seed {config.option.seed}"
 

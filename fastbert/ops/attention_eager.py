@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fastbert.ops.attention_problem import AttentionProblem
-from fastbert.ops.softmax import softmax
+from fastbert.ops.dropout import attention_mask
+from fastbert.ops.softmax import softmax_eager
 
 
 class _Gather(torch.autograd.Function):
@@ -76,6 +77,12 @@ class _Layout:
             return x
         return _Gather.apply(x, self.index.to(x.device), self.slots.to(x.device))
 
+    def place(self, x: Tensor) -> Tensor:
+        """Packed rows -> slot rows, zero in slots that no token has."""
+        if self.slots is None:
+            return x
+        return x.new_zeros(self.total, *x.shape[1:]).index_copy_(0, self.slots.to(x.device), x)
+
     def collect(self, x: Tensor) -> Tensor:
         """Slot rows (slots, ...) -> packed rows (tokens, ...)."""
         return x if self.slots is None else _Scatter.apply(x, self.slots.to(x.device))
@@ -101,64 +108,125 @@ def _visible(queries: Tensor, keys: Tensor, wide_q: int, wide_k: int, causal: bo
     return ((column <= reach) & (column < keys[:, None, None]))[:, None]
 
 
+@dataclass(frozen=True)
+class _Class:
+    """Sequences of one pair of length classes: n of them, with their slots' tensors and what is common to them."""
+
+    q_nhqd: Tensor
+    k_nhkd: Tensor
+    v_nhkd: Tensor
+    bias_hqk: Tensor | None
+    mask: Tensor | None
+    key: Tensor | None
+    begin_q: int
+    begin_k: int
+
+    def scores(self, scale: float) -> Tensor:
+        scores = self.q_nhqd @ self.k_nhkd.transpose(-1, -2)
+        return scores if self.bias_hqk is None else scores * scale + self.bias_hqk.to(scores.dtype)
+
+
+class _Packed:
+    """The classes of a problem's sequences, and where their slots lie."""
+
+    def __init__(self, problem: AttentionProblem) -> None:
+        starts_q, starts_k = problem.cu_seqlens_q.cpu().long(), problem.cu_seqlens_k.cpu().long()
+        self.lengths_q, self.lengths_k = starts_q.diff(), starts_k.diff()
+        self.widths_q, self.widths_k = _length_class(self.lengths_q), _length_class(self.lengths_k)
+        order = self.widths_q * (int(self.widths_k.max()) + 1 if len(self.widths_k) else 1) + self.widths_k
+        self.ranks = torch.argsort(order, stable=True)
+        self.queries = _Layout(starts_q[:-1], self.lengths_q, self.widths_q, self.ranks)
+        self.keys = _Layout(starts_k[:-1], self.lengths_k, self.widths_k, self.ranks)
+        self.counts = torch.unique_consecutive(order[self.ranks], return_counts=True)[1].tolist()
+        self.problem = problem
+
+    def classes(self) -> Iterator[_Class]:
+        problem = self.problem
+        heads, width = problem.q.shape[1:]
+        q, k, v = self.queries.spread(problem.q), self.keys.spread(problem.k), self.keys.spread(problem.v)
+        first = 0
+        for count in self.counts:
+            rows = self.ranks[first : first + count]
+            wide_q, wide_k = int(self.widths_q[rows[0]]), int(self.widths_k[rows[0]])
+            begin_q, begin_k = int(self.queries.begins[first]), int(self.keys.begins[first])
+
+            def slots(x: Tensor, begin: int, wide: int, count: int = count) -> Tensor:
+                return x[begin : begin + count * wide].view(count, wide, heads, width).transpose(1, 2)
+
+            mask = _visible(self.lengths_q[rows], self.lengths_k[rows], wide_q, wide_k, problem.causal)
+            mask = None if mask is None else mask.to(problem.q.device)
+            bias, key = problem.bias, problem.dropout_key
+            if bias is not None:
+                room = (0, max(wide_k - bias.shape[2], 0), 0, max(wide_q - bias.shape[1], 0))
+                bias = F.pad(bias, room)[:, :wide_q, :wide_k]
+            yield _Class(
+                slots(q, begin_q, wide_q),
+                slots(k, begin_k, wide_k),
+                slots(v, begin_k, wide_k),
+                bias,
+                mask,
+                None if key is None else key[rows.to(key.device)],
+                begin_q,
+                begin_k,
+            )
+            first += count
+
+
+def _probabilities(problem: AttentionProblem, part: _Class, *, dropped: bool = True) -> Tensor:
+    scale = 1.0 if part.bias_hqk is not None else problem.scale
+    p, key = (problem.dropout_p, part.key) if dropped else (0.0, None)
+    return softmax_eager(part.scores(problem.scale), part.mask, scale, p, key, problem.dropout_site)
+
+
+def _as_rows(x_nhqd: Tensor) -> Tensor:
+    return x_nhqd.transpose(1, 2).flatten(0, 1)
+
+
 def attention(problem: AttentionProblem) -> Tensor:
     """Sequences of one length class lie side by side in slots, and each class is one batched product."""
-    q, k, v, bias, scale, causal = problem.q, problem.k, problem.v, problem.bias, problem.scale, problem.causal
-    heads, width = q.shape[1:]
-    p, key, site = problem.dropout_p, problem.dropout_key, problem.dropout_site
-    tokens_q = len(q)
-    starts_q, starts_k = problem.cu_seqlens_q.cpu().long(), problem.cu_seqlens_k.cpu().long()
-    lengths_q, lengths_k = starts_q.diff(), starts_k.diff()
-    widths_q, widths_k = _length_class(lengths_q), _length_class(lengths_k)
-    order = widths_q * (int(widths_k.max()) + 1 if len(widths_k) else 1) + widths_k
-    ranks = torch.argsort(order, stable=True)
-    layout_q = _Layout(starts_q[:-1], lengths_q, widths_q, ranks)
-    layout_k = _Layout(starts_k[:-1], lengths_k, widths_k, ranks)
-    q, k, v = layout_q.spread(q), layout_k.spread(k), layout_k.spread(v)
-    _, counts = torch.unique_consecutive(order[ranks], return_counts=True)
-    outputs = []
-    first = 0
-    for count in counts.tolist():
-        rows = ranks[first : first + count]
-        wide_q, wide_k = int(widths_q[rows[0]]), int(widths_k[rows[0]])
-        begin_q, begin_k = int(layout_q.begins[first]), int(layout_k.begins[first])
-        q_nhqd = q[begin_q : begin_q + count * wide_q].view(count, wide_q, heads, width).transpose(1, 2)
-        k_nhkd = k[begin_k : begin_k + count * wide_k].view(count, wide_k, heads, width).transpose(1, 2)
-        v_nhkd = v[begin_k : begin_k + count * wide_k].view(count, wide_k, heads, width).transpose(1, 2)
-        scores = q_nhqd @ k_nhkd.transpose(-1, -2)
-        mask = _visible(lengths_q[rows], lengths_k[rows], wide_q, wide_k, causal)
-        mask = None if mask is None else mask.to(q.device)
-        if bias is not None:
-            room = (0, max(wide_k - bias.shape[2], 0), 0, max(wide_q - bias.shape[1], 0))
-            added = F.pad(bias, room)[:, :wide_q, :wide_k]
-            scores = scores * scale + added.to(scores.dtype)
-            open_keys = added != -math.inf
-            mask = open_keys if mask is None else mask & open_keys
-        probabilities = softmax(
-            scores,
-            mask,
-            scale=1.0 if bias is not None else scale,
-            dropout_p=p,
-            dropout_key=None if key is None else key[rows.to(key.device)],
-            dropout_site=site,
-        )
-        outputs.append((probabilities @ v_nhkd).transpose(1, 2).reshape(count * wide_q, heads, width))
-        first += count
-    packed = torch.cat(outputs) if outputs else q[:tokens_q]
-    return layout_q.collect(packed.to(q.dtype))
+    packed = _Packed(problem)
+    outputs = [_as_rows(_probabilities(problem, part) @ part.v_nhkd) for part in packed.classes()]
+    out = torch.cat(outputs) if outputs else problem.q[:0]
+    return packed.queries.collect(out.to(problem.q.dtype))
 
 
 def gradients(
     problem: AttentionProblem, grad: Tensor, bias_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v and of the bias if asked for, by computing the forward pass again."""
-    leaves = [x.detach().requires_grad_() for x in (problem.q, problem.k, problem.v)]
-    bias = problem.bias
-    if bias is not None and bias_gradient:
-        bias = bias.detach().requires_grad_()
-        leaves.append(bias)
-    with torch.enable_grad():
-        out = attention(replace(problem, q=leaves[0], k=leaves[1], v=leaves[2], bias=bias))
-        found = torch.autograd.grad(out, leaves, grad.to(out.dtype), materialize_grads=True)
-    dq, dk, dv, *rest = (gradient.contiguous() for gradient in found)
-    return dq, dk, dv, rest[0] if rest else None
+    """Gradients of q, k, v and of the bias if asked for: the forward pass again, then the chain rule by hand."""
+    packed = _Packed(problem)
+    scale, p = problem.scale, problem.dropout_p
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    grad_slots = packed.queries.place(grad)
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    dbias = torch.zeros_like(problem.bias, dtype=wide) if problem.bias is not None and bias_gradient else None
+    for part in packed.classes():
+        n, heads, queries, width = part.q_nhqd.shape
+        grad_nhqd = grad_slots[part.begin_q : part.begin_q + n * queries].view(n, queries, heads, width).transpose(1, 2)
+        whole = _probabilities(problem, part, dropped=False).to(wide)
+        dp = (grad_nhqd @ part.v_nhkd.transpose(-1, -2)).to(wide)
+        kept = whole
+        if part.key is not None:
+            shape = (n, heads, queries, part.k_nhkd.shape[2])
+            mask = attention_mask(shape, p, part.key, problem.dropout_site, wide)
+            kept, dp = whole * mask, dp * mask
+        ds = whole * (dp - (whole * dp).sum(-1, keepdim=True))
+        if dbias is not None:
+            rows, columns = min(queries, dbias.shape[1]), min(ds.shape[3], dbias.shape[2])
+            dbias[:, :rows, :columns] += ds.sum(0)[:, :rows, :columns]
+        ds = ds.to(grad.dtype)
+        found.append(
+            (
+                _as_rows(ds @ part.k_nhkd) * scale,
+                _as_rows(ds.transpose(-1, -2) @ part.q_nhqd) * scale,
+                _as_rows(kept.to(grad.dtype).transpose(-1, -2) @ grad_nhqd),
+            )
+        )
+    if not found:
+        return torch.zeros_like(problem.q), torch.zeros_like(problem.k), torch.zeros_like(problem.v), dbias
+    dq, dk, dv = (torch.cat(parts) for parts in zip(*found))
+    dq, dk, dv = packed.queries.collect(dq), packed.keys.collect(dk), packed.keys.collect(dv)
+    if dbias is not None:
+        assert problem.bias is not None
+        dbias = dbias.to(problem.bias.dtype)
+    return dq.contiguous(), dk.contiguous(), dv.contiguous(), dbias

@@ -40,7 +40,7 @@ def softmax(
     _check(scores, mask, scale, dropout_p, key)
     chosen = backend.choose("softmax", scores.device)
     if chosen == "eager" and not torch.compiler.is_compiling():
-        return _softmax(scores, mask, scale, dropout_p, key, dropout_site)
+        return softmax_eager(scores, mask, scale, dropout_p, key, dropout_site)
     if chosen == "triton":
         _check_triton(scores)
     return _forward(scores, mask, scale, dropout_p, key, dropout_site, chosen)
@@ -91,7 +91,7 @@ def _check_triton(scores: Tensor) -> None:
         )
 
 
-def _softmax(
+def softmax_eager(
     scores: Tensor,
     mask: Tensor | None,
     scale: float,
@@ -206,7 +206,7 @@ class _Eager:
 
     @staticmethod
     def forward(*arguments: Any) -> Tensor:
-        return _softmax(*arguments).contiguous()
+        return softmax_eager(*arguments).contiguous()
 
     @staticmethod
     def backward(
@@ -220,7 +220,7 @@ class _Eager:
     ) -> Tensor:
         wide = torch.promote_types(scores.dtype, torch.float32)
         with backend.without_autocast(scores.device):
-            p = _softmax(scores, mask, scale, 0.0, None, dropout_site).to(wide)
+            p = softmax_eager(scores, mask, scale, 0.0, None, dropout_site).to(wide)
             dp = grad.to(wide)
             if dropout_key is not None:
                 dp = _drop(dp, dropout_p, dropout_key, dropout_site)

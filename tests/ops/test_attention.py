@@ -1,14 +1,15 @@
 """Packed attention against the oracle: values, gradients, awkward lengths, dropout and bias."""
 
+import importlib.util
 import itertools
 
 import pytest
 import torch
 from accuracy import assert_as_accurate
 
-from fastbert import ops
+from fastbert import ops, use_backend
 from fastbert.errors import UserError
-from fastbert.ops import reference
+from fastbert.ops import backend, reference
 
 LENGTHS = [
     pytest.param([1], id="one-token"),
@@ -118,3 +119,120 @@ def test_softmax_gives_the_probabilities_that_attention_uses(seed: int) -> None:
     causal = ops.softmax(scores, torch.ones(5, 5).tril().bool())
     assert torch.equal(causal.triu(1), torch.zeros_like(causal))
     torch.testing.assert_close(causal.sum(-1), torch.ones(2, 3, 5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": True, "bias": True}, {"dropout_p": 0.3}], ids=str)
+def test_one_opaque_operation_under_compile(options: dict, seed: int) -> None:
+    torch._dynamo.reset()
+    lengths = [5, 0, 20, 40]
+    tensors = inputs(lengths, lengths, 2, 16, seed)
+    if options.pop("bias", False):
+        tensors.append(torch.randn(2, 30, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
+    cu = offsets(lengths)
+    key = torch.arange(4)
+    gradient = torch.randn(tensors[0].shape, dtype=torch.float64)
+
+    def layer(q, k, v, bias=None):
+        return ops.attention(q, k, v, cu, cu, 40, 40, bias=bias, dropout_key=key, **options) * 2
+
+    plain = run(layer, tensors, gradient=gradient)
+    compiled = run(torch.compile(layer, fullgraph=True, backend="aot_eager"), tensors, gradient=gradient)
+    for mine, theirs in zip(compiled, plain):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_hidden_keys_may_be_said_with_an_infinite_bias(seed: int) -> None:
+    tensors = inputs([6], [6], 2, 16, seed)
+    bias = torch.zeros(2, 6, 6, dtype=torch.float64)
+    bias[:, :, 4:] = -torch.inf
+    bias[1, 3] = -torch.inf
+    cu = offsets([6])
+    ours = ops.attention(*tensors, cu, cu, 6, 6, bias=bias)
+    assert torch.equal(ours[3, 1], torch.zeros(16, dtype=torch.float64))
+    shorter = ops.attention(tensors[0], tensors[1][:4], tensors[2][:4], cu, offsets([4]), 6, 4)
+    torch.testing.assert_close(ours[:, 0], shorter[:, 0])
+
+
+CU = offsets([3, 5])
+GOOD = {"q": torch.randn(8, 2, 32), "cu_seqlens_q": CU, "cu_seqlens_k": CU, "max_seqlen_q": 5, "max_seqlen_k": 5}
+WRONG = [
+    pytest.param(
+        {"k": torch.randn(8, 2, 32).half()}, r"one floating dtype, not torch.float32, torch.float16", id="dtypes"
+    ),
+    pytest.param({"q": torch.ones(8, 2, 32, dtype=torch.int64)}, "one floating dtype", id="integers"),
+    pytest.param({"q": torch.randn(8, 64)}, r"\(tokens, heads, head_dim\)", id="two-axes"),
+    pytest.param({"cu_seqlens_q": CU.long()}, "cu_seqlens_q must be int32", id="offsets-int64"),
+    pytest.param({"cu_seqlens_k": CU[:, None]}, "cu_seqlens_k must be int32", id="offsets-two-axes"),
+    pytest.param({"cu_seqlens_k": offsets([8])}, "the same sequences, not of 2 and 1", id="other-sequences"),
+    pytest.param({"cu_seqlens_q": CU + 1}, "cu_seqlens_q starts at 1: it must start at 0", id="start"),
+    pytest.param(
+        {"cu_seqlens_q": torch.tensor([0, 9, 8]).int(), "max_seqlen_q": 9},
+        "decreases from 9 to 8 at sequence 1",
+        id="fall",
+    ),
+    pytest.param({"cu_seqlens_k": offsets([3, 4])}, "cu_seqlens_k ends at 7, but k has 8 tokens", id="end"),
+    pytest.param({"max_seqlen_k": 4}, "sequence 1 has 5 tokens, more than max_seqlen_k=4", id="bound"),
+    pytest.param({"max_seqlen_q": -1}, "max_seqlen_q=-1", id="negative-bound"),
+    pytest.param({"dropout_p": 1.0}, "dropout_p=1.0 must be at least 0 and below 1", id="dropout"),
+    pytest.param(
+        {"dropout_p": 0.1, "dropout_key": torch.arange(3)}, r"dropout_key must be int64 of shape \(2,\)", id="keys"
+    ),
+    pytest.param(
+        {"bias": torch.zeros(3, 5, 5)}, r"bias must be floating of shape \(2, queries, keys\)", id="bias-heads"
+    ),
+    pytest.param({"scale": float("nan")}, "scale=nan must be a finite number", id="scale"),
+    pytest.param({"k": torch.empty(8, 2, 32, device="meta")}, "k is on meta, q on cpu", id="devices"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG)
+def test_wrong_arguments_are_named(change: dict, message: str) -> None:
+    arguments = GOOD | change
+    arguments = {"k": arguments["q"], "v": arguments.get("k", arguments["q"])} | arguments
+    with pytest.raises(ValueError, match=message):
+        ops.attention(**arguments)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+def test_the_triton_backend_refuses_tensors_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    q = torch.randn(8, 2, 32)
+    with (
+        use_backend("triton"),
+        pytest.raises(ValueError, match=r"q is on cpu: the triton backend needs tensors on a GPU; move q there, or"),
+    ):
+        ops.attention(q, q, q, CU, CU, 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("q", "message"),
+    [
+        pytest.param(
+            torch.empty(8, 2, 48), "head_dim=48 of q: the triton backend serves 32, 64, 96 and 128", id="head_dim"
+        ),
+        pytest.param(torch.empty(8, 2, 32).double(), "q has dtype torch.float64", id="float64"),
+        pytest.param(
+            torch.empty(2, 8, 32).transpose(0, 1), r"q is not contiguous: strides \(32, 256, 1\)", id="heads-first"
+        ),
+        pytest.param(
+            torch.empty(8, 2, 64)[:, :, ::2], r"q is not contiguous: strides \(128, 64, 2\)", id="every-second"
+        ),
+    ],
+)
+def test_the_triton_backend_says_what_it_does_not_serve(
+    q: torch.Tensor, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(backend, "HAS_TRITON", True)
+    with use_backend("triton"), pytest.raises(ValueError, match=message):
+        ops.attention(q, q, q, CU, CU, 5, 5)
+
+
+def test_without_triton_its_backend_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "HAS_TRITON", False)
+    q = torch.randn(8, 2, 32)
+    with (
+        use_backend("triton"),
+        pytest.raises(ValueError, match=r"needs triton: `pip install 'fastbert-engine\[gpu\]'`"),
+    ):
+        ops.attention(q, q, q, CU, CU, 5, 5)

@@ -1,0 +1,95 @@
+"""The shipped configurations compile for GPUs that are not here, without spilling and within shared memory.
+
+Compiled in processes of their own: this one interprets kernels, and what is interpreted cannot be compiled.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs triton")
+from fastbert.kernels import ahead_of_time
+from fastbert.kernels.ahead_of_time import SHARED_MEMORY, TARGETS, Resources, cases
+from fastbert.kernels.tuning import SHIPPED
+
+KERNELS = {
+    "forward_short",
+    "forward_long",
+    "backward_short",
+    "backward_queries",
+    "backward_keys",
+    "backward_bias",
+    "softmax_forward",
+    "softmax_backward",
+}
+
+
+def compile_for(target: str, file: Path, *flags: str) -> tuple[int, str, list[Resources]]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "fastbert.kernels.ahead_of_time", "--target", target, "--json", str(file), *flags]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert file.exists(), done.stderr
+    return done.returncode, done.stdout, [Resources(**row) for row in json.loads(file.read_text())["rows"]]
+
+
+def check(rows: list[Resources], code: int, text: str) -> None:
+    unfit = [row for row in rows if row.spills or row.shared > SHARED_MEMORY[row.target][0]]
+    assert not unfit, text
+    assert code == 0, text
+
+
+def test_every_shipped_configuration_fits_an_h100(tmp_path: Path) -> None:
+    code, text, rows = compile_for("sm_90", tmp_path / "rows.json")
+    check(rows, code, text)
+    assert {row.kernel for row in rows} == KERNELS
+    short = [row for row in rows if row.kernel.endswith("_short")]
+    assert short
+    assert all(row.programs >= 2 for row in short), text
+
+
+@pytest.mark.parametrize("target", sorted(set(TARGETS) - {"sm_90"}))
+def test_each_kernel_fits_the_other_targets(target: str, tmp_path: Path) -> None:
+    code, text, rows = compile_for(target, tmp_path / "rows.json", "--brief")
+    check(rows, code, text)
+    assert {row.kernel for row in rows} == KERNELS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_combination_fits(target: str, tmp_path: Path) -> None:
+    code, text, rows = compile_for(target, tmp_path / "rows.json", "--full")
+    check(rows, code, text)
+
+
+def test_a_kernel_that_does_not_fit_is_marked_and_fails(capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
+    row = Resources(
+        kernel="forward_long", case="bf16 64", target="gfx942", warps=4, registers=255, spills=8, shared=0,
+        programs=1, seconds=1.0,
+    )  # fmt: skip
+    monkeypatch.setattr(ahead_of_time, "resources", lambda *_, **__: [row])
+    assert ahead_of_time.main(["--target", "gfx942"]) == 1
+    assert "DOES NOT FIT" in capsys.readouterr().out
+
+
+def test_all_tables_know_all_classes() -> None:
+    for target, table in SHIPPED.items():
+        if target == "interpreter":
+            continue
+        assert set(table) == KERNELS, target
+        for kernel, entries in table.items():
+            if not kernel.startswith("softmax"):
+                assert {f"{kind}-{width}" for kind in ("half", "tf32", "ieee") for width in (32, 64, 128)} <= set(
+                    entries
+                )
+
+
+def test_the_cases_cover_what_the_table_distinguishes() -> None:
+    named = {str(case) for case in cases()}
+    assert {"bf16 64", "bf16 64 dropout", "bf16 64 causal bias dropout", "tf32 32 causal bias dropout"} <= named
+    assert len({str(case) for case in cases(full=True)}) > 100
+    assert torch.bfloat16 in ahead_of_time.POINTERS
