@@ -7,13 +7,14 @@ user's GPU and saves a table, whose entries then replace the shipped ones on tha
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -245,11 +246,24 @@ SHIPPED: dict[str, Table] = {
 
 def lookup(kernel: str, shape: str, architecture: str) -> Config:
     """The configuration of `kernel` for a shape class on a GPU: from the saved table, or else from the shipped one."""
-    found = _find(_saved().get(architecture, {}).get(kernel, {}), shape)
+    found = _overridden.get((kernel, shape)) or _find(saved().get(architecture, {}).get(kernel, {}), shape)
     found = found or _find(SHIPPED[_nearest(architecture)][kernel], shape)
     if found is None:
         raise KeyError(f"no configuration of {kernel} for {shape}")
     return found
+
+
+_overridden: dict[tuple[str, str], Config] = {}
+
+
+@contextlib.contextmanager
+def overridden(kernel: str, shape: str, config: Config) -> Iterator[None]:
+    """Within the block, `lookup` gives `config` for that kernel and shape class."""
+    _overridden[kernel, shape] = config
+    try:
+        yield
+    finally:
+        del _overridden[kernel, shape]
 
 
 def _find(entries: Mapping[str, Config], shape: str) -> Config | None:
@@ -282,13 +296,13 @@ def fingerprint() -> str:
     """Changes with the kernels' source, so that a table measured for other kernels is not believed."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
-        if path.name != Path(__file__).name:
+        if path.name not in (Path(__file__).name, "tune.py", "ahead_of_time.py"):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 @functools.cache
-def _saved() -> dict[str, Table]:
+def saved() -> dict[str, Table]:
     """The saved table, read once a process; one that cannot be used is named in the log and passed over."""
     path = saved_path()
     if not path.exists():
@@ -333,21 +347,23 @@ def _config(value: Any) -> Config:
     return config
 
 
-def save(path: Path, table: dict[str, Table], *, gpu: str) -> None:
-    """Write a table beside what it belongs to, whole or not at all; tables of other GPUs in the file stay."""
-    entries: dict[str, Any] = {}
+def save(path: Path, table: dict[str, Table]) -> None:
+    """Write a table whole or not at all. What the file holds of other GPUs, kernels and classes stays in it."""
+    merged: dict[str, Table] = {}
     if path.exists():
-        try:
-            entries = {name: _plain(kernels) for name, kernels in load(path).items()}
-        except UserError:
-            entries = {}
-    entries |= {name: _plain(kernels) for name, kernels in table.items()}
-    text = json.dumps({"format": FORMAT, "kernels": fingerprint(), "gpu": gpu, "entries": entries}, indent=1)
+        with contextlib.suppress(UserError):
+            merged = load(path)
+    for architecture, kernels in table.items():
+        for kernel, entries in kernels.items():
+            merged.setdefault(architecture, {}).setdefault(kernel, {}).update(entries)
+        merged.setdefault(architecture, {})
+    entries = {architecture: _plain(kernels) for architecture, kernels in merged.items()}
+    text = json.dumps({"format": FORMAT, "kernels": fingerprint(), "entries": entries}, indent=1)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     partial.write_text(text + "\n")
     partial.replace(path)
-    _saved.cache_clear()
+    saved.cache_clear()
 
 
 def _plain(kernels: Table) -> dict[str, Any]:

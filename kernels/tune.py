@@ -1,0 +1,185 @@
+"""Measure the candidates for each kernel and shape class on this GPU, and save the fastest: `fastbert doctor --tune`."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
+
+from fastbert.errors import UserError
+from fastbert.kernels import attention, tuning
+from fastbert.kernels.launch import architecture
+from fastbert.kernels.tuning import Config
+from fastbert.ops.attention_problem import AttentionProblem
+
+WIDTHS = (64, 32, 128)
+TOKENS = 32768
+REPEATS = 20
+# A candidate must be this much faster than what is shipped: less is noise, and the shipped one is the better tested.
+MARGIN = 0.02
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One configuration of one kernel for one shape class; the first of a class is what is used today."""
+
+    kernel: str
+    shape: str
+    width: int
+    config: Config
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A trial and the milliseconds of the pass that it is part of; None: it does not run on this GPU, as `problem` says."""
+
+    trial: Trial
+    milliseconds: float | None
+    problem: str = ""
+
+
+def _tiles(queries: tuple[int, ...], keys: tuple[int, ...], stages: tuple[int, ...]) -> list[Config]:
+    return [
+        Config(constants={"QUERIES": q, "KEYS": k}, num_warps=warps, num_stages=depth)
+        for q, k, warps, depth in itertools.product(queries, keys, (4, 8), stages)
+        # Fewer than 1,024 scores a warp are too little work, more than 4,096 do not fit into its registers.
+        if 1024 <= q * k // warps <= 4096
+    ]
+
+
+CANDIDATES = {
+    "forward_long": _tiles((64, 128), (64, 128), (2, 3)),
+    "backward_queries": _tiles((64, 128), (32, 64, 128), (1, 2)),
+    "backward_keys": _tiles((32, 64), (64, 128), (1, 2)),
+}
+
+
+def trials(target: str, widths: tuple[int, ...] = WIDTHS) -> list[Trial]:
+    """What is tried on a GPU: for each kernel and shape class the present configuration first, then the others."""
+    found = []
+    for kernel, width in itertools.product(CANDIDATES, widths):
+        shape = tuning.shape_class(torch.bfloat16, False, width)
+        present = tuning.lookup(kernel, shape, target)
+        others = [config for config in CANDIDATES[kernel] if config != present]
+        found += [Trial(kernel, shape, width, config) for config in (present, *others)]
+    return found
+
+
+def _problems(width: int, device: torch.device) -> Iterator[AttentionProblem]:
+    """Sequences of 512 tokens, without and with dropout, as in inference and in training."""
+    generator = torch.Generator(device).manual_seed(width)
+    heads = 1024 // width
+    q, k, v = (
+        torch.randn(TOKENS, heads, width, dtype=torch.bfloat16, device=device, generator=generator) for _ in range(3)
+    )
+    offsets = torch.arange(0, TOKENS + 1, 512, dtype=torch.int32, device=device)
+    for dropout_p in (0.0, 0.1):
+        yield AttentionProblem(
+            q=q,
+            k=k,
+            v=v,
+            cu_seqlens_q=offsets,
+            cu_seqlens_k=offsets,
+            max_seqlen_q=512,
+            max_seqlen_k=512,
+            causal=False,
+            dropout_p=dropout_p,
+            dropout_key=torch.arange(len(offsets) - 1, device=device) if dropout_p else None,
+            dropout_site=1,
+            bias=None,
+            scale=width**-0.5,
+            tf32=False,
+        )
+
+
+def _milliseconds(function: Callable[[], object]) -> float:
+    """The median of repeated runs between two events, after a warm-up."""
+    for _ in range(3):
+        function()
+    times = []
+    for _ in range(REPEATS):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        function()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)
+
+
+def measure(trial: Trial, device: torch.device) -> Measured:
+    """Time forward, or backward, with the trial's configuration in place of the present one."""
+    total = 0.0
+    with tuning.overridden(trial.kernel, trial.shape, trial.config):
+        try:
+            for problem in _problems(trial.width, device):
+                if trial.kernel.startswith("forward"):
+                    total += _milliseconds(lambda problem=problem: attention.forward(problem))
+                else:
+                    out, lse = attention.forward(problem)
+                    grad = torch.randn_like(out)
+                    total += _milliseconds(
+                        lambda problem=problem, out=out, lse=lse, grad=grad: attention.backward(
+                            problem, out, lse, grad, False
+                        )
+                    )
+        except (OutOfResources, PTXASError, CompilationError) as error:
+            return Measured(trial, None, str(error).splitlines()[0])
+    return Measured(trial, total)
+
+
+def fastest(measured: list[Measured]) -> dict[str, dict[str, Config]]:
+    """The winners that beat the present configuration by more than noise, by kernel and shape class."""
+    found: dict[str, dict[str, Config]] = {}
+    for (kernel, shape), group in itertools.groupby(measured, key=lambda one: (one.trial.kernel, one.trial.shape)):
+        first, *others = group
+        running = [one for one in others if one.milliseconds is not None]
+        best = min(running, key=lambda one: one.milliseconds or 0.0, default=first)
+        if first.milliseconds is None or (
+            best.milliseconds is not None and best.milliseconds < first.milliseconds * (1 - MARGIN)
+        ):
+            found.setdefault(kernel, {})[shape] = best.trial.config
+    return found
+
+
+def run(
+    device: torch.device,
+    report: Callable[[int, int, str], None] = lambda done, total, text: None,
+    *,
+    widths: tuple[int, ...] = WIDTHS,
+    timer: Callable[[Trial, torch.device], Measured] = measure,
+) -> tuple[Path, list[Measured]]:
+    """Try everything, save the table for this GPU, and return where it lies and what was measured.
+
+    `report(done, total, text)` is called before each trial. Entries of an earlier table that were not beaten stay.
+    Raises UserError without a GPU.
+    """
+    if device.type != "cuda":
+        raise UserError(f"cannot tune kernels on {device}: it needs a GPU")
+    return tune_for(architecture(device), device, report, widths=widths, timer=timer)
+
+
+def tune_for(
+    target: str,
+    device: torch.device,
+    report: Callable[[int, int, str], None],
+    *,
+    widths: tuple[int, ...],
+    timer: Callable[[Trial, torch.device], Measured],
+) -> tuple[Path, list[Measured]]:
+    """`run` for a GPU of the given architecture."""
+    todo = trials(target, widths)
+    measured = []
+    for i, trial in enumerate(todo):
+        report(i, len(todo), f"{trial.kernel} {trial.shape}")
+        measured.append(timer(trial, device))
+    path = tuning.saved_path()
+    tuning.save(path, {target: fastest(measured)})
+    report(len(todo), len(todo), "done")
+    return path, measured
