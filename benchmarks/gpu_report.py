@@ -94,6 +94,23 @@ def _against(sections: Sections, section: str, name: str, goal: str, wanted: flo
     return Verdict(goal, text, measured, _judge(own, ratio >= wanted))
 
 
+def ratios(sections: Sections) -> list[dict[str, Any]]:
+    """Of every workload of attention and softmax: our time beside the fastest of all others with the same dropout."""
+    found = []
+    for section in ("attention", "softmax"):
+        rows = sections.get(section, {}).get("rows", ())
+        for own in (row for row in rows if row["contender"] == OWN):
+            name = own["workload"]
+            rivals = [row for row in _rows(sections, section, name) if row["contender"] not in (OWN, WITHOUT_DROPOUT)]
+            rivals = [row for row in rivals if row["outputs"] in AGREEING]
+            best = min(rivals, key=lambda row: float(row["median_ms"]), default=None)
+            one = {name: own.get(name) for name in ("workload", "median_ms", "tflops", "host_us", "outputs")}
+            one["best"] = None if best is None else best["contender"]
+            one["ratio"] = None if best is None else float(f"{best['median_ms'] / own['median_ms']:.4g}")
+            found.append(one)
+    return found
+
+
 def _judge(own: Mapping[str, Any], reached: bool) -> str:
     doubt = " (Python-bound)" if own.get("host_bound") else ""
     if own["outputs"] not in AGREEING:
@@ -125,8 +142,8 @@ def _reason(sections: Sections, section: str, workload: str, contender: str) -> 
     return str(found.get("reason", "no such case"))[:120]
 
 
-def text(sections: Sections, table: Sequence[Mapping[str, str]]) -> str:
-    """What is printed last: sections that did not end well, throughput, then the goals."""
+def text(sections: Sections, beside: Rows, table: Sequence[Mapping[str, str]]) -> str:
+    """What is printed last: sections that did not end well, throughput, cases without a goal, then the goals."""
     lines = [""]
     for name, section in sections.items():
         if section["status"] not in ("ok", "skipped"):
@@ -136,11 +153,26 @@ def text(sections: Sections, table: Sequence[Mapping[str, str]]) -> str:
             lines.append(f"  out of time: {', '.join(section['out_of_time'])}"[:300])
     for name in ("ceilings", "encoder", "pretraining"):
         lines += [_line(row) for row in sections.get(name, {}).get("rows", ())]
+    lines += [_ratio(one) for one in beside if not _has_goal(one["workload"])]
     names = [field.name for field in fields(Verdict)]
     cells = [names, *([str(row[name]) for name in names] for row in table)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(names) - 1)]
     lines += ["", *("  ".join([*map(str.ljust, row, widths), row[-1]]) for row in cells)]
     return "\n".join(lines)
+
+
+def _has_goal(workload: str) -> bool:
+    """Whether the table below has a line for it."""
+    words = workload.split()
+    if words[0] == "softmax":
+        return words[1] == "forward"
+    return len(words) == 6 and words[2] in map(str, LENGTHS) and words[3] != "lognormal"
+
+
+def _ratio(one: Mapping[str, Any]) -> str:
+    beside = "nobody else took it" if one["best"] is None else f"{one['ratio']:.2f}x {one['best']}"
+    rate = "" if one["tflops"] is None else f", {one['tflops']:,.0f} TFLOP/s"
+    return f"{one['workload']}: {one['median_ms']:.4g} ms{rate}, {beside}; {one['outputs']}"
 
 
 def _line(row: Mapping[str, Any]) -> str:

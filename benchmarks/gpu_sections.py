@@ -202,7 +202,8 @@ def guarded(session: Session, section: Section, seconds: float) -> dict[str, Any
     except Exception as error:  # noqa: BLE001 - recorded, and the next section goes on
         lines = traceback.format_exc().splitlines()[-LAST_LINES:]
         result = {"status": "failed", "reason": f"{type(error).__name__}: {error}", "lines": lines}
-    result |= {"seconds": round(time.monotonic() - began, 1), "allowed_seconds": round(seconds, 1)}
+    # Building says for itself how long it took: it was done before.
+    result = {"seconds": round(time.monotonic() - began, 1), "allowed_seconds": round(seconds, 1), **result}
     if session.options.dry_run:
         result["dry_run"] = True
         for row in result.get("rows", ()):
@@ -229,11 +230,12 @@ def run(options: Options, sections: tuple[Section, ...] = SECTIONS) -> int:
     finally:
         session.worker.close()
     table = gpu_report.verdicts(session.results["sections"], options.dry_run)
-    session.results |= {"table": table, "seconds": round(time.time() - options.started, 1)}
+    ratios = gpu_report.ratios(session.results["sections"])
+    session.results |= {"ratios": ratios, "table": table, "seconds": round(time.time() - options.started, 1)}
     session.save()
     if options.record:
         print(f"recorded: {record(session)}")
-    print(gpu_report.text(session.results["sections"], table))
+    print(gpu_report.text(session.results["sections"], ratios, table))
     return int(any(result["status"] == "failed" for result in session.results["sections"].values()))
 
 

@@ -318,6 +318,23 @@ def test_verdicts(rows: list[dict[str, Any]], measured: str | None, verdict: str
     assert {one["verdict"] for one in table if "softmax" in one["goal"]} == {"unmeasured: section softmax was not run"}
 
 
+def test_ratios_are_those_to_the_fastest_that_does_the_same() -> None:
+    rows = [row("fastbert", 2.0), row("eager", 3.0), row("nested flash", 2.5), row("sdpa cudnn, no dropout", 1.0)]
+    (found,) = gpu_report.ratios({"attention": {"rows": rows}})
+    assert (found["best"], found["ratio"]) == ("nested flash", 1.25)
+    (alone,) = gpu_report.ratios({"attention": {"rows": rows[:1]}})
+    assert (alone["best"], alone["ratio"]) == (None, None)
+
+
+def test_cases_without_a_goal_get_a_line_of_their_own() -> None:
+    names = [name for name in gpu_attention.case_names(False) if not gpu_report._has_goal(name)]
+    assert len(names) == 24
+    rows = [row("fastbert", 2.0, workload=name) for name in names]
+    sections = {"attention": {"status": "ok", "rows": rows}}
+    lines = gpu_report.text(sections, gpu_report.ratios(sections), []).splitlines()
+    assert "attention forward 2048 full dropout 0 causal: 2 ms, 100 TFLOP/s, nobody else took it; close" in lines
+
+
 def test_softmax_is_judged_by_the_copy_that_was_measured() -> None:
     details = {"details": {"backend": "triton"}, "workload": "softmax forward 128"}
     rows = [row("fastbert", 1.0, gigabytes_per_second=3600.0, **details), row("eager", 3.0, **details)]
