@@ -7,7 +7,7 @@ anything is timed, outputs and gradients of a short and a long sequence are comp
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from fastbert.benchmarks.gpu_measure import (
     without_gradient,
 )
 from fastbert.benchmarks.gpu_peers import CHECKED_HEADS, Inputs, largest
+from fastbert.benchmarks.gpu_worker import announce
 from fastbert.benchmarks.harness import OWN
 from fastbert.ops import backend
 
@@ -136,13 +137,13 @@ def case_names(dry: bool) -> list[str]:
     return [shape.name for shape in shapes(dry)]
 
 
-def run_case(name: str, dry: bool, seconds: float) -> dict[str, Any]:
-    """Compare and time one case."""
+def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
+    """Compare and time one case, without peers that made the process fail before."""
     device = open_device(dry)
     (shape,) = (one for one in shapes(dry) if one.name == name)
     with backend.use_backend(own_backend(device)):
         served = backend.choose("attention", device.torch_device)
-        case = _measure(device, shape, seconds, {**asdict(shape), "backend": served})
+        case = _measure(device, shape, without, seconds, {**asdict(shape), "backend": served})
     device.free()
     return case.as_json()
 
@@ -186,23 +187,25 @@ def ours(inputs: Inputs) -> Tensor:
     )
 
 
-def _measure(device: Device, shape: Shape, seconds: float, details: dict[str, Any]) -> Case:
+def _measure(device: Device, shape: Shape, without: Sequence[str], seconds: float, details: dict[str, Any]) -> Case:
     case = Case()
     set_bytes = 3 * 2 * sum(shape.lengths()) * shape.heads * shape.head_dim  # q, k, v
     sets = [make_inputs(device, shape, seed) for seed in range(input_sets(device, set_bytes))]
     backward = shape.direction == "backward"
+    announce(OWN)
     found = judge(shape, sets[0], ours, padded=False, factor=OWN_FACTOR)
     differences, outputs = {OWN: found[0]}, {OWN: found[1]}
     candidates: dict[str, Callable[[], Calls]] = {OWN: partial(_calls, ours, sets, backward)}
     for name, peer in _peers(shape).items():
         candidates[name] = partial(_calls, peer.call, sets, backward, peer.padded)
-        if peer.compares and not shape.dropout:
+        if peer.compares and not shape.dropout and name not in without:
+            announce(name)
             try:
                 found = judge(shape, sets[0], peer.call, peer.padded, PEER_FACTOR)
             except REFUSALS:
                 continue  # tried again below, where the refusal is noted
             differences[name], outputs[name] = found
-    contenders = willing(device, case, shape.name, candidates)
+    contenders = willing(device, case, shape.name, candidates, without)
     if OWN not in contenders:
         return case
     outputs = {name: outputs.get(name, "not compared") for name in contenders}

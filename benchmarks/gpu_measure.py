@@ -12,6 +12,7 @@ import torch
 
 from fastbert.benchmarks import harness
 from fastbert.benchmarks.gpu_device import Device, Sample
+from fastbert.benchmarks.gpu_worker import announce
 
 Calls = Sequence[Callable[[], Any]]
 SAMPLE_SECONDS = 2e-3  # calls are repeated until a sample takes about as long, or the host has queued enough
@@ -105,7 +106,10 @@ def contest(
 
     `queued`: calls never wait for the device, so that they can be queued while it sleeps; whole training steps do wait.
     """
-    watches = {name: _Stopwatch(device, calls, queued) for name, calls in contenders.items()}
+    watches = {}
+    for name, calls in contenders.items():
+        announce(name)
+        watches[name] = _Stopwatch(device, calls, queued)
     round_seconds = sum(watch().seconds * len(watch.calls) + watch.asleep for watch in watches.values())
     fewest, most = DRY_ROUNDS if device.dry_run else ROUNDS
     rounds = max(fewest, min(most, int(seconds / max(round_seconds, 1e-9))))
@@ -136,11 +140,20 @@ def contest(
 
 
 def willing(
-    device: Device, case: Case, workload: str, candidates: Mapping[str, Callable[[], Calls]]
+    device: Device,
+    case: Case,
+    workload: str,
+    candidates: Mapping[str, Callable[[], Calls]],
+    without: Sequence[str] = (),
 ) -> dict[str, Calls]:
-    """The calls of those candidates that take the case: each is made and called once; refusals are noted."""
+    """The calls of those candidates that take the case: each is made and called once; refusals are noted, and so are
+    those to do `without`, which made the process fail before."""
     found: dict[str, Calls] = {}
     for name, make in candidates.items():
+        if name in without:
+            case.leave_out(workload, name, "made the measuring process fail")
+            continue
+        announce(name)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             calls = _tried(device, case, workload, name, make, said)

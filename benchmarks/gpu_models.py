@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -69,7 +69,7 @@ def encoder_names(dry: bool) -> list[str]:
     return ["encoder base 128 real", "encoder base 128 full"]
 
 
-def run_encoder(name: str, dry: bool, seconds: float) -> dict[str, Any]:
+def run_encoder(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
     """Hidden states of base in bf16: ours packed and padded, and transformers' padded with SDPA if it is there."""
     device = open_device(dry)
     config = small(BertConfig.preset("base"), dry)
@@ -90,7 +90,7 @@ def run_encoder(name: str, dry: bool, seconds: float) -> dict[str, Any]:
     case = Case()
     if theirs is None:
         case.leave_out(name, "transformers sdpa", "transformers is not installed")
-    contenders = willing(device, case, name, candidates)
+    contenders = willing(device, case, name, candidates, without)
     tokens = int(lengths.sum())
     differences = compare_states(model, theirs, batches[0])
     case.rows = contest(

@@ -151,13 +151,17 @@ def largest(found: Tensor, exact: Tensor) -> float:
 
 def oracle(inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
     """Output and gradients of the checked sequences by the oracle, computed in a dtype."""
-    leaves = [inputs.checked_rows(x.detach(), False).to(dtype).requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+    q, k, v = (
+        inputs.checked_rows(x.detach(), False).to(dtype).requires_grad_() for x in (inputs.q, inputs.k, inputs.v)
+    )
     bias = None
     if inputs.bias is not None:
         bias = inputs.bias.detach()[:CHECKED_HEADS].to(dtype).requires_grad_()
     cu_seqlens = torch.tensor([0, *(inputs.lengths[i] for i in inputs.checked)]).cumsum(0)
     out = reference.attention(
-        *leaves,
+        q,
+        k,
+        v,
         cu_seqlens,
         cu_seqlens,
         causal=inputs.causal,
@@ -166,7 +170,7 @@ def oracle(inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
         bias=bias,
     )
     gradient = inputs.checked_rows(inputs.gradient, False).to(out.dtype)
-    wanted = leaves if bias is None else [*leaves, bias]
+    wanted = [q, k, v] if bias is None else [q, k, v, bias]
     found = torch.autograd.grad(out, wanted, gradient)
     return dict(zip(("output", "dq", "dk", "dv", "dbias"), (out.detach(), *found)))
 

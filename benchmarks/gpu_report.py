@@ -14,6 +14,7 @@ LENGTHS = (128, 512, 2048, 8192)
 FULL_GOAL, HALF_GOAL = 1.0, 1.7  # times the best fused attention of torch, full and half empty
 CUDNN_GOAL = 0.75  # times cuDNN without dropout, for our backward pass with it
 COPY_GOAL, EAGER_GOAL = 0.85, 2.5  # of the copy's bandwidth; times eager torch
+MOST_FAILURES = 12  # of a section, printed; all of them are in the results
 WITHOUT_DROPOUT = "sdpa cudnn, no dropout"
 
 Rows = Sequence[Mapping[str, Any]]
@@ -148,7 +149,7 @@ def text(sections: Sections, beside: Rows, table: Sequence[Mapping[str, str]]) -
     for name, section in sections.items():
         if section["status"] not in ("ok", "skipped"):
             lines.append(f"{name}: {section['status']}: {section.get('reason', 'see results.json')}")
-        lines += [f"  {failure['case']}: {failure['reason'][:140]}" for failure in section.get("failures", ())][:12]
+        lines += [f"  {one}" for one in _failures(section)[:MOST_FAILURES]]
         if section.get("out_of_time"):
             lines.append(f"  out of time: {', '.join(section['out_of_time'])}"[:300])
     for name in ("ceilings", "encoder", "pretraining"):
@@ -159,6 +160,22 @@ def text(sections: Sections, beside: Rows, table: Sequence[Mapping[str, str]]) -
     widths = [max(len(row[column]) for row in cells) for column in range(len(names) - 1)]
     lines += ["", *("  ".join([*map(str.ljust, row, widths), row[-1]]) for row in cells)]
     return "\n".join(lines)
+
+
+def _failures(section: Mapping[str, Any]) -> list[str]:
+    """A line for each case, kernel or test of a section that failed, and the last line of what it said."""
+    found = []
+    for one in section.get("failures", ()):
+        if isinstance(one, str):  # pytest's own
+            found.append(one[:160])
+            continue
+        attempted = f" (attempting {one['attempted']})" if one.get("attempted") else ""
+        found.append(f"{one['case']}{attempted}: {one['reason']}"[:160])
+    for variant in section.get("variants", ()):
+        if "error" in variant:
+            last = (variant.get("lines") or [variant["error"]])[-1]
+            found.append(f"{variant['name']}: {last}"[:160])
+    return found
 
 
 def _has_goal(workload: str) -> bool:

@@ -17,9 +17,11 @@ from typing import Any
 
 from fastbert.benchmarks import gpu_processes, gpu_report
 from fastbert.benchmarks.gpu_worker import LAST_LINES, Worker, WorkerFailed
+from fastbert.benchmarks.harness import OWN
 
 HOME = "fastbert.benchmarks"
 CASE_SECONDS = 75.0  # for one case; a kernel that hangs is ended then
+MOST_RETRIES = 2  # of a case, each without the peer that made the process fail
 LAST_SECONDS = 6.0  # of the budget: for the table and for ending processes
 
 
@@ -138,26 +140,40 @@ def cases(title: str, names: str, run_case: str) -> Callable[[Session, float], d
         deadline = time.monotonic() + seconds
         found: dict[str, Any] = {"status": "ok", "rows": [], "unmeasured": [], "failures": [], "out_of_time": []}
         for name in session.ask(names, seconds):
-            left = deadline - time.monotonic()
-            if left < 1.0:
+            if deadline - time.monotonic() < 1.0:
                 found["out_of_time"].append(name)
                 continue
-            arguments = {"name": name, "seconds": session.options.seconds_per_measure}
-            try:
-                one = session.ask(run_case, min(left, CASE_SECONDS), **arguments)
-            except WorkerFailed as error:
-                found["failures"].append({"case": name, "reason": str(error), "lines": error.lines})
-                found["status"] = "partial"
+            one = attempt(session, run_case, name, deadline, found["failures"])
+            if one is None:
                 continue
             found["rows"] += one["rows"]
             found["unmeasured"] += one["unmeasured"]
             session.results["sections"][title] = {**found, "status": "running"}
             session.save()
-        if found["out_of_time"]:
+        if found["out_of_time"] or found["failures"]:
             found["status"] = "partial"
         return found
 
     return section
+
+
+def attempt(
+    session: Session, run_case: str, name: str, deadline: float, failures: list[dict[str, Any]]
+) -> dict[str, Any] | None:
+    """What one case gave. Where a peer made the process fail, the case is tried again without it; None if it fails."""
+    without: list[str] = []
+    while True:
+        arguments = {"name": name, "seconds": session.options.seconds_per_measure}
+        try:
+            left = min(deadline - time.monotonic(), CASE_SECONDS)
+            return dict(session.ask(run_case, left, **arguments, **({"without": without} if without else {})))
+        except WorkerFailed as error:
+            peer = error.attempted
+            failures.append({"case": name, "reason": str(error), "attempted": peer, "lines": error.lines})
+            again = peer is not None and peer != OWN and peer not in without and len(without) < MOST_RETRIES
+            if not again or deadline - time.monotonic() < 1.0:
+                return None
+            without.append(str(peer))
 
 
 def charts(session: Session, seconds: float) -> dict[str, Any]:

@@ -5,6 +5,7 @@ that the device itself sets: a copy, and a matrix product.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -59,7 +60,7 @@ def case_names(dry: bool) -> list[str]:
     return [f"softmax {direction} {keys}" for keys in lengths for direction in ("forward", "backward")]
 
 
-def run_case(name: str, dry: bool, seconds: float) -> dict[str, Any]:
+def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
     """Compare and time one direction at one number of keys."""
     device = open_device(dry)
     _, direction, keys = name.split()
@@ -78,7 +79,7 @@ def run_case(name: str, dry: bool, seconds: float) -> dict[str, Any]:
         case.rows = contest(
             device,
             name,
-            willing(device, case, name, candidates),
+            willing(device, case, name, candidates, without),
             work,
             seconds=seconds,
             differences={OWN: difference},

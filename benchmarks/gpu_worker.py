@@ -25,20 +25,26 @@ LAST_LINES = 12
 
 
 class WorkerFailed(Exception):
-    """A question has no answer; `lines` are the last that were heard."""
+    """A question has no answer; `lines` are the last of the traceback or log, `attempted` what was announced last."""
 
-    def __init__(self, message: str, lines: list[str] | None = None) -> None:
+    def __init__(self, message: str, lines: list[str], attempted: str | None) -> None:
         super().__init__(message)
-        self.lines = lines or []
+        self.lines, self.attempted = lines, attempted
 
 
-def tail(path: Path, begin: int = 0, count: int = LAST_LINES) -> list[str]:
-    """The last lines of a file, of what was written from byte `begin` on."""
-    if not path.exists():
-        return []
+ANNOUNCED = "attempting: "
+
+
+def announce(what: str) -> None:
+    """Say in the log what comes next, so that it is known what a process died of."""
+    print(f"{ANNOUNCED}{what}", file=sys.stderr, flush=True)
+
+
+def written(path: Path, begin: int) -> list[str]:
+    """The lines of a file from byte `begin` on."""
     with path.open("rb") as file:
         file.seek(begin)
-        return file.read().decode(errors="replace").splitlines()[-count:]
+        return file.read().decode(errors="replace").splitlines()
 
 
 class Worker:
@@ -60,19 +66,24 @@ class Worker:
             line = self.answers.get(timeout=timeout)
         except queue.Empty:
             self.close()
-            raise WorkerFailed(f"no answer within {timeout:.0f} s", tail(self.log, begin)) from None
+            raise self._failure(f"no answer within {timeout:.0f} s", begin) from None
         except BrokenPipeError:
             line = None
         if line is None:
             code = process.wait()
             self.close()
-            raise WorkerFailed(f"its process ended with code {code}", tail(self.log, begin))
+            raise self._failure(f"its process ended with code {code}", begin)
         answer = json.loads(line)
         if answer.get("unusable"):
             self.close()
         if "error" in answer:
-            raise WorkerFailed(answer["error"], answer["lines"])
+            raise self._failure(answer["error"], begin, answer["lines"])
         return answer["result"]
+
+    def _failure(self, message: str, begin: int, lines: list[str] | None = None) -> WorkerFailed:
+        heard = written(self.log, begin)
+        announced = [line.removeprefix(ANNOUNCED) for line in heard if line.startswith(ANNOUNCED)]
+        return WorkerFailed(message, lines or heard[-LAST_LINES:], announced[-1] if announced else None)
 
     def close(self) -> None:
         """End the process, at once."""

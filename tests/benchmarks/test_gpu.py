@@ -97,8 +97,15 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (package / "__init__.py").touch()
     (package / "cases.py").write_text(
         "import os, sys, time\n"
-        "def names(dry): return ['first', 'dies', 'refuses', 'hangs', 'last']\n"
-        "def run(name, dry, seconds):\n"
+        "from fastbert.benchmarks.gpu_worker import announce\n"
+        "def names(dry): return ['first', 'dies', 'refuses', 'hangs', 'peer', 'last']\n"
+        "def run(name, dry, seconds, without=()):\n"
+        "    if name == 'peer':\n"
+        "        announce('fastbert')\n"
+        "        for peer in sorted({'cudnn', 'flash'} - set(without)):\n"
+        "            announce(peer)\n"
+        "            if peer == 'cudnn':\n"
+        "                os._exit(9)\n"
         "    if name == 'dies':\n"
         "        print('last words', file=sys.stderr, flush=True)\n"
         "        os._exit(7)\n"
@@ -126,16 +133,19 @@ def test_a_case_that_dies_refuses_or_hangs_costs_only_itself(
         found = gpu_sections.cases("attention", "cases:names", "cases:run")(session, 60.0)
     finally:
         session.worker.close()
-    assert [row["workload"] for row in found["rows"]] == ["first", "last"]
+    assert [row["workload"] for row in found["rows"]] == ["first", "peer", "last"]
     assert len({row["process"] for row in found["rows"]}) == 2
-    died, refused, hung = found["failures"]
+    died, refused, hung, peer = found["failures"]
     assert (died["case"], died["reason"], died["lines"]) == ("dies", "its process ended with code 7", ["last words"])
     assert (refused["case"], refused["reason"]) == ("refuses", "ValueError: not this one")
     assert "raise ValueError('not this one')" in "".join(refused["lines"])
     assert (hung["case"], hung["reason"]) == ("hangs", "no answer within 4 s")
+    assert (peer["case"], peer["attempted"]) == ("peer", "cudnn"), (
+        "tried again without that peer, which then gave a row"
+    )
     assert found["status"] == "partial"
     written = json.loads((tmp_path / "out" / "results.json").read_text())["sections"]["attention"]
-    assert [row["workload"] for row in written["rows"]] == ["first", "last"], "written after each case"
+    assert [row["workload"] for row in written["rows"]] == ["first", "peer", "last"], "written after each case"
 
 
 def test_cases_that_come_too_late_are_named(faults: None, tmp_path: Path) -> None:
@@ -144,7 +154,7 @@ def test_cases_that_come_too_late_are_named(faults: None, tmp_path: Path) -> Non
         found = gpu_sections.cases("attention", "cases:names", "cases:run")(session, 0.0)
     finally:
         session.worker.close()
-    assert found["out_of_time"] == ["first", "dies", "refuses", "hangs", "last"]
+    assert found["out_of_time"] == ["first", "dies", "refuses", "hangs", "peer", "last"]
 
 
 def test_a_section_that_fails_does_not_stop_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -346,6 +356,33 @@ def test_softmax_is_judged_by_the_copy_that_was_measured() -> None:
     (unmeasured,) = {one["verdict"] for one in gpu_report.verdicts({"softmax": {"rows": rows}}, False)
                      if one["goal"] == "softmax 128 / copy bandwidth"}  # fmt: skip
     assert unmeasured == "unmeasured: the copy was not measured"
+
+
+def test_what_failed_is_printed_with_its_last_line() -> None:
+    failure = {
+        "case": "attention forward 128",
+        "reason": "no answer within 4 s",
+        "attempted": "sdpa cudnn",
+        "lines": [],
+    }
+    sections = {
+        "compile": {
+            "status": "partial",
+            "variants": [{"name": "a", "error": "code 1", "lines": ["x", "OutOfResources"]}],
+        },
+        "tests": {"status": "failed", "reason": "pytest ended with code 1", "failures": ["FAILED tests/a.py::b"]},
+        "attention": {"status": "partial", "failures": [failure], "out_of_time": ["attention backward 128"]},
+    }
+    assert gpu_report.text(sections, [], []).splitlines()[1:9] == [
+        "compile: partial: see results.json",
+        "  a: OutOfResources",
+        "tests: failed: pytest ended with code 1",
+        "  FAILED tests/a.py::b",
+        "attention: partial: see results.json",
+        "  attention forward 128 (attempting sdpa cudnn): no answer within 4 s",
+        "  out of time: attention backward 128",
+        "",
+    ]
 
 
 @pytest.mark.parametrize(
