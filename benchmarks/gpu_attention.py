@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fastbert import ops
 from fastbert.benchmarks import gpu_peers
-from fastbert.benchmarks.gpu_device import Device, open_device
+from fastbert.benchmarks.gpu_device import Device, open_device, own_backend
 from fastbert.benchmarks.gpu_measure import (
     REFUSALS,
     Calls,
@@ -141,18 +141,11 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
     """Compare and time one case, without peers that made the process fail before."""
     device = open_device(dry)
     (shape,) = (one for one in shapes(dry) if one.name == name)
-    with backend.use_backend(own_backend(device)):
+    with backend.use_backend(own_backend(device, "attention")):
         served = backend.choose("attention", device.torch_device)
         case = _measure(device, shape, without, seconds, {**asdict(shape), "backend": served})
     device.free()
     return case.as_json()
-
-
-def own_backend(device: Device) -> backend.BackendName | None:
-    """On a CPU the kernels, if Triton interprets them; on a GPU whatever serves it."""
-    from triton import knobs
-
-    return "triton" if device.dry_run and knobs.runtime.interpret else None
 
 
 def make_inputs(device: Device, shape: Shape, seed: int) -> Inputs:

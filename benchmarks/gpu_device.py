@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +13,7 @@ import torch
 
 from fastbert.benchmarks import harness
 from fastbert.errors import UserError
+from fastbert.ops import backend
 
 CYCLES_PER_SECOND = 2e9  # of a multiprocessor, about: how long the device sleeps need not be exact
 LONGEST_SLEEP = 0.05
@@ -103,6 +105,13 @@ class Cuda(Device):
         }
 
 
+def own_backend(device: Device, operation: str) -> backend.BackendName | None:
+    """Which backend to force: on a GPU none, what fastbert chooses is measured; in a dry run the kernels, if Triton
+    interprets them here."""
+    interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    return "triton" if device.dry_run and interpreted and operation in backend.served_by("triton") else None
+
+
 def open_device(dry: bool) -> Device:
     """What to measure on."""
     return Device() if dry else Cuda()
@@ -110,8 +119,6 @@ def open_device(dry: bool) -> Device:
 
 def describe(dry: bool) -> dict[str, Any]:
     """Where and with what is measured: GPU, machine, versions, commit, and the backend of every operation."""
-    from fastbert.ops import backend
-
     device = open_device(dry)
     return {
         "gpu": device.properties(),

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastbert import ops
-from fastbert.benchmarks.gpu_device import Device, open_device
+from fastbert.benchmarks.gpu_device import Device, open_device, own_backend
 from fastbert.benchmarks.gpu_measure import Calls, Case, Work, contest, each, input_sets, willing, without_gradient
 from fastbert.benchmarks.harness import OWN
 from fastbert.ops import backend, reference
@@ -71,7 +71,7 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
     # Forward reads scores and writes probabilities; backward reads a gradient and one of these, and writes a gradient.
     work = Work(tokens=sequences * int(keys), moved_bytes=float(size * (3 if backward else 2)))
     case = Case()
-    with backend.use_backend(None):
+    with backend.use_backend(own_backend(device, "softmax")):
         served = backend.choose("softmax", device.torch_device)
         sets = [draw(device, sequences, heads, int(keys), seed) for seed in range(input_sets(device, 2 * size))]
         difference, verdict = _compare(sets[0])

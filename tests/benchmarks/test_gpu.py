@@ -71,6 +71,8 @@ def test_a_dry_run_times_the_interpreted_kernels_after_checking_them(dry_run: tu
     assert {row["details"]["backend"] for row in rows} == {"triton"}
     assert {row["outputs"] for row in rows} == {"close"}
     assert all(0 < row["max_abs_difference"] < 0.1 for row in rows), "compared with float64, in bf16"
+    softmax = [row for row in sections["softmax"]["rows"] if row["contender"] == "fastbert"]
+    assert {(row["details"]["backend"], row["outputs"]) for row in softmax} == {("triton", "close")}
     assert all(variant["seconds"] > 0 for variant in sections["compile"]["variants"])
 
 
