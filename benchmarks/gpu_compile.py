@@ -107,8 +107,18 @@ def tune(dry: bool) -> dict[str, Any]:
 
     run_tuning = import_module("fastbert.kernels.tune").run
     lines: list[str] = []
-    path = run_tuning(open_device(dry).torch_device, report=partial(_keep, lines))
-    return {"path": str(path), "lines": lines[-60:]}
+    path, measured = run_tuning(open_device(dry).torch_device, report=partial(_keep, lines), widths=(64,))
+    rows = [
+        {
+            "kernel": one.trial.kernel,
+            "shape": one.trial.shape,
+            "config": one.trial.config.as_json(),
+            "ms": one.milliseconds,
+            "problem": one.problem,
+        }
+        for one in measured
+    ]
+    return {"path": str(path), "rows": rows}
 
 
 def _keep(lines: list[str], *words: object) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastbert.errors import UserError
+
 if TYPE_CHECKING:
     from fastbert.ops.backend import Choice
 
@@ -61,6 +63,8 @@ class Diagnosis:
     triton_kernels: tuple[str, ...]
     triton_reason: str
     """Why no Triton kernel runs; empty when some can."""
+    kernel_configurations: str
+    """Where the kernels' tiles and warps come from: the shipped table, or one that was measured here."""
     device: str | None
     """The device that `operations` and `fastest_dtype` speak of; None without torch."""
     operations: tuple[Choice, ...]
@@ -108,6 +112,7 @@ def examine() -> Diagnosis:
         extension_parts=parts,
         triton_kernels=kernels,
         triton_reason=_triton_reason(kernels, versions["triton"], bool(gpus)),
+        kernel_configurations=_configurations(kernels, versions["triton"]),
         device=device_name,
         operations=operations,
         fastest_dtype=dtype_name,
@@ -204,6 +209,22 @@ def _triton_reason(kernels: tuple[str, ...], triton: str | None, has_gpu: bool) 
     if triton is None:
         return "triton is not installed"
     return "" if has_gpu else "they need a GPU"
+
+
+def _configurations(kernels: tuple[str, ...], triton: str | None) -> str:
+    if not kernels or triton is None:
+        return "-"
+    from fastbert.kernels import tuning
+
+    path = tuning.saved_path()
+    if not path.exists():
+        return "shipped; `fastbert doctor --tune` measures others on a GPU"
+    try:
+        tables = tuning.load(path)
+    except UserError as error:
+        return f"shipped, because {error}"
+    counts = [f"{sum(map(len, kernels.values()))} for {gpu}" for gpu, kernels in sorted(tables.items())]
+    return f"shipped, and measured in {path}: {', '.join(counts)}"
 
 
 def _advice(cpu: Cpu, has_gpu: bool, triton: str | None) -> list[str]:

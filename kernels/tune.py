@@ -1,11 +1,15 @@
-"""Measure the candidates for each kernel and shape class on this GPU, and save the fastest: `fastbert doctor --tune`."""
+"""Measure candidates for each kernel and shape class on this GPU and save the fastest: `fastbert doctor --tune`."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import statistics
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -37,7 +41,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Measured:
-    """A trial and the milliseconds of the pass that it is part of; None: it does not run on this GPU, as `problem` says."""
+    """A trial and the milliseconds of the pass it is part of; None: it does not run on this GPU, as `problem` says."""
 
     trial: Trial
     milliseconds: float | None
@@ -71,14 +75,14 @@ def trials(target: str, widths: tuple[int, ...] = WIDTHS) -> list[Trial]:
     return found
 
 
-def _problems(width: int, device: torch.device) -> Iterator[AttentionProblem]:
+def _problems(width: int, device: torch.device, tokens: int = TOKENS) -> Iterator[AttentionProblem]:
     """Sequences of 512 tokens, without and with dropout, as in inference and in training."""
     generator = torch.Generator(device).manual_seed(width)
     heads = 1024 // width
     q, k, v = (
-        torch.randn(TOKENS, heads, width, dtype=torch.bfloat16, device=device, generator=generator) for _ in range(3)
+        torch.randn(tokens, heads, width, dtype=torch.bfloat16, device=device, generator=generator) for _ in range(3)
     )
-    offsets = torch.arange(0, TOKENS + 1, 512, dtype=torch.int32, device=device)
+    offsets = torch.arange(0, tokens + 1, 512, dtype=torch.int32, device=device)
     for dropout_p in (0.0, 0.1):
         yield AttentionProblem(
             q=q,
@@ -134,6 +138,30 @@ def measure(trial: Trial, device: torch.device) -> Measured:
     return Measured(trial, total)
 
 
+def compile_trial(trial: Trial, device_name: str) -> None:
+    """Run a trial once on one short sequence, which leaves the compiled kernels in Triton's cache on disk."""
+    device = torch.device(device_name)
+    with (
+        tuning.overridden(trial.kernel, trial.shape, trial.config),
+        contextlib.suppress(OutOfResources, PTXASError, CompilationError),
+    ):
+        for problem in _problems(trial.width, device, tokens=512):
+            out, lse = attention.forward(problem)
+            if trial.kernel.startswith("backward"):
+                attention.backward(problem, out, lse, out, False)
+    torch.cuda.synchronize(device)
+
+
+def _compile_all(todo: list[Trial], device: torch.device, report: Callable[[int, int, str], None]) -> None:
+    """Compile in parallel: one after the other, a hundred kernels take minutes."""
+    processes = min(os.cpu_count() or 1, 16, len(todo))
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        jobs = [pool.submit(compile_trial, trial, str(device)) for trial in todo]
+        for i, job in enumerate(as_completed(jobs)):
+            job.result()
+            report(i + 1, 2 * len(todo), "compiling")
+
+
 def fastest(measured: list[Measured]) -> dict[str, dict[str, Config]]:
     """The winners that beat the present configuration by more than noise, by kernel and shape class."""
     found: dict[str, dict[str, Config]] = {}
@@ -157,12 +185,16 @@ def run(
 ) -> tuple[Path, list[Measured]]:
     """Try everything, save the table for this GPU, and return where it lies and what was measured.
 
-    `report(done, total, text)` is called before each trial. Entries of an earlier table that were not beaten stay.
+    `report(done, total, text)` is called as each trial is compiled, and then before it is measured. Entries of an
+    earlier table that were not beaten stay.
     Raises UserError without a GPU.
     """
     if device.type != "cuda":
         raise UserError(f"cannot tune kernels on {device}: it needs a GPU")
-    return tune_for(architecture(device), device, report, widths=widths, timer=timer)
+    target = architecture(device)
+    if timer is measure:
+        _compile_all(trials(target, widths), device, report)
+    return tune_for(target, device, report, widths=widths, timer=timer)
 
 
 def tune_for(
@@ -177,9 +209,9 @@ def tune_for(
     todo = trials(target, widths)
     measured = []
     for i, trial in enumerate(todo):
-        report(i, len(todo), f"{trial.kernel} {trial.shape}")
+        report(len(todo) + i, 2 * len(todo), f"{trial.kernel} {trial.shape}")
         measured.append(timer(trial, device))
     path = tuning.saved_path()
     tuning.save(path, {target: fastest(measured)})
-    report(len(todo), len(todo), "done")
+    report(2 * len(todo), 2 * len(todo), "done")
     return path, measured

@@ -246,28 +246,28 @@ SHIPPED: dict[str, Table] = {
 
 def lookup(kernel: str, shape: str, architecture: str) -> Config:
     """The configuration of `kernel` for a shape class on a GPU: from the saved table, or else from the shipped one."""
-    found = _overridden.get((kernel, shape)) or _find(saved().get(architecture, {}).get(kernel, {}), shape)
-    found = found or _find(SHIPPED[_nearest(architecture)][kernel], shape)
-    if found is None:
-        raise KeyError(f"no configuration of {kernel} for {shape}")
-    return found
+    shipped = SHIPPED[_nearest(architecture)][kernel]
+    measured = saved().get(architecture, {}).get(kernel, {})
+    # A bias takes registers: where the shipped table makes a difference, what was measured without one says nothing.
+    names = (shape, shape.removesuffix("-bias"))
+    for name in names:
+        for entries in (_overridden.get(kernel, {}), measured, shipped):
+            if name in entries:
+                return entries[name]
+    raise KeyError(f"no configuration of {kernel} for {shape}")
 
 
-_overridden: dict[tuple[str, str], Config] = {}
+_overridden: dict[str, dict[str, Config]] = {}
 
 
 @contextlib.contextmanager
 def overridden(kernel: str, shape: str, config: Config) -> Iterator[None]:
     """Within the block, `lookup` gives `config` for that kernel and shape class."""
-    _overridden[kernel, shape] = config
+    _overridden.setdefault(kernel, {})[shape] = config
     try:
         yield
     finally:
-        del _overridden[kernel, shape]
-
-
-def _find(entries: Mapping[str, Config], shape: str) -> Config | None:
-    return entries.get(shape) or entries.get(shape.removesuffix("-bias"))
+        del _overridden[kernel][shape]
 
 
 def _nearest(architecture: str) -> str:
@@ -342,8 +342,10 @@ def _config(value: Any) -> Config:
     numbers = {name: int(value[name]) for name in ("num_warps", "num_stages", "max_registers")}
     config = Config(constants=constants, **numbers)
     sizes = [*constants.values(), config.num_warps]
-    if any(size < 0 or size & (size - 1) for size in sizes) or not 1 <= config.num_stages <= 8:
+    if any(size < 0 or size & (size - 1) for size in sizes):
         raise ValueError(f"{value} has a size that is no power of two")
+    if not (1 <= config.num_warps <= 32 and 1 <= config.num_stages <= 8 and 0 <= config.max_registers <= 255):
+        raise ValueError(f"{value} is out of range")
     return config
 
 

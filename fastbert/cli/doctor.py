@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,12 +21,17 @@ class Config:
 
     json: bool = False
     """Write one JSON object instead of text."""
+    tune: bool = False
+    """First measure kernel configurations on this machine's GPU, for some minutes, and save those that are faster than
+    the shipped ones."""
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Examine and print; 1 when something that fastbert cannot run without is missing."""
     from fastbert.doctor import examine
 
+    if config.tune:
+        _tune(quiet)
     diagnosis = examine()
     if config.json:
         json.dump(dataclasses.asdict(diagnosis), sys.stdout, indent=2)
@@ -33,6 +39,31 @@ def run(config: Config, *, quiet: bool = False) -> int:
     else:
         _show(diagnosis)
     return 0 if diagnosis.device and all(diagnosis.extension_parts.values()) else 1
+
+
+def _tune(quiet: bool) -> None:
+    """Measure with a bar, and say in a line what came of it."""
+    import torch
+
+    from fastbert.cli.common import Bars
+    from fastbert.errors import UserError
+    from fastbert.ops.backend import HAS_TRITON
+
+    if not HAS_TRITON:
+        raise UserError("cannot tune kernels: triton is not installed; `pip install 'fastbert-engine[gpu]'`")
+    from fastbert.kernels import tune
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    with Bars(quiet) as bars:
+        steps: dict[int, Callable[..., None]] = {}
+
+        def report(done: int, total: int, text: str) -> None:
+            if total not in steps:
+                steps[total] = bars.stage("tuning kernels", total)
+            steps[total](done, text)
+
+        path, measured = tune.run(device, report)
+        bars.message(f"{len(measured)} configurations measured; those faster than the shipped ones are in {path}")
 
 
 def _show(diagnosis: Diagnosis) -> None:
@@ -76,7 +107,10 @@ def _sections(diagnosis: Diagnosis) -> list[tuple[str, list[Row]]]:
             ]
             or [("none", diagnosis.gpu_reason)],
         ),
-        ("Built", [*parts, ("Triton kernels", _kernels(diagnosis))]),
+        (
+            "Built",
+            [*parts, ("Triton kernels", _kernels(diagnosis)), ("configurations", diagnosis.kernel_configurations)],
+        ),
     ]
     if diagnosis.device:
         rows = [(choice.operation, f"{choice.backend:<7} {choice.reason}") for choice in diagnosis.operations]

@@ -1,0 +1,122 @@
+"""The table of configurations: shipped, saved, damaged, for other kernels, measured."""
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from fastbert.errors import UserError
+
+pytest.importorskip("triton", reason="needs triton")
+from fastbert.kernels import tune, tuning
+from fastbert.kernels.tuning import Config, lookup
+
+OTHER = Config(constants={"QUERIES": 64, "KEYS": 128}, num_warps=8, num_stages=2)
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "folder" / "tuning.json"
+    monkeypatch.setenv("FASTBERT_TUNING", str(file))
+    tuning.saved.cache_clear()
+    yield file
+    tuning.saved.cache_clear()
+
+
+@pytest.mark.usefixtures("path")
+def test_a_gpu_without_a_table_gets_that_of_its_elders() -> None:
+    for gpu, elder in (("sm_89", "sm_80"), ("sm_120", "sm_100"), ("sm_75", "sm_80"), ("gfx950", "gfx942")):
+        assert lookup("forward_long", "half-64", gpu) == lookup("forward_long", "half-64", elder)
+
+
+@pytest.mark.usefixtures("path")
+def test_a_bias_has_its_own_entry_or_shares_one() -> None:
+    assert lookup("forward_long", "half-64-bias", "sm_90") == lookup("forward_long", "half-64", "sm_90")
+    assert lookup("forward_short", "half-128-bias", "sm_90") != lookup("forward_short", "half-128", "sm_90")
+    with pytest.raises(KeyError, match="forward_long for half-512"):
+        lookup("forward_long", "half-512", "sm_90")
+
+
+def test_a_saved_entry_replaces_the_shipped_one_on_its_gpu_only(path: Path) -> None:
+    before = lookup("forward_long", "half-64", "sm_80")
+    tuning.save(path, {"sm_90": {"forward_long": {"half-64": OTHER}, "forward_short": {"half-128": OTHER}}})
+    assert lookup("forward_long", "half-64", "sm_90") == OTHER
+    assert lookup("forward_long", "half-64", "sm_80") == before
+    assert lookup("forward_long", "half-64-bias", "sm_90") == OTHER
+    # Shipped with an entry of its own for a bias, which the measured one without a bias must not replace.
+    assert lookup("forward_short", "half-128-bias", "sm_90") != OTHER
+    tuning.save(path, {"sm_80": {"forward_long": {"half-32": OTHER}}})
+    assert lookup("forward_long", "half-64", "sm_90") == OTHER
+    assert [file.name for file in path.parent.iterdir()] == ["tuning.json"]
+
+
+DAMAGE = [
+    pytest.param(lambda table: "{", "is no tuning table", id="no-json"),
+    pytest.param(lambda table: json.dumps({"format": 1}), "is no tuning table", id="no-kernels"),
+    pytest.param(lambda table: json.dumps(table | {"format": 2}), "has format 2, this version reads 1", id="newer"),
+    pytest.param(lambda table: json.dumps(table | {"kernels": "0"}), "measured with other kernels", id="other-kernels"),
+    pytest.param(lambda table: json.dumps(table).replace("128", "100"), "no power of two", id="odd-size"),
+    pytest.param(lambda table: json.dumps(table).replace('"num_stages": 2', '"num_stages": 0'), "range", id="stages"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGE)
+def test_a_table_that_cannot_be_used_is_named_and_passed_over(
+    damage, message: str, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tuning.save(path, {"sm_90": {"forward_long": {"half-64": OTHER}}})
+    path.write_text(damage(json.loads(path.read_text())))
+    with pytest.raises(UserError, match=message):
+        tuning.load(path)
+    with caplog.at_level(logging.WARNING, logger="fastbert"):
+        assert lookup("forward_long", "half-64", "sm_90") == tuning.SHIPPED["sm_90"]["forward_long"]["half-64"]
+    assert str(path) in caplog.text
+    assert "the shipped configurations are used" in caplog.text
+
+
+def test_tuning_saves_what_was_faster_by_more_than_noise(path: Path) -> None:
+    winner = next(
+        trial for trial in tune.trials("sm_90") if trial.kernel == "backward_keys" and trial.shape == "half-64"
+    )
+    chosen = tune.CANDIDATES["backward_keys"][0]
+    assert chosen != winner.config
+    seen = []
+
+    def timer(trial: tune.Trial, device: torch.device) -> tune.Measured:
+        if trial.kernel == "forward_long":
+            # Nothing beats the shipped one by more than noise.
+            present = tuning.lookup(trial.kernel, trial.shape, "sm_90")
+            return tune.Measured(trial, 1.0 if trial.config == present else 0.99)
+        if trial.kernel == "backward_keys" and trial.shape == "half-64":
+            return tune.Measured(trial, 0.5 if trial.config == chosen else 1.0)
+        return tune.Measured(trial, None, "out of resource: shared memory")
+
+    written, measured = tune.tune_for(
+        "sm_90", torch.device("cpu"), lambda *report: seen.append(report), widths=(64, 32), timer=timer
+    )
+    assert written == path
+    entries = json.loads(path.read_text())["entries"]["sm_90"]
+    assert "forward_long" not in entries
+    assert entries["backward_keys"]["half-64"] == chosen.as_json()
+    assert lookup("backward_keys", "half-64", "sm_90") == chosen
+    assert len(measured) == len(tune.trials("sm_90", (64, 32)))
+    # The first half of the way is compiling, which `run` does before.
+    assert seen[0][:2] == (len(measured), 2 * len(measured))
+    assert seen[-1][:2] == (2 * len(measured), 2 * len(measured))
+
+
+def test_tuning_needs_a_gpu() -> None:
+    with pytest.raises(UserError, match="cannot tune kernels on cpu: it needs a GPU"):
+        tune.run(torch.device("cpu"))
+
+
+def test_each_trial_differs_from_what_is_used_today() -> None:
+    trials = tune.trials("sm_90")
+    groups = {(trial.kernel, trial.shape) for trial in trials}
+    assert len(trials) > 4 * len(groups)
+    for kernel, shape in groups:
+        configs = [trial.config for trial in trials if (trial.kernel, trial.shape) == (kernel, shape)]
+        assert configs[0] == lookup(kernel, shape, "sm_90")
+        assert all(config != configs[0] for config in configs[1:])
