@@ -230,10 +230,10 @@ def backward_keys(
                 s = dot(k, flip(q), PRECISION) * (scale * LOG2_E)
             if HAS_BIAS:
                 s = add_bias(s, bias, head, heads, here + query, first + column)
-            visible = (query < left) & (column < length)
+            # Queries that do not exist have zeros for gradients, and keys that do not are not stored.
+            p = tl.exp2(s - lse)
             if CAUSAL:
-                visible = visible & (first + column <= here + query + (length_k - length_q))
-            p = tl.where(visible, tl.exp2(s - lse), 0.0)
+                p = tl.where(first + column <= here + query + (length_k - length_q), p, 0.0)
             if DROPOUT:
                 p = tl.where(kept(key, first, here + row, head, site, threshold, QUERIES, KEYS), p, -p)
                 dv = add_dot(flip(narrow(surviving(p, DROPOUT), v.dtype)), grad, dv, PRECISION)

@@ -203,7 +203,8 @@ def _backward_heads(
         s = dot(q, flip(k), PRECISION) * (scale * LOG2_E)
         if HAS_BIAS:
             s = add_bias(s, bias, head, heads, row, key_row)
-        visible = (key_row < length_k) & (row < length_q)
+        # Queries that do not exist have zeros for gradients.
+        visible = key_row < length_k
         if CAUSAL:
             visible = visible & (key_row <= row + (length_k - length_q))
         p = tl.where(visible, tl.exp2(s - lse), 0.0)
@@ -255,7 +256,8 @@ def _backward_head(
             s = dot(q, flip(k), PRECISION) * (scale * LOG2_E)
             if HAS_BIAS:
                 s = add_bias(s, bias, head, heads, row, column)
-            visible = (column < length_k) & (row < length_q)
+            # Queries that do not exist have zeros for gradients.
+            visible = column < length_k
             if CAUSAL:
                 visible = visible & (column <= row + (length_k - length_q))
             p = tl.where(visible, tl.exp2(s - lse), 0.0)

@@ -80,10 +80,13 @@ def attention(
     return _forward(*_flat(problem), chosen)[0]
 
 
-@torch.compiler.assume_constant_result
 def _tf32_allowed() -> bool:
     """Whether fp32 products may use tf32; compiled code is guarded by that setting already."""
     return torch.get_float32_matmul_precision() != "highest"
+
+
+# What `torch.compiler.assume_constant_result` does, which would import the whole compiler.
+_tf32_allowed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def draw_keys(sequences: int, device: torch.device) -> Tensor:
