@@ -246,8 +246,11 @@ SHIPPED: dict[str, Table] = {
 
 def lookup(kernel: str, shape: str, architecture: str) -> Config:
     """The configuration of `kernel` for a shape class on a GPU: from the saved table, or else from the shipped one."""
-    shipped = SHIPPED[_nearest(architecture)][kernel]
-    measured = saved().get(architecture, {}).get(kernel, {})
+    if architecture in _pinned:
+        shipped, measured = _pinned[architecture].get(kernel, {}), {}
+    else:
+        shipped = SHIPPED[_nearest(architecture)][kernel]
+        measured = saved().get(architecture, {}).get(kernel, {})
     # A bias takes registers: where the shipped table makes a difference, what was measured without one says nothing.
     names = (shape, shape.removesuffix("-bias"))
     for name in names:
@@ -258,6 +261,28 @@ def lookup(kernel: str, shape: str, architecture: str) -> Config:
 
 
 _overridden: dict[str, dict[str, Config]] = {}
+_pinned: dict[str, Table] = {}
+
+
+def effective(architecture: str) -> Table:
+    """All configurations that `lookup` gives for a GPU now."""
+    measured = saved().get(architecture, {})
+    return {
+        kernel: {shape: lookup(kernel, shape, architecture) for shape in sorted({*entries, *measured.get(kernel, {})})}
+        for kernel, entries in SHIPPED[_nearest(architecture)].items()
+    }
+
+
+@contextlib.contextmanager
+def pinned(tables: Mapping[str, Table]) -> Iterator[None]:
+    """Within the block, `lookup` gives what `tables` hold for a GPU, whatever is shipped or saved."""
+    before = dict(_pinned)
+    _pinned.update(tables)
+    try:
+        yield
+    finally:
+        _pinned.clear()
+        _pinned.update(before)
 
 
 @contextlib.contextmanager

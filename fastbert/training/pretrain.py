@@ -28,6 +28,8 @@ from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.training import train_vocabulary
 from fastbert.training.checkpoint import sha256, write_atomic
 from fastbert.training.config import Budget, PretrainConfig
+from fastbert.training.kernel_table import FILE as KERNEL_TABLE
+from fastbert.training.kernel_table import kernels_of_run
 from fastbert.training.loop import Reporter, Trainer
 from fastbert.training.metrics import Metrics
 from fastbert.training.plot import plot_runs
@@ -42,6 +44,7 @@ RUN_FILES = (
     "special_tokens_map.json",
     "metrics.jsonl",
     "loss.png",
+    KERNEL_TABLE,
 )
 RUN_FOLDERS = ("checkpoints", "model", "data")
 
@@ -146,7 +149,8 @@ def _pretrain(config: PretrainConfig, device: torch.device, dtype: torch.dtype, 
     )
     loss_curve = config.out / "loss.png"
     try:
-        validation = trainer.run()
+        with kernels_of_run(config.out, device, reporter.on_message):
+            validation = trainer.run()
     except (Exception, KeyboardInterrupt):
         # A picture of what there is helps to see why a run ended early; failing to draw it must not hide the reason.
         with contextlib.suppress(OSError, UserError):

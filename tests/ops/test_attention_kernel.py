@@ -8,10 +8,16 @@ import torch
 from accuracy import assert_as_accurate
 from guards import Guarded
 
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from fastbert import ops, use_backend
 from fastbert.ops import reference
+from fastbert.ops.attention_problem import AttentionProblem
+from fastbert.ops.attention_problem import check as check_arguments
 
 pytest.importorskip("triton", reason="needs triton")
+from fastbert.kernels import attention as kernels
+
 GPU = torch.cuda.is_available()
 pytestmark = [pytest.mark.gpu] if GPU else []
 
@@ -261,6 +267,89 @@ def test_compiles_without_a_break_and_once_for_all_token_counts(seed) -> None:
             (other,) = torch.autograd.grad(plain, x, upstream)
             assert torch.equal(mine, other)
     assert len(graphs) == 1, f"{len(graphs)} graphs for four batches"
+
+
+class NoReading(TorchDispatchMode):
+    """Fails where a value goes from a tensor to the host, for which the host would wait on a GPU."""
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        assert function is not torch.ops.aten._local_scalar_dense.default, "the host reads a value of a tensor"
+        return function(*arguments, **(keywords or {}))
+
+
+def test_the_launchers_read_nothing_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    monkeypatch.setattr(kernels, "launch", lambda kernel, grid, *rest, **constants: started.append(kernel.__name__))
+    inputs = Inputs([5, 200], [5, 200], seed=0, dtype=torch.float32, bias=True, dropout_p=0.1)
+    problem = AttentionProblem(
+        **dict(zip("qkv", inputs.tensors)),
+        cu_seqlens_q=inputs.cu[0],
+        cu_seqlens_k=inputs.cu[1],
+        max_seqlen_q=200,
+        max_seqlen_k=200,
+        causal=False,
+        dropout_p=0.1,
+        dropout_key=inputs.options["dropout_key"],
+        dropout_site=1,
+        bias=inputs.tensors[3],
+        scale=1.0,
+        tf32=False,
+    )
+    with NoReading():
+        check_arguments(problem)
+        out, lse = kernels.forward(problem)
+        kernels.backward(problem, out, lse, out, bias_gradient=True)
+    assert started == [
+        "forward_short", "forward_long", "backward_short", "backward_queries", "backward_keys", "backward_bias"
+    ]  # fmt: skip
+    with pytest.raises(AssertionError, match="the host reads"), NoReading():
+        inputs.cu[0].tolist()
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+def test_nothing_waits_for_the_gpu(seed) -> None:
+    inputs = Inputs([5, 40, 200], [5, 40, 200], seed=seed, dtype=torch.bfloat16, bias=True, dropout_p=0.1)
+    inputs.run(inputs.triton)
+    leaves = [x.to(DEVICE).requires_grad_() for x in inputs.tensors]
+    upstream = inputs.gradient.to(DEVICE)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        out = inputs.triton(*leaves[:3], *inputs.cu, bias=leaves[3], **inputs.options)
+        torch.autograd.grad(out, leaves, upstream)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.skipif(not GPU, reason="needs a GPU")
+def test_a_captured_graph_serves_other_batches_of_its_bucket(seed) -> None:
+    tokens, slots, bound = 512, 9, 256
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(tokens, 4, 64, generator=generator).to(DEVICE, torch.bfloat16) for _ in range(3))
+    cu = torch.zeros(slots, dtype=torch.int32, device=DEVICE)
+    key = torch.zeros(slots - 1, dtype=torch.int64, device=DEVICE)
+
+    def fill(lengths):
+        ends = torch.tensor([0, *lengths]).cumsum(0)
+        cu.copy_(torch.cat([ends, ends[-1:].expand(slots - len(ends))]).int())
+        key.copy_(torch.randint(-(2**62), 2**62, key.shape, generator=generator))
+
+    def attend():
+        with use_backend("triton"):
+            return ops.attention(q, k, v, cu, cu, bound, bound, dropout_p=0.1, dropout_key=key)
+
+    fill([256, 256])
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        attend()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = attend()
+    for lengths in ([256, 256], [3, 60, 129, 200, 120], [64] * 8):
+        fill(lengths)
+        graph.replay()
+        assert torch.equal(captured, attend())
 
 
 def test_autocast_casts_the_operands(seed) -> None:
