@@ -56,6 +56,19 @@ def test_equals_the_oracle_in_float64(lengths: list[int], causal: bool, dropout_
             )
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
+def test_gradients_of_the_oracle_are_those_of_its_values(causal: bool, seed: int) -> None:
+    queries, keys = [3, 0, 2], [2, 1, 4]
+    tensors = inputs(queries, keys, 2, 3, seed)
+    tensors.append(torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
+    options = {"causal": causal, "dropout_p": 0.3, "dropout_key": torch.arange(3), "dropout_site": 1}
+
+    def oracle(q, k, v, bias):
+        return reference.attention(q, k, v, offsets(queries), offsets(keys), bias=bias, **options)
+
+    assert torch.autograd.gradcheck(oracle, [x.requires_grad_() for x in tensors])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_is_as_accurate_as_torch(dtype: torch.dtype, seed: int) -> None:
     lengths = [64, 64, 31, 128]

@@ -268,6 +268,39 @@ def test_compiles_without_a_break_and_once_for_all_token_counts(seed) -> None:
     assert len(graphs) == 1, f"{len(graphs)} graphs for four batches"
 
 
+class GuardingTorch:
+    """torch for a launcher: what it allocates is NaN, and lies in memory that is NaN all round."""
+
+    def __init__(self) -> None:
+        self.allocated: list[Guarded] = []
+
+    def __getattr__(self, name):
+        return getattr(torch, name)
+
+    def empty(self, *shape, dtype, device):
+        size = shape[0] if isinstance(shape[0], torch.Size) else shape
+        self.allocated.append(Guarded(torch.full(size, math.nan, dtype=dtype, device=device), device))
+        return self.allocated[-1].tensor
+
+    def empty_like(self, x):
+        return self.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+@pytest.mark.parametrize(
+    "lengths", [[1, 16, 3], [31, 17], [64, 33, 5], [127, 65], [129, 1, 200]], ids=["16", "32", "64", "128", "long"]
+)
+def test_every_output_is_written_and_nothing_beside_it(lengths, seed, monkeypatch: pytest.MonkeyPatch) -> None:
+    guarding = GuardingTorch()
+    monkeypatch.setattr(kernels, "torch", guarding)
+    inputs = Inputs(lengths, lengths, seed=seed, dtype=torch.float32, heads=3, bias=True, dropout_p=0.1, causal=True)
+    found = inputs.run(inputs.triton)
+    assert len(guarding.allocated) == 7  # output, lse; three gradients, delta, the bias's partial sums
+    for item in guarding.allocated:
+        item.check()
+        assert not item.tensor.isnan().any()
+    assert not any(x.isnan().any() for x in found)
+
+
 class NoReading(TorchDispatchMode):
     """Fails where a value goes from a tensor to the host, for which the host would wait on a GPU."""
 
