@@ -45,8 +45,9 @@ def attention(
     for speed.
 
     Nothing asks the device: on a GPU the contents of `cu_seqlens_*` are checked only under FASTBERT_DEBUG=1. The
-    `triton` backend serves bf16, fp16 and fp32 with head_dim 32, 64, 96 or 128, tokens in rows of contiguous heads,
-    scale > 0. Raises UserError, a ValueError, that names the wrong argument.
+    `triton` backend serves bf16, fp16 and fp32 with head_dim 32, 64, 96 or 128 and scale > 0, and needs a token's heads
+    side by side; what it does not serve goes to eager torch, which the log says, unless it was forced. Raises UserError,
+    a ValueError, that names the wrong argument.
     """
     del deterministic
     if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
@@ -72,11 +73,11 @@ def attention(
     )
     check(problem)
     chosen = backend.choose("attention", q.device)
+    if chosen == "triton":
+        chosen = _check_triton(problem)
     if chosen == "eager" and not torch.compiler.is_compiling():
         check_offsets(problem)
         return attention_eager.attention(problem)
-    if chosen == "triton":
-        _check_triton(problem)
     return _forward(*_flat(problem), chosen)[0]
 
 
@@ -97,18 +98,19 @@ def draw_keys(sequences: int, device: torch.device) -> Tensor:
 HEAD_DIMS = (32, 64, 96, 128)
 
 
-def _check_triton(problem: AttentionProblem) -> None:
-    """Refuse what the Triton kernels do not serve."""
+def _check_triton(problem: AttentionProblem) -> backend.BackendName:
+    """The backend of a call for which the Triton kernels were chosen: eager where they do not serve its kind."""
     q = problem.q
-    cure = "use_backend('eager') serves it"
     if q.device.type != "cuda":
         backend.require_triton(q.device, "q")
     if q.shape[2] not in HEAD_DIMS:
-        raise UserError(f"head_dim={q.shape[2]} of q: the triton backend serves 32, 64, 96 and 128; {cure}")
+        reason = f"head_dim={q.shape[2]} of q: the triton backend serves 32, 64, 96 and 128"
+        return backend.without_triton("attention", reason)
     if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise UserError(f"q has dtype {q.dtype}: the triton backend serves bfloat16, float16 and float32; {cure}")
+        reason = f"q has dtype {q.dtype}: the triton backend serves bfloat16, float16 and float32"
+        return backend.without_triton("attention", reason)
     if problem.scale <= 0:
-        raise UserError(f"scale={problem.scale} must be positive for the triton backend; {cure}")
+        return backend.without_triton("attention", f"scale={problem.scale}: the triton backend serves positive ones")
     for name, x in (("q", q), ("k", problem.k), ("v", problem.v)):
         if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
             raise UserError(
@@ -118,6 +120,7 @@ def _check_triton(problem: AttentionProblem) -> None:
     for name, cu_seqlens in (("cu_seqlens_q", problem.cu_seqlens_q), ("cu_seqlens_k", problem.cu_seqlens_k)):
         if not cu_seqlens.is_contiguous():
             raise UserError(f"{name} is not contiguous: call {name}.contiguous()")
+    return "triton"
 
 
 def _flat(problem: AttentionProblem) -> tuple[Any, ...]:

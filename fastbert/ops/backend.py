@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import logging
 import os
 import platform
 from collections.abc import Iterator
@@ -38,6 +39,8 @@ OPERATIONS = (
 
 _implementations: dict[tuple[str, str], Any] = {}
 _forced: BackendName | None = None
+_said: set[tuple[str, str]] = set()
+logger = logging.getLogger("fastbert")
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,19 @@ def select(operation: str, device: torch.device) -> Any:
 def implementation(operation: str, backend: str) -> Any:
     """What serves `operation` on a backend that was chosen before."""
     return _implementations[operation, backend]
+
+
+def without_triton(operation: str, reason: str) -> BackendName:
+    """What serves a call that the Triton kernel of `operation` cannot: eager torch, said once in the log.
+
+    Raises UserError where the triton backend was forced.
+    """
+    if _forced == "triton":
+        raise UserError(f"{reason}; use_backend('eager') serves it")
+    if not torch.compiler.is_compiling() and (operation, reason) not in _said:
+        _said.add((operation, reason))
+        logger.warning("%s runs in eager torch: %s", operation, reason)
+    return "eager"
 
 
 def served_by(backend: BackendName) -> tuple[str, ...]:

@@ -39,10 +39,10 @@ def softmax(
     key = dropout_key if dropout_p else None
     _check(scores, mask, scale, dropout_p, key)
     chosen = backend.choose("softmax", scores.device)
+    if chosen == "triton":
+        chosen = _check_triton(scores)
     if chosen == "eager" and not torch.compiler.is_compiling():
         return softmax_eager(scores, mask, scale, dropout_p, key, dropout_site)
-    if chosen == "triton":
-        _check_triton(scores)
     return _forward(scores, mask, scale, dropout_p, key, dropout_site, chosen)
 
 
@@ -75,20 +75,19 @@ def _check(scores: Tensor, mask: Tensor | None, scale: float, dropout_p: float, 
             raise UserError(f"{name} is on {tensor.device}, scores on {scores.device}: move them to one device")
 
 
-def _check_triton(scores: Tensor) -> None:
-    """Refuse what the Triton kernels do not serve."""
+def _check_triton(scores: Tensor) -> backend.BackendName:
+    """The backend of a call for which the Triton kernels were chosen: eager where they do not serve its kind."""
     if scores.device.type != "cuda":
         backend.require_triton(scores.device, "scores")
     if scores.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise UserError(
-            f"scores has dtype {scores.dtype}: the triton backend serves bfloat16, float16 and float32;"
-            " use_backend('eager') serves it"
-        )
+        reason = f"scores has dtype {scores.dtype}: the triton backend serves bfloat16, float16 and float32"
+        return backend.without_triton("softmax", reason)
     if scores.shape[3] > 1 and scores.stride(3) != 1:
         raise UserError(
             f"scores is not contiguous: strides {tuple(scores.stride())} of shape {tuple(scores.shape)}, but the keys"
             " of a query must lie side by side; call scores.contiguous()"
         )
+    return "triton"
 
 
 def softmax_eager(

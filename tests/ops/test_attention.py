@@ -249,3 +249,20 @@ def test_without_triton_its_backend_says_how_to_get_it(monkeypatch: pytest.Monke
         pytest.raises(ValueError, match=r"needs triton: `pip install 'fastbert-engine\[gpu\]'`"),
     ):
         ops.attention(q, q, q, CU, CU, 5, 5)
+
+
+def test_what_triton_does_not_serve_goes_to_eager_torch_and_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(backend, "HAS_TRITON", True)
+    monkeypatch.setattr(backend, "_said", set())
+    q = torch.randn(8, 2, 48)
+    expected = ops.attention(q, q, q, CU, CU, 5, 5)
+    monkeypatch.setitem(backend.PREFERENCE, "cpu", ("triton", "eager"))
+    with caplog.at_level("WARNING", logger="fastbert"):
+        assert torch.equal(ops.attention(q, q, q, CU, CU, 5, 5), expected)
+        assert torch.equal(ops.attention(q, q, q, CU, CU, 5, 5), expected)
+    assert [record.getMessage() for record in caplog.records] == [
+        "attention runs in eager torch: head_dim=48 of q: the triton backend serves 32, 64, 96 and 128"
+    ]
