@@ -7,6 +7,7 @@ here is exactly what would run on it.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -38,17 +39,15 @@ def interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
-def can_run_on(device: torch.device) -> bool:
-    """Whether a kernel can work on tensors of `device` in this process."""
-    return device.type == "cuda" or interpreted() or _recorded is not None
-
-
 def architecture(device: torch.device) -> str:
     """The compiler's name of the GPU that `device` is: sm_90, gfx942; without one, what kernels are recorded for."""
     if _architecture is not None:
         return _architecture
-    if device.type != "cuda":
-        return "interpreter"
+    return _asked(device) if device.type == "cuda" else "interpreter"
+
+
+@functools.cache
+def _asked(device: torch.device) -> str:
     if torch.version.hip:
         return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
     major, minor = torch.cuda.get_device_capability(device)

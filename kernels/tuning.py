@@ -295,6 +295,7 @@ def overridden(kernel: str, shape: str, config: Config) -> Iterator[None]:
         del _overridden[kernel][shape]
 
 
+@functools.cache
 def _nearest(architecture: str) -> str:
     """The shipped table that serves a GPU: its own, or that of the newest generation before it."""
     if architecture in SHIPPED:

@@ -15,7 +15,8 @@ pytest.importorskip("triton", reason="needs triton")
 from fastbert.kernels import softmax as kernels
 
 INTERPRETED = not torch.cuda.is_available()
-pytestmark = [] if INTERPRETED else [pytest.mark.gpu]
+# The interpreter divides with numpy, which warns of what a GPU does in silence.
+pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), *([] if INTERPRETED else [pytest.mark.gpu])]
 DEVICE = "cpu" if INTERPRETED else "cuda"
 GUARD = 8192  # more than a program's elements
 SITE = 259
