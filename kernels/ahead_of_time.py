@@ -181,8 +181,8 @@ def _launch_attention(case: Case) -> None:
     attention.backward(problem, out, lse, out, case.bias)
 
 
-def source(launch: Launch) -> ASTSource:
-    """The kernel with the types and constants of a launch, specialised as a launch on a GPU would specialise it."""
+def source(launch: Launch, target: str) -> ASTSource:
+    """The kernel with the types and constants of a launch, specialised as a launch on `target` would specialise it."""
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
@@ -200,6 +200,9 @@ def source(launch: Launch) -> ASTSource:
         signature[parameter.name] = kind
         if kind[0] == "*" or (kind[0] == "i" and not parameter.do_not_specialize and value % 16 == 0):
             attributes[i,] = [["tt.divisibility", 16]]
+        if kind[0] == "*" and target.startswith("gfx"):
+            # Tensors of less than 2 GB: the compiler then uses the hardware's loads and stores with 32-bit offsets.
+            attributes[i,].append(["tt.pointer_range", 32])
     return ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
 
 
@@ -223,7 +226,7 @@ def compile_launch(launch: Launch, case: str, target: str) -> Resources:
     """Compile one launch and read what the machine code needs."""
     began = time.perf_counter()
     options = dict(launch.config.options)
-    compiled = triton.compile(source(launch), target=gpu_target(target), options=options)
+    compiled = triton.compile(source(launch, target), target=gpu_target(target), options=options)
     if target.startswith("gfx"):
         registers, spills = _read_amd(compiled.asm["amdgcn"])
     else:

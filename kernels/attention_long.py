@@ -121,16 +121,18 @@ def _walk_keys(
         new = tl.max(s, 1, keep_dims=True)
         if HAS_BIAS:
             new = tl.maximum(highest, new)
-            # A row that has seen no key yet: its sum stays zero.
-            new = tl.where(new == float("-inf"), 0.0, new)
-            p = tl.exp2(s - new)
+            # Relative to 0 while a row has seen no key, so that its sum stays zero; its maximum stays -inf, because the
+            # keys that follow may all lie far below 0.
+            base = tl.where(new == float("-inf"), 0.0, new)
+            p = tl.exp2(s - base)
         else:
             # The scale is positive, so it may follow the maximum and join the difference in one instruction.
             new = tl.maximum(highest, new * (scale * LOG2_E))
+            base = new
             if MASKED and CAUSAL:
-                new = tl.where(new == float("-inf"), 0.0, new)
-            p = tl.exp2(s * (scale * LOG2_E) - new)
-        decay = tl.exp2(highest - new)
+                base = tl.where(new == float("-inf"), 0.0, new)
+            p = tl.exp2(s * (scale * LOG2_E) - base)
+        decay = tl.exp2(highest - base)
         total = total * decay + tl.sum(p, 1, keep_dims=True)
         if DROPOUT:
             p = tl.where(kept(key, here, query, head, site, threshold, QUERIES, KEYS), p, 0.0)

@@ -313,7 +313,8 @@ def saved_path() -> Path:
     named = os.environ.get("FASTBERT_TUNING")
     if named:
         return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    # A user without a home, as in many containers, leaves "~" as it stands: a path that is not there.
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache) / "fastbert" / "tuning.json"
 
 
@@ -331,7 +332,8 @@ def fingerprint() -> str:
 def saved() -> dict[str, Table]:
     """The saved table, read once a process; one that cannot be used is named in the log and passed over."""
     path = saved_path()
-    if not path.exists():
+    # Unlike Path.exists, False for a folder that may not be entered.
+    if not os.path.exists(path):
         return {}
     try:
         return load(path)
@@ -348,7 +350,8 @@ def load(path: Path) -> dict[str, Table]:
         version, kernels = read["format"], read["kernels"]
         entries = {
             architecture: {
-                kernel: {shape: _config(value) for shape, value in shapes.items()} for kernel, shapes in table.items()
+                kernel: {shape: _config(kernel, value) for shape, value in shapes.items()}
+                for kernel, shapes in table.items()
             }
             for architecture, table in read["entries"].items()
         }
@@ -363,7 +366,20 @@ def load(path: Path) -> dict[str, Table]:
     return entries
 
 
-def _config(value: Any) -> Config:
+# The sizes that the kernels are written for: outside of them they do not compile, or leave sequences out.
+_SIZES: dict[str, tuple[int, ...]] = {
+    "LONGEST": (0, 32, 64, 128),
+    "ROWS": (32, 64, 128, 256),
+    "QUERIES": (16, 32, 64, 128, 256),
+    "KEYS": (32, 64, 128, 256),
+}
+_SOFTMAX_SIZES: dict[str, tuple[int, ...]] = {
+    "ROWS": tuple(1 << power for power in range(9)),
+    "KEYS": tuple(1 << power for power in range(5, 15)),
+}
+
+
+def _config(kernel: str, value: Any) -> Config:
     constants = {str(name): int(number) for name, number in value["constants"].items()}
     numbers = {name: int(value[name]) for name in ("num_warps", "num_stages", "max_registers")}
     config = Config(constants=constants, **numbers)
@@ -372,6 +388,10 @@ def _config(value: Any) -> Config:
         raise ValueError(f"{value} has a size that is no power of two")
     if not (1 <= config.num_warps <= 32 and 1 <= config.num_stages <= 8 and 0 <= config.max_registers <= 255):
         raise ValueError(f"{value} is out of range")
+    possible = _SOFTMAX_SIZES if kernel.startswith("softmax") else _SIZES
+    expected = next(iter(_HOPPER[kernel].values())).constants
+    if constants.keys() != expected.keys() or any(size not in possible[name] for name, size in constants.items()):
+        raise ValueError(f"{kernel} cannot be compiled with {constants}")
     return config
 
 

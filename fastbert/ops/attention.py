@@ -53,8 +53,8 @@ def attention(
     if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    if dropout_p and dropout_key is None:
-        dropout_key = draw_keys(len(cu_seqlens_q) - 1, q.device)
+    if dropout_p and dropout_key is None and cu_seqlens_q.dim() == 1 and cu_seqlens_q.shape[0] > 0:
+        dropout_key = draw_keys(cu_seqlens_q.shape[0] - 1, q.device)
     problem = AttentionProblem(
         q=q,
         k=k,
@@ -65,7 +65,7 @@ def attention(
         max_seqlen_k=max_seqlen_k,
         causal=causal,
         dropout_p=dropout_p,
-        dropout_key=dropout_key if dropout_p else None,
+        dropout_key=dropout_key.contiguous() if dropout_p and dropout_key is not None else None,
         dropout_site=dropout_site,
         bias=bias,
         scale=1 / math.sqrt(q.shape[-1]) if scale is None else scale,
@@ -82,8 +82,13 @@ def attention(
 
 
 def _tf32_allowed() -> bool:
-    """Whether fp32 products may use tf32; compiled code is guarded by that setting already."""
-    return torch.get_float32_matmul_precision() != "highest"
+    """Whether fp32 products may use tf32; compiled code is guarded by that setting already.
+
+    From torch 2.9 on a program may set it in two ways, and asking for one after the other was used is an error; this
+    attribute follows both.
+    """
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    return torch.get_float32_matmul_precision() != "highest" if precision is None else precision == "tf32"
 
 
 # What `torch.compiler.assume_constant_result` does, which would import the whole compiler.
@@ -101,16 +106,16 @@ HEAD_DIMS = (32, 64, 96, 128)
 def _check_triton(problem: AttentionProblem) -> backend.BackendName:
     """The backend of a call for which the Triton kernels were chosen: eager where they do not serve its kind."""
     q = problem.q
-    if q.device.type != "cuda":
-        backend.require_triton(q.device, "q")
+    backend.require_triton(q.device, "q")
     if q.shape[2] not in HEAD_DIMS:
         reason = f"head_dim={q.shape[2]} of q: the triton backend serves 32, 64, 96 and 128"
         return backend.without_triton("attention", reason)
     if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         reason = f"q has dtype {q.dtype}: the triton backend serves bfloat16, float16 and float32"
         return backend.without_triton("attention", reason)
-    if problem.scale <= 0:
-        return backend.without_triton("attention", f"scale={problem.scale}: the triton backend serves positive ones")
+    if not 1e-30 <= problem.scale <= 1e30:
+        reason = f"scale={problem.scale}: the triton backend serves positive ones, from 1e-30 to 1e30"
+        return backend.without_triton("attention", reason)
     for name, x in (("q", q), ("k", problem.k), ("v", problem.v)):
         if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
             raise UserError(

@@ -186,7 +186,7 @@ def attention(problem: AttentionProblem) -> Tensor:
     """Sequences of one length class lie side by side in slots, and each class is one batched product."""
     packed = _Packed(problem)
     outputs = [_as_rows(_probabilities(problem, part) @ part.v_nhkd) for part in packed.classes()]
-    out = torch.cat(outputs) if outputs else problem.q[:0]
+    out = torch.cat(outputs) if outputs else problem.q[:0].clone(memory_format=torch.contiguous_format)
     return packed.queries.collect(out.to(problem.q.dtype))
 
 
@@ -199,7 +199,9 @@ def gradients(
     wide = torch.promote_types(grad.dtype, torch.float32)
     grad_slots = packed.queries.place(grad)
     found: list[tuple[Tensor, Tensor, Tensor]] = []
-    dbias = torch.zeros_like(problem.bias, dtype=wide) if problem.bias is not None and bias_gradient else None
+    dbias = None
+    if problem.bias is not None and bias_gradient:
+        dbias = torch.zeros(problem.bias.shape, dtype=wide, device=grad.device)
     for part in packed.classes():
         n, heads, queries, width = part.q_nhqd.shape
         grad_nhqd = grad_slots[part.begin_q : part.begin_q + n * queries].view(n, queries, heads, width).transpose(1, 2)
@@ -223,7 +225,8 @@ def gradients(
             )
         )
     if not found:
-        return torch.zeros_like(problem.q), torch.zeros_like(problem.k), torch.zeros_like(problem.v), dbias
+        dq, dk, dv = (torch.zeros(x.shape, dtype=x.dtype, device=x.device) for x in (problem.q, problem.k, problem.v))
+        found.append((dq, dk, dv))
     dq, dk, dv = (torch.cat(parts) for parts in zip(*found))
     dq, dk, dv = packed.queries.collect(dq), packed.keys.collect(dk), packed.keys.collect(dv)
     if dbias is not None:

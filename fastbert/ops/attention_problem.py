@@ -67,10 +67,14 @@ def check(problem: AttentionProblem) -> None:
             f" {problem.sequences} and {problem.cu_seqlens_k.shape[0] - 1}"
         )
     for name, longest in (("max_seqlen_q", problem.max_seqlen_q), ("max_seqlen_k", problem.max_seqlen_k)):
+        if isinstance(longest, Tensor):
+            raise UserError(f"{name} is a tensor: it must be a number of the host, or the host would wait for the device")
         if longest < 0:
             raise UserError(f"{name}={longest} must be the length of the longest sequence, or more")
     if not 0.0 <= problem.dropout_p < 1.0:
         raise UserError(f"dropout_p={problem.dropout_p} must be at least 0 and below 1")
+    if not 0 <= problem.dropout_site < 2**31:
+        raise UserError(f"dropout_site={problem.dropout_site} must be at least 0 and below 2**31")
     if not -math.inf < problem.scale < math.inf:
         raise UserError(f"scale={problem.scale} must be a finite number")
     key, bias = problem.dropout_key, problem.bias

@@ -43,7 +43,7 @@ def draws(rows: Tensor, heads: Tensor, site: int, key: Tensor, count: int) -> Te
 
 def dropout_mask(drawn: Tensor, p: float) -> Tensor:
     """1 / (1 - p) where an element is kept, 0 where it is dropped; p counts in steps of 1/65536."""
-    threshold = round(p * 65536)
+    threshold = min(round(p * 65536), 65535)
     return (drawn >= threshold).double() * (65536 / (65536 - threshold))
 
 

@@ -36,8 +36,8 @@ def softmax(
     """
     if dropout_p and dropout_key is None and scores.dim() == 4:
         dropout_key = torch.randint(-(2**63), 2**63 - 1, scores.shape[:1], dtype=torch.int64, device=scores.device)
-    key = dropout_key if dropout_p else None
-    _check(scores, mask, scale, dropout_p, key)
+    key = dropout_key.contiguous() if dropout_p and dropout_key is not None else None
+    _check(scores, mask, scale, dropout_p, key, dropout_site)
     chosen = backend.choose("softmax", scores.device)
     if chosen == "triton":
         chosen = _check_triton(scores)
@@ -46,7 +46,9 @@ def softmax(
     return _forward(scores, mask, scale, dropout_p, key, dropout_site, chosen)
 
 
-def _check(scores: Tensor, mask: Tensor | None, scale: float, dropout_p: float, key: Tensor | None) -> None:
+def _check(
+    scores: Tensor, mask: Tensor | None, scale: float, dropout_p: float, key: Tensor | None, dropout_site: int
+) -> None:
     """Refuse what no backend can compute, by what the host knows: shapes, dtypes, devices, numbers."""
     if scores.dim() != 4 or not scores.dtype.is_floating_point:
         raise UserError(
@@ -63,6 +65,8 @@ def _check(scores: Tensor, mask: Tensor | None, scale: float, dropout_p: float, 
             )
     if not 0.0 <= dropout_p < 1.0:
         raise UserError(f"dropout_p={dropout_p} must be at least 0 and below 1")
+    if not 0 <= dropout_site < 2**31:
+        raise UserError(f"dropout_site={dropout_site} must be at least 0 and below 2**31")
     if not math.isfinite(scale):
         raise UserError(f"scale={scale} must be a finite number")
     if key is not None and (key.dtype != torch.int64 or key.shape != scores.shape[:1]):
@@ -77,8 +81,7 @@ def _check(scores: Tensor, mask: Tensor | None, scale: float, dropout_p: float, 
 
 def _check_triton(scores: Tensor) -> backend.BackendName:
     """The backend of a call for which the Triton kernels were chosen: eager where they do not serve its kind."""
-    if scores.device.type != "cuda":
-        backend.require_triton(scores.device, "scores")
+    backend.require_triton(scores.device, "scores")
     if scores.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         reason = f"scores has dtype {scores.dtype}: the triton backend serves bfloat16, float16 and float32"
         return backend.without_triton("softmax", reason)

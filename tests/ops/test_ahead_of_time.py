@@ -59,6 +59,43 @@ def test_each_kernel_fits_the_other_targets(target: str, tmp_path: Path) -> None
     assert {row.kernel for row in rows} == KERNELS
 
 
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_what_is_compiled_is_what_a_launch_would_compile(target: str) -> None:
+    script = """
+import sys
+import torch
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+from fastbert.kernels import ahead_of_time
+
+target, found = sys.argv[1], []
+
+class Driver:
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+    get_current_target = staticmethod(lambda: ahead_of_time.gpu_target(target))
+
+def collect(self, key, signature, device, constants, options, attributes, warmup):
+    found.append((signature, constants, {place: value for place, value in attributes.items() if value}))
+
+driver.set_active(Driver())
+JITFunction._do_compile = collect
+for case in ahead_of_time.cases():
+    for launch in ahead_of_time.launches(case, target):
+        launch.kernel.run(
+            *launch.arguments, grid=launch.grid, warmup=True, **launch.constants, **launch.config.options
+        )
+        source = ahead_of_time.source(launch, target)
+        ours = source.signature, source.constants, source.attrs
+        # A launch that differs in nothing from one before is not compiled again.
+        assert ours in found, f"{case} {launch.kernel.__name__}: {ours} is none of {found[-1:]}"
+assert len(found) > 50
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", script, target], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_combination_fits(target: str, tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 import importlib.util
 import itertools
+import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -134,6 +137,49 @@ def test_softmax_gives_the_probabilities_that_attention_uses(seed: int) -> None:
     torch.testing.assert_close(causal.sum(-1), torch.ones(2, 3, 5, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("compiler", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("lengths", [[], [0, 0], [3, 5]], ids=str)
+def test_under_compile_without_tokens_and_with_a_bias_in_another_order(
+    compiler: str, lengths: list[int], seed: int
+) -> None:
+    torch._dynamo.reset()
+    generator = torch.Generator().manual_seed(seed)
+    qkv = torch.randn(sum(lengths), 3, 2, 16, generator=generator)
+    table = torch.randn(5, 5, 2, generator=generator)
+    cu = offsets(lengths)
+    gradient = torch.randn(sum(lengths), 2, 16, generator=generator)
+
+    def layer(qkv, table):
+        return ops.attention(*qkv.unbind(1), cu, cu, 5, 5, bias=table.permute(2, 0, 1)) * 2
+
+    plain = run(layer, [qkv, table], gradient=gradient)
+    compiled = run(torch.compile(layer, fullgraph=True, backend=compiler), [qkv, table], gradient=gradient)
+    for mine, theirs in zip(compiled, plain):
+        # Without a sequence, plain torch finds no way from the bias to the output.
+        torch.testing.assert_close(mine, torch.zeros_like(mine) if theirs is None else theirs)
+
+
+def test_precision_of_fp32_products_follows_either_way_of_setting_it() -> None:
+    script = """
+import torch
+from fastbert.ops.attention import _tf32_allowed, attention
+assert not _tf32_allowed()
+torch.set_float32_matmul_precision("high")
+assert _tf32_allowed()
+torch.set_float32_matmul_precision("highest")
+assert not _tf32_allowed()
+if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    assert _tf32_allowed()
+    q, cu = torch.randn(3, 1, 32), torch.tensor([0, 3], dtype=torch.int32)
+    attention(q, q, q, cu, cu, 3, 3)
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    assert not _tf32_allowed()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("options", [{}, {"causal": True, "bias": True}, {"dropout_p": 0.3}], ids=str)
 def test_one_opaque_operation_under_compile(options: dict, seed: int) -> None:
     torch._dynamo.reset()
@@ -186,6 +232,10 @@ WRONG = [
     pytest.param({"cu_seqlens_k": offsets([3, 4])}, "cu_seqlens_k ends at 7, but k has 8 tokens", id="end"),
     pytest.param({"max_seqlen_k": 4}, "sequence 1 has 5 tokens, more than max_seqlen_k=4", id="bound"),
     pytest.param({"max_seqlen_q": -1}, "max_seqlen_q=-1", id="negative-bound"),
+    pytest.param({"max_seqlen_k": torch.tensor(5)}, "max_seqlen_k is a tensor", id="bound-tensor"),
+    pytest.param({"cu_seqlens_q": CU[0], "dropout_p": 0.1}, "cu_seqlens_q must be int32 of shape", id="offset"),
+    pytest.param({"dropout_site": -1}, "dropout_site=-1 must be at least 0", id="site-negative"),
+    pytest.param({"dropout_site": 2**31}, "dropout_site=2147483648 must be at least 0 and below 2", id="site"),
     pytest.param({"dropout_p": 1.0}, "dropout_p=1.0 must be at least 0 and below 1", id="dropout"),
     pytest.param(
         {"dropout_p": 0.1, "dropout_key": torch.arange(3)}, r"dropout_key must be int64 of shape \(2,\)", id="keys"
@@ -239,6 +289,17 @@ def test_the_triton_backend_says_what_it_does_not_serve(
     monkeypatch.setattr(backend, "HAS_TRITON", True)
     with use_backend("triton"), pytest.raises(ValueError, match=message):
         ops.attention(q, q, q, CU, CU, 5, 5)
+
+
+@pytest.mark.parametrize("scale", [-1.0, 0.0, 1e-45, 1e38])
+def test_the_triton_backend_refuses_a_scale_that_single_precision_does_not_hold(
+    scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(backend, "HAS_TRITON", True)
+    q = torch.randn(8, 2, 32)
+    with use_backend("triton"), pytest.raises(ValueError, match=re.escape(f"scale={scale} must be positive, from 1e-30 to 1e30")):
+        ops.attention(q, q, q, CU, CU, 5, 5, scale=scale)
 
 
 def test_without_triton_its_backend_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

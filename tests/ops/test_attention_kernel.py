@@ -131,7 +131,6 @@ def test_heads_that_do_not_fill_a_program(heads, seed) -> None:
 
 @pytest.mark.parametrize("lengths", [[3, 30, 60], [129, 40]], ids=["short", "long"])
 def test_the_dropout_mask_is_the_oracles(lengths, seed) -> None:
-    # With v = identity columns, the output shows the probabilities themselves.
     inputs = Inputs(lengths, lengths, seed=seed, dtype=torch.float32, heads=2, width=32, dropout_p=0.5)
     ours, exact = inputs.run(inputs.triton)[0], inputs.run(reference.attention, torch.float64)[0]
     torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
@@ -178,6 +177,36 @@ def test_infinite_bias_hides_keys_and_a_row_of_it_gives_zeros(length, seed) -> N
     assert torch.equal(ours[0][2, 0], torch.zeros_like(ours[0][2, 0]))
     for name, mine, truth in zip(NAMES, ours, exact):
         torch.testing.assert_close(mine.double(), truth, rtol=1e-4, atol=1e-4, msg=lambda text, name=name: name + text)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("level", [-200.0, -20.0, 20.0])
+def test_keys_far_below_zero_behind_tiles_that_an_infinite_bias_hides(level, dtype, seed) -> None:
+    inputs = Inputs([140], [140], seed=seed, dtype=dtype, bias=True)
+    bias = torch.full(inputs.tensors[3].shape, level, dtype=dtype)
+    bias[:, :, :70] = -math.inf
+    bias[:, ::2, :130] = -math.inf
+    inputs.tensors[3] = bias
+    exact, eager = inputs.run(reference.attention, torch.float64), inputs.run(reference.attention)
+    for name, mine, other, truth in zip(NAMES, inputs.run(inputs.triton, guard=True), eager, exact):
+        # A score of -200 itself is known to 1e-5 only.
+        assert_as_accurate(mine, other, truth, name, floor=2e-4)
+
+
+def test_keys_of_dropout_that_do_not_lie_side_by_side(seed) -> None:
+    inputs = Inputs([5, 40, 140], [5, 40, 140], seed=seed, dtype=torch.float32, dropout_p=0.3)
+    expected = inputs.run(inputs.triton)
+    key = inputs.options["dropout_key"]
+    inputs.options["dropout_key"] = torch.stack([key, key + 1], 1)[:, 0]
+    for mine, other in zip(inputs.run(inputs.triton), expected):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("lengths_q", [[1, 16, 17, 32, 33, 64, 65, 128, 129]])
+@pytest.mark.parametrize("length_k", [0, 1, 17, 128, 129])
+def test_every_class_of_queries_with_other_classes_of_keys(lengths_q, length_k, seed) -> None:
+    lengths_k = [length_k] * len(lengths_q)
+    check(Inputs(lengths_q, lengths_k, seed=seed, dtype=torch.float32, heads=1, causal=True, dropout_p=0.2, bias=True))
 
 
 @pytest.mark.parametrize("length", [12, 90, 140])

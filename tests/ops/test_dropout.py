@@ -66,6 +66,15 @@ def test_rate_and_mean(p: float, seed: int) -> None:
     assert scale == pytest.approx(1 / (1 - expected))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_probability_next_to_one_keeps_one_draw_in_65536(dtype: torch.dtype, seed: int) -> None:
+    key = torch.randint(0, 2**62, (1,), generator=torch.Generator().manual_seed(seed))
+    mask = attention_mask((1, 2, 300, 300), 1 - 1e-9, key, 5, dtype)
+    assert set(mask.unique().tolist()) <= {0.0, 65536.0}
+    oracle = reference.attention_dropout_mask(2, 300, 300, 1 - 1e-9, key[0], 5)
+    assert torch.equal(mask[0], oracle.to(dtype))
+
+
 def test_sites_layers_heads_and_keys_give_unrelated_masks(seed: int) -> None:
     key = torch.randint(0, 2**62, (2,), generator=torch.Generator().manual_seed(seed))
     masks = [

@@ -56,6 +56,14 @@ def test_equals_the_oracle_in_float64(form: tuple[int, ...] | None, dropout_p: f
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_keys_of_dropout_need_not_lie_side_by_side(dtype: torch.dtype, seed: int) -> None:
+    scores, key = random((3, 2, 5, 33), seed, dtype), keys_of(3, seed)
+    apart = torch.stack([key, key + 1], 1)[:, 0]
+    expected = ops.softmax(scores, dropout_p=0.3, dropout_key=key)
+    assert torch.equal(ops.softmax(scores, dropout_p=0.3, dropout_key=apart), expected)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["fp32", "fp16", "bf16"])
 def test_is_as_accurate_as_torch(dtype: torch.dtype, seed: int) -> None:
     scores, gradient = random((2, 3, 9, 129), seed, dtype), random((2, 3, 9, 129), seed + 1, dtype)
@@ -154,6 +162,7 @@ WRONG = [
     pytest.param({"mask": torch.ones(1, 2, 3, 4, 5).bool()}, r"mask has shape \(1, 2, 3, 4, 5\)", id="mask-axes"),
     pytest.param({"mask": torch.ones(5, device="meta").bool()}, "mask is on meta, scores on cpu", id="mask-device"),
     pytest.param({"scale": math.nan}, "scale=nan must be a finite", id="scale"),
+    pytest.param({"dropout_site": -1}, "dropout_site=-1 must be at least 0", id="site"),
     pytest.param({"dropout_p": 1.0}, "dropout_p=1.0 must be at least 0 and below 1", id="p-one"),
     pytest.param({"dropout_p": -0.1}, "dropout_p=-0.1 must be", id="p-negative"),
     pytest.param(

@@ -41,12 +41,14 @@ def test_a_bias_has_its_own_entry_or_shares_one() -> None:
 
 def test_a_saved_entry_replaces_the_shipped_one_on_its_gpu_only(path: Path) -> None:
     before = lookup("forward_long", "half-64", "sm_80")
-    tuning.save(path, {"sm_90": {"forward_long": {"half-64": OTHER}, "forward_short": {"half-128": OTHER}}})
+    short = Config(constants={"LONGEST": 32, "ROWS": 32})
+    tuning.save(path, {"sm_90": {"forward_long": {"half-64": OTHER}, "forward_short": {"half-128": short}}})
     assert lookup("forward_long", "half-64", "sm_90") == OTHER
     assert lookup("forward_long", "half-64", "sm_80") == before
     assert lookup("forward_long", "half-64-bias", "sm_90") == OTHER
     # Shipped with an entry of its own for a bias, which the measured one without a bias must not replace.
-    assert lookup("forward_short", "half-128-bias", "sm_90") != OTHER
+    assert lookup("forward_short", "half-128", "sm_90") == short
+    assert lookup("forward_short", "half-128-bias", "sm_90") != short
     tuning.save(path, {"sm_80": {"forward_long": {"half-32": OTHER}}})
     assert lookup("forward_long", "half-64", "sm_90") == OTHER
     assert [file.name for file in path.parent.iterdir()] == ["tuning.json"]
@@ -74,6 +76,57 @@ def test_a_table_that_cannot_be_used_is_named_and_passed_over(
         assert lookup("forward_long", "half-64", "sm_90") == tuning.SHIPPED["sm_90"]["forward_long"]["half-64"]
     assert str(path) in caplog.text
     assert "the shipped configurations are used" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kernel", "change"),
+    [
+        pytest.param("forward_short", {"constants": {"LONGEST": 256, "ROWS": 128}}, id="longer-than-the-short-path"),
+        pytest.param("forward_short", {"constants": {"LONGEST": 64, "ROWS": 16}}, id="no-head-in-a-program"),
+        pytest.param("forward_short", {"constants": {"LONGEST": 64}}, id="a-name-missing"),
+        pytest.param("forward_long", {"constants": {"QUERIES": 64, "KEYS": 16}}, id="keys-that-dropout-shares"),
+        pytest.param("forward_long", {"constants": {"QUERIES": 0, "KEYS": 64}}, id="nothing"),
+        pytest.param("forward_long", {"num_warps": 0}, id="no-warp"),
+        pytest.param("forward_long", {"num_warps": 64}, id="more-threads-than-a-program-has"),
+        pytest.param("forward_long", {"max_registers": -1}, id="registers"),
+        pytest.param("softmax_forward", {"constants": {"ROWS": 4, "KEYS": 16}}, id="softmax"),
+        pytest.param("forward_longer", {}, id="unknown-kernel"),
+        pytest.param("forward_long", {"num_warps": "four"}, id="a-word"),
+        pytest.param("forward_long", {"constants": None}, id="null"),
+    ],
+)
+def test_a_configuration_that_no_kernel_can_have_is_refused(path: Path, kernel: str, change: dict) -> None:
+    tuning.save(path, {"sm_90": {"forward_long": {"half-64": OTHER}}})
+    read = json.loads(path.read_text())
+    read["entries"]["sm_90"] = {kernel: {"half-64": OTHER.as_json() | change}}
+    path.write_text(json.dumps(read))
+    with pytest.raises(UserError, match=r"is no tuning table .*`fastbert doctor --tune` writes a new one"):
+        tuning.load(path)
+
+
+def test_all_shipped_configurations_could_be_saved(path: Path) -> None:
+    tuning.save(path, tuning.SHIPPED)
+    assert tuning.load(path) == tuning.SHIPPED
+
+
+def test_a_home_that_is_not_there_or_may_not_be_entered_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FASTBERT_TUNING", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def refuse(self: Path, **_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name, replacement in (("stat", refuse), ("home", homeless)):
+        monkeypatch.setattr(Path, name, replacement)
+        tuning.saved.cache_clear()
+        assert lookup("forward_long", "half-64", "sm_90") == tuning.SHIPPED["sm_90"]["forward_long"]["half-64"]
+    tuning.saved.cache_clear()
 
 
 def test_tuning_saves_what_was_faster_by_more_than_noise(path: Path) -> None:
