@@ -25,6 +25,9 @@ from fastbert.kernels.attention_tiles import (
 )
 from fastbert.kernels.common import LOG2_E, add_dot, dot, flip, narrow, place
 
+# A row's maximum before it has seen a key: finite, so that hidden keys (-inf) are 0 relative to it, and below every
+# score, because those behind the hidden ones may all lie far below 0.
+LOWEST = tl.constexpr(-3e38)
 RUNTIME = ["tokens_q", "tokens_k", "heads", "tiles", "bias_rows", "bias_columns", "threshold", "site"]
 
 
@@ -71,7 +74,7 @@ def forward_long(
         full, end = _key_range(first, length_q, length_k, CAUSAL, QUERIES, KEYS)
         state = (
             tl.zeros((QUERIES, PADDED), tl.float32),
-            tl.full((QUERIES, 1), float("-inf"), tl.float32),
+            tl.full((QUERIES, 1), LOWEST, tl.float32),
             tl.zeros((QUERIES, 1), tl.float32),
         )
         rows = (begin_k, length_k, first, length_k - length_q)
@@ -121,18 +124,12 @@ def _walk_keys(
         new = tl.max(s, 1, keep_dims=True)
         if HAS_BIAS:
             new = tl.maximum(highest, new)
-            # Relative to 0 while a row has seen no key, so that its sum stays zero; its maximum stays -inf, because the
-            # keys that follow may all lie far below 0.
-            base = tl.where(new == float("-inf"), 0.0, new)
-            p = tl.exp2(s - base)
+            p = tl.exp2(s - new)
         else:
             # The scale is positive, so it may follow the maximum and join the difference in one instruction.
             new = tl.maximum(highest, new * (scale * LOG2_E))
-            base = new
-            if MASKED and CAUSAL:
-                base = tl.where(new == float("-inf"), 0.0, new)
-            p = tl.exp2(s * (scale * LOG2_E) - base)
-        decay = tl.exp2(highest - base)
+            p = tl.exp2(s * (scale * LOG2_E) - new)
+        decay = tl.exp2(highest - new)
         total = total * decay + tl.sum(p, 1, keep_dims=True)
         if DROPOUT:
             p = tl.where(kept(key, here, query, head, site, threshold, QUERIES, KEYS), p, 0.0)
@@ -166,7 +163,7 @@ def backward_queries(
         delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1, keep_dims=True)
         store_statistic(delta_ptr, delta, begin, row, length, head, heads, tokens_q)
         q = load_rows(q_ptr, begin, row, length, stride_q, head, heads, WIDTH, PADDED)
-        lse = load_statistic(lse_ptr, begin, row, length, head, heads, tokens_q)
+        lse = load_statistic(lse_ptr, begin, row, length, head, heads, tokens_q, float("inf"))
         dq = tl.zeros((QUERIES, PADDED), tl.float32)
         end = _key_range(first, length_q, length_k, CAUSAL, QUERIES, KEYS)[1]
         for here in range(0, end, KEYS):
@@ -224,15 +221,15 @@ def backward_keys(
             left = length_q - here
             q = load_rows(q_ptr, begin_q + here, row, left, stride_q, head, heads, WIDTH, PADDED)
             grad = load_rows(grad_ptr, begin_q + here, row, left, heads * WIDTH, head, heads, WIDTH, PADDED)
-            lse = load_statistic(lse_ptr, begin_q + here, query, left, head, heads, tokens_q)
-            delta = load_statistic(delta_ptr, begin_q + here, query, left, head, heads, tokens_q)
+            lse = load_statistic(lse_ptr, begin_q + here, query, left, head, heads, tokens_q, float("inf"))
+            delta = load_statistic(delta_ptr, begin_q + here, query, left, head, heads, tokens_q, 0.0)
             if DROPOUT:
                 s = dot(q, flip(k), PRECISION) * (scale * LOG2_E)
             else:
                 s = dot(k, flip(q), PRECISION) * (scale * LOG2_E)
             if HAS_BIAS:
                 s = add_bias(s, bias, head, heads, here + query, first + column)
-            # Queries that do not exist have zeros for gradients, and keys that do not are not stored.
+            # Queries that do not exist have an infinite lse, and keys that do not are not stored.
             p = tl.exp2(s - lse)
             if CAUSAL:
                 p = tl.where(first + column <= here + query + (length_k - length_q), p, 0.0)

@@ -199,11 +199,11 @@ def _backward_heads(
         k = load_rows(k_ptr, begin_k, row, length_k, stride_k, head, heads, WIDTH, PADDED)
         v = load_rows(v_ptr, begin_k, row, length_k, stride_v, head, heads, WIDTH, PADDED)
         grad = load_rows(grad_ptr, begin_q, row, length_q, heads * WIDTH, head, heads, WIDTH, PADDED)
-        lse = load_statistic(lse_ptr, begin_q, row, length_q, head, heads, tokens_q)
+        lse = load_statistic(lse_ptr, begin_q, row, length_q, head, heads, tokens_q, float("inf"))
         s = dot(q, flip(k), PRECISION) * (scale * LOG2_E)
         if HAS_BIAS:
             s = add_bias(s, bias, head, heads, row, key_row)
-        # Queries that do not exist have zeros for gradients.
+        # Queries that do not exist have an infinite lse.
         visible = key_row < length_k
         if CAUSAL:
             visible = visible & (key_row <= row + (length_k - length_q))
@@ -243,7 +243,7 @@ def _backward_head(
         row = tl.arange(0, QUERIES)[:, None]
         q = load_rows(q_ptr, begin_q, row, length_q, stride_q, head, heads, WIDTH, PADDED)
         grad = load_rows(grad_ptr, begin_q, row, length_q, heads * WIDTH, head, heads, WIDTH, PADDED)
-        lse = load_statistic(lse_ptr, begin_q, row, length_q, head, heads, tokens_q)
+        lse = load_statistic(lse_ptr, begin_q, row, length_q, head, heads, tokens_q, float("inf"))
         delta = tl.zeros((QUERIES, 1), tl.float32)
         if QUERIES > KEYS:
             out = load_rows(out_ptr, begin_q, row, length_q, heads * WIDTH, head, heads, WIDTH, PADDED)
@@ -256,7 +256,7 @@ def _backward_head(
             s = dot(q, flip(k), PRECISION) * (scale * LOG2_E)
             if HAS_BIAS:
                 s = add_bias(s, bias, head, heads, row, column)
-            # Queries that do not exist have zeros for gradients.
+            # Queries that do not exist have an infinite lse.
             visible = column < length_k
             if CAUSAL:
                 visible = visible & (column <= row + (length_k - length_q))

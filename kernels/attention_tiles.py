@@ -73,10 +73,13 @@ def store_rows(x_ptr, x, first, row, length, head, heads, WIDTH: tl.constexpr, P
 
 
 @triton.jit
-def load_statistic(x_ptr, first, row, length, head, heads, tokens):
-    """lse or delta of rows, from (heads, tokens) fp32; zero outside."""
+def load_statistic(x_ptr, first, row, length, head, heads, tokens, OUTSIDE: tl.constexpr):
+    """lse or delta of rows, from (heads, tokens) fp32; OUTSIDE where there is no row.
+
+    inf for lse makes all probabilities of such a row 0, whatever a bias says at its place.
+    """
     offset = head * tl.cast(tokens, tl.int64) + first + row
-    return tl.load(x_ptr + offset, mask=(row < length) & (head < heads), other=0.0)
+    return tl.load(x_ptr + offset, mask=(row < length) & (head < heads), other=OUTSIDE)
 
 
 @triton.jit

@@ -89,6 +89,7 @@ _HOPPER = {
         "half-32": _tile(128, 64, 8, 3),
         "half-64": _tile(128, 64, 8, 3),
         "half-128": _tile(128, 64, 8, 3),
+        "half-128-bias": _tile(128, 32, 8, 3),
         "tf32-32": _tile(64, 32, 4, 2),
         "tf32-64": _tile(64, 32, 4, 2),
         "tf32-128": _tile(64, 32, 8, 2),
@@ -123,6 +124,7 @@ _HOPPER = {
     "backward_keys": {
         "half-32": _tile(64, 64, 4, 2),
         "half-64": _tile(64, 64, 4, 2),
+        "half-64-bias": _tile(64, 64, 4, 2, 255),
         "half-128": _tile(64, 64, 8, 1),
         "half-128-bias": _tile(32, 64, 8, 1),
         "tf32-32": _tile(32, 64, 4, 1),
@@ -191,6 +193,7 @@ _AMPERE = _changed(
     backward_queries={"half-64": _tile(64, 32, 4, 2)},
     backward_keys={
         "half-64": _tile(64, 64, 8, 1),
+        "half-64-bias": _tile(64, 64, 8, 1),
         "tf32-64": _tile(32, 32, 4, 1),
         "ieee-64": _tile(16, 32, 4, 1),
         "ieee-128": _tile(32, 32, 8, 1, 255),
@@ -218,8 +221,10 @@ _CDNA3 = _changed(
         "half-32": _tile(128, 64, 4, 1),
         "half-64": _tile(128, 64, 4, 1),
         "half-128": _tile(64, 64, 4, 1),
+        "half-128-bias": _tile(64, 64, 4, 1),
         "tf32-128": _tile(64, 32, 4, 1),
         "ieee-64": _tile(32, 32, 8, 1),
+        "ieee-128": _tile(32, 32, 4, 1),
     },
     backward_queries={
         "half-128": _tile(64, 32, 4, 1),
@@ -228,6 +233,7 @@ _CDNA3 = _changed(
         "ieee-128": _tile(32, 32, 4, 1),
     },
     backward_keys={
+        "half-64-bias": _tile(64, 64, 4, 2),
         "half-128": _tile(64, 32, 4, 1),
         "half-128-bias": _tile(32, 32, 4, 1),
         "tf32-128": _tile(32, 32, 4, 1),
@@ -235,10 +241,23 @@ _CDNA3 = _changed(
     },
     **{kernel: _softmax(4096, 2) for kernel in ("softmax_forward", "softmax_backward")},
 )
+# 99 KiB of shared memory for a program: A10, L4, L40S, RTX 30, 40 and 50.
+_SMALL = _changed(
+    _AMPERE,
+    forward_long={
+        "half-32-bias": _tile(64, 64, 4, 2),
+        "half-64-bias": _tile(64, 64, 4, 2),
+        "half-128": _tile(64, 64, 4, 2),
+        "half-128-bias": _tile(64, 32, 4, 2),
+    },
+    backward_keys={"tf32-128": _tile(32, 32, 8, 1)},
+)
 SHIPPED: dict[str, Table] = {
     "sm_80": _AMPERE,
+    "sm_86": _SMALL,
     "sm_90": _HOPPER,
     "sm_100": _BLACKWELL,
+    "sm_120": _SMALL,
     "gfx942": _CDNA3,
     "interpreter": _INTERPRETER,
 }

@@ -68,7 +68,9 @@ def check(problem: AttentionProblem) -> None:
         )
     for name, longest in (("max_seqlen_q", problem.max_seqlen_q), ("max_seqlen_k", problem.max_seqlen_k)):
         if isinstance(longest, Tensor):
-            raise UserError(f"{name} is a tensor: it must be a number of the host, or the host would wait for the device")
+            raise UserError(
+                f"{name} is a tensor: it must be a number of the host, or the host would wait for the device"
+            )
         if longest < 0:
             raise UserError(f"{name}={longest} must be the length of the longest sequence, or more")
     if not 0.0 <= problem.dropout_p < 1.0:

@@ -193,6 +193,18 @@ def test_keys_far_below_zero_behind_tiles_that_an_infinite_bias_hides(level, dty
         assert_as_accurate(mine, other, truth, name, floor=2e-4)
 
 
+@pytest.mark.parametrize(("dtype", "level"), [(torch.float32, 100.0), (torch.float16, 15.0)], ids=str)
+@pytest.mark.parametrize("dropout_p", [0.0, 0.2])
+def test_a_large_bias_behind_the_end_of_a_sequence_changes_nothing(dtype, level, dropout_p, seed) -> None:
+    lengths = [5, 30, 40, 100, 135]
+    inputs = Inputs(lengths, lengths, seed=seed, dtype=dtype, bias=True, dropout_p=dropout_p)
+    inputs.tensors[3] = torch.full((2, 140, 140), level, dtype=dtype)
+    exact, eager = inputs.run(reference.attention, torch.float64), inputs.run(reference.attention)
+    for name, mine, other, truth in zip(NAMES, inputs.run(inputs.triton, guard=True), eager, exact):
+        # A score of 100 itself is known to 1e-5 only.
+        assert_as_accurate(mine, other, truth, name, floor=2e-4)
+
+
 def test_keys_of_dropout_that_do_not_lie_side_by_side(seed) -> None:
     inputs = Inputs([5, 40, 140], [5, 40, 140], seed=seed, dtype=torch.float32, dropout_p=0.3)
     expected = inputs.run(inputs.triton)

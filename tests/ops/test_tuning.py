@@ -27,8 +27,10 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("path")
 def test_a_gpu_without_a_table_gets_that_of_its_elders() -> None:
-    for gpu, elder in (("sm_89", "sm_80"), ("sm_120", "sm_100"), ("sm_75", "sm_80"), ("gfx950", "gfx942")):
-        assert lookup("forward_long", "half-64", gpu) == lookup("forward_long", "half-64", elder)
+    for gpu, elder in (("sm_89", "sm_86"), ("sm_103", "sm_100"), ("sm_75", "sm_80"), ("gfx950", "gfx942")):
+        assert lookup("forward_long", "half-64-bias", gpu) == lookup("forward_long", "half-64-bias", elder)
+    # Newer, but with the shared memory of the older ones for desktops.
+    assert lookup("forward_long", "half-64-bias", "sm_120") == lookup("forward_long", "half-64-bias", "sm_86")
 
 
 @pytest.mark.usefixtures("path")
@@ -173,3 +175,8 @@ def test_each_trial_differs_from_what_is_used_today() -> None:
         configs = [trial.config for trial in trials if (trial.kernel, trial.shape) == (kernel, shape)]
         assert configs[0] == lookup(kernel, shape, "sm_90")
         assert all(config != configs[0] for config in configs[1:])
+
+
+def test_no_configuration_for_amd_limits_registers_as_only_nvidias_compiler_can() -> None:
+    for kernel, entries in tuning.SHIPPED["gfx942"].items():
+        assert all("maxnreg" not in config.options for config in entries.values()), kernel
