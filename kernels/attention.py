@@ -18,7 +18,9 @@ from fastbert.ops.dropout import quantized
 
 
 def _config(problem: AttentionProblem, kernel: str) -> tuning.Config:
-    shape = tuning.shape_class(problem.q.dtype, problem.tf32, problem.q.shape[2], with_bias=problem.bias is not None)
+    shape = tuning.shape_class(
+        problem.q.dtype, problem.tf32, problem.q.shape[2], masked=problem.causal or problem.bias is not None
+    )
     return tuning.lookup(kernel, shape, architecture(problem.q.device))
 
 

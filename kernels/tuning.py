@@ -51,13 +51,14 @@ class Config:
 Table = dict[str, dict[str, Config]]
 
 
-def shape_class(dtype: torch.dtype, tf32: bool, width: int, *, with_bias: bool = False) -> str:
-    """What a configuration may depend on: the arithmetic of the products, the padded width of a row, and a bias.
+def shape_class(dtype: torch.dtype, tf32: bool, width: int, *, masked: bool = False) -> str:
+    """What a configuration may depend on: the arithmetic of the products, the padded width of a row, and whether scores
+    meet a causal mask or a bias.
 
-    `half-64`: bf16 or fp16, head_dim 64; `tf32-128-bias`; `ieee-32`: fp32 without tensor cores.
+    `half-64`: bf16 or fp16, head_dim 64; `tf32-128-masked`; `ieee-32`: fp32 without tensor cores.
     """
     arithmetic = "half" if dtype in (torch.bfloat16, torch.float16) else "tf32" if tf32 else "ieee"
-    return f"{arithmetic}-{1 << (width - 1).bit_length()}" + ("-bias" if with_bias else "")
+    return f"{arithmetic}-{1 << (width - 1).bit_length()}" + ("-masked" if masked else "")
 
 
 def _whole(longest: int, rows: int = 128, num_warps: int = 4) -> Config:
@@ -70,14 +71,14 @@ def _tile(queries: int, keys: int, num_warps: int, num_stages: int, max_register
     return Config(constants=constants, num_warps=num_warps, num_stages=num_stages, max_registers=max_registers)
 
 
-# A name without `-bias` serves both. Chosen by registers and shared memory of compiled code (no spills, two programs on
-# a multiprocessor of the short path), not by time: no GPU has been measured yet.
+# A name without `-masked` serves both. Chosen by registers and shared memory of compiled code (no spills, two programs
+# on a multiprocessor of the short path), not by time: no GPU has been measured yet.
 _HOPPER = {
     "forward_short": {
         "half-32": _whole(128),
         "half-64": _whole(128),
         "half-128": _whole(128, 64),
-        "half-128-bias": _whole(64, 64),
+        "half-128-masked": _whole(64, 64),
         "tf32-32": _whole(64),
         "tf32-64": _whole(64),
         "tf32-128": _whole(0),
@@ -89,19 +90,19 @@ _HOPPER = {
         "half-32": _tile(128, 64, 8, 3),
         "half-64": _tile(128, 64, 8, 3),
         "half-128": _tile(128, 64, 8, 3),
-        "half-128-bias": _tile(128, 32, 8, 3),
+        "half-128-masked": _tile(128, 32, 8, 3),
         "tf32-32": _tile(64, 32, 4, 2),
         "tf32-64": _tile(64, 32, 4, 2),
         "tf32-128": _tile(64, 32, 8, 2),
-        "ieee-32": _tile(32, 32, 4, 1),
+        "ieee-32": _tile(32, 32, 4, 1, 255),
         "ieee-64": _tile(32, 32, 8, 1, 168),
-        "ieee-128": _tile(32, 32, 8, 1),
+        "ieee-128": _tile(16, 32, 8, 1, 255),
     },
     "backward_short": {
         "half-32": _whole(128),
-        "half-32-bias": _whole(64),
+        "half-32-masked": _whole(64),
         "half-64": _whole(128),
-        "half-64-bias": _whole(64),
+        "half-64-masked": _whole(64),
         "half-128": _whole(0),
         "tf32-32": _whole(32),
         "tf32-64": _whole(32, 64),
@@ -116,7 +117,7 @@ _HOPPER = {
         "half-128": _tile(64, 64, 8, 2),
         "tf32-32": _tile(64, 32, 4, 1),
         "tf32-64": _tile(64, 32, 4, 1),
-        "tf32-128": _tile(32, 32, 8, 1),
+        "tf32-128": _tile(16, 32, 8, 1, 255),
         "ieee-32": _tile(32, 32, 4, 1),
         "ieee-64": _tile(32, 32, 8, 1),
         "ieee-128": _tile(32, 32, 16, 1, 128),
@@ -124,15 +125,14 @@ _HOPPER = {
     "backward_keys": {
         "half-32": _tile(64, 64, 4, 2),
         "half-64": _tile(64, 64, 4, 2),
-        "half-64-bias": _tile(64, 64, 4, 2, 255),
-        "half-128": _tile(64, 64, 8, 1),
-        "half-128-bias": _tile(32, 64, 8, 1),
+        "half-64-masked": _tile(64, 64, 8, 1, 255),
+        "half-128": _tile(32, 64, 8, 1),
         "tf32-32": _tile(32, 64, 4, 1),
         "tf32-64": _tile(32, 64, 4, 1),
-        "tf32-128": _tile(32, 64, 8, 1),
+        "tf32-128": _tile(32, 32, 8, 1, 255),
         "ieee-32": _tile(32, 32, 4, 1),
-        "ieee-64": _tile(32, 32, 8, 1),
-        "ieee-128": _tile(32, 32, 8, 1),
+        "ieee-64": _tile(16, 32, 8, 1, 255),
+        "ieee-128": _tile(16, 32, 8, 1, 255),
     },
     "backward_bias": {
         "half-32": _tile(64, 64, 4, 1),
@@ -143,7 +143,7 @@ _HOPPER = {
         "tf32-128": _tile(16, 32, 8, 1),
         "ieee-32": _tile(32, 32, 4, 1),
         "ieee-64": _tile(32, 32, 8, 1),
-        "ieee-128": _tile(16, 32, 4, 1),
+        "ieee-128": _tile(16, 32, 8, 1, 255),
     },
 }
 # Softmax: whole rows in registers up to the widest class; the class behind it holds all longer rows, read in blocks.
@@ -152,13 +152,17 @@ SOFTMAX_NARROWEST, SOFTMAX_WIDEST = 32, 16384
 
 
 def _softmax(elements: int, num_warps: int) -> dict[str, Config]:
-    """Rows for about `elements` elements a program, and a proportion of warps that holds for longer rows too."""
+    """Rows for about `elements` elements a program, and a proportion of warps that holds for longer rows too.
+
+    Narrow rows have a pointer each, which takes registers: a quarter of the elements for them.
+    """
     table = {}
     width = SOFTMAX_NARROWEST
     while width <= 2 * SOFTMAX_WIDEST:
         keys = width if width <= SOFTMAX_WIDEST else SOFTMAX_WIDEST // 2
         warps = num_warps * max(1, keys // elements)
-        config = Config(constants={"ROWS": max(1, elements // keys), "KEYS": keys}, num_warps=warps)
+        rows = max(1, (elements if keys > 64 else elements // 4) // keys)
+        config = Config(constants={"ROWS": rows, "KEYS": keys}, num_warps=warps)
         table |= {f"half-{width}": config, f"ieee-{width}": config}
         width *= 2
     return table
@@ -188,12 +192,12 @@ def _changed(base: Table, **changes: dict[str, Config]) -> Table:
 # Its matrix units take both operands from registers.
 _AMPERE = _changed(
     _HOPPER,
-    forward_long={"half-128-bias": _tile(64, 64, 8, 2), "ieee-32": _tile(32, 32, 4, 1, 168)},
+    forward_long={"half-128-masked": _tile(64, 64, 8, 2), "ieee-32": _tile(32, 32, 4, 1, 168)},
     backward_short={"half-64": _whole(64)},
     backward_queries={"half-64": _tile(64, 32, 4, 2)},
     backward_keys={
         "half-64": _tile(64, 64, 8, 1),
-        "half-64-bias": _tile(64, 64, 8, 1),
+        "half-64-masked": _tile(64, 64, 8, 1),
         "tf32-64": _tile(32, 32, 4, 1),
         "ieee-64": _tile(16, 32, 4, 1),
         "ieee-128": _tile(32, 32, 8, 1, 255),
@@ -203,7 +207,7 @@ _AMPERE = _changed(
 _BLACKWELL = _changed(
     _HOPPER,
     forward_long={
-        "half-128-bias": _tile(64, 64, 8, 2),
+        "half-128-masked": _tile(64, 64, 8, 2),
         "tf32-64": _tile(64, 32, 8, 2),
         "tf32-128": _tile(32, 32, 8, 2),
     },
@@ -221,7 +225,8 @@ _CDNA3 = _changed(
         "half-32": _tile(128, 64, 4, 1),
         "half-64": _tile(128, 64, 4, 1),
         "half-128": _tile(64, 64, 4, 1),
-        "half-128-bias": _tile(64, 64, 4, 1),
+        "half-128-masked": _tile(64, 64, 4, 1),
+        "ieee-32": _tile(32, 32, 4, 1),
         "tf32-128": _tile(64, 32, 4, 1),
         "ieee-64": _tile(32, 32, 8, 1),
         "ieee-128": _tile(32, 32, 4, 1),
@@ -233,22 +238,24 @@ _CDNA3 = _changed(
         "ieee-128": _tile(32, 32, 4, 1),
     },
     backward_keys={
-        "half-64-bias": _tile(64, 64, 4, 2),
+        "half-64-masked": _tile(64, 64, 4, 2),
         "half-128": _tile(64, 32, 4, 1),
-        "half-128-bias": _tile(32, 32, 4, 1),
+        "half-128-masked": _tile(32, 32, 4, 1),
         "tf32-128": _tile(32, 32, 4, 1),
+        "ieee-64": _tile(32, 32, 8, 1),
         "ieee-128": _tile(32, 32, 4, 1),
     },
+    backward_bias={"ieee-128": _tile(16, 32, 8, 1)},
     **{kernel: _softmax(4096, 2) for kernel in ("softmax_forward", "softmax_backward")},
 )
 # 99 KiB of shared memory for a program: A10, L4, L40S, RTX 30, 40 and 50.
 _SMALL = _changed(
     _AMPERE,
     forward_long={
-        "half-32-bias": _tile(64, 64, 4, 2),
-        "half-64-bias": _tile(64, 64, 4, 2),
+        "half-32-masked": _tile(64, 64, 4, 2),
+        "half-64-masked": _tile(64, 64, 4, 2),
         "half-128": _tile(64, 64, 4, 2),
-        "half-128-bias": _tile(64, 32, 4, 2),
+        "half-128-masked": _tile(64, 32, 4, 2),
     },
     backward_keys={"tf32-128": _tile(32, 32, 8, 1)},
 )
@@ -270,8 +277,8 @@ def lookup(kernel: str, shape: str, architecture: str) -> Config:
     else:
         shipped = SHIPPED[_nearest(architecture)][kernel]
         measured = saved().get(architecture, {}).get(kernel, {})
-    # A bias takes registers: where the shipped table makes a difference, what was measured without one says nothing.
-    names = (shape, shape.removesuffix("-bias"))
+    # A mask takes registers: where the shipped table makes a difference, what was measured without one says nothing.
+    names = (shape, shape.removesuffix("-masked"))
     for name in names:
         for entries in (_overridden.get(kernel, {}), measured, shipped):
             if name in entries:

@@ -28,15 +28,15 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("path")
 def test_a_gpu_without_a_table_gets_that_of_its_elders() -> None:
     for gpu, elder in (("sm_89", "sm_86"), ("sm_103", "sm_100"), ("sm_75", "sm_80"), ("gfx950", "gfx942")):
-        assert lookup("forward_long", "half-64-bias", gpu) == lookup("forward_long", "half-64-bias", elder)
+        assert lookup("forward_long", "half-64-masked", gpu) == lookup("forward_long", "half-64-masked", elder)
     # Newer, but with the shared memory of the older ones for desktops.
-    assert lookup("forward_long", "half-64-bias", "sm_120") == lookup("forward_long", "half-64-bias", "sm_86")
+    assert lookup("forward_long", "half-64-masked", "sm_120") == lookup("forward_long", "half-64-masked", "sm_86")
 
 
 @pytest.mark.usefixtures("path")
 def test_a_bias_has_its_own_entry_or_shares_one() -> None:
-    assert lookup("forward_long", "half-64-bias", "sm_90") == lookup("forward_long", "half-64", "sm_90")
-    assert lookup("forward_short", "half-128-bias", "sm_90") != lookup("forward_short", "half-128", "sm_90")
+    assert lookup("forward_long", "half-64-masked", "sm_90") == lookup("forward_long", "half-64", "sm_90")
+    assert lookup("forward_short", "half-128-masked", "sm_90") != lookup("forward_short", "half-128", "sm_90")
     with pytest.raises(KeyError, match="forward_long for half-512"):
         lookup("forward_long", "half-512", "sm_90")
 
@@ -47,10 +47,10 @@ def test_a_saved_entry_replaces_the_shipped_one_on_its_gpu_only(path: Path) -> N
     tuning.save(path, {"sm_90": {"forward_long": {"half-64": OTHER}, "forward_short": {"half-128": short}}})
     assert lookup("forward_long", "half-64", "sm_90") == OTHER
     assert lookup("forward_long", "half-64", "sm_80") == before
-    assert lookup("forward_long", "half-64-bias", "sm_90") == OTHER
+    assert lookup("forward_long", "half-64-masked", "sm_90") == OTHER
     # Shipped with an entry of its own for a bias, which the measured one without a bias must not replace.
     assert lookup("forward_short", "half-128", "sm_90") == short
-    assert lookup("forward_short", "half-128-bias", "sm_90") != short
+    assert lookup("forward_short", "half-128-masked", "sm_90") != short
     tuning.save(path, {"sm_80": {"forward_long": {"half-32": OTHER}}})
     assert lookup("forward_long", "half-64", "sm_90") == OTHER
     assert [file.name for file in path.parent.iterdir()] == ["tuning.json"]
