@@ -78,6 +78,7 @@ def attention(
     if chosen == "eager" and not torch.compiler.is_compiling():
         check_offsets(problem)
         return attention_eager.attention(problem)
+    backend.refuse_forward_mode("attention")
     return _forward(*_flat(problem), chosen)[0]
 
 

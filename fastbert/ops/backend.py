@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch.autograd import forward_ad
 
 from fastbert.errors import UserError
 
@@ -110,6 +111,14 @@ def without_triton(operation: str, reason: str) -> BackendName:
         _said.add((operation, reason))
         logger.warning("%s runs in eager torch: %s", operation, reason)
     return "eager"
+
+
+def refuse_forward_mode(operation: str) -> None:
+    """An operator of ours has no forward-mode derivative, and torch would take it for zero without a word."""
+    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+        raise UserError(
+            f"{operation} has no forward-mode derivative on this backend (torch.func.jvp): use_backend('eager') has"
+        )
 
 
 def served_by(backend: BackendName) -> tuple[str, ...]:

@@ -43,6 +43,7 @@ def softmax(
         chosen = _check_triton(scores)
     if chosen == "eager" and not torch.compiler.is_compiling():
         return softmax_eager(scores, mask, scale, dropout_p, key, dropout_site)
+    backend.refuse_forward_mode("softmax")
     return _forward(scores, mask, scale, dropout_p, key, dropout_site, chosen)
 
 

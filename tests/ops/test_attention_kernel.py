@@ -437,3 +437,28 @@ def test_autocast_casts_the_operands(seed) -> None:
         out, *gradients = inputs.run(inputs.triton)
     assert out.dtype == torch.bfloat16
     assert {gradient.dtype for gradient in gradients} == {torch.float32}
+
+
+def test_forward_mode_is_refused_where_it_would_be_zero() -> None:
+    q = torch.randn(5, 2, 32, device=DEVICE)
+    cu = offsets([5])
+
+    def attend(x):
+        return ops.attention(x, x, x, cu, cu, 5, 5)
+
+    with use_backend("triton"), pytest.raises(ValueError, match="attention has no forward-mode derivative"):
+        torch.func.jvp(attend, (q,), (q,))
+    with use_backend("triton"), pytest.raises(ValueError, match="softmax has no forward-mode derivative"):
+        torch.func.jvp(ops.softmax, (q[None],), (q[None],))
+
+
+@pytest.mark.parametrize("bias_dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_a_bias_in_half_precision(bias_dtype, seed) -> None:
+    inputs = Inputs([20, 90, 140], [20, 90, 140], seed=seed, dtype=torch.float16, bias=True)
+    inputs.tensors[3] = inputs.tensors[3].to(bias_dtype)
+    ours, exact = inputs.run(inputs.triton), inputs.run(reference.attention, torch.float64)
+    assert ours[4].dtype == bias_dtype
+    for name, mine, truth in zip(NAMES, ours, exact):
+        torch.testing.assert_close(
+            mine.double(), truth, rtol=2e-2, atol=2e-2, msg=lambda text, name=name: f"{name}: {text}"
+        )
