@@ -1,12 +1,13 @@
 """Compile the kernels for a GPU that is not here, and say what each needs: registers, spills, shared memory.
 
-`python -m fastbert.kernels.ahead_of_time --target sm_90` prints the table and exits 1 if a kernel spills registers or
-asks for more shared memory than a program can have. What is compiled is what the launchers would launch.
+`python -P -m fastbert.kernels.ahead_of_time --target sm_90` prints the table and exits 1 if a kernel spills registers
+or asks for more shared memory than a program can have. What is compiled is what the launchers would launch.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import os
@@ -21,6 +22,9 @@ from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__" and importlib.util.find_spec("triton") is None:
+    sys.exit("error: compiling kernels needs triton: `pip install 'fastbert-engine[gpu]'`")
 
 import torch
 import triton
@@ -305,7 +309,7 @@ def table(rows: Sequence[Resources]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m fastbert.kernels.ahead_of_time", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -P -m fastbert.kernels.ahead_of_time", description=__doc__)
     parser.add_argument("--target", choices=TARGETS, action="append", help="GPU to compile for (default: all shipped)")
     parser.add_argument("--full", action="store_true", help="all combinations of flags, not only the demanding ones")
     parser.add_argument("--brief", action="store_true", help="each kernel once: bf16 64 with all flags, one softmax")
@@ -324,4 +328,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except UserError as error:
+        sys.exit(f"error: {error}")

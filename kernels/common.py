@@ -10,7 +10,6 @@ from triton import knobs
 # products in fp32 and round by hand; compiled code never sees these branches.
 INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 LOG2_E = tl.constexpr(1.4426950408889634)
-LN_2 = tl.constexpr(0.6931471805599453)
 # The fewest rounds of Philox-4x32 that pass the BigCrush tests (Salmon et al. 2011, table 2).
 DROPOUT_ROUNDS = tl.constexpr(7)
 
