@@ -21,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 if __name__ == "__main__" and importlib.util.find_spec("triton") is None:
     sys.exit("error: compiling kernels needs triton: `pip install 'fastbert-engine[gpu]'`")
@@ -32,10 +32,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fastbert.errors import UserError
-from fastbert.kernels import attention, softmax
+from fastbert.kernels import cases_attention, cases_softmax
 from fastbert.kernels.launch import Launch, recording
-from fastbert.kernels.tuning import SHIPPED
-from fastbert.ops.attention_problem import AttentionProblem
+from fastbert.kernels.shipped import SHIPPED
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
 # Bytes that one program can have, and that all programs of a multiprocessor share.
@@ -46,7 +45,6 @@ SHARED_MEMORY = {
     "gfx942": (65536, 65536),
 }
 REGISTERS = {"sm_80": 65536, "sm_90": 65536, "sm_100": 65536, "gfx942": 131072}
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 POINTERS = {
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
@@ -58,34 +56,11 @@ POINTERS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class SoftmaxCase:
-    """One kind of softmax over explicit scores."""
+class Case(Protocol):
+    """One kind of an operation: what decides which code the compiler writes. `str` names it."""
 
-    dtype: str = "bf16"
-    keys: int = 128
-    mask: bool = True
-    dropout: bool = True
-
-    def __str__(self) -> str:
-        return " ".join([self.dtype, f"{self.keys} keys", *(["mask"] * self.mask), *(["dropout"] * self.dropout)])
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One kind of attention: what decides which code the compiler writes."""
-
-    dtype: str = "bf16"
-    tf32: bool = False
-    head_dim: int = 64
-    causal: bool = False
-    bias: bool = False
-    dropout: bool = False
-
-    def __str__(self) -> str:
-        arithmetic = "tf32" if self.tf32 else self.dtype
-        flags = [name for name in ("causal", "bias", "dropout") if getattr(self, name)]
-        return " ".join([arithmetic, str(self.head_dim), *flags])
+    def launch(self) -> None:
+        """Start every kernel of forward and backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,78 +86,25 @@ class Resources:
         return self.spills == 0 and self.shared <= SHARED_MEMORY[self.target][0]
 
 
-def cases(full: bool = False) -> list[Case | SoftmaxCase]:
+# Each has demanding(), every() and brief(), which give cases.
+FAMILIES = (cases_attention, cases_softmax)
+
+
+def cases(full: bool = False) -> list[Case]:
     """Those that the shipped table distinguishes, with the flags that need most registers; or all combinations."""
-    return [*_attention_cases(full), *_softmax_cases(full)]
+    return [case for family in FAMILIES for case in (family.every() if full else family.demanding())]
 
 
-def _softmax_cases(full: bool) -> list[SoftmaxCase]:
-    if full:
-        choices = itertools.product(
-            ("bf16", "fp16", "fp32"), (1, 33, 128, 512, 1000, 4096, 16384, 20000), (False, True), (False, True)
-        )
-        return [SoftmaxCase(dtype=dtype, keys=keys, mask=mask, dropout=drop) for dtype, keys, mask, drop in choices]
-    return [SoftmaxCase(), SoftmaxCase(dropout=False), SoftmaxCase(keys=1000), SoftmaxCase(dtype="fp32", keys=20000)]
+def brief_cases() -> list[Case]:
+    """Few cases in which each kernel appears."""
+    return [case for family in FAMILIES for case in family.brief()]
 
 
-def _attention_cases(full: bool) -> list[Case]:
-    arithmetics = [("bf16", False), ("fp32", True), ("fp32", False)]
-    if full:
-        flags = itertools.product((False, True), repeat=3)
-        return [
-            Case(dtype=dtype, tf32=tf32, head_dim=width, causal=causal, bias=bias, dropout=dropout)
-            for (causal, bias, dropout), (dtype, tf32), width in itertools.product(
-                flags, [*arithmetics, ("fp16", False)], (32, 64, 96, 128)
-            )
-        ]
-    half = [
-        Case(head_dim=width, causal=bias, bias=bias, dropout=dropout)
-        for width, (bias, dropout) in itertools.product((32, 64, 128), ((False, False), (False, True), (True, True)))
-    ]
-    return half + [
-        Case(dtype=dtype, tf32=tf32, head_dim=width, causal=True, bias=True, dropout=True)
-        for (dtype, tf32), width in itertools.product(arithmetics[1:], (32, 64, 128))
-    ]
-
-
-def launches(case: Case | SoftmaxCase, target: str) -> list[Launch]:
+def launches(case: Case, target: str) -> list[Launch]:
     """What forward and backward of `case` launch on `target`."""
     with recording(target) as recorded:
-        (_launch_softmax if isinstance(case, SoftmaxCase) else _launch_attention)(case)
+        case.launch()
     return list(recorded)
-
-
-def _launch_softmax(case: SoftmaxCase) -> None:
-    scores = torch.zeros(2, 1, 2, case.keys, dtype=DTYPES[case.dtype])
-    mask = torch.ones(2, 1, 1, case.keys, dtype=torch.bool) if case.mask else None
-    key = torch.zeros(2, dtype=torch.int64) if case.dropout else None
-    arguments = (scores, mask, 0.125, 0.1 if case.dropout else 0.0, key, 1)
-    softmax.backward(softmax.forward(*arguments), *arguments)
-
-
-def _launch_attention(case: Case) -> None:
-    """For sequences of all length classes."""
-    dtype = DTYPES[case.dtype]
-    q = torch.zeros(4, 2, case.head_dim, dtype=dtype)
-    offsets = torch.tensor([0, 4], dtype=torch.int32)
-    problem = AttentionProblem(
-        q=q,
-        k=q,
-        v=q,
-        cu_seqlens_q=offsets,
-        cu_seqlens_k=offsets,
-        max_seqlen_q=512,
-        max_seqlen_k=512,
-        causal=case.causal,
-        dropout_p=0.1 if case.dropout else 0.0,
-        dropout_key=torch.zeros(1, dtype=torch.int64) if case.dropout else None,
-        dropout_site=1,
-        bias=torch.zeros(2, 512, 512) if case.bias else None,
-        scale=0.125,
-        tf32=case.tf32,
-    )
-    out, lse = attention.forward(problem)
-    attention.backward(problem, out, lse, out, case.bias)
 
 
 def source(launch: Launch, target: str) -> ASTSource:
@@ -276,14 +198,14 @@ def _read_amd(assembly: str) -> tuple[int, int]:
     return number("vgpr_count"), number("vgpr_spill_count")
 
 
-def _resources_of(case: Case | SoftmaxCase, target: str, kernels: Sequence[str] | None) -> list[Resources]:
+def _resources_of(case: Case, target: str, kernels: Sequence[str] | None) -> list[Resources]:
     found = [launch for launch in launches(case, target) if kernels is None or launch.kernel.__name__ in kernels]
     return [compile_launch(launch, str(case), target) for launch in found]
 
 
 def resources(
     target: str,
-    chosen: Iterable[Case | SoftmaxCase],
+    chosen: Iterable[Case],
     *,
     kernels: Sequence[str] | None = None,
     processes: int | None = None,
@@ -312,11 +234,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -P -m fastbert.kernels.ahead_of_time", description=__doc__)
     parser.add_argument("--target", choices=TARGETS, action="append", help="GPU to compile for (default: all shipped)")
     parser.add_argument("--full", action="store_true", help="all combinations of flags, not only the demanding ones")
-    parser.add_argument("--brief", action="store_true", help="each kernel once: bf16 64 with all flags, one softmax")
+    parser.add_argument("--brief", action="store_true", help="each kernel at least once, in bf16 with all flags")
     parser.add_argument("--processes", type=int, default=None, help="compilers at a time (default: one a core)")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="also write the rows there")
     chosen = parser.parse_args(arguments)
-    wanted = [Case(causal=True, bias=True, dropout=True), SoftmaxCase()] if chosen.brief else cases(chosen.full)
+    wanted = brief_cases() if chosen.brief else cases(chosen.full)
     rows: list[Resources] = []
     for target in chosen.target or [name for name in TARGETS if name in SHIPPED]:
         rows += resources(target, wanted, processes=chosen.processes)

@@ -20,6 +20,7 @@ from fastbert.kernels import tuning
 from fastbert.kernels.attention_tiles import kept, reciprocal, softmax_row
 from fastbert.kernels.common import LOG2_E, narrow
 from fastbert.kernels.launch import architecture, launch
+from fastbert.kernels.shipped_softmax import NARROWEST, WIDEST
 from fastbert.ops.dropout import quantized
 
 RUNTIME = [
@@ -225,8 +226,7 @@ def _launch(
     unit = math.gcd(16 // scores.element_size(), keys, *(stride for x in read for stride in x.stride()[:3]))
     if visible is not None:
         unit = math.gcd(unit, *visible.stride()[:3])
-    widest = tuning.SOFTMAX_WIDEST
-    width = min(max(keys, tuning.SOFTMAX_NARROWEST), 2 * widest)
+    width = min(max(keys, NARROWEST), 2 * WIDEST)
     shape = tuning.shape_class(scores.dtype, False, width)
     config = tuning.lookup(kernel.__name__, shape, architecture(scores.device))
     rows = sequences * heads * queries

@@ -1,8 +1,8 @@
 """Which tile, how many warps and how many pipeline stages a kernel gets: a table, never a timing at run time.
 
 A configuration is a function of the kernel, the shape class and the GPU alone, so that a run gives the same bits after
-a restart and on every rank. The shipped table stands below; `fastbert doctor --tune` measures the candidates on the
-user's GPU and saves a table, whose entries then replace the shipped ones on that GPU.
+a restart and on every rank. `shipped.py` holds the shipped table; `fastbert doctor --tune` measures the candidates on
+the user's GPU and saves a table, whose entries then replace the shipped ones on that GPU.
 """
 
 from __future__ import annotations
@@ -15,259 +15,17 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fastbert.errors import UserError
+from fastbert.kernels.configuration import Config, Table, shape_class
+from fastbert.kernels.shipped import SHIPPED, SIZES
+
+__all__ = ["SHIPPED", "Config", "Table", "effective", "load", "lookup", "overridden", "pinned", "save", "shape_class"]
 
 FORMAT = 1
 logger = logging.getLogger("fastbert")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """How one kernel is compiled: tile sizes and the like by name, warps of a program, stages of the load pipeline."""
-
-    constants: Mapping[str, int] = field(default_factory=dict)
-    num_warps: int = 4
-    num_stages: int = 1
-    max_registers: int = 0
-    """Of a thread, on NVIDIA GPUs; 0 leaves it to ptxas, which at times spills a few bytes to run more warps."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The compiler's options. Products and sums may fuse; said explicitly, because it changes bits."""
-        options = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
-        return options | ({"maxnreg": self.max_registers} if self.max_registers else {})
-
-    def as_json(self) -> dict[str, Any]:
-        return {name: dict(value) if name == "constants" else value for name, value in vars(self).items()}
-
-
-# Configurations by kernel and shape class.
-Table = dict[str, dict[str, Config]]
-
-
-def shape_class(dtype: torch.dtype, tf32: bool, width: int, *, masked: bool = False) -> str:
-    """What a configuration may depend on: the arithmetic of the products, the padded width of a row, and whether scores
-    meet a causal mask or a bias.
-
-    `half-64`: bf16 or fp16, head_dim 64; `tf32-128-masked`; `ieee-32`: fp32 without tensor cores.
-    """
-    arithmetic = "half" if dtype in (torch.bfloat16, torch.float16) else "tf32" if tf32 else "ieee"
-    return f"{arithmetic}-{1 << (width - 1).bit_length()}" + ("-masked" if masked else "")
-
-
-def _whole(longest: int, rows: int = 128, num_warps: int = 4) -> Config:
-    """Of the short path: the longest sequence it takes (0: none, the long path serves all), rows of several heads."""
-    return Config(constants={"LONGEST": longest, "ROWS": rows}, num_warps=num_warps)
-
-
-def _tile(queries: int, keys: int, num_warps: int, num_stages: int, max_registers: int = 0) -> Config:
-    constants = {"QUERIES": queries, "KEYS": keys}
-    return Config(constants=constants, num_warps=num_warps, num_stages=num_stages, max_registers=max_registers)
-
-
-# A name without `-masked` serves both. Chosen by registers and shared memory of compiled code (no spills, two programs
-# on a multiprocessor of the short path), not by time: no GPU has been measured yet.
-_HOPPER = {
-    "forward_short": {
-        "half-32": _whole(128),
-        "half-64": _whole(128),
-        "half-128": _whole(128, 64),
-        "half-128-masked": _whole(64, 64),
-        "tf32-32": _whole(64),
-        "tf32-64": _whole(64),
-        "tf32-128": _whole(0),
-        "ieee-32": _whole(0),
-        "ieee-64": _whole(0),
-        "ieee-128": _whole(0),
-    },
-    "forward_long": {
-        "half-32": _tile(128, 64, 8, 3),
-        "half-64": _tile(128, 64, 8, 3),
-        "half-128": _tile(128, 64, 8, 3),
-        "half-128-masked": _tile(128, 32, 8, 3),
-        "tf32-32": _tile(64, 32, 4, 2),
-        "tf32-64": _tile(64, 32, 4, 2),
-        "tf32-128": _tile(64, 32, 8, 2),
-        "ieee-32": _tile(32, 32, 4, 1, 255),
-        "ieee-64": _tile(32, 32, 8, 1, 168),
-        "ieee-128": _tile(16, 32, 8, 1, 255),
-    },
-    "backward_short": {
-        "half-32": _whole(128),
-        "half-32-masked": _whole(64),
-        "half-64": _whole(128),
-        "half-64-masked": _whole(64),
-        "half-128": _whole(0),
-        "tf32-32": _whole(32),
-        "tf32-64": _whole(32, 64),
-        "tf32-128": _whole(0),
-        "ieee-32": _whole(0),
-        "ieee-64": _whole(0),
-        "ieee-128": _whole(0),
-    },
-    "backward_queries": {
-        "half-32": _tile(64, 64, 4, 2),
-        "half-64": _tile(64, 64, 4, 2),
-        "half-128": _tile(64, 64, 8, 2),
-        "tf32-32": _tile(64, 32, 4, 1),
-        "tf32-64": _tile(64, 32, 4, 1),
-        "tf32-128": _tile(16, 32, 8, 1, 255),
-        "ieee-32": _tile(32, 32, 4, 1),
-        "ieee-64": _tile(32, 32, 8, 1),
-        "ieee-128": _tile(32, 32, 16, 1, 128),
-    },
-    "backward_keys": {
-        "half-32": _tile(64, 64, 4, 2),
-        "half-64": _tile(64, 64, 4, 2),
-        "half-64-masked": _tile(64, 64, 8, 1, 255),
-        "half-128": _tile(32, 64, 8, 1),
-        "tf32-32": _tile(32, 64, 4, 1),
-        "tf32-64": _tile(32, 64, 4, 1),
-        "tf32-128": _tile(32, 32, 8, 1, 255),
-        "ieee-32": _tile(32, 32, 4, 1),
-        "ieee-64": _tile(16, 32, 8, 1, 255),
-        "ieee-128": _tile(16, 32, 8, 1, 255),
-    },
-    "backward_bias": {
-        "half-32": _tile(64, 64, 4, 1),
-        "half-64": _tile(64, 64, 4, 1),
-        "half-128": _tile(64, 64, 8, 1),
-        "tf32-32": _tile(32, 32, 4, 1),
-        "tf32-64": _tile(32, 32, 4, 1),
-        "tf32-128": _tile(16, 32, 8, 1),
-        "ieee-32": _tile(32, 32, 4, 1),
-        "ieee-64": _tile(32, 32, 8, 1),
-        "ieee-128": _tile(16, 32, 8, 1, 255),
-    },
-}
-# Softmax: whole rows in registers up to the widest class; the class behind it holds all longer rows, read in blocks.
-# Dropout shares blocks of random numbers among 32 keys, so a row is padded to that at least.
-SOFTMAX_NARROWEST, SOFTMAX_WIDEST = 32, 16384
-
-
-def _softmax(elements: int, num_warps: int) -> dict[str, Config]:
-    """Rows for about `elements` elements a program, and a proportion of warps that holds for longer rows too.
-
-    Narrow rows have a pointer each, which takes registers: a quarter of the elements for them.
-    """
-    table = {}
-    width = SOFTMAX_NARROWEST
-    while width <= 2 * SOFTMAX_WIDEST:
-        keys = width if width <= SOFTMAX_WIDEST else SOFTMAX_WIDEST // 2
-        warps = num_warps * max(1, keys // elements)
-        rows = max(1, (elements if keys > 64 else elements // 4) // keys)
-        config = Config(constants={"ROWS": rows, "KEYS": keys}, num_warps=warps)
-        table |= {f"half-{width}": config, f"ieee-{width}": config}
-        width *= 2
-    return table
-
-
-_HOPPER |= {"softmax_forward": _softmax(4096, 4), "softmax_backward": _softmax(4096, 4)}
-# Small tiles, so that small tests have several of them.
-_INTERPRETER = {
-    kernel: {f"{kind}-{width}": config for kind in ("half", "tf32", "ieee") for width in (32, 64, 128)}
-    for kernel, config in {
-        "forward_short": _whole(128),
-        "forward_long": _tile(32, 64, 4, 1),
-        "backward_short": _whole(128),
-        "backward_queries": _tile(64, 32, 4, 1),
-        "backward_keys": _tile(32, 64, 4, 1),
-        "backward_bias": _tile(32, 64, 4, 1),
-    }.items()
-}
-_INTERPRETER |= {kernel: _softmax(4096, 4) for kernel in ("softmax_forward", "softmax_backward")}
-
-
-def _changed(base: Table, **changes: dict[str, Config]) -> Table:
-    """A table like `base`, with other configurations for some shape classes of some kernels."""
-    return {kernel: entries | changes.get(kernel, {}) for kernel, entries in base.items()}
-
-
-# Its matrix units take both operands from registers.
-_AMPERE = _changed(
-    _HOPPER,
-    forward_long={"half-128-masked": _tile(64, 64, 8, 2), "ieee-32": _tile(32, 32, 4, 1, 168)},
-    backward_short={"half-64": _whole(64)},
-    backward_queries={"half-64": _tile(64, 32, 4, 2)},
-    backward_keys={
-        "half-64": _tile(64, 64, 8, 1),
-        "half-64-masked": _tile(64, 64, 8, 1),
-        "tf32-64": _tile(32, 32, 4, 1),
-        "ieee-64": _tile(16, 32, 4, 1),
-        "ieee-128": _tile(32, 32, 8, 1, 255),
-    },
-    backward_bias={"half-64": _tile(64, 64, 8, 1), "half-128": _tile(32, 64, 8, 1)},
-)
-_BLACKWELL = _changed(
-    _HOPPER,
-    forward_long={
-        "half-128-masked": _tile(64, 64, 8, 2),
-        "tf32-64": _tile(64, 32, 8, 2),
-        "tf32-128": _tile(32, 32, 8, 2),
-    },
-    backward_queries={
-        "half-64": _tile(64, 64, 4, 2, 255),
-        "half-128": _tile(64, 64, 8, 2, 255),
-        "tf32-128": _tile(32, 32, 8, 1, 255),
-    },
-    backward_keys={"half-64": _tile(64, 64, 4, 2, 255)},
-)
-# 64 KiB of shared memory for all programs of a compute unit, and 64 threads in a warp.
-_CDNA3 = _changed(
-    _HOPPER,
-    forward_long={
-        "half-32": _tile(128, 64, 4, 1),
-        "half-64": _tile(128, 64, 4, 1),
-        "half-128": _tile(64, 64, 4, 1),
-        "half-128-masked": _tile(64, 64, 4, 1),
-        "ieee-32": _tile(32, 32, 4, 1),
-        "tf32-128": _tile(64, 32, 4, 1),
-        "ieee-64": _tile(32, 32, 8, 1),
-        "ieee-128": _tile(32, 32, 4, 1),
-    },
-    backward_queries={
-        "half-128": _tile(64, 32, 4, 1),
-        "tf32-128": _tile(64, 32, 4, 1),
-        "ieee-64": _tile(32, 32, 4, 1),
-        "ieee-128": _tile(32, 32, 4, 1),
-    },
-    backward_keys={
-        "half-64-masked": _tile(64, 64, 4, 2),
-        "half-128": _tile(64, 32, 4, 1),
-        "half-128-masked": _tile(32, 32, 4, 1),
-        "tf32-128": _tile(32, 32, 4, 1),
-        "ieee-64": _tile(32, 32, 8, 1),
-        "ieee-128": _tile(32, 32, 4, 1),
-    },
-    backward_bias={"ieee-128": _tile(16, 32, 8, 1)},
-    **{kernel: _softmax(4096, 2) for kernel in ("softmax_forward", "softmax_backward")},
-)
-# 99 KiB of shared memory for a program: A10, L4, L40S, RTX 30, 40 and 50.
-_SMALL = _changed(
-    _AMPERE,
-    forward_long={
-        "half-32-masked": _tile(64, 64, 4, 2),
-        "half-64-masked": _tile(64, 64, 4, 2),
-        "half-128": _tile(64, 64, 4, 2),
-        "half-128-masked": _tile(64, 32, 4, 2),
-    },
-    backward_keys={"tf32-128": _tile(32, 32, 8, 1)},
-)
-SHIPPED: dict[str, Table] = {
-    "sm_80": _AMPERE,
-    "sm_86": _SMALL,
-    "sm_90": _HOPPER,
-    "sm_100": _BLACKWELL,
-    "sm_120": _SMALL,
-    "gfx942": _CDNA3,
-    "interpreter": _INTERPRETER,
-}
 
 
 def lookup(kernel: str, shape: str, architecture: str) -> Config:
@@ -349,7 +107,7 @@ def fingerprint() -> str:
     """Changes with the kernels' source, so that a table measured for other kernels is not believed."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
-        if path.name not in (Path(__file__).name, "tune.py", "ahead_of_time.py"):
+        if not path.name.startswith(("tun", "shipped", "ahead_of_time", "cases")):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -392,19 +150,6 @@ def load(path: Path) -> dict[str, Table]:
     return entries
 
 
-# The sizes that the kernels are written for: outside of them they do not compile, or leave sequences out.
-_SIZES: dict[str, tuple[int, ...]] = {
-    "LONGEST": (0, 32, 64, 128),
-    "ROWS": (32, 64, 128, 256),
-    "QUERIES": (16, 32, 64, 128, 256),
-    "KEYS": (32, 64, 128, 256),
-}
-_SOFTMAX_SIZES: dict[str, tuple[int, ...]] = {
-    "ROWS": tuple(1 << power for power in range(9)),
-    "KEYS": tuple(1 << power for power in range(5, 15)),
-}
-
-
 def _config(kernel: str, value: Any) -> Config:
     constants = {str(name): int(number) for name, number in value["constants"].items()}
     numbers = {name: int(value[name]) for name in ("num_warps", "num_stages", "max_registers")}
@@ -414,9 +159,8 @@ def _config(kernel: str, value: Any) -> Config:
         raise ValueError(f"{value} has a size that is no power of two")
     if not (1 <= config.num_warps <= 32 and 1 <= config.num_stages <= 8 and 0 <= config.max_registers <= 255):
         raise ValueError(f"{value} is out of range")
-    possible = _SOFTMAX_SIZES if kernel.startswith("softmax") else _SIZES
-    expected = next(iter(_HOPPER[kernel].values())).constants
-    if constants.keys() != expected.keys() or any(size not in possible[name] for name, size in constants.items()):
+    possible = SIZES[kernel]
+    if constants.keys() != possible.keys() or any(size not in possible[name] for name, size in constants.items()):
         raise ValueError(f"{kernel} cannot be compiled with {constants}")
     return config
 

@@ -1,0 +1,77 @@
+"""Device functions that several kernels share: GELU, dropout of token vectors, sums over rows."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="needs triton")
+import triton
+import triton.language as tl
+
+from fastbert.kernels.activation import gelu, gelu_and_derivative
+from fastbert.kernels.columns import column_sums
+from fastbert.kernels.token_dropout import kept_columns, token_place
+from fastbert.ops import reference
+
+INTERPRETED = not torch.cuda.is_available()
+# The interpreter divides with numpy, which warns of what a GPU does in silence.
+pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), *([] if INTERPRETED else [pytest.mark.gpu])]
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+
+@triton.jit
+def write_gelu(x_ptr, value_ptr, derivative_ptr, again_ptr, TANH: tl.constexpr, COUNT: tl.constexpr):
+    place = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
+    x = tl.load(x_ptr + place)
+    value, derivative = gelu_and_derivative(x, TANH)
+    tl.store(value_ptr + place, value)
+    tl.store(derivative_ptr + place, derivative)
+    tl.store(again_ptr + place, gelu(x, TANH))
+
+
+@triton.jit
+def write_mask(
+    key_ptr, sequence_ptr, offset_ptr, out_ptr, tokens, sequences, site, threshold,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    token = tl.arange(0, ROWS)[:, None]
+    exists = token < tokens
+    key, offset = token_place(key_ptr, sequence_ptr, offset_ptr, token, exists, sequences)
+    keep = kept_columns(key, offset, 0, site, threshold, ROWS, COLUMNS)
+    tl.store(out_ptr + token * COLUMNS + tl.arange(0, COLUMNS)[None, :], keep.to(tl.float32), mask=exists)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_and_its_derivative(approximate: str) -> None:
+    x = torch.cat((torch.linspace(-12, 12, 8190), torch.tensor([-1e20, 1e20]))).to(DEVICE)
+    found = [torch.empty_like(x) for _ in range(3)]
+    write_gelu[(8,)](x, *found, TANH=approximate == "tanh", COUNT=1024)
+    value, derivative, again = (y[:-2].double() for y in found)
+    exact = x[:-2].double().requires_grad_()
+    wanted = reference.gelu(exact, approximate)
+    (slope,) = torch.autograd.grad(wanted.sum(), exact)
+    assert torch.equal(value, again)
+    assert float((value - wanted).detach().abs().max()) < 2e-6
+    assert float((derivative - slope).abs().max()) < 2e-6
+    below = (x[:-2] > -4) & (x[:-2] < -1)  # nothing cancels there
+    assert float(((value - wanted) / wanted).detach()[below].abs().max()) < 1e-3
+    assert [float(y) for y in found[0][-2:]] == [0.0, float(x[-1])]
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_token_dropout_is_the_oracles(p: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    key = torch.randint(-(2**63), 2**63 - 1, (3,), generator=generator)
+    sequence, offset = torch.tensor([0] * 5 + [1] * 7 + [2] * 3), torch.arange(15) * 37
+    out = torch.full((15, 128), torch.nan, device=DEVICE)
+    threshold = round(p * 65536)
+    arguments = (key.to(DEVICE), sequence.to(DEVICE), offset.to(DEVICE), out, 15, 3, 259, threshold)
+    write_mask[(1,)](*arguments, ROWS=16, COLUMNS=128)
+    expected = reference.token_dropout_mask(128, p, key, sequence, offset, 259) > 0
+    assert torch.equal(out.cpu() > 0, expected)
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (64, 32), (65, 3, 33), (264, 3, 768)], ids=str)
+def test_column_sums(shape: tuple[int, ...], seed: int) -> None:
+    partial = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    torch.testing.assert_close(column_sums(partial), partial.sum(0))
+    assert torch.equal(column_sums(partial), column_sums(partial))
