@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastbert.errors import UserError
 from fastbert.ops import backend
-from fastbert.ops.normalization import layer_norm
+from fastbert.ops.normalization import check, choose, layer_norm_eager, recorded, statistics
 
 
 def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str = "none") -> Tensor:
@@ -17,8 +21,17 @@ def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str = "none") -> Tens
 def gelu_layer_norm(
     x: Tensor, bias: Tensor | None, weight: Tensor, norm_bias: Tensor, eps: float = 1e-12, approximate: str = "none"
 ) -> Tensor:
-    """LayerNorm(GELU(x + bias)), what the masked-language-model head does before its vocabulary product."""
-    return backend.select("gelu_layer_norm", x.device)(x, bias, weight, norm_bias, eps, approximate)
+    """LayerNorm(GELU(x + bias)), what the masked-language-model head does before its vocabulary product.
+
+    x (..., width); bias, weight, norm_bias (width,); `approximate` is `"none"` (by erf) or `"tanh"`. The `triton`
+    backend serves bf16, fp16 and fp32 up to 8192 columns, computes in fp32 throughout, and saves `x` and two fp32
+    numbers a row. Raises UserError, a ValueError, that names the wrong argument.
+    """
+    check(x, {"bias": bias, "weight": weight, "norm_bias": norm_bias}, eps)
+    if approximate not in ("none", "tanh"):
+        raise UserError(f"approximate={approximate!r} must be 'none' or 'tanh'")
+    chosen = choose("gelu_layer_norm", x, weight, norm_bias, bias)
+    return backend.implementation("gelu_layer_norm", chosen)(x, bias, weight, norm_bias, eps, approximate)
 
 
 def _bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
@@ -29,8 +42,63 @@ def _bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
 def _gelu_layer_norm(
     x: Tensor, bias: Tensor | None, weight: Tensor, norm_bias: Tensor, eps: float, approximate: str
 ) -> Tensor:
-    return layer_norm(_bias_gelu(x, bias, approximate), weight, norm_bias, eps)
+    return layer_norm_eager(_bias_gelu(x, bias, approximate), weight, norm_bias, eps)
+
+
+def _gelu_layer_norm_triton(
+    x: Tensor, bias: Tensor | None, weight: Tensor, norm_bias: Tensor, eps: float, approximate: str
+) -> Tensor:
+    rows, save = x.reshape(-1, x.shape[-1]), recorded(x, bias, weight, norm_bias)
+    return _gelu_norm(rows, bias, weight, norm_bias, eps, approximate == "tanh", save)[0].view(x.shape)
+
+
+@torch.library.custom_op("fastbert::gelu_layer_norm", mutates_args=())
+def _gelu_norm(
+    x: Tensor, x_bias: Tensor | None, weight: Tensor, bias: Tensor, eps: float, tanh: bool, save: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y (rows, width), mean and rstd of the GELU, fp32 (rows,), both empty without `save`."""
+    from fastbert.kernels import gelu_layer_norm as kernels
+
+    return kernels.forward_gelu(x, x_bias, weight, bias, eps, tanh, save)
+
+
+@_gelu_norm.register_fake
+def _(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), *statistics(x, arguments[-1])
+
+
+@torch.library.custom_op("fastbert::gelu_layer_norm_backward", mutates_args=())
+def _gelu_norm_backward(
+    grad: Tensor, x: Tensor, x_bias: Tensor | None, mean: Tensor, rstd: Tensor, weight: Tensor, tanh: bool
+) -> tuple[Tensor, Tensor]:
+    """dx; dweight, dbias and, with x_bias, its gradient as rows of one fp32 tensor."""
+    from fastbert.kernels import gelu_layer_norm as kernels
+
+    return kernels.gradients_gelu(grad, x, x_bias, mean, rstd, weight, tanh)
+
+
+@_gelu_norm_backward.register_fake
+def _(grad: Tensor, x: Tensor, x_bias: Tensor | None, mean: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), mean.new_empty(2 if x_bias is None else 3, x.shape[1])
+
+
+def _gelu_norm_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, x_bias, weight, bias, _, tanh, _ = inputs
+    _, mean, rstd = output
+    ctx.save_for_backward(x, x_bias, mean, rstd, weight)
+    ctx.tanh, ctx.bias_dtype = tanh, bias.dtype
+
+
+def _gelu_norm_gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    x, x_bias, mean, rstd, weight = ctx.saved_tensors
+    dx, sums = _gelu_norm_backward(grad, x, x_bias, mean, rstd, weight, ctx.tanh)
+    dx_bias = None if x_bias is None else sums[2].to(x_bias.dtype)
+    return dx, dx_bias, sums[0].to(weight.dtype), sums[1].to(ctx.bias_dtype), None, None, None
+
+
+_gelu_norm.register_autograd(_gelu_norm_gradients, setup_context=_gelu_norm_context)
 
 
 backend.register("bias_gelu", "eager", _bias_gelu)
 backend.register("gelu_layer_norm", "eager", _gelu_layer_norm)
+backend.register("gelu_layer_norm", "triton", _gelu_layer_norm_triton)
