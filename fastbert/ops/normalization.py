@@ -99,7 +99,7 @@ def check(x: Tensor, vectors: dict[str, Tensor | None], eps: float) -> None:
                 f" {vector.dtype} {tuple(vector.shape)}"
             )
         _check_device(name, vector, x)
-    if not (eps >= 0.0 and math.isfinite(eps)):
+    if not 0.0 <= eps < math.inf:
         raise UserError(f"eps={eps} must be a finite number, at least 0")
 
 

@@ -187,8 +187,7 @@ def test_either_result_may_take_the_gradient(
     upstream = [random((20, 96), seed + i) if used else None for i, used in zip((5, 6), reached)]
     ours = check(of_sum, tensors, upstream, dropout=token_dropout(20, seed) if dropped else None)
     if not reached[0]:
-        assert not ours["dweight"].any()
-        assert not ours["dbias"].any()
+        assert not {"dweight", "dbias"} & ours.keys()
 
 
 @pytest.mark.parametrize("rows_dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
@@ -322,8 +321,9 @@ def test_rows_do_not_depend_on_their_neighbours(function, seed: int) -> None:
     apart = run("triton", function, fewer, [g[some] for g in upstream], **part)
     for name in {"y", "sum", "dx", "dresidual"} & together.keys():
         assert torch.equal(together[name][some], apart[name]), name
-    tensors["x"] = tensors["x"].clone()
-    tensors["x"][3, 5], tensors["x"][7, 6] = math.nan, math.inf
+    for name in ("x", "residual"):  # what dropout takes away leaves no trace
+        tensors[name] = tensors[name].clone()
+        tensors[name][3, 5], tensors[name][7, 6] = math.nan, math.inf
     marked = run("triton", function, tensors, upstream, **options)
     assert marked["y"][[3, 7]].isnan().all()
     for name in ("y", "dx"):
@@ -399,8 +399,9 @@ def test_compiles_whole_and_once_for_any_number_of_rows(seed: int) -> None:
     def function(x, residual, x_bias, weight, bias, key, sequence_ids, offsets):
         dropout = TokenDropout(0.1, key, sequence_ids, offsets, SITE)
         y, total = of_sum(x * 2.0, residual, weight, bias, x_bias, dropout)
-        z = ops.dropout_add_layer_norm(y, total, weight, bias)
-        return ops.gelu_layer_norm(ops.layer_norm(z, weight, bias), x_bias, weight, bias) + total
+        # Said, because torch compiles twice for a default that is a number with a fraction.
+        z = ops.dropout_add_layer_norm(y, total, weight, bias, 1e-5)
+        return of_gelu(*alone(z, weight, bias), weight, bias, x_bias)[0] + total
 
     torch._dynamo.reset()
     compiled = torch.compile(function, backend=counter, fullgraph=True, dynamic=True)
