@@ -65,7 +65,9 @@ def bias_gelu_backward(
     bias = tl.zeros((1, COLUMNS), tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + column, mask=column < width, other=0.0).to(tl.float32)
-    for first_row in range(tl.program_id(0) * ROWS, rows, tl.num_programs(0) * ROWS):
+    begin = tl.program_id(0) * ROWS
+    for step in range(0, rows - begin, tl.num_programs(0) * ROWS):
+        first_row = begin + step
         start, offset, inside = _place(first_row, column, rows, width, elements, FLAT, ROWS, COLUMNS)
         x = tl.load(x_ptr + start + offset, mask=inside, other=0.0).to(tl.float32)
         grad = tl.load(grad_ptr + start + offset, mask=inside, other=0.0).to(tl.float32)

@@ -62,7 +62,7 @@ def _columns_of(
         row = tl.arange(0, DEPTH)[:, None]
         # Both numbers are multiples of 16, so that 16 neighbours stay neighbours.
         column = tl.max_contiguous(tl.multiple_of((first_column + tl.arange(0, COLUMNS)) % columns, 16), 16)[None, :]
-        x += first.to(tl.int64) * columns
+        x += columns.to(tl.int64) * first
         if EVEN:
             return tl.load(x + (row * columns + column))
         else:
@@ -91,7 +91,8 @@ def product_gelu(
     if TMA:
         x = tl.make_tensor_descriptor(x_ptr, [rows, depth], [depth, 1], [ROWS, DEPTH])
         weight = tl.make_tensor_descriptor(weight_ptr, [columns, depth], [depth, 1], [COLUMNS, DEPTH])
-    for tile in range(tl.program_id(0), across * tl.cdiv(rows, ROWS), tl.num_programs(0)):
+    for step in range(0, across * tl.cdiv(rows, ROWS) - tl.program_id(0), tl.num_programs(0)):
+        tile = tl.program_id(0) + step
         first_row, first_column = tile // across * ROWS, tile % across * COLUMNS
         total = tl.zeros((ROWS, COLUMNS), tl.float32)
         for first in range(0, depth, DEPTH):
@@ -125,7 +126,8 @@ def product_gelu_gradient(
     if TMA:
         grad = tl.make_tensor_descriptor(grad_ptr, [rows, depth], [depth, 1], [ROWS, DEPTH])
         weight = tl.make_tensor_descriptor(weight_ptr, [depth, columns], [columns, 1], [DEPTH, COLUMNS])
-    for tile in range(tl.program_id(0), across * tl.cdiv(rows, ROWS), tl.num_programs(0)):
+    for step in range(0, across * tl.cdiv(rows, ROWS) - tl.program_id(0), tl.num_programs(0)):
+        tile = tl.program_id(0) + step
         first_row, first_column = tile // across * ROWS, tile % across * COLUMNS
         dh = tl.zeros((ROWS, COLUMNS), tl.float32)
         for first in range(0, depth, DEPTH):

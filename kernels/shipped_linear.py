@@ -64,8 +64,8 @@ TABLES: dict[str, Table] = {
         "product_gelu_gradient": _product(128, 128, 64, 32, 4, 2),
     },
     "interpreter": {
-        "bias_gelu_forward": _rows(8, 128, 4),
-        "bias_gelu_backward": _rows(8, 128, 4),
+        "bias_gelu_forward": _rows(8, 512, 4),
+        "bias_gelu_backward": _rows(8, 512, 4),
         "product_gelu": _product(32, 64, 32, 32, 4, 1, own=1),
         "product_gelu_gradient": _product(32, 64, 32, 32, 4, 1, own=1),
     },
