@@ -32,7 +32,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fastbert.errors import UserError
-from fastbert.kernels import cases_attention, cases_softmax
+from fastbert.kernels import cases_attention, cases_embedding, cases_linear, cases_loss, cases_norm, cases_softmax
 from fastbert.kernels.launch import Launch, recording
 from fastbert.kernels.shipped import SHIPPED
 
@@ -87,7 +87,7 @@ class Resources:
 
 
 # Each has demanding(), every() and brief(), which give cases.
-FAMILIES = (cases_attention, cases_softmax)
+FAMILIES = (cases_attention, cases_softmax, cases_norm, cases_loss, cases_embedding, cases_linear)
 
 
 def cases(full: bool = False) -> list[Case]:

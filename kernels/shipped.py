@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from fastbert.kernels import shipped_attention, shipped_softmax
+from fastbert.kernels import (
+    shipped_attention,
+    shipped_embedding,
+    shipped_linear,
+    shipped_loss,
+    shipped_norm,
+    shipped_softmax,
+)
 from fastbert.kernels.configuration import Table
 
-FAMILIES = (shipped_attention, shipped_softmax)
+FAMILIES = (shipped_attention, shipped_softmax, shipped_norm, shipped_loss, shipped_embedding, shipped_linear)
 SHIPPED: dict[str, Table] = {
     target: {kernel: entries for family in FAMILIES for kernel, entries in family.TABLES[target].items()}
     for target in shipped_attention.TABLES

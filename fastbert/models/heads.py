@@ -18,7 +18,7 @@ from fastbert.models.outputs import LogitsOutput, PreTrainingOutput, SpanOutput
 from fastbert.models.pretrained import PreTrainedModel, resized
 from fastbert.ops.attention import draw_keys
 from fastbert.ops.dropout import Site, TokenDropout
-from fastbert.ops.linear import CrossEntropy
+from fastbert.ops.linear_cross_entropy import CrossEntropy
 from fastbert.packing import IGNORE_INDEX, PackedBatch
 
 

@@ -4,7 +4,8 @@ from fastbert.ops.attention import attention
 from fastbert.ops.dropout import Site, TokenDropout, dropout
 from fastbert.ops.embedding import embedding_layer_norm
 from fastbert.ops.gelu import bias_gelu, gelu_layer_norm
-from fastbert.ops.linear import linear, linear_cross_entropy
+from fastbert.ops.linear import linear
+from fastbert.ops.linear_cross_entropy import linear_cross_entropy
 from fastbert.ops.normalization import dropout_add_layer_norm, layer_norm
 from fastbert.ops.softmax import softmax
 

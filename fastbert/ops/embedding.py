@@ -1,40 +1,170 @@
-"""The input of the encoder: three embeddings, their sum, LayerNorm and dropout."""
+"""The input of the encoder: the embeddings of a token's ids, their sum, LayerNorm and dropout."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastbert.errors import UserError
 from fastbert.ops import backend
 from fastbert.ops.dropout import TokenDropout, dropout
 from fastbert.ops.normalization import layer_norm
 
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+# Of the triton backend: what a program holds of one row, and the tables that its kernels take.
+_WIDEST, _MOST_TABLES = 8192, 4
+
 
 def embedding_layer_norm(
-    ids: tuple[Tensor, Tensor, Tensor],
-    tables: tuple[Tensor, Tensor, Tensor],
+    ids: Sequence[Tensor],
+    tables: Sequence[Tensor],
     weight: Tensor,
     bias: Tensor,
     eps: float = 1e-12,
     token_dropout: TokenDropout | None = None,
 ) -> Tensor:
-    """dropout(LayerNorm(token + position + segment embedding)) (Devlin et al. 2019, figure 2).
+    """dropout(LayerNorm(token + position + segment embedding)) (Devlin et al. 2019, figure 2), for any tables.
 
-    ids: token, position and segment ids, int64 (tokens,); tables: their embeddings (rows, width). The sum and the
-    statistics are fp32; the result has autocast's dtype where autocast is on, else that of the tables.
+    ids: for each table int64 or int32 (tokens,), of any stride: token, position and segment ids; tables: their
+    embeddings (rows, width) of one floating dtype; weight and bias (width,). The sum and the statistics are fp32; the
+    result (tokens, width) has autocast's dtype where autocast is on, else that of the tables, in which the eager
+    backend also rounds the sum. Gradients have the dtypes of tables, weight and bias and are dense: all rows of a table
+    are written, and none is left out as padding.
+
+    An id that is no row of its table is an error that eager torch raises on a CPU. On a GPU nothing asks the device: on
+    the triton backend the token's row is NaN, so that a loss shows it, and the token adds nothing to any table's
+    gradient. With FASTBERT_DEBUG=1 in the environment the ids are looked at first, on every device and backend, which
+    waits for the device: the error then names the table, the id, its place and the table's rows.
+
+    The `triton` backend serves up to 4 tables of fp32, bf16 or fp16 and of at most 8192 columns; it sums the gradients
+    of tables in fp32, in an order that is the same on every run. Raises UserError, a ValueError, that names the wrong
+    argument.
     """
-    return backend.select("embedding_layer_norm", tables[0].device)(ids, tables, weight, bias, eps, token_dropout)
+    ids, tables = tuple(ids), tuple(tables)
+    if token_dropout is not None and token_dropout.p == 0.0:
+        token_dropout = None
+    _check(ids, tables, weight, bias, token_dropout)
+    check_ids(ids, tables)
+    device = tables[0].device
+    chosen = backend.choose("embedding_layer_norm", device)
+    if chosen == "triton":
+        chosen = _check_triton(tables, weight, bias)
+    if chosen != "triton":
+        chosen_implementation = backend.implementation("embedding_layer_norm", chosen)
+        return chosen_implementation(ids, tables, weight, bias, eps, token_dropout)
+    backend.refuse_forward_mode("embedding_layer_norm")
+    autocast = torch.is_autocast_enabled(device.type)
+    dtype = torch.get_autocast_dtype(device.type) if autocast else tables[0].dtype
+    draws = (0.0, None, None, None, 0) if token_dropout is None else _unpacked(token_dropout)
+    y, _, _ = _forward(list(ids), list(tables), weight, bias, eps, dtype, *draws)
+    return y
+
+
+def _check(
+    ids: tuple[Tensor, ...],
+    tables: tuple[Tensor, ...],
+    weight: Tensor,
+    bias: Tensor,
+    token_dropout: TokenDropout | None,
+) -> None:
+    """Refuse what no backend can compute, by what the host knows: shapes, dtypes, devices, numbers."""
+    if not tables or len(ids) != len(tables):
+        raise UserError(f"{len(ids)} ids for {len(tables)} tables: there must be one for each table, and one table")
+    width = tables[0].shape[-1]
+    for i, (one, table) in enumerate(zip(ids, tables)):
+        if one.dim() != 1 or one.shape != ids[0].shape or one.dtype not in (torch.int64, torch.int32):
+            raise UserError(
+                f"ids[{i}] must be int64 or int32 of shape ({ids[0].shape[0] if ids[0].dim() else 'tokens'},),"
+                f" not {one.dtype} {tuple(one.shape)}"
+            )
+        if table.dim() != 2 or table.shape[1] != width or not table.dtype.is_floating_point:
+            raise UserError(
+                f"tables[{i}] must be floating of shape (rows, {width}), not {table.dtype} {tuple(table.shape)}"
+            )
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor.shape != (width,):
+            raise UserError(f"{name} has shape {tuple(tensor.shape)}, but the tables' rows need ({width},)")
+    tensors = {f"ids[{i}]": one for i, one in enumerate(ids)}
+    tensors |= {f"tables[{i}]": table for i, table in enumerate(tables)} | {"weight": weight, "bias": bias}
+    if token_dropout is not None:
+        _check_dropout(token_dropout, ids[0].shape[0])
+        for part in ("key", "sequence_ids", "offsets"):
+            tensors[f"token_dropout.{part}"] = getattr(token_dropout, part)
+    for name, tensor in tensors.items():
+        if tensor.device != tables[0].device:
+            raise UserError(f"{name} is on {tensor.device}, tables[0] on {tables[0].device}: move them to one device")
+
+
+def _check_dropout(token_dropout: TokenDropout, tokens: int) -> None:
+    if not 0.0 <= token_dropout.p < 1.0:
+        raise UserError(f"token_dropout.p={token_dropout.p} must be at least 0 and below 1")
+    if not 0 <= token_dropout.site < 2**31:
+        raise UserError(f"token_dropout.site={token_dropout.site} must be at least 0 and below 2**31")
+    key = token_dropout.key
+    if key.dtype != torch.int64 or key.dim() != 1:
+        raise UserError(
+            f"token_dropout.key must be int64 (sequences,), one a sequence, not {key.dtype} {tuple(key.shape)}"
+        )
+    for name in ("sequence_ids", "offsets"):
+        tensor = getattr(token_dropout, name)
+        if tensor.shape != (tokens,) or tensor.dtype not in (torch.int64, torch.int32):
+            raise UserError(
+                f"token_dropout.{name} must be int64 or int32 of shape ({tokens},), one a token, not"
+                f" {tensor.dtype} {tuple(tensor.shape)}"
+            )
+
+
+def check_ids(ids: Sequence[Tensor], tables: Sequence[Tensor]) -> None:
+    """Under FASTBERT_DEBUG=1, refuse ids that are no rows of their tables; waits for the device."""
+    if torch.compiler.is_compiling() or os.environ.get("FASTBERT_DEBUG", "0") in ("", "0"):
+        return
+    names = ("token", "position", "segment") if len(tables) == 3 else tuple(f"table {i}'s" for i in range(len(tables)))
+    for i, (one, table) in enumerate(zip(ids, tables)):
+        rows = table.shape[0]
+        bad = ((one < 0) | (one >= rows)).nonzero()
+        if len(bad):
+            place = int(bad[0])
+            raise UserError(
+                f"{names[i]} id {int(one[place])} at ids[{i}][{place}] is no row of tables[{i}], which has {rows} rows:"
+                f" ids must be at least 0 and below {rows}"
+            )
+
+
+def _check_triton(tables: tuple[Tensor, ...], weight: Tensor, bias: Tensor) -> backend.BackendName:
+    """The backend of a call for which the Triton kernels were chosen: eager where they do not serve its kind."""
+    backend.require_triton(tables[0].device, "tables[0]")
+    width, dtypes = tables[0].shape[1], sorted({str(table.dtype) for table in tables})
+    reason = None
+    if len(dtypes) > 1 or tables[0].dtype not in _DTYPES:
+        reason = f"tables have dtype {' and '.join(dtypes)}: the triton backend serves one of {_names()} for all"
+    elif weight.dtype not in _DTYPES or bias.dtype != weight.dtype:
+        reason = f"weight and bias have dtypes {weight.dtype} and {bias.dtype}: the triton backend serves one of"
+        reason += f" {_names()} for both"
+    elif not 1 <= width <= _WIDEST:
+        reason = f"the tables' rows have {width} columns: the triton backend serves 1 to {_WIDEST}"
+    elif len(tables) > _MOST_TABLES:
+        reason = f"there are {len(tables)} tables: the triton backend serves up to {_MOST_TABLES}"
+    return "triton" if reason is None else backend.without_triton("embedding_layer_norm", reason)
+
+
+def _names() -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
 
 
 def _embedding_layer_norm(
-    ids: tuple[Tensor, Tensor, Tensor],
-    tables: tuple[Tensor, Tensor, Tensor],
+    ids: tuple[Tensor, ...],
+    tables: tuple[Tensor, ...],
     weight: Tensor,
     bias: Tensor,
     eps: float,
     token_dropout: TokenDropout | None,
 ) -> Tensor:
+    """The eager backend: torch's own operations, whose gradients torch knows."""
     device = tables[0].device
     summed = F.embedding(ids[0], tables[0])
     for index, table in zip(ids[1:], tables[1:]):
@@ -45,4 +175,115 @@ def _embedding_layer_norm(
     return dropout(normed, token_dropout)
 
 
+def _unpacked(token_dropout: TokenDropout) -> tuple[float, Tensor, Tensor, Tensor, int]:
+    """Dropout as an operator of torch takes it."""
+    d = token_dropout
+    return d.p, d.key, d.sequence_ids, d.offsets, d.site
+
+
+def _packed(
+    p: float, key: Tensor | None, sequence_ids: Tensor | None, offsets: Tensor | None, site: int
+) -> TokenDropout | None:
+    if key is None or sequence_ids is None or offsets is None:
+        return None
+    return TokenDropout(p, key, sequence_ids, offsets, site)
+
+
+@torch.library.custom_op("fastbert::embedding_layer_norm", mutates_args=())
+def _forward(
+    ids: Sequence[Tensor],
+    tables: Sequence[Tensor],
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    dtype: torch.dtype,
+    p: float,
+    key: Tensor | None,
+    sequence_ids: Tensor | None,
+    offsets: Tensor | None,
+    site: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The result in `dtype`, and fp32 (tokens,) mean and 1 / deviation; `key` is None where nothing is dropped."""
+    token_dropout = _packed(p, key, sequence_ids, offsets, site)
+    return _Triton.forward(list(ids), list(tables), weight, bias, eps, dtype, token_dropout, True)
+
+
+@_forward.register_fake
+def _(
+    ids: Sequence[Tensor], tables: Sequence[Tensor], weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype,
+    *draws: Any,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    tokens, width = ids[0].shape[0], tables[0].shape[1]
+    statistic = tables[0].new_empty(tokens, dtype=torch.float32)
+    return tables[0].new_empty(tokens, width, dtype=dtype), statistic, torch.empty_like(statistic)
+
+
+@torch.library.custom_op("fastbert::embedding_layer_norm_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    ids: Sequence[Tensor],
+    tables: Sequence[Tensor],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor,
+    p: float,
+    key: Tensor | None,
+    sequence_ids: Tensor | None,
+    offsets: Tensor | None,
+    site: int,
+) -> list[Tensor]:
+    """The gradients of the tables, of weight and of bias."""
+    token_dropout = _packed(p, key, sequence_ids, offsets, site)
+    dtables, dweight, dbias = _Triton.backward(grad, list(ids), list(tables), mean, rstd, weight, token_dropout)
+    return [*dtables, dweight, dbias]
+
+
+@_backward.register_fake
+def _(
+    grad: Tensor, ids: Sequence[Tensor], tables: Sequence[Tensor], mean: Tensor, rstd: Tensor, weight: Tensor,
+    *draws: Any,
+) -> list[Tensor]:  # fmt: skip
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (*tables, weight, weight)]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ids, tables, weight, _, _, _, p, key, sequence_ids, offsets, site = inputs
+    _, mean, rstd = output
+    ctx.save_for_backward(*ids, *tables, weight, mean, rstd, key, sequence_ids, offsets)
+    ctx.numbers = (len(tables), p, site)
+    ctx.mark_non_differentiable(mean, rstd)
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    count, p, site = ctx.numbers
+    none = [None] * count
+    if grad is None:
+        return none, none, *[None] * 9
+    *sources, weight, mean, rstd, key, sequence_ids, offsets = ctx.saved_tensors
+    draws = (p, key, sequence_ids, offsets, site)
+    gradients = _backward(grad, sources[:count], sources[count:], mean, rstd, weight, *draws)
+    return none, gradients[:count], gradients[count], gradients[count + 1], *[None] * 7
+
+
+_forward.register_autograd(_gradients, setup_context=_setup_context)
+
+
+class _Triton:
+    """The kernels of `fastbert.kernels.embedding`, imported when they first run."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+        from fastbert.kernels import embedding as kernels
+
+        return kernels.forward(*arguments)
+
+    @staticmethod
+    def backward(*arguments: Any) -> tuple[list[Tensor], Tensor, Tensor]:
+        from fastbert.kernels import embedding as kernels
+
+        return kernels.backward(*arguments)
+
+
 backend.register("embedding_layer_norm", "eager", _embedding_layer_norm)
+backend.register("embedding_layer_norm", "triton", _Triton)

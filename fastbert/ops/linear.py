@@ -1,63 +1,122 @@
-"""Matrix products: the linear layer, and the vocabulary product with its loss."""
+"""Matrix products: the linear layer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastbert.errors import UserError
 from fastbert.ops import backend
-from fastbert.packing import IGNORE_INDEX
+from fastbert.ops.gelu import bias_gelu, gelu_backward
 
 
-@dataclass(frozen=True)
-class CrossEntropy:
-    """Loss summed over the labelled rows (fp32 scalar), the number of labelled rows, and of those predicted right."""
-
-    loss_sum: Tensor
-    count: Tensor
-    correct: Tensor
+# By activation: what torch's GELU is called.
+APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x weight^T + bias: x (tokens, in), weight (out, in), bias (out,). Under autocast the operands are cast."""
-    return backend.select("linear", x.device)(x, weight, bias)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None) -> Tensor:
+    """activation(x weight^T + bias): x (..., in), weight (out, in), bias (out,); `activation` is None, `"gelu"` (by erf)
+    or `"gelu_tanh"`. Under autocast the operands are cast.
 
-
-def linear_cross_entropy(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    *,
-    ignore_index: int = IGNORE_INDEX,
-    label_smoothing: float = 0.0,
-) -> CrossEntropy:
-    """Cross-entropy of softmax(x weight^T + bias) against `labels`: x (rows, width), weight (vocabulary, width), labels
-    int64 (rows,). Rows labelled `ignore_index` count for nothing. The softmax is computed in fp32.
+    Without an activation this is torch's product on every backend. With one, the `triton` backend keeps the product
+    before GELU, rounded to the operands' dtype, and computes GELU from that in fp32: for bf16 and fp16 operands of widths
+    that are multiples of 16 in the product's own epilogue where the table of configurations prefers that, otherwise in a
+    pass behind torch's product. Gradients of fp32 weights are fp32 sums of products of the cast operands.
+    Raises UserError, a ValueError, that names the wrong argument.
     """
-    return backend.select("linear_cross_entropy", x.device)(x, weight, bias, labels, ignore_index, label_smoothing)
+    _check(x, weight, bias, activation)
+    return backend.select("linear", x.device)(x, weight, bias, activation)
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return F.linear(x, weight, bias)
-
-
-def _linear_cross_entropy(
-    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, ignore_index: int, label_smoothing: float
-) -> CrossEntropy:
-    logits = F.linear(x, weight, bias)
-    with backend.without_autocast(x.device):
-        loss_sum = F.cross_entropy(
-            logits.float(), labels, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="sum"
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> None:
+    if activation is not None and activation not in APPROXIMATIONS:
+        raise UserError(f"activation={activation!r} must be None, {' or '.join(map(repr, APPROXIMATIONS))}")
+    if weight.dim() != 2 or x.dim() == 0 or x.shape[-1] != weight.shape[1]:
+        raise UserError(
+            f"weight has shape {tuple(weight.shape)}: it must be (out, in) with x of shape (..., in), not"
+            f" {tuple(x.shape)}"
         )
-    with torch.no_grad():
-        counted = labels != ignore_index
-        correct = ((logits.argmax(-1) == labels) & counted).sum()
-    return CrossEntropy(loss_sum, counted.sum(), correct)
+    if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
+        raise UserError(f"bias has shape {tuple(bias.shape)}: it must be ({weight.shape[0]},), one a row of weight")
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    product = F.linear(x, weight, bias)
+    return product if activation is None else F.gelu(product, approximate=APPROXIMATIONS[activation])
+
+
+def _linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    if activation is None:
+        return F.linear(x, weight, bias)
+    backend.require_triton(x.device, "x")
+    kind, approximate = x.device.type, APPROXIMATIONS[activation]
+    cast = torch.is_autocast_enabled(kind) and x.dtype != torch.float64
+    dtype = torch.get_autocast_dtype(kind) if cast else x.dtype
+    served = dtype in (torch.bfloat16, torch.float16) and (cast or weight.dtype == dtype)
+    served = served and (bias is None or bias.dtype in (dtype, torch.float32))
+    if not served or weight.shape[0] % 16 or weight.shape[1] % 16:
+        # The bias is added behind the product, so that its gradient is summed in the same pass as GELU's.
+        return bias_gelu(F.linear(x, weight), bias, approximate)
+    backend.refuse_forward_mode("linear")
+    rows = x.to(dtype).reshape(-1, x.shape[-1])
+    given = [tensor for tensor in (x, weight, bias) if tensor is not None]
+    keep = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+    y, _ = _linear_gelu(rows, weight, bias, approximate == "tanh", keep)
+    return y.view(*x.shape[:-1], weight.shape[0])
+
+
+@torch.library.custom_op("fastbert::linear_gelu", mutates_args=())
+def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, keep: bool) -> tuple[Tensor, Tensor]:
+    """y = gelu(u) and u = x weight^T + bias in the dtype of x (rows, in), to which the weight is cast.
+
+    u is for the gradient alone, and has no rows without `keep`.
+    """
+    from fastbert.kernels import bias_gelu as passes
+    from fastbert.kernels import linear as products
+
+    weight = weight.to(x.dtype)
+    if products.prefers_own(x):
+        return products.linear_gelu(x, weight, bias, tanh, keep)
+    with backend.without_autocast(x.device):
+        u = F.linear(x, weight, None if bias is None else bias.to(x.dtype))
+    return passes.forward(u, None, tanh), u if keep else u.new_empty(0, len(weight))
+
+
+@_linear_gelu.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, keep: bool) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0] if keep else 0, weight.shape[0])
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, bias, tanh, _ = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(x, weight, output[1])
+    ctx.tanh = tanh
+    ctx.bias_dtype = None if bias is None else bias.dtype
+
+
+def _gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, u = ctx.saved_tensors
+    of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
+    du, total = gelu_backward(grad, u, None, ctx.tanh, bool(of_bias))
+    with backend.without_autocast(x.device):
+        dx = du @ weight.to(x.dtype) if of_x else None
+        dweight = _weight_gradient(du, x, weight.dtype) if of_weight else None
+    return dx, dweight, total.to(ctx.bias_dtype) if of_bias else None, None, None
+
+
+def _weight_gradient(du: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """du^T x in `dtype`, without rounding to that of x in between where torch can."""
+    if dtype == torch.float32 and x.is_cuda and torch.version.hip is None:
+        return torch.mm(du.t(), x, out_dtype=torch.float32)
+    return (du.t() @ x).to(dtype)
+
+
+_linear_gelu.register_autograd(_gradients, setup_context=_setup_context)
 
 
 backend.register("linear", "eager", _linear)
-backend.register("linear_cross_entropy", "eager", _linear_cross_entropy)
+backend.register("linear", "triton", _linear_triton)

@@ -72,6 +72,21 @@ def test_dropout_add_layer_norm_is_its_parts(seed: int) -> None:
     together = ops.dropout_add_layer_norm(x, residual, weight, bias, 1e-12, dropout)
     parts = reference.layer_norm(ops.dropout(x, dropout) + residual, weight, bias, 1e-12)
     torch.testing.assert_close(together, parts)
+    x_bias = torch.randn(24)
+    together, total = ops.dropout_add_layer_norm(
+        x, residual, weight, bias, 1e-12, dropout, x_bias=x_bias, return_sum=True
+    )
+    torch.testing.assert_close(total, ops.dropout(x + x_bias, dropout) + residual)
+    torch.testing.assert_close(together, reference.layer_norm(total, weight, bias, 1e-12))
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_layer_norm_is_its_parts(approximate: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    x, bias, weight, norm_bias = torch.randn(5, 24), torch.randn(24), torch.randn(24), torch.randn(24)
+    together = ops.gelu_layer_norm(x, bias, weight, norm_bias, 1e-12, approximate)
+    parts = reference.layer_norm(reference.gelu(x + bias, approximate), weight, norm_bias, 1e-12)
+    torch.testing.assert_close(together, parts)
 
 
 def test_embedding_layer_norm_is_the_sum_of_three_tables(seed: int) -> None:
@@ -85,15 +100,17 @@ def test_embedding_layer_norm_is_the_sum_of_three_tables(seed: int) -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_linear_cross_entropy(smoothing: float, seed: int) -> None:
+@pytest.mark.parametrize("z_loss", [0.0, 0.01])
+def test_linear_cross_entropy(smoothing: float, z_loss: float, seed: int) -> None:
     torch.manual_seed(seed)
     x, weight, bias = torch.randn(9, 16).double(), torch.randn(40, 16).double(), torch.randn(40).double()
     labels = torch.randint(40, (9,))
     labels[[2, 5]] = -100
-    found = ops.linear_cross_entropy(x, weight, bias, labels, label_smoothing=smoothing)
+    found = ops.linear_cross_entropy(x, weight, bias, labels, label_smoothing=smoothing, z_loss=z_loss)
     kept = labels != -100
     logits = x @ weight.T + bias
     expected = reference.cross_entropy(logits[kept], labels[kept], smoothing).sum()
+    expected = expected + z_loss * logits[kept].logsumexp(-1).square().sum()
     torch.testing.assert_close(found.loss_sum.double(), expected, rtol=1e-5, atol=1e-5)
     assert found.count == 7
     assert found.correct == int((logits.argmax(-1) == labels).sum())
@@ -112,7 +129,7 @@ def test_layer_norm_keeps_bf16_rows_and_fp32_weights_apart_under_autocast(seed: 
 
 def test_use_backend_holds_inside_its_block_and_names_what_it_cannot_serve() -> None:
     x = torch.randn(2, 8)
-    with fastbert.use_backend("triton"), pytest.raises(UserError, match="'triton' cannot serve 'layer_norm'"):
+    with fastbert.use_backend("native"), pytest.raises(UserError, match="'native' cannot serve 'layer_norm'"):
         ops.layer_norm(x, torch.ones(8), torch.zeros(8))
     ops.layer_norm(x, torch.ones(8), torch.zeros(8))
     fastbert.use_backend("triton")

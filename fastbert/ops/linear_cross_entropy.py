@@ -1,0 +1,260 @@
+"""The vocabulary product with its loss, without the logits of all rows at once."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastbert.errors import UserError
+from fastbert.ops import backend
+from fastbert.packing import IGNORE_INDEX
+
+SERVED = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class CrossEntropy:
+    """Loss summed over the labelled rows (fp32 scalar), the number of labelled rows, and of those predicted right."""
+
+    loss_sum: Tensor
+    count: Tensor
+    correct: Tensor
+
+
+def linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    *,
+    ignore_index: int = IGNORE_INDEX,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+) -> CrossEntropy:
+    """Cross-entropy of softmax(x weight^T + bias) against `labels`: x (rows, width), weight (vocabulary, width), bias
+    (vocabulary,), labels int64 (rows,).
+
+    Rows labelled `ignore_index` count for nothing. `label_smoothing` mixes a uniform distribution into the target
+    (Szegedy et al. 2016, section 7); `z_loss` adds z_loss * logsumexp(logits)^2 to the loss of each labelled row
+    (Chowdhery et al. 2022, section 5). `correct` counts rows whose label is the first of the highest logits.
+
+    Under autocast x, weight and bias are cast to its dtype, as by eager torch. Logits are rounded to the dtype of x;
+    maxima, exponentials, sums and the loss are fp32. Gradients have the dtypes of what they belong to; that of the
+    weight is summed in fp32. The `triton` backend serves bf16, fp16 and fp32: it keeps the logits of a chunk of rows
+    only, computes the gradients with the loss where one is asked for, and has no second derivatives.
+
+    A label that is neither in the vocabulary nor `ignore_index` makes the loss and the gradients NaN on that backend
+    (eager torch raises, or stops the GPU); with FASTBERT_DEBUG=1 it is read on the host and raises UserError. Nothing
+    asks the device otherwise. Raises UserError, a ValueError, that names the wrong argument.
+    """
+    _check(x, weight, bias, labels, label_smoothing, z_loss)
+    chosen = backend.choose("linear_cross_entropy", x.device)
+    if chosen == "triton":
+        chosen = _check_triton(x, weight, bias)
+    if not torch.compiler.is_compiling():
+        _check_labels(labels, weight.shape[0], ignore_index)
+    if chosen == "eager":
+        return _eager(x, weight, bias, labels, ignore_index, label_smoothing, z_loss)
+    backend.refuse_forward_mode("linear_cross_entropy")
+    wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (x, weight, bias)]
+    numbers = (ignore_index, label_smoothing, z_loss)
+    loss_sum, count, correct, _, _, _ = _forward(x.to(_operands(x)), weight, bias, labels, *numbers, *wanted)
+    return CrossEntropy(loss_sum, count, correct)
+
+
+def _operands(x: Tensor) -> torch.dtype:
+    """The dtype in which torch would multiply x now."""
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
+
+
+def _check(
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, label_smoothing: float, z_loss: float
+) -> None:
+    """Refuse what no backend can compute, by what the host knows: shapes, dtypes, devices, numbers."""
+    if x.dim() != 2 or weight.dim() != 2 or x.shape[1] != weight.shape[1]:
+        raise UserError(
+            "x must have shape (rows, width) and weight (vocabulary, width), not"
+            f" {tuple(x.shape)} and {tuple(weight.shape)}"
+        )
+    if weight.shape[0] < 1:
+        raise UserError("weight has no rows: a vocabulary has at least one label")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise UserError(f"bias must have shape ({weight.shape[0]},), one a label, not {tuple(bias.shape)}")
+    if labels.dtype != torch.int64 or labels.shape != x.shape[:1]:
+        raise UserError(
+            f"labels must be int64 of shape ({x.shape[0]},), one a row, not {labels.dtype} {tuple(labels.shape)}"
+        )
+    named = {"weight": weight, "bias": bias, "labels": labels}
+    for name, tensor in named.items():
+        if tensor is not None and tensor.device != x.device:
+            raise UserError(f"{name} is on {tensor.device}, x on {x.device}: move them to one device")
+    if not torch.is_autocast_enabled(x.device.type):
+        for name, tensor in (("weight", weight), ("bias", bias)):
+            if tensor is not None and tensor.dtype != x.dtype:
+                raise UserError(f"{name} has dtype {tensor.dtype}, x {x.dtype}: cast one, or use torch.autocast")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise UserError(f"label_smoothing={label_smoothing} must be between 0 and 1")
+    if not 0.0 <= z_loss < math.inf:
+        raise UserError(f"z_loss={z_loss} must be a finite number and not below 0")
+
+
+def _check_triton(x: Tensor, weight: Tensor, bias: Tensor | None) -> backend.BackendName:
+    """The backend of a call for which the Triton kernels were chosen: eager where they do not serve its kind."""
+    backend.require_triton(x.device, "x")
+    for name, tensor in (("x", x), ("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.dtype not in SERVED:
+            reason = f"{name} has dtype {tensor.dtype}: the triton backend serves bfloat16, float16 and float32"
+            return backend.without_triton("linear_cross_entropy", reason)
+    return "triton"
+
+
+def _check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
+    """Refuse labels outside the vocabulary; reads them, and so only under FASTBERT_DEBUG=1."""
+    if os.environ.get("FASTBERT_DEBUG", "0") in ("", "0"):
+        return
+    wrong = ((labels < 0) | (labels >= vocabulary)) & (labels != ignore_index)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise UserError(
+            f"labels[{row}]={int(labels[row])} is not in the vocabulary of {vocabulary} labels:"
+            f" rows without a label have ignore_index={ignore_index}"
+        )
+
+
+def _eager(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+) -> CrossEntropy:
+    """The eager backend: torch's own operations, whose gradients torch knows."""
+    logits = F.linear(x, weight, bias)
+    counted = labels != ignore_index
+    with backend.without_autocast(x.device):
+        wide = logits.float()
+        loss_sum = F.cross_entropy(
+            wide, labels, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="sum"
+        )
+        if z_loss:
+            loss_sum = loss_sum + z_loss * wide.logsumexp(-1).square().masked_fill(~counted, 0.0).sum()
+    with torch.no_grad():
+        correct = ((logits.argmax(-1) == labels) & counted).sum()
+    return CrossEntropy(loss_sum, counted.sum(), correct)
+
+
+@torch.library.custom_op("fastbert::linear_cross_entropy", mutates_args=())
+def _forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    want_dx: bool,
+    want_dweight: bool,
+    want_dbias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """loss_sum, count, correct, and the gradients of loss_sum by x (in its dtype), weight and bias (fp32).
+
+    The gradients that are not wanted are empty.
+    """
+    numbers = (ignore_index, label_smoothing, z_loss, want_dx, want_dweight, want_dbias)
+    serves = backend.implementation("linear_cross_entropy", "triton")
+    return serves.forward(x, weight, bias, labels.contiguous(), *numbers)
+
+
+@_forward.register_fake
+def _(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    want_dx: bool,
+    want_dweight: bool,
+    want_dbias: bool,
+) -> tuple[Tensor, ...]:
+    return (
+        x.new_empty((), dtype=torch.float32),
+        labels.new_empty(()),
+        labels.new_empty(()),
+        x.new_empty(x.shape if want_dx else (0,)),
+        x.new_empty(weight.shape if want_dweight else (0,), dtype=torch.float32),
+        x.new_empty(weight.shape[:1] if want_dbias else (0,), dtype=torch.float32),
+    )
+
+
+@torch.library.custom_op("fastbert::linear_cross_entropy_backward", mutates_args=())
+def _backward(
+    grad: Tensor, dx: Tensor, dweight: Tensor, dbias: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients times grad, fp32 scalar. x, weight and bias are here so that a second derivative is refused."""
+    serves = backend.implementation("linear_cross_entropy", "triton")
+    return serves.backward(grad, dx, dweight, dbias, weight.dtype, weight.dtype if bias is None else bias.dtype)
+
+
+@_backward.register_fake
+def _(
+    grad: Tensor, dx: Tensor, dweight: Tensor, dbias: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, ...]:
+    kind = weight.dtype if bias is None else bias.dtype
+    return torch.empty_like(dx), torch.empty_like(dweight, dtype=weight.dtype), torch.empty_like(dbias, dtype=kind)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, weight, bias, *_ = inputs
+    _, _, _, dx, dweight, dbias = output
+    ctx.mark_non_differentiable(dx, dweight, dbias)
+    # Or torch would make zeros as large as the weight for them.
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(dx, dweight, dbias, x, weight, bias)
+
+
+def _gradients(ctx: Any, grad: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 10
+    dx, dweight, dbias, x, weight, bias = ctx.saved_tensors
+    scaled = _backward(grad, dx, dweight, dbias, x, weight, bias)
+    needed = ctx.needs_input_grad
+    dx, dweight, dbias = (tensor if need else None for tensor, need in zip(scaled, needed))
+    return dx, dweight, dbias, None, None, None, None, None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_setup_context)
+
+
+class _Triton:
+    """The kernels of `fastbert.kernels.cross_entropy`, imported when they first run."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+        from fastbert.kernels import cross_entropy as kernels
+
+        return kernels.forward(*arguments)
+
+    @staticmethod
+    def backward(
+        grad: Tensor, dx: Tensor, dweight: Tensor, dbias: Tensor, of_weight: torch.dtype, of_bias: torch.dtype
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        from fastbert.kernels import cross_entropy as kernels
+
+        scaled = kernels.scaled
+        return scaled(dx, grad, dx.dtype), scaled(dweight, grad, of_weight), scaled(dbias, grad, of_bias)
+
+
+backend.register("linear_cross_entropy", "eager", _eager)
+backend.register("linear_cross_entropy", "triton", _Triton)

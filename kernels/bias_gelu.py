@@ -1,0 +1,126 @@
+"""GELU of rows with a bias, and its gradient: x, y, grad and dx (rows, width), bias (width,) or none.
+
+Forward reads x and writes y; backward reads x and the gradient and writes dx: GELU is computed again. The sums of dx
+over the rows, which are the bias' gradient, come from the same pass: a program keeps those of its columns in registers.
+Without a bias and without sums, all elements are one long row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fastbert.kernels import tuning
+from fastbert.kernels.activation import gelu, gelu_and_derivative
+from fastbert.kernels.columns import column_sums
+from fastbert.kernels.common import narrow
+from fastbert.kernels.configuration import Config
+from fastbert.kernels.launch import architecture, launch, multiprocessors
+
+# That share the rows on a multiprocessor where sums are wanted: enough loads in flight to fill the memory's pipe.
+PROGRAMS = 4
+
+
+@triton.jit
+def _place(first_row, column, rows, width, elements, FLAT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Of a tile: its first element, int64, the offsets in it (ROWS, COLUMNS), and which elements there are.
+
+    FLAT: the rows have COLUMNS elements, the last one may have fewer.
+    """
+    row = tl.arange(0, ROWS)[:, None]
+    if FLAT:
+        start = first_row.to(tl.int64) * COLUMNS
+        offset = row * COLUMNS + column
+        return start, offset, offset < tl.minimum(elements - start, ROWS * COLUMNS).to(tl.int32)
+    else:
+        return first_row.to(tl.int64) * width, row * width + column, (first_row + row < rows) & (column < width)
+
+
+@triton.jit(do_not_specialize=["rows", "elements"])
+def bias_gelu_forward(
+    x_ptr, bias_ptr, y_ptr, rows, width, elements,
+    TANH: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Grid: blocks of ROWS rows, blocks of COLUMNS columns."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    start, offset, inside = _place(tl.program_id(0) * ROWS, column, rows, width, elements, FLAT, ROWS, COLUMNS)
+    x = tl.load(x_ptr + start + offset, mask=inside, other=0.0).to(tl.float32)
+    if bias_ptr is not None:
+        x += tl.load(bias_ptr + column, mask=column < width, other=0.0).to(tl.float32)
+    tl.store(y_ptr + start + offset, narrow(gelu(x, TANH), y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows", "elements"])
+def bias_gelu_backward(
+    grad_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, rows, width, elements,
+    TANH: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Grid: programs that share the rows, blocks of COLUMNS columns. partial (programs, width) fp32: sums of dx."""
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    bias = tl.zeros((1, COLUMNS), tl.float32)
+    if bias_ptr is not None:
+        bias = tl.load(bias_ptr + column, mask=column < width, other=0.0).to(tl.float32)
+    begin = tl.program_id(0) * ROWS
+    for step in range(0, rows - begin, tl.num_programs(0) * ROWS):
+        first_row = begin + step
+        start, offset, inside = _place(first_row, column, rows, width, elements, FLAT, ROWS, COLUMNS)
+        x = tl.load(x_ptr + start + offset, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(grad_ptr + start + offset, mask=inside, other=0.0).to(tl.float32)
+        _, slope = gelu_and_derivative(x + bias, TANH)
+        dx = grad * slope
+        tl.store(dx_ptr + start + offset, narrow(dx, dx_ptr.dtype.element_ty), mask=inside)
+        if partial_ptr is not None:
+            total += dx
+    if partial_ptr is not None:
+        partial_ptr += tl.program_id(0).to(tl.int64) * width
+        tl.store(partial_ptr + column, tl.sum(total, 0, keep_dims=True), mask=column < width)
+
+
+def _config(kernel: Any, x: Tensor) -> Config:
+    shape = "ieee" if x.dtype == torch.float32 else "half"
+    return tuning.lookup(kernel.__name__, shape, architecture(x.device))
+
+
+def _blocks(x: Tensor, flat: bool, config: Config) -> tuple[int, int, tuple[int, int]]:
+    """Rows and width as the kernels count them, and how many blocks there are of both."""
+    columns = config.constants["COLUMNS"]
+    width = columns if flat else x.shape[-1]
+    rows = triton.cdiv(x.numel(), width)
+    return rows, width, (triton.cdiv(rows, config.constants["ROWS"]), triton.cdiv(width, columns))
+
+
+def forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
+    """GELU(x + bias), contiguous, in the shape and dtype of x (..., width); bias (width,) of any floating dtype."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if y.numel():
+        config = _config(bias_gelu_forward, x)
+        flat = bias is None
+        rows, width, grid = _blocks(x, flat, config)
+        arguments = (x.contiguous(), bias, y, rows, width, x.numel())
+        launch(bias_gelu_forward, grid, *arguments, TANH=tanh, FLAT=flat, config=config)
+    return y
+
+
+def backward(
+    grad: Tensor, x: Tensor, bias: Tensor | None, tanh: bool, sums: bool | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """The gradient of x, contiguous, and with `sums` (default: with a bias) its sums over all but the last axis, fp32."""
+    sums = bias is not None if sums is None else sums
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not dx.numel():
+        return dx, torch.zeros(x.shape[-1:], dtype=torch.float32, device=x.device) if sums else None
+    config = _config(bias_gelu_backward, x)
+    flat = bias is None and not sums
+    rows, width, (down, across) = _blocks(x, flat, config)
+    partial = None
+    if sums:
+        down = max(1, min(down, PROGRAMS * multiprocessors(x.device) // across))
+        partial = torch.empty(down, width, dtype=torch.float32, device=x.device)
+    arguments = (grad.contiguous(), x.contiguous(), bias, dx, partial, rows, width, x.numel())
+    launch(bias_gelu_backward, (down, across), *arguments, TANH=tanh, FLAT=flat, config=config)
+    return dx, None if partial is None else column_sums(partial)
