@@ -12,7 +12,6 @@ from fastbert.errors import UserError
 from fastbert.ops import backend
 from fastbert.ops.gelu import bias_gelu, gelu_backward
 
-
 # By activation: what torch's GELU is called.
 APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
