@@ -5,10 +5,10 @@ rounded u. Backward, with the next layer's weight (depth, columns) and the gradi
 dh = grad weight, du = dh gelu'(u), h = gelu(u) once more, and the sums of du over the rows. So h is not kept for the
 gradient of the next layer's weight, and no pass over (rows, columns) stands between the two products.
 
-A program takes ROWS x COLUMNS tiles in turn, those of the same rows next to each other: an encoder's weights stay in the
-second-level cache whole, so that rows come from memory once. The epilogue works on WIDTH columns at a time, for which
-registers suffice; two programs on a multiprocessor hide each other's. With TMA, tiles of the operands are fetched through
-tensor descriptors (sm_90 and later), which costs a thread neither registers nor instructions.
+A program takes ROWS x COLUMNS tiles in turn, those of the same rows next to each other: an encoder's weights stay in
+the second-level cache whole, so that rows come from memory once. The epilogue works on WIDTH columns at a time, for
+which registers suffice; two programs on a multiprocessor hide each other's. With TMA, tiles of the operands are fetched
+through tensor descriptors (sm_90 and later), which costs a thread neither registers nor instructions.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _config(kernel: Any, x: Tensor) -> Config:
 
 
 def prefers_own(x: Tensor) -> bool:
-    """Whether the table wants `linear_gelu` for x (rows, depth) here, and not the library's product with GELU after it."""
+    """Whether the table wants `linear_gelu` for x (rows, depth) here, not the library's product with GELU behind it."""
     return bool(_config(product_gelu, x).constants["OWN"])
 
 

@@ -1,4 +1,4 @@
-"""The Triton products with GELU against float64 and eager torch: compiled on a GPU, or interpreted (TRITON_INTERPRET=1)."""
+"""The Triton products with GELU against float64 and eager torch: compiled on a GPU, or in Triton's interpreter."""
 
 import dataclasses
 from collections.abc import Iterator
