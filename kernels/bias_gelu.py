@@ -67,7 +67,6 @@ def bias_gelu_backward(
     """Grid: programs that share the rows, blocks of COLUMNS columns. partial (programs, width) fp32: sums of dx."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    bias = tl.zeros((1, COLUMNS), tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + column, mask=column < width, other=0.0).to(tl.float32)
     begin = tl.program_id(0) * ROWS
@@ -76,7 +75,9 @@ def bias_gelu_backward(
         start, offset, inside = _place(first_row, column, rows, width, units, FLAT, UNIT, ROWS, COLUMNS)
         x = tl.load(x_ptr + start + offset, mask=inside, other=0.0).to(tl.float32)
         grad = tl.load(grad_ptr + start + offset, mask=inside, other=0.0).to(tl.float32)
-        _, slope = gelu_and_derivative(x + bias, TANH)
+        if bias_ptr is not None:
+            x += bias
+        _, slope = gelu_and_derivative(x, TANH)
         dx = grad * slope
         tl.store(dx_ptr + start + offset, narrow(dx, dx_ptr.dtype.element_ty), mask=inside)
         if partial_ptr is not None:
