@@ -49,6 +49,10 @@ _HOPPER: Table = {
     "product_gelu": _product(128, 128, 64, 32, 8, 3, tma=1, own=1, max_registers=128),
     "product_gelu_gradient": _product(128, 128, 64, 32, 8, 3, tma=1, own=1, max_registers=128),
 }
+# Sums come out of tensor memory, and wider slices of them spill.
+_BLACKWELL: Table = _HOPPER | {
+    "product_gelu_gradient": _product(128, 128, 64, 16, 8, 3, tma=1, own=1, max_registers=128)
+}
 _AMPERE: Table = {
     **_PASSES,
     "product_gelu": _product(128, 128, 32, 32, 4, 4),
@@ -58,7 +62,7 @@ TABLES: dict[str, Table] = {
     "sm_80": _AMPERE,
     "sm_86": _AMPERE,
     "sm_90": _HOPPER,
-    "sm_100": _HOPPER,
+    "sm_100": _BLACKWELL,
     # The shared memory of the older ones for desktops.
     "sm_120": _AMPERE,
     "gfx942": {
