@@ -32,7 +32,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fastbert.errors import UserError
-from fastbert.kernels import cases_attention, cases_embedding, cases_linear, cases_loss, cases_norm, cases_softmax
+from fastbert.kernels import (
+    cases_attention,
+    cases_dropout,
+    cases_embedding,
+    cases_linear,
+    cases_loss,
+    cases_norm,
+    cases_softmax,
+)
 from fastbert.kernels.launch import Launch, recording
 from fastbert.kernels.shipped import SHIPPED
 
@@ -87,7 +95,7 @@ class Resources:
 
 
 # Each has demanding(), every() and brief(), which give cases.
-FAMILIES = (cases_attention, cases_softmax, cases_norm, cases_loss, cases_embedding, cases_linear)
+FAMILIES = (cases_attention, cases_softmax, cases_norm, cases_loss, cases_embedding, cases_linear, cases_dropout)
 
 
 def cases(full: bool = False) -> list[Case]:

@@ -67,7 +67,7 @@ def _groups(problem: AttentionProblem, rows: int) -> int:
     return triton.cdiv(problem.heads, rows // (16 if problem.longest <= 16 else 32))
 
 
-def _launch_short(problem: AttentionProblem, kernel: Any, *tensors: Tensor | None) -> int:
+def _launch_short(problem: AttentionProblem, kernel: Any, *tensors: Tensor | None, **constants: Any) -> int:
     """Start a kernel of the short path, and say up to which length it has done the work."""
     config = _config(problem, kernel.__name__)
     if config.constants["LONGEST"] == 0:
@@ -79,6 +79,7 @@ def _launch_short(problem: AttentionProblem, kernel: Any, *tensors: Tensor | Non
         *(problem.q, problem.k, problem.v, *tensors),
         *_numbers(problem, groups),
         **_constants(problem),
+        **constants,
         HAS_BIAS=problem.bias is not None,
         config=config,
     )
@@ -86,7 +87,7 @@ def _launch_short(problem: AttentionProblem, kernel: Any, *tensors: Tensor | Non
 
 
 def _launch_long(
-    problem: AttentionProblem, kernel: Any, *tensors: Tensor | None, by: str, longest: int, short: int
+    problem: AttentionProblem, kernel: Any, *tensors: Tensor | None, by: str, longest: int, short: int, **constants: Any
 ) -> None:
     """Start a kernel of the long path with one program for each tile of queries or keys, as `by` names its size."""
     config = _config(problem, kernel.__name__)
@@ -97,6 +98,7 @@ def _launch_long(
         *(problem.q, problem.k, problem.v, *tensors),
         *_numbers(problem, tiles),
         **_constants(problem),
+        **constants,
         HAS_BIAS=problem.bias is not None,
         SHORT=short,
         config=config,
@@ -119,16 +121,38 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Gradients of q, k, v, contiguous, and of the bias if asked for; `grad` is contiguous."""
     dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (problem.q, problem.k, problem.v))
+    delta = _backward(problem, out, lse, grad, (dq, dk, dv), bias_gradient, apart=1)
+    return dq, dk, dv, _bias_gradient(problem, grad, lse, delta) if bias_gradient else None
+
+
+def backward_joined(problem: AttentionProblem, out: Tensor, lse: Tensor, grad: Tensor) -> Tensor:
+    """Gradients of q, k, v of the same tokens in one (tokens, 3, heads, head_dim), as one product made them."""
+    q = problem.q
+    joined = torch.empty(q.shape[0], 3, *q.shape[1:], dtype=q.dtype, device=q.device)
+    _backward(problem, out, lse, grad, joined.unbind(1), False, apart=3)
+    return joined
+
+
+def _backward(
+    problem: AttentionProblem,
+    out: Tensor,
+    lse: Tensor,
+    grad: Tensor,
+    gradients: tuple[Tensor, ...],
+    bias_gradient: bool,
+    apart: int,
+) -> Tensor:
+    """Write dq, dk and dv, whose tokens lie `apart` times their size apart; returns the rows' sums for the bias."""
+    dq, dk, dv = gradients
     delta = torch.empty_like(lse)
     wanted = delta if bias_gradient else None
-    short = _launch_short(problem, backward_short, out, grad, lse, dq, dk, dv, wanted)
+    short = _launch_short(problem, backward_short, out, grad, lse, dq, dk, dv, wanted, APART=apart)
     if problem.longest > short:
         queries, keys = problem.max_seqlen_q, problem.max_seqlen_k
-        tensors = (out, grad, lse, dq, delta)
-        _launch_long(problem, backward_queries, *tensors, by="QUERIES", longest=queries, short=short)
-        tensors = (grad, lse, delta, dk, dv)
-        _launch_long(problem, backward_keys, *tensors, by="KEYS", longest=keys, short=short)
-    return dq, dk, dv, _bias_gradient(problem, grad, lse, delta) if bias_gradient else None
+        common = {"short": short, "APART": apart}
+        _launch_long(problem, backward_queries, out, grad, lse, dq, delta, by="QUERIES", longest=queries, **common)
+        _launch_long(problem, backward_keys, grad, lse, delta, dk, dv, by="KEYS", longest=keys, **common)
+    return delta
 
 
 def _bias_gradient(problem: AttentionProblem, grad: Tensor, lse: Tensor, delta: Tensor) -> Tensor:

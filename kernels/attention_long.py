@@ -145,7 +145,7 @@ def backward_queries(
     stride_q, stride_k, stride_v, stride_bias_head, stride_bias_row, stride_bias_column, bias_rows, bias_columns,
     tokens_q, tokens_k, heads, tiles, scale, keep_scale, threshold, site,
     CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    SHORT: tl.constexpr, PRECISION: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    SHORT: tl.constexpr, PRECISION: tl.constexpr, APART: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """delta and dq of a tile of queries; grid as forward."""
     tile, head, sequence, begin_q, length_q, begin_k, length_k = _place_tile(
@@ -181,7 +181,7 @@ def backward_queries(
             dp = dot(grad, flip(v), PRECISION)
             ds = score_gradient(p, dp, delta, keep_scale, DROPOUT)
             dq = add_dot(narrow(ds, k.dtype), k, dq, PRECISION)
-        store_rows(dq_ptr, dq * scale, begin, row, length, head, heads, WIDTH, PADDED)
+        store_rows(dq_ptr, dq * scale, begin, row, length, head, heads, WIDTH, PADDED, APART)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -191,7 +191,7 @@ def backward_keys(
     stride_q, stride_k, stride_v, stride_bias_head, stride_bias_row, stride_bias_column, bias_rows, bias_columns,
     tokens_q, tokens_k, heads, tiles, scale, keep_scale, threshold, site,
     CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    SHORT: tl.constexpr, PRECISION: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    SHORT: tl.constexpr, PRECISION: tl.constexpr, APART: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of keys; grid: sequences x heads x tiles of KEYS up to the longest sequence.
 
@@ -244,5 +244,5 @@ def backward_keys(
                 dp = dot(v, flip(grad), PRECISION)
                 ds = score_gradient(p, dp, delta, keep_scale, DROPOUT)
                 dk = add_dot(narrow(ds, q.dtype), q, dk, PRECISION)
-        store_rows(dv_ptr, dv * keep_scale, begin_k + first, key_row, length, head, heads, WIDTH, PADDED)
-        store_rows(dk_ptr, dk * scale, begin_k + first, key_row, length, head, heads, WIDTH, PADDED)
+        store_rows(dv_ptr, dv * keep_scale, begin_k + first, key_row, length, head, heads, WIDTH, PADDED, APART)
+        store_rows(dk_ptr, dk * scale, begin_k + first, key_row, length, head, heads, WIDTH, PADDED, APART)

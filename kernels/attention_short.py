@@ -143,9 +143,9 @@ def backward_short(
     stride_q, stride_k, stride_v, stride_bias_head, stride_bias_row, stride_bias_column, bias_rows, bias_columns,
     tokens_q, tokens_k, heads, groups, scale, keep_scale, threshold, site,
     CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    PRECISION: tl.constexpr, LONGEST: tl.constexpr, ROWS: tl.constexpr,
+    PRECISION: tl.constexpr, APART: tl.constexpr, LONGEST: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Grid as forward. `delta_ptr` may be None: only the gradient of the bias reads it."""
+    """Grid as forward. `delta_ptr` may be None: only the gradient of the bias reads it. APART: see `store_rows`."""
     sequence, group = tl.program_id(0) // groups, tl.program_id(0) % groups
     begin_q, length_q = place(cu_seqlens_q_ptr, sequence, tokens_q)
     begin_k, length_k = place(cu_seqlens_k_ptr, sequence, tokens_k)
@@ -157,27 +157,27 @@ def backward_short(
         _backward_heads(
             q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, dq_ptr, dk_ptr, dv_ptr, delta_ptr,
             rows, strides, bias, dropout, tokens_q, heads, group * (ROWS // 16), scale,
-            CAUSAL, HAS_BIAS, DROPOUT, WIDTH, PADDED, PRECISION, HEADS=ROWS // 16, TOKENS=16,
+            CAUSAL, HAS_BIAS, DROPOUT, WIDTH, PADDED, PRECISION, APART, HEADS=ROWS // 16, TOKENS=16,
         )  # fmt: skip
     elif longest <= 32:
         _backward_heads(
             q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, dq_ptr, dk_ptr, dv_ptr, delta_ptr,
             rows, strides, bias, dropout, tokens_q, heads, group * (ROWS // 32), scale,
-            CAUSAL, HAS_BIAS, DROPOUT, WIDTH, PADDED, PRECISION, HEADS=ROWS // 32, TOKENS=32,
+            CAUSAL, HAS_BIAS, DROPOUT, WIDTH, PADDED, PRECISION, APART, HEADS=ROWS // 32, TOKENS=32,
         )  # fmt: skip
     elif longest <= 64:
         if LONGEST >= 64:
             _backward_head(
                 q_ptr, k_ptr, v_ptr, out_ptr, grad_ptr, lse_ptr, dq_ptr, dk_ptr, dv_ptr, delta_ptr,
                 rows, strides, bias, dropout, tokens_q, heads, group, scale,
-                CAUSAL, HAS_BIAS, DROPOUT, WIDTH, PADDED, PRECISION, QUERIES=64, KEYS=64 if PADDED <= 64 else 32,
+                CAUSAL, HAS_BIAS, DROPOUT, WIDTH, PADDED, PRECISION, APART, QUERIES=64, KEYS=64 if PADDED <= 64 else 32,
             )  # fmt: skip
     elif longest <= 128:
         if LONGEST >= 128:
             _backward_head(
                 q_ptr, k_ptr, v_ptr, out_ptr, grad_ptr, lse_ptr, dq_ptr, dk_ptr, dv_ptr, delta_ptr,
                 rows, strides, bias, dropout, tokens_q, heads, group, scale,
-                CAUSAL, HAS_BIAS, DROPOUT, WIDTH, PADDED, PRECISION, QUERIES=128, KEYS=32,
+                CAUSAL, HAS_BIAS, DROPOUT, WIDTH, PADDED, PRECISION, APART, QUERIES=128, KEYS=32,
             )  # fmt: skip
 
 
@@ -186,7 +186,7 @@ def _backward_heads(
     q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, dq_ptr, dk_ptr, dv_ptr, delta_ptr,
     rows, strides, bias, dropout, tokens_q, heads, first_head, scale,
     CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    PRECISION: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr,
+    PRECISION: tl.constexpr, APART: tl.constexpr, HEADS: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """HEADS heads of a sequence of up to TOKENS tokens."""
     begin_q, length_q, begin_k, length_k = rows
@@ -211,7 +211,7 @@ def _backward_heads(
         if DROPOUT:
             p = tl.where(kept_heads(key, row, head, site, threshold, HEADS, TOKENS, TOKENS), p, -p)
         dv = dot(flip(narrow(surviving(p, DROPOUT), v.dtype)), grad, PRECISION) * keep_scale
-        store_rows(dv_ptr, dv, begin_k, row, length_k, head, heads, WIDTH, PADDED)
+        store_rows(dv_ptr, dv, begin_k, row, length_k, head, heads, WIDTH, PADDED, APART)
         dp = dot(grad, flip(v), PRECISION)
         dp, p = probability_gradient(dp, p, keep_scale, DROPOUT)
         delta = tl.sum(p * dp, 2, keep_dims=True)
@@ -219,9 +219,9 @@ def _backward_heads(
             store_statistic(delta_ptr, delta, begin_q, row, length_q, head, heads, tokens_q)
         ds = narrow(p * (dp - delta), q.dtype)
         dk = dot(flip(ds), q, PRECISION) * scale
-        store_rows(dk_ptr, dk, begin_k, row, length_k, head, heads, WIDTH, PADDED)
+        store_rows(dk_ptr, dk, begin_k, row, length_k, head, heads, WIDTH, PADDED, APART)
         dq = dot(ds, k, PRECISION) * scale
-        store_rows(dq_ptr, dq, begin_q, row, length_q, head, heads, WIDTH, PADDED)
+        store_rows(dq_ptr, dq, begin_q, row, length_q, head, heads, WIDTH, PADDED, APART)
 
 
 @triton.jit
@@ -229,7 +229,7 @@ def _backward_head(
     q_ptr, k_ptr, v_ptr, out_ptr, grad_ptr, lse_ptr, dq_ptr, dk_ptr, dv_ptr, delta_ptr,
     rows, strides, bias, dropout, tokens_q, heads, head, scale,
     CAUSAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    PRECISION: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    PRECISION: tl.constexpr, APART: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """One head of a sequence of up to QUERIES tokens: all queries at once, KEYS keys at a time.
 
@@ -264,15 +264,15 @@ def _backward_head(
             if DROPOUT:
                 p = tl.where(kept(key, first, row, head, site, threshold, QUERIES, KEYS), p, -p)
             dv = flip(dot(flip(grad), narrow(surviving(p, DROPOUT), v.dtype), PRECISION)) * keep_scale
-            store_rows(dv_ptr, dv, begin_k, key_row, length_k, head, heads, WIDTH, PADDED)
+            store_rows(dv_ptr, dv, begin_k, key_row, length_k, head, heads, WIDTH, PADDED, APART)
             dp = dot(grad, flip(v), PRECISION)
             dp, p = probability_gradient(dp, p, keep_scale, DROPOUT)
             if QUERIES == KEYS:
                 delta = tl.sum(p * dp, 1, keep_dims=True)
             ds = narrow(p * (dp - delta), q.dtype)
             dk = flip(dot(flip(q), ds, PRECISION)) * scale
-            store_rows(dk_ptr, dk, begin_k, key_row, length_k, head, heads, WIDTH, PADDED)
+            store_rows(dk_ptr, dk, begin_k, key_row, length_k, head, heads, WIDTH, PADDED, APART)
             dq = add_dot(ds, k, dq, PRECISION)
-        store_rows(dq_ptr, dq * scale, begin_q, row, length_q, head, heads, WIDTH, PADDED)
+        store_rows(dq_ptr, dq * scale, begin_q, row, length_q, head, heads, WIDTH, PADDED, APART)
         if delta_ptr is not None:
             store_statistic(delta_ptr, delta, begin_q, row, length_q, head, heads, tokens_q)

@@ -63,9 +63,11 @@ def load_full_rows(x_ptr, first, row, stride, head, WIDTH: tl.constexpr, PADDED:
 
 
 @triton.jit
-def store_rows(x_ptr, x, first, row, length, head, heads, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """The way back, into a contiguous (tokens, heads, WIDTH)."""
-    stride = heads * WIDTH
+def store_rows(
+    x_ptr, x, first, row, length, head, heads, WIDTH: tl.constexpr, PADDED: tl.constexpr, APART: tl.constexpr = 1
+):  # fmt: skip
+    """The way back, into (tokens, heads, WIDTH) whose tokens lie APART times their size apart."""
+    stride = heads * (WIDTH * APART)
     offset, real = _row_offsets(row, stride, head, WIDTH, PADDED)
     inside = _inside(row, length, head, heads, real, WIDTH, PADDED)
     x = narrow(x, x_ptr.dtype.element_ty)

@@ -7,6 +7,7 @@ Without a bias and without sums, all elements are one long row.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -26,52 +27,57 @@ PROGRAMS = 4
 
 
 @triton.jit
-def _place(first_row, column, rows, width, elements, FLAT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _place(
+    first_row, column, rows, width, units,
+    FLAT: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Of a tile: its first element, int64, the offsets in it (ROWS, COLUMNS), and which elements there are.
 
-    FLAT: the rows have COLUMNS elements, the last one may have fewer.
+    FLAT: the rows have COLUMNS elements, the last one may have fewer; `units` x UNIT in all, so that the compiler knows
+    how many neighbours there are together or not at all.
     """
     row = tl.arange(0, ROWS)[:, None]
     if FLAT:
-        start = first_row.to(tl.int64) * COLUMNS
         offset = row * COLUMNS + column
-        return start, offset, offset < tl.minimum(elements - start, ROWS * COLUMNS).to(tl.int32)
+        left = tl.minimum(units - first_row.to(tl.int64) * (COLUMNS // UNIT), ROWS * COLUMNS // UNIT)
+        return first_row.to(tl.int64) * COLUMNS, offset, offset < left.to(tl.int32) * UNIT
     else:
         return first_row.to(tl.int64) * width, row * width + column, (first_row + row < rows) & (column < width)
 
 
-@triton.jit(do_not_specialize=["rows", "elements"])
+@triton.jit(do_not_specialize=["rows", "units"])
 def bias_gelu_forward(
-    x_ptr, bias_ptr, y_ptr, rows, width, elements,
-    TANH: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    x_ptr, bias_ptr, y_ptr, rows, width, units,
+    TANH: tl.constexpr, FLAT: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Grid: blocks of ROWS rows, blocks of COLUMNS columns."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    start, offset, inside = _place(tl.program_id(0) * ROWS, column, rows, width, elements, FLAT, ROWS, COLUMNS)
+    start, offset, inside = _place(tl.program_id(0) * ROWS, column, rows, width, units, FLAT, UNIT, ROWS, COLUMNS)
     x = tl.load(x_ptr + start + offset, mask=inside, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         x += tl.load(bias_ptr + column, mask=column < width, other=0.0).to(tl.float32)
     tl.store(y_ptr + start + offset, narrow(gelu(x, TANH), y_ptr.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows", "elements"])
+@triton.jit(do_not_specialize=["rows", "units"])
 def bias_gelu_backward(
-    grad_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, rows, width, elements,
-    TANH: tl.constexpr, FLAT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    grad_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, rows, width, units,
+    TANH: tl.constexpr, FLAT: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Grid: programs that share the rows, blocks of COLUMNS columns. partial (programs, width) fp32: sums of dx."""
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    bias = tl.zeros((1, COLUMNS), tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + column, mask=column < width, other=0.0).to(tl.float32)
     begin = tl.program_id(0) * ROWS
     for step in range(0, rows - begin, tl.num_programs(0) * ROWS):
         first_row = begin + step
-        start, offset, inside = _place(first_row, column, rows, width, elements, FLAT, ROWS, COLUMNS)
+        start, offset, inside = _place(first_row, column, rows, width, units, FLAT, UNIT, ROWS, COLUMNS)
         x = tl.load(x_ptr + start + offset, mask=inside, other=0.0).to(tl.float32)
         grad = tl.load(grad_ptr + start + offset, mask=inside, other=0.0).to(tl.float32)
-        _, slope = gelu_and_derivative(x + bias, TANH)
+        if bias_ptr is not None:
+            x += bias
+        _, slope = gelu_and_derivative(x, TANH)
         dx = grad * slope
         tl.store(dx_ptr + start + offset, narrow(dx, dx_ptr.dtype.element_ty), mask=inside)
         if partial_ptr is not None:
@@ -86,12 +92,28 @@ def _config(kernel: Any, x: Tensor) -> Config:
     return tuning.lookup(kernel.__name__, shape, architecture(x.device))
 
 
-def _blocks(x: Tensor, flat: bool, config: Config) -> tuple[int, int, tuple[int, int]]:
-    """Rows and width as the kernels count them, and how many blocks there are of both."""
+def _launch(
+    kernel: Any, x: Tensor, tensors: tuple[Tensor | None, ...], flat: bool, down: int, config: Config, tanh: bool
+) -> None:
+    """Start `down` programs for each block of columns, on tensors that lie like x (..., width)."""
     columns = config.constants["COLUMNS"]
     width = columns if flat else x.shape[-1]
-    rows = triton.cdiv(x.numel(), width)
-    return rows, width, (triton.cdiv(rows, config.constants["ROWS"]), triton.cdiv(width, columns))
+    unit = math.gcd(x.numel(), 16) if flat else 1
+    launch(
+        kernel,
+        (down, triton.cdiv(width, columns)),
+        *(*tensors, triton.cdiv(x.numel(), width), width, x.numel() // unit),
+        TANH=tanh,
+        FLAT=flat,
+        UNIT=unit,
+        config=config,
+    )
+
+
+def _down(x: Tensor, flat: bool, config: Config) -> int:
+    """How many blocks of rows there are."""
+    width = config.constants["COLUMNS"] if flat else x.shape[-1]
+    return triton.cdiv(triton.cdiv(x.numel(), width), config.constants["ROWS"])
 
 
 def forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
@@ -100,27 +122,27 @@ def forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
     if y.numel():
         config = _config(bias_gelu_forward, x)
         flat = bias is None
-        rows, width, grid = _blocks(x, flat, config)
-        arguments = (x.contiguous(), bias, y, rows, width, x.numel())
-        launch(bias_gelu_forward, grid, *arguments, TANH=tanh, FLAT=flat, config=config)
+        _launch(bias_gelu_forward, x, (x.contiguous(), bias, y), flat, _down(x, flat, config), config, tanh)
     return y
 
 
 def backward(
     grad: Tensor, x: Tensor, bias: Tensor | None, tanh: bool, sums: bool | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """The gradient of x, contiguous, and with `sums` (default: with a bias) its sums over all but the last axis, fp32."""
+    """The gradient of x, contiguous, and its sums over all but the last axis, fp32, with `sums`, which by default is
+    whether there is a bias.
+    """
     sums = bias is not None if sums is None else sums
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not dx.numel():
         return dx, torch.zeros(x.shape[-1:], dtype=torch.float32, device=x.device) if sums else None
     config = _config(bias_gelu_backward, x)
     flat = bias is None and not sums
-    rows, width, (down, across) = _blocks(x, flat, config)
-    partial = None
+    down, partial = _down(x, flat, config), None
     if sums:
+        across = triton.cdiv(x.shape[-1], config.constants["COLUMNS"])
         down = max(1, min(down, PROGRAMS * multiprocessors(x.device) // across))
-        partial = torch.empty(down, width, dtype=torch.float32, device=x.device)
-    arguments = (grad.contiguous(), x.contiguous(), bias, dx, partial, rows, width, x.numel())
-    launch(bias_gelu_backward, (down, across), *arguments, TANH=tanh, FLAT=flat, config=config)
+        partial = torch.empty(down, x.shape[-1], dtype=torch.float32, device=x.device)
+    tensors = (grad.contiguous(), x.contiguous(), bias, dx, partial)
+    _launch(bias_gelu_backward, x, tensors, flat, down, config, tanh)
     return dx, None if partial is None else column_sums(partial)

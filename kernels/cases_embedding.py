@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fastbert.kernels import embedding
+from fastbert.kernels import embedding_layer_norm
 from fastbert.kernels.configuration import DTYPES
 from fastbert.ops.dropout import TokenDropout
 
@@ -35,8 +35,8 @@ class EmbeddingCase:
         weight, bias = torch.ones(self.width), torch.zeros(self.width)
         zeros = torch.zeros(TOKENS, dtype=torch.int64)
         dropout = TokenDropout(0.1, zeros[:1], zeros, zeros, 1) if self.dropout else None
-        y, mean, rstd = embedding.forward(ids, tables, weight, bias, 1e-12, DTYPES[self.out], dropout, True)
-        embedding.backward(torch.zeros_like(y), ids, tables, mean, rstd, weight, dropout)
+        y, mean, rstd = embedding_layer_norm.forward(ids, tables, weight, bias, 1e-12, DTYPES[self.out], dropout, True)
+        embedding_layer_norm.backward(torch.zeros_like(y), ids, tables, mean, rstd, weight, dropout)
 
 
 def demanding() -> list[EmbeddingCase]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fastbert.kernels import cross_entropy
+from fastbert.kernels import linear_cross_entropy
 from fastbert.kernels.configuration import DTYPES
 
 
@@ -31,9 +31,11 @@ class LossCase:
         bias = torch.zeros(self.vocabulary) if self.bias else None
         labels = torch.zeros(2, dtype=torch.int64)
         wanted = (self.gradients, self.gradients, self.gradients and self.bias)
-        found = cross_entropy.forward(x, weight, bias, labels, -100, 0.1 if self.smoothing else 0.0, 1e-4, *wanted)
+        found = linear_cross_entropy.forward(
+            x, weight, bias, labels, -100, 0.1 if self.smoothing else 0.0, 1e-4, *wanted
+        )
         if self.gradients:
-            cross_entropy.scaled(found[3], found[0], x.dtype)
+            linear_cross_entropy.scaled(found[3], found[0], x.dtype)
 
 
 def demanding() -> list[LossCase]:

@@ -31,6 +31,7 @@ class Launch:
 
 
 _recorded: list[Launch] | None = None
+_observed: list[Launch] | None = None
 _architecture: str | None = None
 
 
@@ -74,6 +75,17 @@ def recording(target: str) -> Iterator[list[Launch]]:
         _recorded = _architecture = None
 
 
+@contextlib.contextmanager
+def observing() -> Iterator[list[Launch]]:
+    """Collect launches while they run as usual: to count them, and the bytes of the tensors that they are given."""
+    global _observed
+    _observed = []
+    try:
+        yield _observed
+    finally:
+        _observed = None
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, config: Config, **constants: Any) -> None:
     """Start `kernel` on the current stream; an empty grid is nothing to do."""
     constants = {**constants, **config.constants}
@@ -82,6 +94,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, config: Config, 
         return
     if 0 in grid:
         return
+    if _observed is not None:
+        _observed.append(Launch(kernel, grid, arguments, constants, config))
     device = next(argument.device for argument in arguments if isinstance(argument, torch.Tensor))
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         kernel[grid](*arguments, **constants, **config.options)

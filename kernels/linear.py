@@ -5,14 +5,15 @@ rounded u. Backward, with the next layer's weight (depth, columns) and the gradi
 dh = grad weight, du = dh gelu'(u), h = gelu(u) once more, and the sums of du over the rows. So h is not kept for the
 gradient of the next layer's weight, and no pass over (rows, columns) stands between the two products.
 
-A program takes ROWS x COLUMNS tiles in turn, those of the same rows next to each other: an encoder's weights stay in the
-second-level cache whole, so that rows come from memory once. The epilogue works on WIDTH columns at a time, for which
-registers suffice; two programs on a multiprocessor hide each other's. With TMA, tiles of the operands are fetched through
-tensor descriptors (sm_90 and later), which costs a thread neither registers nor instructions.
+A program takes ROWS x COLUMNS tiles in turn, those of the same rows next to each other: an encoder's weights stay in
+the second-level cache whole, so that rows come from memory once. The epilogue works on WIDTH columns at a time, for
+which registers suffice; two programs on a multiprocessor hide each other's. With TMA, tiles of the operands are fetched
+through tensor descriptors (sm_90 and later), which costs a thread neither registers nor instructions.
 """
 
 from __future__ import annotations
 
+import contextvars
 from dataclasses import replace
 from typing import Any
 
@@ -163,7 +164,7 @@ def _config(kernel: Any, x: Tensor) -> Config:
 
 
 def prefers_own(x: Tensor) -> bool:
-    """Whether the table wants `linear_gelu` for x (rows, depth) here, and not the library's product with GELU after it."""
+    """Whether the table wants `linear_gelu` for x (rows, depth) here, not the library's product with GELU behind it."""
     return bool(_config(product_gelu, x).constants["OWN"])
 
 
@@ -177,10 +178,11 @@ def _start(kernel: Any, config: Config, x: Tensor, columns: int, *tensors: Tenso
     rows, depth = x.shape
     sizes = {name: size for name, size in config.constants.items() if name != "OWN"}
     tiles = triton.cdiv(rows, sizes["ROWS"]) * triton.cdiv(columns, sizes["COLUMNS"])
-    if sizes["TMA"]:
-        # Of this thread: autograd's threads start without one.
-        triton.set_allocator(_workspace)
-    launch(
+    # The allocator holds in this context alone: whatever else runs here keeps its own.
+    context = contextvars.copy_context()
+    context.run(triton.set_allocator, _workspace)
+    context.run(
+        launch,
         kernel,
         (min(tiles, PROGRAMS * multiprocessors(x.device)),),
         *(x, *tensors, rows, columns, depth),
@@ -219,7 +221,7 @@ def gelu_gradient_product(grad: Tensor, weight: Tensor, u: Tensor, tanh: bool) -
     The sums are those of du before it is rounded, added up in an order that depends on the number of rows alone.
     """
     rows, columns = u.shape
-    du, h = torch.empty(2, rows, columns, dtype=u.dtype, device=u.device)
+    du, h = (torch.empty(rows, columns, dtype=u.dtype, device=u.device) for _ in range(2))
     config = _config(product_gelu_gradient, grad)
     tiles = triton.cdiv(rows, config.constants["ROWS"])
     partial = torch.empty(tiles, columns, dtype=torch.float32, device=u.device)

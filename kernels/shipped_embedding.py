@@ -11,16 +11,17 @@ from fastbert.kernels.configuration import Config, Table
 NARROWEST, WIDEST = 32, 8192
 
 
-def _rows(elements: int, num_warps: int) -> dict[str, Config]:
+def _rows(elements: int, num_warps: int, registers: dict[int, int] | None = None) -> dict[str, Config]:
     """Whole rows for about `elements` elements a program, a quarter of it where narrow rows need a pointer each; from
-    twice as wide rows on, more warps.
+    twice as wide rows on, more warps. `registers`: the most of a thread by width, where ptxas would spill.
     """
     table = {}
     width = NARROWEST
     while width <= WIDEST:
         rows = max(1, (elements if width > 64 else elements // 4) // width)
         warps = num_warps * max(1, width // (2 * elements))
-        config = Config(constants={"ROWS": rows, "COLUMNS": width}, num_warps=warps)
+        most = (registers or {}).get(width, 0)
+        config = Config(constants={"ROWS": rows, "COLUMNS": width}, num_warps=warps, max_registers=most)
         table |= {f"half-{width}": config, f"ieee-{width}": config}
         width *= 2
     return table
@@ -51,7 +52,7 @@ def _joins(num_warps: int) -> dict[str, Config]:
 
 def _table(num_warps: int, warp: int) -> Table:
     return {
-        "embedding_forward": _rows(2048, num_warps),
+        "embedding_forward": _rows(2048, num_warps, {256: 80} if warp == 32 else None),
         "embedding_backward": _rows(2048, 2 * num_warps),
         "sum_runs": _runs(warp),
         "join_runs": _joins(num_warps),

@@ -19,8 +19,11 @@ _DEPTHS = tuple(1 << power for power in range(8, 13))
 
 
 def _rows(rows: int, columns: int, num_warps: int) -> dict[str, Config]:
-    config = Config(constants={"ROWS": rows, "COLUMNS": columns}, num_warps=num_warps)
-    return {"half": config, "ieee": config}
+    """In fp32 half as many rows, which are as many bytes."""
+    return {
+        "half": Config(constants={"ROWS": rows, "COLUMNS": columns}, num_warps=num_warps),
+        "ieee": Config(constants={"ROWS": rows // 2, "COLUMNS": columns}, num_warps=num_warps),
+    }
 
 
 def _product(
@@ -44,7 +47,11 @@ _PASSES: Table = {"bias_gelu_forward": _rows(8, 512, 4), "bias_gelu_backward": _
 _HOPPER: Table = {
     **_PASSES,
     "product_gelu": _product(128, 128, 64, 32, 8, 3, tma=1, own=1, max_registers=128),
-    "product_gelu_gradient": _product(128, 128, 64, 16, 8, 3, tma=1, own=1, max_registers=128),
+    "product_gelu_gradient": _product(128, 128, 64, 32, 8, 3, tma=1, own=1, max_registers=128),
+}
+# Sums come out of tensor memory, and wider slices of them spill.
+_BLACKWELL: Table = _HOPPER | {
+    "product_gelu_gradient": _product(128, 128, 64, 16, 8, 3, tma=1, own=1, max_registers=128)
 }
 _AMPERE: Table = {
     **_PASSES,
@@ -55,7 +62,7 @@ TABLES: dict[str, Table] = {
     "sm_80": _AMPERE,
     "sm_86": _AMPERE,
     "sm_90": _HOPPER,
-    "sm_100": _HOPPER,
+    "sm_100": _BLACKWELL,
     # The shared memory of the older ones for desktops.
     "sm_120": _AMPERE,
     "gfx942": {

@@ -5,17 +5,19 @@ The module tree gives the state dict the names of Hugging Face's `BertModel`, so
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fastbert import ops
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models.outputs import EncoderOutput
-from fastbert.models.pretrained import PreTrainedModel
-from fastbert.ops.attention import draw_keys
-from fastbert.ops.dropout import Site, TokenDropout
+from fastbert.models.pretrained import Checkpointing, PreTrainedModel
+from fastbert.ops import encoder_layer
+from fastbert.ops.dropout import Site, TokenDropout, draw_keys
 from fastbert.packing import PackedBatch, pad, unpad
 
 # oneDNN, which multiplies bf16 on CPUs, compiles and keeps a kernel for each number of rows it meets. Batches of packed
@@ -29,6 +31,53 @@ def multiplies_in_bf16(weight: Tensor) -> bool:
         return False
     autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
     return autocast or weight.dtype == torch.bfloat16
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something wants to see the module run."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a linear layer is nothing but its weight and bias: no hooks, adapters, quantisation, parametrisation."""
+    if type(module) is not nn.Linear or has_hooks(module) or module.bias is None:
+        return False
+    return all(type(tensor) in (nn.Parameter, Tensor) for tensor in (module.weight, module.bias))
+
+
+def project_apart(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """A linear layer's product, and the bias still to be added by what follows; None if it has been added."""
+    if is_plain(module):
+        return ops.linear(x, module.weight), module.bias  # type: ignore[arg-type]
+    return module(x), None
+
+
+def project(module: nn.Module, x: Tensor) -> Tensor:
+    """A linear layer, by our own operation if it is plain."""
+    if is_plain(module):
+        return ops.linear(x, module.weight, module.bias)  # type: ignore[arg-type]
+    return module(x)  # type: ignore[no-any-return]
+
+
+def _keeping_products() -> Any:
+    """For selective checkpointing: matrix products and attention are kept, what lies between is computed again."""
+
+    def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        kept = operation in _PRODUCTS or (operation.namespace == "fastbert" and "attention" in operation.name())
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+_PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.linear.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.baddbmm.default,
+}
 
 
 class Norm(nn.Module):
@@ -84,13 +133,15 @@ class Output(nn.Module):
         self.LayerNorm = Norm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, x: Tensor, residual: Tensor, dropout: TokenDropout | None) -> Tensor:
+        product, bias = project_apart(self.dense, x)
         return ops.dropout_add_layer_norm(
-            ops.linear(x, self.dense.weight, self.dense.bias),
+            product,
             residual,
             self.LayerNorm.weight,
             self.LayerNorm.bias,
             self.LayerNorm.eps,
             dropout,
+            x_bias=bias,
         )
 
 
@@ -118,6 +169,8 @@ class Dropouts:
         self.hidden = hidden if training else 0.0
         self.attention = attention if training else 0.0
         self.key: Tensor | None = None
+        self.sequence_ids: Tensor | None = None
+        self.offsets: Tensor | None = None
         if self.hidden or self.attention:
             self.key = batch.dropout_key if batch.dropout_key is not None else draw_keys(len(batch), batch.device)
             self.sequence_ids, self.offsets = batch.sequence_ids, batch.offsets_in_sequence
@@ -127,6 +180,8 @@ class Dropouts:
         p = self.hidden if p is None else p
         if self.key is None or not p:
             return None
+        assert self.sequence_ids is not None
+        assert self.offsets is not None
         return TokenDropout(p, self.key, self.sequence_ids, self.offsets, site.of_layer(layer))
 
 
@@ -142,11 +197,39 @@ class Layer(nn.Module):
         self.heads = config.num_attention_heads
         self.approximate = config.gelu_approximation
 
-    def forward(self, x: Tensor, batch: PackedBatch, dropouts: Dropouts, causal: bool = False) -> Tensor:
-        """x (tokens, hidden_size) -> the same shape."""
+    def forward(
+        self, x: Tensor, batch: PackedBatch, dropouts: Dropouts, causal: bool = False, recompute: bool = False
+    ) -> Tensor:
+        """x (tokens, hidden_size) -> the same shape. `recompute`: keep what is cheap to compute again out of memory."""
+        weights = self._plain_weights()
+        if weights is not None and encoder_layer.serves(x, weights, self.heads):
+            settings = encoder_layer.LayerSettings(
+                cu_seqlens=batch.cu_seqlens,
+                max_seqlen=batch.max_seqlen,
+                heads=self.heads,
+                eps=self.output.LayerNorm.eps,
+                tanh=self.approximate == "tanh",
+                causal=causal,
+                layer=self.index,
+                attention_p=dropouts.attention,
+                hidden_p=dropouts.hidden,
+                dropout_key=dropouts.key,
+                sequence_ids=dropouts.sequence_ids,
+                offsets=dropouts.offsets,
+            )
+            return encoder_layer.encoder_layer(x, weights, settings, recompute=recompute)
+        if recompute:
+            return checkpoint(
+                self._composed, x, batch, dropouts, causal, use_reentrant=False, preserve_rng_state=False,
+                context_fn=_keeping_products,
+            )  # fmt: skip
+        return self._composed(x, batch, dropouts, causal)
+
+    def _composed(self, x: Tensor, batch: PackedBatch, dropouts: Dropouts, causal: bool) -> Tensor:
+        """The layer put together from single operations; parts that are not plain run their own forward."""
         projections = self.attention.self
         q, k, v = (
-            ops.linear(x, part.weight, part.bias).view(len(x), self.heads, -1)
+            project(part, x).view(len(x), self.heads, -1)
             for part in (projections.query, projections.key, projections.value)
         )
         context = ops.attention(
@@ -163,9 +246,26 @@ class Layer(nn.Module):
             dropout_site=Site.ATTENTION.of_layer(self.index),
         )
         x = self.attention.output(context.flatten(1), x, dropouts.tokens(Site.ATTENTION_OUTPUT, self.index))
-        widened = ops.linear(x, self.intermediate.dense.weight)
-        inner = ops.bias_gelu(widened, self.intermediate.dense.bias, self.approximate)
+        widened, bias = project_apart(self.intermediate.dense, x)
+        inner = ops.bias_gelu(widened, bias, self.approximate)
         return self.output(inner, x, dropouts.tokens(Site.FEED_FORWARD_OUTPUT, self.index))
+
+    def _plain_weights(self) -> encoder_layer.LayerWeights | None:
+        """The layer's parameters, if nothing but them decides what it computes: no hooks, adapters, other modules."""
+        own, part = self.attention.self, self.attention.output
+        linears = (own.query, own.key, own.value, part.dense, self.intermediate.dense, self.output.dense)
+        if not all(is_plain(linear) for linear in linears):
+            return None
+        others = (self.attention, own, part, part.LayerNorm, self.intermediate, self.output, self.output.LayerNorm)
+        if any(has_hooks(module) for module in others):
+            return None
+        first, last = part.LayerNorm, self.output.LayerNorm
+        return encoder_layer.LayerWeights(
+            *(linear.weight for linear in linears[:3]), *(linear.bias for linear in linears[:3]),
+            part.dense.weight, part.dense.bias, first.weight, first.bias,
+            self.intermediate.dense.weight, self.intermediate.dense.bias,
+            self.output.dense.weight, self.output.dense.bias, last.weight, last.bias,
+        )  # fmt: skip
 
 
 class Encoder(nn.Module):
@@ -174,18 +274,19 @@ class Encoder(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.layer = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
-        self.checkpoint_activations = False
+        self.checkpointing: Checkpointing = "none"
 
     def forward(
         self, x: Tensor, batch: PackedBatch, dropouts: Dropouts, causal: bool, keep_all: bool
     ) -> tuple[Tensor, list[Tensor]]:
         states = [x] if keep_all else []
+        mode = self.checkpointing if self.training and torch.is_grad_enabled() else "none"
         for layer in self.layer:
-            if self.checkpoint_activations and self.training and torch.is_grad_enabled():
+            if mode == "layer":
                 # Dropout is replayed from its keys, so no generator's state has to be kept for the second computation.
                 x = checkpoint(layer, x, batch, dropouts, causal, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = layer(x, batch, dropouts, causal)
+                x = layer(x, batch, dropouts, causal, mode == "selective")
             if keep_all:
                 states.append(x)
         return x, states
@@ -265,10 +366,11 @@ class BertModel(PreTrainedModel):
 
     def encode(self, batch: PackedBatch, causal: bool = False, keep_all: bool = False) -> tuple[Tensor, list[Tensor]]:
         """Packed hidden states of the last layer (tokens, hidden_size); with `keep_all` also those before it."""
-        if batch.device.type == "cpu":
-            self._check_ranges(batch)  # on a GPU this would wait for the device
+        # On a GPU this would wait for the device, and a compiled graph cannot look at numbers.
+        if batch.device.type == "cpu" and not torch.compiler.is_compiling():
+            self._check_ranges(batch)
         config, tokens = self.config, batch.num_tokens
-        if multiplies_in_bf16(self.embeddings.word_embeddings.weight):
+        if multiplies_in_bf16(self.embeddings.word_embeddings.weight) and not torch.compiler.is_compiling():
             batch = batch.filled(ROWS_MULTIPLE)
         dropouts = Dropouts(batch, config.hidden_dropout_prob, config.attention_probs_dropout_prob, self.training)
         x = self.embeddings(batch, dropouts.tokens(Site.EMBEDDING))

@@ -16,8 +16,7 @@ from fastbert.errors import UserError
 from fastbert.models.bert import ROWS_MULTIPLE, BertModel, Norm, Packed, multiplies_in_bf16
 from fastbert.models.outputs import LogitsOutput, PreTrainingOutput, SpanOutput
 from fastbert.models.pretrained import PreTrainedModel, resized
-from fastbert.ops.attention import draw_keys
-from fastbert.ops.dropout import Site, TokenDropout
+from fastbert.ops.dropout import Site, TokenDropout, draw_keys
 from fastbert.ops.linear_cross_entropy import CrossEntropy
 from fastbert.packing import IGNORE_INDEX, PackedBatch
 

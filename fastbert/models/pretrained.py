@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,6 +22,7 @@ WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 # Names of old TensorFlow-born checkpoints, and buffers that other libraries save beside the weights.
 RENAMED = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
+Checkpointing = Literal["none", "layer", "selective"]
 IGNORED = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
@@ -106,11 +107,17 @@ class PreTrainedModel(nn.Module):
         """The number of distinct parameters (tied ones count once)."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def checkpoint_activations(self, enabled: bool = True) -> None:
-        """Keep only each layer's input in training and compute the rest again in the backward pass."""
+    def checkpoint_activations(self, mode: Checkpointing | bool = "layer") -> None:
+        """Keep less in training and compute it again in the backward pass: `"layer"` (or True) keeps only each layer's
+        input, for a third more time; `"selective"` keeps products and attention, and computes again what is cheap;
+        `"none"` (or False) keeps everything."""
+        if isinstance(mode, bool):
+            mode = "layer" if mode else "none"
+        if mode not in ("none", "layer", "selective"):
+            raise UserError(f"checkpointing {mode!r} is unknown: choose none, layer or selective")
         for module in self.modules():
-            if hasattr(module, "checkpoint_activations") and not isinstance(module, PreTrainedModel):
-                module.checkpoint_activations = enabled  # type: ignore[assignment]
+            if hasattr(module, "checkpointing"):
+                module.checkpointing = mode  # type: ignore[assignment]
 
     @classmethod
     def from_pretrained(cls, folder: str | Path, *, dtype: torch.dtype | None = None, **overrides: Any) -> Self:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fastbert.errors import UserError
 from fastbert.ops import attention_eager, backend
 from fastbert.ops.attention_problem import AttentionProblem, check, check_offsets
+from fastbert.ops.dropout import draw_keys
 
 
 def attention(
@@ -69,7 +70,7 @@ def attention(
         dropout_site=dropout_site,
         bias=bias,
         scale=1 / math.sqrt(q.shape[-1]) if scale is None else scale,
-        tf32=q.dtype == torch.float32 and _tf32_allowed(),
+        tf32=q.dtype == torch.float32 and tf32_allowed(),
     )
     check(problem)
     chosen = backend.choose("attention", q.device)
@@ -82,7 +83,7 @@ def attention(
     return _forward(*_flat(problem), chosen)[0]
 
 
-def _tf32_allowed() -> bool:
+def tf32_allowed() -> bool:
     """Whether fp32 products may use tf32; compiled code is guarded by that setting already.
 
     From torch 2.9 on a program may set it in two ways, and asking for one after the other was used is an error; this
@@ -93,12 +94,7 @@ def _tf32_allowed() -> bool:
 
 
 # What `torch.compiler.assume_constant_result` does, which would import the whole compiler.
-_tf32_allowed._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def draw_keys(sequences: int, device: torch.device) -> Tensor:
-    """Fresh dropout keys, int64 (sequences,), from torch's generator of the device."""
-    return torch.randint(-(2**63), 2**63 - 1, (sequences,), dtype=torch.int64, device=device)
+tf32_allowed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 HEAD_DIMS = (32, 64, 96, 128)

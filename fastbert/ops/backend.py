@@ -36,6 +36,7 @@ OPERATIONS = (
     "embedding_layer_norm",
     "linear",
     "linear_cross_entropy",
+    "encoder_layer",
 )
 
 _implementations: dict[tuple[str, str], Any] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,25 +56,47 @@ def _keep_bits(scale: float, dtype: torch.dtype) -> int:
     return int(torch.tensor(scale, dtype=dtype).view(_BITS[dtype]).item())
 
 
+def draw_keys(sequences: int, device: torch.device) -> Tensor:
+    """Fresh dropout keys, int64 (sequences,), from torch's generator of the device."""
+    return torch.randint(-(2**63), 2**63 - 1, (sequences,), dtype=torch.int64, device=device)
+
+
 def token_mask(dropout: TokenDropout, width: int, dtype: torch.dtype) -> Tensor:
     """The mask to multiply token vectors with: (tokens, width) in `dtype`, 0 or 1 / (1 - p)."""
-    threshold, scale = quantized(dropout.p)
-    if dtype in _BITS and backend.choose("dropout", dropout.key.device) == "native":
-        mask = torch.empty(len(dropout.sequence_ids), width, dtype=dtype)
+    arguments = (dropout.key, dropout.sequence_ids, dropout.offsets, dropout.p, dropout.site, width, dtype)
+    # The generators are not torch's: a compiled graph sees them as one operation.
+    mask: Tensor = (_opaque_token_mask if torch.compiler.is_compiling() else _token_mask)(*arguments)
+    return mask
+
+
+def _token_mask(
+    key: Tensor, sequence_ids: Tensor, offsets: Tensor, p: float, site: int, width: int, dtype: torch.dtype
+) -> Tensor:
+    threshold, scale = quantized(p)
+    if dtype in _BITS and key.device.type == "cpu" and backend.choose("dropout", key.device) == "native":
+        mask = torch.empty(len(sequence_ids), width, dtype=dtype)
         _C.token_dropout_mask(
             mask.view(_BITS[dtype]).numpy(),
-            dropout.key.numpy(),
-            dropout.sequence_ids.numpy(),
-            dropout.offsets.numpy(),
-            dropout.site,
+            *(tensor.contiguous().numpy() for tensor in (key, sequence_ids, offsets)),
+            site,
             threshold,
             _keep_bits(scale, dtype),
         )
         return mask
-    mask = reference.token_dropout_mask(
-        width, dropout.p, dropout.key, dropout.sequence_ids, dropout.offsets, dropout.site
-    )
-    return mask.to(dtype)
+    return reference.token_dropout_mask(width, p, key, sequence_ids, offsets, site).to(dtype)
+
+
+@torch.library.custom_op("fastbert::token_dropout_mask", mutates_args=())
+def _opaque_token_mask(
+    key: Tensor, sequence_ids: Tensor, offsets: Tensor, p: float, site: int, width: int, dtype: torch.dtype
+) -> Tensor:
+    return _token_mask(key, sequence_ids, offsets, p, site, width, dtype)
+
+
+@_opaque_token_mask.register_fake
+def _(key: Tensor, sequence_ids: Tensor, *others: Any) -> Tensor:
+    width, dtype = others[-2:]
+    return key.new_empty((sequence_ids.shape[0], width), dtype=dtype)
 
 
 def attention_mask(shape: tuple[int, int, int, int], p: float, key: Tensor, site: int, dtype: torch.dtype) -> Tensor:
@@ -97,13 +120,51 @@ def dropout(x: Tensor, dropout: TokenDropout | None) -> Tensor:
     """
     if dropout is None or dropout.p == 0.0:
         return x
-    return backend.select("dropout", x.device)(x, dropout)
+    chosen = backend.choose("dropout", x.device)
+    if chosen == "triton":
+        chosen = _check_triton(x)
+    if chosen != "triton":
+        return x * token_mask(dropout, x.shape[-1], x.dtype)
+    backend.refuse_forward_mode("dropout")
+    arguments = (dropout.key, dropout.sequence_ids, dropout.offsets, dropout.p, dropout.site)
+    result: Tensor = _forward(x, *arguments)
+    return result
 
 
-def _dropout(x: Tensor, dropout: TokenDropout) -> Tensor:
-    return x * token_mask(dropout, x.shape[-1], x.dtype)
+def _check_triton(x: Tensor) -> backend.BackendName:
+    backend.require_triton(x.device, "x")
+    if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        reason = f"x has dtype {x.dtype}: the triton backend serves bfloat16, float16 and float32"
+        return backend.without_triton("dropout", reason)
+    return "triton"
+
+
+@torch.library.custom_op("fastbert::dropout", mutates_args=())
+def _forward(x: Tensor, key: Tensor, sequence_ids: Tensor, offsets: Tensor, p: float, site: int) -> Tensor:
+    """Its own gradient: what is applied to x forward is applied to the gradient backward."""
+    from fastbert.kernels import dropout as kernels
+
+    return kernels.apply(x, TokenDropout(p, key, sequence_ids, offsets, site))
+
+
+@_forward.register_fake
+def _(x: Tensor, *arguments: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, key, sequence_ids, offsets, *ctx.numbers = inputs
+    ctx.save_for_backward(key, sequence_ids, offsets)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return _forward(grad, *ctx.saved_tensors, *ctx.numbers), None, None, None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_setup_context)
 
 
 # The product is torch's on both; "native" means that the C++ generator writes the masks.
-backend.register("dropout", "native", _dropout)
-backend.register("dropout", "eager", _dropout)
+backend.register("dropout", "native", token_mask)
+backend.register("dropout", "eager", token_mask)
+backend.register("dropout", "triton", _forward)

@@ -41,9 +41,9 @@ def embedding_layer_norm(
     gradient. With FASTBERT_DEBUG=1 in the environment the ids are looked at first, on every device and backend, which
     waits for the device: the error then names the table, the id, its place and the table's rows.
 
-    The `triton` backend serves up to 4 tables of fp32, bf16 or fp16 and of at most 8192 columns; it sums the gradients
-    of tables in fp32, in an order that is the same on every run. Raises UserError, a ValueError, that names the wrong
-    argument.
+    The `triton` backend serves up to 4 tables of fp32, bf16 or fp16 and of at most 8192 columns. Its backward reads the
+    tables again, so they must not change before it, and sums their gradients in fp32, in an order that is the same on
+    every run. Raises UserError, a ValueError, that names the wrong argument.
     """
     ids, tables = tuple(ids), tuple(tables)
     if token_dropout is not None and token_dropout.p == 0.0:
@@ -55,8 +55,7 @@ def embedding_layer_norm(
     if chosen == "triton":
         chosen = _check_triton(tables, weight, bias)
     if chosen != "triton":
-        chosen_implementation = backend.implementation("embedding_layer_norm", chosen)
-        return chosen_implementation(ids, tables, weight, bias, eps, token_dropout)
+        return backend.implementation("embedding_layer_norm", chosen)(ids, tables, weight, bias, eps, token_dropout)
     backend.refuse_forward_mode("embedding_layer_norm")
     autocast = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if autocast else tables[0].dtype
@@ -270,17 +269,17 @@ _forward.register_autograd(_gradients, setup_context=_setup_context)
 
 
 class _Triton:
-    """The kernels of `fastbert.kernels.embedding`, imported when they first run."""
+    """The kernels of `fastbert.kernels.embedding_layer_norm`, imported when they first run."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-        from fastbert.kernels import embedding as kernels
+        from fastbert.kernels import embedding_layer_norm as kernels
 
         return kernels.forward(*arguments)
 
     @staticmethod
     def backward(*arguments: Any) -> tuple[list[Tensor], Tensor, Tensor]:
-        from fastbert.kernels import embedding as kernels
+        from fastbert.kernels import embedding_layer_norm as kernels
 
         return kernels.backward(*arguments)
 

@@ -12,19 +12,19 @@ from fastbert.errors import UserError
 from fastbert.ops import backend
 from fastbert.ops.gelu import bias_gelu, gelu_backward
 
-
 # By activation: what torch's GELU is called.
 APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None) -> Tensor:
-    """activation(x weight^T + bias): x (..., in), weight (out, in), bias (out,); `activation` is None, `"gelu"` (by erf)
-    or `"gelu_tanh"`. Under autocast the operands are cast.
+    """activation(x weight^T + bias): x (..., in), weight (out, in), bias (out,); `activation` is None, `"gelu"` (by
+    erf) or `"gelu_tanh"`. Under autocast the operands are cast.
 
     Without an activation this is torch's product on every backend. With one, the `triton` backend keeps the product
-    before GELU, rounded to the operands' dtype, and computes GELU from that in fp32: for bf16 and fp16 operands of widths
-    that are multiples of 16 in the product's own epilogue where the table of configurations prefers that, otherwise in a
-    pass behind torch's product. Gradients of fp32 weights are fp32 sums of products of the cast operands.
+    before GELU, rounded to the operands' dtype, and computes GELU from that in fp32: in the epilogue of a product of
+    our own for bf16 and fp16 operands of widths that are multiples of 16, where the table of configurations prefers
+    that, otherwise in a pass behind torch's product. On CUDA gradients of fp32 weights are sums that were never rounded
+    to half precision.
     Raises UserError, a ValueError, that names the wrong argument.
     """
     _check(x, weight, bias, activation)
@@ -57,7 +57,7 @@ def _linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None, activation: s
     dtype = torch.get_autocast_dtype(kind) if cast else x.dtype
     served = dtype in (torch.bfloat16, torch.float16) and (cast or weight.dtype == dtype)
     served = served and (bias is None or bias.dtype in (dtype, torch.float32))
-    if not served or weight.shape[0] % 16 or weight.shape[1] % 16:
+    if not served or weight.shape[0] % 16 or weight.shape[1] % 16 or weight.numel() == 0:
         # The bias is added behind the product, so that its gradient is summed in the same pass as GELU's.
         return bias_gelu(F.linear(x, weight), bias, approximate)
     backend.refuse_forward_mode("linear")

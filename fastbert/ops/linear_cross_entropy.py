@@ -238,11 +238,11 @@ _forward.register_autograd(_gradients, setup_context=_setup_context)
 
 
 class _Triton:
-    """The kernels of `fastbert.kernels.cross_entropy`, imported when they first run."""
+    """The kernels of `fastbert.kernels.linear_cross_entropy`, imported when they first run."""
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[Tensor, ...]:
-        from fastbert.kernels import cross_entropy as kernels
+        from fastbert.kernels import linear_cross_entropy as kernels
 
         return kernels.forward(*arguments)
 
@@ -250,7 +250,7 @@ class _Triton:
     def backward(
         grad: Tensor, dx: Tensor, dweight: Tensor, dbias: Tensor, of_weight: torch.dtype, of_bias: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor]:
-        from fastbert.kernels import cross_entropy as kernels
+        from fastbert.kernels import linear_cross_entropy as kernels
 
         scaled = kernels.scaled
         return scaled(dx, grad, dx.dtype), scaled(dweight, grad, of_weight), scaled(dbias, grad, of_bias)

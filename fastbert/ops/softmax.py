@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastbert.errors import UserError
 from fastbert.ops import backend
-from fastbert.ops.dropout import attention_mask
+from fastbert.ops.dropout import attention_mask, draw_keys
 
 
 def softmax(
@@ -35,7 +35,7 @@ def softmax(
     device. Raises UserError, a ValueError, that names the wrong argument.
     """
     if dropout_p and dropout_key is None and scores.dim() == 4:
-        dropout_key = torch.randint(-(2**63), 2**63 - 1, scores.shape[:1], dtype=torch.int64, device=scores.device)
+        dropout_key = draw_keys(scores.shape[0], scores.device)
     key = dropout_key.contiguous() if dropout_p and dropout_key is not None else None
     _check(scores, mask, scale, dropout_p, key, dropout_site)
     chosen = backend.choose("softmax", scores.device)

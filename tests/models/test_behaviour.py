@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from batches import random_batch
 
 from fastbert.config import BertConfig
 from fastbert.errors import CheckpointError, UserError
@@ -12,21 +13,6 @@ from fastbert.models import BertForPreTraining, BertForSequenceClassification, B
 from fastbert.packing import PackedBatch
 
 TINY = BertConfig.preset("tiny", vocab_size=500)
-
-
-def random_batch(lengths: list[int], vocab: int, masked: int, seed: int) -> PackedBatch:
-    generator = torch.Generator().manual_seed(seed)
-    total = sum(lengths)
-    places = torch.randperm(total, generator=generator)[:masked].sort().values
-    return PackedBatch(
-        input_ids=torch.randint(0, vocab, (total,), generator=generator),
-        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
-        max_seqlen=max(lengths),
-        dropout_key=torch.randint(0, 2**62, (len(lengths),), generator=generator),
-        masked_positions=places,
-        labels=torch.randint(0, vocab, (masked,), generator=generator),
-        next_sentence_label=torch.randint(0, 2, (len(lengths),), generator=generator),
-    )
 
 
 def test_first_losses_at_mini_scale(seed: int) -> None:

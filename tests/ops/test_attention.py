@@ -162,19 +162,19 @@ def test_under_compile_without_tokens_and_with_a_bias_in_another_order(
 def test_precision_of_fp32_products_follows_either_way_of_setting_it() -> None:
     script = """
 import torch
-from fastbert.ops.attention import _tf32_allowed, attention
-assert not _tf32_allowed()
+from fastbert.ops.attention import tf32_allowed, attention
+assert not tf32_allowed()
 torch.set_float32_matmul_precision("high")
-assert _tf32_allowed()
+assert tf32_allowed()
 torch.set_float32_matmul_precision("highest")
-assert not _tf32_allowed()
+assert not tf32_allowed()
 if hasattr(torch.backends.cuda.matmul, "fp32_precision"):
     torch.backends.cuda.matmul.fp32_precision = "tf32"
-    assert _tf32_allowed()
+    assert tf32_allowed()
     q, cu = torch.randn(3, 1, 32), torch.tensor([0, 3], dtype=torch.int32)
     attention(q, q, q, cu, cu, 3, 3)
     torch.backends.cuda.matmul.fp32_precision = "ieee"
-    assert not _tf32_allowed()
+    assert not tf32_allowed()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -462,3 +462,21 @@ def test_a_bias_in_half_precision(bias_dtype, seed) -> None:
         torch.testing.assert_close(
             mine.double(), truth, rtol=2e-2, atol=2e-2, msg=lambda text, name=name: f"{name}: {text}"
         )
+
+
+@pytest.mark.parametrize("longest", [16, 32, 64, 128, 200])
+def test_gradients_of_joined_projections(longest: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = [longest, 1, longest // 2 + 1]
+    qkv = torch.randn(sum(lengths), 3, 3, 32, generator=generator).to(DEVICE)
+    cu_seqlens = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
+    q, k, v = qkv.unbind(1)
+    problem = AttentionProblem(
+        q=q, k=k, v=v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, max_seqlen_q=longest, max_seqlen_k=longest,
+        causal=False, dropout_p=0.1, dropout_key=torch.arange(3, device=DEVICE), dropout_site=1, bias=None, scale=0.2,
+        tf32=False,
+    )  # fmt: skip
+    out, lse = kernels.forward(problem)
+    grad = torch.randn(out.shape, generator=generator).to(DEVICE)
+    apart = kernels.backward(problem, out, lse, grad, False)[:3]
+    assert torch.equal(kernels.backward_joined(problem, out, lse, grad), torch.stack(apart, 1))

@@ -15,7 +15,7 @@ from fastbert.errors import UserError
 from fastbert.ops import backend as backends
 
 pytest.importorskip("triton", reason="needs triton")
-from fastbert.kernels import embedding as kernels
+from fastbert.kernels import embedding_layer_norm as kernels
 from fastbert.kernels import tuning
 from fastbert.kernels.configuration import Config
 from fastbert.kernels.embedding_gradient import table_gradients

@@ -7,6 +7,7 @@ pytest.importorskip("triton", reason="needs triton")
 import triton
 import triton.language as tl
 
+from fastbert import ops, use_backend
 from fastbert.kernels.activation import gelu, gelu_and_derivative
 from fastbert.kernels.columns import column_sums
 from fastbert.kernels.token_dropout import kept_columns, token_place
@@ -75,3 +76,24 @@ def test_column_sums(shape: tuple[int, ...], seed: int) -> None:
     partial = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
     torch.testing.assert_close(column_sums(partial), partial.sum(0))
     assert torch.equal(column_sums(partial), column_sums(partial))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(0, 64), (1, 8), (13, 100), (9, 768)], ids=str)
+def test_dropout_of_tokens_and_its_gradient(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, gradient = (torch.randn(shape, generator=generator).to(DEVICE, dtype) for _ in range(2))
+    key = torch.randint(-(2**63), 2**63 - 1, (2,), generator=generator).to(DEVICE)
+    sequence = (torch.arange(shape[0]) % 2).to(DEVICE)
+    dropout = ops.TokenDropout(0.3, key, sequence, torch.arange(shape[0]).to(DEVICE), 4)
+    found = []
+    for backend in ("triton", "eager"):
+        leaf = x.clone().requires_grad_()
+        with use_backend(backend):
+            y = ops.dropout(leaf, dropout)
+            found.append((y.detach(), *torch.autograd.grad(y, leaf, gradient)))
+    for ours, theirs in zip(*found):
+        # Eager torch rounds the factor to the rows' dtype before it multiplies.
+        torch.testing.assert_close(ours, theirs, rtol=1e-6 if dtype == torch.float32 else 2**-7, atol=0.0)
+    arguments = (leaf, key, sequence, dropout.offsets, 0.3, 4)
+    torch.library.opcheck(torch.ops.fastbert.dropout.default, arguments)

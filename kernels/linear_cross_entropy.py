@@ -33,8 +33,8 @@ TILE = 128
 ONE_CHUNK = 256_000_000
 # Of the bytes that fp32 logits of all rows would take, the largest part that goes to the buffer.
 SHARE = 0.045
-# The fewest bytes of a column in a chunk: each chunk reads and writes the whole gradient of the weight, which takes as
-# long as 500 to 600 rows of bf16 products.
+# The fewest bytes of a column in a chunk, 896 rows of bf16: each chunk reads and writes the whole fp32 gradient of the
+# weight, which takes about as long as the three products of 200 rows.
 FEWEST = 1792
 # Gradients of logits are stored in fp16 times this, or the smaller probabilities would be zeros; for z_loss it leaves
 # room up to 2 z l of 250.

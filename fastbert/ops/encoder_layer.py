@@ -1,0 +1,331 @@
+"""A whole encoder layer as one operation: what lies between its products is fused, and gradients of residual
+connections are added inside the products that follow.
+
+Models use it where a backend has it and every part of a layer is a plain module; elsewhere they put the layer together
+from the other operations, which gives the same within rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastbert.errors import UserError
+from fastbert.ops import backend
+from fastbert.ops.attention import HEAD_DIMS, tf32_allowed
+from fastbert.ops.attention_problem import AttentionProblem, check_offsets
+from fastbert.ops.dropout import Site, TokenDropout
+
+WIDEST = 8192  # of a row that the LayerNorm kernels keep in registers
+
+
+class LayerWeights(NamedTuple):
+    """The parameters of a layer: products (out, in), biases and LayerNorms (width,)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    query_bias: Tensor
+    key_bias: Tensor
+    value_bias: Tensor
+    attention_output: Tensor
+    attention_output_bias: Tensor
+    attention_norm: Tensor
+    attention_norm_bias: Tensor
+    intermediate: Tensor
+    intermediate_bias: Tensor
+    output: Tensor
+    output_bias: Tensor
+    output_norm: Tensor
+    output_norm_bias: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerSettings:
+    """Everything else: where sequences begin, what is dropped, and the layer's numbers."""
+
+    cu_seqlens: Tensor
+    max_seqlen: int
+    heads: int
+    eps: float
+    tanh: bool
+    """GELU by its approximation."""
+    causal: bool
+    layer: int
+    """Counts the layer's dropout sites."""
+    attention_p: float
+    hidden_p: float
+    dropout_key: Tensor | None
+    """int64 (sequences,), with `sequence_ids` and `offsets` int64 (tokens,); None where nothing is dropped."""
+    sequence_ids: Tensor | None
+    offsets: Tensor | None
+
+    def hidden_dropout(self, site: Site) -> TokenDropout | None:
+        """Dropout of token vectors at a site of this layer."""
+        if self.dropout_key is None or not self.hidden_p:
+            return None
+        assert self.sequence_ids is not None
+        assert self.offsets is not None
+        return TokenDropout(self.hidden_p, self.dropout_key, self.sequence_ids, self.offsets, site.of_layer(self.layer))
+
+    def problem(self, qkv: Tensor, tf32: bool) -> AttentionProblem:
+        """The attention of joined projections (tokens, 3, heads, head_dim)."""
+        q, k, v = qkv.unbind(1)
+        return AttentionProblem(
+            q=q,
+            k=k,
+            v=v,
+            cu_seqlens_q=self.cu_seqlens,
+            cu_seqlens_k=self.cu_seqlens,
+            max_seqlen_q=self.max_seqlen,
+            max_seqlen_k=self.max_seqlen,
+            causal=self.causal,
+            dropout_p=self.attention_p,
+            dropout_key=self.dropout_key if self.attention_p else None,
+            dropout_site=Site.ATTENTION.of_layer(self.layer),
+            bias=None,
+            scale=1 / math.sqrt(q.shape[2]),
+            tf32=tf32,
+        )
+
+
+# What the operator saves of a layer in training.
+SAVE_NOTHING, SAVE_CHEAPLY, SAVE_ALL = 0, 1, 2
+
+
+def serves(x: Tensor, weights: LayerWeights, heads: int) -> bool:
+    """Whether the fused layer can compute this, on the backend chosen for the device of `x` (tokens, width)."""
+    if backend.choose("encoder_layer", x.device) != "triton" or x.dim() != 2:
+        return False
+    backend.require_triton(x.device, "x")
+    dtype, width = product_dtype(x), x.shape[1]
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16) or width > WIDEST:
+        return False
+    if width % heads or width // heads not in HEAD_DIMS:
+        return False
+    return all(weight.dtype in (dtype, torch.float32) and weight.device == x.device for weight in weights)
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """The dtype of matrix products with `x`: autocast's where it is on."""
+    if torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(x.device.type)
+    return x.dtype
+
+
+def encoder_layer(x: Tensor, weights: LayerWeights, settings: LayerSettings, *, recompute: bool = False) -> Tensor:
+    """The layer's output, (tokens, width) like `x`, in the dtype of the products (autocast's, else that of `x`).
+
+    For what `serves` accepts. `recompute`: keep less for backward, which then computes LayerNorms again. GELU is never
+    kept. Weights may be fp32 with products in half precision: their gradients are then accumulated and returned in
+    fp32. Raises UserError for offsets that do not describe the tokens (on a GPU under FASTBERT_DEBUG=1).
+    """
+    if settings.cu_seqlens.dtype != torch.int32 or not settings.cu_seqlens.is_contiguous():
+        raise UserError(f"cu_seqlens must be contiguous int32, not {settings.cu_seqlens.dtype}")
+    backend.refuse_forward_mode("encoder_layer")
+    trained = torch.is_grad_enabled() and (x.requires_grad or any(weight.requires_grad for weight in weights))
+    save = (SAVE_CHEAPLY if recompute else SAVE_ALL) if trained else SAVE_NOTHING
+    tf32 = product_dtype(x) == torch.float32 and tf32_allowed()
+    flat = tuple(getattr(settings, name) for name in _SETTINGS)
+    result: Tensor = _forward(x, *weights, *flat, product_dtype(x), tf32, save)[0]
+    return result
+
+
+_SETTINGS = tuple(LayerSettings.__dataclass_fields__)
+
+
+def _settings(values: tuple[Any, ...]) -> LayerSettings:
+    return LayerSettings(**dict(zip(_SETTINGS, values, strict=True)))
+
+
+@torch.library.custom_op("fastbert::encoder_layer", mutates_args=())
+def _forward(
+    x: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_bias: Tensor,
+    key_bias: Tensor,
+    value_bias: Tensor,
+    attention_output: Tensor,
+    attention_output_bias: Tensor,
+    attention_norm: Tensor,
+    attention_norm_bias: Tensor,
+    intermediate: Tensor,
+    intermediate_bias: Tensor,
+    output: Tensor,
+    output_bias: Tensor,
+    output_norm: Tensor,
+    output_norm_bias: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    heads: int,
+    eps: float,
+    tanh: bool,
+    causal: bool,
+    layer: int,
+    attention_p: float,
+    hidden_p: float,
+    dropout_key: Tensor | None,
+    sequence_ids: Tensor | None,
+    offsets: Tensor | None,
+    dtype: torch.dtype,
+    tf32: bool,
+    save: int,
+) -> list[Tensor]:
+    """The output, and where something is saved what backward wants: see `fastbert.kernels.encoder_layer.Saved`."""
+    from fastbert.kernels import encoder_layer as kernels
+
+    weights = LayerWeights(
+        query, key, value, query_bias, key_bias, value_bias, attention_output, attention_output_bias, attention_norm,
+        attention_norm_bias, intermediate, intermediate_bias, output, output_bias, output_norm, output_norm_bias,
+    )  # fmt: skip
+    settings = _settings(
+        (cu_seqlens, max_seqlen, heads, eps, tanh, causal, layer, attention_p, hidden_p, dropout_key, sequence_ids,
+         offsets)
+    )  # fmt: skip
+    check_offsets(settings.problem(x.new_empty(x.shape[0], 3, heads, 1), False))
+    with backend.without_autocast(x.device):
+        return kernels.forward(x, weights, settings, dtype, tf32, save)
+
+
+@_forward.register_fake
+def _(x: Tensor, *others: Any) -> list[Tensor]:
+    weights = LayerWeights(*others[: len(LayerWeights._fields)])
+    settings = _settings(others[len(weights) : -3])
+    dtype, _, save = others[-3:]
+    tokens, width = x.shape
+
+    def empty(*shape: Any, kind: torch.dtype = dtype) -> Tensor:
+        return x.new_empty(shape, dtype=kind)
+
+    y = empty(tokens, width)
+    if save == SAVE_NOTHING:
+        return [y]
+    statistics = [empty(tokens, kind=torch.float32) for _ in range(4)]
+    lse = empty(settings.heads, tokens, kind=torch.float32)
+    saved = [empty(tokens, 3 * width), empty(tokens, width), lse, empty(tokens, width), *statistics[:2]]
+    saved += [empty(tokens, weights.intermediate.shape[0]), empty(tokens, width), *statistics[2:]]
+    return [y, *saved, *([empty(tokens, width)] if save == SAVE_ALL else [])]
+
+
+class Wanted(NamedTuple):
+    """Which gradients backward computes, in its order: the projections' are joined, and LayerNorms come with the bias
+    before them as (3, width): weight, bias, bias of the product. Vectors are fp32 and cost nothing."""
+
+    x: bool
+    projections: bool
+    projection_biases: bool
+    attention_output: bool
+    attention_vectors: bool
+    intermediate: bool
+    intermediate_bias: bool
+    output: bool
+    output_vectors: bool
+
+
+@torch.library.custom_op("fastbert::encoder_layer_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    saved: list[Tensor],
+    x: Tensor,
+    weights: list[Tensor],
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    heads: int,
+    eps: float,
+    tanh: bool,
+    causal: bool,
+    layer: int,
+    attention_p: float,
+    hidden_p: float,
+    dropout_key: Tensor | None,
+    sequence_ids: Tensor | None,
+    offsets: Tensor | None,
+    dtype: torch.dtype,
+    tf32: bool,
+    wanted: list[bool],
+) -> list[Tensor]:
+    """The gradients in the order of `Wanted`."""
+    from fastbert.kernels import encoder_layer as kernels
+
+    settings = _settings(
+        (cu_seqlens, max_seqlen, heads, eps, tanh, causal, layer, attention_p, hidden_p, dropout_key, sequence_ids,
+         offsets)
+    )  # fmt: skip
+    return kernels.backward(grad, saved, x, LayerWeights(*weights), settings, dtype, tf32, Wanted(*wanted))
+
+
+@_backward.register_fake
+def _(grad: Tensor, saved: list[Tensor], x: Tensor, weights: list[Tensor], *others: Any) -> list[Tensor]:
+    wanted, given, width = Wanted(*others[-1]), LayerWeights(*weights), x.shape[1]
+    joined = x.new_empty((3 * width, width) if wanted.projections else (0,), dtype=given.query.dtype)
+
+    def sums(*shape: int) -> Tensor:
+        return x.new_empty(shape, dtype=torch.float32)
+
+    def like(weight: Tensor, want: bool) -> Tensor:
+        return torch.empty_like(weight) if want else weight.new_empty(0)
+
+    return [
+        like(x, wanted.x),
+        joined,
+        sums(3 * width if wanted.projection_biases else 0),
+        like(given.attention_output, wanted.attention_output),
+        sums(3, width),
+        like(given.intermediate, wanted.intermediate),
+        sums(given.intermediate.shape[0]),
+        like(given.output, wanted.output),
+        sums(3, width),
+    ]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    weights = len(LayerWeights._fields)
+    x, settings, (dtype, tf32, _) = inputs[0], inputs[1 + weights : -3], inputs[-3:]
+    # The output itself is not needed: the sum before its LayerNorm is kept.
+    tensors = {i: value for i, value in enumerate(settings) if isinstance(value, Tensor)}
+    ctx.save_for_backward(x, *inputs[1 : 1 + weights], *tensors.values(), *output[1:])
+    ctx.places = tuple(tensors)
+    ctx.settings = tuple(None if i in tensors else value for i, value in enumerate(settings))
+    ctx.numbers = (dtype, tf32)
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
+    count = len(LayerWeights._fields)
+    behind = (None,) * (len(_SETTINGS) + 3)
+    grad = grads[0]
+    if grad is None:
+        return (None,) * (1 + count) + behind
+    x, *rest = ctx.saved_tensors
+    weights, rest = rest[:count], rest[count:]
+    settings = list(ctx.settings)
+    for i, tensor in zip(ctx.places, rest, strict=False):
+        settings[i] = tensor
+    saved = rest[len(ctx.places) :]
+    needs = ctx.needs_input_grad[: 1 + count]
+    of = LayerWeights(*needs[1:])
+    wanted = Wanted(
+        needs[0], any(of[:3]), any(of[3:6]), of.attention_output, True, of.intermediate, True, of.output, True
+    )
+    found = _backward(grad.contiguous(), saved, x, weights, *settings, *ctx.numbers, list(wanted))
+    dx, projections, projection_biases, dwo, first, dw1, db1, dw2, last = found
+    gradients = LayerWeights(
+        *projections.chunk(3), *projection_biases.chunk(3), dwo, first[2], first[0], first[1], dw1, db1, dw2, last[2],
+        last[0], last[1],
+    )  # fmt: skip
+    of_weights = (
+        gradient.to(weight.dtype) if need else None
+        for gradient, weight, need in zip(gradients, weights, of, strict=True)
+    )
+    return dx if needs[0] else None, *of_weights, *behind
+
+
+_forward.register_autograd(_gradients, setup_context=_setup_context)
+backend.register("encoder_layer", "eager", "composed of the other operations")
+backend.register("encoder_layer", "triton", "fastbert.kernels.encoder_layer")

@@ -1,0 +1,97 @@
+"""The bytes that a fused layer reads and writes, counted over its kernels and products: what docs/performance-gpu.md
+says, and no pass more."""
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from batches import random_batch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fastbert import BertConfig
+from fastbert.models.bert import Dropouts, Layer
+from fastbert.ops.encoder_layer import SAVE_ALL, LayerSettings, Wanted
+
+pytest.importorskip("triton", reason="needs triton")
+from fastbert.kernels import encoder_layer as kernels
+from fastbert.kernels.launch import interpreted, observing
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.skipif(not interpreted(), reason="counted in the interpreter"),
+]
+ROOT = Path(__file__).resolve().parents[2]
+TOKENS, WIDTH = 160, 64
+CONFIG = BertConfig(
+    vocab_size=50, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=2, intermediate_size=4 * WIDTH,
+    max_position_embeddings=64,
+)  # fmt: skip
+
+
+class Traffic(TorchDispatchMode):
+    """Of torch's operations on the tokens: the tensors that each reads and writes, in rows of `WIDTH`."""
+
+    NAMES = ("mm", "addmm", "addmm_", "sum", "add", "add_", "mul", "clone", "copy_", "_to_copy", "t_copy")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.units: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name in self.NAMES:
+            tensors = [*(arg for arg in args if isinstance(arg, torch.Tensor)), result]
+            self.units[name] += sum(units_of(tensor) for tensor in tensors)
+        return result
+
+
+def units_of(tensor: torch.Tensor) -> int:
+    """Rows of WIDTH elements a token; 0 for weights, statistics and ids, which do not grow with width and tokens."""
+    if TOKENS not in tensor.shape or not tensor.dtype.is_floating_point:
+        return 0
+    return round(tensor.numel() / (TOKENS * WIDTH))
+
+
+def documented(kind: str) -> int:
+    """The sum that the document gives for a direction."""
+    text = (ROOT / "docs" / "performance-gpu.md").read_text()
+    found = re.search(rf"^\| \*\*{kind}\*\* \|.*\| \*\*(\d+)\*\* \|", text, re.MULTILINE)
+    assert found is not None, kind
+    return int(found[1])
+
+
+def test_a_layer_moves_what_is_documented(seed: int) -> None:
+    layer = Layer(CONFIG, 0).half()
+    batch = random_batch([60, 60, 40], 50, 5, seed)
+    dropouts = Dropouts(batch, 0.1, 0.1, True)
+    settings = LayerSettings(
+        cu_seqlens=batch.cu_seqlens, max_seqlen=60, heads=2, eps=1e-12, tanh=False, causal=False, layer=0,
+        attention_p=0.1, hidden_p=0.1, dropout_key=dropouts.key, sequence_ids=dropouts.sequence_ids,
+        offsets=dropouts.offsets,
+    )  # fmt: skip
+    weights = layer._plain_weights()
+    assert weights is not None
+    x, grad = (torch.randn(TOKENS, WIDTH).half() for _ in range(2))
+    numbers, units = (torch.half, False), {}
+    # Below the operators, where torch shows what they are made of.
+    with torch.no_grad():
+        with observing() as launches, Traffic() as traffic:
+            _, *saved = kernels.forward(x, weights, settings, *numbers, SAVE_ALL)
+        units["forward"] = count(launches) + traffic.units
+        with observing() as launches, Traffic() as traffic:
+            kernels.backward(grad, saved, x, weights, settings, *numbers, Wanted(*[True] * len(Wanted._fields)))
+        units["backward"] = count(launches) + traffic.units
+    for kind, counted in units.items():
+        assert sum(counted.values()) == documented(kind), counted
+
+
+def count(launches: list[Any]) -> Counter[str]:
+    units: Counter[str] = Counter()
+    for one in launches:
+        tensors = [argument for argument in one.arguments if isinstance(argument, torch.Tensor)]
+        units[one.kernel.__name__] += sum(units_of(tensor) for tensor in tensors)
+    return units

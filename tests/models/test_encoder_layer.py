@@ -1,0 +1,252 @@
+"""The fused encoder layer against float64 and the composed one, and what makes a layer run composed."""
+
+import gc
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from accuracy import assert_as_accurate
+from batches import random_batch
+from torch import nn
+
+from fastbert import BertConfig, BertForPreTraining, BertModel, use_backend
+from fastbert.models import bert
+from fastbert.models.bert import Dropouts, Layer
+from fastbert.ops import encoder_layer
+from fastbert.packing import PackedBatch
+
+pytest.importorskip("triton", reason="needs triton")
+
+GPU = torch.cuda.is_available()
+# The interpreter divides with numpy, which warns of what a GPU does in silence.
+pytestmark = [pytest.mark.filterwarnings("ignore::RuntimeWarning"), *([pytest.mark.gpu] if GPU else [])]
+DEVICE = torch.device("cuda" if GPU else "cpu")
+CONFIG = BertConfig(
+    vocab_size=120, hidden_size=96, num_hidden_layers=2, num_attention_heads=3, intermediate_size=160,
+    max_position_embeddings=160, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1,
+)  # fmt: skip
+LENGTHS = [13, 1, 0, 40]
+DTYPES = [
+    pytest.param(torch.float32, id="fp32"),
+    pytest.param(torch.float16, id="fp16"),
+    pytest.param(torch.bfloat16, id="bf16"),
+]
+
+
+def batch_of(lengths: list[int], seed: int) -> PackedBatch:
+    return random_batch(lengths, CONFIG.vocab_size, 7, seed).to(DEVICE)
+
+
+def random_layer(seed: int, config: BertConfig = CONFIG) -> Layer:
+    """Weights and biases that all matter."""
+    layer = Layer(config, 1).to(DEVICE)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in layer.parameters():
+        spread = 1 / parameter.shape[-1] ** 0.5 if parameter.dim() == 2 else 0.5
+        parameter.data = (torch.randn(parameter.shape, generator=generator) * spread).to(DEVICE)
+    return layer
+
+
+def run(
+    backend: str, layer: Layer, x: torch.Tensor, grad: torch.Tensor, batch: PackedBatch, training: bool, **options
+) -> dict[str, torch.Tensor]:
+    """Output and all gradients."""
+    leaf = x.detach().requires_grad_()
+    p = 0.1 if training else 0.0
+    with use_backend(backend):
+        y = layer(leaf, batch, Dropouts(batch, p, p, training), **options)
+        names = [name for name, parameter in layer.named_parameters() if parameter.requires_grad]
+        wanted = [leaf, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
+        gradients = torch.autograd.grad(y, wanted, grad.to(y.dtype))
+    return {"y": y.detach(), **dict(zip(["x", *names], gradients, strict=True))}
+
+
+@pytest.fixture
+def fused_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """What the fused operation was called with: its `recompute`."""
+    calls: list[bool] = []
+    original = encoder_layer.encoder_layer
+
+    def counted(*arguments, recompute: bool = False):
+        calls.append(recompute)
+        return original(*arguments, recompute=recompute)
+
+    monkeypatch.setattr(bert.encoder_layer, "encoder_layer", counted)
+    return calls
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["", "dropout"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_is_as_accurate_as_torch(dtype: torch.dtype, training: bool, fused_calls: list[bool], seed: int) -> None:
+    batch, layer = batch_of(LENGTHS, seed), random_layer(seed).to(dtype)
+    generator = torch.Generator().manual_seed(seed + 1)
+    x, grad = (torch.randn(batch.num_tokens, 96, generator=generator).to(DEVICE, dtype) for _ in range(2))
+    ours = run("triton", layer, x, grad, batch, training)
+    assert len(fused_calls) == 1
+    theirs = run("eager", layer, x, grad, batch, training)
+    exact = run("eager", layer.double(), x.double(), grad.double(), batch, training)
+    for name, truth in exact.items():
+        assert_as_accurate(ours[name], theirs[name], truth, name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_autocast_multiplies_in_half_and_gives_fp32_gradients(dtype: torch.dtype, seed: int) -> None:
+    batch, layer = batch_of(LENGTHS, seed), random_layer(seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    x, grad = (torch.randn(batch.num_tokens, 96, generator=generator).to(DEVICE) for _ in range(2))
+    exact = run("eager", random_layer(seed).double(), x.double(), grad.double(), batch, True)
+    with torch.autocast(DEVICE.type, dtype=dtype):
+        for first in (x, x.to(dtype)):
+            ours = run("triton", layer, first, grad, batch, True)
+            theirs = run("eager", layer, first, grad, batch, True)
+            assert ours["y"].dtype == dtype
+            assert ours["x"].dtype == first.dtype
+            for name, truth in exact.items():
+                assert_as_accurate(ours[name], theirs[name], truth, name)
+
+
+@pytest.mark.parametrize("tanh", [False, True], ids=["erf", "tanh"])
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
+def test_forms_of_a_layer(tanh: bool, causal: bool, seed: int) -> None:
+    config = replace(CONFIG, hidden_act="gelu_pytorch_tanh" if tanh else "gelu")
+    batch, layer = batch_of(LENGTHS, seed), random_layer(seed, config)
+    generator = torch.Generator().manual_seed(seed + 1)
+    x, grad = (torch.randn(batch.num_tokens, 96, generator=generator).to(DEVICE) for _ in range(2))
+    ours = run("triton", layer, x, grad, batch, True, causal=causal)
+    theirs = run("eager", layer, x, grad, batch, True, causal=causal)
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=2e-5, msg=name)
+
+
+def test_recomputing_changes_nothing(fused_calls: list[bool], seed: int) -> None:
+    batch, layer = batch_of(LENGTHS, seed), random_layer(seed)
+    x, grad = (torch.randn(batch.num_tokens, 96, device=DEVICE) for _ in range(2))
+    kept = run("triton", layer, x, grad, batch, True)
+    again = run("triton", layer, x, grad, batch, True, recompute=True)
+    assert fused_calls == [False, True]
+    for name, gradient in kept.items():
+        torch.testing.assert_close(gradient, again[name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_frozen_weights_get_no_gradient_and_others_the_same(seed: int) -> None:
+    batch, layer = batch_of(LENGTHS, seed), random_layer(seed)
+    x, grad = (torch.randn(batch.num_tokens, 96, device=DEVICE) for _ in range(2))
+    everything = run("triton", layer, x, grad, batch, True)
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_("key" in name or "LayerNorm" in name)
+    for name, gradient in run("triton", layer, x, grad, batch, True).items():
+        assert torch.equal(gradient, everything[name]), name
+
+
+def test_a_part_that_is_not_plain_runs_its_own_forward(fused_calls: list[bool], seed: int) -> None:
+    class Adapted(nn.Linear):
+        """A linear layer with something added, as adapters do."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 1.5 * super().forward(x)
+
+    batch = batch_of(LENGTHS, seed)
+    x = torch.randn(batch.num_tokens, 96, device=DEVICE)
+    settings = (x, batch, Dropouts(batch, 0.0, 0.0, False))
+    with use_backend("triton"), torch.no_grad():
+        plain = random_layer(seed)(*settings)
+        assert len(fused_calls) == 1
+        for place in ("attention.self.query", "attention.output.dense", "intermediate.dense", "output.dense"):
+            layer = random_layer(seed)
+            part = layer.get_submodule(place)
+            part.__class__ = Adapted
+            adapted = layer(*settings)
+            scaled = random_layer(seed)
+            for parameter in scaled.get_submodule(place).parameters():
+                parameter *= 1.5
+            torch.testing.assert_close(adapted, scaled(*settings), rtol=1e-4, atol=1e-5)
+            assert not torch.allclose(adapted, plain, atol=1e-3)
+        layer, seen = random_layer(seed), []
+        layer.output.dense.register_forward_hook(lambda *arguments: seen.append(len(arguments)))
+        before = len(fused_calls)
+        torch.testing.assert_close(layer(*settings), plain, rtol=1e-4, atol=1e-5)
+        assert seen == [3]
+        assert len(fused_calls) == before
+
+
+@pytest.mark.parametrize("mode", ["layer", "selective"])
+@pytest.mark.parametrize("backend", [None, "triton"])
+def test_checkpointing_changes_nothing(mode: str, backend: str | None, seed: int) -> None:
+    batch = batch_of([20, 31, 7], seed)
+    gradients = []
+    for chosen in ("none", mode):
+        model = BertForPreTraining(CONFIG).to(DEVICE).train()
+        model.init_weights(seed=1)
+        model.checkpoint_activations(chosen)
+        with use_backend(backend):
+            model(batch).loss.backward()
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-5, atol=1e-7, msg=name)
+
+
+def kept_bytes(model: BertForPreTraining, batch: PackedBatch) -> int:
+    """What is alive between forward and backward and was not before: saved by autograd, or by Python for it."""
+    found: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    def alive() -> list[torch.Tensor]:
+        gc.collect()
+        return [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, nn.Parameter)]
+
+    before = {tensor.untyped_storage().data_ptr() for tensor in alive()}
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = model(batch).loss
+    for tensor in alive():
+        note(tensor)
+    assert loss is not None
+    return sum(size for place, size in found.items() if place not in before)
+
+
+def test_selective_checkpointing_keeps_less(seed: int) -> None:
+    batch, sizes = batch_of([64, 64], seed), {}
+    for backend in ("eager", "triton"):
+        for mode in ("none", "selective", "layer"):
+            model = BertForPreTraining(CONFIG).to(DEVICE).train()
+            model.checkpoint_activations(mode)
+            with use_backend(backend):
+                sizes[backend, mode] = kept_bytes(model, batch)
+        assert sizes[backend, "layer"] < sizes[backend, "selective"] < sizes[backend, "none"], sizes
+    assert sizes["triton", "none"] < sizes["eager", "none"], sizes
+
+
+def test_the_operators_keep_their_promises(seed: int) -> None:
+    batch, layer = batch_of(LENGTHS, seed), random_layer(seed)
+    dropouts = Dropouts(batch, 0.1, 0.1, True)
+    x = torch.randn(batch.num_tokens, 96, device=DEVICE).requires_grad_()
+    numbers = (
+        batch.cu_seqlens, 40, 3, 1e-12, False, False, 1, 0.1, 0.1, dropouts.key, dropouts.sequence_ids,
+        dropouts.offsets,
+    )  # fmt: skip
+    weights = layer._plain_weights()
+    assert weights is not None
+    for save in (0, 1, 2):
+        arguments = (x, *weights, *numbers, torch.float32, False, save)
+        # opcheck draws its own gradients of all outputs, and only the first of this one has any.
+        checks = ("test_schema", "test_faketensor")
+        torch.library.opcheck(torch.ops.fastbert.encoder_layer.default, arguments, test_utils=checks)
+    saved = [tensor.detach() for tensor in torch.ops.fastbert.encoder_layer(*arguments)[1:]]
+    plain = [weight.detach() for weight in weights]
+    arguments = (torch.randn_like(x), saved, x.detach(), plain, *numbers, torch.float32, False, [True] * 9)
+    torch.library.opcheck(torch.ops.fastbert.encoder_layer_backward.default, arguments)
+
+
+def test_a_model_of_fused_layers(fused_calls: list[bool], seed: int) -> None:
+    model, batch = BertModel(CONFIG).to(DEVICE).eval(), batch_of([100, 16, 33, 2], seed)
+    with torch.no_grad():
+        with use_backend("triton"):
+            ours = model(batch).last_hidden_state
+        with use_backend("eager"):
+            theirs = model(batch).last_hidden_state
+    assert len(fused_calls) == 2
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
