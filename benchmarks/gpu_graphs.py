@@ -23,7 +23,8 @@ def replayed_states(model: BertModel, batches: Sequence[PackedBatch]) -> Callabl
     graphed = import_module("fastbert.graphs").graphed(model)
 
     def call(batch: PackedBatch) -> Tensor:
-        states: Tensor = graphed(batch).last_hidden_state
+        with torch.no_grad():
+            states: Tensor = graphed(batch).last_hidden_state
         return states
 
     for batch in batches:
