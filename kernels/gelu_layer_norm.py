@@ -56,9 +56,10 @@ def gelu_norm_backward(
     """Grid: any number of programs. partial (programs, 2 or 3, width): dweight, dbias and, with x_bias, dx_bias."""
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     in_row = column < width
-    weight = load_columns(weight_ptr, column, in_row, ROWS)
-    if x_bias_ptr is not None:
-        x_bias = load_columns(x_bias_ptr, column, in_row, ROWS)
+    if STAGES > 1:
+        weight = load_columns(weight_ptr, column, in_row, ROWS)
+        if x_bias_ptr is not None:
+            x_bias = load_columns(x_bias_ptr, column, in_row, ROWS)
     dweight, dbias = tl.zeros((ROWS, COLUMNS), tl.float32), tl.zeros((ROWS, COLUMNS), tl.float32)
     dx_bias = tl.zeros((ROWS, COLUMNS), tl.float32)
     for block in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
@@ -71,6 +72,10 @@ def gelu_norm_backward(
         ).to(tl.float32)
         rstd = tl.load(rstd_ptr + first + row, mask=exists, other=0.0)
         mean = tl.load(mean_ptr + first + row, mask=exists, other=0.0)
+        if STAGES == 1:  # rows so wide that the vectors do not fit into registers too
+            weight = load_columns(weight_ptr, column, in_row, ROWS)
+            if x_bias_ptr is not None:
+                x_bias = load_columns(x_bias_ptr, column, in_row, ROWS)
         if x_bias_ptr is not None:
             x += x_bias
         x, derivative = gelu_and_derivative(x, TANH)

@@ -43,7 +43,7 @@ def load_columns(x_ptr, column, in_row, ROWS: tl.constexpr):
 @triton.jit
 def normalised(x, weight, bias, width, eps, in_row):
     """LayerNorm of the rows x, fp32 (ROWS, COLUMNS) and zero behind their width; mean and rstd (ROWS, 1)."""
-    mean = tl.div_rn(tl.sum(x, 1, keep_dims=True), width.to(tl.float32))
+    mean = tl.div_rn(tl.sum(x, 1, keep_dims=True), tl.cast(width, tl.float32))
     centred = tl.where(in_row, x - mean, 0.0)
     rstd = tl.rsqrt(tl.sum(centred * centred, 1, keep_dims=True) / width + eps)
     return centred * rstd * weight + bias, mean, rstd
@@ -124,7 +124,8 @@ def norm_backward(
     """
     row, column = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     in_row = column < width
-    weight = load_columns(weight_ptr, column, in_row, ROWS)
+    if STAGES > 1:
+        weight = load_columns(weight_ptr, column, in_row, ROWS)
     dweight, dbias = tl.zeros((ROWS, COLUMNS), tl.float32), tl.zeros((ROWS, COLUMNS), tl.float32)
     dx_bias = tl.zeros((ROWS, COLUMNS), tl.float32)
     for block in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
@@ -141,6 +142,8 @@ def norm_backward(
         hat = (total - tl.load(mean_ptr + first + row, mask=exists, other=0.0)) * rstd
         dweight += grad * hat
         dbias += grad
+        if STAGES == 1:  # rows so wide that their weights do not fit into registers too
+            weight = load_columns(weight_ptr, column, in_row, ROWS)
         dx = row_gradient(grad, hat, rstd, weight, width)
         if grad_total_ptr is not None:
             offset = row * stride_grad_total_row + column

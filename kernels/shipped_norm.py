@@ -12,14 +12,24 @@ from fastbert.kernels.configuration import Config, Table
 NARROWEST, WIDEST = 32, 8192
 
 
+def _registers(threads: int, warps: int, arithmetic: str, width: int) -> int:
+    """The most that a thread may have, 0 for no limit: one is set where ptxas, left alone, spills to run more warps."""
+    if threads == 64:  # AMD's compiler takes no limit
+        return 0
+    if warps > 8:
+        return 128
+    return 168 if arithmetic == "ieee" else 128 if width == 2048 else 0
+
+
 def _forward(threads: int, least: int) -> dict[str, Config]:
     """`threads` of a warp; `least` elements a program."""
     table = {}
     width = NARROWEST
     while width <= WIDEST:
         elements = max(width, least)
-        config = Config(constants={"ROWS": elements // width, "COLUMNS": width}, num_warps=elements // 16 // threads)
-        table |= {f"half-{width}": config, f"ieee-{width}": config}
+        constants, warps = {"ROWS": elements // width, "COLUMNS": width}, elements // 16 // threads
+        wide = Config(constants=constants, num_warps=warps, max_registers=_registers(threads, warps, "ieee", width))
+        table |= {f"half-{width}": Config(constants=constants, num_warps=warps), f"ieee-{width}": wide}
         width *= 2
     return table
 
@@ -32,10 +42,11 @@ def _backward(threads: int, least: int, memory: int) -> dict[str, Config]:
         elements = max(width, least)
         for arithmetic, size in (("half", 2), ("ieee", 4)):
             # Three tensors are read; fewer blocks than fit are ahead where that is no power of two.
-            stages = min(max(memory // (2 * 3 * elements * size), 1), 4)
+            stages = min(max(memory // (2 * 3 * elements * size), 1), 4) if width < WIDEST else 1
             constants = {"ROWS": elements // width, "COLUMNS": width, "STAGES": 1 << (stages.bit_length() - 1)}
             warps = min(elements // 8, 512) // threads
-            table[f"{arithmetic}-{width}"] = Config(constants=constants, num_warps=warps)
+            registers = _registers(threads, warps, arithmetic, width)
+            table[f"{arithmetic}-{width}"] = Config(constants=constants, num_warps=warps, max_registers=registers)
         width *= 2
     return table
 

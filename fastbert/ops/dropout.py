@@ -77,7 +77,9 @@ def _token_mask(
         mask = torch.empty(len(sequence_ids), width, dtype=dtype)
         _C.token_dropout_mask(
             mask.view(_BITS[dtype]).numpy(),
-            *(tensor.contiguous().numpy() for tensor in (key, sequence_ids, offsets)),
+            key.contiguous().numpy(),
+            sequence_ids.contiguous().numpy(),
+            offsets.contiguous().numpy(),
             site,
             threshold,
             _keep_bits(scale, dtype),

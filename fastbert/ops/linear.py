@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from fastbert.errors import UserError
 from fastbert.ops import backend
 from fastbert.ops.gelu import bias_gelu, gelu_backward
+from fastbert.ops.product import product
 
 # By activation: what torch's GELU is called.
 APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
@@ -44,8 +45,8 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | Non
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
-    product = F.linear(x, weight, bias)
-    return product if activation is None else F.gelu(product, approximate=APPROXIMATIONS[activation])
+    u = F.linear(x, weight, bias)
+    return u if activation is None else F.gelu(u, approximate=APPROXIMATIONS[activation])
 
 
 def _linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
@@ -104,15 +105,8 @@ def _gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     du, total = gelu_backward(grad, u, None, ctx.tanh, bool(of_bias))
     with backend.without_autocast(x.device):
         dx = du @ weight.to(x.dtype) if of_x else None
-        dweight = _weight_gradient(du, x, weight.dtype) if of_weight else None
+        dweight = product(du.t(), x, weight.dtype) if of_weight else None
     return dx, dweight, total.to(ctx.bias_dtype) if of_bias else None, None, None
-
-
-def _weight_gradient(du: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """du^T x in `dtype`, without rounding to that of x in between where torch can."""
-    if dtype == torch.float32 and x.is_cuda and torch.version.hip is None:
-        return torch.mm(du.t(), x, out_dtype=torch.float32)
-    return (du.t() @ x).to(dtype)
 
 
 _linear_gelu.register_autograd(_gradients, setup_context=_setup_context)

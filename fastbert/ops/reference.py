@@ -18,7 +18,7 @@ DROPOUT_ROUNDS = 7
 
 def philox(
     counter: tuple[Tensor, Tensor, Tensor, Tensor | int], key: Tensor, rounds: int = 10
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor | int, ...]:
     """Philox-4x32 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): four 32-bit words, as int64.
 
     `counter` holds four int64 tensors of 32-bit words (the last may be a number), `key` is int64 with 64 bits used;
@@ -37,7 +37,7 @@ def draws(rows: Tensor, heads: Tensor, site: int, key: Tensor, count: int) -> Te
     """The 16-bit draws of `count` blocks, in order: shape (*rows, count, 4, 2), where rows, heads and key broadcast."""
     blocks = torch.arange(count, device=key.device)
     rows, heads, key = (tensor.unsqueeze(-1) for tensor in (rows, heads, key))
-    words = torch.stack(philox((blocks, rows, heads, site), key, DROPOUT_ROUNDS), dim=-1)
+    words = torch.stack([torch.as_tensor(word) for word in philox((blocks, rows, heads, site), key, DROPOUT_ROUNDS)], dim=-1)
     return torch.stack((words & 0xFFFF, words >> 16), dim=-1)
 
 
