@@ -58,7 +58,7 @@ def case_names(dry: bool) -> list[str]:
 
 def shapes(dry: bool) -> tuple[tuple[int, int, int], ...]:
     """Tokens, width, inner width."""
-    return ((64, 32, 128),) if dry else SHAPES
+    return ((32, 32, 64),) if dry else SHAPES
 
 
 def draw(device: Device, tokens: int, width: int, inner: int, seed: int) -> Inputs:
