@@ -156,7 +156,7 @@ class _CudaRecording:
 
 def _first_cause(error: BaseException) -> str:
     """What went wrong first, in one line: ending a broken capture raises once more."""
-    while error.__context__ is not None:
+    if isinstance(error.__context__, RuntimeError):
         error = error.__context__
     return next(iter(str(error).splitlines()), type(error).__name__)
 

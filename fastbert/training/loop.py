@@ -65,15 +65,16 @@ class Reporter:
     """A stage of preparation begins: its name and size in bytes; returns what is told the bytes done."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Step:
-    """An optimiser step as it is reported: when it was, and its own losses, which a graph's step tells later."""
+    """An optimiser step that has been started: `total_tokens` with it and those before, `seconds` of training until it
+    was computed, the `finished` fraction of the run, and its own losses, which a graph's step tells later."""
 
     number: int
     tokens: int
+    total_tokens: int
     seconds: float
     learning_rate: float
-    rate: float
     finished: float
     own: Totals | Findings
 
@@ -106,6 +107,7 @@ class Trainer:
         self.step = self.tokens = 0
         self.seconds = 0.0
         self.last_learning_rate = config.lr
+        self._computed_seconds = 0.0
         self.log: MetricsLog | None = None
         self._stop_signal: int | None = None
         if config.checkpoint_activations:
@@ -168,27 +170,24 @@ class Trainer:
             totals, logged_tokens, logged_seconds = Totals(), self.tokens, self.seconds
             finished = self.budget.progress(self.step, self.seconds)
             steps: deque[_Step] = deque()  # those whose own losses have not been reported
+            self._computed_seconds = self.seconds
             while finished < 1.0:
                 started = time.perf_counter()
                 batches = fetch(self.step)
                 lr = self.last_learning_rate = self.learning_rate()
                 own = self._train_step(batches, totals) if self.graphs is None else self.graphs(batches, lr)
-                self._wait(steps)  # for the step before: the device is busy with this one meanwhile
-                took = time.perf_counter() - started
+                self._wait(steps, started)  # for the step before: the device is busy with this one meanwhile
                 tokens = sum(batch.num_tokens for batch in batches)
                 self.step += 1
                 self.tokens += tokens
-                self.seconds += took
                 before, finished = finished, self.budget.progress(self.step, self.seconds)
-                rate = tokens / max(took, 1e-9)
-                steps.append(_Step(self.step, self.tokens, self.seconds, lr, rate, finished, own))
+                steps.append(_Step(self.step, tokens, self.tokens, self.seconds, lr, finished, own))
                 log = self.step == 1 or self.step % self.config.log_every == 0 or finished >= 1.0
                 evaluate = self._due(self.config.eval_every, EVALUATIONS, None, before, finished)
                 save = self._due(self.config.checkpoint_every, CHECKPOINTS, CHECKPOINT_STEPS, before, finished)
                 if log or evaluate or save or self._stop_signal is not None:
-                    started = time.perf_counter()
-                    self._wait(steps)
-                    self.seconds += time.perf_counter() - started if self.graphs is not None else 0.0
+                    if self.graphs is not None:
+                        self._wait(steps, time.perf_counter())
                     read = self._read(steps, totals, keep=0)
                 else:
                     read = self._read(steps, totals, keep=0 if self.graphs is None else 1)
@@ -206,18 +205,22 @@ class Trainer:
                     self.save()
         return validation or self.validate()
 
-    @staticmethod
-    def _wait(steps: Sequence[_Step]) -> None:
-        """Until the device has computed all of these steps."""
+    def _wait(self, steps: Sequence[_Step], started: float) -> None:
+        """Until the device has computed all of these steps; what passed since `started` is time of training."""
         if steps and isinstance(steps[-1].own, Findings):
             steps[-1].own.wait()
+        self.seconds += time.perf_counter() - started
+        if steps:
+            steps[-1].seconds = self.seconds
 
-    def _read(self, steps: deque[_Step], totals: Totals, keep: int) -> list[tuple[_Step, Totals]]:
-        """Take the steps but the last `keep`, with their own losses. A graph's step is added to `totals` only here,
-        and a gradient that is not finite comes to light: no such step may be saved."""
+    def _read(self, steps: deque[_Step], totals: Totals, keep: int) -> list[tuple[Metrics, float]]:
+        """Take the steps but the last `keep`, as they are reported. A graph's step is added to `totals` only here, and
+        a gradient that is not finite comes to light: no such step may be saved."""
         read = []
         while len(steps) > keep:
             step = steps.popleft()
+            rate = step.tokens / max(step.seconds - self._computed_seconds, 1e-9)
+            self._computed_seconds = step.seconds
             own = step.own
             if isinstance(own, Findings):
                 output, norm = own.read()
@@ -225,12 +228,12 @@ class Trainer:
                 own.add(output)
                 totals.add(output)
                 self._check_norm(norm, step.number, own)
-            read.append((step, own))
+            read.append((self._metrics("train", own, rate, step), step.finished))
         return read
 
-    def _announce(self, steps: Sequence[tuple[_Step, Totals]]) -> None:
-        for step, own in steps:
-            self.reporter.on_step(self._metrics("train", own, step.rate, step), step.finished)
+    def _announce(self, steps: Sequence[tuple[Metrics, float]]) -> None:
+        for metrics, finished in steps:
+            self.reporter.on_step(metrics, finished)
 
     def validate(self) -> Metrics:
         """Losses and accuracies on held-out sequences, the same ones every time, without dropout."""
@@ -300,7 +303,7 @@ class Trainer:
         return Metrics(
             step=self.step if step is None else step.number,
             split=split,  # type: ignore[arg-type]
-            tokens=self.tokens if step is None else step.tokens,
+            tokens=self.tokens if step is None else step.total_tokens,
             tokens_per_second=round(rate, 1),
             learning_rate=self.last_learning_rate if step is None else step.learning_rate,
             seconds=round(self.seconds if step is None else step.seconds, 3),
