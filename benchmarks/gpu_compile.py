@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from fastbert.benchmarks import gpu_attention, gpu_models, gpu_peers, gpu_softmax
+from fastbert.benchmarks import gpu_attention, gpu_fused, gpu_layer, gpu_loss, gpu_models, gpu_peers, gpu_softmax
 from fastbert.benchmarks.gpu_device import Device, open_device, own_backend
 from fastbert.config import BertConfig
 from fastbert.models import BertForPreTraining
@@ -24,6 +24,8 @@ from fastbert.ops import backend
 
 # Longer than the short path reaches, so that one run starts the kernels of both paths.
 BEYOND_SHORT = 256
+# `warm(device, name)` runs once what a case of theirs compiles, `warm_names` has one case for each such thing.
+WARMED: tuple[Any, ...] = (gpu_layer, gpu_loss, gpu_fused)
 
 
 def variants(dry: bool) -> list[dict[str, Any]]:
@@ -39,9 +41,12 @@ def variants(dry: bool) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [{"home": "compiled", "shape": asdict(one)} for one in compiled]
     sizes = ("base",) if dry else ("base", "large")
     found += [{"home": "model", "size": size} for size in sizes]
+    found += [{"home": "case", "case": name} for module in WARMED for name in module.warm_names(dry)]
     found += [{"home": "attention", "shape": asdict(one)} for one in tiny]
     found += [{"home": "softmax", "keys": keys} for keys in ((16,) if dry else (128, 512))]
-    return [{"name": _name(variant), **variant} for variant in (found if not dry else found[-2:])]
+    if dry:  # one of the kernels and one that torch compiles are enough to test the way
+        found = [one for one in found if one["home"] == "softmax" or one.get("case", "").startswith("loss")]
+    return [{"name": _name(variant), **variant} for variant in found]
 
 
 def _name(variant: dict[str, Any]) -> str:
@@ -50,7 +55,7 @@ def _name(variant: dict[str, Any]) -> str:
         words = [variant["home"], str(shape["head_dim"]), f"dropout {shape['dropout']:g}"]
         words += [str(shape["length"])] if variant["home"] == "compiled" else []
         return " ".join(words + [word for word in ("causal", "bias") if shape[word]])
-    return f"{variant['home']} {variant.get('size', variant.get('keys'))}"
+    return variant.get("case") or f"{variant['home']} {variant.get('size', variant.get('keys'))}"
 
 
 def run(variant: dict[str, Any], dry: bool) -> dict[str, Any]:
@@ -60,6 +65,7 @@ def run(variant: dict[str, Any], dry: bool) -> dict[str, Any]:
         "attention": _attention,
         "compiled": _compiled,
         "softmax": _softmax,
+        "case": _case,
         "model": _model,
     }[variant["home"]]
     began = time.perf_counter()
@@ -89,6 +95,11 @@ def _softmax(device: Device, variant: dict[str, Any]) -> None:
     one = gpu_softmax.draw(device, size, size, variant["keys"], 0)
     with backend.use_backend(own_backend(device, "softmax")):
         torch.autograd.grad(gpu_softmax.ours(one), one.scores, one.gradient)
+
+
+def _case(device: Device, variant: dict[str, Any]) -> None:
+    (module,) = (one for one in WARMED if variant["case"] in one.case_names(device.dry_run))
+    module.warm(device, variant["case"])
 
 
 def _model(device: Device, variant: dict[str, Any]) -> None:

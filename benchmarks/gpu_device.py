@@ -54,6 +54,12 @@ class Device:
         """Give back memory that nothing uses."""
         gc.collect()
 
+    def peak_bytes(self, call: Callable[[], Any]) -> int | None:
+        """Memory that a call takes at its peak, its results included, beyond what was taken before it; None where
+        nobody counts."""
+        call()
+        return None
+
     def properties(self) -> dict[str, Any]:
         """What the device is."""
         return {"name": "cpu", "dry_run": True}
@@ -91,6 +97,15 @@ class Cuda(Device):
     def free(self) -> None:
         gc.collect()
         torch.cuda.empty_cache()
+
+    def peak_bytes(self, call: Callable[[], Any]) -> int | None:
+        self.free()
+        self.synchronize()
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+        before = torch.cuda.memory_allocated(self.torch_device)
+        call()
+        self.synchronize()
+        return int(torch.cuda.max_memory_allocated(self.torch_device) - before)
 
     def properties(self) -> dict[str, Any]:
         found = torch.cuda.get_device_properties(self.torch_device)

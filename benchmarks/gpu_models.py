@@ -1,7 +1,8 @@
-"""The whole encoder: inference on real lengths beside padded ones and transformers, and steps of pre-training."""
+"""The whole encoder: inference beside padded torch, and steps of pre-training; each also replayed from CUDA graphs."""
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,8 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastbert.benchmarks.gpu_check import judge
 from fastbert.benchmarks.gpu_device import Device, open_device
+from fastbert.benchmarks.gpu_graphs import GRAPHS, replayed_states, replayed_steps
 from fastbert.benchmarks.gpu_measure import Calls, Case, Work, contest, willing
+from fastbert.benchmarks.gpu_padded import PaddedEncoder, key_mask
 from fastbert.benchmarks.harness import OWN
 from fastbert.config import BertConfig
 from fastbert.models import BertForPreTraining, BertModel
@@ -20,6 +24,9 @@ from fastbert.packing import PackedBatch
 from fastbert.training.optimizer import adamw, clip_gradients
 
 TOKENS = 32768
+SLOT, SLOT_TOKENS = 512, 509  # a slot of BERT-large, and the real tokens of the two sequences that share it
+SETTINGS = {"lr": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1.0}
+TRANSFORMERS, PLAIN = "transformers sdpa", "torch padded"
 FEWEST_TOKENS = 4096  # a step that does not fit is tried with half the sequences, down to this
 
 
@@ -54,11 +61,13 @@ def small(config: BertConfig, dry: bool) -> BertConfig:
     return BertConfig(**tiny, intermediate_size=128) if dry else config  # type: ignore[arg-type]
 
 
-def operations_per_token(config: BertConfig, length: int) -> float:
-    """Of a forward pass through the encoder layers: two for each weight, and attention's."""
+def operations_per_token(config: BertConfig, lengths: Sequence[int]) -> float:
+    """Of a forward pass through the encoder layers, the mean over all tokens of sequences of these lengths: two for
+    each weight, and attention's."""
     width, inner = config.hidden_size, config.intermediate_size
     weights = 4 * width * width + 2 * width * inner
-    return float(config.num_hidden_layers * (2 * weights + 4 * length * width))
+    seen = sum(length * length for length in lengths) / sum(lengths)
+    return float(config.num_hidden_layers * (2 * weights + 4 * seen * width))
 
 
 # Inference
@@ -66,46 +75,88 @@ def operations_per_token(config: BertConfig, length: int) -> float:
 
 def encoder_names(dry: bool) -> list[str]:
     del dry
-    return ["encoder base 128 real", "encoder base 128 full"]
+    return ["encoder base 128 real", "encoder base 128 full", "encoder base 16 latency"]
 
 
 def run_encoder(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Hidden states of base in bf16: ours packed and padded, and transformers' padded with SDPA if it is there."""
+    """Hidden states of base in bf16: ours packed, padded, and from CUDA graphs, beside transformers' padded with SDPA,
+    or the same layers in plain torch where transformers is not installed. "latency": of one sequence of 16 tokens, each
+    answer waited for."""
     device = open_device(dry)
     config = small(BertConfig.preset("base"), dry)
-    longest, sequences = (16, 4) if dry else (128, 512)
-    full = name.endswith("full")
-    lengths = torch.full((sequences,), longest) if full else real_lengths(sequences, longest, 0)
+    how = name.split()[-1]
+    longest, sequences = (16, 1) if how == "latency" else (16, 4) if dry else (128, 512)
+    lengths = real_lengths(sequences, longest, 0) if how == "real" else torch.full((sequences,), longest)
     batches = [make_batch(config, lengths, seed).to(device.torch_device) for seed in range(2)]
     model = new_model(BertModel, config, device)
-    theirs = transformers_model(model, device)
+    rival, states = _rival(model, device)
     model.to(torch.bfloat16).eval()
+    unpacked = [batch.unpack() for batch in batches]
+    masks = [key_mask(batch) for batch in batches]
+    replayed: list[States] = []
+
+    def graphs() -> Calls:
+        replayed.append(replayed_states(model, batches))
+        return [partial(replayed[0], batch) for batch in batches]
+
     candidates: dict[str, Callable[[], Calls]] = {
         OWN: lambda: [partial(packed_states, model, batch) for batch in batches],
-        "fastbert padded": lambda: [partial(padded_states, model, batch.unpack()) for batch in batches],
+        GRAPHS: graphs,
+        "fastbert padded": lambda: [partial(padded_states, model, one) for one in unpacked],
+        rival: lambda: [partial(states, one, mask) for one, mask in zip(unpacked, masks)],
     }
-    if theirs is not None:
-        theirs.to(torch.bfloat16).eval()
-        candidates["transformers sdpa"] = lambda: [partial(padded_states, theirs, batch.unpack()) for batch in batches]
     case = Case()
-    if theirs is None:
-        case.leave_out(name, "transformers sdpa", "transformers is not installed")
+    if rival == PLAIN:
+        case.leave_out(name, TRANSFORMERS, f"transformers is not installed: {PLAIN} stands in for it")
     contenders = willing(device, case, name, candidates, without)
+    differences, outputs = {}, dict.fromkeys(contenders, "not compared")
+    if rival in contenders:
+        compared: dict[str, States] = dict(zip((OWN, GRAPHS), (partial(packed_states, model), *replayed)))
+        compared = {who: call for who, call in compared.items() if who in contenders}
+        differences, found = compare_states(model, batches[0], compared, rival, partial(_real_states, states))
+        outputs |= found
+    if how == "latency":
+        contenders = {who: [partial(_answered, device, call) for call in calls] for who, calls in contenders.items()}
     tokens = int(lengths.sum())
-    differences = compare_states(model, theirs, batches[0])
     case.rows = contest(
         device,
         name,
         contenders,
-        Work(tokens=tokens, operations=tokens * operations_per_token(config, longest)),
+        Work(tokens=tokens, operations=tokens * operations_per_token(config, lengths.tolist())),
         seconds=seconds,
         queued=False,
         differences=differences,
-        outputs={other: "close" if other in differences else "not compared" for other in contenders},
+        outputs=outputs,
         details=_details(device, sequences, tokens, longest),
     )
     device.free()
     return case.as_json()
+
+
+def _answered(device: Device, call: Callable[[], Any]) -> Any:
+    result = call()
+    device.synchronize()
+    return result
+
+
+Padded = Callable[[dict[str, Tensor], Tensor | None], Tensor]
+States = Callable[[PackedBatch], Tensor]
+
+
+def _rival(model: BertModel, device: Device) -> tuple[str, Padded]:
+    """Who is to be beaten in bf16: its name, and the states it makes of padded input and the mask of its keys."""
+    theirs = transformers_model(model, device)
+    if theirs is not None:
+        theirs.to(torch.bfloat16).eval()
+        return TRANSFORMERS, lambda one, mask: padded_states(theirs, one)
+    plain = PaddedEncoder(copy.deepcopy(model)).to(torch.bfloat16).eval()
+
+    def states(one: dict[str, Tensor], mask: Tensor | None) -> Tensor:
+        with torch.no_grad():
+            found: Tensor = plain(one["input_ids"], one["token_type_ids"], mask)
+        return found
+
+    return PLAIN, states
 
 
 def new_model(kind: Any, config: BertConfig, device: Device) -> Any:
@@ -141,21 +192,28 @@ def padded_states(model: Any, padded: dict[str, Tensor]) -> Tensor:
     return states
 
 
-def compare_states(model: BertModel, theirs: Any, batch: PackedBatch) -> dict[str, float]:
-    """Largest difference of four sequences' states in bf16 from the eager operations in fp32."""
+def _real_states(states: Padded, batch: PackedBatch) -> Tensor:
+    """Padded states of a batch, packed."""
+    unpacked = batch.unpack()
+    return states(unpacked, key_mask(batch))[unpacked["attention_mask"].bool()]
+
+
+def compare_states(
+    model: BertModel, batch: PackedBatch, compared: dict[str, States], rival: str, theirs: States
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Of four sequences' states in bf16: everybody's largest difference from the eager operations in fp32, and whether
+    ours are at most twice the rival's."""
     few = batch[:4]
-    mine = packed_states(model, few).float()
-    peer = None if theirs is None else padded_states(theirs, few.unpack()).float()
     with batch.device:
         plain = BertModel(model.config)
     plain.load_state_dict({name: value.float() for name, value in model.state_dict().items()})
     with backend.use_backend("eager"):
-        exact = packed_states(plain.eval(), few)
-    found = {OWN: float((mine - exact).abs().max())}
-    if peer is not None:
-        real = few.unpack()["attention_mask"].bool()
-        found["transformers sdpa"] = float((peer[real] - exact).abs().max())
-    return found
+        exact = {"states": packed_states(plain.eval(), few).double()}
+    others = {"states": theirs(few)}
+    found = {who: judge({"states": states(few)}, exact, others) for who, states in compared.items()}
+    differences = {who: difference for who, (difference, _) in found.items()}
+    differences[rival] = judge(others, exact, others)[0]
+    return differences, {who: verdict for who, (_, verdict) in found.items()} | {rival: "close"}
 
 
 def _details(device: Device, sequences: int, tokens: int, longest: int) -> dict[str, Any]:
@@ -167,32 +225,50 @@ def _details(device: Device, sequences: int, tokens: int, longest: int) -> dict[
 
 
 def pretraining_names(dry: bool) -> list[str]:
-    lengths = (16,) if dry else (128, 512)
-    return [f"pretraining {size} {length}" for size in ("base", "large") for length in lengths]
+    """Those with a goal first."""
+    if dry:
+        return ["pretraining base 16 full", "pretraining large 16 packed"]
+    goals = ["pretraining base 128 full", "pretraining base 512 full", "pretraining large 512 packed"]
+    return [*goals, "pretraining large 128 full", "pretraining large 512 full"]
 
 
-def run_pretraining(name: str, dry: bool, seconds: float) -> dict[str, Any]:
-    """Steps of bf16 autocast, backward, clipping and AdamW, with dropout, on full sequences."""
+def slot_lengths(slots: int, longest: int) -> Tensor:
+    """Of the two sequences in each slot: together nearly the slot, one of them between an eighth and the half."""
+    both = longest * SLOT_TOKENS // SLOT
+    shorter = torch.linspace(both / 8, both / 2, slots).long()
+    return torch.stack((shorter, both - shorter), 1).flatten()
+
+
+def step_lengths(tokens: int, longest: int, how: str) -> Tensor:
+    """Of a step's sequences: "full" or "packed" slots of `longest` tokens."""
+    slots = tokens // longest
+    return slot_lengths(slots, longest) if how == "packed" else torch.full((slots,), longest)
+
+
+def run_pretraining(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
+    """Steps of bf16 autocast, backward, clipping and AdamW, with dropout: kernel by kernel, and from CUDA graphs."""
     device = open_device(dry)
-    _, size, length = name.split()
+    _, size, length, how = name.split()
     longest, tokens = int(length), 64 if dry else TOKENS
     config = small(BertConfig.preset(size), dry)
     model = new_model(BertForPreTraining, config, device).train()
     case = Case()
     while True:
-        sequences = tokens // longest
-        batches = [
-            make_batch(config, torch.full((sequences,), longest), seed).to(device.torch_device) for seed in range(2)
-        ]
-        step = training_step(model, device)
-        contenders = willing(device, case, name, {OWN: partial(_steps, step, batches)})
-        if contenders or tokens // 2 < FEWEST_TOKENS:
+        lengths = step_lengths(tokens, longest, how)
+        batches = [make_batch(config, lengths, seed).to(device.torch_device) for seed in range(2)]
+        candidates = {
+            OWN: partial(_steps, training_step(model, device), batches),
+            # With a model of its own: a graph's gradients stay where they are, the others are let go of.
+            GRAPHS: lambda: replayed_steps(new_model(BertForPreTraining, config, device).train(), batches, **SETTINGS),  # noqa: B023
+        }
+        contenders = willing(device, case, name, candidates, without)
+        if OWN in contenders or tokens // 2 < FEWEST_TOKENS:
             break
         tokens //= 2
         model.zero_grad(set_to_none=True)
         device.free()
-    work = Work(tokens=tokens, operations=3 * tokens * operations_per_token(config, longest))
-    details = _details(device, sequences, tokens, longest)
+    real = int(lengths.sum())
+    work = Work(tokens=real, operations=3 * real * operations_per_token(config, lengths.tolist()))
     case.rows = contest(
         device,
         name,
@@ -200,8 +276,8 @@ def run_pretraining(name: str, dry: bool, seconds: float) -> dict[str, Any]:
         work,
         seconds=seconds,
         queued=False,
-        outputs={OWN: "not compared"},
-        details=details,
+        outputs=dict.fromkeys(contenders, "not compared"),
+        details=_details(device, len(lengths), real, longest),
     )
     device.free()
     return case.as_json()
@@ -213,14 +289,14 @@ def _steps(step: Callable[[PackedBatch], None], batches: list[PackedBatch]) -> C
 
 def training_step(model: BertForPreTraining, device: Device) -> Callable[[PackedBatch], None]:
     """One optimiser step as a function of its batch."""
-    optimizer = adamw(model, lr=1e-5, weight_decay=0.01)
+    optimizer = adamw(model, lr=SETTINGS["lr"], weight_decay=SETTINGS["weight_decay"])
 
     def step(batch: PackedBatch) -> None:
         with torch.autocast(device.torch_device.type, dtype=torch.bfloat16):
             loss = model(batch).loss
         assert loss is not None
         loss.backward()
-        clip_gradients(model.parameters(), 1.0)
+        clip_gradients(model.parameters(), SETTINGS["max_grad_norm"])
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

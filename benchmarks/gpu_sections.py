@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastbert.benchmarks import gpu_processes, gpu_report
+from fastbert.benchmarks import gpu_charts, gpu_goals, gpu_processes, gpu_report
 from fastbert.benchmarks.gpu_worker import LAST_LINES, Worker, WorkerFailed
 from fastbert.benchmarks.harness import OWN
 
@@ -180,7 +180,7 @@ def charts(session: Session, seconds: float) -> dict[str, Any]:
     del seconds
     if importlib.util.find_spec("matplotlib") is None:
         return {"status": "skipped", "reason": "matplotlib is not installed"}
-    written = gpu_report.draw(session.results["sections"], session.options.out, session.options.dry_run)
+    written = gpu_charts.draw(session.results["sections"], session.options.out, session.options.dry_run)
     return {"status": "ok", "files": written}
 
 
@@ -194,17 +194,20 @@ class Section:
 
 
 SECTIONS = (
-    Section("environment", 10, examine),
+    Section("environment", 8, examine),
     Section("build", 1, built),
     Section("compile", 75, compile_kernels),
     Section("tune", 150, tune),
-    Section("tests", 80, tests),
-    Section("ceilings", 15, measured("gpu_softmax:ceilings")),
-    Section("attention", 200, cases("attention", "gpu_attention:case_names", "gpu_attention:run_case")),
-    Section("softmax", 20, cases("softmax", "gpu_softmax:case_names", "gpu_softmax:run_case")),
-    Section("encoder", 35, cases("encoder", "gpu_models:encoder_names", "gpu_models:run_encoder")),
-    Section("pretraining", 70, cases("pretraining", "gpu_models:pretraining_names", "gpu_models:run_pretraining")),
-    Section("charts", 10, charts),
+    Section("tests", 70, tests),
+    Section("ceilings", 8, measured("gpu_softmax:ceilings")),
+    Section("attention", 120, cases("attention", "gpu_attention:case_names", "gpu_attention:run_case")),
+    Section("softmax", 12, cases("softmax", "gpu_softmax:case_names", "gpu_softmax:run_case")),
+    Section("fused", 65, cases("fused", "gpu_fused:case_names", "gpu_fused:run_case")),
+    Section("loss", 20, cases("loss", "gpu_loss:case_names", "gpu_loss:run_case")),
+    Section("layer", 45, cases("layer", "gpu_layer:case_names", "gpu_layer:run_case")),
+    Section("encoder", 25, cases("encoder", "gpu_models:encoder_names", "gpu_models:run_encoder")),
+    Section("pretraining", 60, cases("pretraining", "gpu_models:pretraining_names", "gpu_models:run_pretraining")),
+    Section("charts", 8, charts),
 )
 
 
@@ -245,8 +248,8 @@ def run(options: Options, sections: tuple[Section, ...] = SECTIONS) -> int:
             print(f"[{time.time() - options.started:5.0f} s] {section.name}: {_brief(result)}", flush=True)
     finally:
         session.worker.close()
-    table = gpu_report.verdicts(session.results["sections"], options.dry_run)
-    ratios = gpu_report.ratios(session.results["sections"])
+    table = gpu_goals.verdicts(session.results["sections"], options.dry_run)
+    ratios = gpu_goals.ratios(session.results["sections"])
     session.results |= {"ratios": ratios, "table": table, "seconds": round(time.time() - options.started, 1)}
     session.save()
     if options.record:

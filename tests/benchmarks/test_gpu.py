@@ -8,17 +8,41 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
-from fastbert.benchmarks import gpu, gpu_attention, gpu_device, gpu_measure, gpu_processes, gpu_report, gpu_sections
+from fastbert.benchmarks import (
+    gpu,
+    gpu_attention,
+    gpu_check,
+    gpu_device,
+    gpu_fused,
+    gpu_goals,
+    gpu_graphs,
+    gpu_layer,
+    gpu_linear,
+    gpu_loss,
+    gpu_measure,
+    gpu_models,
+    gpu_padded,
+    gpu_processes,
+    gpu_report,
+    gpu_sections,
+    gpu_softmax,
+)
 from fastbert.benchmarks.gpu_sections import Options, Section, Session
 from fastbert.benchmarks.gpu_worker import Worker, WorkerFailed
+from fastbert.config import BertConfig
+from fastbert.models import BertModel
+from fastbert.ops import backend
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted((ROOT / "benchmarks").glob("gpu*.py"))
+DEVICE = gpu_device.Device()
 PATIENCE = float(os.environ.get("FASTBERT_TEST_PATIENCE", "1"))
 
 
@@ -76,10 +100,39 @@ def test_a_dry_run_times_the_interpreted_kernels_after_checking_them(dry_run: tu
     assert all(variant["seconds"] > 0 for variant in sections["compile"]["variants"])
 
 
+def test_a_dry_run_measures_the_fused_operations_beside_eager_torch(dry_run: tuple[Path, str, float]) -> None:
+    sections = json.loads((dry_run[0] / "results.json").read_text())["sections"]
+    for section, names in (
+        ("fused", [one for name in gpu_fused.case_names(True) for one in workloads_of(name)]),
+        ("loss", gpu_loss.case_names(True)),
+        ("layer", gpu_layer.case_names(True)),
+        ("encoder", gpu_models.encoder_names(True)),
+        ("pretraining", gpu_models.pretraining_names(True)),
+    ):
+        rows, unmeasured = sections[section]["rows"], sections[section]["unmeasured"]
+        own = {row["workload"]: row for row in rows if row["contender"] == "fastbert"}
+        absent = {one["workload"] for one in unmeasured if one["contender"] == "fastbert" and one["reason"]}
+        assert set(own) | absent == set(names), section
+        kernels = [row for row in own.values() if row["details"].get("backend") == "triton"]
+        assert {row["outputs"] for row in kernels} <= {"close"}, kernels
+        others = {row["workload"] for row in rows if row["contender"] != "fastbert"}
+        assert others == (set(names) if section != "pretraining" else set()), section
+    for section in ("loss", "layer"):
+        compared = [row for row in sections[section]["rows"] if row["contender"] == "fastbert"]
+        assert {row["outputs"] for row in compared} == {"close"}, compared
+        assert all(row["max_abs_difference"] > 0 for row in compared)
+    assert {one["contender"] for one in sections["pretraining"]["unmeasured"]} == {"fastbert graphs"}, "on a CPU"
+
+
+def workloads_of(name: str) -> tuple[str, ...]:
+    return (name,) if name.startswith("linear") else gpu_fused.workloads(name)
+
+
 def test_a_dry_run_leaves_few_files_and_judges_nothing(dry_run: tuple[Path, str, float]) -> None:
     out, printed, seconds = dry_run
     assert {file.name for file in out.iterdir()} <= {
-        "results.json", "log.txt", "tests.txt", "attention.png", "throughput.png", "tuning.json",
+        "results.json", "log.txt", "tests.txt", "tuning.json",
+        "attention.png", "fused.png", "layers.png", "throughput.png",
     }  # fmt: skip
     last = printed.splitlines()[-2:]
     assert last[0].split() == ["goal", "wanted", "measured", "verdict"]
@@ -242,14 +295,23 @@ def test_the_record_is_named_after_gpu_and_day(tmp_path: Path) -> None:
 
 
 def test_every_goal_has_its_case() -> None:
-    names = gpu_attention.case_names(False)
-    assert len(set(names)) == len(names)
-    verdicts = gpu_report.verdicts(
-        {"attention": {"rows": [], "failures": [{"case": n, "reason": "x"} for n in names]}}, False
-    )
-    attention = [one for one in verdicts if "softmax" not in one["goal"]]
-    assert len(attention) == 34
-    assert {one["verdict"] for one in attention} == {"unmeasured: x"}
+    names = {
+        "attention": gpu_attention.case_names(False),
+        "softmax": gpu_softmax.case_names(False),
+        "fused": gpu_fused.case_names(False),
+        "loss": gpu_loss.case_names(False),
+        "layer": gpu_layer.case_names(False),
+        "encoder": gpu_models.encoder_names(False),
+        "pretraining": gpu_models.pretraining_names(False),
+    }
+    assert all(len(set(one)) == len(one) for one in names.values())
+    failed = {
+        section: {"rows": [], "failures": [{"case": name, "reason": "x"} for name in one]}
+        for section, one in names.items()
+    }
+    verdicts = gpu_goals.verdicts(failed, False)
+    assert len({one["goal"] for one in verdicts}) == len(verdicts) == 34 + 4 + 20 + 4 + 6 + 8 + 3 + 3
+    assert {one["verdict"] for one in verdicts} == {"unmeasured: x"}
 
 
 @pytest.mark.parametrize("shape", gpu_attention.shapes(False)[::5], ids=lambda shape: shape.name)
@@ -323,7 +385,7 @@ def test_verdicts(rows: list[dict[str, Any]], measured: str | None, verdict: str
         {"workload": workload, "contender": "sdpa flash", "reason": "No available kernel"},
         {"workload": workload, "contender": "fastbert", "reason": "out of memory"},
     ]
-    table = gpu_report.verdicts({"attention": {"rows": rows, "unmeasured": unmeasured}}, False)
+    table = gpu_goals.verdicts({"attention": {"rows": rows, "unmeasured": unmeasured}}, False)
     (found,) = (one for one in table if one["goal"] == "forward 128 full, dropout 0.1")
     assert found["verdict"] == verdict
     assert measured in (None, found["measured"])
@@ -332,18 +394,18 @@ def test_verdicts(rows: list[dict[str, Any]], measured: str | None, verdict: str
 
 def test_ratios_are_those_to_the_fastest_that_does_the_same() -> None:
     rows = [row("fastbert", 2.0), row("eager", 3.0), row("nested flash", 2.5), row("sdpa cudnn, no dropout", 1.0)]
-    (found,) = gpu_report.ratios({"attention": {"rows": rows}})
+    (found,) = gpu_goals.ratios({"attention": {"rows": rows}})
     assert (found["best"], found["ratio"]) == ("nested flash", 1.25)
-    (alone,) = gpu_report.ratios({"attention": {"rows": rows[:1]}})
+    (alone,) = gpu_goals.ratios({"attention": {"rows": rows[:1]}})
     assert (alone["best"], alone["ratio"]) == (None, None)
 
 
 def test_cases_without_a_goal_get_a_line_of_their_own() -> None:
-    names = [name for name in gpu_attention.case_names(False) if not gpu_report._has_goal(name)]
+    names = [name for name in gpu_attention.case_names(False) if not gpu_goals.has_goal(name)]
     assert len(names) == 24
     rows = [row("fastbert", 2.0, workload=name) for name in names]
     sections = {"attention": {"status": "ok", "rows": rows}}
-    lines = gpu_report.text(sections, gpu_report.ratios(sections), []).splitlines()
+    lines = gpu_report.text(sections, gpu_goals.ratios(sections), []).splitlines()
     assert "attention forward 2048 full dropout 0 causal: 2 ms, 100 TFLOP/s, nobody else took it; close" in lines
 
 
@@ -351,11 +413,11 @@ def test_softmax_is_judged_by_the_copy_that_was_measured() -> None:
     details = {"details": {"backend": "triton"}, "workload": "softmax forward 128"}
     rows = [row("fastbert", 1.0, gigabytes_per_second=3600.0, **details), row("eager", 3.0, **details)]
     copy = {"rows": [{"workload": "copy", "gigabytes_per_second": 4000.0}]}
-    table = gpu_report.verdicts({"softmax": {"rows": rows}, "ceilings": copy}, False)
+    table = gpu_goals.verdicts({"softmax": {"rows": rows}, "ceilings": copy}, False)
     found = {one["goal"]: (one["measured"], one["verdict"]) for one in table}
     assert found["softmax 128 / copy bandwidth"] == ("90% (3,600 GB/s, triton)", "met")
     assert found["softmax 128 / eager"][1] == "met"
-    (unmeasured,) = {one["verdict"] for one in gpu_report.verdicts({"softmax": {"rows": rows}}, False)
+    (unmeasured,) = {one["verdict"] for one in gpu_goals.verdicts({"softmax": {"rows": rows}}, False)
                      if one["goal"] == "softmax 128 / copy bandwidth"}  # fmt: skip
     assert unmeasured == "unmeasured: the copy was not measured"
 
@@ -464,3 +526,231 @@ def test_a_gpu_is_timed_by_its_own_clock() -> None:
     assert not asleep.host_bound
     assert asleep.host_seconds < asleep.seconds, "queued while the device slept"
     assert asleep.seconds == pytest.approx(awake.seconds, rel=0.5)
+
+
+# Fused operations, losses, layers and models: comparing
+
+
+def test_outputs_may_be_off_twice_as_far_as_eager() -> None:
+    exact = {"output": torch.zeros(3, dtype=torch.float64)}
+    eager = {"output": torch.tensor([0.0, 0.1, 0.0])}
+    assert gpu_check.judge({"output": torch.tensor([0.2, 0.0, 0.0])}, exact, eager) == (pytest.approx(0.2), "close")
+    difference, verdict = gpu_check.judge({"output": torch.tensor([0.3, 0.0, 0.0])}, exact, eager)
+    assert verdict == "wrong: output is off by 0.3, eager torch by 0.1"
+    assert difference == pytest.approx(0.3)
+    difference, verdict = gpu_check.judge({"output": torch.tensor([torch.nan, 0.0, 0.0])}, exact, eager)
+    assert verdict.startswith("wrong: output is off by nan")
+    assert difference != difference
+
+
+def test_output_and_gradients_are_judged_apart() -> None:
+    exact = {name: torch.ones(2, dtype=torch.float64) for name in ("output", "gradient of x")}
+    eager = {name: x.float() for name, x in exact.items()}
+    found = {**eager, "gradient of x": torch.tensor([1.0, 2.0])}
+    output, gradients = gpu_check.judged_apart(DEVICE, lambda: found, exact, eager)
+    assert output == (0.0, "close")
+    assert gradients == (1.0, "wrong: gradient of x is off by 1, eager torch by 0")
+
+    def refuse() -> gpu_check.Tensors:
+        raise TypeError("no such argument")
+
+    assert gpu_check.judged_apart(DEVICE, refuse, exact, eager) == ((0.0, "not compared"), (0.0, "not compared"))
+
+
+@pytest.mark.parametrize("operation", gpu_fused.PATTERNS)
+def test_the_yardstick_is_the_oracle_but_for_rounding(operation: str) -> None:
+    pattern = gpu_fused.PATTERNS[operation]
+    one = gpu_fused.draw(DEVICE, pattern, 16, 32, 0)
+    assert (one.dropout is not None) == pattern.drops
+    exact = gpu_fused._composed(pattern, one, torch.float64)
+    rounded = gpu_fused._composed(pattern, one, torch.bfloat16)
+    assert set(exact) == {"output", *(f"gradient of {name}" for name in one.leaves)}
+    assert all(x.dtype == torch.float64 for x in exact.values())
+    for name, truth in exact.items():
+        assert rounded[name].dtype != torch.float64
+        torch.testing.assert_close(rounded[name].double(), truth, atol=0.2, rtol=0.1)
+    if pattern.drops:
+        free = gpu_fused.draw(DEVICE, pattern, 16, 32, 0, how=("inference",))
+        assert free.dropout is None
+        assert not torch.equal(gpu_fused._composed(pattern, free, torch.float64)["output"], exact["output"])
+
+
+def test_the_products_that_are_compared_agree() -> None:
+    one = gpu_linear.draw(DEVICE, 12, 16, 32, 0).in_double()
+    forward, backward = gpu_linear.contenders("forward"), gpu_linear.contenders("backward")
+    torch.testing.assert_close(forward[gpu_linear.APART](one), forward["eager"](one))
+    torch.testing.assert_close(backward[gpu_linear.APART](one), backward["eager"](one))
+    u, weight = one.u.clone().requires_grad_(), one.back
+    h = F.gelu(u)
+    (du,) = torch.autograd.grad(h @ weight.T, u, one.grad)
+    torch.testing.assert_close(backward["eager"](one), (du, h.detach(), du.sum(0)))
+
+
+def test_padded_layers_compute_what_packed_ones_do() -> None:
+    config = BertConfig.preset("tiny", vocab_size=50)
+    model = BertModel(config).eval()
+    batch = gpu_models.make_batch(config, torch.tensor([7, 3, 5]), 0)
+    plain = gpu_padded.PaddedEncoder(model)
+    one, mask = batch.unpack(), gpu_padded.key_mask(batch)
+    states = plain(one["input_ids"], one["token_type_ids"], mask)[one["attention_mask"].bool()]
+    torch.testing.assert_close(states, model(batch).last_hidden_state, atol=1e-5, rtol=1e-5)
+    assert mask is not None
+    assert mask.sum() == 15
+    full = gpu_models.make_batch(config, torch.tensor([4, 4]), 0)
+    assert gpu_padded.key_mask(full) is None
+
+
+def test_a_layer_that_computes_something_else_is_found_out() -> None:
+    config = BertConfig.preset("tiny")
+    layer = gpu_layer.new_layer(config, DEVICE)
+    few = gpu_layer.draw(DEVICE, config, [9, 4], 0, dropout=0.0)
+    exact = gpu_layer._found_padded(layer, few, torch.float64)
+    eager = gpu_layer._found_padded(layer, few, torch.bfloat16)
+    found = gpu_layer._found_packed(layer, few)
+    assert gpu_check.judge(found, exact, eager)[1] == "close"
+    layer.output.LayerNorm.eps = 0.5
+    assert gpu_check.judge(gpu_layer._found_packed(layer, few), exact, eager)[1].startswith("wrong: output")
+
+
+def test_a_loss_that_computes_something_else_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = gpu_loss.draw(DEVICE, 20)
+    assert gpu_loss._check(DEVICE, one)[1] == "close"
+    monkeypatch.setattr(gpu_loss, "ours", lambda *arguments: 1.01 * gpu_loss.eager(*arguments))
+    assert gpu_loss._check(DEVICE, one)[1].startswith("wrong: loss is off by")
+
+
+def test_what_is_not_recorded_is_no_graph() -> None:
+    uses = [SimpleNamespace(how="graph", reason="recorded"), SimpleNamespace(how="eager", reason="a host read")]
+    gpu_graphs._insist(SimpleNamespace(report=lambda: uses[:1]))
+    with pytest.raises(NotImplementedError, match="a host read"):
+        gpu_graphs._insist(SimpleNamespace(report=lambda: uses))
+
+
+# Their counting
+
+
+def test_bytes_are_the_fewest_that_a_pattern_needs() -> None:
+    norm = gpu_fused.PATTERNS["dropout_add_layer_norm"]
+    one = gpu_fused.draw(DEVICE, norm, 16, 32, 0)
+    count = [gpu_fused.moved_bytes(norm, one, *flags) for flags in ((False, False), (True, False), (True, True))]
+    assert count == [8 * 16 * 32, 8 * 16 * 32, 6 * 16 * 32]
+    embedding = gpu_fused.PATTERNS["embedding_layer_norm"]
+    one = gpu_fused.draw(DEVICE, embedding, 16, 32, 0)
+    read = 16 + 8 + 2  # all words differ, two sequences of 8 tokens, both segments
+    assert gpu_fused.moved_bytes(embedding, one, False, False) == 2 * 16 * 32 + 4 * 32 * read
+    backward = 2 * 16 * 32 + 4 * 32 * read + 4 * 4 * 16 * 32 + 4 * 32 * (64 + 32 + 2)
+    assert gpu_fused.moved_bytes(embedding, one, True, False) == backward
+    frequent = gpu_fused.draw(DEVICE, embedding, 512, 32, 0, how=("frequent",))
+    counts = frequent.tensors["ids"].bincount(minlength=64)
+    assert counts[:8].sum() > 2 * counts[-8:].sum()
+
+
+def test_two_sequences_share_a_slot() -> None:
+    lengths = gpu_models.step_lengths(32768, 512, "packed")
+    assert len(lengths) == 128
+    assert float(lengths.double().mean()) == 254.5
+    assert (lengths.view(-1, 2).sum(1) == 509).all()
+    assert lengths.min() < 70
+    assert gpu_models.step_lengths(1024, 128, "full").tolist() == [128] * 8
+
+
+def test_operations_count_what_a_token_sees() -> None:
+    config = BertConfig.preset("tiny")
+    width, inner, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    weights = 2 * (4 * width * width + 2 * width * inner)
+    assert gpu_models.operations_per_token(config, [10, 10]) == layers * (weights + 4 * 10 * width)
+    assert gpu_models.operations_per_token(config, [3, 1]) == layers * (weights + 4 * 2.5 * width)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_memory_at_the_peak_of_a_call_is_counted() -> None:
+    device = gpu_device.Cuda()
+
+    def call() -> torch.Tensor:
+        x = torch.ones(1 << 20, device=device.torch_device)
+        return (x + x)[:1].clone()
+
+    peak = device.peak_bytes(call)
+    assert peak is not None
+    assert 8 << 20 <= peak < 9 << 20
+
+
+# Their goals
+
+
+def row_of(workload: str, contender: str, milliseconds: float, **others: Any) -> dict[str, Any]:
+    details = {"backend": "triton", **others.pop("details", {})}
+    return row(contender, milliseconds, workload=workload, details=details, **{"tflops": None, **others})
+
+
+def judged(goal: str, **sections: list[dict[str, Any]]) -> tuple[str, str]:
+    table = gpu_goals.verdicts({name: {"rows": rows} for name, rows in sections.items()}, False)
+    (found,) = (one for one in table if one["goal"] == goal)
+    return found["measured"], found["verdict"]
+
+
+COPY = [{"workload": "copy", "gigabytes_per_second": 4000.0}]
+
+
+@pytest.mark.parametrize(
+    ("rate", "eager", "verdict"),
+    [
+        pytest.param(3600.0, 3.0, "met", id="both"),
+        pytest.param(3200.0, 3.0, "missed", id="slower-than-a-copy"),
+        pytest.param(3600.0, 2.0, "missed", id="eager-is-fast"),
+    ],
+)
+def test_a_pattern_meets_both_of_its_goals_or_misses(rate: float, eager: float, verdict: str) -> None:
+    name = "gelu_layer_norm backward 768"
+    rows = [row_of(name, "fastbert", 1.0, gigabytes_per_second=rate), row_of(name, "eager", eager)]
+    measured = f"{rate / 4000:.0%} ({rate:,.0f} GB/s, triton), {eager:.2f}x eager"
+    assert judged(name, fused=rows, ceilings=COPY) == (measured, verdict)
+    assert judged(name, fused=rows)[1] == "unmeasured: the copy was not measured"
+    assert judged(name, fused=rows[1:], ceilings=COPY)[1] == "unmeasured: no such case"
+
+
+def test_products_are_judged_by_their_operations() -> None:
+    name = "linear_gelu forward 768"
+    rows = [
+        row_of(name, "fastbert", 1.0, tflops=610.0),
+        row_of(name, "product, bias_gelu", 1.25),
+        row_of(name, "eager", 1.5),
+    ]
+    assert judged(name, fused=rows) == ("610, 1.25x product, bias_gelu, 1.50x eager", "met")
+
+
+def test_a_loss_is_judged_by_time_and_memory() -> None:
+    details = {"extra_bytes": 100_000_000, "logits_bytes": 2_000_000_000}
+    rows = [row_of("loss 10000", "fastbert", 1.0, details=details), row_of("loss 10000", "eager", 0.9)]
+    assert judged("loss 10000 / eager", loss=rows) == ("0.90x eager (1 ms)", "missed")
+    assert judged("loss 10000, extra memory", loss=rows) == ("5.0% (100 MB)", "met")
+    rows[0]["details"]["extra_bytes"] = None
+    assert judged("loss 10000, extra memory", loss=rows)[1] == "unmeasured: the device does not count memory"
+
+
+def test_a_layer_has_two_rivals() -> None:
+    name = "layer large 512 half"
+    rows = [row_of(name, "fastbert", 1.0), row_of(name, "eager", 2.5), row_of(name, "eager compiled", 1.1)]
+    assert judged(f"{name} / eager", layer=rows) == ("2.50x eager (1 ms)", "met")
+    assert judged(f"{name} / eager compiled", layer=rows) == ("1.10x eager compiled (1 ms)", "missed")
+
+
+def test_the_faster_of_ours_counts_if_it_is_right() -> None:
+    name = "encoder base 16 latency"
+    rows = [row_of(name, "fastbert", 2.0), row_of(name, "fastbert graphs", 0.5), row_of(name, "torch padded", 3.0)]
+    goal = f"{name} / transformers"
+    assert judged(goal, encoder=rows) == ("6.00x torch padded (0.5 ms, fastbert graphs)", "met")
+    rows[1]["outputs"] = "wrong: states"
+    assert judged(goal, encoder=rows) == ("1.50x torch padded (2 ms)", "missed")
+    name = "pretraining large 512 packed"
+    steps = [row_of(name, "fastbert", 120.0, details={"tokens": 32576})]
+    assert judged(f"{name}, tokens/s", pretraining=steps) == ("271,467 (fastbert)", "met")
+
+
+def test_kernels_are_forced_in_a_dry_run_only_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setattr(backend, "served_by", lambda name: ("softmax", "linear"))
+    assert gpu_device.own_backend(DEVICE, "softmax") == "triton"
+    assert gpu_device.own_backend(DEVICE, "layer_norm") is None
+    assert gpu_linear._own(DEVICE) is None
