@@ -120,6 +120,52 @@ class PackedBatch:
             next_sentence_label=None if self.next_sentence_label is None else self.next_sentence_label[rows],
         )
 
+    def padded_to(
+        self, tokens: int, sequences: int, masked: int | None = None, *, max_seqlen: int | None = None
+    ) -> PackedBatch:
+        """The batch filled up to fixed shapes: `tokens`, `sequences` and, where it has any, `masked` positions.
+
+        Dummy sequences of at most `max_seqlen` tokens (default: the batch's own; it becomes the result's) follow the
+        real ones and hold the additional tokens, whose ids, types and keys are 0; sequences that are left are empty:
+        the last offset is repeated. Tokens and sequences of the batch keep their places. Added labels are IGNORE_INDEX
+        (at position 0), so they count for nothing. All follows from shapes: nothing asks the device. Raises UserError
+        where the batch does not fit.
+        """
+        extra, longest = tokens - self.num_tokens, self.max_seqlen if max_seqlen is None else max_seqlen
+        if extra < 0:
+            raise UserError(f"tokens={tokens} are too few for a batch of {self.num_tokens}")
+        if longest < self.max_seqlen or (extra and longest < 1):
+            raise UserError(f"max_seqlen={longest} is too short: it must be at least {max(self.max_seqlen, 1)}")
+        dummies = -(-extra // longest) if extra else 0
+        if sequences < len(self) + dummies:
+            raise UserError(
+                f"sequences={sequences} are too few for a batch of {len(self)} and {dummies} more that hold {extra}"
+                f" additional tokens, at most max_seqlen={longest} each"
+            )
+        count = 0 if self.masked_positions is None else len(self.masked_positions)
+        if masked is not None and (masked < count or self.masked_positions is None or not tokens):
+            raise UserError(f"masked={masked} does not fit a batch of {self.num_tokens} tokens, {count} of them masked")
+        added, missing = sequences - len(self), 0 if masked is None else masked - count
+        ramp = torch.arange(extra, device=self.device)
+        ends = torch.arange(1, added + 1, device=self.device).mul_(longest).clamp_(max=extra).add_(self.num_tokens)
+
+        def longer(values: Tensor | None, count: int, fill: int) -> Tensor | None:
+            return None if values is None else torch.cat((values, values.new_full((count,), fill)))
+
+        return PackedBatch(
+            input_ids=torch.cat((self.input_ids, torch.zeros_like(ramp))),
+            token_type_ids=torch.cat((self.token_type_ids, torch.zeros_like(ramp))),
+            # Within the batch's own length, since a bound may be more than the model has positions for.
+            position_ids=torch.cat((self.position_ids, ramp % max(longest, 1) % max(self.max_seqlen, 1))),
+            sequence_ids=torch.cat((self.sequence_ids, len(self) + ramp // max(longest, 1))),
+            cu_seqlens=torch.cat((self.cu_seqlens, ends.to(self.cu_seqlens.dtype))),
+            max_seqlen=longest,
+            dropout_key=longer(self.dropout_key, added, 0),
+            masked_positions=longer(self.masked_positions, missing, 0),
+            labels=longer(self.labels, missing, IGNORE_INDEX),
+            next_sentence_label=longer(self.next_sentence_label, added, IGNORE_INDEX),
+        )
+
     def filled(self, multiple: int) -> PackedBatch:
         """The batch with a dummy sequence behind it that rounds the number of tokens up to a multiple.
 
@@ -129,19 +175,8 @@ class PackedBatch:
         extra = -self.num_tokens % multiple
         if not extra:
             return self
-        start = self.cu_seqlens[-1:]
-        ramp = torch.arange(extra, device=self.device)
-        return PackedBatch(
-            input_ids=torch.cat((self.input_ids, torch.zeros_like(ramp))),
-            token_type_ids=torch.cat((self.token_type_ids, torch.zeros_like(ramp))),
-            position_ids=torch.cat((self.position_ids, torch.zeros_like(ramp))),
-            sequence_ids=torch.cat((self.sequence_ids, torch.full_like(ramp, len(self)))),
-            cu_seqlens=torch.cat((self.cu_seqlens, start + extra)),
-            max_seqlen=max(self.max_seqlen, extra),
-            dropout_key=None
-            if self.dropout_key is None
-            else torch.cat((self.dropout_key, self.dropout_key.new_zeros(1))),
-        )
+        bare = replace(self, masked_positions=None, labels=None, next_sentence_label=None)
+        return bare.padded_to(self.num_tokens + extra, len(self) + 1, max_seqlen=max(self.max_seqlen, extra))
 
     def unpack(self, pad_token_id: int = 0) -> dict[str, Tensor]:
         """The batch as padded tensors: `input_ids`, `token_type_ids`, `attention_mask` int64 (B, longest) and, where

@@ -18,26 +18,37 @@ TANH_LINEAR, TANH_CUBIC = tl.constexpr(0.7978845608028654), tl.constexpr(0.03567
 
 
 @triton.jit
+def _reciprocal(x):
+    """1 / x of x >= 1: two instructions, where a division would also see to numbers that are very large or small."""
+    root = tl.rsqrt(x)
+    return root * root
+
+
+@triton.jit
 def _normal(x):
     """Phi(x), and exp(-x^2 / 2)."""
     density = tl.exp2(x * x * (-0.5 * LOG2_E))
-    t = 1.0 / (1.0 + 0.23164189 * tl.abs(x))
+    t = _reciprocal(1.0 + 0.23164189 * tl.abs(x))
     # Half of the coefficients of 7.1.26.
     q = ((((0.5307027145 * t - 0.7265760135) * t + 0.7107068705) * t - 0.142248368) * t + 0.127414796) * t * density
     return tl.where(x < 0.0, q, 1.0 - q), density
 
 
 @triton.jit
-def _sigmoid_of_tanh(x):
-    """(1 + tanh(u)) / 2 of the approximation's u, as a logistic function of 2 u."""
-    return 1.0 / (1.0 + tl.exp2((x * x * TANH_CUBIC + TANH_LINEAR) * x * (-2.0 * LOG2_E)))
+def _logistic(x):
+    """s = (1 + tanh(u)) / 2 of the approximation's u, and s (1 - s), neither by a difference that cancels."""
+    power = tl.exp2(tl.abs((x * x * TANH_CUBIC + TANH_LINEAR) * x) * (-2.0 * LOG2_E))
+    upper = _reciprocal(1.0 + power)
+    lower = power * upper
+    return tl.where(x < 0.0, lower, upper), lower * upper
 
 
 @triton.jit
 def gelu(x, TANH: tl.constexpr):
     """x Phi(x), or its approximation by tanh; fp32."""
     if TANH:
-        return x * _sigmoid_of_tanh(x)
+        s, _ = _logistic(x)
+        return x * s
     else:
         phi, _ = _normal(x)
         return x * phi
@@ -47,8 +58,8 @@ def gelu(x, TANH: tl.constexpr):
 def gelu_and_derivative(x, TANH: tl.constexpr):
     """GELU of x, fp32, and its derivative there."""
     if TANH:
-        s = _sigmoid_of_tanh(x)
-        return x * s, s + x * s * (1.0 - s) * (x * x * (6.0 * TANH_CUBIC) + 2.0 * TANH_LINEAR)
+        s, slope = _logistic(x)
+        return x * s, s + x * slope * (x * x * (6.0 * TANH_CUBIC) + 2.0 * TANH_LINEAR)
     else:
         phi, density = _normal(x)
         return x * phi, phi + x * density * 0.3989422804014327

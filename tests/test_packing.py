@@ -1,8 +1,11 @@
 """Packed batches: nothing is lost between padded and packed, and slices are batches of their own."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from fastbert import BertConfig, BertModel
 from fastbert.errors import UserError
 from fastbert.packing import PackedBatch, pad, unpad
 
@@ -72,6 +75,64 @@ def test_pad_is_differentiable(seed: int) -> None:
     values = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
     slots = torch.tensor([0, 1, 4])
     assert torch.autograd.gradcheck(lambda x: pad(x, slots, (2, 3)), (values,))
+
+
+def test_padding_to_fixed_shapes_keeps_what_is_real() -> None:
+    batch = batch_of([3, 0, 2])
+    filled = batch.padded_to(16, 8, 4, max_seqlen=4)
+    assert filled.cu_seqlens.tolist() == [0, 3, 3, 5, 9, 13, 16, 16, 16]
+    assert filled.cu_seqlens.dtype == torch.int32
+    assert filled.input_ids.tolist() == [100, 101, 102, 103, 104] + [0] * 11
+    assert filled.token_type_ids.tolist() == [0] * 16
+    assert filled.sequence_ids.tolist() == [0, 0, 0, 2, 2] + [3] * 4 + [4] * 4 + [5] * 3
+    assert filled.offsets_in_sequence.tolist() == [0, 1, 2, 0, 1] + [0, 1, 2, 3] * 2 + [0, 1, 2]
+    assert int(filled.position_ids.max()) < batch.max_seqlen
+    assert filled.max_seqlen == 4
+    assert filled.masked_positions.tolist() == [0, 2, 4, 0]
+    assert filled.labels.tolist() == [1000, 1002, 1004, -100]
+    assert filled.next_sentence_label.tolist() == [0, 1, 0] + [-100] * 5
+    assert filled.dropout_key.tolist() == [0, 1, 2] + [0] * 5
+    same = batch.padded_to(5, 3, 3)
+    for name in ("input_ids", "cu_seqlens", "position_ids", "labels", "dropout_key", "next_sentence_label"):
+        assert torch.equal(getattr(same, name), getattr(batch, name)), name
+    assert batch.padded_to(5, 4).masked_positions is not None, "without a number of them they stay as they are"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shape", "message"),
+    [
+        ([3, 2], {"tokens": 4, "sequences": 2}, "tokens=4 are too few for a batch of 5"),
+        ([3, 2], {"tokens": 9, "sequences": 3}, r"sequences=3 are too few for a batch of 2 and 2 more that hold 4"),
+        ([3, 2], {"tokens": 5, "sequences": 1}, "sequences=1 are too few for a batch of 2"),
+        ([3, 2], {"tokens": 5, "sequences": 2, "masked": 2}, "masked=2 does not fit a batch of 5 tokens, 3 of them"),
+        ([3, 2], {"tokens": 5, "sequences": 2, "max_seqlen": 2}, "max_seqlen=2 is too short: it must be at least 3"),
+        ([], {"tokens": 1, "sequences": 1}, "max_seqlen=0 is too short: it must be at least 1"),
+    ],
+    ids=["tokens", "dummies", "sequences", "masked", "longest", "no length"],
+)
+def test_what_does_not_fit_is_named(lengths: list[int], shape: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        batch_of(lengths).padded_to(**shape)
+
+
+@pytest.mark.parametrize("lengths", [[5, 9], [16, 16], [1], [7, 0, 3]], ids=str)
+def test_hidden_states_do_not_see_the_dummies(lengths: list[int], seed: int) -> None:
+    config = BertConfig(
+        vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=16,
+    )  # fmt: skip
+    model = BertModel(config)
+    model.init_weights(seed=seed)
+    batch = replace(batch_of(lengths), input_ids=torch.arange(sum(lengths)))
+    for mode in (model.eval(), model.train()):
+        with torch.no_grad():
+            expected, found = mode(batch), mode(batch.padded_to(64, 16, max_seqlen=32))
+        rows, sequences = sum(lengths), len(lengths)
+        torch.testing.assert_close(found[0][:rows], expected[0], rtol=0, atol=2e-6)
+        real = [i for i in range(sequences) if lengths[i]]  # an empty sequence has no first token to pool
+        torch.testing.assert_close(found[1][:sequences][real], expected[1][real], rtol=0, atol=2e-6)
+        assert found[0].isfinite().all()
+        assert found[1].isfinite().all()
 
 
 @pytest.mark.parametrize(

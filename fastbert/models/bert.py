@@ -5,7 +5,7 @@ The module tree gives the state dict the names of Hugging Face's `BertModel`, so
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
-def is_plain(module: nn.Module) -> bool:
+def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a linear layer is nothing but its weight and bias: no hooks, adapters, quantisation, parametrisation."""
     if type(module) is not nn.Linear or has_hooks(module) or module.bias is None:
         return False
@@ -50,15 +50,16 @@ def is_plain(module: nn.Module) -> bool:
 def project_apart(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """A linear layer's product, and the bias still to be added by what follows; None if it has been added."""
     if is_plain(module):
-        return ops.linear(x, module.weight), module.bias  # type: ignore[arg-type]
+        return ops.linear(x, module.weight), module.bias
     return module(x), None
 
 
 def project(module: nn.Module, x: Tensor) -> Tensor:
     """A linear layer, by our own operation if it is plain."""
     if is_plain(module):
-        return ops.linear(x, module.weight, module.bias)  # type: ignore[arg-type]
-    return module(x)  # type: ignore[no-any-return]
+        return ops.linear(x, module.weight, module.bias)
+    product: Tensor = module(x)
+    return product
 
 
 def _keeping_products() -> Any:
@@ -261,11 +262,23 @@ class Layer(nn.Module):
             return None
         first, last = part.LayerNorm, self.output.LayerNorm
         return encoder_layer.LayerWeights(
-            *(linear.weight for linear in linears[:3]), *(linear.bias for linear in linears[:3]),
-            part.dense.weight, part.dense.bias, first.weight, first.bias,
-            self.intermediate.dense.weight, self.intermediate.dense.bias,
-            self.output.dense.weight, self.output.dense.bias, last.weight, last.bias,
-        )  # fmt: skip
+            query=own.query.weight,
+            key=own.key.weight,
+            value=own.value.weight,
+            query_bias=own.query.bias,
+            key_bias=own.key.bias,
+            value_bias=own.value.bias,
+            attention_output=part.dense.weight,
+            attention_output_bias=part.dense.bias,
+            attention_norm=first.weight,
+            attention_norm_bias=first.bias,
+            intermediate=self.intermediate.dense.weight,
+            intermediate_bias=self.intermediate.dense.bias,
+            output=self.output.dense.weight,
+            output_bias=self.output.dense.bias,
+            output_norm=last.weight,
+            output_norm_bias=last.bias,
+        )
 
 
 class Encoder(nn.Module):

@@ -181,9 +181,10 @@ class BertForPreTraining(_MaskedLanguageModel):
         target = packed.batch.next_sentence_label if next_sentence_label is None else next_sentence_label
         if target is not None:
             output.nsp_loss_sum = F.cross_entropy(nsp_logits.float(), target, reduction="sum")
-            output.nsp_count = torch.tensor(len(target), device=target.device)
+            # Sequences labelled -100 count for nothing: no class has that number.
+            output.nsp_count = (target != IGNORE_INDEX).sum()
             output.nsp_correct = (nsp_logits.argmax(-1) == target).sum()
-            losses.append(output.nsp_loss_sum / max(len(target), 1))
+            losses.append(output.nsp_loss_sum / output.nsp_count.clamp(min=1))
         if losses:
             output.loss = torch.stack(losses).sum()
         return output

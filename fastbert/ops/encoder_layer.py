@@ -309,21 +309,29 @@ def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
         settings[i] = tensor
     saved = rest[len(ctx.places) :]
     needs = ctx.needs_input_grad[: 1 + count]
-    of = LayerWeights(*needs[1:])
+    of_weights = dict(zip(LayerWeights._fields, needs[1:], strict=True))
     wanted = Wanted(
-        needs[0], any(of[:3]), any(of[3:6]), of.attention_output, True, of.intermediate, True, of.output, True
+        x=needs[0],
+        projections=any(needs[1:4]),
+        projection_biases=any(needs[4:7]),
+        attention_output=of_weights["attention_output"],
+        attention_vectors=True,
+        intermediate=of_weights["intermediate"],
+        intermediate_bias=True,
+        output=of_weights["output"],
+        output_vectors=True,
     )
     found = _backward(grad.contiguous(), saved, x, weights, *settings, *ctx.numbers, list(wanted))
     dx, projections, projection_biases, dwo, first, dw1, db1, dw2, last = found
-    gradients = LayerWeights(
+    gradients = [
         *projections.chunk(3), *projection_biases.chunk(3), dwo, first[2], first[0], first[1], dw1, db1, dw2, last[2],
         last[0], last[1],
-    )  # fmt: skip
-    of_weights = (
+    ]  # fmt: skip
+    found = [
         gradient.to(weight.dtype) if need else None
-        for gradient, weight, need in zip(gradients, weights, of, strict=True)
-    )
-    return dx if needs[0] else None, *of_weights, *behind
+        for gradient, weight, need in zip(gradients, weights, needs[1:], strict=True)
+    ]
+    return dx if needs[0] else None, *found, *behind
 
 
 _forward.register_autograd(_gradients, setup_context=_setup_context)

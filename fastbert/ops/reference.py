@@ -18,7 +18,7 @@ DROPOUT_ROUNDS = 7
 
 def philox(
     counter: tuple[Tensor, Tensor, Tensor, Tensor | int], key: Tensor, rounds: int = 10
-) -> tuple[Tensor | int, ...]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Philox-4x32 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): four 32-bit words, as int64.
 
     `counter` holds four int64 tensors of 32-bit words (the last may be a number), `key` is int64 with 64 bits used;
@@ -30,6 +30,7 @@ def philox(
         a, b = 0xD2511F53 * c0, 0xCD9E8D57 * c2
         c0, c1, c2, c3 = ((b >> 32) & WORD) ^ c1 ^ k0, b & WORD, ((a >> 32) & WORD) ^ c3 ^ k1, a & WORD
         k0, k1 = (k0 + 0x9E3779B9) & WORD, (k1 + 0xBB67AE85) & WORD
+    assert isinstance(c3, Tensor)
     return c0, c1, c2, c3
 
 
@@ -37,7 +38,7 @@ def draws(rows: Tensor, heads: Tensor, site: int, key: Tensor, count: int) -> Te
     """The 16-bit draws of `count` blocks, in order: shape (*rows, count, 4, 2), where rows, heads and key broadcast."""
     blocks = torch.arange(count, device=key.device)
     rows, heads, key = (tensor.unsqueeze(-1) for tensor in (rows, heads, key))
-    words = torch.stack([torch.as_tensor(word) for word in philox((blocks, rows, heads, site), key, DROPOUT_ROUNDS)], dim=-1)
+    words = torch.stack(philox((blocks, rows, heads, site), key, DROPOUT_ROUNDS), dim=-1)
     return torch.stack((words & 0xFFFF, words >> 16), dim=-1)
 
 

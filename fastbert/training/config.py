@@ -69,6 +69,8 @@ class PretrainConfig:
     """Dtype of the matrix products; auto takes the fastest of the device and prints it. fp16 needs a GPU."""
     checkpoint_activations: bool = False
     """Keep only each layer's input and compute the rest again in the backward pass: less memory, a third more time."""
+    cuda_graphs: bool = False
+    """Capture the training step in CUDA graphs, one for each size of batch; saves the host's time on a GPU."""
     deterministic: bool = False
     """Use deterministic algorithms only, on GPUs too."""
     validation_fraction: float = 0.1
@@ -143,7 +145,7 @@ class PretrainConfig:
         Raises `UserError` for a flag that would make it another run. How long, where and how often may change.
         """
         changeable = {"out", "steps", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints"}
-        changeable |= {"log_every", "resume", "overwrite", "corpus", "data", "tokenizer"}
+        changeable |= {"cuda_graphs", "log_every", "resume", "overwrite", "corpus", "data", "tokenizer"}
         merged = {item.name: getattr(saved, item.name) for item in fields(self)}
         for item in fields(self):
             given = getattr(self, item.name)

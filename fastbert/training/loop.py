@@ -7,6 +7,7 @@ import logging
 import math
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from fastbert.models.heads import BertForPreTraining
 from fastbert.packing import PackedBatch
 from fastbert.training import checkpoint
 from fastbert.training.config import Budget, PretrainConfig
+from fastbert.training.graphed import Findings, GraphedStep, loss_of_step, loss_weights, why_not
 from fastbert.training.metrics import Metrics, MetricsLog, Totals
 from fastbert.training.optimizer import adamw, clip_gradients, learning_rate_factor, set_learning_rate
 
@@ -63,6 +65,20 @@ class Reporter:
     """A stage of preparation begins: its name and size in bytes; returns what is told the bytes done."""
 
 
+@dataclass
+class _Step:
+    """An optimiser step that has been started: `total_tokens` with it and those before, `seconds` of training until it
+    was computed, the `finished` fraction of the run, and its own losses, which a graph's step tells later."""
+
+    number: int
+    tokens: int
+    total_tokens: int
+    seconds: float
+    learning_rate: float
+    finished: float
+    own: Totals | Findings
+
+
 class Trainer:
     """One pre-training run in memory: model, optimiser, data and the place where it is kept."""
 
@@ -90,10 +106,19 @@ class Trainer:
         self.micro_batch = config.micro_batch or default_micro
         self.step = self.tokens = 0
         self.seconds = 0.0
+        self.last_learning_rate = config.lr
+        self._computed_seconds = 0.0
         self.log: MetricsLog | None = None
         self._stop_signal: int | None = None
         if config.checkpoint_activations:
             model.checkpoint_activations()
+        self.graphs: GraphedStep | None = None
+        if config.cuda_graphs:
+            reason = why_not(device, dtype)
+            if reason is None:
+                self.graphs = GraphedStep(model, self.optimizer, max_grad_norm=config.max_grad_norm, dtype=dtype)
+            else:
+                self.reporter.on_message(f"--cuda-graphs: the run goes on without them, {reason}")
 
     @property
     def checkpoints(self) -> Path:
@@ -129,6 +154,8 @@ class Trainer:
                 " put the run's own back, or start another run with another --out"
             )
         checkpoint.restore(last, self.model, self.optimizer)
+        if self.graphs is not None:
+            self.graphs.forget()
         self.step, self.tokens, self.seconds = last.state["step"], last.state["tokens"], last.state["seconds"]
         if self.scaler.is_enabled() and last.state["scaler"]:
             self.scaler.load_state_dict(last.state["scaler"])
@@ -142,30 +169,71 @@ class Trainer:
         with self._signals(), _prefetch(self._load) as fetch:
             totals, logged_tokens, logged_seconds = Totals(), self.tokens, self.seconds
             finished = self.budget.progress(self.step, self.seconds)
+            steps: deque[_Step] = deque()  # those whose own losses have not been reported
+            self._computed_seconds = self.seconds
             while finished < 1.0:
                 started = time.perf_counter()
                 batches = fetch(self.step)
-                own = self._train_step(batches, totals)
-                took = time.perf_counter() - started
+                lr = self.last_learning_rate = self.learning_rate()
+                own = self._train_step(batches, totals) if self.graphs is None else self.graphs(batches, lr)
+                self._wait(steps, started)  # for the step before: the device is busy with this one meanwhile
+                tokens = sum(batch.num_tokens for batch in batches)
                 self.step += 1
-                self.tokens += sum(batch.num_tokens for batch in batches)
-                self.seconds += took
+                self.tokens += tokens
                 before, finished = finished, self.budget.progress(self.step, self.seconds)
-                if self.step == 1 or self.step % self.config.log_every == 0 or finished >= 1.0:
+                steps.append(_Step(self.step, tokens, self.tokens, self.seconds, lr, finished, own))
+                log = self.step == 1 or self.step % self.config.log_every == 0 or finished >= 1.0
+                evaluate = self._due(self.config.eval_every, EVALUATIONS, None, before, finished)
+                save = self._due(self.config.checkpoint_every, CHECKPOINTS, CHECKPOINT_STEPS, before, finished)
+                if log or evaluate or save or self._stop_signal is not None:
+                    if self.graphs is not None:
+                        self._wait(steps, time.perf_counter())
+                    read = self._read(steps, totals, keep=0)
+                else:
+                    read = self._read(steps, totals, keep=0 if self.graphs is None else 1)
+                if log:
                     elapsed = max(self.seconds - logged_seconds, 1e-9)
-                    rate = (self.tokens - logged_tokens) / elapsed
-                    metrics = self._metrics("train", totals, rate)
-                    self.log.append(metrics)
+                    self.log.append(self._metrics("train", totals, (self.tokens - logged_tokens) / elapsed))
                     totals, logged_tokens, logged_seconds = Totals(), self.tokens, self.seconds
-                own_rate = sum(batch.num_tokens for batch in batches) / max(took, 1e-9)
-                self.reporter.on_step(self._metrics("train", own, own_rate), finished)
-                if self._due(self.config.eval_every, EVALUATIONS, None, before, finished):
+                self._announce(read)
+                if evaluate:
                     validation = self.validate()
                 if self._stop_signal is not None:
+                    self._announce(self._read(steps, totals, keep=0))
                     raise Stopped(self._stop_signal, self.save())
-                if self._due(self.config.checkpoint_every, CHECKPOINTS, CHECKPOINT_STEPS, before, finished):
+                if save:
                     self.save()
         return validation or self.validate()
+
+    def _wait(self, steps: Sequence[_Step], started: float) -> None:
+        """Until the device has computed all of these steps; what passed since `started` is time of training."""
+        if steps and isinstance(steps[-1].own, Findings):
+            steps[-1].own.wait()
+        self.seconds += time.perf_counter() - started
+        if steps:
+            steps[-1].seconds = self.seconds
+
+    def _read(self, steps: deque[_Step], totals: Totals, keep: int) -> list[tuple[Metrics, float]]:
+        """Take the steps but the last `keep`, as they are reported. A graph's step is added to `totals` only here, and
+        a gradient that is not finite comes to light: no such step may be saved."""
+        read = []
+        while len(steps) > keep:
+            step = steps.popleft()
+            rate = step.tokens / max(step.seconds - self._computed_seconds, 1e-9)
+            self._computed_seconds = step.seconds
+            own = step.own
+            if isinstance(own, Findings):
+                output, norm = own.read()
+                own = Totals()
+                own.add(output)
+                totals.add(output)
+                self._check_norm(norm, step.number, own)
+            read.append((self._metrics("train", own, rate, step), step.finished))
+        return read
+
+    def _announce(self, steps: Sequence[tuple[Metrics, float]]) -> None:
+        for metrics, finished in steps:
+            self.reporter.on_step(metrics, finished)
 
     def validate(self) -> Metrics:
         """Losses and accuracies on held-out sequences, the same ones every time, without dropout."""
@@ -193,48 +261,52 @@ class Trainer:
         progress = self.budget.progress(self.step + half, self.seconds + half_seconds)
         return self.config.lr * learning_rate_factor(progress, self.config.warmup)
 
-    def _load(self, step: int) -> list[PackedBatch]:
+    def _load(self, step: int) -> list[Any]:
+        """A step's micro-batches as the step takes them: `Prepared` ones with graphs, else packed batches."""
         batches = self.data.training_step(step, self.config.batch_size, self.micro_batch)
+        if self.graphs is not None:
+            return [self.graphs.prepare(batch) for batch in batches]
         return [batch.pin_memory() for batch in batches] if self.device.type == "cuda" else batches
 
     def _train_step(self, batches: Sequence[PackedBatch], totals: Totals) -> Totals:
         """One optimiser step. Each micro-batch counts by its predictions, so splitting a batch changes nothing."""
         self.model.train()
-        masked = sum(0 if batch.labels is None else len(batch.labels) for batch in batches)
-        sequences = sum(len(batch) for batch in batches)
+        weights = loss_weights(batches)
         own = Totals()
         for batch in batches:
             with self._autocast():
                 output = self.model(batch.to(self.device, non_blocking=True))
-            loss = output.mlm_loss_sum / max(masked, 1)
-            if output.nsp_loss_sum is not None:
-                loss = loss + output.nsp_loss_sum / max(sequences, 1)
-            self.scaler.scale(loss).backward()
+            self.scaler.scale(loss_of_step(output, *weights)).backward()
             own.add(output)
             totals.add(output)
         self.scaler.unscale_(self.optimizer)
         norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm)
-        if not self.scaler.is_enabled() and not math.isfinite(float(norm)):
-            self.optimizer.zero_grad(set_to_none=True)
-            raise TrainingError(
-                f"step {self.step + 1}: the gradient is not a finite number (loss {own.read()['loss']});"
-                f" start again in another --out with an --lr below {self.config.lr:g} or a longer --warmup"
-            )
-        set_learning_rate(self.optimizer, self.learning_rate())
+        if not self.scaler.is_enabled():
+            self._check_norm(float(norm), self.step + 1, own)
+        set_learning_rate(self.optimizer, self.last_learning_rate)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return own
 
-    def _metrics(self, split: str, totals: Totals, rate: float) -> Metrics:
-        lr = float(self.optimizer.param_groups[0]["lr"])
+    def _check_norm(self, norm: float, step: int, own: Totals) -> None:
+        """End the run when a step's gradient is not finite; its weights are those before the step."""
+        if not math.isfinite(norm):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise TrainingError(
+                f"step {step}: the gradient is not a finite number (loss {own.read()['loss']});"
+                f" start again in another --out with an --lr below {self.config.lr:g} or a longer --warmup"
+            )
+
+    def _metrics(self, split: str, totals: Totals, rate: float, step: _Step | None = None) -> Metrics:
+        """What `totals` hold, as of a step; of now without one."""
         return Metrics(
-            step=self.step,
+            step=self.step if step is None else step.number,
             split=split,  # type: ignore[arg-type]
-            tokens=self.tokens,
+            tokens=self.tokens if step is None else step.total_tokens,
             tokens_per_second=round(rate, 1),
-            learning_rate=lr,
-            seconds=round(self.seconds, 3),
+            learning_rate=self.last_learning_rate if step is None else step.learning_rate,
+            seconds=round(self.seconds if step is None else step.seconds, 3),
             **totals.read(),
         )
 
@@ -272,14 +344,14 @@ class Trainer:
 
 
 @contextlib.contextmanager
-def _prefetch(load: Callable[[int], list[PackedBatch]]) -> Iterator[Callable[[int], list[PackedBatch]]]:
+def _prefetch(load: Callable[[int], list[Any]]) -> Iterator[Callable[[int], list[Any]]]:
     """A function like `load` that computes the next step's batches in the background while the present one trains."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="fastbert-data") as pool:
         ahead: dict[int, Any] = {}
 
-        def fetch(step: int) -> list[PackedBatch]:
+        def fetch(step: int) -> list[Any]:
             ready = ahead.pop(step, None) or pool.submit(load, step)
-            batches: list[PackedBatch] = ready.result()
+            batches: list[Any] = ready.result()
             ahead[step + 1] = pool.submit(load, step + 1)
             return batches
 

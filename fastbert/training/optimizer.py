@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 
 import torch
@@ -31,9 +32,29 @@ def learning_rate_factor(progress: float, warmup: float) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Use `lr` for the next step."""
+    """Use `lr`, rounded to fp32, for the next step.
+
+    A step in a CUDA graph reads its rate from an fp32 tensor: rounded everywhere, both kinds of step give equal bits.
+    """
+    (rounded,) = struct.unpack("f", struct.pack("f", lr))
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rounded)
+        else:
+            group["lr"] = rounded
+
+
+def make_capturable(optimizer: torch.optim.AdamW, device: torch.device) -> Tensor:
+    """Prepare AdamW for CUDA graphs: its rate becomes a tensor on the device, shared by all groups.
+
+    Returns the fp32 scalar that makes a step change nothing while it is 1: for a gradient that is not finite.
+    """
+    lr = torch.tensor(float(optimizer.param_groups[0]["lr"]), dtype=torch.float32, device=device)
+    for group in optimizer.param_groups:
+        group["lr"], group["capturable"] = lr, True
+    skip = torch.zeros((), dtype=torch.float32, device=device)
+    optimizer.found_inf = skip  # type: ignore[attr-defined]  # where torch's fused step looks for it
+    return skip
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:

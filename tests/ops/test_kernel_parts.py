@@ -43,7 +43,7 @@ def write_mask(
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
 def test_gelu_and_its_derivative(approximate: str) -> None:
-    x = torch.cat((torch.linspace(-12, 12, 8190), torch.tensor([-1e20, 1e20]))).to(DEVICE)
+    x = torch.cat((torch.linspace(-16, 16, 8190), torch.tensor([-1e20, 1e20]))).to(DEVICE)
     found = [torch.empty_like(x) for _ in range(3)]
     write_gelu[(8,)](x, *found, TANH=approximate == "tanh", COUNT=1024)
     value, derivative, again = (y[:-2].double() for y in found)
@@ -51,8 +51,8 @@ def test_gelu_and_its_derivative(approximate: str) -> None:
     wanted = reference.gelu(exact, approximate)
     (slope,) = torch.autograd.grad(wanted.sum(), exact)
     assert torch.equal(value, again)
-    assert float((value - wanted).detach().abs().max()) < 2e-6
-    assert float((derivative - slope).abs().max()) < 2e-6
+    assert float((value - wanted).detach().abs().max()) < 2.5e-6
+    assert float((derivative - slope).abs().max()) < 2.5e-6
     below = (x[:-2] > -4) & (x[:-2] < -1)  # nothing cancels there
     assert float(((value - wanted) / wanted).detach()[below].abs().max()) < 1e-3
     assert [float(y) for y in found[0][-2:]] == [0.0, float(x[-1])]

@@ -1,0 +1,410 @@
+"""CUDA graphs: a model's forward pass is recorded once for each size of batch and then replayed as one launch.
+
+A small batch leaves a GPU waiting for the host, which starts some hundred kernels one after the other. A graph starts
+them all at once, but its shapes and addresses are fixed: batches are filled up to a few sizes (`Buckets`), copied into
+buffers that stay, and the results are read from where the recording left them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fastbert.errors import UserError
+from fastbert.models.bert import Packed
+from fastbert.ops import backend
+from fastbert.packing import PackedBatch
+
+logger = logging.getLogger("fastbert")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """The shapes of one recording: tokens, sequences, masked positions (None: the batch has none), and the bound of a
+    sequence's length."""
+
+    tokens: int
+    sequences: int
+    masked: int | None
+    max_seqlen: int
+
+    def fill(self, batch: PackedBatch) -> PackedBatch:
+        """The batch in these shapes."""
+        return batch.padded_to(self.tokens, self.sequences, self.masked, max_seqlen=self.max_seqlen)
+
+    def __str__(self) -> str:
+        masked = "" if self.masked is None else f", {self.masked} masked"
+        return f"{self.tokens} tokens, {self.sequences} sequences of at most {self.max_seqlen}{masked}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buckets:
+    """How sizes are rounded up so that few recordings serve all batches.
+
+    `tokens`, `sequences` and `masked` are the smallest steps; above them there are `per_doubling` steps between a power
+    of two and the next, so that at most one part in `per_doubling` (12.5 %) is filled up. The length bound is a power
+    of two, at least `shortest`.
+    """
+
+    tokens: int = 64
+    sequences: int = 8
+    masked: int = 16
+    per_doubling: int = 8
+    shortest: int = 16
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int) or value < 1:
+                raise UserError(f"Buckets: {field.name}={value} must be a whole number of at least 1")
+
+    def _step(self, size: int, multiple: int) -> int:
+        """The distance between buckets round `size`, a multiple of `multiple`."""
+        octave = 1 << max(size - 1, 1).bit_length() - 1
+        return -(-max(octave // self.per_doubling, 1) // multiple) * multiple
+
+    def _up(self, size: int, multiple: int) -> int:
+        step = self._step(size, multiple)
+        return -(-max(size, 1) // step) * step
+
+    def of(self, batch: PackedBatch) -> Bucket:
+        """The bucket that serves a batch: a function of what the host knows of it."""
+        tokens = self._up(batch.num_tokens, self.tokens)
+        longest = max(self.shortest, 1 << max(batch.max_seqlen - 1, 0).bit_length())
+        # Room for as many dummies as any batch of this bucket needs, so that batches of n sequences share one bucket.
+        dummies = -(-(self._step(tokens, self.tokens) - 1) // longest)
+        sequences = self._up(len(batch) + dummies, self.sequences)
+        if sequences == tokens:  # rows of tokens and rows of sequences are told apart by their number
+            sequences += self.sequences
+        masked = None if batch.masked_positions is None else self._up(len(batch.masked_positions), self.masked)
+        return Bucket(tokens=tokens, sequences=sequences, masked=masked, max_seqlen=longest)
+
+
+class CaptureError(RuntimeError):
+    """What was to be recorded cannot be: it asks the device, for example."""
+
+
+class Recording(Protocol):
+    """Work that can be done again on the same memory."""
+
+    def replay(self) -> Any:
+        """Do the work again; returns the results, the same tensors each time."""
+
+
+class Recorder(Protocol):
+    """How work is recorded: what `Graphs` needs of a device."""
+
+    def warm_up(self, run: Callable[[], Any]) -> Any:
+        """Do the work once as it will be recorded; returns its results."""
+
+    def capture(self, run: Callable[[], Any]) -> Recording:
+        """Record the work without doing it. Raises `CaptureError`."""
+
+    def forget(self) -> None:
+        """No recording is used any more."""
+
+
+class CudaRecorder:
+    """Records CUDA graphs, which share one pool of memory: what one leaves there, the next may overwrite."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+        self.pool = torch.cuda.graph_pool_handle()
+
+    def warm_up(self, run: Callable[[], Any]) -> Any:
+        """Run on the stream of the capture: kernels are compiled and workspaces allocated before it."""
+        with torch.cuda.device(self.device):
+            current = torch.cuda.current_stream()
+            self.stream.wait_stream(current)
+            with torch.cuda.stream(self.stream):
+                results = run()
+            current.wait_stream(self.stream)
+        return results
+
+    def capture(self, run: Callable[[], Any]) -> Recording:
+        """Record on the side stream. Other threads may go on, to pin memory for the next batch for example."""
+        graph = torch.cuda.CUDAGraph()
+        recorded = torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local")
+        try:
+            # The outer block makes the present stream current again: after a failed capture torch does not.
+            with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.current_stream(self.device)), recorded:
+                results = run()
+        except RuntimeError as error:
+            raise CaptureError(_first_cause(error)) from error
+        return _CudaRecording(graph, results)
+
+    def forget(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()  # a pool without graphs cannot be used again
+
+
+@dataclass(frozen=True)
+class _CudaRecording:
+    graph: torch.cuda.CUDAGraph
+    results: Any
+
+    def replay(self) -> Any:
+        self.graph.replay()
+        return self.results
+
+
+def _first_cause(error: BaseException) -> str:
+    """What went wrong first, in one line: ending a broken capture raises once more."""
+    if isinstance(error.__context__, RuntimeError):
+        error = error.__context__
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """One recording with the batch that it reads."""
+
+    batch: PackedBatch | None
+    recording: Recording
+
+
+class Graphs:
+    """Recordings by key, at most `limit`: the least recently used goes first.
+
+    After a failed capture nothing is recorded until `forget`: `refused` holds the reason, and the log had it once.
+    """
+
+    def __init__(self, recorder: Recorder, device: torch.device, limit: int) -> None:
+        self.recorder, self.device, self.limit = recorder, device, limit
+        self.slots: OrderedDict[Any, _Slot] = OrderedDict()
+        self.refused: str | None = None
+
+    def run(self, key: Any, batch: PackedBatch | None, function: Callable[[PackedBatch | None], Any]) -> Any:
+        """function(batch): recorded when `key` is new, else replayed on a copy of `batch`, whose shapes `key` fixes.
+
+        The results are the recording's own memory, valid until the next call of any key.
+        """
+        slot = self.slots.get(key)
+        if slot is not None:
+            self.slots.move_to_end(key)
+            if batch is not None:
+                _copy(batch, slot.batch)
+            return slot.recording.replay()
+        own = None if batch is None else batch._map(lambda x: x.to(self.device, non_blocking=True, copy=True))
+        if self.refused is not None:
+            return function(own)
+        results = self.recorder.warm_up(lambda: function(own))
+        try:
+            self.slots[key] = _Slot(own, self.recorder.capture(lambda: function(own)))
+        except CaptureError as error:
+            self.refused = f"the capture failed: {error}"
+            logger.warning("no CUDA graphs, kernels are started one by one: %s", self.refused)
+        while len(self.slots) > self.limit:
+            self.slots.popitem(last=False)
+        return results
+
+    def forget(self) -> None:
+        """Drop all recordings."""
+        self.slots.clear()
+        self.recorder.forget()
+        self.refused = None
+
+
+def _copy(batch: PackedBatch, into: PackedBatch | None) -> None:
+    for field in fields(batch):
+        value = getattr(batch, field.name)
+        if isinstance(value, Tensor):
+            getattr(into, field.name).copy_(value, non_blocking=True)
+
+
+class Weights:
+    """Where the tensors of a module lie: a recording reads these addresses."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.children = [(part._modules, list(part._modules.values())) for part in module.modules() if part._modules]
+        owned = [table for part in module.modules() for table in (part._parameters, part._buffers) if table]
+        self.tensors = [(table, _pointers(table)) for table in owned]
+
+    def moved(self) -> bool:
+        """Whether a tensor lies elsewhere now, or the module has other parts. Loading a state dict moves nothing."""
+        return any(_pointers(table) != pointers for table, pointers in self.tensors) or any(
+            list(table.values()) != parts for table, parts in self.children
+        )
+
+
+def _pointers(table: Mapping[str, Tensor | None]) -> list[int | None]:
+    return [None if tensor is None else tensor.data_ptr() for tensor in table.values()]
+
+
+def settings(device: torch.device) -> tuple[Any, ...]:
+    """What decides, besides shapes, which kernels a model starts."""
+    autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None) or torch.get_float32_matmul_precision()
+    return autocast, backend._forced, precision, torch.are_deterministic_algorithms_enabled()
+
+
+def present_fields(batch: PackedBatch) -> tuple[str, ...]:
+    """The fields that a batch has."""
+    return tuple(field.name for field in fields(batch) if getattr(batch, field.name) is not None)
+
+
+@dataclass(frozen=True)
+class Use:
+    """What `report` says of one bucket: `how` it ran, "graph" or "eager" and why, the calls, the replays of those."""
+
+    bucket: Bucket
+    how: str
+    reason: str
+    calls: int = 0
+    replays: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.bucket}: {self.how} ({self.reason}), {self.calls} calls, {self.replays} of them replays"
+
+
+class Uses:
+    """Counts calls by bucket."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[Bucket, str, str], Use] = {}
+
+    def add(self, bucket: Bucket, how: str, reason: str, *, replayed: bool = False) -> None:
+        """Count one call."""
+        row = self.rows.get((bucket, how, reason)) or Use(bucket, how, reason)
+        self.rows[bucket, how, reason] = replace(row, calls=row.calls + 1, replays=row.replays + replayed)
+
+    def report(self) -> list[Use]:
+        """The counts so far."""
+        return list(self.rows.values())
+
+
+RECORDED = "recorded for this size of batch"
+NO_GRAPHS = "there are no CUDA graphs on a device of type {}"
+
+
+class GraphedModel:
+    """A model whose calls without gradients are replayed from CUDA graphs.
+
+    `graphed(batch)` of a `PackedBatch` gives what `model(batch)` gives: the same output class with the rows of the real
+    tokens and sequences, as clones; with `copy=False` as views of memory that the next call overwrites. Padded input is
+    taken as `model` takes it, but unpadding waits for the device. The model may be any module that makes an output
+    dataclass of tensors, a row a token or a sequence, from a batch alone.
+
+    The first batch of a bucket is recorded, at most `limit` buckets at a time. Loading a state dict in place and
+    optimiser steps are seen by the next replay; a model whose parameters moved is recorded anew. Where no graph serves
+    a call (on a CPU, in training mode, with gradients, when a capture failed) the model runs as usual, and `report()`
+    says why. For one thread and one stream at a time.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        buckets: Buckets | None = None,
+        *,
+        limit: int = 32,
+        copy: bool = True,
+        recorder: Recorder | None = None,
+    ) -> None:
+        if limit < 1:
+            raise UserError(f"limit={limit} must be at least 1: the number of graphs that are kept")
+        self.model, self.buckets, self.copy, self.limit = model, buckets or Buckets(), copy, limit
+        self._recorder = recorder
+        self._graphs: Graphs | None = None
+        self._weights = Weights(model)
+        self._uses = Uses()
+
+    def __call__(
+        self,
+        batch: PackedBatch | Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        input_ids: Tensor | None = None,
+    ) -> Any:
+        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
+        device = next(self.model.parameters()).device
+        bucket = self.buckets.of(packed.batch)
+        if self._graphs is not None and self._weights.moved():
+            self.forget()
+        reason = self._why_not(device)
+        if reason is not None:
+            self._uses.add(bucket, "eager", reason)
+            if isinstance(batch, PackedBatch):
+                return self.model(batch.to(device))
+            return self.model(batch, attention_mask, token_type_ids, position_ids, input_ids=input_ids)
+        assert self._graphs is not None
+        key = (bucket, present_fields(packed.batch), settings(device))
+        replayed = key in self._graphs.slots
+        with torch.inference_mode(False), torch.no_grad():
+            output = self._graphs.run(key, bucket.fill(packed.batch), self._forward)
+            result = _real(output, bucket, packed, copy=self.copy)
+        if self._graphs.refused is None:
+            self._uses.add(bucket, "graph", RECORDED, replayed=replayed)
+        else:
+            self._uses.add(bucket, "eager", self._graphs.refused)
+        return result
+
+    def _forward(self, batch: PackedBatch | None) -> Any:
+        # Autocast would keep its copies of the weights beyond the capture, and those of before it would be recorded.
+        device = next(self.model.parameters()).device.type
+        enabled = torch.is_autocast_enabled(device)
+        with torch.autocast(device, torch.get_autocast_dtype(device), enabled=enabled, cache_enabled=False):
+            return self.model(batch)
+
+    def _why_not(self, device: torch.device) -> str | None:
+        """Why a call now is not served by a graph; None where it is."""
+        if self._recorder is None and device.type != "cuda":
+            return NO_GRAPHS.format(device.type)
+        if self.model.training:
+            return "the model is in training mode: call model.eval() first"
+        if torch.is_grad_enabled():
+            return "gradients are enabled: call it under torch.no_grad()"
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return "another capture is under way"
+        if self._graphs is None:
+            recorder = self._recorder or CudaRecorder(device)
+            self._graphs, self._weights = Graphs(recorder, device, self.limit), Weights(self.model)
+        return self._graphs.refused
+
+    def forget(self) -> None:
+        """Drop all graphs and their memory; the next batch of a bucket is recorded anew."""
+        if self._graphs is not None:
+            self._graphs.forget()
+            self._graphs = None
+
+    def report(self) -> list[Use]:
+        """How each bucket ran so far, and why."""
+        return self._uses.report()
+
+
+def _real(output: Any, bucket: Bucket, packed: Packed, *, copy: bool) -> Any:
+    """An output without the rows that filled the bucket up, in the form in which the input came."""
+    if not is_dataclass(output) or isinstance(output, type):
+        raise UserError(f"the model returns {type(output).__name__}, not an output dataclass: call the model itself")
+
+    def real(name: str, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(real(name, part) for part in value)
+        if not isinstance(value, Tensor):
+            return value
+        kept = value
+        if value.dim():
+            if value.shape[0] not in (bucket.tokens, bucket.sequences):
+                raise UserError(
+                    f"{name} of {type(output).__name__} has {value.shape[0]} rows, neither one a token"
+                    f" ({bucket.tokens}) nor one a sequence ({bucket.sequences}): call the model itself"
+                )
+            per_token = value.shape[0] == bucket.tokens
+            kept = value[: packed.batch.num_tokens] if per_token else value[: len(packed.batch)]
+            if per_token and packed.slots is not None:
+                return packed.restore(kept)
+        return kept.clone() if copy else kept
+
+    return replace(output, **{field.name: real(field.name, getattr(output, field.name)) for field in fields(output)})
+
+
+def graphed(model: nn.Module, buckets: Buckets | None = None, *, limit: int = 32, copy: bool = True) -> GraphedModel:
+    """A model whose calls without gradients are replayed from CUDA graphs: see `GraphedModel`."""
+    return GraphedModel(model, buckets, limit=limit, copy=copy)

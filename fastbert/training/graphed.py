@@ -1,0 +1,209 @@
+"""The optimiser step as CUDA graphs: one for forward and backward of each size of micro-batch, one for the update.
+
+What changes from step to step lies in tensors with fixed addresses: the batch with its dropout keys, the weights of the
+two losses, the learning rate, the gradients and the sums that are reported. The host starts graphs and never waits for
+what is in them; what a step found is read when the next one has been started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fastbert.errors import UserError
+from fastbert.graphs import (
+    RECORDED,
+    Bucket,
+    Buckets,
+    CudaRecorder,
+    Graphs,
+    Recorder,
+    Use,
+    Uses,
+    Weights,
+    present_fields,
+    settings,
+)
+from fastbert.models.heads import BertForPreTraining
+from fastbert.models.outputs import PreTrainingOutput
+from fastbert.packing import PackedBatch
+from fastbert.training.metrics import Totals
+from fastbert.training.optimizer import clip_gradients, make_capturable, set_learning_rate
+
+
+def loss_of_step(output: PreTrainingOutput, per_prediction: Tensor | float, per_sequence: Tensor | float) -> Tensor:
+    """A micro-batch's part of its step's loss: each sum of losses times 1 / the number of them in the whole step."""
+    assert output.mlm_loss_sum is not None
+    loss = output.mlm_loss_sum * per_prediction
+    return loss if output.nsp_loss_sum is None else loss + output.nsp_loss_sum * per_sequence
+
+
+def loss_weights(batches: Sequence[PackedBatch]) -> tuple[float, float]:
+    """1 / the masked predictions and 1 / the sequences of a step's micro-batches: what `loss_of_step` wants."""
+    masked = sum(0 if batch.labels is None else len(batch.labels) for batch in batches)
+    return 1 / max(masked, 1), 1 / max(sum(len(batch) for batch in batches), 1)
+
+
+def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why a training step there is not captured; None where it is."""
+    if device.type != "cuda":
+        return f"there are no CUDA graphs on a device of type {device.type}"
+    if dtype == torch.float16:
+        return "fp16 scales its loss by what the last step found, so the host must wait for each step; bf16 does not"
+    return None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A micro-batch, and the same filled up to its bucket."""
+
+    real: PackedBatch
+    filled: PackedBatch
+    bucket: Bucket
+
+    @property
+    def num_tokens(self) -> int:
+        """The real tokens."""
+        return self.real.num_tokens
+
+
+class Findings:
+    """What a step found, on its way to the host: sums of losses and counts, and the norm of the gradient."""
+
+    def __init__(self, numbers: Tensor, has_pairs: bool) -> None:
+        self.has_pairs = has_pairs
+        self._arrived: torch.cuda.Event | None = None
+        if numbers.is_cuda:
+            self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._host.copy_(numbers, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+        else:
+            self._host = numbers.clone()
+
+    def wait(self) -> None:
+        """Until the step has been computed."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+
+    def read(self) -> tuple[PreTrainingOutput, float]:
+        """Sums and counts as `Totals` takes them (fp64 scalars on the host), and the gradient's norm."""
+        self.wait()
+        *sums, norm = self._host.unbind()
+        output = PreTrainingOutput()
+        for name, value in zip(Totals.NAMES if self.has_pairs else Totals.NAMES[:3], sums):
+            setattr(output, name, value)
+        return output, float(norm)
+
+
+class GraphedStep:
+    """One optimiser step of pre-training: gradients of all micro-batches, clipped, and AdamW's update.
+
+    Equal to the step without graphs but for the rounding of products with more rows (`Buckets` fill batches up). The
+    first batch of a bucket is computed and then recorded. A gradient that is not finite changes no weight; `Findings`
+    tell of it. The optimiser becomes a capturable one, with its learning rate in a tensor. Parameters that no batch has
+    used so far have no gradient, and AdamW leaves them alone; once used, a step that does not use them counts as a
+    gradient of zero. `dtype` is autocast's, fp32 or bf16.
+    """
+
+    def __init__(
+        self,
+        model: BertForPreTraining,
+        optimizer: torch.optim.AdamW,
+        *,
+        max_grad_norm: float,
+        dtype: torch.dtype = torch.float32,
+        buckets: Buckets | None = None,
+        limit: int = 64,
+        recorder: Recorder | None = None,
+    ) -> None:
+        device = next(model.parameters()).device
+        reason = why_not(device, dtype)
+        if recorder is None and reason is not None:
+            raise UserError(f"a graphed step cannot be recorded: {reason}; take the ordinary step")
+        self.model, self.optimizer, self.max_grad_norm, self.dtype = model, optimizer, max_grad_norm, dtype
+        self.buckets, self.device = buckets or Buckets(), device
+        recorder = recorder or CudaRecorder(device)
+        self._passes, self._updates = Graphs(recorder, device, limit), Graphs(recorder, device, 1)
+        self._skip = make_capturable(optimizer, device)
+        self._loss_weights = torch.zeros(2, dtype=torch.float32, device=device)
+        self._sums = torch.zeros(len(Totals.NAMES), dtype=torch.float64, device=device)
+        self._numbers = torch.zeros(len(Totals.NAMES) + 1, dtype=torch.float64, device=device)
+        self._uses = Uses()
+        self._gradients: list[Tensor | None] = []
+        self._look_at_model()
+
+    def prepare(self, batch: PackedBatch) -> Prepared:
+        """Fill a micro-batch up to its bucket; in page-locked memory if it goes from the host to a GPU."""
+        if batch.dropout_key is None:
+            raise UserError("the batch has no dropout_key, from which a recorded step draws its masks: give it one")
+        bucket = self.buckets.of(batch)
+        filled = bucket.fill(batch)
+        if self.device.type == "cuda" and batch.device.type == "cpu":
+            filled = filled.pin_memory()
+        return Prepared(batch, filled, bucket)
+
+    def __call__(self, batches: Sequence[Prepared], lr: float) -> Findings:
+        """Take one step with the learning rate `lr`. Nothing here waits for the device, but recording does."""
+        if self._weights.moved() or any(p.grad is not own for p, own in zip(self._parameters, self._gradients)):
+            self.forget()
+        if not self.model.training:
+            self.model.train()
+        for place, weight in enumerate(loss_weights([batch.real for batch in batches])):
+            self._loss_weights[place].fill_(weight)
+        set_learning_rate(self.optimizer, lr)
+        for batch in batches:
+            key = (batch.bucket, present_fields(batch.filled), settings(self.device))
+            replayed = key in self._passes.slots
+            self._passes.run(key, batch.filled, self._pass)
+            if self._passes.refused is None:
+                self._uses.add(batch.bucket, "graph", RECORDED, replayed=replayed)
+            else:
+                self._uses.add(batch.bucket, "eager", self._passes.refused)
+        if self._passes.refused is not None:
+            self._updates.refused = self._passes.refused
+        self._gradients = [p.grad for p in self._parameters]
+        updated = tuple(gradient is not None for gradient in self._gradients)
+        self._updates.run((updated, settings(self.device)), None, self._update)
+        return Findings(self._numbers, any(batch.real.next_sentence_label is not None for batch in batches))
+
+    def _pass(self, batch: PackedBatch | None) -> None:
+        """Forward and backward of one micro-batch; gradients and sums are added to what is there."""
+        # Autocast would keep its copies of the weights, and use them in the next step, were it on outside as well.
+        with torch.autocast(
+            self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32, cache_enabled=False
+        ):
+            output = self.model(batch)
+        loss_of_step(output, self._loss_weights[0], self._loss_weights[1]).backward()
+        for place, name in enumerate(Totals.NAMES):
+            value = getattr(output, name)
+            if value is not None:
+                self._sums[place].add_(value.detach())
+
+    def _update(self, _: PackedBatch | None) -> None:
+        """Clip, update, and leave gradients and sums at zero for the next step, at the same addresses."""
+        norm = clip_gradients(self._parameters, self.max_grad_norm)
+        self._skip.copy_(norm.isfinite().logical_not())
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=False)
+        self._numbers[:-1].copy_(self._sums)
+        self._numbers[-1].copy_(norm)
+        self._sums.zero_()
+
+    def forget(self) -> None:
+        """Drop all graphs; needed when the optimiser was given other state, and done here when weights have moved."""
+        self._passes.forget()
+        self._updates.forget()
+        self._look_at_model()
+
+    def _look_at_model(self) -> None:
+        """Keep what the graphs rely on: where the weights lie, and the gradients, whose memory they write to."""
+        self._weights, self._parameters = Weights(self.model), list(self.model.parameters())
+        self._gradients = [p.grad for p in self._parameters]
+
+    def report(self) -> list[Use]:
+        """How the micro-batches of each bucket ran so far, and why."""
+        return self._uses.report()
