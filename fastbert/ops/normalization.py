@@ -154,11 +154,12 @@ def choose(operation: str, x: Tensor, *others: Tensor | None) -> backend.Backend
 
 
 def layer_norm_eager(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    trained = torch.is_grad_enabled() and (weight.requires_grad or bias.requires_grad)
+    # torch's CPU kernel takes bf16 rows with fp32 weights, but adds the weights' gradients up in bf16.
+    mixed = x.device.type == "cpu" and x.dtype == torch.bfloat16 and not trained
     with backend.without_autocast(x.device):
-        if x.dtype == weight.dtype or (x.device.type == "cpu" and x.dtype == torch.bfloat16):
-            return F.layer_norm(
-                x, x.shape[-1:], weight, bias, eps
-            )  # torch's CPU kernel takes bf16 rows and fp32 weights
+        if x.dtype == weight.dtype or mixed:
+            return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
         return F.layer_norm(x.to(weight.dtype), x.shape[-1:], weight, bias, eps).to(x.dtype)
 
 

@@ -143,3 +143,15 @@ def test_report_names_every_operation_with_a_reason() -> None:
     choices = backend.report(torch.device("cpu"))
     assert [choice.operation for choice in choices] == list(backend.OPERATIONS)
     assert all(choice.backend in backend.BACKENDS and choice.reason for choice in choices)
+
+
+def test_layer_norm_adds_weight_gradients_up_in_fp32(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, grad = (torch.randn(2000, 16, generator=generator).bfloat16() for _ in range(2))
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        weight, bias = torch.ones(16, dtype=dtype).requires_grad_(), torch.zeros(16, dtype=dtype).requires_grad_()
+        y = ops.layer_norm(x if dtype == torch.float32 else x.double(), weight, bias)
+        found.append(torch.autograd.grad(y, (weight, bias), grad.to(y.dtype)))
+    for ours, exact in zip(*found):
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-3)
