@@ -199,7 +199,7 @@ def _triton_kernels(torch: Any) -> tuple[str, ...]:
     """The operations that have a Triton kernel."""
     if torch is None:
         return ()
-    importlib.import_module("fastbert.ops")
+    importlib.import_module("fastbert.ops.encoder_layer")  # and with it all others
     return importlib.import_module("fastbert.ops.backend").served_by("triton")
 
 

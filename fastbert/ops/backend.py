@@ -153,7 +153,7 @@ def use_backend(name: BackendName | None) -> contextlib.AbstractContextManager[N
 
 def report(device: torch.device | None = None) -> list[Choice]:
     """One `Choice` per operation: what serves it on `device` (default: the fastest present) and why."""
-    importlib.import_module("fastbert.ops")
+    importlib.import_module("fastbert.ops.encoder_layer")  # and with it all others
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     choices = []
     for operation in OPERATIONS:
@@ -167,6 +167,8 @@ def report(device: torch.device | None = None) -> list[Choice]:
             choices.append(Choice(operation, backend, f"the fastest on {device.type}"))
         elif order[0] == "triton" and not HAS_TRITON:
             choices.append(Choice(operation, backend, "triton is not installed"))
+        elif operation == "encoder_layer":
+            choices.append(Choice(operation, backend, "put together from the operations above"))
         else:
             choices.append(Choice(operation, backend, f"this version has no {order[0]} kernel for it"))
     return choices

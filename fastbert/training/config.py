@@ -69,6 +69,8 @@ class PretrainConfig:
     """Dtype of the matrix products; auto takes the fastest of the device and prints it. fp16 needs a GPU."""
     checkpoint_activations: bool = False
     """Keep only each layer's input and compute the rest again in the backward pass: less memory, a third more time."""
+    checkpoint_mode: Literal["layer", "selective"] = "layer"
+    """What --checkpoint-activations computes again: a whole layer, or only what is cheap beside its matrix products."""
     cuda_graphs: bool = False
     """Capture the training step in CUDA graphs, one for each size of batch; saves the host's time on a GPU."""
     deterministic: bool = False

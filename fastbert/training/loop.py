@@ -111,7 +111,7 @@ class Trainer:
         self.log: MetricsLog | None = None
         self._stop_signal: int | None = None
         if config.checkpoint_activations:
-            model.checkpoint_activations()
+            model.checkpoint_activations(config.checkpoint_mode)
         self.graphs: GraphedStep | None = None
         if config.cuda_graphs:
             reason = why_not(device, dtype)

@@ -198,8 +198,11 @@ def test_micro_batches_change_nothing_but_rounding(config: PretrainConfig) -> No
 
 
 def test_checkpointed_activations_and_bf16_train(config: PretrainConfig) -> None:
-    result = pretrain(replace(config, checkpoint_activations=True, dtype="bf16", deterministic=True))
+    checkpointed = replace(config, checkpoint_activations=True, dtype="bf16", deterministic=True)
+    result = pretrain(checkpointed)
     assert result.validation.mlm_loss < 3.6
+    other = replace(checkpointed, checkpoint_mode="selective", out=config.out.with_name("other"))
+    assert pretrain(other).validation.mlm_loss == result.validation.mlm_loss
 
 
 @pytest.mark.parametrize("objective", ["mlm", "mlm+sop"])
