@@ -61,10 +61,13 @@ def bias_gelu_forward(
 
 @triton.jit(do_not_specialize=["rows", "units"])
 def bias_gelu_backward(
-    grad_ptr, x_ptr, bias_ptr, dx_ptr, partial_ptr, rows, width, units,
+    grad_ptr, x_ptr, bias_ptr, dx_ptr, y_ptr, partial_ptr, rows, width, units,
     TANH: tl.constexpr, FLAT: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Grid: programs that share the rows, blocks of COLUMNS columns. partial (programs, width) fp32: sums of dx."""
+    """Grid: programs that share the rows, blocks of COLUMNS columns. partial (programs, width) fp32: sums of dx.
+
+    y, what forward wrote, is written again where its pointer is not None.
+    """
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     if bias_ptr is not None:
@@ -77,8 +80,10 @@ def bias_gelu_backward(
         grad = tl.load(grad_ptr + start + offset, mask=inside, other=0.0).to(tl.float32)
         if bias_ptr is not None:
             x += bias
-        _, slope = gelu_and_derivative(x, TANH)
+        value, slope = gelu_and_derivative(x, TANH)
         dx = grad * slope
+        if y_ptr is not None:
+            tl.store(y_ptr + start + offset, narrow(value, y_ptr.dtype.element_ty), mask=inside)
         tl.store(dx_ptr + start + offset, narrow(dx, dx_ptr.dtype.element_ty), mask=inside)
         if partial_ptr is not None:
             total += dx
@@ -132,7 +137,20 @@ def backward(
     """The gradient of x, contiguous, and its sums over all but the last axis, fp32, with `sums`, which by default is
     whether there is a bias.
     """
-    sums = bias is not None if sums is None else sums
+    return _backward(grad, x, bias, tanh, None, bias is not None if sums is None else sums)
+
+
+def backward_again(grad: Tensor, x: Tensor, tanh: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Without a bias: the gradient of x, what forward returned, and the gradient's sums, from one pass."""
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dx, sums = _backward(grad, x, None, tanh, y, True)
+    assert sums is not None
+    return dx, y, sums
+
+
+def _backward(
+    grad: Tensor, x: Tensor, bias: Tensor | None, tanh: bool, y: Tensor | None, sums: bool
+) -> tuple[Tensor, Tensor | None]:
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not dx.numel():
         return dx, torch.zeros(x.shape[-1:], dtype=torch.float32, device=x.device) if sums else None
@@ -143,6 +161,6 @@ def backward(
         across = triton.cdiv(x.shape[-1], config.constants["COLUMNS"])
         down = max(1, min(down, PROGRAMS * multiprocessors(x.device) // across))
         partial = torch.empty(down, x.shape[-1], dtype=torch.float32, device=x.device)
-    tensors = (grad.contiguous(), x.contiguous(), bias, dx, partial)
+    tensors = (grad.contiguous(), x.contiguous(), bias, dx, y, partial)
     _launch(bias_gelu_backward, x, tensors, flat, down, config, tanh)
     return dx, None if partial is None else column_sums(partial)

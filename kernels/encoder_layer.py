@@ -92,9 +92,7 @@ def _narrow_backward(df: Tensor, u: Tensor, weights: LayerWeights, tanh: bool) -
     weight = weights.output.to(df.dtype)
     if _own(df, weights):
         return linear.gelu_gradient_product(df, weight, u, tanh)
-    du, sums = bias_gelu.backward(df @ weight, u, None, tanh, sums=True)
-    assert sums is not None
-    return du, bias_gelu.forward(u, None, tanh), sums
+    return bias_gelu.backward_again(df @ weight, u, tanh)
 
 
 def backward(

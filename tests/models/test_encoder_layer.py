@@ -17,6 +17,7 @@ from fastbert.ops import encoder_layer
 from fastbert.packing import PackedBatch
 
 pytest.importorskip("triton", reason="needs triton")
+from fastbert.kernels import launch, tuning
 
 GPU = torch.cuda.is_available()
 # The interpreter divides with numpy, which warns of what a GPU does in silence.
@@ -117,6 +118,25 @@ def test_forms_of_a_layer(tanh: bool, causal: bool, seed: int) -> None:
     theirs = run("eager", layer, x, grad, batch, True, causal=causal)
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=2e-5, msg=name)
+
+
+def test_gelu_behind_the_librarys_product_gives_the_same(seed: int) -> None:
+    """As on GPUs for which the table does not choose the product with GELU in its epilogue."""
+    batch, layer = batch_of(LENGTHS, seed), random_layer(seed).half()
+    generator = torch.Generator().manual_seed(seed + 1)
+    x, grad = (torch.randn(batch.num_tokens, 96, generator=generator).to(DEVICE).half() for _ in range(2))
+    architecture = launch.architecture(DEVICE)
+    config = tuning.lookup("product_gelu", "half-256", architecture)
+    results = []
+    for own in (0, 1):
+        chosen = replace(config, constants={**config.constants, "OWN": own})
+        with tuning.overridden("product_gelu", "half-256", chosen), launch.observing() as launches:
+            results.append(run("triton", layer, x, grad, batch, True))
+        names = {one.kernel.__name__ for one in launches}
+        assert ("product_gelu_gradient" in names) == bool(own)
+        assert ("bias_gelu_backward" in names) == (not own)
+    for name, value in results[0].items():
+        torch.testing.assert_close(value, results[1][name], rtol=2e-2, atol=2e-2, msg=name)
 
 
 def test_recomputing_changes_nothing(fused_calls: list[bool], seed: int) -> None:

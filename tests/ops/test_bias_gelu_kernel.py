@@ -203,3 +203,13 @@ def test_refuses_what_it_does_not_serve(seed: int) -> None:
         ops.bias_gelu(x, bias[:7])
     with pytest.raises(UserError, match=r"x must be floating of shape \(\.\.\., width\), not torch.int64"):
         ops.bias_gelu(torch.zeros(2, 3, dtype=torch.int64), None)
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (130, 1000), (0, 16)], ids=str)
+def test_backward_can_give_the_result_again(shape: tuple[int, int], seed: int) -> None:
+    x, grad = random(shape, seed), random(shape, seed + 1)
+    dx, y, sums = kernels.backward_again(grad, x, False)
+    assert torch.equal(y, kernels.forward(x, None, False))
+    expected = kernels.backward(grad, x, None, False, sums=True)
+    assert torch.equal(dx, expected[0])
+    assert torch.equal(sums, expected[1])
