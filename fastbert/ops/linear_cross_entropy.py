@@ -224,11 +224,21 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
     ctx.save_for_backward(dx, dweight, dbias, x, weight, bias)
 
 
+def _ends_here() -> bool:
+    """Whether the backward pass that runs now frees its graph: without retain_graph and create_graph."""
+    keeps = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return keeps is not None and not keeps()
+
+
 def _gradients(ctx: Any, grad: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad is None:
         return (None,) * 10
     dx, dweight, dbias, x, weight, bias = ctx.saved_tensors
-    scaled = _backward(grad, dx, dweight, dbias, x, weight, bias)
+    if _ends_here() and dweight.dtype == weight.dtype and type(dweight) is Tensor:  # and not one that is traced
+        # Nobody will ask for them again, so the weight's gradient need not lie in memory twice.
+        scaled = (dx.mul_(grad), dweight.mul_(grad), dbias.mul_(grad).to(weight.dtype if bias is None else bias.dtype))
+    else:
+        scaled = _backward(grad, dx, dweight, dbias, x, weight, bias)
     needed = ctx.needs_input_grad
     dx, dweight, dbias = (tensor if need else None for tensor, need in zip(scaled, needed))
     return dx, dweight, dbias, None, None, None, None, None, None, None
