@@ -44,7 +44,7 @@ def test_pretraining_compiles_whole_with_dropout(backend: str | None, seed: int)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, backend=counter, fullgraph=True, dynamic=True)
     with use_backend(backend):
-        for lengths in LENGTHS:
+        for lengths in LENGTHS[:2]:
             batch = random_batch(lengths, 120, 13 + len(lengths), seed)
             losses, gradients = [], []
             for function in (compiled, model):

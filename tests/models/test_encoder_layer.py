@@ -193,10 +193,10 @@ def test_a_part_that_is_not_plain_runs_its_own_forward(fused_calls: list[bool], 
 @pytest.mark.parametrize("mode", ["layer", "selective"])
 @pytest.mark.parametrize("backend", [None, "triton"])
 def test_checkpointing_changes_nothing(mode: str, backend: str | None, seed: int) -> None:
-    batch = batch_of([20, 31, 7], seed)
+    batch = batch_of([20, 7], seed)
     gradients = []
     for chosen in ("none", mode):
-        model = BertForPreTraining(CONFIG).to(DEVICE).train()
+        model = BertForPreTraining(replace(CONFIG, num_hidden_layers=1)).to(DEVICE).train()
         model.init_weights(seed=1)
         model.checkpoint_activations(chosen)
         with use_backend(backend):
@@ -229,7 +229,7 @@ def kept_bytes(model: BertForPreTraining, batch: PackedBatch) -> int:
 
 
 def test_selective_checkpointing_keeps_less(seed: int) -> None:
-    batch, sizes = batch_of([64, 64], seed), {}
+    batch, sizes = batch_of([64], seed), {}
     for backend in ("eager", "triton"):
         for mode in ("none", "selective", "layer"):
             model = BertForPreTraining(CONFIG).to(DEVICE).train()
