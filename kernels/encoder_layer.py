@@ -42,7 +42,7 @@ def forward(
         settings.hidden_dropout(Site.ATTENTION_OUTPUT),
         keep,
     )
-    h, u = _widen(y1, weights, settings.tanh, keep)
+    h, u = widen(y1, weights, settings.tanh, keep)
     y2, z2, mean2, rstd2 = layer_norm.forward(
         h @ weights.output.to(dtype).t(),
         weights.output_bias,
@@ -78,7 +78,7 @@ def _own(x: Tensor, weights: LayerWeights) -> bool:
     return half and all(size % 16 == 0 for size in weights.intermediate.shape) and linear.prefers_own(x)
 
 
-def _widen(y1: Tensor, weights: LayerWeights, tanh: bool, keep: bool) -> tuple[Tensor, Tensor]:
+def widen(y1: Tensor, weights: LayerWeights, tanh: bool, keep: bool) -> tuple[Tensor, Tensor]:
     """h = GELU(u) and u, the widening product with its bias; u may be empty unless it is kept."""
     weight, bias = weights.intermediate.to(y1.dtype), weights.intermediate_bias
     if _own(y1, weights):
@@ -87,7 +87,7 @@ def _widen(y1: Tensor, weights: LayerWeights, tanh: bool, keep: bool) -> tuple[T
     return bias_gelu.forward(u, None, tanh), u
 
 
-def _narrow_backward(df: Tensor, u: Tensor, weights: LayerWeights, tanh: bool) -> tuple[Tensor, Tensor, Tensor]:
+def narrow_backward(df: Tensor, u: Tensor, weights: LayerWeights, tanh: bool) -> tuple[Tensor, Tensor, Tensor]:
     """From the gradient of the narrowing product: that of u, h once more, and the sums of the former, fp32."""
     weight = weights.output.to(df.dtype)
     if _own(df, weights):
@@ -113,7 +113,7 @@ def backward(
         grad.to(dtype), None, z2, mean2, rstd2, w.output_norm,
         settings.hidden_dropout(Site.FEED_FORWARD_OUTPUT), x_bias=True, residual=True,
     )  # fmt: skip
-    du, h, db1 = _narrow_backward(df, u, w, settings.tanh)
+    du, h, db1 = narrow_backward(df, u, w, settings.tanh)
     dw2 = product(df.t(), h, w.output.dtype) if wanted.output else _none(w.output)
     dw1 = product(du.t(), y1, w.intermediate.dtype) if wanted.intermediate else _none(w.intermediate)
     del h

@@ -17,7 +17,7 @@ from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from fastbert.errors import UserError
-from fastbert.kernels import attention, tuning
+from fastbert.kernels import attention, tune_products, tuning
 from fastbert.kernels.launch import architecture
 from fastbert.kernels.tuning import Config
 from fastbert.ops.attention_problem import AttentionProblem
@@ -67,10 +67,15 @@ CANDIDATES = {
 def trials(target: str, widths: tuple[int, ...] = WIDTHS) -> list[Trial]:
     """What is tried on a GPU: for each kernel and shape class the present configuration first, then the others."""
     found = []
-    for kernel, width in itertools.product(CANDIDATES, widths):
+    choices = [(kernel, width, CANDIDATES[kernel]) for kernel, width in itertools.product(CANDIDATES, widths)]
+    products = tune_products.candidates(tma=target in ("sm_90", "sm_100"))
+    choices += [(kernel, tune_products.WIDTHS[-1], products) for kernel in tune_products.KERNELS]
+    for kernel, width, candidates in choices:
         shape = tuning.shape_class(torch.bfloat16, False, width)
         present = tuning.lookup(kernel, shape, target)
-        others = [config for config in CANDIDATES[kernel] if config != present]
+        if kernel == tune_products.KERNELS[1]:  # whether it runs at all is the other kernel's choice
+            candidates = [config for config in candidates if config.constants["OWN"]]
+        others = [config for config in candidates if config != present]
         found += [Trial(kernel, shape, width, config) for config in (present, *others)]
     return found
 
@@ -117,11 +122,18 @@ def _milliseconds(function: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
+def _once(function: Callable[[], object]) -> float:
+    function()
+    return 0.0
+
+
 def measure(trial: Trial, device: torch.device) -> Measured:
     """Time forward, or backward, with the trial's configuration in place of the present one."""
     total = 0.0
     with tuning.overridden(trial.kernel, trial.shape, trial.config):
         try:
+            if trial.kernel in tune_products.KERNELS:
+                return Measured(trial, tune_products.run(device, TOKENS, _milliseconds))
             for problem in _problems(trial.width, device):
                 if trial.kernel.startswith("forward"):
                     total += _milliseconds(lambda problem=problem: attention.forward(problem))
@@ -145,6 +157,9 @@ def compile_trial(trial: Trial, device_name: str) -> None:
         tuning.overridden(trial.kernel, trial.shape, trial.config),
         contextlib.suppress(OutOfResources, PTXASError, CompilationError),
     ):
+        if trial.kernel in tune_products.KERNELS:
+            tune_products.run(device, 512, _once)
+            return
         for problem in _problems(trial.width, device, tokens=512):
             out, lse = attention.forward(problem)
             if trial.kernel.startswith("backward"):

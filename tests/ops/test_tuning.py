@@ -1,5 +1,6 @@
 """The table of configurations: shipped, saved, damaged, for other kernels, measured."""
 
+import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from fastbert.errors import UserError
 
 pytest.importorskip("triton", reason="needs triton")
-from fastbert.kernels import tune, tuning
+from fastbert.kernels import launch, tune, tune_products, tuning
 from fastbert.kernels.tuning import Config, lookup
 
 OTHER = Config(constants={"QUERIES": 64, "KEYS": 128}, num_warps=8, num_stages=2)
@@ -180,3 +181,18 @@ def test_each_trial_differs_from_what_is_used_today() -> None:
 def test_no_configuration_for_amd_limits_registers_as_only_nvidias_compiler_can() -> None:
     for kernel, entries in tuning.SHIPPED["gfx942"].items():
         assert all("maxnreg" not in config.options for config in entries.values()), kernel
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_what_is_timed_of_products_follows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_products, "WIDTHS", (64,))
+    names = []
+    for config in (tune_products.candidates(tma=False)[0], tune_products.candidates(tma=False)[-1]):
+        small = {**config.constants, "ROWS": 32, "COLUMNS": 128}
+        chosen = dataclasses.replace(config, constants=small)
+        with tuning.overridden("product_gelu", "half-256", chosen), launch.observing() as launches:
+            assert tune_products.run(torch.device("cpu"), 3, tune._once) == 0.0
+        names.append({one.kernel.__name__ for one in launches})
+    assert names[0] >= {"product_gelu", "product_gelu_gradient"}
+    assert names[1] >= {"bias_gelu_forward", "bias_gelu_backward"}
+    assert not names[1] & {"product_gelu", "product_gelu_gradient"}
