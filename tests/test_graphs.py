@@ -1,6 +1,7 @@
 """Graphs of a model's calls: buckets, replays equal to the model, when they are made anew, and what is said of them."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -123,6 +124,26 @@ def test_a_batch_that_fills_its_bucket_gives_the_same_bits(model: BertModel, rec
             batch = batch_of(8, 24, draw=draw)
             assert torch.equal(fast(batch).last_hidden_state, model(batch).last_hidden_state)
     assert recorder.replays == 2
+
+
+@pytest.mark.parametrize("lengths", [(), (0,), (0, 0), (0, 3, 0)], ids=str)
+def test_batches_with_few_or_no_tokens(seed: int, recorder: Rerun, lengths: tuple[int, ...]) -> None:
+    model, batch = _made(BertForPreTraining, seed), batch_of(*lengths)
+    fast = GraphedModel(model, SMALL, recorder=recorder)
+    with torch.no_grad():
+        for _ in range(2):
+            expected, found = model(batch), fast(batch)
+            assert found.seq_relationship_logits.shape == expected.seq_relationship_logits.shape == (len(lengths), 2)
+            torch.testing.assert_close(found.prediction_logits, expected.prediction_logits, rtol=0, atol=2e-6)
+    assert recorder.replays == 1
+
+
+def test_lengths_may_be_bounds_beyond_the_position_table(seed: int, recorder: Rerun) -> None:
+    model, batch = _made(BertModel, seed), batch_of(40, 30)
+    fast = GraphedModel(model, Buckets(tokens=512), recorder=recorder)
+    with torch.no_grad():
+        found = fast(replace(batch, max_seqlen=1000)).last_hidden_state
+        torch.testing.assert_close(found, model(batch).last_hidden_state, rtol=0, atol=2e-6)
 
 
 def test_padded_input_comes_back_padded(model: BertModel, recorder: Rerun) -> None:
