@@ -7,6 +7,7 @@ buffers that stay, and the results are read from where the recording left them.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -137,11 +138,28 @@ class CudaRecorder:
             with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.current_stream(self.device)), recorded:
                 results = run()
         except RuntimeError as error:
+            self._abandon(graph)
+            if isinstance(error.__context__, KeyboardInterrupt):
+                raise error.__context__ from None
             raise CaptureError(_first_cause(error)) from error
         return _CudaRecording(graph, results)
 
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Tell the allocator that a broken capture is over, which torch leaves out: it would never free cached memory
+        again, neither to other captures nor when memory runs short."""
+        graph.reset()
+        _abandoned.append(graph)
+        index = torch.cuda.current_device() if self.device.index is None else self.device.index
+        with contextlib.suppress(RuntimeError):  # the first raises if the capture came to its end
+            torch._C._cuda_endAllocateToPool(index, self.pool)
+            torch._C._cuda_releasePool(index, self.pool)
+
     def forget(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()  # a pool without graphs cannot be used again
+
+
+# Broken captures: torch's allocator of page-locked memory keeps pointers to them.
+_abandoned: list[torch.cuda.CUDAGraph] = []
 
 
 @dataclass(frozen=True)

@@ -126,10 +126,10 @@ class PackedBatch:
         """The batch filled up to fixed shapes: `tokens`, `sequences` and, where it has any, `masked` positions.
 
         Dummy sequences of at most `max_seqlen` tokens (default: the batch's own; it becomes the result's) follow the
-        real ones and hold the additional tokens, whose ids, types and keys are 0; sequences that are left are empty:
-        the last offset is repeated. Tokens and sequences of the batch keep their places. Added labels are IGNORE_INDEX
-        (at position 0), so they count for nothing. All follows from shapes: nothing asks the device. Raises UserError
-        where the batch does not fit.
+        real ones and hold the additional tokens, whose ids, positions, types and keys are 0; sequences that are left
+        are empty: the last offset is repeated. Tokens and sequences of the batch keep their places. Added labels are
+        IGNORE_INDEX (at position 0), so they count for nothing. All follows from shapes: nothing asks the device.
+        Raises UserError where the batch does not fit.
         """
         extra, longest = tokens - self.num_tokens, self.max_seqlen if max_seqlen is None else max_seqlen
         if extra < 0:
@@ -155,8 +155,8 @@ class PackedBatch:
         return PackedBatch(
             input_ids=torch.cat((self.input_ids, torch.zeros_like(ramp))),
             token_type_ids=torch.cat((self.token_type_ids, torch.zeros_like(ramp))),
-            # Within the batch's own length, since a bound may be more than the model has positions for.
-            position_ids=torch.cat((self.position_ids, ramp % max(longest, 1) % max(self.max_seqlen, 1))),
+            # The one position that every model has: lengths may be bounds beyond its table.
+            position_ids=torch.cat((self.position_ids, torch.zeros_like(ramp))),
             sequence_ids=torch.cat((self.sequence_ids, len(self) + ramp // max(longest, 1))),
             cu_seqlens=torch.cat((self.cu_seqlens, ends.to(self.cu_seqlens.dtype))),
             max_seqlen=longest,

@@ -1,6 +1,8 @@
 """Graphs of a model's calls: buckets, replays equal to the model, when they are made anew, and what is said of them."""
 
+import contextlib
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from torch import nn
 
 from fastbert import BertConfig, BertForSequenceClassification, BertForTokenClassification, BertModel, PackedBatch
 from fastbert.errors import UserError
-from fastbert.graphs import Bucket, Buckets, GraphedModel, graphed
+from fastbert.graphs import Bucket, Buckets, CaptureError, CudaRecorder, GraphedModel, graphed
 from fastbert.models import BertForMultipleChoice, BertForPreTraining, BertForQuestionAnswering
 from fastbert.models.pretrained import PreTrainedModel
 
@@ -123,6 +125,26 @@ def test_a_batch_that_fills_its_bucket_gives_the_same_bits(model: BertModel, rec
             batch = batch_of(8, 24, draw=draw)
             assert torch.equal(fast(batch).last_hidden_state, model(batch).last_hidden_state)
     assert recorder.replays == 2
+
+
+@pytest.mark.parametrize("lengths", [(), (0,), (0, 0), (0, 3, 0)], ids=str)
+def test_batches_with_few_or_no_tokens(seed: int, recorder: Rerun, lengths: tuple[int, ...]) -> None:
+    model, batch = _made(BertForPreTraining, seed), batch_of(*lengths)
+    fast = GraphedModel(model, SMALL, recorder=recorder)
+    with torch.no_grad():
+        for _ in range(2):
+            expected, found = model(batch), fast(batch)
+            assert found.seq_relationship_logits.shape == expected.seq_relationship_logits.shape == (len(lengths), 2)
+            torch.testing.assert_close(found.prediction_logits, expected.prediction_logits, rtol=0, atol=2e-6)
+    assert recorder.replays == 1
+
+
+def test_lengths_may_be_bounds_beyond_the_position_table(seed: int, recorder: Rerun) -> None:
+    model, batch = _made(BertModel, seed), batch_of(40, 30)
+    fast = GraphedModel(model, Buckets(tokens=512), recorder=recorder)
+    with torch.no_grad():
+        found = fast(replace(batch, max_seqlen=1000)).last_hidden_state
+        torch.testing.assert_close(found, model(batch).last_hidden_state, rtol=0, atol=2e-6)
 
 
 def test_padded_input_comes_back_padded(model: BertModel, recorder: Rerun) -> None:
@@ -264,6 +286,46 @@ def test_a_failed_capture_is_said_once_and_the_model_runs(model: BertModel, capl
     assert {use.how for use in fast.report()} == {"eager"}
 
 
+@pytest.mark.parametrize("ended", [False, True], ids=["broken", "ended"])
+@pytest.mark.parametrize("cause", [RuntimeError("it waits"), KeyboardInterrupt()], ids=["error", "interrupt"])
+def test_a_broken_capture_is_over_for_the_allocator(
+    monkeypatch: pytest.MonkeyPatch, cause: BaseException, ended: bool
+) -> None:
+    """As torch leaves it: ending a broken capture raises, and the allocator goes on recording into the pool."""
+    calls = []
+
+    class Graph:
+        def reset(self) -> None:
+            calls.append("reset")
+
+    class Broken(contextlib.nullcontext):
+        def __exit__(self, *error: object) -> None:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def end(*arguments: object) -> None:
+        if ended:
+            raise RuntimeError("not currently recording to mempool_id")
+        calls.append(("end", *arguments))
+
+    def raises() -> None:
+        raise cause
+
+    for name in ("device", "stream"):
+        monkeypatch.setattr(torch.cuda, name, contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *arguments, **named: Broken())
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *given: calls.append(("release", *given)), raising=False)
+    recorder = CudaRecorder.__new__(CudaRecorder)
+    recorder.device, recorder.stream, recorder.pool = torch.device("cuda", 1), None, (0, 7)
+    with pytest.raises(KeyboardInterrupt if isinstance(cause, KeyboardInterrupt) else CaptureError) as error:
+        recorder.capture(raises)
+    assert str(error.value) == str(cause)
+    told = [] if ended else [("end", 1, (0, 7)), ("release", 1, (0, 7))]
+    assert calls == ["reset", *told]
+
+
 def test_errors_of_the_model_itself_are_not_swallowed(model: BertModel, recorder: Rerun) -> None:
     fast, batch = GraphedModel(model, SMALL, recorder=recorder), batch_of(4, 9)
     batch.input_ids[3] = CONFIG.vocab_size
@@ -364,3 +426,10 @@ def test_a_capture_that_waits_fails_and_the_model_runs(caplog: pytest.LogCapture
     assert torch.cuda.current_stream() == stream
     assert len(caplog.records) == 1
     assert [use.how for use in fast.report()] == ["eager"]
+    # Nothing of it is left to others: cached memory is freed, random numbers are drawn, models are recorded.
+    torch.cuda.empty_cache()
+    assert torch.rand(3, device="cuda").isfinite().all()
+    other = graphed(BertModel(CONFIG).eval().to("cuda"))
+    with torch.no_grad():
+        other(batch_of(4, 9, device="cuda"))
+    assert [use.how for use in other.report()] == ["graph"]

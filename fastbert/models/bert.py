@@ -230,7 +230,7 @@ class Layer(nn.Module):
         """The layer put together from single operations; parts that are not plain run their own forward."""
         projections = self.attention.self
         q, k, v = (
-            project(part, x).view(len(x), self.heads, -1)
+            project(part, x).unflatten(-1, (self.heads, -1))
             for part in (projections.query, projections.key, projections.value)
         )
         context = ops.attention(
@@ -315,7 +315,8 @@ class Pooler(nn.Module):
     def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
         # An empty sequence has no first token: the clamp keeps its index legal, its row means nothing.
         first = batch.cu_seqlens[:-1].long().clamp(max=max(len(x) - 1, 0))
-        return torch.tanh(ops.linear(x[first], self.dense.weight, self.dense.bias))
+        firsts = x[first] if len(x) else x.new_zeros(len(batch), x.shape[1])
+        return torch.tanh(ops.linear(firsts, self.dense.weight, self.dense.bias))
 
 
 class Packed:
@@ -381,7 +382,7 @@ class BertModel(PreTrainedModel):
         """Packed hidden states of the last layer (tokens, hidden_size); with `keep_all` also those before it."""
         # On a GPU this would wait for the device, and a compiled graph cannot look at numbers.
         if batch.device.type == "cpu" and not torch.compiler.is_compiling():
-            self._check_ranges(batch)
+            self.check_ranges(batch)
         config, tokens = self.config, batch.num_tokens
         if multiplies_in_bf16(self.embeddings.word_embeddings.weight) and not torch.compiler.is_compiling():
             batch = batch.filled(ROWS_MULTIPLE)
@@ -392,7 +393,8 @@ class BertModel(PreTrainedModel):
             return x, states
         return x[:tokens], [state[:tokens] for state in states]
 
-    def _check_ranges(self, batch: PackedBatch) -> None:
+    def check_ranges(self, batch: PackedBatch) -> None:
+        """Raise UserError for ids that are no rows of the model's tables. Reads the batch, so a GPU waits."""
         config = self.config
         for name, values, size, cure in (
             ("input_ids", batch.input_ids, config.vocab_size, "use the vocabulary the model was trained with"),

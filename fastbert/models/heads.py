@@ -189,6 +189,21 @@ class BertForPreTraining(_MaskedLanguageModel):
             output.loss = torch.stack(losses).sum()
         return output
 
+    def check_ranges(self, batch: PackedBatch) -> None:
+        """Raise UserError for numbers that the model has no row or class for. Reads the batch, so a GPU waits."""
+        self.bert.check_ranges(batch)
+        for name, values, size, of in (
+            ("labels", batch.labels, self.config.vocab_size, "entries of the vocabulary"),
+            ("next_sentence_label", batch.next_sentence_label, 2, "classes"),
+            ("masked_positions", batch.masked_positions, batch.num_tokens, "tokens of the batch"),
+        ):
+            if values is None:
+                continue
+            counted = values[values != IGNORE_INDEX] if name != "masked_positions" else values
+            wrong = counted[(counted < 0) | (counted >= size)]
+            if len(wrong):
+                raise UserError(f"{name} holds {int(wrong[0])}, outside the {size} {of}: correct the batch")
+
 
 class BertForMaskedLM(_MaskedLanguageModel):
     """BERT with the masked-LM head. `logits` are (..., vocab_size): every position without labels, and with labels the

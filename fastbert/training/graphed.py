@@ -80,7 +80,7 @@ class Findings:
             self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             self._host.copy_(numbers, non_blocking=True)
             self._arrived = torch.cuda.Event()
-            self._arrived.record()
+            self._arrived.record(torch.cuda.current_stream(numbers.device))  # the present device may be another
         else:
             self._host = numbers.clone()
 
@@ -128,7 +128,7 @@ class GraphedStep:
         self.buckets, self.device = buckets or Buckets(), device
         recorder = recorder or CudaRecorder(device)
         self._passes, self._updates = Graphs(recorder, device, limit), Graphs(recorder, device, 1)
-        self._skip = make_capturable(optimizer, device)
+        self._skip, self._lr = make_capturable(optimizer, device)
         self._loss_weights = torch.zeros(2, dtype=torch.float32, device=device)
         self._sums = torch.zeros(len(Totals.NAMES), dtype=torch.float64, device=device)
         self._numbers = torch.zeros(len(Totals.NAMES) + 1, dtype=torch.float64, device=device)
@@ -140,6 +140,8 @@ class GraphedStep:
         """Fill a micro-batch up to its bucket; in page-locked memory if it goes from the host to a GPU."""
         if batch.dropout_key is None:
             raise UserError("the batch has no dropout_key, from which a recorded step draws its masks: give it one")
+        if batch.masked_positions is None or batch.labels is None:
+            raise UserError("the batch has no masked_positions with labels: there is nothing to learn from it")
         bucket = self.buckets.of(batch)
         filled = bucket.fill(batch)
         if self.device.type == "cuda" and batch.device.type == "cpu":
@@ -148,27 +150,40 @@ class GraphedStep:
 
     def __call__(self, batches: Sequence[Prepared], lr: float) -> Findings:
         """Take one step with the learning rate `lr`. Nothing here waits for the device, but recording does."""
-        if self._weights.moved() or any(p.grad is not own for p, own in zip(self._parameters, self._gradients)):
+        if (
+            self._weights.moved()
+            or any(p.grad is not own for p, own in zip(self._parameters, self._gradients))
+            or self._has_other_settings()
+        ):
             self.forget()
         if not self.model.training:
             self.model.train()
         for place, weight in enumerate(loss_weights([batch.real for batch in batches])):
             self._loss_weights[place].fill_(weight)
         set_learning_rate(self.optimizer, lr)
-        for batch in batches:
-            key = (batch.bucket, present_fields(batch.filled), settings(self.device))
-            replayed = key in self._passes.slots
-            self._passes.run(key, batch.filled, self._pass)
-            if self._passes.refused is None:
-                self._uses.add(batch.bucket, "graph", RECORDED, replayed=replayed)
-            else:
-                self._uses.add(batch.bucket, "eager", self._passes.refused)
+        try:
+            for batch in batches:
+                self._run_pass(batch)
+        except BaseException:
+            # What the first micro-batches left must not be part of the next step.
+            self.optimizer.zero_grad(set_to_none=False)
+            self._sums.zero_()
+            raise
         if self._passes.refused is not None:
             self._updates.refused = self._passes.refused
         self._gradients = [p.grad for p in self._parameters]
         updated = tuple(gradient is not None for gradient in self._gradients)
         self._updates.run((updated, settings(self.device)), None, self._update)
         return Findings(self._numbers, any(batch.real.next_sentence_label is not None for batch in batches))
+
+    def _run_pass(self, batch: Prepared) -> None:
+        key = (batch.bucket, present_fields(batch.filled), settings(self.device))
+        replayed = key in self._passes.slots
+        self._passes.run(key, batch.filled, self._pass)
+        if replayed or self._passes.refused is None:
+            self._uses.add(batch.bucket, "graph", RECORDED, replayed=replayed)
+        else:
+            self._uses.add(batch.bucket, "eager", self._passes.refused)
 
     def _pass(self, batch: PackedBatch | None) -> None:
         """Forward and backward of one micro-batch; gradients and sums are added to what is there."""
@@ -194,10 +209,17 @@ class GraphedStep:
         self._sums.zero_()
 
     def forget(self) -> None:
-        """Drop all graphs; needed when the optimiser was given other state, and done here when weights have moved."""
+        """Drop all graphs. Done here when weights have moved and after `optimizer.load_state_dict`; needed when single
+        tensors of the optimiser's state were replaced."""
         self._passes.forget()
         self._updates.forget()
+        if self._has_other_settings():
+            self._skip, self._lr = make_capturable(self.optimizer, self.device)
         self._look_at_model()
+
+    def _has_other_settings(self) -> bool:
+        """Whether the optimiser has other parameter groups than those that were made capturable."""
+        return any(group["lr"] is not self._lr for group in self.optimizer.param_groups)
 
     def _look_at_model(self) -> None:
         """Keep what the graphs rely on: where the weights lie, and the gradients, whose memory they write to."""

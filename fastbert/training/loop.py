@@ -68,7 +68,8 @@ class Reporter:
 @dataclass
 class _Step:
     """An optimiser step that has been started: `total_tokens` with it and those before, `seconds` of training until it
-    was computed, the `finished` fraction of the run, and its own losses, which a graph's step tells later."""
+    was computed, the `finished` fraction of the run, its own losses, which a graph's step tells later, and the batches
+    that explain a gradient that is not finite."""
 
     number: int
     tokens: int
@@ -77,6 +78,7 @@ class _Step:
     learning_rate: float
     finished: float
     own: Totals | Findings
+    batches: Sequence[PackedBatch]
 
 
 class Trainer:
@@ -118,7 +120,7 @@ class Trainer:
             if reason is None:
                 self.graphs = GraphedStep(model, self.optimizer, max_grad_norm=config.max_grad_norm, dtype=dtype)
             else:
-                self.reporter.on_message(f"--cuda-graphs: the run goes on without them, {reason}")
+                self.reporter.on_message(f"--cuda-graphs has no effect: {reason}")
 
     @property
     def checkpoints(self) -> Path:
@@ -181,7 +183,8 @@ class Trainer:
                 self.step += 1
                 self.tokens += tokens
                 before, finished = finished, self.budget.progress(self.step, self.seconds)
-                steps.append(_Step(self.step, tokens, self.tokens, self.seconds, lr, finished, own))
+                real = batches if self.graphs is None else [batch.real for batch in batches]
+                steps.append(_Step(self.step, tokens, self.tokens, self.seconds, lr, finished, own, real))
                 log = self.step == 1 or self.step % self.config.log_every == 0 or finished >= 1.0
                 evaluate = self._due(self.config.eval_every, EVALUATIONS, None, before, finished)
                 save = self._due(self.config.checkpoint_every, CHECKPOINTS, CHECKPOINT_STEPS, before, finished)
@@ -216,7 +219,7 @@ class Trainer:
     def _read(self, steps: deque[_Step], totals: Totals, keep: int) -> list[tuple[Metrics, float]]:
         """Take the steps but the last `keep`, as they are reported. A graph's step is added to `totals` only here, and
         a gradient that is not finite comes to light: no such step may be saved."""
-        read = []
+        read: list[tuple[Metrics, float]] = []
         while len(steps) > keep:
             step = steps.popleft()
             rate = step.tokens / max(step.seconds - self._computed_seconds, 1e-9)
@@ -227,7 +230,11 @@ class Trainer:
                 own = Totals()
                 own.add(output)
                 totals.add(output)
-                self._check_norm(norm, step.number, own)
+                try:
+                    self._check_norm(norm, step.number, own, step.batches)
+                except TrainingError:
+                    self._announce(read)  # the steps before were good
+                    raise
             read.append((self._metrics("train", own, rate, step), step.finished))
         return read
 
@@ -282,21 +289,29 @@ class Trainer:
         self.scaler.unscale_(self.optimizer)
         norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm)
         if not self.scaler.is_enabled():
-            self._check_norm(float(norm), self.step + 1, own)
+            self._check_norm(float(norm), self.step + 1, own, batches)
         set_learning_rate(self.optimizer, self.last_learning_rate)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return own
 
-    def _check_norm(self, norm: float, step: int, own: Totals) -> None:
+    def _check_norm(self, norm: float, step: int, own: Totals, batches: Sequence[PackedBatch]) -> None:
         """End the run when a step's gradient is not finite; its weights are those before the step."""
-        if not math.isfinite(norm):
-            self.optimizer.zero_grad(set_to_none=True)
-            raise TrainingError(
-                f"step {step}: the gradient is not a finite number (loss {own.read()['loss']});"
-                f" start again in another --out with an --lr below {self.config.lr:g} or a longer --warmup"
-            )
+        if math.isfinite(norm):
+            return
+        self.optimizer.zero_grad(set_to_none=True)
+        found = f"step {step}: the gradient is not a finite number"
+        # A GPU does not look at numbers: it makes NaN of an id that the model has no row for.
+        for batch in batches:
+            try:
+                self.model.check_ranges(batch)
+            except UserError as error:
+                raise TrainingError(f"{found}, because {error}") from None
+        raise TrainingError(
+            f"{found} (loss {own.read()['loss']});"
+            f" start again in another --out with an --lr below {self.config.lr:g} or a longer --warmup"
+        )
 
     def _metrics(self, split: str, totals: Totals, rate: float, step: _Step | None = None) -> Metrics:
         """What `totals` hold, as of a step; of now without one."""

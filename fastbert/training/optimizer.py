@@ -44,17 +44,18 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"] = rounded
 
 
-def make_capturable(optimizer: torch.optim.AdamW, device: torch.device) -> Tensor:
+def make_capturable(optimizer: torch.optim.AdamW, device: torch.device) -> tuple[Tensor, Tensor]:
     """Prepare AdamW for CUDA graphs: its rate becomes a tensor on the device, shared by all groups.
 
-    Returns the fp32 scalar that makes a step change nothing while it is 1: for a gradient that is not finite.
+    Returns the fp32 scalar that makes a step change nothing while it is 1 (for a gradient that is not finite), and the
+    rate.
     """
     lr = torch.tensor(float(optimizer.param_groups[0]["lr"]), dtype=torch.float32, device=device)
     for group in optimizer.param_groups:
         group["lr"], group["capturable"] = lr, True
     skip = torch.zeros((), dtype=torch.float32, device=device)
     optimizer.found_inf = skip  # type: ignore[attr-defined]  # where torch's fused step looks for it
-    return skip
+    return skip, lr
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> Tensor:

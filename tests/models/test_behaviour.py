@@ -1,6 +1,7 @@
 """What the models promise beyond transformers: first losses, dropout by key, checkpointing, and clear refusals."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,14 @@ def test_rounding_up_the_rows_changes_no_result(lengths: list[int], seed: int) -
     assert low.mlm_count == exact.mlm_count == len(batch.labels)
     torch.testing.assert_close(low.loss, exact.loss, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(low.prediction_logits.float(), exact.prediction_logits, rtol=0.1, atol=0.05)
+
+
+def test_rounding_up_the_rows_needs_no_positions() -> None:
+    """Sequences may be longer than the position table where their own positions are in it."""
+    model = BertForPreTraining(BertConfig.preset("tiny", vocab_size=500, max_position_embeddings=16)).eval()
+    batch = replace(random_batch([20], 500, 5, 0), position_ids=torch.zeros(20, dtype=torch.int64))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model(batch).loss.isfinite()
 
 
 def test_memory_does_not_grow_with_every_new_batch_shape() -> None:

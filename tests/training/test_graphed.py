@@ -65,10 +65,10 @@ class Run:
         self.reported: list[dict] = []
         self.messages: list[str] = []
         self.recorder = Rerun(failing=flags.pop("failing", None))
-        dtype = flags.pop("dtype", torch.float32)
+        dtype, kind = flags.pop("dtype", torch.float32), flags.pop("kind", BertForPreTraining)
         given = {"batch_size": 6, "micro_batch": 3, "max_length": 32, "lr": 1e-3, "warmup": 0.0, "log_every": 3}
         config = PretrainConfig(**{**given, "eval_every": 100, "checkpoint_every": 100, **flags})
-        model = BertForPreTraining(BERT)
+        model = kind(BERT)
         model.init_weights(seed=data.seed % 2**31)
         folder.mkdir(exist_ok=True)
         self.trainer = Trainer(
@@ -208,9 +208,11 @@ def test_a_replay_draws_the_masks_of_its_own_keys(tmp_path: Path, seed: int) -> 
     assert losses[0] == losses[2] != losses[1] == losses[3]
     with pytest.raises(UserError, match="the batch has no dropout_key"):
         graphs.prepare(replace(batch, dropout_key=None))
+    with pytest.raises(UserError, match="the batch has no masked_positions with labels"):
+        graphs.prepare(replace(batch, masked_positions=None, labels=None))
 
 
-@pytest.mark.parametrize("log_every", [1, 100])
+@pytest.mark.parametrize("log_every", [1, 3, 100])
 def test_a_gradient_that_is_no_number_ends_the_run_as_ever(tmp_path: Path, seed: int, log_every: int) -> None:
     """One step later at most, with the same message, and with the weights from before that step."""
     runs, errors = [], []
@@ -223,6 +225,95 @@ def test_a_gradient_that_is_no_number_ends_the_run_as_ever(tmp_path: Path, seed:
     assert runs[0].reported == runs[1].reported
     for name, value in runs[0].weights().items():
         assert torch.equal(runs[1].weights()[name], value), name
+
+
+class Unchecked(BertForPreTraining):
+    """What a GPU does with numbers outside its tables: it looks at none of them and gives NaN."""
+
+    def forward(self, batch: PackedBatch):
+        rows = {"input_ids": 150, "position_ids": 32, "token_type_ids": 2, "labels": 150}
+        legal = {name: getattr(batch, name).clamp(-100 * (name == "labels"), end - 1) for name, end in rows.items()}
+        output = super().forward(replace(batch, **legal))
+        if any(not torch.equal(getattr(batch, name), values) for name, values in legal.items()):
+            output.mlm_loss_sum = output.mlm_loss_sum * torch.nan
+        return output
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["ordinary", "graphs"])
+@pytest.mark.parametrize("field", ["input_ids", "position_ids", "token_type_ids", "labels"])
+def test_numbers_out_of_range_are_named_before_the_learning_rate(
+    tmp_path: Path, seed: int, field: str, graphs: bool
+) -> None:
+    class Wrong(Data):
+        def batch(self, step: int, first: int, sequences: int) -> PackedBatch:
+            batch = super().batch(step, first, sequences)
+            if (step, first) == (2, 3):
+                getattr(batch, field)[3] = 4321
+            return batch
+
+    run = Run(tmp_path, Wrong(seed, same=True), EXACT if graphs else None, kind=Unchecked)
+    message = f"step 3: the gradient is not a finite number, because {field} holds 4321, outside the .*[0-9]+ "
+    with pytest.raises(TrainingError, match=message) as error:
+        run.trainer.run()
+    assert "--lr" not in str(error.value)
+    assert len(run.reported) == 2
+
+
+def test_ranges_are_those_of_the_model(seed: int) -> None:
+    model, batch = BertForPreTraining(BERT), Data(seed).batch(0, 0, 3)
+    model.check_ranges(batch)
+    model.check_ranges(replace(batch, next_sentence_label=torch.full((3,), -100), labels=None, masked_positions=None))
+    for name, value in (("next_sentence_label", 2), ("masked_positions", batch.num_tokens), ("masked_positions", -100)):
+        values = getattr(batch, name).clone()
+        values[1] = value
+        with pytest.raises(UserError, match=f"{name} holds {value}, outside the [0-9]+ "):
+            model.check_ranges(replace(batch, **{name: values}))
+
+
+def test_a_step_that_raised_leaves_nothing_to_the_next(tmp_path: Path, seed: int) -> None:
+    """Its first micro-batch had been computed."""
+    data = Data(seed, same=True)
+    bad = replace(data.batch(1, 3, 3), token_type_ids=torch.full_like(data.batch(1, 3, 3).input_ids, 9))
+    runs = [Run(tmp_path / str(i), data, EXACT) for i in range(2)]
+    for i, run in enumerate(runs):
+        graphs = run.trainer.graphs
+        for step in range(3):
+            if i == step == 1:
+                with pytest.raises(UserError, match="token_type_ids holds 9"):
+                    graphs([graphs.prepare(batch) for batch in (data.batch(1, 0, 3), bad)], lr=1e-3)
+            found = graphs([graphs.prepare(data.batch(step, first, 3)) for first in (0, 3)], lr=1e-3)
+        run.count = found.read()[0].mlm_count
+    assert runs[0].count == runs[1].count
+    for name, value in runs[0].weights().items():
+        assert torch.equal(runs[1].weights()[name], value), name
+
+
+def test_an_optimiser_that_loaded_a_state_is_made_capturable_again(tmp_path: Path, seed: int) -> None:
+    """The state of an ordinary run: its rates are floats."""
+    data = Data(seed, same=True)
+    plain, graphed = Run(tmp_path / "a", data, None), Run(tmp_path / "b", data, EXACT)
+    plain.trainer.run()
+    graphed.trainer.run()
+    optimizer, graphs = graphed.trainer.optimizer, graphed.trainer.graphs
+    optimizer.load_state_dict(plain.trainer.optimizer.state_dict())
+    found = graphs([graphs.prepare(data.batch(5, 0, 3))], lr=1e-3)
+    assert torch.isfinite(torch.tensor(found.read()[1]))
+    assert graphed.recorder.captures == 4
+    for group in optimizer.param_groups:
+        assert group["capturable"]
+        assert torch.equal(group["lr"], torch.tensor(1e-3))
+
+
+def test_a_capture_that_fails_later_leaves_the_graphs_before_it(tmp_path: Path, seed: int) -> None:
+    data = Data(seed, same=True)
+    run = Run(tmp_path, data, EXACT)
+    graphs = run.trainer.graphs
+    small, large = (graphs.prepare(data.batch(0, 0, sequences)) for sequences in (3, 5))
+    graphs([small], lr=1e-3)
+    run.recorder.failing = "it waits"
+    for _ in range(2):
+        graphs([small, large], lr=1e-3)
+    assert [(use.how, use.calls, use.replays) for use in graphs.report()] == [("graph", 3, 2), ("eager", 2, 0)]
 
 
 @pytest.mark.parametrize("change", ["gradients", "weights"])
@@ -262,9 +353,7 @@ def test_a_failed_capture_trains_on_without(tmp_path: Path, seed: int, caplog: p
 def test_where_there_are_no_graphs_the_run_says_so_in_a_line(tmp_path: Path) -> None:
     run = Run(tmp_path, Data(), None, cuda_graphs=True)
     assert run.trainer.graphs is None
-    assert run.messages == [
-        "--cuda-graphs: the run goes on without them, there are no CUDA graphs on a device of type cpu"
-    ]
+    assert run.messages == ["--cuda-graphs has no effect: there are no CUDA graphs on a device of type cpu"]
     assert "fp16" in (why_not(torch.device("cuda"), torch.float16) or "")
     assert why_not(torch.device("cuda"), torch.bfloat16) is None
     with pytest.raises(UserError, match="a graphed step cannot be recorded: there are no CUDA graphs"):
