@@ -127,7 +127,8 @@ def forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
     if y.numel():
         config = _config(bias_gelu_forward, x)
         flat = bias is None
-        _launch(bias_gelu_forward, x, (x.contiguous(), bias, y), flat, _down(x, flat, config), config, tanh)
+        tensors = (x.contiguous(), None if bias is None else bias.contiguous(), y)
+        _launch(bias_gelu_forward, x, tensors, flat, _down(x, flat, config), config, tanh)
     return y
 
 
@@ -161,6 +162,7 @@ def _backward(
         across = triton.cdiv(x.shape[-1], config.constants["COLUMNS"])
         down = max(1, min(down, PROGRAMS * multiprocessors(x.device) // across))
         partial = torch.empty(down, x.shape[-1], dtype=torch.float32, device=x.device)
+    bias = None if bias is None else bias.contiguous()
     tensors = (grad.contiguous(), x.contiguous(), bias, dx, y, partial)
     _launch(bias_gelu_backward, x, tensors, flat, down, config, tanh)
     return dx, None if partial is None else column_sums(partial)

@@ -208,7 +208,7 @@ def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, keep
     y = torch.empty(rows, columns, dtype=x.dtype, device=x.device)
     u = torch.empty(rows if keep else 0, columns, dtype=x.dtype, device=x.device)
     if y.numel():
-        tensors = (_together(weight), bias, y, u if keep else None)
+        tensors = (_together(weight), None if bias is None else bias.contiguous(), y, u if keep else None)
         config = _config(product_gelu, x)
         _start(product_gelu, config, _together(x), columns, *tensors, TANH=tanh, KEEP=keep)
     return y, u

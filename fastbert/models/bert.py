@@ -40,9 +40,14 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
+def runs_as_written(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether calling the module does what its class says: no subclass, no hooks, no forward of its own."""
+    return type(module) is kind and not has_hooks(module) and "forward" not in module.__dict__
+
+
 def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a linear layer is nothing but its weight and bias: no hooks, adapters, quantisation, parametrisation."""
-    if type(module) is not nn.Linear or has_hooks(module) or module.bias is None:
+    if not runs_as_written(module, nn.Linear) or module.bias is None:
         return False
     return all(type(tensor) in (nn.Parameter, Tensor) for tensor in (module.weight, module.bias))
 
@@ -257,10 +262,11 @@ class Layer(nn.Module):
         linears = (own.query, own.key, own.value, part.dense, self.intermediate.dense, self.output.dense)
         if not all(is_plain(linear) for linear in linears):
             return None
-        others = (self.attention, own, part, part.LayerNorm, self.intermediate, self.output, self.output.LayerNorm)
-        if any(has_hooks(module) for module in others):
-            return None
         first, last = part.LayerNorm, self.output.LayerNorm
+        if any(has_hooks(module) for module in (self.attention, own, self.intermediate, first, last)):
+            return None
+        if not all(runs_as_written(module, Output) for module in (part, self.output)) or first.eps != last.eps:
+            return None
         return encoder_layer.LayerWeights(
             query=own.query.weight,
             key=own.key.weight,
@@ -316,7 +322,7 @@ class Pooler(nn.Module):
         # An empty sequence has no first token: the clamp keeps its index legal, its row means nothing.
         first = batch.cu_seqlens[:-1].long().clamp(max=max(len(x) - 1, 0))
         firsts = x[first] if len(x) else x.new_zeros(len(batch), x.shape[1])
-        return torch.tanh(ops.linear(firsts, self.dense.weight, self.dense.bias))
+        return torch.tanh(project(self.dense, firsts))
 
 
 class Packed:

@@ -13,7 +13,16 @@ from torch.nn import functional as F
 from fastbert import ops
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
-from fastbert.models.bert import ROWS_MULTIPLE, BertModel, Norm, Packed, multiplies_in_bf16
+from fastbert.models.bert import (
+    ROWS_MULTIPLE,
+    BertModel,
+    Norm,
+    Packed,
+    is_plain,
+    multiplies_in_bf16,
+    project,
+    project_apart,
+)
 from fastbert.models.outputs import LogitsOutput, PreTrainingOutput, SpanOutput
 from fastbert.models.pretrained import PreTrainedModel, resized
 from fastbert.ops.dropout import Site, TokenDropout, draw_keys
@@ -32,8 +41,8 @@ class PredictionTransform(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         norm = self.LayerNorm
-        product = ops.linear(x, self.dense.weight)
-        return ops.gelu_layer_norm(product, self.dense.bias, norm.weight, norm.bias, norm.eps, self.approximate)
+        product, bias = project_apart(self.dense, x)
+        return ops.gelu_layer_norm(product, bias, norm.weight, norm.bias, norm.eps, self.approximate)
 
 
 class PredictionHead(nn.Module):
@@ -48,7 +57,7 @@ class PredictionHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (rows, vocab_size) of hidden states (rows, hidden_size)."""
-        return ops.linear(self.transform(x), self.decoder.weight, self.bias)
+        return project(self.decoder, self.transform(x))
 
     def loss(self, x: Tensor, places: Tensor, labels: Tensor) -> CrossEntropy:
         """Cross-entropy of the labels at some places of the hidden states (tokens, hidden_size)."""
@@ -56,7 +65,12 @@ class PredictionHead(nn.Module):
         if extra:  # rows without a label, which count for nothing
             places = torch.cat((places, places.new_zeros(extra)))
             labels = torch.cat((labels, labels.new_full((extra,), IGNORE_INDEX)))
-        return ops.linear_cross_entropy(self.transform(x[places]), self.decoder.weight, self.bias, labels)
+        x = self.transform(x[places])
+        if is_plain(self.decoder):
+            return ops.linear_cross_entropy(x, self.decoder.weight, self.decoder.bias, labels)
+        logits, counted = self.decoder(x), labels != IGNORE_INDEX
+        loss = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
+        return CrossEntropy(loss, counted.sum(), ((logits.argmax(-1) == labels) & counted).sum())
 
 
 class PreTrainingHeads(nn.Module):
@@ -161,8 +175,7 @@ class BertForPreTraining(_MaskedLanguageModel):
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
         x, states = self.bert.encode(packed.batch, keep_all=output_hidden_states)
         assert self.bert.pooler is not None
-        relation = self.cls.seq_relationship
-        nsp_logits = ops.linear(self.bert.pooler(x, packed.batch), relation.weight, relation.bias)
+        nsp_logits = project(self.cls.seq_relationship, self.bert.pooler(x, packed.batch))
         output = PreTrainingOutput(
             seq_relationship_logits=nsp_logits,
             hidden_states=tuple(packed.restore(state) for state in states) if output_hidden_states else None,
@@ -258,8 +271,7 @@ class BertForNextSentencePrediction(BertWithHead):
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
         x, _ = self.bert.encode(packed.batch)
         assert self.bert.pooler is not None
-        relation = self.cls.seq_relationship
-        logits = ops.linear(self.bert.pooler(x, packed.batch), relation.weight, relation.bias)
+        logits = project(self.cls.seq_relationship, self.bert.pooler(x, packed.batch))
         target = packed.batch.next_sentence_label if labels is None else labels
         loss = None if target is None else F.cross_entropy(logits.float(), target.flatten())
         return LogitsOutput(loss=loss, logits=logits)
@@ -288,7 +300,7 @@ class BertForSequenceClassification(BertWithHead):
         x, _ = self.bert.encode(packed.batch)
         assert self.bert.pooler is not None
         pooled = self._classifier_dropout(packed.batch, self.bert.pooler(x, packed.batch), per_token=False)
-        logits = ops.linear(pooled, self.classifier.weight, self.classifier.bias)
+        logits = project(self.classifier, pooled)
         loss = None
         if labels is not None:
             if self.config.num_labels == 1 or labels.is_floating_point():
@@ -325,9 +337,9 @@ class BertForTokenClassification(BertWithHead):
         x = self._classifier_dropout(packed.batch, x, per_token=True)
         masked = _masked(packed, labels)
         if masked is None:
-            return LogitsOutput(logits=packed.restore(ops.linear(x, self.classifier.weight, self.classifier.bias)))
+            return LogitsOutput(logits=packed.restore(project(self.classifier, x)))
         places, targets = masked
-        logits = ops.linear(x[places], self.classifier.weight, self.classifier.bias)
+        logits = project(self.classifier, x[places])
         return LogitsOutput(loss=F.cross_entropy(logits.float(), targets), logits=logits if return_logits else None)
 
 
@@ -355,7 +367,7 @@ class BertForQuestionAnswering(BertWithHead):
     ) -> SpanOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
         x, _ = self.bert.encode(packed.batch)
-        logits = ops.linear(x, self.qa_outputs.weight, self.qa_outputs.bias).float()
+        logits = project(self.qa_outputs, x).float()
         loss = None
         if start_positions is not None and end_positions is not None:
             targets = (start_positions.flatten(), end_positions.flatten())
@@ -415,6 +427,6 @@ class BertForMultipleChoice(BertWithHead):
         x, _ = self.bert.encode(packed.batch)
         assert self.bert.pooler is not None
         pooled = self._classifier_dropout(packed.batch, self.bert.pooler(x, packed.batch), per_token=False)
-        logits = ops.linear(pooled, self.classifier.weight, self.classifier.bias).view(-1, num_choices)
+        logits = project(self.classifier, pooled).view(-1, num_choices)
         loss = None if labels is None else F.cross_entropy(logits.float(), labels.flatten())
         return LogitsOutput(loss=loss, logits=logits)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fastbert import _C
+from fastbert.errors import UserError
 from fastbert.ops import backend, reference
 
 # The bits of 1 / (1 - p) are handed to the native generator in the mask's own dtype.
@@ -44,6 +45,29 @@ class TokenDropout:
     sequence_ids: Tensor
     offsets: Tensor
     site: int
+
+
+def check_token_dropout(dropout: TokenDropout, x: Tensor) -> None:
+    """Refuse a dropout that is not one of the rows of x (tokens, ...), by what the host knows."""
+    if not 0.0 <= dropout.p < 1.0:
+        raise UserError(f"token_dropout.p={dropout.p} must be at least 0 and below 1")
+    if not 0 <= dropout.site < 2**31:
+        raise UserError(f"token_dropout.site={dropout.site} must be at least 0 and below 2**31")
+    key, tokens = dropout.key, x.shape[0]
+    if key.dtype != torch.int64 or key.dim() != 1:
+        raise UserError(
+            f"token_dropout.key must be int64 (sequences,), one a sequence, not {key.dtype} {tuple(key.shape)}"
+        )
+    for name, ids in (("sequence_ids", dropout.sequence_ids), ("offsets", dropout.offsets)):
+        if ids.shape != (tokens,) or ids.dtype not in (torch.int64, torch.int32):
+            raise UserError(
+                f"token_dropout.{name} must be int64 or int32 of shape ({tokens},), one a token, not"
+                f" {ids.dtype} {tuple(ids.shape)}"
+            )
+    for name in ("key", "sequence_ids", "offsets"):
+        device = getattr(dropout, name).device
+        if device != x.device:
+            raise UserError(f"token_dropout.{name} is on {device}, its rows on {x.device}: move them to one device")
 
 
 def quantized(p: float) -> tuple[int, float]:
@@ -118,10 +142,14 @@ def attention_mask(shape: tuple[int, int, int, int], p: float, key: Tensor, site
 def dropout(x: Tensor, dropout: TokenDropout | None) -> Tensor:
     """Zero each element of `x` (tokens, width) with probability p and scale the rest by 1 / (1 - p).
 
-    p counts in steps of 1/65536. `None` returns `x` as it is.
+    p counts in steps of 1/65536. `None` returns `x` as it is. Raises UserError, a ValueError, that names the wrong
+    argument.
     """
     if dropout is None or dropout.p == 0.0:
         return x
+    if x.dim() != 2 or not x.dtype.is_floating_point:
+        raise UserError(f"x must be floating of shape (tokens, width), not {x.dtype} {tuple(x.shape)}")
+    check_token_dropout(dropout, x)
     chosen = backend.choose("dropout", x.device)
     if chosen == "triton":
         chosen = _check_triton(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 
 from fastbert.errors import UserError
 from fastbert.ops import backend
-from fastbert.ops.dropout import TokenDropout, dropout
+from fastbert.ops.dropout import TokenDropout, check_token_dropout, dropout
 from fastbert.ops.normalization import layer_norm
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -48,7 +49,7 @@ def embedding_layer_norm(
     ids, tables = tuple(ids), tuple(tables)
     if token_dropout is not None and token_dropout.p == 0.0:
         token_dropout = None
-    _check(ids, tables, weight, bias, token_dropout)
+    _check(ids, tables, weight, bias, eps, token_dropout)
     check_ids(ids, tables)
     device = tables[0].device
     chosen = backend.choose("embedding_layer_norm", device)
@@ -69,12 +70,13 @@ def _check(
     tables: tuple[Tensor, ...],
     weight: Tensor,
     bias: Tensor,
+    eps: float,
     token_dropout: TokenDropout | None,
 ) -> None:
     """Refuse what no backend can compute, by what the host knows: shapes, dtypes, devices, numbers."""
     if not tables or len(ids) != len(tables):
         raise UserError(f"{len(ids)} ids for {len(tables)} tables: there must be one for each table, and one table")
-    width = tables[0].shape[-1]
+    width = tables[0].shape[-1] if tables[0].dim() else 0
     for i, (one, table) in enumerate(zip(ids, tables)):
         if one.dim() != 1 or one.shape != ids[0].shape or one.dtype not in (torch.int64, torch.int32):
             raise UserError(
@@ -86,36 +88,20 @@ def _check(
                 f"tables[{i}] must be floating of shape (rows, {width}), not {table.dtype} {tuple(table.shape)}"
             )
     for name, tensor in (("weight", weight), ("bias", bias)):
-        if tensor.shape != (width,):
-            raise UserError(f"{name} has shape {tuple(tensor.shape)}, but the tables' rows need ({width},)")
+        if tensor.shape != (width,) or not tensor.dtype.is_floating_point:
+            raise UserError(
+                f"{name} must be floating of shape ({width},), as wide as the tables' rows, not"
+                f" {tensor.dtype} {tuple(tensor.shape)}"
+            )
+    if not 0.0 <= eps < math.inf:
+        raise UserError(f"eps={eps} must be a finite number, at least 0")
     tensors = {f"ids[{i}]": one for i, one in enumerate(ids)}
     tensors |= {f"tables[{i}]": table for i, table in enumerate(tables)} | {"weight": weight, "bias": bias}
-    if token_dropout is not None:
-        _check_dropout(token_dropout, ids[0].shape[0])
-        for part in ("key", "sequence_ids", "offsets"):
-            tensors[f"token_dropout.{part}"] = getattr(token_dropout, part)
     for name, tensor in tensors.items():
         if tensor.device != tables[0].device:
             raise UserError(f"{name} is on {tensor.device}, tables[0] on {tables[0].device}: move them to one device")
-
-
-def _check_dropout(token_dropout: TokenDropout, tokens: int) -> None:
-    if not 0.0 <= token_dropout.p < 1.0:
-        raise UserError(f"token_dropout.p={token_dropout.p} must be at least 0 and below 1")
-    if not 0 <= token_dropout.site < 2**31:
-        raise UserError(f"token_dropout.site={token_dropout.site} must be at least 0 and below 2**31")
-    key = token_dropout.key
-    if key.dtype != torch.int64 or key.dim() != 1:
-        raise UserError(
-            f"token_dropout.key must be int64 (sequences,), one a sequence, not {key.dtype} {tuple(key.shape)}"
-        )
-    for name in ("sequence_ids", "offsets"):
-        tensor = getattr(token_dropout, name)
-        if tensor.shape != (tokens,) or tensor.dtype not in (torch.int64, torch.int32):
-            raise UserError(
-                f"token_dropout.{name} must be int64 or int32 of shape ({tokens},), one a token, not"
-                f" {tensor.dtype} {tuple(tensor.shape)}"
-            )
+    if token_dropout is not None:
+        check_token_dropout(token_dropout, ids[0])
 
 
 def check_ids(ids: Sequence[Tensor], tables: Sequence[Tensor]) -> None:

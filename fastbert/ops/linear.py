@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from fastbert.errors import UserError
 from fastbert.ops import backend
-from fastbert.ops.gelu import bias_gelu, gelu_backward
+from fastbert.ops.gelu import bias_gelu
 from fastbert.ops.product import product
 
 # By activation: what torch's GELU is called.
@@ -42,9 +42,24 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | Non
         )
     if bias is not None and (bias.dim() != 1 or bias.shape[0] != weight.shape[0]):
         raise UserError(f"bias has shape {tuple(bias.shape)}: it must be ({weight.shape[0]},), one a row of weight")
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is None:
+            continue
+        # Torch would give back memory that nobody wrote for a weight on the meta device.
+        if tensor.device != x.device:
+            raise UserError(f"{name} is on {tensor.device}, x on {x.device}: move them to one device")
+        if tensor.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+            # A bias may stay in fp32 where what follows the product adds it.
+            if name == "bias" and activation is not None and tensor.dtype == torch.float32:
+                continue
+            raise UserError(f"{name} has dtype {tensor.dtype}, x {x.dtype}: cast one, or use torch.autocast")
+    if not x.dtype.is_floating_point:
+        raise UserError(f"x must be floating, not {x.dtype}")
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    if bias is not None and activation is not None and not torch.is_autocast_enabled(x.device.type):
+        bias = bias.to(x.dtype)
     u = F.linear(x, weight, bias)
     return u if activation is None else F.gelu(u, approximate=APPROXIMATIONS[activation])
 
@@ -91,22 +106,40 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, keep: bool) ->
     return x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0] if keep else 0, weight.shape[0])
 
 
+@torch.library.custom_op("fastbert::linear_gelu_backward", mutates_args=())
+def _gelu_gradient(
+    grad: Tensor, u: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, sums: bool
+) -> tuple[Tensor, Tensor]:
+    """The gradient of u, and its sums over the rows, fp32; without `sums` that is empty.
+
+    x, weight and bias are here so that a second derivative is refused: u has none, and would count as a constant.
+    """
+    du, total = backend.implementation("bias_gelu", "triton").backward(grad, u, None, tanh, sums)
+    return du, u.new_empty(0, dtype=torch.float32) if total is None else total
+
+
+@_gelu_gradient.register_fake
+def _(
+    grad: Tensor, u: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, sums: bool
+) -> tuple[Tensor, Tensor]:
+    return u.new_empty(u.shape), u.new_empty(u.shape[1] if sums else 0, dtype=torch.float32)
+
+
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, weight, bias, tanh, _ = inputs
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(x, weight, output[1])
+    ctx.save_for_backward(x, weight, bias, output[1])
     ctx.tanh = tanh
-    ctx.bias_dtype = None if bias is None else bias.dtype
 
 
 def _gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight, u = ctx.saved_tensors
+    x, weight, bias, u = ctx.saved_tensors
     of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
-    du, total = gelu_backward(grad, u, None, ctx.tanh, bool(of_bias))
+    du, total = _gelu_gradient(grad, u, x, weight, bias, ctx.tanh, bool(of_bias))
     with backend.without_autocast(x.device):
         dx = du @ weight.to(x.dtype) if of_x else None
         dweight = product(du.t(), x, weight.dtype) if of_weight else None
-    return dx, dweight, total.to(ctx.bias_dtype) if of_bias else None, None, None
+    return dx, dweight, total.to(bias.dtype) if of_bias else None, None, None
 
 
 _linear_gelu.register_autograd(_gradients, setup_context=_setup_context)

@@ -84,6 +84,8 @@ def _check(
             "x must have shape (rows, width) and weight (vocabulary, width), not"
             f" {tuple(x.shape)} and {tuple(weight.shape)}"
         )
+    if not x.dtype.is_floating_point:
+        raise UserError(f"x must be floating, not {x.dtype}")
     if weight.shape[0] < 1:
         raise UserError("weight has no rows: a vocabulary has at least one label")
     if bias is not None and bias.shape != weight.shape[:1]:

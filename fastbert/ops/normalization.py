@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fastbert.errors import UserError
 from fastbert.kernels.shipped_norm import WIDEST
 from fastbert.ops import backend
-from fastbert.ops.dropout import TokenDropout, dropout
+from fastbert.ops.dropout import TokenDropout, check_token_dropout, dropout
 
 SERVED = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -119,21 +119,7 @@ def _check_rows(x: Tensor, residual: Tensor, token_dropout: TokenDropout | None)
         return
     if x.dim() != 2:
         raise UserError(f"with token_dropout x must be (tokens, width), not of shape {tuple(x.shape)}")
-    if not 0.0 <= token_dropout.p < 1.0:
-        raise UserError(f"token_dropout has p={token_dropout.p}: it must be at least 0 and below 1")
-    _check_device("the key of token_dropout", token_dropout.key, x)
-    for name, tensor in (("sequence_ids", token_dropout.sequence_ids), ("offsets", token_dropout.offsets)):
-        if tensor.shape != x.shape[:1] or tensor.dtype not in (torch.int32, torch.int64):
-            raise UserError(
-                f"the {name} of token_dropout must be int32 or int64 of shape ({x.shape[0]},), one a token, not"
-                f" {tensor.dtype} {tuple(tensor.shape)}"
-            )
-        _check_device(f"the {name} of token_dropout", tensor, x)
-    if token_dropout.key.dtype != torch.int64 or token_dropout.key.dim() != 1:
-        raise UserError(
-            "the key of token_dropout must be int64 of shape (sequences,), not"
-            f" {token_dropout.key.dtype} {tuple(token_dropout.key.shape)}"
-        )
+    check_token_dropout(token_dropout, x)
 
 
 def choose(operation: str, x: Tensor, *others: Tensor | None) -> backend.BackendName:
@@ -158,9 +144,12 @@ def layer_norm_eager(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Ten
     # torch's CPU kernel takes bf16 rows with fp32 weights, but adds the weights' gradients up in bf16.
     mixed = x.device.type == "cpu" and x.dtype == torch.bfloat16 and not trained
     with backend.without_autocast(x.device):
-        if x.dtype == weight.dtype or mixed:
+        alike = x.dtype == weight.dtype == bias.dtype
+        if alike or (mixed and weight.dtype == bias.dtype == torch.float32):
             return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
-        return F.layer_norm(x.to(weight.dtype), x.shape[-1:], weight, bias, eps).to(x.dtype)
+        # Two half-precision dtypes promote to fp32: nothing is rounded before the norm.
+        wide = torch.promote_types(x.dtype, torch.promote_types(weight.dtype, bias.dtype))
+        return F.layer_norm(x.to(wide), x.shape[-1:], weight.to(wide), bias.to(wide), eps).to(x.dtype)
 
 
 def _dropout_add_layer_norm(

@@ -7,10 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 from batches import random_batch
+from torch import nn
 
 from fastbert.config import BertConfig
 from fastbert.errors import CheckpointError, UserError
-from fastbert.models import BertForPreTraining, BertForSequenceClassification, BertModel
+from fastbert.models import (
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForQuestionAnswering,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    BertModel,
+)
 from fastbert.packing import PackedBatch
 
 TINY = BertConfig.preset("tiny", vocab_size=500)
@@ -49,8 +58,6 @@ def test_dropout_is_replayed_from_the_keys(seed: int) -> None:
     assert torch.equal(first, second)
     other = random_batch([20, 31, 7], 500, 12, seed)
     assert torch.equal(model(other).loss, first)
-    from dataclasses import replace
-
     assert not torch.equal(model(replace(batch, dropout_key=batch.dropout_key + 1)).loss, first)
     unkeyed = replace(batch, dropout_key=None)
     assert not torch.equal(model(unkeyed).loss, model(unkeyed).loss)
@@ -103,6 +110,55 @@ def test_regression_with_one_label(seed: int) -> None:
     targets = torch.tensor([0.5, -1.0])
     output = model(batch, labels=targets)
     torch.testing.assert_close(output.loss, (output.logits[:, 0] - targets).square().mean())
+
+
+class Doubled(nn.Linear):
+    """A linear layer with something added, as adapters do."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2.0 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    "place", ["bert.pooler.dense", "cls.predictions.transform.dense", "cls.predictions.decoder", "cls.seq_relationship"]
+)
+def test_linear_layers_of_the_heads_run_their_own_forward(place: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    model = BertForPreTraining(TINY).eval()
+    batch = random_batch([20, 31], 500, 9, seed)
+    plain = model(batch, return_logits=True)
+    part = model.get_submodule(place)
+    with torch.no_grad():
+        for parameter in (part.weight, part.bias):
+            parameter.normal_(std=0.1)
+    part.__class__ = Doubled
+    adapted = model(batch, return_logits=True)
+    part.__class__ = nn.Linear
+    # As a plain layer of twice the weights; a decoder's are the token embeddings too, so its are made its own.
+    part.weight, part.bias = nn.Parameter(2 * part.weight), nn.Parameter(2 * part.bias)
+    scaled = model(batch, return_logits=True)
+    for name in ("loss", "mlm_count", "mlm_correct", "prediction_logits", "seq_relationship_logits"):
+        torch.testing.assert_close(getattr(adapted, name), getattr(scaled, name), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(adapted.loss, plain.loss, atol=1e-3)
+
+
+def test_linear_layers_of_tasks_run_their_own_forward(seed: int) -> None:
+    batch = random_batch([20, 30], 500, 9, seed)
+    tasks = [
+        (BertForSequenceClassification, "classifier", {}),
+        (BertForTokenClassification, "classifier", {}),
+        (BertForMultipleChoice, "classifier", {"num_choices": 2}),
+        (BertForNextSentencePrediction, "cls.seq_relationship", {}),
+        (BertForQuestionAnswering, "qa_outputs", {}),
+    ]
+    for kind, place, options in tasks:
+        model = kind(TINY).eval()
+        bare = replace(batch, masked_positions=None, labels=None, next_sentence_label=None)
+        plain = model(bare, **options)
+        model.get_submodule(place).__class__ = Doubled
+        adapted = model(bare, **options)
+        name = "start_logits" if place == "qa_outputs" else "logits"
+        torch.testing.assert_close(getattr(adapted, name), 2 * getattr(plain, name), msg=kind.__name__)
 
 
 def test_ambiguous_or_missing_input_is_refused() -> None:

@@ -190,6 +190,42 @@ def test_a_part_that_is_not_plain_runs_its_own_forward(fused_calls: list[bool], 
         assert len(fused_calls) == before
 
 
+def twice(function):
+    return lambda *arguments: 2.0 * function(*arguments)
+
+
+def test_what_a_layer_was_changed_to_is_what_it_computes(fused_calls: list[bool], seed: int) -> None:
+    class Shifted(bert.Output):
+        def forward(self, *arguments) -> torch.Tensor:
+            return super().forward(*arguments) + 1.0
+
+    def other_eps(layer: Layer) -> None:
+        layer.attention.output.LayerNorm.eps = 0.5
+
+    def other_class(layer: Layer) -> None:
+        layer.output.__class__ = Shifted
+
+    def other_forward(layer: Layer) -> None:
+        layer.output.forward = twice(layer.output.forward)
+
+    def forward_of_a_linear(layer: Layer) -> None:
+        layer.output.dense.forward = twice(layer.output.dense.forward)
+
+    batch = batch_of(LENGTHS, seed)
+    settings = (torch.randn(batch.num_tokens, 96, device=DEVICE), batch, Dropouts(batch, 0.0, 0.0, False))
+    with torch.no_grad():
+        for change in (other_eps, other_class, other_forward, forward_of_a_linear):
+            layer = random_layer(seed)
+            plain = layer(*settings)
+            change(layer)
+            with use_backend("triton"):
+                changed = layer(*settings)
+            with use_backend("eager"):
+                torch.testing.assert_close(changed, layer(*settings), rtol=1e-4, atol=1e-5)
+            assert not torch.allclose(changed, plain, atol=1e-3), change
+    assert fused_calls == []
+
+
 @pytest.mark.parametrize("mode", ["layer", "selective"])
 @pytest.mark.parametrize("backend", [None, "triton"])
 def test_checkpointing_changes_nothing(mode: str, backend: str | None, seed: int) -> None:

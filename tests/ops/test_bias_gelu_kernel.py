@@ -151,6 +151,15 @@ def test_rows_that_lie_apart_and_an_expanded_gradient(seed: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(ours, same))
 
 
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_a_bias_whose_elements_lie_apart_or_on_each_other(approximate: str, seed: int) -> None:
+    x, gradient = random((20, 96), seed), random((20, 96), seed + 1)
+    for bias in (random((192,), seed + 2)[::2], random((1,), seed + 2).expand(96), random((97,), seed + 2)[1:]):
+        ours = run("triton", x, bias, gradient, approximate)
+        same = run("triton", x, bias.contiguous(), gradient, approximate)
+        assert all(torch.equal(a, b) for a, b in zip(ours, same))
+
+
 def test_no_gradient_is_computed_of_a_bias_that_wants_none(seed: int) -> None:
     x = random((4, 64), seed).requires_grad_()
     with use_backend("triton"):

@@ -8,6 +8,7 @@ import torch
 
 import fastbert
 from fastbert import _C, ops
+from fastbert.errors import UserError
 from fastbert.ops import backend, reference
 from fastbert.ops.dropout import Site, TokenDropout, attention_mask, quantized, token_mask
 
@@ -118,6 +119,33 @@ def test_bad_arguments_are_refused_not_crashed_on() -> None:
         _C.token_dropout_mask(out, keys, index[:1], index, 0, 1, 1)
     with pytest.raises(TypeError):
         _C.token_dropout_mask(out.astype(np.float64), keys, index, index, 0, 1, 1)
+
+
+GOOD = {
+    "x": torch.ones(4, 8), "p": 0.1, "key": torch.ones(2).long(), "sequence_ids": torch.ones(4).long(),
+    "offsets": torch.ones(4).long(), "site": 1,
+}  # fmt: skip
+WRONG = [
+    pytest.param({"x": torch.ones(2, 4, 8)}, r"x must be floating of shape \(tokens, width\)", id="axes"),
+    pytest.param({"x": torch.ones(4, 8).long()}, "x must be floating .*not torch.int64", id="dtype"),
+    pytest.param({"p": 1.0}, r"token_dropout\.p=1\.0 must be at least 0 and below 1", id="p"),
+    pytest.param({"p": math.nan}, r"token_dropout\.p=nan must be", id="p-nan"),
+    pytest.param({"site": -1}, r"token_dropout\.site=-1 must be at least 0", id="site"),
+    pytest.param({"site": 2**31}, r"token_dropout\.site=2147483648 must be", id="site-large"),
+    pytest.param({"key": torch.ones(2)}, r"token_dropout\.key must be int64 \(sequences,\)", id="key"),
+    pytest.param({"key": torch.ones(2, device="meta").long()}, r"token_dropout\.key is on meta", id="device"),
+    pytest.param({"sequence_ids": torch.ones(3).long()}, r"token_dropout\.sequence_ids must be .*\(4,\)", id="ids"),
+    pytest.param({"offsets": torch.ones(4)}, r"token_dropout\.offsets must be int64 or int32", id="offsets"),
+]
+
+
+@pytest.mark.parametrize("backend_name", ["triton", "native", "eager"])
+@pytest.mark.parametrize(("change", "message"), WRONG)
+def test_wrong_arguments_are_named(change: dict, message: str, backend_name: str) -> None:
+    named = GOOD | change
+    x = named.pop("x")
+    with fastbert.use_backend(backend_name), pytest.raises(UserError, match=message):
+        ops.dropout(x, TokenDropout(**named))
 
 
 def test_native_and_eager_backends_drop_the_same_elements() -> None:

@@ -48,6 +48,28 @@ def test_layer_norm(rows: int, width: int, dtype: torch.dtype, seed: int) -> Non
     )
 
 
+@pytest.mark.parametrize("rows", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("biases", [torch.float32, torch.bfloat16])
+def test_layer_norm_of_any_dtypes_rounds_no_rows(
+    rows: torch.dtype, weights: torch.dtype, biases: torch.dtype, seed: int
+) -> None:
+    if rows == weights == biases:
+        pytest.skip("torch's own kernel")
+    torch.manual_seed(seed)
+    tensors = (torch.randn(5, 40).to(rows), torch.randn(40).to(weights), torch.randn(40).to(biases))
+    kinds = (rows, torch.float32, torch.float32)
+    found = []
+    with fastbert.use_backend("eager"):
+        for form in (kinds, (torch.float64,) * 3, (rows, weights, biases)):
+            leaves = [tensor.to(kind).requires_grad_() for tensor, kind in zip(tensors, form)]
+            result = ops.layer_norm(*leaves)
+            assert result.dtype == form[0]
+            found.append([result, *torch.autograd.grad(result, leaves[0], torch.ones_like(result).cumsum(1))])
+    for theirs, exact, mine in zip(*found):
+        assert_as_accurate(mine, theirs, exact)
+
+
 @pytest.mark.parametrize(("rows", "width"), SHAPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("approximate", ["none", "tanh"])

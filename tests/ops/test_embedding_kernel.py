@@ -372,7 +372,10 @@ def test_names_what_is_wrong(seed: int) -> None:
         (([], [], *weights), "0 ids for 0 tables"),
         (([ids[0], ids[1][:3]], tables, *weights), r"ids\[1\] must be int64 or int32 of shape \(4,\), not"),
         ((ids, [tables[0], tables[1][:, :4]], *weights), r"tables\[1\] must be floating of shape \(rows, 8\), not"),
-        ((ids, tables, weights[0][:3], weights[1]), r"weight has shape \(3,\), but the tables' rows need \(8,\)"),
+        ((ids, tables, weights[0][:3], weights[1]), r"weight must be floating of shape \(8,\), .*\(3,\)"),
+        ((ids, tables, weights[0], weights[1].long()), r"bias must be floating of shape \(8,\), .*torch\.int64"),
+        ((ids, tables, *weights, -1.0), r"eps=-1\.0 must be a finite number, at least 0"),
+        ((ids, [tables[0][0, 0], tables[1]], *weights), r"tables\[0\] must be floating of shape \(rows, "),
         ((ids, tables, *weights, 1e-5, short), r"sequence_ids must be int64 or int32 of shape \(4,\), one a token"),
         ((ids, tables, *weights, 1e-5, some_dropout(4, seed, 1.0)), r"token_dropout.p=1.0 must be"),
     ]

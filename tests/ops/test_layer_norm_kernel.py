@@ -435,10 +435,10 @@ WRONG = [
     pytest.param({"residual": torch.ones(4, 1)}, r"residual must be .* shape of x, \(4, 8\)", id="residual-shape"),
     pytest.param({"eps": math.nan}, "eps=nan must be a finite number", id="eps"),
     pytest.param({"weight": torch.ones(8, device="meta")}, "weight is on meta, x on cpu", id="device"),
-    pytest.param({"key": torch.ones(2)}, r"key of token_dropout must be int64 of shape \(sequences,\)", id="key"),
-    pytest.param({"ids": torch.ones(3).long()}, r"sequence_ids of token_dropout must be .* \(4,\)", id="ids"),
-    pytest.param({"offsets": torch.ones(4)}, r"offsets of token_dropout must be int32 or int64", id="offsets"),
-    pytest.param({"p": 1.0}, r"token_dropout has p=1\.0", id="p"),
+    pytest.param({"key": torch.ones(2)}, r"token_dropout\.key must be int64 \(sequences,\)", id="key"),
+    pytest.param({"ids": torch.ones(3).long()}, r"token_dropout\.sequence_ids must be .* \(4,\)", id="ids"),
+    pytest.param({"offsets": torch.ones(4)}, r"token_dropout\.offsets must be int64 or int32", id="offsets"),
+    pytest.param({"p": 1.0}, r"token_dropout\.p=1\.0 must be", id="p"),
     pytest.param({"x": torch.ones(2, 4, 8), "residual": torch.ones(2, 4, 8)}, r"\(tokens, width\)", id="axes"),
 ]
 

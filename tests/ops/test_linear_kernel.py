@@ -250,6 +250,27 @@ def test_rows_in_any_number_of_axes_and_any_order_in_memory(seed: int) -> None:
     torch.testing.assert_close(shaped[2], flat[2], rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("own", [0, 1], ids=["library", "own"])
+def test_a_bias_whose_elements_lie_apart(own: int, seed: int) -> None:
+    x, weight, _ = (tensor.half() for tensor in operands(20, 48, 32, seed))
+    bias, gradient = random((64,), seed + 2).half()[::2], random((20, 32), seed + 3)
+    with use_configuration(kernels.product_gelu, "half-256", architecture(x.device), OWN=own):
+        ours = run("triton", (x, weight, bias), gradient)
+        same = run("triton", (x, weight, bias.contiguous()), gradient)
+    assert all(torch.equal(a, b) for a, b in zip(ours, same))
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2], ids=["x", "weight", "bias"])
+def test_a_second_derivative_is_refused(wanted: int, seed: int) -> None:
+    tensors = [tensor.half() for tensor in operands(4, 48, 32, seed)]
+    leaf = tensors[wanted].requires_grad_()
+    with use_backend("triton"):
+        result = ops.linear(*tensors, activation="gelu")
+    (gradient,) = torch.autograd.grad(result, leaf, random((4, 32), seed).half(), create_graph=True)
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        torch.autograd.grad(gradient.square().sum(), leaf)
+
+
 def test_nothing_is_kept_where_no_gradient_is_wanted(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     forward = kernels.linear_gelu
@@ -268,6 +289,8 @@ def test_the_operator_keeps_its_promises(keep: bool, seed: int) -> None:
     x, weight, bias = (tensor.half().requires_grad_(keep) for tensor in operands(10, 48, 16, seed))
     torch.library.opcheck(torch.ops.fastbert.linear_gelu.default, (x, weight, bias, False, keep))
     torch.library.opcheck(torch.ops.fastbert.linear_gelu.default, (x, weight, None, True, keep))
+    rows = (random((10, 16), seed).half(), random((10, 16), seed + 1).half(), x.detach(), weight.detach(), None)
+    torch.library.opcheck(torch.ops.fastbert.linear_gelu_backward.default, (*rows, True, keep))
 
 
 def test_compiles_whole_and_once_for_any_number_of_rows(seed: int) -> None:
@@ -299,6 +322,17 @@ def test_refuses_what_is_wrong(seed: int) -> None:
         ops.linear(x, weight.t(), bias)
     with pytest.raises(UserError, match=r"bias has shape \(15,\): it must be \(16,\)"):
         ops.linear(x, weight, bias[:15])
+    for backend in ("triton", "eager"):
+        with use_backend(backend):
+            for activation in (None, "gelu"):
+                with pytest.raises(UserError, match=r"weight has dtype torch\.float32, x torch\.float16: cast one"):
+                    ops.linear(x, weight.float(), bias, activation=activation)
+                with pytest.raises(UserError, match=r"bias has dtype torch\.bfloat16, x torch\.float16: cast one"):
+                    ops.linear(x, weight, bias.bfloat16(), activation=activation)
+                with pytest.raises(UserError, match=r"weight is on meta, x on .*: move them to one device"):
+                    ops.linear(x, weight.to("meta"), bias, activation=activation)
+            with pytest.raises(UserError, match=r"x must be floating, not torch\.int64"):
+                ops.linear(x.long(), weight.long())
     with use_backend("triton"):
         with pytest.raises(UserError, match="no forward-mode derivative"):
             torch.func.jvp(lambda x: ops.linear(x, weight, bias, activation="gelu"), (x,), (x,))
