@@ -229,12 +229,12 @@ def resources(
 
 def table(rows: Sequence[Resources]) -> str:
     """Text, a line a kernel, those that do not fit marked."""
-    width = max(len(row.case) for row in rows)
-    lines = [f"{'kernel':17} {'case':{width}} target warps registers spills  shared programs seconds"]
+    width, name = (max(len(text) for text in texts) for texts in zip(*((row.case, row.kernel) for row in rows)))
+    lines = [f"{'kernel':{name}} {'case':{width}} target warps registers spills  shared programs seconds"]
     for row in rows:
         numbers = f"{row.warps:5} {row.registers:9} {row.spills:6} {row.shared:7} {row.programs:8} {row.seconds:7.1f}"
         verdict = "" if row.fits else "  DOES NOT FIT"
-        lines.append(f"{row.kernel:17} {row.case:{width}} {row.target:6} {numbers}{verdict}")
+        lines.append(f"{row.kernel:{name}} {row.case:{width}} {row.target:6} {numbers}{verdict}")
     return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastbert.kernels import attention, bias_gelu, layer_norm, linear
+from fastbert.ops.attention_problem import check_offsets
 from fastbert.ops.dropout import Site
 from fastbert.ops.encoder_layer import SAVE_ALL, SAVE_NOTHING, LayerSettings, LayerWeights, Wanted
 from fastbert.ops.product import accumulate, product
@@ -30,6 +31,7 @@ def forward(
     rows = x.to(dtype)
     qkv = F.linear(rows, _joined(weights, dtype), _joined_bias(weights, dtype))
     problem = settings.problem(_split(qkv, settings), tf32)
+    check_offsets(problem)
     context, lse = attention.forward(problem)
     context = context.flatten(1)
     y1, z1, mean1, rstd1 = layer_norm.forward(

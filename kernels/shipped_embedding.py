@@ -6,6 +6,8 @@ would leave lanes idle, so a row is padded to that at least.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastbert.kernels.configuration import Config, Table
 
 NARROWEST, WIDEST = 32, 8192
@@ -59,8 +61,17 @@ def _table(num_warps: int, warp: int) -> Table:
     }
 
 
+def _blackwell() -> Table:
+    """The widest rows need more than the 128 registers that 16 warps leave a thread."""
+    table = _table(4, 32)
+    backward = table["embedding_backward"]
+    widest = {shape: replace(backward[shape], num_warps=8) for shape in (f"half-{WIDEST}", f"ieee-{WIDEST}")}
+    return {**table, "embedding_backward": backward | widest}
+
+
 TABLES: dict[str, Table] = {
-    **{target: _table(4, 32) for target in ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120")},
+    **{target: _table(4, 32) for target in ("sm_80", "sm_86", "sm_90", "sm_120")},
+    "sm_100": _blackwell(),
     "gfx942": _table(2, 64),
     # It takes as long for a wide row as for a narrow one.
     "interpreter": _table(4, 256),

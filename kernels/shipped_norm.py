@@ -18,7 +18,9 @@ def _registers(threads: int, warps: int, arithmetic: str, width: int) -> int:
         return 0
     if warps > 8:
         return 128
-    return 168 if arithmetic == "ieee" else 128 if width == 2048 else 0
+    if arithmetic == "ieee":
+        return 255 if width <= 64 else 168
+    return 128 if width == 2048 else 0
 
 
 def _forward(threads: int, least: int) -> dict[str, Config]:

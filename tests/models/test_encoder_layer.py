@@ -11,6 +11,7 @@ from batches import random_batch
 from torch import nn
 
 from fastbert import BertConfig, BertForPreTraining, BertModel, use_backend
+from fastbert.errors import UserError
 from fastbert.models import bert
 from fastbert.models.bert import Dropouts, Layer
 from fastbert.ops import encoder_layer
@@ -306,3 +307,13 @@ def test_a_model_of_fused_layers(fused_calls: list[bool], seed: int) -> None:
             theirs = model(batch).last_hidden_state
     assert len(fused_calls) == 2
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_wrong_offsets_are_named(seed: int) -> None:
+    batch = batch_of([5, 3], seed)
+    wrong = replace(batch, cu_seqlens=batch.cu_seqlens - 1)
+    x = torch.randn(8, 96, device=DEVICE)
+    if GPU:
+        pytest.skip("on a GPU they are read under FASTBERT_DEBUG=1 only")
+    with use_backend("triton"), pytest.raises(UserError, match="cu_seqlens_q starts at -1: it must start at 0"):
+        random_layer(seed)(x, wrong, Dropouts(wrong, 0.0, 0.0, False))
