@@ -197,19 +197,18 @@ def forward(
     out_dtype: torch.dtype,
     dropout: TokenDropout | None,
     save: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """y (tokens, width) in `out_dtype`, and if `save` mean and 1 / deviation (tokens,) fp32 for `backward`."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y (tokens, width) in `out_dtype`, mean and 1 / deviation (tokens,) fp32 for `backward`: empty without `save`."""
     device, tokens, width = tables[0].device, ids[0].shape[0], tables[0].shape[1]
     y = torch.empty(tokens, width, dtype=out_dtype, device=device)
-    mean = torch.empty(tokens, dtype=torch.float32, device=device) if save else None
-    rstd = torch.empty(tokens, dtype=torch.float32, device=device) if save else None
+    mean, rstd = (torch.empty(tokens if save else 0, dtype=torch.float32, device=device) for _ in range(2))
     sources, rows = _sources(ids, tables)
     draws, sequences, numbers = _dropout(dropout)
     config = _config(embedding_forward, tables[0])
     launch(
         embedding_forward,
         (triton.cdiv(tokens, config.constants["ROWS"]),),
-        *(*sources, weight.contiguous(), bias.contiguous(), *draws, y, mean, rstd),
+        *(*sources, weight.contiguous(), bias.contiguous(), *draws, y, *((mean, rstd) if save else (None, None))),
         *(*rows, tokens, width, sequences, eps, *numbers),
         TABLES=len(tables),
         DROPOUT=draws[0] is not None,

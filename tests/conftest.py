@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -37,6 +38,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.seed is None:
         config.option.seed = int.from_bytes(os.urandom(4))
+    if hasattr(config, "workerinput"):  # in a process of pytest-xdist
+        config.option.seed = config.workerinput["seed"]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """All processes of pytest-xdist draw from one seed."""
+    node.workerinput["seed"] = node.config.option.seed
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -77,7 +86,7 @@ def data_dir() -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def reproducible_torch() -> Iterator[None]:
-    """Two threads, deterministic algorithms, and NaN in memory that nothing has written.
+    """Two threads in all, deterministic algorithms, and NaN in memory that nothing has written.
 
     The fill works only while deterministic algorithms are on. Operations of other libraries that have no deterministic
     form warn instead of failing: ours are tested for it by name.
@@ -87,7 +96,7 @@ def reproducible_torch() -> Iterator[None]:
         return
     import torch
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
