@@ -21,6 +21,11 @@ sys.path[:] = [entry for entry in sys.path if Path(entry or os.getcwd()).resolve
 # The same for the interpreters that tests start from inside the clone.
 os.environ["PYTHONSAFEPATH"] = "1"
 
+# Processes of pytest-xdist share the cores, and threads that wait for each other then take much longer than one alone;
+# the same for what tests start, which must compute the same bits.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
+
 # No test talks to the network, and products on a GPU are the same on every run.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -97,7 +97,8 @@ def error_of(function):
 
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message", "of_reference"),
-    [pytest.param(*case, id=f"{ascii(case[0])[:40]}-{'-'.join(map(str, case[1].items()))[:60]}") for case in CALLS],
+    # Without addresses, which differ from process to process.
+    [pytest.param(*case, id=f"{ascii(case[0])[:32]}-{'-'.join(map(str, case[1].items()))[:60]}") for case in CALLS],
 )
 def test_calls(arguments, options, error, message, of_reference, ours, reference):
     theirs = error_of(lambda: reference(*arguments, **options))
