@@ -234,7 +234,7 @@ def readme_command(name: str) -> str:
 
 
 def test_the_readme_sets_everything_up() -> None:
-    for name, last in (("demo", "/bin/fastbert demo"), ("test", "/bin/pytest")):
+    for name, last in (("demo", "/bin/fastbert demo"), ("test", "/bin/pytest -n auto")):
         create, install, work = readme_command(name).split(" && ")
         folder = create.removeprefix("python3 -m venv ")
         assert install.startswith(f"{folder}/bin/pip install -c constraints.txt ")

@@ -172,7 +172,8 @@ def test_kill_9_and_resume(config: PretrainConfig, tmp_path: Path) -> None:
         "--max-length", "32", "--lr", "3e-3", "--dtype", "fp32", "--device", "cpu", "--log-every", "2",
         "--eval-every", "6", "--eval-samples", "16", "--checkpoint-every", "4", "--keep-checkpoints", "10", "--quiet",
     ]  # fmt: skip
-    script = "import sys; import torch; torch.set_num_threads(2); from fastbert.cli import main; sys.exit(main())"
+    threads = torch.get_num_threads()  # sums of as many parts have the same bits
+    script = f"import sys, torch; torch.set_num_threads({threads}); from fastbert.cli import main; sys.exit(main())"
     process = subprocess.Popen([sys.executable, "-P", "-c", script, "pretrain", *flags], cwd=tmp_path)
     deadline = time.monotonic() + 120
     while not (config.out / "checkpoints" / "step-00000008").exists() and process.poll() is None:
