@@ -1,4 +1,8 @@
-"""The tolerance rule of all numeric tests: compared with float64, at most twice as wrong as eager torch, plus 1e-5."""
+"""The tolerance rule of all numeric tests: compared with float64, at most twice as wrong as eager torch, plus 1e-5.
+
+The 1e-5 is of the largest value where that is above 1: the rounding of long sums grows with them, and eager torch's own
+error in the same place is a matter of luck.
+"""
 
 import math
 
@@ -30,7 +34,7 @@ def assert_as_accurate(
     factor: float = FACTOR,
     floor: float = FLOOR,
 ) -> None:
-    """Fail unless the worst error of `actual` is at most `factor` times that of `eager`, plus `floor`.
+    """Fail unless the worst error of `actual` is at most `factor` times that of `eager`, plus `floor` of the scale.
 
     `exact` is the same computation in float64, `eager` eager torch's in the dtype of `actual`. NaNs and infinities must
     stand exactly where `exact` has them.
@@ -43,6 +47,8 @@ def assert_as_accurate(
     reference, _ = worst_error(eager, exact)
     assert math.isfinite(reference), f"{what}: eager torch itself has a NaN or an infinity that float64 does not have"
     error, place = worst_error(actual, exact)
+    finite = exact.detach()[exact.detach().isfinite()]
+    floor *= max(1.0, float(finite.abs().max())) if finite.numel() else 1.0
     bound = factor * reference + floor
     if not error <= bound:
         wrong = int(((actual.detach().double().cpu() - exact.detach().cpu()).abs() <= bound).logical_not().sum())
