@@ -100,6 +100,7 @@ def test_autocast_multiplies_in_half_and_gives_fp32_gradients(dtype: torch.dtype
     batch, layer = batch_of(LENGTHS, seed), random_layer(seed)
     generator = torch.Generator().manual_seed(seed + 1)
     x, grad = (torch.randn(batch.num_tokens, 96, generator=generator).to(DEVICE) for _ in range(2))
+    grad = grad.to(dtype).float()  # as the layer's output gets it
     exact = run("eager", random_layer(seed).double(), x.double(), grad.double(), batch, True)
     with torch.autocast(DEVICE.type, dtype=dtype):
         for first in (x, x.to(dtype)):
