@@ -97,8 +97,11 @@ def check(function, tensors: dict, upstream: list, **options) -> dict:
     theirs = run("eager", function, tensors, upstream, **options)
     exact = run("eager", function, tensors, upstream, torch.float64, **options)
     assert ours.keys() == exact.keys()
+    x = tensors["x"]
+    # Among few elements all of eager torch's roundings can be small by luck: half a unit of the last place is allowed.
+    floor = max(1e-5, torch.finfo(x.dtype).eps / 2) if x.numel() < 1000 else 1e-5
     for name, truth in exact.items():
-        assert_as_accurate(ours[name], theirs[name], truth, name)
+        assert_as_accurate(ours[name], theirs[name], truth, name, floor=floor)
     return ours
 
 
