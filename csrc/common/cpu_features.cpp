@@ -63,6 +63,7 @@ CpuFeatures detect() {
     }
     if ((saved & kAvx512States) == kAvx512States) {
         has.avx512f = bit(extended.ebx, 16);
+        has.avx512dq = bit(extended.ebx, 17);
         has.avx512bw = bit(extended.ebx, 30);
         has.avx512vl = bit(extended.ebx, 31);
         has.avx512vbmi = bit(extended.ecx, 1);

@@ -12,6 +12,7 @@ struct CpuFeatures {
     bool avx512f = false;
     bool avx512bw = false;
     bool avx512vl = false;
+    bool avx512dq = false;
     bool avx512vbmi = false;
     bool avx512_vbmi2 = false;
     bool avx512_vnni = false;

@@ -1,0 +1,33 @@
+// Which kernels run: the dispatch level of this process.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/cpu_features.h"
+
+namespace fastbert {
+
+// Each level includes those before it. Beside the level, kernels ask `level_features` for what not every processor of
+// a level has (AVX-512 BF16 and VNNI).
+enum class Level { portable, avx2, avx512, amx };
+
+// The level in force: the highest that this processor has, unless `force_level` chose another.
+Level level();
+
+// The features that kernels may use at the level in force: those above it read as absent.
+const CpuFeatures& level_features();
+
+// The levels that this process can run, lowest first: portable, avx2, avx512, amx.
+std::vector<std::string> available_levels();
+std::string level_name(Level level);
+
+// Run at this level from now on; "" chooses the highest again. Throws std::invalid_argument for a level that is unknown
+// or that this process cannot run. Not to be called while kernels run.
+void force_level(const std::string& name);
+
+// For tests: take these features, named as Linux names them, for those of the processor; an empty list asks the
+// processor again. Executing what it lacks ends the process, unless something emulates it.
+void pretend_features(const std::vector<std::string>& names);
+
+}  // namespace fastbert

@@ -1,0 +1,92 @@
+#include "cpu/parallel.h"
+
+#if defined(__linux__)
+#include <dlfcn.h>
+#endif
+
+// The runtime is looked up among what the process has loaded, not linked: torch brings its own under names that differ
+// between builds, and a second one would fight with it for the cores. Its entry points (libgomp's, which LLVM's and
+// Intel's offer too) need no compiler flag.
+namespace fastbert {
+namespace {
+
+struct Runtime {
+    using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+    Parallel parallel = nullptr;
+    void (*barrier)() = nullptr;
+    int (*thread)() = nullptr;
+    int (*running)() = nullptr;
+    int (*most)() = nullptr;
+    int (*inside)() = nullptr;
+};
+
+#if defined(__linux__)
+
+template <typename Function>
+void find(void* library, const char* name, Function& function) {
+    function = reinterpret_cast<Function>(dlsym(library, name));
+}
+
+bool take(Runtime& runtime, void* library) {
+    Runtime found;
+    find(library, "GOMP_parallel", found.parallel);
+    find(library, "GOMP_barrier", found.barrier);
+    find(library, "omp_get_thread_num", found.thread);
+    find(library, "omp_get_num_threads", found.running);
+    find(library, "omp_get_max_threads", found.most);
+    find(library, "omp_in_parallel", found.inside);
+    if (!found.parallel || !found.barrier || !found.thread || !found.running || !found.most || !found.inside)
+        return false;
+    runtime = found;
+    return true;
+}
+
+Runtime look_up() {
+    Runtime runtime;
+    if (take(runtime, RTLD_DEFAULT)) return runtime;
+    for (const char* name : {"libgomp.so.1", "libiomp5.so", "libomp.so", "libomp.so.5"}) {
+        // Never closed: threads may run in it until the process ends.
+        if (void* library = dlopen(name, RTLD_LAZY | RTLD_NOLOAD); library && take(runtime, library)) return runtime;
+    }
+    if (void* library = dlopen("libgomp.so.1", RTLD_LAZY)) take(runtime, library);
+    return runtime;
+}
+
+#else
+
+Runtime look_up() { return {}; }
+
+#endif
+
+// Nothing is looked up before the first kernel runs, when torch is loaded.
+const Runtime& runtime() {
+    static const Runtime found = look_up();
+    return found;
+}
+
+}  // namespace
+
+int parallel_threads() {
+    const Runtime& openmp = runtime();
+    return !openmp.parallel || openmp.inside() ? 1 : std::max(1, openmp.most());
+}
+
+void parallel_run(int threads, void (*body)(void*, int, int), void* context) {
+    if (threads <= 1 || !runtime().parallel) return body(context, 0, 1);
+    struct Call {
+        void (*body)(void*, int, int);
+        void* context;
+    } call{body, context};
+    runtime().parallel(
+        [](void* data) {
+            const Call& one = *static_cast<Call*>(data);
+            one.body(one.context, runtime().thread(), runtime().running());
+        },
+        &call, static_cast<unsigned>(threads), 0);
+}
+
+void parallel_barrier(int threads) {
+    if (threads > 1) runtime().barrier();
+}
+
+}  // namespace fastbert

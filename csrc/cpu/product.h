@@ -1,0 +1,94 @@
+// Matrix products of packed tokens with a weight that was laid out once: y = finish(x weight^T).
+//
+// A product is made of blocks: at most `BlockKernel::rows` tokens by kColumns outputs over the whole depth, so that a
+// block's sums stay in registers until they are done, and an output is the same sum, in the same order, in every batch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "cpu/bfloat16.h"
+
+namespace fastbert {
+
+// What is multiplied: bf16 pairs or int8 quadruples, both summed into 32 bits, or floats.
+enum class Element : int { bf16, int8, fp32 };
+
+// Elements that lie together, 4 bytes: what a dot-product instruction takes at once.
+constexpr std::size_t group_of(Element element) {
+    return element == Element::bf16 ? 2 : element == Element::int8 ? 4 : 1;
+}
+constexpr std::size_t bytes_of(Element element) { return 4 / group_of(element); }
+
+inline constexpr std::size_t kPanel = 16;    // outputs that lie side by side: the lanes of a vector, the columns of a tile
+inline constexpr std::size_t kColumns = 32;  // outputs of a block: two panels
+inline constexpr std::size_t kStep = 64;     // bytes of depth that a tile takes at once; the depth is padded to a multiple
+
+// A weight (columns, depth) as products read it. The outputs are cut into panels of 16; a panel holds its groups of
+// inputs one after the other, and in each group its 16 outputs: [columns / 16][depth / group][16][group]. 64 bytes times
+// 16 groups in a row are the operand of a tile instruction as it stands. Columns are filled up to a multiple of 32 and
+// depth to a multiple of kStep bytes, with zeros. The memory begins at a multiple of 64 bytes.
+struct PackedWeight {
+    Element element = Element::bf16;
+    std::size_t columns = 0, depth = 0;                // as given
+    std::size_t padded_columns = 0, padded_depth = 0;  // as stored
+    std::unique_ptr<std::byte[], void (*)(std::byte*)> bytes{nullptr, [](std::byte*) {}};
+    // int8 only, one an output: what an integer stands for, and the sum of a row's integers.
+    std::unique_ptr<float[]> scales;
+    std::unique_ptr<std::int32_t[]> sums;
+
+    std::size_t panel_bytes() const { return padded_depth * kPanel * bytes_of(element); }
+    const std::byte* panel(std::size_t index) const { return bytes.get() + index * panel_bytes(); }
+};
+
+// What happens to a block's sums before they are stored; null pointers and zeros leave a part out. In this order:
+// sums (for int8 times row_scales[row] * column_scales[column]) + bias, GELU, + residual, rounding to `dtype`.
+struct Finish {
+    const float* bias = nullptr;  // (columns,)
+    enum class Activation : int { none, gelu, gelu_tanh } activation = Activation::none;
+    const void* residual = nullptr;  // (rows, columns) in `residual_dtype`
+    std::size_t residual_stride = 0;  // elements
+    Dtype residual_dtype = Dtype::fp32;
+    const float* row_scales = nullptr;
+    const float* column_scales = nullptr;
+    const std::int32_t* column_sums = nullptr;  // where a kernel adds 128 to each of a row's integers
+    void* out = nullptr;  // (rows, columns)
+    std::size_t out_stride = 0;  // elements
+    Dtype dtype = Dtype::bf16;
+};
+
+// A block of an output: rows first_row.. of the product, columns first_column.., with its sums, rows of kColumns floats
+// (int32 for int8 products) in memory that begins at a multiple of 64 bytes.
+struct Block {
+    std::size_t first_row = 0, rows = 0, first_column = 0, columns = 0;
+    float* sums = nullptr;
+};
+
+// The inner loop of one level for one element.
+struct BlockKernel {
+    // The most tokens of a block.
+    std::size_t rows;
+    // Bytes of a row panel: `rows` tokens of the padded depth, in whatever layout `multiply` wants.
+    std::size_t (*panel_bytes)(std::size_t padded_depth);
+    // Lay `rows` tokens out as a row panel, filled up with zeros. `x`: bf16 (Element::bf16), int8 (Element::int8) or
+    // float rows, `stride` elements apart; nothing behind a row's `depth` elements is read.
+    void (*fill)(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
+                 std::byte* panel);
+    // block.sums = panel x weights^T for two neighbouring panels of the weight, and beside it, where the processor has
+    // room for both, finish `previous` (may be null). The sums of both live in different memory.
+    void (*multiply)(const std::byte* panel, const std::byte* weights, std::size_t panel_bytes,
+                     std::size_t padded_depth, const Block& block, const Block* previous, const Finish& finish);
+    // Finish a block that no `multiply` took along.
+    void (*finish)(const Block& block, const Finish& finish);
+    // Called by each thread before its first block and behind its last one; null where there is nothing to do.
+    void (*enter)();
+    void (*leave)();
+    // Whether the rows' integers are unsigned, 128 more than they stand for, so that `column_sums` are subtracted.
+    bool adds_128;
+};
+
+// The kernel for an element at the level in force (level.h).
+const BlockKernel& block_kernel(Element element);
+
+}  // namespace fastbert
