@@ -1,0 +1,40 @@
+"""When the C++ kernels of the `native` backend take a call, and how tensors reach them.
+
+Every operation asks `serves` after `backend.choose` said "native", and goes to eager torch where it answers no.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastbert.errors import UserError
+from fastbert.ops import backend
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def serves(operation: str, *tensors: Tensor | None) -> bool:
+    """Whether the native kernel of `operation` takes these tensors; those of which a gradient could be asked come here.
+
+    It serves bf16 and fp32 on a CPU, and no gradients in this version. Where it does not serve, eager torch does,
+    without a word; raises UserError where the native backend was forced.
+    """
+    present = [x for x in tensors if x is not None]
+    for x in present:
+        if x.device.type != "cpu":
+            return declines(operation, f"a tensor is on {x.device}, and the native backend serves CPUs")
+        if x.dtype not in DTYPES:
+            return declines(operation, f"a tensor has dtype {x.dtype}, and the native backend serves bfloat16, float32")
+    if torch.is_grad_enabled() and any(x.requires_grad for x in present):
+        return declines(
+            operation, "a gradient is wanted, and the native backend has none in this version: use torch.no_grad()"
+        )
+    return True
+
+
+def declines(operation: str, reason: str) -> bool:
+    """False, for a call that the native kernel of `operation` does not serve; UserError where it was forced."""
+    if backend._forced == "native":
+        raise UserError(f"backend 'native' cannot serve {operation!r} here: {reason}; use_backend('eager') serves it")
+    return False
