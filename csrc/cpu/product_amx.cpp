@@ -7,7 +7,7 @@
 // much of L1 and as many bytes from L2, but all row panels laid out before the first block, and no row would be done
 // before the last.) The weights are loaded by the instruction for streams, which leaves the row panel in L1: measured
 // at a depth of 768 in bf16, 1.58 against 1.25 TFLOP/s.
-#include "cpu/product_amx.h"
+#include "cpu/product_int8.h"
 
 #if FASTBERT_X86
 #include <immintrin.h>
@@ -72,7 +72,7 @@ void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth
 
 // sums[row / 16][panel] += rows[row / 16] x weights[panel]: tiles 0 to 3, 4 and 5, 6 and 7.
 template <Element kElement>
-struct Product {
+struct TileProduct {
     static FASTBERT_INLINE void upper_left() {
         if constexpr (kElement == Element::int8) _tile_dpbssd(0, 4, 6);
         else _tile_dpbf16ps(0, 4, 6);
@@ -96,7 +96,7 @@ template <Element kElement, bool kTwo>
 FASTBERT_INLINE void multiply_tiles(const std::byte* panel, const std::byte* weights, std::size_t weight_panel_bytes,
                                     std::size_t padded_depth, const Block& block, const Block* previous,
                                     const Finish& finish) {
-    using P = Product<kElement>;
+    using P = TileProduct<kElement>;
     const std::size_t steps = padded_depth * bytes_of(kElement) / kStep;
     const std::size_t previous_rows = previous ? previous->rows : 0;
     std::size_t finished = 0, share = 0;
@@ -161,24 +161,26 @@ void finish_block(const Block& block, const Finish& finish) { finish_rows<Avx512
 
 FASTBERT_TARGET_END
 
+// 1.7 TFLOP/s of bf16 on weights of 12 GB/s, and as much for int8, which is twice as fast on half of the bytes.
+constexpr std::size_t kMemoryRows = 128;
+
+template <Element kElement>
+constexpr BlockKernel kernel_of() {
+    return {kRows, panel_bytes<kElement>, fill<kElement>, multiply<kElement>, finish_block,
+            enter, leave,                 false,          kTileRows,          kMemoryRows};
+}
+
 }  // namespace
 
-const BlockKernel kAmxBf16 = {kRows,
-                              panel_bytes<Element::bf16>,
-                              fill<Element::bf16>,
-                              multiply<Element::bf16>,
-                              finish_block,
-                              enter,
-                              leave,
-                              false};
-const BlockKernel kAmxInt8 = {kRows,
-                              panel_bytes<Element::int8>,
-                              fill<Element::int8>,
-                              multiply<Element::int8>,
-                              finish_block,
-                              enter,
-                              leave,
-                              false};
+const BlockKernel& amx_bf16_kernel() {
+    static constexpr BlockKernel kernel = kernel_of<Element::bf16>();
+    return kernel;
+}
+
+const BlockKernel& amx_int8_kernel() {
+    static constexpr BlockKernel kernel = kernel_of<Element::int8>();
+    return kernel;
+}
 
 }  // namespace fastbert
 #endif

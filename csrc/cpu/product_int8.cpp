@@ -1,18 +1,23 @@
 #include "cpu/product_int8.h"
 
 #include "cpu/level.h"
-#include "cpu/product_amx.h"
 
 namespace fastbert {
 
-const BlockKernel& int8_block_kernel() {
+const BlockKernel& int8_kernel([[maybe_unused]] Level level) {
 #if FASTBERT_X86
-    const CpuFeatures& has = level_features();
-    if (level() == Level::amx) return kAmxInt8;
-    if (level() == Level::avx512) return has.avx512_vnni ? kVnniInt8 : kAvx512Int8;
-    if (level() == Level::avx2) return kAvx2Int8;
+    switch (level) {
+        case Level::amx:
+            return amx_int8_kernel();
+        case Level::avx512:
+            return level_features().avx512_vnni ? avx512_vnni_int8_kernel() : avx512_int8_kernel();
+        case Level::avx2:
+            return avx2_int8_kernel();
+        case Level::portable:
+            break;
+    }
 #endif
-    return kPortableInt8;
+    return portable_int8_kernel();
 }
 
 }  // namespace fastbert

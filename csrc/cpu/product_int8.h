@@ -1,19 +1,18 @@
-// int8 products below AMX (product.h). Their sums are exact, so that every level has the same ones.
+// int8 products (product.h). Their sums are exact: every level has the same ones.
 #pragma once
 
-#include "cpu/product.h"
+#include "cpu/product_kernels.h"
 #include "cpu/target.h"
 
 namespace fastbert {
 
-extern const BlockKernel kPortableInt8;
+// `int8_kernel` chooses among them.
+const BlockKernel& portable_int8_kernel();
 #if FASTBERT_X86
-extern const BlockKernel kAvx2Int8;
-extern const BlockKernel kAvx512Int8;
-extern const BlockKernel kVnniInt8;
+const BlockKernel& avx2_int8_kernel();
+const BlockKernel& avx512_int8_kernel();
+const BlockKernel& avx512_vnni_int8_kernel();
+const BlockKernel& amx_int8_kernel();
 #endif
-
-// The one of the level in force, AMX's included.
-const BlockKernel& int8_block_kernel();
 
 }  // namespace fastbert

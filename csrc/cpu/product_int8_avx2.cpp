@@ -34,7 +34,10 @@ struct Words {
         return _mm256_broadcastq_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
     }
     static FASTBERT_INLINE Integers add_products(Integers sum, Integers x, Integers weight) {
-        return _mm256_add_epi32(sum, _mm256_madd_epi16(x, weight));
+        sum = _mm256_add_epi32(sum, _mm256_madd_epi16(x, weight));
+        // One after the other: GCC else computes all products first, for which there are no registers.
+        __asm__ volatile("" : "+x"(sum));
+        return sum;
     }
     static FASTBERT_INLINE void store(std::int32_t* p, Integers a, Integers b) {
         // Of each half: two outputs of a, two of b.
@@ -47,8 +50,12 @@ FASTBERT_TARGET_END
 
 }  // namespace
 
-const BlockKernel kAvx2Int8 = {Words::kRows,        panel_bytes<Words>, fill<Words>, multiply<Words>,
-                               finish_block<Words>, nullptr,            nullptr,     false};
+const BlockKernel& avx2_int8_kernel() {
+    static constexpr BlockKernel kernel{Words::kRows,        panel_bytes<Words>, fill<Words>, multiply<Words>,
+                                        finish_block<Words>, nullptr,            nullptr,     false,
+                                        2,                   Words::kRows};
+    return kernel;
+}
 
 }  // namespace fastbert
 #endif

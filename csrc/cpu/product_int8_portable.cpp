@@ -51,6 +51,10 @@ void finish_block(const Block& block, const Finish& finish) { finish_rows<Portab
 
 }  // namespace
 
-const BlockKernel kPortableInt8 = {kRows, panel_bytes, fill, multiply, finish_block, nullptr, nullptr, false};
+const BlockKernel& portable_int8_kernel() {
+    static constexpr BlockKernel kernel{
+        kRows, panel_bytes, fill, multiply, finish_block, nullptr, nullptr, false, 1, kRows};
+    return kernel;
+}
 
 }  // namespace fastbert

@@ -68,11 +68,14 @@ void multiply_rows(const std::byte* panel, const std::byte* weights, std::size_t
         if (block.rows <= kCount - 2)
             return multiply_rows<kCount - 2>(panel, weights, weight_panel_bytes, padded_depth, block);
     }
+    // Unrolled by order: GCC else keeps a copy of the sums in memory.
     __m512i left[kCount], right[kCount];
+#pragma GCC unroll 16
     for (std::size_t row = 0; row < kCount; ++row) left[row] = right[row] = _mm512_setzero_si512();
     for (const std::byte* end = panel + panel_bytes(padded_depth); panel != end; panel += kPanelRows * kGroup) {
         const __m512i weight_left = _mm512_load_si512(weights);
         const __m512i weight_right = _mm512_load_si512(weights + weight_panel_bytes);
+#pragma GCC unroll 16
         for (std::size_t row = 0; row < kCount; ++row) {
             const __m512i x = _mm512_set1_epi32(*reinterpret_cast<const std::int32_t*>(panel + row * kGroup));
             left[row] = _mm512_dpbusd_epi32(left[row], x, weight_left);
@@ -80,6 +83,7 @@ void multiply_rows(const std::byte* panel, const std::byte* weights, std::size_t
         }
         weights += kPanel * kGroup;
     }
+#pragma GCC unroll 16
     for (std::size_t row = 0; row < kCount; ++row) {
         _mm512_store_si512(block.sums + row * kColumns, left[row]);
         _mm512_store_si512(block.sums + row * kColumns + kPanel, right[row]);
@@ -98,7 +102,11 @@ FASTBERT_TARGET_END
 
 }  // namespace
 
-const BlockKernel kVnniInt8 = {kRows, panel_bytes, fill, multiply, finish_block, nullptr, nullptr, true};
+const BlockKernel& avx512_vnni_int8_kernel() {
+    static constexpr BlockKernel kernel{
+        kRows, panel_bytes, fill, multiply, finish_block, nullptr, nullptr, true, 2, 2 * kRows};
+    return kernel;
+}
 
 }  // namespace fastbert
 #endif

@@ -38,22 +38,30 @@ FASTBERT_INLINE void multiply_vectors(const std::byte* panel, const std::byte* w
                                       std::size_t groups, std::size_t vector, std::int32_t* sums) {
     constexpr std::size_t kBytes = I::kColumns * kGroup;
     constexpr std::size_t kInPanel = kPanel / I::kColumns;
+    // Unrolled by order: GCC else keeps a copy of the sums in memory.
     typename I::Integers sum[kRows][I::kVectors];
-    for (auto& row : sum)
-        for (auto& one : row) one = I::zero();
+#pragma GCC unroll 8
+    for (std::size_t row = 0; row < kRows; ++row)
+#pragma GCC unroll 8
+        for (std::size_t v = 0; v < I::kVectors; ++v) sum[row][v] = I::zero();
     weights += vector / kInPanel * weight_panel_bytes + vector % kInPanel * kBytes;
     for (std::size_t group = 0; group < groups; ++group) {
         typename I::Integers weight[I::kVectors];
+#pragma GCC unroll 8
         for (std::size_t v = 0; v < I::kVectors; ++v)
             weight[v] = I::load_weights(weights + v / kInPanel * weight_panel_bytes + v % kInPanel * kBytes);
+#pragma GCC unroll 8
         for (std::size_t row = 0; row < kRows; ++row) {
             const typename I::Integers x = I::load_row(panel + row * kWords);
+#pragma GCC unroll 8
             for (std::size_t v = 0; v < I::kVectors; ++v) sum[row][v] = I::add_products(sum[row][v], x, weight[v]);
         }
         weights += kPanel * kGroup;
         panel += I::kRows * kWords;
     }
+#pragma GCC unroll 8
     for (std::size_t row = 0; row < kRows; ++row)
+#pragma GCC unroll 8
         for (std::size_t v = 0; v < I::kVectors; v += 2)
             I::store(sums + row * kColumns + (vector + v) * I::kColumns, sum[row][v], sum[row][v + 1]);
 }
