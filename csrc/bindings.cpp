@@ -6,5 +6,6 @@ PYBIND11_MODULE(_C, module) {
     fastbert::bind_wordpiece(module);
     fastbert::bind_collator(module);
     fastbert::bind_cpu(module);
+    fastbert::bind_attention(module);
     fastbert::bind_features(module);
 }
