@@ -6,6 +6,7 @@ PYBIND11_MODULE(_C, module) {
     fastbert::bind_wordpiece(module);
     fastbert::bind_collator(module);
     fastbert::bind_cpu(module);
+    fastbert::bind_attention(module);
     fastbert::bind_features(module);
     fastbert::bind_product(module);
 }

@@ -6,6 +6,7 @@ namespace fastbert {
 void bind_wordpiece(pybind11::module_& module);
 void bind_collator(pybind11::module_& module);
 void bind_cpu(pybind11::module_& module);
+void bind_attention(pybind11::module_& module);
 void bind_features(pybind11::module_& module);
 void bind_product(pybind11::module_& module);
 }  // namespace fastbert

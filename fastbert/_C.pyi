@@ -174,6 +174,32 @@ def attention_dropout_mask(
     out: NDArray[Any], keys: NDArray[np.int64], site: int, threshold: int, keep: int
 ) -> None: ...
 
+# bindings_attention.cpp
+
+def attention(
+    q: tuple[int, int, int],
+    k: tuple[int, int, int],
+    v: tuple[int, int, int],
+    bf16: bool,
+    heads: int,
+    dim: int,
+    tokens_q: int,
+    tokens_k: int,
+    cu_seqlens_q: int,
+    cu_seqlens_k: int,
+    sequences: int,
+    longest_q: int,
+    longest_k: int,
+    causal: bool,
+    scale: float,
+    bias: tuple[int, int, int, int, int],
+    bias_bf16: bool,
+    out: int,
+    lse: int,
+) -> bool:
+    """Over addresses: q, k, v with strides of tokens and heads in elements; the bias (0: none) with its rows, columns
+    and strides of heads and rows. False, with nothing written, where the offsets do not fit the tokens."""
+
 # bindings_features.cpp
 
 def cpu_features() -> dict[str, bool]: ...

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
-from fastbert.ops import attention_eager, backend
+from fastbert.ops import attention_eager, backend, native, native_attention
 from fastbert.ops.attention_problem import AttentionProblem, check, check_offsets
 from fastbert.ops.dropout import draw_keys
 
@@ -76,6 +76,10 @@ def attention(
     chosen = backend.choose("attention", q.device)
     if chosen == "triton":
         chosen = _check_triton(problem)
+    if chosen == "native":
+        chosen = _check_native(problem)
+        if chosen == "native" and native.direct(q, k, v, cu_seqlens_q, cu_seqlens_k, bias):
+            return native_attention.forward(problem, with_lse=False)[0]
     if chosen == "eager" and not torch.compiler.is_compiling():
         check_offsets(problem)
         return attention_eager.attention(problem)
@@ -123,6 +127,19 @@ def _check_triton(problem: AttentionProblem) -> backend.BackendName:
         if not cu_seqlens.is_contiguous():
             raise UserError(f"{name} is not contiguous: call {name}.contiguous()")
     return "triton"
+
+
+def _check_native(problem: AttentionProblem) -> backend.BackendName:
+    """The backend of a call for which the native kernels were chosen: eager where they do not serve its kind."""
+    dim, scale = problem.q.shape[2], problem.scale
+    served = native.serves("attention", problem.q, problem.k, problem.v, problem.bias)
+    if served and problem.dropout_key is not None:
+        served = native.declines("attention", f"dropout_p={problem.dropout_p}, and it drops nothing in this version")
+    if served and not 1 <= dim <= native_attention.MAX_HEAD_DIM:
+        served = native.declines("attention", f"head_dim={dim} of q, and it serves 1 to {native_attention.MAX_HEAD_DIM}")
+    if served and not 1e-30 <= scale <= 1e30:
+        served = native.declines("attention", f"scale={scale}, and it serves positive ones, from 1e-30 to 1e30")
+    return "native" if served else "eager"
 
 
 def _flat(problem: AttentionProblem) -> tuple[Any, ...]:
@@ -260,6 +277,21 @@ class _Triton:
         return kernels.backward(problem, out, lse, grad, bias_gradient)
 
 
+class _Native:
+    """The C++ kernels, in inference: `_check_native` lets no call through of which a gradient is wanted."""
+
+    @staticmethod
+    def forward(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
+        return native_attention.forward(problem)
+
+    @staticmethod
+    def backward(
+        problem: AttentionProblem, out: Tensor, lse: Tensor, grad: Tensor, bias_gradient: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Eager torch's, for programs that were compiled without gradients and are then asked for them."""
+        return _Eager.backward(problem, out, lse, grad, bias_gradient)
+
+
 class _Eager:
     """Plain torch as one opaque operation, for `torch.compile`: backward computes the forward pass again."""
 
@@ -279,3 +311,4 @@ class _Eager:
 
 backend.register("attention", "eager", _Eager)
 backend.register("attention", "triton", _Triton)
+backend.register("attention", "native", _Native)

@@ -24,6 +24,8 @@ def serves(operation: str, *tensors: Tensor | None) -> bool:
     for x in present:
         if x.device.type != "cpu":
             return declines(operation, f"a tensor is on {x.device}, and the native backend serves CPUs")
+        if x.layout != torch.strided:
+            return declines(operation, f"a tensor has layout {x.layout}, and the native backend serves strided ones")
         if x.dtype not in DTYPES:
             return declines(operation, f"a tensor has dtype {x.dtype}, and the native backend serves bfloat16, float32")
     if torch.is_grad_enabled() and any(x.requires_grad for x in present):
@@ -38,3 +40,13 @@ def declines(operation: str, reason: str) -> bool:
     if backend._forced == "native":
         raise UserError(f"backend 'native' cannot serve {operation!r} here: {reason}; use_backend('eager') serves it")
     return False
+
+
+def direct(*tensors: Tensor | None) -> bool:
+    """Whether a kernel may be called at once: plain tensors, and nothing that watches torch's dispatcher.
+
+    Otherwise the call goes through an operator that torch knows, which costs about ten microseconds.
+    """
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack():
+        return False
+    return all(x is None or (type(x) in (Tensor, torch.nn.Parameter) and not x.is_neg()) for x in tensors)

@@ -1,0 +1,44 @@
+#include "cpu/target.h"
+
+#if FASTBERT_X86
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "cpu/attention.h"
+
+namespace fastbert {
+
+FASTBERT_TARGET_BEGIN(FASTBERT_AVX512)
+namespace {
+
+#include "cpu/vector_avx512.h"
+#include "cpu/vector_math.h"
+#include "cpu/attention_tile.h"
+#include "cpu/attention_floats.h"
+#include "cpu/attention_transpose.h"
+
+struct Lanes : Avx512 {
+    static constexpr std::size_t kRows = 12, kFewRows = 4;
+
+    static FASTBERT_INLINE void transpose(Float (&rows)[kLanes]) { transpose_16(rows); }
+};
+
+AttentionKernel kernel(Dtype dtype) {
+    return dtype == Dtype::fp32 ? kernel_with<FloatProducts<Lanes, float>>()
+                                : kernel_with<FloatProducts<Lanes, BFloat16>>();
+}
+
+}  // namespace
+FASTBERT_TARGET_END
+
+AttentionKernel attention_avx512(Dtype dtype) { return kernel(dtype); }
+
+}  // namespace fastbert
+
+#endif

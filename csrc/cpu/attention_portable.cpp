@@ -1,0 +1,35 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "cpu/attention.h"
+#include "cpu/target.h"
+
+namespace fastbert {
+namespace {
+
+#include "cpu/vector_portable.h"
+#include "cpu/vector_math.h"
+#include "cpu/attention_tile.h"
+#include "cpu/attention_floats.h"
+
+struct Lanes : Portable {
+    static constexpr std::size_t kRows = 2, kFewRows = 1;
+
+    static FASTBERT_INLINE void transpose(Float (&rows)[kLanes]) {
+        for (std::size_t i = 0; i < kLanes; ++i)
+            for (std::size_t j = 0; j < i; ++j) std::swap(rows[i].lane[j], rows[j].lane[i]);
+    }
+};
+
+}  // namespace
+
+AttentionKernel attention_portable(Dtype dtype) {
+    return dtype == Dtype::fp32 ? kernel_with<FloatProducts<Lanes, float>>()
+                                : kernel_with<FloatProducts<Lanes, BFloat16>>();
+}
+
+}  // namespace fastbert
