@@ -18,8 +18,12 @@
     FASTBERT_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
 #define FASTBERT_TARGET_END _Pragma("clang attribute pop")
 #else
-#define FASTBERT_TARGET_BEGIN(features) _Pragma("GCC push_options") FASTBERT_PRAGMA(GCC target(features))
-#define FASTBERT_TARGET_END _Pragma("GCC pop_options")
+// GCC 12 takes the undefined registers of its own AVX-512 header for a mistake.
+#define FASTBERT_TARGET_BEGIN(features)                                                        \
+    _Pragma("GCC push_options") FASTBERT_PRAGMA(GCC target(features))                          \
+    _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wuninitialized\"")       \
+    _Pragma("GCC diagnostic ignored \"-Wmaybe-uninitialized\"")
+#define FASTBERT_TARGET_END _Pragma("GCC diagnostic pop") _Pragma("GCC pop_options")
 #endif
 
 // What a level may use. AVX-512 BF16, VNNI and AMX are asked for one by one, beside the level.

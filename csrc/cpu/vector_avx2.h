@@ -35,6 +35,13 @@ struct Avx2 {
         std::memcpy(whole, p, count * 2);
         return widen(_mm_load_si128(reinterpret_cast<const __m128i*>(whole)));
     }
+    static FASTBERT_INLINE Float from_integers(const std::int32_t* p) {
+        return _mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    }
+    static FASTBERT_INLINE Float from_integers(const std::int32_t* p, const std::int32_t* sums) {
+        const __m256i less = _mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums)), 7);
+        return _mm256_cvtepi32_ps(_mm256_sub_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), less));
+    }
     static FASTBERT_INLINE void store(float* p, Float x) { _mm256_storeu_ps(p, x); }
     static FASTBERT_INLINE void store(BFloat16* p, Float x) {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow(x));

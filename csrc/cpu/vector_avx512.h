@@ -28,6 +28,13 @@ struct Avx512 {
     static FASTBERT_INLINE Float load_part(const BFloat16* p, std::size_t count) {
         return widen(_mm256_maskz_loadu_epi16(first(count), p));
     }
+    static FASTBERT_INLINE Float from_integers(const std::int32_t* p) {
+        return _mm512_cvtepi32_ps(_mm512_loadu_si512(p));
+    }
+    static FASTBERT_INLINE Float from_integers(const std::int32_t* p, const std::int32_t* sums) {
+        const __m512i less = _mm512_slli_epi32(_mm512_loadu_si512(sums), 7);
+        return _mm512_cvtepi32_ps(_mm512_sub_epi32(_mm512_loadu_si512(p), less));
+    }
     static FASTBERT_INLINE void store(float* p, Float x) { _mm512_storeu_ps(p, x); }
     static FASTBERT_INLINE void store(BFloat16* p, Float x) {
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x));

@@ -33,6 +33,17 @@ struct Portable {
         for (std::size_t i = 0; i < count; ++i) r.lane[i] = to_float(p[i]);
         return r;
     }
+    // Integers as floats, and integers less 128 times others.
+    static FASTBERT_INLINE Float from_integers(const std::int32_t* p) {
+        Float r;
+        for (std::size_t i = 0; i < kLanes; ++i) r.lane[i] = static_cast<float>(p[i]);
+        return r;
+    }
+    static FASTBERT_INLINE Float from_integers(const std::int32_t* p, const std::int32_t* sums) {
+        Float r;
+        for (std::size_t i = 0; i < kLanes; ++i) r.lane[i] = static_cast<float>(p[i] - 128 * sums[i]);
+        return r;
+    }
     static FASTBERT_INLINE void store(float* p, Float x) { std::memcpy(p, x.lane, sizeof(x.lane)); }
     static FASTBERT_INLINE void store(BFloat16* p, Float x) {
         for (std::size_t i = 0; i < kLanes; ++i) p[i] = to_bfloat16(x.lane[i]);
