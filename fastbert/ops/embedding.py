@@ -37,16 +37,16 @@ def embedding_layer_norm(
     backend also rounds the sum. Gradients have the dtypes of tables, weight and bias and are dense: all rows of a table
     are written, and none is left out as padding.
 
-    An id that is no row of its table is an error on a CPU: the native backend's UserError, which names the table, the id
-    and its place, or what eager torch raises, an IndexError. On a GPU nothing asks the device: on
-    the triton backend the token's row is NaN, so that a loss shows it, and the token adds nothing to any table's
-    gradient. With FASTBERT_DEBUG=1 in the environment the ids are looked at first, on every device and backend, which
-    waits for the device: the error then names the table, the id, its place and the table's rows.
+    An id that is no row of its table is an error on a CPU: a UserError of the native backend that names the table, the
+    id, its place and the table's rows, or eager torch's IndexError. On a GPU nothing asks the device: on the triton
+    backend the token's row is NaN, so that a loss shows it, and the token adds nothing to any table's gradient. With
+    FASTBERT_DEBUG=1 in the environment the ids are looked at first, on every device and backend, which waits for the
+    device: the error is then that UserError.
 
     The `triton` backend serves up to 4 tables of fp32, bf16 or fp16 and of at most 8192 columns. Its backward reads the
     tables again, so they must not change before it, and sums their gradients in fp32, in an order that is the same on
-    every run. The `native` backend serves any number of tables, all fp32 or all bf16, without dropout, where no gradient
-    is wanted. Raises UserError, a ValueError, that names the wrong argument.
+    every run. The `native` backend serves any number of tables, all fp32 or all bf16, without dropout, where no
+    gradient is wanted. Raises UserError, a ValueError, that names the wrong argument.
     """
     ids, tables = tuple(ids), tuple(tables)
     if token_dropout is not None and token_dropout.p == 0.0:

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from fastbert import _C
 from fastbert.errors import UserError
-from fastbert.ops import backend, native
+from fastbert.ops import native
 from fastbert.ops.dropout import TokenDropout
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
@@ -25,7 +25,7 @@ _peek_transforms = torch._C._functorch.peek_interpreter_stack
 
 
 def serves(operation: str, x: Tensor, *others: Tensor | None) -> bool:
-    """Whether the native kernel takes a call with rows `x`: else eager torch does; UserError where native was forced."""
+    """Whether the native kernel takes a call with rows `x`; where it was forced and does not, raises UserError."""
     if torch.compiler.is_compiling():
         # A kernel that torch cannot look into would part the operations that the compiler fuses.
         return native.declines(operation, "the call is being compiled")

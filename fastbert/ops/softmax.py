@@ -31,9 +31,9 @@ def softmax(
 
     Returns probabilities in the dtype of `scores`; maxima, exponentials and sums are fp32 inside (float64 for float64).
     Backward computes the probabilities again from `scores`. The `triton` backend serves bf16, fp16 and fp32 with
-    the keys of a row side by side in memory, the `native` one bf16 and fp32 without dropout where no gradient is wanted;
-    eager torch rounds `scale * scores` to their dtype. Nothing asks the device. Raises UserError, a ValueError, that
-    names the wrong argument.
+    the keys of a row side by side in memory, the `native` one bf16 and fp32 without dropout where no gradient is
+    wanted; eager torch rounds `scale * scores` to their dtype. Nothing asks the device. Raises UserError, a ValueError,
+    that names the wrong argument.
     """
     if dropout_p and dropout_key is None and scores.dim() == 4:
         dropout_key = draw_keys(scores.shape[0], scores.device)
