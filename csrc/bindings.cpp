@@ -9,4 +9,5 @@ PYBIND11_MODULE(_C, module) {
     fastbert::bind_attention(module);
     fastbert::bind_features(module);
     fastbert::bind_product(module);
+    fastbert::bind_rows(module);
 }

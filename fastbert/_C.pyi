@@ -239,3 +239,32 @@ def product(
     row_scales: int = 0,
     blocking: tuple[int, int] = (0, 0),
 ) -> None: ...
+# bindings_rows.cpp: addresses of memory, 0 where there is none; strides in elements; dtypes "fp32" or "bf16"
+
+def layer_norm(
+    rows: int, width: int, dtype: str, x: int, x_stride: int,
+    weight: int, bias: int, vector_dtype: str, eps: float, y: int, /,
+) -> None: ...  # fmt: skip
+def sum_layer_norm(
+    rows: int, width: int, dtype: str, x: int, x_stride: int, residual: int, residual_stride: int,
+    x_bias: int, weight: int, bias: int, vector_dtype: str, eps: float, total: int, y: int, /,
+) -> None: ...  # fmt: skip
+def bias_gelu(
+    rows: int, width: int, dtype: str, x: int, x_stride: int, bias: int, vector_dtype: str, tanh: bool, y: int, /
+) -> None: ...
+def gelu_layer_norm(
+    rows: int, width: int, dtype: str, x: int, x_stride: int,
+    x_bias: int, weight: int, bias: int, vector_dtype: str, eps: float, tanh: bool, y: int, /,
+) -> None: ...  # fmt: skip
+def embedding_layer_norm(
+    tokens: int, width: int, dtype: str, out_dtype: str,
+    tables: Sequence[tuple[int, int, bool, int, int, int]],
+    weight: int, bias: int, vector_dtype: str, eps: float, y: int, /,
+) -> tuple[int, int, int] | None:  # fmt: skip
+    """Tables as (ids, stride, whether int64, embeddings, stride, rows). Returns (table, token, id) of an id that is no
+    row of its table; then nothing was written."""
+
+def softmax(
+    sizes: Sequence[int], dtype: str, scores: int, strides: Sequence[int],
+    mask: int, mask_strides: Sequence[int], scale: float, out: int, /,
+) -> None: ...  # fmt: skip

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastbert.errors import UserError
-from fastbert.ops import backend
+from fastbert.ops import backend, native_rows
 from fastbert.ops.dropout import TokenDropout, check_token_dropout, dropout
 from fastbert.ops.normalization import layer_norm
 
@@ -37,14 +37,16 @@ def embedding_layer_norm(
     backend also rounds the sum. Gradients have the dtypes of tables, weight and bias and are dense: all rows of a table
     are written, and none is left out as padding.
 
-    An id that is no row of its table is an error that eager torch raises on a CPU. On a GPU nothing asks the device: on
-    the triton backend the token's row is NaN, so that a loss shows it, and the token adds nothing to any table's
-    gradient. With FASTBERT_DEBUG=1 in the environment the ids are looked at first, on every device and backend, which
-    waits for the device: the error then names the table, the id, its place and the table's rows.
+    An id that is no row of its table is an error on a CPU: a UserError of the native backend that names the table, the
+    id, its place and the table's rows, or eager torch's IndexError. On a GPU nothing asks the device: on the triton
+    backend the token's row is NaN, so that a loss shows it, and the token adds nothing to any table's gradient. With
+    FASTBERT_DEBUG=1 in the environment the ids are looked at first, on every device and backend, which waits for the
+    device: the error is then that UserError.
 
     The `triton` backend serves up to 4 tables of fp32, bf16 or fp16 and of at most 8192 columns. Its backward reads the
     tables again, so they must not change before it, and sums their gradients in fp32, in an order that is the same on
-    every run. Raises UserError, a ValueError, that names the wrong argument.
+    every run. The `native` backend serves any number of tables, all fp32 or all bf16, without dropout, where no
+    gradient is wanted. Raises UserError, a ValueError, that names the wrong argument.
     """
     ids, tables = tuple(ids), tuple(tables)
     if token_dropout is not None and token_dropout.p == 0.0:
@@ -55,6 +57,8 @@ def embedding_layer_norm(
     chosen = backend.choose("embedding_layer_norm", device)
     if chosen == "triton":
         chosen = _check_triton(tables, weight, bias)
+    elif chosen == "native" and not native_rows.serves_tables(tables, weight, bias, token_dropout):
+        chosen = "eager"
     if chosen != "triton":
         return backend.implementation("embedding_layer_norm", chosen)(ids, tables, weight, bias, eps, token_dropout)
     backend.refuse_forward_mode("embedding_layer_norm")
@@ -108,16 +112,11 @@ def check_ids(ids: Sequence[Tensor], tables: Sequence[Tensor]) -> None:
     """Under FASTBERT_DEBUG=1, refuse ids that are no rows of their tables; waits for the device."""
     if torch.compiler.is_compiling() or os.environ.get("FASTBERT_DEBUG", "0") in ("", "0"):
         return
-    names = ("token", "position", "segment") if len(tables) == 3 else tuple(f"table {i}'s" for i in range(len(tables)))
     for i, (one, table) in enumerate(zip(ids, tables)):
-        rows = table.shape[0]
-        bad = ((one < 0) | (one >= rows)).nonzero()
+        bad = ((one < 0) | (one >= table.shape[0])).nonzero()
         if len(bad):
             place = int(bad[0])
-            raise UserError(
-                f"{names[i]} id {int(one[place])} at ids[{i}][{place}] is no row of tables[{i}], which has {rows} rows:"
-                f" ids must be at least 0 and below {rows}"
-            )
+            native_rows.refuse_id(int(one[place]), place, i, tables)
 
 
 def _check_triton(tables: tuple[Tensor, ...], weight: Tensor, bias: Tensor) -> backend.BackendName:
@@ -272,3 +271,4 @@ class _Triton:
 
 backend.register("embedding_layer_norm", "eager", _embedding_layer_norm)
 backend.register("embedding_layer_norm", "triton", _Triton)
+backend.register("embedding_layer_norm", "native", native_rows.embedding_layer_norm)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastbert.errors import UserError
-from fastbert.ops import backend
+from fastbert.ops import backend, native_rows
 from fastbert.ops.normalization import check, choose, layer_norm_eager, recorded, statistics
 
 
@@ -19,13 +19,16 @@ def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str = "none") -> Tens
 
     Returns the dtype of x. The `triton` backend serves bf16, fp16 and fp32 with a bias in fp32 or in the dtype of x,
     adds and computes in fp32, keeps nothing but x, and sums the bias' gradient in fp32 and the same order on every run.
-    Raises UserError, a ValueError, that names the wrong argument.
+    The `native` backend serves bf16 and fp32 where no gradient is wanted, and computes in fp32 too. Raises UserError, a
+    ValueError, that names the wrong argument.
     """
     _check(x, bias, approximate)
     chosen = backend.choose("bias_gelu", x.device)
     if chosen == "triton":
         chosen = _check_triton(x, bias)
-    if chosen == "eager":
+    if chosen == "native" and native_rows.serves("bias_gelu", x, bias):
+        return native_rows.bias_gelu(x, bias, approximate)
+    if chosen != "triton":
         return _bias_gelu(x, bias, approximate)
     backend.refuse_forward_mode("bias_gelu")
     return _forward(x, bias, approximate == "tanh")
@@ -64,7 +67,8 @@ def gelu_layer_norm(
 
     x (..., width); bias, weight, norm_bias (width,); `approximate` is `"none"` (by erf) or `"tanh"`. The `triton`
     backend serves bf16, fp16 and fp32 up to 8192 columns, computes in fp32 throughout, and saves `x` and two fp32
-    numbers a row. Raises UserError, a ValueError, that names the wrong argument.
+    numbers a row; the `native` one serves bf16 and fp32 where no gradient is wanted, in fp32 throughout. Raises
+    UserError, a ValueError, that names the wrong argument.
     """
     check(x, {"bias": bias, "weight": weight, "norm_bias": norm_bias}, eps)
     if approximate not in ("none", "tanh"):
@@ -193,6 +197,8 @@ class _Triton:
 
 
 backend.register("bias_gelu", "triton", _Triton)
+backend.register("bias_gelu", "native", native_rows.bias_gelu)
 backend.register("bias_gelu", "eager", _bias_gelu)
 backend.register("gelu_layer_norm", "eager", _gelu_layer_norm)
 backend.register("gelu_layer_norm", "triton", _gelu_layer_norm_triton)
+backend.register("gelu_layer_norm", "native", native_rows.gelu_layer_norm)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fastbert.errors import UserError
 from fastbert.kernels.shipped_norm import WIDEST
-from fastbert.ops import backend
+from fastbert.ops import backend, native, native_rows
 from fastbert.ops.dropout import TokenDropout, check_token_dropout, dropout
 
 SERVED = (torch.bfloat16, torch.float16, torch.float32)
@@ -21,8 +21,9 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-12) -> T
     """LayerNorm over the last axis (Ba et al. 2016): x (..., width), weight and bias (width,), any floating dtypes.
 
     Mean, variance, weight and bias are used in fp32 whatever the dtype of `x`, which the result keeps. The `triton`
-    backend serves bf16, fp16 and fp32 up to 8192 columns, and saves `x` and two fp32 numbers a row for backward. Raises
-    UserError, a ValueError, that names the wrong argument.
+    backend serves bf16, fp16 and fp32 up to 8192 columns, and saves `x` and two fp32 numbers a row for backward; the
+    `native` one serves bf16 and fp32 of any width where no gradient is wanted. Raises UserError, a ValueError, that
+    names the wrong argument.
     """
     check(x, {"weight": weight, "bias": bias}, eps)
     chosen = choose("layer_norm", x, weight, bias)
@@ -73,14 +74,18 @@ def dropout_add_layer_norm(
     x and residual (..., width), with `token_dropout` (tokens, width); x_bias, weight, bias (width,). The sum is rounded
     to the dtype of `x`, and what is normed is the rounded sum, with fp32 statistics. With `return_sum` returns the norm
     and the sum, through which gradients flow too. The `triton` backend serves bf16, fp16 and fp32 up to 8192 columns,
-    rounds nothing before the sum, saves the sum and two fp32 numbers a row, and computes the dropout mask again. Raises
-    UserError, a ValueError, that names the wrong argument.
+    rounds nothing before the sum, saves the sum and two fp32 numbers a row, and computes the dropout mask again; the
+    `native` one serves bf16 and fp32 without dropout where no gradient is wanted, and rounds nothing before the sum
+    either. Raises UserError, a ValueError, that names the wrong argument.
     """
     if token_dropout is not None and token_dropout.p == 0.0:
         token_dropout = None
     check(x, {"weight": weight, "bias": bias, "x_bias": x_bias}, eps)
     _check_rows(x, residual, token_dropout)
     chosen = choose("dropout_add_layer_norm", x, weight, bias, residual, x_bias)
+    if chosen == "native" and token_dropout is not None:
+        native.declines("dropout_add_layer_norm", "it drops nothing in this version")
+        chosen = "eager"
     arguments = (x, residual, weight, bias, eps, token_dropout, x_bias, return_sum)
     y, total = backend.implementation("dropout_add_layer_norm", chosen)(*arguments)
     return (y, total) if return_sum else y
@@ -90,15 +95,17 @@ def check(x: Tensor, vectors: dict[str, Tensor | None], eps: float) -> None:
     """Refuse what no backend can compute, by what the host knows: shapes, dtypes, devices, numbers."""
     if x.dim() == 0 or not x.dtype.is_floating_point:
         raise UserError(f"x must be floating of shape (..., width), not {x.dtype} {tuple(x.shape)}")
+    width, device = x.shape[-1], x.device
     for name, vector in vectors.items():
         if vector is None:
             continue
-        if vector.shape != x.shape[-1:] or not vector.dtype.is_floating_point:
+        if vector.dim() != 1 or vector.shape[0] != width or not vector.dtype.is_floating_point:
             raise UserError(
-                f"{name} must be floating of shape ({x.shape[-1]},), the last axis of x, not"
+                f"{name} must be floating of shape ({width},), the last axis of x, not"
                 f" {vector.dtype} {tuple(vector.shape)}"
             )
-        _check_device(name, vector, x)
+        if vector.device != device:
+            _check_device(name, vector, x)
     if not 0.0 <= eps < math.inf:
         raise UserError(f"eps={eps} must be a finite number, at least 0")
 
@@ -123,8 +130,10 @@ def _check_rows(x: Tensor, residual: Tensor, token_dropout: TokenDropout | None)
 
 
 def choose(operation: str, x: Tensor, *others: Tensor | None) -> backend.BackendName:
-    """The backend of a call: eager torch where the Triton kernels were chosen and do not serve its kind."""
+    """The backend of a call: eager torch where the chosen kernels do not serve its kind."""
     chosen = backend.choose(operation, x.device)
+    if chosen == "native":
+        return "native" if native_rows.serves(operation, x, *others) else "eager"
     if chosen != "triton":
         return chosen
     backend.require_triton(x.device, "x")
@@ -346,5 +355,7 @@ _add_norm.register_autograd(_add_norm_gradients, setup_context=_add_norm_context
 
 backend.register("layer_norm", "eager", layer_norm_eager)
 backend.register("layer_norm", "triton", _layer_norm_triton)
+backend.register("layer_norm", "native", native_rows.layer_norm)
 backend.register("dropout_add_layer_norm", "eager", _dropout_add_layer_norm)
 backend.register("dropout_add_layer_norm", "triton", _dropout_add_layer_norm_triton)
+backend.register("dropout_add_layer_norm", "native", native_rows.dropout_add_layer_norm)

@@ -1,0 +1,124 @@
+// Operations on rows: LayerNorm alone and behind a sum, a GELU or embeddings; GELU; softmax.
+//
+// Every row is computed by itself, in an order that only its width decides, so its bits depend neither on the rows
+// around it nor on how they are cut between threads. Sums and statistics are fp32. Strides count elements from one row
+// to the next, and results are contiguous. Nothing outside the rows is read or written.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "cpu/bfloat16.h"
+
+namespace fastbert {
+
+// (width,), contiguous; a null pointer where there is none.
+struct Vector {
+    const void* data = nullptr;
+    Dtype dtype = Dtype::fp32;
+};
+
+struct RowsView {
+    const void* data = nullptr;
+    std::ptrdiff_t stride = 0;
+};
+
+enum class Gelu { erf, tanh };
+
+// What LayerNorm does behind the statistics: y = (x - mean) / sqrt(variance + eps) * weight + bias.
+struct Norm {
+    Vector weight, bias;
+    float eps = 0.0F;
+};
+
+// y = LayerNorm(x).
+struct LayerNormCall {
+    std::size_t rows = 0, width = 0;
+    Dtype dtype = Dtype::fp32;  // of x and y
+    RowsView x;
+    Norm norm;
+    void* y = nullptr;
+};
+
+// total = x + x_bias + residual, rounded once; y = LayerNorm(total). `total` may be null.
+struct SumNormCall {
+    std::size_t rows = 0, width = 0;
+    Dtype dtype = Dtype::fp32;  // of x, residual, total and y
+    RowsView x, residual;
+    Vector x_bias;
+    Norm norm;
+    void* total = nullptr;
+    void* y = nullptr;
+};
+
+// y = GELU(x + bias).
+struct GeluCall {
+    std::size_t rows = 0, width = 0;
+    Dtype dtype = Dtype::fp32;  // of x and y
+    RowsView x;
+    Vector bias;
+    Gelu form = Gelu::erf;
+    void* y = nullptr;
+};
+
+// y = LayerNorm(GELU(x + bias)), nothing rounded in between.
+struct GeluNormCall {
+    GeluCall gelu;
+    Norm norm;
+};
+
+// A table of embeddings and the ids of its rows, one a token.
+struct Table {
+    const void* ids = nullptr;  // int64 where `wide`, else int32
+    std::ptrdiff_t ids_stride = 0;
+    bool wide = true;
+    const void* data = nullptr;
+    std::ptrdiff_t stride = 0;
+    std::int64_t rows = 0;
+
+    std::int64_t id(std::size_t token) const {
+        const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(token) * ids_stride;
+        return wide ? static_cast<const std::int64_t*>(ids)[at] : static_cast<const std::int32_t*>(ids)[at];
+    }
+};
+
+// y[token] = LayerNorm(sum of tables[i][ids[i][token]]), the sum in fp32.
+struct EmbeddingCall {
+    std::size_t tokens = 0, width = 0;
+    Dtype dtype = Dtype::fp32;      // of all tables
+    Dtype out_dtype = Dtype::fp32;  // of y
+    std::span<const Table> tables;
+    Norm norm;
+    void* y = nullptr;
+};
+
+struct BadId {
+    std::size_t table = 0, token = 0;
+    std::int64_t id = 0;
+};
+
+// out = softmax(scale * scores) over the last axis of (sequences, heads, queries, keys), masked scores left out; a row
+// without any gets zeros.
+struct SoftmaxCall {
+    std::size_t sizes[4] = {};
+    Dtype dtype = Dtype::fp32;  // of scores and out
+    const void* scores = nullptr;
+    std::ptrdiff_t strides[3] = {};      // of all but the keys, which lie side by side
+    const std::uint8_t* mask = nullptr;  // bytes, not 0 where a query may see a key; null where all may
+    std::ptrdiff_t mask_strides[4] = {};
+    float scale = 1.0F;
+    void* out = nullptr;
+};
+
+// Each runs on the threads that parallel.h grants, fewer for little work. Width and keys are at least 1.
+void layer_norm(const LayerNormCall& call);
+void sum_layer_norm(const SumNormCall& call);
+void bias_gelu(const GeluCall& call);
+void gelu_layer_norm(const GeluNormCall& call);
+// Looks at all ids first: where one is no row of its table, says so and writes nothing.
+std::optional<BadId> embedding_layer_norm(const EmbeddingCall& call);
+void softmax(const SoftmaxCall& call);
+
+}  // namespace fastbert

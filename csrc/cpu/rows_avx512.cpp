@@ -1,0 +1,36 @@
+// The row kernels for AVX-512.
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "cpu/rows_table.h"
+#include "cpu/target.h"
+
+#if FASTBERT_X86
+
+FASTBERT_TARGET_BEGIN(FASTBERT_AVX512)
+namespace fastbert {
+namespace {
+
+#include "cpu/vector_avx512.h"
+#include "cpu/vector_math.h"
+#include "cpu/rows_kernels.h"
+
+constexpr RowKernels kKernels = row_kernels_of<Avx512>();
+
+}  // namespace
+FASTBERT_TARGET_END
+
+const RowKernels& row_kernels_avx512() { return kKernels; }
+
+}  // namespace fastbert
+
+#endif
