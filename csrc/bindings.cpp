@@ -7,4 +7,5 @@ PYBIND11_MODULE(_C, module) {
     fastbert::bind_collator(module);
     fastbert::bind_cpu(module);
     fastbert::bind_features(module);
+    fastbert::bind_quantize(module);
 }

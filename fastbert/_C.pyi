@@ -174,6 +174,10 @@ def attention_dropout_mask(
     out: NDArray[Any], keys: NDArray[np.int64], site: int, threshold: int, keep: int
 ) -> None: ...
 
+# bindings_quantize.cpp
+
+def quantize_rows(x: tuple[int, str, int], rows: int, depth: int, integers: int, scales: int) -> None: ...
+
 # bindings_features.cpp
 
 def cpu_features() -> dict[str, bool]: ...
