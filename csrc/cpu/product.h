@@ -34,7 +34,7 @@ struct PackedWeight {
     std::size_t columns = 0, depth = 0;                // as given
     std::size_t padded_columns = 0, padded_depth = 0;  // as stored
     std::unique_ptr<std::byte[], void (*)(std::byte*)> bytes{nullptr, [](std::byte*) {}};
-    // int8 only, one an output: what an integer stands for, and the sum of a row's integers.
+    // int8 only, one a padded output: what an integer stands for, and the sum of a row's integers.
     std::unique_ptr<float[]> scales;
     std::unique_ptr<std::int32_t[]> sums;
 
@@ -86,9 +86,49 @@ struct BlockKernel {
     void (*leave)();
     // Whether the rows' integers are unsigned, 128 more than they stand for, so that `column_sums` are subtracted.
     bool adds_128;
+    // Rows that cost as much as one: panels that are not full are cut to multiples of it.
+    std::size_t row_step = 1;
+    // How many rows' sums take as long as reading the weights from memory: where fewer rows than these are left to a
+    // thread, it takes fewer columns and more rows.
+    std::size_t memory_rows = 16;
 };
 
 // The kernel for an element at the level in force (level.h).
 const BlockKernel& block_kernel(Element element);
+
+// Lay out a weight (columns, depth) with rows `stride` elements apart. bf16: rounded to nearest, ties to even. int8:
+// scale max|row| / 127 an output; a row with a NaN or an infinity has the scale NaN, so its whole output is NaN.
+PackedWeight pack_weight(const void* weight, Dtype dtype, std::size_t stride, std::size_t columns, std::size_t depth,
+                         Element element);
+
+// Rows that a thread lays out at once, and columns of the weight that it uses for all of them before it goes on: these
+// should stay in the second cache. Zeros leave the choice to the shape. No result depends on it.
+struct Blocking {
+    std::size_t rows = 0, columns = 0;
+};
+
+// LayerNorm of whole finished rows, before they are rounded; null for a product without.
+struct Norm {
+    const float* weight = nullptr;  // (columns,)
+    const float* bias = nullptr;    // (columns,), or null
+    float eps = 0.0F;
+};
+
+// finish(x weight^T), and LayerNorm behind it. `x` (rows, depth): bf16 or fp32 in `x_dtype`, rounded or widened to the
+// weight's element while it is laid out; for Element::int8 integers, and `x_dtype` is not read. The sums' scales of
+// int8 products come from `finish.row_scales` and the weight.
+struct Product {
+    const void* x = nullptr;
+    std::size_t x_stride = 0;  // elements
+    Dtype x_dtype = Dtype::bf16;
+    std::size_t rows = 0;
+    const PackedWeight* weight = nullptr;
+    Finish finish;
+    Norm norm;
+    Blocking blocking;
+};
+
+// A row's result has the same bits whatever the other rows are, on any number of threads.
+void product(const Product& product);
 
 }  // namespace fastbert

@@ -35,6 +35,13 @@ struct Avx2 {
         std::memcpy(whole, p, count * 2);
         return widen(_mm_load_si128(reinterpret_cast<const __m128i*>(whole)));
     }
+    static FASTBERT_INLINE Float first_of_pairs(const std::byte* p) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), 16));
+    }
+    static FASTBERT_INLINE Float second_of_pairs(const std::byte* p) {
+        const __m256i upper = _mm256_set1_epi32(static_cast<int>(0xFFFF0000U));
+        return _mm256_castsi256_ps(_mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), upper));
+    }
     static FASTBERT_INLINE Float from_integers(const std::int32_t* p) {
         return _mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     }
@@ -62,6 +69,10 @@ struct Avx2 {
     static FASTBERT_INLINE Float max(Float a, Float b) { return _mm256_max_ps(a, b); }
     static FASTBERT_INLINE Float min(Float a, Float b) { return _mm256_min_ps(a, b); }
     static FASTBERT_INLINE Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
+    // By name, so that the sum keeps its register: compilers choose the form that overwrites a factor, and copy.
+    static FASTBERT_INLINE void add_product(Float& sum, Float a, Float b) {
+        asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
+    }
     static FASTBERT_INLINE Float abs(Float x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0F), x); }
     static FASTBERT_INLINE Float copysign(Float a, Float b) {
         const __m256 sign = _mm256_set1_ps(-0.0F);

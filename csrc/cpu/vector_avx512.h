@@ -28,6 +28,13 @@ struct Avx512 {
     static FASTBERT_INLINE Float load_part(const BFloat16* p, std::size_t count) {
         return widen(_mm256_maskz_loadu_epi16(first(count), p));
     }
+    static FASTBERT_INLINE Float first_of_pairs(const std::byte* p) {
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+    }
+    static FASTBERT_INLINE Float second_of_pairs(const std::byte* p) {
+        const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000U));
+        return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), upper));
+    }
     static FASTBERT_INLINE Float from_integers(const std::int32_t* p) {
         return _mm512_cvtepi32_ps(_mm512_loadu_si512(p));
     }
@@ -53,6 +60,10 @@ struct Avx512 {
     static FASTBERT_INLINE Float max(Float a, Float b) { return _mm512_max_ps(a, b); }
     static FASTBERT_INLINE Float min(Float a, Float b) { return _mm512_min_ps(a, b); }
     static FASTBERT_INLINE Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
+    // By name, so that the sum keeps its register: compilers choose the form that overwrites a factor, and copy.
+    static FASTBERT_INLINE void add_product(Float& sum, Float a, Float b) {
+        asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+    }
     static FASTBERT_INLINE Float abs(Float x) { return _mm512_abs_ps(x); }
     static FASTBERT_INLINE Float copysign(Float a, Float b) {
         // Bit by bit: b where the mask of the sign has a one, else a.

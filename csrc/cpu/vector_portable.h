@@ -33,6 +33,19 @@ struct Portable {
         for (std::size_t i = 0; i < count; ++i) r.lane[i] = to_float(p[i]);
         return r;
     }
+    // The first and the second bf16 of kLanes pairs.
+    static FASTBERT_INLINE Float first_of_pairs(const std::byte* p) { return of_pairs(p, 16); }
+    static FASTBERT_INLINE Float second_of_pairs(const std::byte* p) { return of_pairs(p, 0); }
+    static FASTBERT_INLINE Float of_pairs(const std::byte* p, int shift) {
+        // Which of a pair's halves comes first in memory is the processor's choice.
+        if constexpr (std::endian::native == std::endian::big) shift = 16 - shift;
+        std::uint32_t pairs[kLanes];
+        std::memcpy(pairs, p, sizeof(pairs));
+        Float r;
+        for (std::size_t i = 0; i < kLanes; ++i)
+            r.lane[i] = std::bit_cast<float>(pairs[i] << shift & 0xFFFF0000U);
+        return r;
+    }
     // Integers as floats, and integers less 128 times others.
     static FASTBERT_INLINE Float from_integers(const std::int32_t* p) {
         Float r;
@@ -86,6 +99,8 @@ struct Portable {
         for (std::size_t i = 0; i < kLanes; ++i) r.lane[i] = a.lane[i] * b.lane[i] + c.lane[i];
         return r;
     }
+    // sum += a * b.
+    static FASTBERT_INLINE void add_product(Float& sum, Float a, Float b) { sum = fma(a, b, sum); }
     static FASTBERT_INLINE Float abs(Float x) {
         return each(x, x, [](float y, float) { return std::fabs(y); });
     }

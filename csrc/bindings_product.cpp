@@ -1,0 +1,129 @@
+// Python's view of csrc/cpu/product. Tensors arrive as (address, dtype, elements between rows), checked in Python.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "bindings.h"
+#include "cpu/product.h"
+
+namespace py = pybind11;
+
+namespace fastbert {
+namespace {
+
+using Address = std::uintptr_t;
+using Matrix = std::tuple<Address, std::string, std::size_t>;
+
+void require(bool holds, const std::string& message) {
+    if (!holds) throw py::value_error(message);
+}
+
+template <typename Value>
+Value* pointer(Address address) {
+    return reinterpret_cast<Value*>(address);
+}
+
+Dtype dtype_of(const std::string& name) {
+    require(name == "fp32" || name == "bf16", "dtype must be fp32 or bf16, not " + name);
+    return name == "fp32" ? Dtype::fp32 : Dtype::bf16;
+}
+
+Element element_of(const std::string& name) {
+    if (name == "int8") return Element::int8;
+    return dtype_of(name) == Dtype::fp32 ? Element::fp32 : Element::bf16;
+}
+
+const char* name_of(Element element) {
+    return element == Element::bf16 ? "bf16" : element == Element::int8 ? "int8" : "fp32";
+}
+
+Finish::Activation activation_of(const std::optional<std::string>& name) {
+    if (!name) return Finish::Activation::none;
+    require(*name == "gelu" || *name == "gelu_tanh", "activation must be gelu or gelu_tanh, not " + *name);
+    return *name == "gelu" ? Finish::Activation::gelu : Finish::Activation::gelu_tanh;
+}
+
+// Rows of `width` elements at a stride that no offset of them leaves 64 bits.
+void require_rows(const char* name, Address address, std::size_t rows, std::size_t width, std::size_t stride) {
+    require(rows == 0 || width == 0 || address, std::string(name) + " is a null pointer");
+    require(rows <= 1 || stride >= width, std::string(name) + " has rows that overlap");
+    require(stride == 0 || rows <= std::numeric_limits<std::size_t>::max() / 16 / stride,
+            std::string(name) + " is larger than the memory");
+}
+
+PackedWeight pack(const Matrix& weight, std::size_t columns, std::size_t depth, const std::string& element) {
+    const auto& [address, dtype, stride] = weight;
+    require_rows("weight", address, columns, depth, stride);
+    const Dtype from = dtype_of(dtype);
+    const Element to = element_of(element);
+    py::gil_scoped_release release;
+    return pack_weight(pointer<const void>(address), from, stride, columns, depth, to);
+}
+
+void multiply(const Matrix& x, std::size_t rows, const PackedWeight& weight, const Matrix& out, Address bias,
+              const std::optional<std::string>& activation, const std::optional<Matrix>& residual,
+              const std::optional<std::tuple<Address, Address, float>>& norm, Address row_scales,
+              std::pair<std::size_t, std::size_t> blocking) {
+    Product call;
+    call.rows = rows;
+    call.weight = &weight;
+    call.x = pointer<const void>(std::get<0>(x));
+    call.x_stride = std::get<2>(x);
+    const bool integers = weight.element == Element::int8;
+    require(integers == (std::get<1>(x) == "int8"), "x must be int8 where the weight is, and only there");
+    require(integers == (row_scales != 0), "row_scales belong to int8 products, and only there");
+    if (!integers) call.x_dtype = dtype_of(std::get<1>(x));
+    require_rows("x", std::get<0>(x), rows, weight.depth, call.x_stride);
+    require_rows("out", std::get<0>(out), rows, weight.columns, std::get<2>(out));
+    call.finish.out = pointer<void>(std::get<0>(out));
+    call.finish.dtype = dtype_of(std::get<1>(out));
+    call.finish.out_stride = std::get<2>(out);
+    call.finish.bias = pointer<const float>(bias);
+    call.finish.activation = activation_of(activation);
+    call.finish.row_scales = pointer<const float>(row_scales);
+    if (residual) {
+        require_rows("residual", std::get<0>(*residual), rows, weight.columns, std::get<2>(*residual));
+        call.finish.residual = pointer<const void>(std::get<0>(*residual));
+        call.finish.residual_dtype = dtype_of(std::get<1>(*residual));
+        call.finish.residual_stride = std::get<2>(*residual);
+    }
+    if (norm) {
+        require(std::get<0>(*norm), "norm has no weight");
+        call.norm.weight = pointer<const float>(std::get<0>(*norm));
+        call.norm.bias = pointer<const float>(std::get<1>(*norm));
+        call.norm.eps = std::get<2>(*norm);
+    }
+    call.blocking = {blocking.first, blocking.second};
+    py::gil_scoped_release release;
+    product(call);
+}
+
+}  // namespace
+
+void bind_product(py::module_& module) {
+    py::class_<PackedWeight>(module, "PackedWeight", "A weight (columns, depth) as CPU products read it.")
+        .def(py::init(&pack), py::arg("weight"), py::arg("columns"), py::arg("depth"), py::arg("element"))
+        .def_property_readonly("columns", [](const PackedWeight& weight) { return weight.columns; })
+        .def_property_readonly("depth", [](const PackedWeight& weight) { return weight.depth; })
+        .def_property_readonly("element", [](const PackedWeight& weight) { return name_of(weight.element); })
+        .def_property_readonly("nbytes", [](const PackedWeight& weight) {
+            return weight.padded_columns * weight.padded_depth * bytes_of(weight.element);
+        })
+        .def_property_readonly("scales", [](const PackedWeight& weight) {
+            std::vector<float> scales;
+            if (weight.scales) scales.assign(weight.scales.get(), weight.scales.get() + weight.columns);
+            return scales;
+        });
+    module.def("product", &multiply, py::arg("x"), py::arg("rows"), py::arg("weight"), py::arg("out"), py::kw_only(),
+               py::arg("bias") = 0, py::arg("activation") = py::none(), py::arg("residual") = py::none(),
+               py::arg("norm") = py::none(), py::arg("row_scales") = 0, py::arg("blocking") = std::pair{0, 0},
+               "finish(x weight^T) on the CPU.");
+}
+
+}  // namespace fastbert

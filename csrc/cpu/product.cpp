@@ -1,0 +1,271 @@
+#include "cpu/product.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+
+#include "cpu/parallel.h"
+#include "cpu/product_kernels.h"
+
+namespace fastbert {
+namespace {
+
+constexpr std::size_t round_up(std::size_t x, std::size_t step) { return (x + step - 1) / step * step; }
+constexpr std::size_t part(std::size_t count, std::size_t index, std::size_t parts) { return count * index / parts; }
+
+// Memory of a calling thread that is kept from one product to the next: pages touched for the first time cost more than
+// the products that use them.
+std::byte* scratch(std::size_t size) {
+    struct Free {
+        void operator()(std::byte* p) const { std::free(p); }
+    };
+    thread_local std::unique_ptr<std::byte, Free> memory;
+    thread_local std::size_t held = 0;
+    if (size > held) {
+        memory.reset();
+        held = 0;
+        memory.reset(static_cast<std::byte*>(std::aligned_alloc(64, round_up(size, 64))));
+        if (!memory) throw std::bad_alloc();
+        held = size;
+    }
+    return memory.get();
+}
+
+// Threads as a grid: `rows` groups, each of which has its own rows, of `columns` threads that have their own columns.
+struct Grid {
+    int rows = 1, columns = 1;
+};
+
+// What a product needs besides its arguments, the same for all threads.
+struct Plan {
+    const Product& call;
+    const BlockKernel& kernel;
+    const RowKernel& row_kernel;
+    const PackedWeight& weight;
+    std::size_t chunk_rows;     // rows that a group lays out at once
+    std::size_t block_columns;  // columns of the weight that are used for all of them
+    std::size_t panel_bytes;
+    std::size_t normed_stride;  // floats between rows that wait for LayerNorm; 0 without
+    // Bytes: of a group's panels and rows for LayerNorm, of a thread's own memory.
+    std::size_t group_bytes, thread_bytes;
+};
+
+std::size_t default_rows(std::size_t depth) { return std::clamp<std::size_t>((1U << 20) / (depth * 4), 56, 256); }
+
+std::size_t default_columns(const PackedWeight& weight) {
+    // Half a megabyte of the weight.
+    return (std::size_t{1} << 19) / (weight.panel_bytes() / kPanel);
+}
+
+Plan plan_of(const Product& call) {
+    const PackedWeight& weight = *call.weight;
+    const BlockKernel& kernel = block_kernel(weight.element);
+    Plan plan{call, kernel, row_kernel(), weight, 0, 0, 0, 0, 0, 0};
+    const std::size_t depth = std::max<std::size_t>(1, weight.padded_depth);
+    const std::size_t rows = call.blocking.rows ? call.blocking.rows : default_rows(depth);
+    const std::size_t columns = call.blocking.columns ? call.blocking.columns : default_columns(weight);
+    plan.chunk_rows = round_up(std::min(rows, call.rows), kernel.rows);
+    plan.block_columns = round_up(columns, kColumns);
+    plan.panel_bytes = round_up(kernel.panel_bytes(weight.padded_depth), 64);
+    plan.normed_stride = call.norm.weight ? weight.padded_columns : 0;
+    plan.group_bytes = plan.chunk_rows / kernel.rows * plan.panel_bytes + plan.chunk_rows * plan.normed_stride * 4;
+    // Two buffers of sums, and rows in the weight's element.
+    plan.thread_bytes = 2 * kernel.rows * kColumns * 4 + round_up(kernel.rows * depth * 4, 64);
+    return plan;
+}
+
+// The grid whose busiest thread is done first. A thread's time is its columns by its rows, of which reading the weights
+// costs as many as the kernel says; columns that are shared cost a tenth more, for waiting.
+Grid grid_of(const Plan& plan, int threads) {
+    Grid best;
+    double least = 0.0;
+    const std::size_t blocks = plan.weight.padded_columns / kColumns;
+    for (int rows = 1; rows <= threads; ++rows) {
+        const int columns = static_cast<int>(std::min<std::size_t>(threads / rows, std::max<std::size_t>(1, blocks)));
+        const std::size_t steps = (plan.call.rows + plan.kernel.row_step - 1) / plan.kernel.row_step;
+        const auto own_rows = static_cast<double>((steps + rows - 1) / rows * plan.kernel.row_step);
+        const auto own_blocks = static_cast<double>((blocks + columns - 1) / columns);
+        double time = own_blocks * (own_rows + static_cast<double>(plan.kernel.memory_rows));
+        if (columns > 1) time *= 1.1;
+        if (rows == 1 || time < least) {
+            least = time;
+            best = {rows, columns};
+        }
+    }
+    return best;
+}
+
+// Rows first.. of x in the weight's element: x itself, or a copy.
+struct Source {
+    const void* rows;
+    std::size_t stride;
+};
+
+Source in_element(const Plan& plan, std::size_t first, std::size_t rows, std::byte* copy) {
+    const Product& call = plan.call;
+    const Element element = plan.weight.element;
+    const std::size_t depth = plan.weight.depth;
+    if (element == Element::int8) return {static_cast<const std::int8_t*>(call.x) + first * call.x_stride, call.x_stride};
+    if (call.x_dtype == Dtype::bf16) {
+        const BFloat16* x = static_cast<const BFloat16*>(call.x) + first * call.x_stride;
+        if (element == Element::bf16) return {x, call.x_stride};
+        auto* to = reinterpret_cast<float*>(copy);
+        for (std::size_t row = 0; row < rows; ++row) plan.row_kernel.widen(x + row * call.x_stride, depth, to + row * depth);
+        return {to, depth};
+    }
+    const float* x = static_cast<const float*>(call.x) + first * call.x_stride;
+    if (element == Element::fp32) return {x, call.x_stride};
+    auto* to = reinterpret_cast<BFloat16*>(copy);
+    for (std::size_t row = 0; row < rows; ++row) plan.row_kernel.round(x + row * call.x_stride, depth, to + row * depth);
+    return {to, depth};
+}
+
+// One thread's share of a group's rows `first`.. of a chunk.
+class Worker {
+public:
+    Worker(const Plan& plan, const Grid& grid, int thread, std::byte* groups, std::byte* own)
+        : plan_(plan), columns_(static_cast<std::size_t>(grid.columns)),
+          column_(static_cast<std::size_t>(thread % grid.columns)),
+          panels_(groups + static_cast<std::size_t>(thread / grid.columns) * plan.group_bytes),
+          normed_(reinterpret_cast<float*>(panels_ + plan.chunk_rows / plan.kernel.rows * plan.panel_bytes)),
+          own_(own) {}
+
+    // Lay out every columns_-th panel.
+    void fill(std::size_t first, std::size_t rows) {
+        const std::size_t height = plan_.kernel.rows;
+        for (std::size_t panel = column_; panel * height < rows; panel += columns_) {
+            const std::size_t begin = panel * height, count = std::min(height, rows - begin);
+            const Source source = in_element(plan_, first + begin, count, own_ + 2 * height * kColumns * 4);
+            plan_.kernel.fill(source.rows, source.stride, count, plan_.weight.depth, plan_.weight.padded_depth,
+                              panels_ + panel * plan_.panel_bytes);
+        }
+    }
+
+    void multiply(std::size_t first, std::size_t rows) {
+        const BlockKernel& kernel = plan_.kernel;
+        const PackedWeight& weight = plan_.weight;
+        const Finish finish = finish_from(first);
+        const std::size_t blocks = weight.padded_columns / kColumns;
+        const std::size_t from = part(blocks, column_, columns_) * kColumns;
+        const std::size_t to = part(blocks, column_ + 1, columns_) * kColumns;
+        float* sums[2] = {reinterpret_cast<float*>(own_), reinterpret_cast<float*>(own_) + kernel.rows * kColumns};
+        Block previous;
+        std::size_t done = 0;
+        for (std::size_t begin = from; begin < to; begin += plan_.block_columns) {
+            const std::size_t end = std::min(to, begin + plan_.block_columns);
+            for (std::size_t row = 0; row < rows; row += kernel.rows) {
+                const std::byte* panel = panels_ + row / kernel.rows * plan_.panel_bytes;
+                for (std::size_t column = begin; column < end; column += kColumns, ++done) {
+                    const Block block{row, std::min(kernel.rows, rows - row), column,
+                                      std::min(kColumns, weight.columns - column), sums[done % 2]};
+                    kernel.multiply(panel, weight.panel(column / kPanel), weight.panel_bytes(), weight.padded_depth,
+                                    block, done ? &previous : nullptr, finish);
+                    previous = block;
+                }
+            }
+        }
+        if (done) kernel.finish(previous, finish);
+    }
+
+    void norm(std::size_t first, std::size_t rows) {
+        const Product& call = plan_.call;
+        const std::size_t begin = part(rows, column_, columns_), end = part(rows, column_ + 1, columns_);
+        for (std::size_t row = begin; row < end; ++row) {
+            auto* out = static_cast<std::byte*>(call.finish.out) +
+                        (first + row) * call.finish.out_stride * size_of(call.finish.dtype);
+            plan_.row_kernel.norm(normed_ + row * plan_.normed_stride, plan_.weight.columns, call.norm, out,
+                                  call.finish.dtype);
+        }
+    }
+
+private:
+    // What happens to the sums of rows that are counted from `first`.
+    Finish finish_from(std::size_t first) const {
+        Finish finish = plan_.call.finish;
+        if (finish.residual) {
+            finish.residual = static_cast<const std::byte*>(finish.residual) +
+                              first * finish.residual_stride * size_of(finish.residual_dtype);
+        }
+        if (finish.row_scales) {
+            finish.row_scales += first;
+            finish.column_scales = plan_.weight.scales.get();
+            finish.column_sums = plan_.kernel.adds_128 ? plan_.weight.sums.get() : nullptr;
+        }
+        if (plan_.normed_stride) {
+            finish.out = normed_;
+            finish.out_stride = plan_.normed_stride;
+            finish.dtype = Dtype::fp32;
+        } else {
+            finish.out = static_cast<std::byte*>(finish.out) + first * finish.out_stride * size_of(finish.dtype);
+        }
+        return finish;
+    }
+
+    const Plan& plan_;
+    std::size_t columns_, column_;
+    std::byte* panels_;
+    float* normed_;
+    std::byte* own_;
+};
+
+void run(const Plan& plan, std::byte* memory, int thread, int threads) {
+    const Grid grid = grid_of(plan, threads);
+    const int group = thread / grid.columns;
+    const bool idle = group >= grid.rows;
+    const std::size_t groups = static_cast<std::size_t>(grid.rows), step = plan.kernel.row_step;
+    const std::size_t steps = (plan.call.rows + step - 1) / step;
+    const auto bound = [&](int index) {
+        return std::min(plan.call.rows, part(steps, static_cast<std::size_t>(index), groups) * step);
+    };
+    const std::size_t begin = idle ? 0 : bound(group), end = idle ? 0 : bound(group + 1);
+    // Every thread meets as many barriers as the group with the most rows.
+    const std::size_t most = std::min(plan.call.rows, (steps + groups - 1) / groups * step);
+    std::byte* own = memory + groups * plan.group_bytes + static_cast<std::size_t>(thread) * plan.thread_bytes;
+    Worker worker(plan, grid, idle ? 0 : thread, memory, own);
+    if (!idle && plan.kernel.enter) plan.kernel.enter();
+    for (std::size_t done = 0; done < most; done += plan.chunk_rows) {
+        const std::size_t first = std::min(end, begin + done), rows = std::min(plan.chunk_rows, end - first);
+        if (rows) worker.fill(first, rows);
+        if (grid.columns > 1) parallel_barrier(threads);
+        if (rows) worker.multiply(first, rows);
+        if (grid.columns > 1) parallel_barrier(threads);
+        if (rows && plan.normed_stride) worker.norm(first, rows);
+    }
+    if (!idle && plan.kernel.leave) plan.kernel.leave();
+}
+
+}  // namespace
+
+const BlockKernel& block_kernel(Element element) {
+    const Level now = level();
+    if (element == Element::int8) return int8_kernel(now);
+#if defined(__x86_64__)
+    if (element == Element::bf16 && now == Level::amx) return amx_bf16_kernel();
+    if (element == Element::bf16 && level_features().avx512_bf16) return avx512_bf16_kernel();
+    if (now >= Level::avx512) return avx512_kernel(element);
+    if (now == Level::avx2) return avx2_kernel(element);
+#endif
+    return portable_kernel(element);
+}
+
+const RowKernel& row_kernel() {
+#if defined(__x86_64__)
+    if (level() >= Level::avx512) return avx512_rows();
+    if (level() == Level::avx2) return avx2_rows();
+#endif
+    return portable_rows();
+}
+
+void product(const Product& call) {
+    if (call.rows == 0 || call.weight->columns == 0) return;
+    const Plan plan = plan_of(call);
+    const double work = static_cast<double>(call.rows) * static_cast<double>(call.weight->columns) *
+                        static_cast<double>(std::max<std::size_t>(1, call.weight->depth));
+    // A thread more pays off from some ten microseconds of work on.
+    const int threads = static_cast<int>(std::clamp(work / 2e5, 1.0, static_cast<double>(parallel_threads())));
+    const std::size_t size = static_cast<std::size_t>(threads) * (plan.group_bytes + plan.thread_bytes);
+    std::byte* memory = scratch(size);
+    parallel(threads, [&](int thread, int running) { run(plan, memory, thread, running); });
+}
+
+}  // namespace fastbert

@@ -1,0 +1,48 @@
+// Products and their rows of AVX2.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "cpu/product_kernels.h"
+#include "cpu/target.h"
+
+#if FASTBERT_X86
+#include <immintrin.h>
+
+namespace fastbert {
+namespace {
+FASTBERT_TARGET_BEGIN(FASTBERT_AVX2)
+
+#include "cpu/vector_avx2.h"
+// Behind a vector.
+#include "cpu/vector_math.h"
+// Behind both.
+#include "cpu/product_finish.h"
+// Behind all.
+#include "cpu/product_blocks.h"
+
+template <Element kElement>
+constexpr BlockKernel kernel_of() {
+    using Kernel = FmaKernel<Avx2, kElement, 6, 2>;
+    return {6, Kernel::panel_bytes, Kernel::fill, Kernel::multiply, Kernel::finish_block, nullptr, nullptr, false};
+}
+
+FASTBERT_TARGET_END
+}  // namespace
+
+const BlockKernel& avx2_kernel(Element element) {
+    static constexpr BlockKernel bf16 = kernel_of<Element::bf16>(), fp32 = kernel_of<Element::fp32>();
+    return element == Element::bf16 ? bf16 : fp32;
+}
+
+const RowKernel& avx2_rows() {
+    static constexpr RowKernel rows{round_row<Avx2>, widen_row<Avx2>, norm_row<Avx2>};
+    return rows;
+}
+
+}  // namespace fastbert
+#endif

@@ -1,0 +1,62 @@
+// Products and their rows of AVX-512.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "cpu/product_kernels.h"
+#include "cpu/target.h"
+
+#if FASTBERT_X86
+#include <immintrin.h>
+
+namespace fastbert {
+namespace {
+FASTBERT_TARGET_BEGIN(FASTBERT_AVX512)
+
+#include "cpu/vector_avx512.h"
+// Behind a vector.
+#include "cpu/vector_math.h"
+// Behind both.
+#include "cpu/product_finish.h"
+// Behind all.
+#include "cpu/product_blocks.h"
+#include "cpu/product_transpose.h"
+
+// 28 of the 32 registers hold sums.
+inline constexpr std::size_t kRows = 14;
+
+template <typename Value>
+void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
+          std::byte* panel) {
+    fill_words<kRows>(rows, padded_depth, panel, [&](std::size_t row, std::size_t k) {
+        if (k >= depth) return _mm512_setzero_si512();
+        return _mm512_castps_si512(load_some<Avx512>(static_cast<const Value*>(x) + row * stride + k, depth - k));
+    });
+}
+
+template <Element kElement>
+constexpr BlockKernel kernel_of() {
+    using Kernel = FmaKernel<Avx512, kElement, kRows, 2>;
+    using Value = std::conditional_t<kElement == Element::fp32, float, BFloat16>;
+    return {kRows, Kernel::panel_bytes, fill<Value>, Kernel::multiply, Kernel::finish_block, nullptr, nullptr, false};
+}
+
+FASTBERT_TARGET_END
+}  // namespace
+
+const BlockKernel& avx512_kernel(Element element) {
+    static constexpr BlockKernel bf16 = kernel_of<Element::bf16>(), fp32 = kernel_of<Element::fp32>();
+    return element == Element::bf16 ? bf16 : fp32;
+}
+
+const RowKernel& avx512_rows() {
+    static constexpr RowKernel rows{round_row<Avx512>, widen_row<Avx512>, norm_row<Avx512>};
+    return rows;
+}
+
+}  // namespace fastbert
+#endif

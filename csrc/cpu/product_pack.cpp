@@ -1,0 +1,124 @@
+// Weights as products read them.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "cpu/parallel.h"
+#include "cpu/product.h"
+
+namespace fastbert {
+namespace {
+
+constexpr std::size_t round_up(std::size_t x, std::size_t step) { return (x + step - 1) / step * step; }
+
+float value(const float* row, std::size_t k) { return row[k]; }
+float value(const BFloat16* row, std::size_t k) { return to_float(row[k]); }
+
+// An element of a row of the weight, as it is stored, in the lower bits.
+struct ToBFloat16 {
+    static constexpr Element kElement = Element::bf16;
+    static std::uint32_t bits(float x) { return to_bfloat16(x).bits; }
+    static std::uint32_t bits(BFloat16 x) { return x.bits; }
+};
+
+struct ToFloat {
+    static constexpr Element kElement = Element::fp32;
+    static std::uint32_t bits(float x) { return std::bit_cast<std::uint32_t>(x); }
+    static std::uint32_t bits(BFloat16 x) { return std::uint32_t{x.bits} << 16; }
+};
+
+struct ToInt8 {
+    static constexpr Element kElement = Element::int8;
+    float scale = 0.0F;
+
+    // Zeros stand for rows whose scale is zero or no number.
+    int integer(float x) const {
+        if (!(scale > 0.0F)) return 0;
+        return static_cast<int>(std::nearbyint(std::clamp(x / scale, -127.0F, 127.0F)));
+    }
+    std::uint32_t bits(float x) const { return static_cast<std::uint8_t>(integer(x)); }
+    std::uint32_t bits(BFloat16 x) const { return bits(to_float(x)); }
+};
+
+template <typename Value>
+float int8_scale(const Value* row, std::size_t depth) {
+    float largest = 0.0F;
+    bool finite = true;
+    for (std::size_t k = 0; k < depth; ++k) {
+        const float size = std::fabs(value(row, k));
+        finite &= std::isfinite(size);
+        largest = size > largest ? size : largest;
+    }
+    return finite ? largest / 127.0F : std::nanf("");
+}
+
+// One output: words of 4 bytes, kPanel words apart.
+template <typename Value, typename Convert>
+void pack_row(const Value* row, std::size_t depth, const Convert& convert, std::byte* to) {
+    constexpr std::size_t kGroup = group_of(Convert::kElement), kBits = 8 * bytes_of(Convert::kElement);
+    for (std::size_t k = 0; k < depth; k += kGroup, to += kPanel * 4) {
+        std::uint32_t word = 0;
+        const std::size_t count = std::min(kGroup, depth - k);
+        for (std::size_t i = 0; i < count; ++i) {
+            const std::size_t place = std::endian::native == std::endian::little ? i : kGroup - 1 - i;
+            word |= convert.bits(row[k + i]) << (place * kBits % 32);
+        }
+        std::memcpy(to, &word, 4);
+    }
+}
+
+template <typename Value>
+void pack_rows(const Value* weight, std::size_t stride, PackedWeight& packed, std::size_t first, std::size_t last) {
+    for (std::size_t output = first; output < last; ++output) {
+        const Value* row = weight + output * stride;
+        std::byte* to = packed.bytes.get() + output / kPanel * packed.panel_bytes() + output % kPanel * 4;
+        if (packed.element == Element::bf16) {
+            pack_row(row, packed.depth, ToBFloat16{}, to);
+        } else if (packed.element == Element::fp32) {
+            pack_row(row, packed.depth, ToFloat{}, to);
+        } else {
+            const ToInt8 convert{int8_scale(row, packed.depth)};
+            pack_row(row, packed.depth, convert, to);
+            std::int32_t sum = 0;
+            for (std::size_t k = 0; k < packed.depth; ++k) sum += convert.integer(value(row, k));
+            packed.scales[output] = convert.scale;
+            packed.sums[output] = sum;
+        }
+    }
+}
+
+}  // namespace
+
+PackedWeight pack_weight(const void* weight, Dtype dtype, std::size_t stride, std::size_t columns, std::size_t depth,
+                         Element element) {
+    PackedWeight packed;
+    packed.element = element;
+    packed.columns = columns;
+    packed.depth = depth;
+    packed.padded_columns = round_up(columns, kColumns);
+    packed.padded_depth = round_up(depth, kStep / bytes_of(element));
+    const std::size_t size = std::max(kStep, packed.padded_columns * packed.padded_depth * bytes_of(element));
+    packed.bytes = {static_cast<std::byte*>(std::aligned_alloc(64, size)), [](std::byte* p) { std::free(p); }};
+    if (!packed.bytes) throw std::bad_alloc();
+    if (element == Element::int8) {
+        packed.scales = std::make_unique<float[]>(packed.padded_columns);
+        packed.sums = std::make_unique<std::int32_t[]>(packed.padded_columns);
+    }
+    // A thread takes whole panels, and clears those that it does not fill.
+    parallel_ranges(packed.padded_columns / kPanel, 8, [&](std::size_t first, std::size_t last) {
+        for (std::size_t panel = first; panel < last; ++panel) {
+            const std::size_t begin = panel * kPanel, end = std::min(columns, begin + kPanel);
+            if (end < begin + kPanel || depth < packed.padded_depth)
+                std::memset(packed.bytes.get() + panel * packed.panel_bytes(), 0, packed.panel_bytes());
+            if (dtype == Dtype::bf16)
+                pack_rows(static_cast<const BFloat16*>(weight), stride, packed, begin, end);
+            else
+                pack_rows(static_cast<const float*>(weight), stride, packed, begin, end);
+        }
+    });
+    return packed;
+}
+
+}  // namespace fastbert

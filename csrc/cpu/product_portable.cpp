@@ -1,0 +1,42 @@
+// Products and their rows in plain C++.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "cpu/product_kernels.h"
+#include "cpu/target.h"
+
+namespace fastbert {
+namespace {
+
+#include "cpu/vector_portable.h"
+// Behind a vector.
+#include "cpu/vector_math.h"
+// Behind both.
+#include "cpu/product_finish.h"
+// Behind all.
+#include "cpu/product_blocks.h"
+
+template <Element kElement>
+constexpr BlockKernel kernel_of() {
+    using Kernel = FmaKernel<Portable, kElement, 4, 1>;
+    return {4, Kernel::panel_bytes, Kernel::fill, Kernel::multiply, Kernel::finish_block, nullptr, nullptr, false};
+}
+
+}  // namespace
+
+const BlockKernel& portable_kernel(Element element) {
+    static constexpr BlockKernel bf16 = kernel_of<Element::bf16>(), fp32 = kernel_of<Element::fp32>();
+    return element == Element::bf16 ? bf16 : fp32;
+}
+
+const RowKernel& portable_rows() {
+    static constexpr RowKernel rows{round_row<Portable>, widen_row<Portable>, norm_row<Portable>};
+    return rows;
+}
+
+}  // namespace fastbert

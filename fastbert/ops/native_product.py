@@ -1,0 +1,138 @@
+"""Matrix products of packed tokens on CPUs, with weights that are laid out once.
+
+A row's result has the same bits in every batch, on any number of threads. Sums are fp32, in the order of the depth;
+bias, GELU, residual and LayerNorm follow in fp32 before the one rounding to the result's dtype.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastbert._C import PackedWeight
+from fastbert._C import product as _native_product
+from fastbert.errors import UserError
+
+_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+_ELEMENTS = ("bf16", "fp32", "int8")
+_ACTIVATIONS = ("gelu", "gelu_tanh")
+
+
+def pack(weight: Tensor, element: str) -> PackedWeight:
+    """A copy of `weight` (out, in), bf16 or fp32, as products read it, in elements `"bf16"`, `"fp32"` or `"int8"`.
+
+    bf16 rounds to nearest. int8 has one scale an output, the row's largest magnitude / 127; an output whose weights
+    have a NaN or an infinity is NaN. The copy does not follow later changes of `weight`.
+    Raises UserError, a ValueError, that names the wrong argument.
+    """
+    if element not in _ELEMENTS:
+        raise UserError(f"element={element!r} must be one of {', '.join(map(repr, _ELEMENTS))}")
+    weight = weight.detach()
+    _check_matrix("weight", weight, None)
+    return PackedWeight(_matrix(weight), weight.shape[0], weight.shape[1], element)
+
+
+def product(
+    x: Tensor,
+    packed: PackedWeight,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    norm: tuple[Tensor, Tensor | None, float] | None = None,
+    out_dtype: torch.dtype | None = None,
+    *,
+    out: Tensor | None = None,
+    blocking: tuple[int, int] = (0, 0),
+) -> Tensor:
+    """norm(activation(x weight^T + bias) + residual): x (rows, in), bias (out,), residual and result (rows, out).
+
+    x and residual are bf16 or fp32 with neighbouring elements in a row; `activation` is None, `"gelu"` (by erf) or
+    `"gelu_tanh"`; `norm` is LayerNorm's (weight, bias or None, eps). The result has `out_dtype`, by default x's, or is
+    written to `out`, which may be `residual` itself. `blocking` (rows, columns) that a thread keeps in its second cache
+    changes the time only; zeros choose.
+    Raises UserError, a ValueError, that names the wrong argument.
+    """
+    if packed.element == "int8":
+        raise UserError("packed holds int8, which needs rows of integers: pack the weight as 'bf16' or 'fp32'")
+    if activation is not None and activation not in _ACTIVATIONS:
+        raise UserError(f"activation={activation!r} must be None, {' or '.join(map(repr, _ACTIVATIONS))}")
+    if min(blocking) < 0:
+        raise UserError(f"blocking={blocking} must not be negative: zeros choose by the shape")
+    x = x.detach()
+    rows, columns = x.shape[0] if x.dim() else 0, packed.columns
+    _check_matrix("x", x, (rows, packed.depth))
+    if out is None:
+        dtype = x.dtype if out_dtype is None else out_dtype
+        if dtype not in _NAMES:
+            raise UserError(f"out_dtype={dtype} must be torch.bfloat16 or torch.float32")
+        out = torch.empty((rows, columns), dtype=dtype)
+    elif out_dtype not in (None, out.dtype):
+        raise UserError(f"out has dtype {out.dtype}, which is not out_dtype={out_dtype}: leave one of them out")
+    _check_matrix("out", out, (rows, columns))
+    if _overlap(out, x):
+        raise UserError("out lies in the memory of x: give it memory of its own")
+    if residual is not None:
+        residual = residual.detach()
+        _check_matrix("residual", residual, (rows, columns))
+        if _overlap(out, residual) and _matrix(out) != _matrix(residual):
+            raise UserError("out lies in the memory of residual: give it memory of its own, or residual itself")
+    bias = None if bias is None else _vector("bias", bias, columns)
+    scale = None
+    if norm is not None:
+        weight, shift, eps = norm
+        weight = _vector("norm's weight", weight, columns)
+        shift = None if shift is None else _vector("norm's bias", shift, columns)
+        scale = (weight.data_ptr(), 0 if shift is None else shift.data_ptr(), eps)
+    _native_product(
+        _matrix(x),
+        rows,
+        packed,
+        _matrix(out),
+        bias=0 if bias is None else bias.data_ptr(),
+        activation=activation,
+        residual=None if residual is None else _matrix(residual),
+        norm=scale,
+        blocking=blocking,
+    )
+    return out
+
+
+def _check_matrix(name: str, tensor: Tensor, shape: tuple[int, int] | None) -> None:
+    """Refuse what is no matrix in this machine's memory whose rows lie apart and whole."""
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        raise UserError(f"{name} is on {tensor.device} ({tensor.layout}): it must be a dense tensor on the CPU")
+    if tensor.dtype not in _NAMES:
+        raise UserError(f"{name} has dtype {tensor.dtype}: it must be torch.bfloat16 or torch.float32")
+    if tensor.dim() != 2 or (shape is not None and tuple(tensor.shape) != shape):
+        raise UserError(f"{name} has shape {tuple(tensor.shape)}: it must be {shape or '(out, in)'}")
+    if (tensor.shape[1] > 1 and tensor.stride(1) != 1) or (tensor.shape[0] > 1 and tensor.stride(0) < tensor.shape[1]):
+        raise UserError(f"{name} has strides {tensor.stride()}: the elements of a row must lie together; use contiguous()")
+
+
+def _matrix(tensor: Tensor) -> tuple[int, str, int]:
+    # The stride of a single row may be anything.
+    stride = tensor.stride(0) if tensor.shape[0] > 1 else tensor.shape[1]
+    return tensor.data_ptr(), _NAMES[tensor.dtype], stride
+
+
+def _vector(name: str, tensor: Tensor, width: int) -> Tensor:
+    """A contiguous fp32 copy, or the tensor itself."""
+    tensor = tensor.detach()
+    if tensor.device.type != "cpu" or not tensor.dtype.is_floating_point or tuple(tensor.shape) != (width,):
+        raise UserError(
+            f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}: it must be floating, of shape"
+            f" ({width},), on the CPU"
+        )
+    return tensor.to(torch.float32).contiguous()
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether the spans of two tensors' elements meet."""
+
+    def span(tensor: Tensor) -> tuple[int, int]:
+        begin, _, stride = _matrix(tensor)
+        elements = (tensor.shape[0] - 1) * stride + tensor.shape[1] if tensor.numel() else 0
+        return begin, begin + elements * tensor.element_size()
+
+    (a_begin, a_end), (b_begin, b_end) = span(a), span(b)
+    return a_begin < b_end and b_begin < a_end
