@@ -8,6 +8,7 @@ PYBIND11_MODULE(_C, module) {
     fastbert::bind_cpu(module);
     fastbert::bind_attention(module);
     fastbert::bind_features(module);
+    fastbert::bind_quantize(module);
     fastbert::bind_product(module);
     fastbert::bind_rows(module);
 }

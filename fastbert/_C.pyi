@@ -199,6 +199,9 @@ def attention(
 ) -> bool:
     """Over addresses: q, k, v with strides of tokens and heads in elements; the bias (0: none) with its rows, columns
     and strides of heads and rows. False, with nothing written, where the offsets do not fit the tokens."""
+# bindings_quantize.cpp
+
+def quantize_rows(x: tuple[int, str, int], rows: int, depth: int, integers: int, scales: int) -> None: ...
 
 # bindings_features.cpp
 
