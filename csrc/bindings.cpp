@@ -11,4 +11,5 @@ PYBIND11_MODULE(_C, module) {
     fastbert::bind_quantize(module);
     fastbert::bind_product(module);
     fastbert::bind_rows(module);
+    fastbert::bind_layer(module);
 }

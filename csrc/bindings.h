@@ -11,4 +11,5 @@ void bind_features(pybind11::module_& module);
 void bind_quantize(pybind11::module_& module);
 void bind_product(pybind11::module_& module);
 void bind_rows(pybind11::module_& module);
+void bind_layer(pybind11::module_& module);
 }  // namespace fastbert

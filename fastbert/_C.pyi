@@ -271,3 +271,24 @@ def softmax(
     sizes: Sequence[int], dtype: str, scores: int, strides: Sequence[int],
     mask: int, mask_strides: Sequence[int], scale: float, out: int, /,
 ) -> None: ...  # fmt: skip
+
+# bindings_layer.cpp
+
+def fingerprint(spans: Sequence[tuple[int, int]]) -> int: ...
+def encoder_layer(
+    *,
+    x: int,
+    x_dtype: str,
+    x_stride: int,
+    tokens: int,
+    products: Sequence[PackedWeight],
+    vectors: Sequence[tuple[int, int, str]],
+    cu_seqlens: int,
+    sequences: int,
+    heads: int,
+    eps: float,
+    tanh: bool,
+    causal: bool,
+    y: int,
+    y_dtype: str,
+) -> None: ...

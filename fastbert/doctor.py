@@ -22,6 +22,7 @@ EXTENSION_PARTS = {
     "collator": "EpochPlan",
     "dropout masks": "token_dropout_mask",
     "CPU features": "cpu_features",
+    "CPU kernels": "encoder_layer",
 }
 DTYPE_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
@@ -38,6 +39,11 @@ class Cpu:
     torch_threads: int | None
     features: dict[str, bool]
     """Instruction sets that this process can use, from the extension."""
+    level: str | None
+    """What the CPU kernels use: portable, avx2, avx512 or amx; None without the extension."""
+    level_reason: str
+    products: str
+    """Which matrix products are ours, and where that choice comes from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,15 +87,19 @@ def examine() -> Diagnosis:
     if torch is None:
         versions["torch"] = None
     features, parts, advice = _extension()
+    level, level_reason = _level(advice) if features else (None, "the C++ extension does not load")
     gpus, gpu_reason = _gpus(torch)
     kernels = _triton_kernels(torch)
     cpu = Cpu(
-        model=_cpu_model(),
+        model=cpu_model(),
         architecture=platform.machine(),
         logical_cores=os.cpu_count() or 1,
         usable_cores=_usable_cores(),
         torch_threads=torch.get_num_threads() if torch else None,
         features=features,
+        level=level,
+        level_reason=level_reason,
+        products=_products() if torch and level else "-",
     )
     operations: tuple[Choice, ...] = ()
     device_name = dtype_name = None
@@ -100,10 +110,11 @@ def examine() -> Diagnosis:
         from fastbert.ops import backend
 
         device = torch.device("cuda" if gpus else "cpu")
-        device_name = device.type
-        operations = tuple(backend.report(device))
-        dtype, dtype_reason = backend.fastest_dtype(device)
-        dtype_name = DTYPE_NAMES[str(dtype).removeprefix("torch.")]
+        if level or device.type != "cpu":
+            device_name = device.type
+            operations = tuple(backend.report(device))
+            dtype, dtype_reason = backend.fastest_dtype(device)
+            dtype_name = DTYPE_NAMES[str(dtype).removeprefix("torch.")]
     return Diagnosis(
         versions=versions,
         cpu=cpu,
@@ -156,7 +167,36 @@ def _extension() -> tuple[dict[str, bool], dict[str, bool], list[str]]:
     return _C.cpu_features(), {part: hasattr(_C, name) for part, name in EXTENSION_PARTS.items()}, []
 
 
-def _cpu_model() -> str:
+def _level(advice: list[str]) -> tuple[str | None, str]:
+    """The level of the CPU kernels and why; a wrong FASTBERT_CPU is said here too, since kernels refuse to run."""
+    from fastbert import cpu_level
+
+    try:
+        return cpu_level.level(), cpu_level.reason()
+    except UserError as error:
+        advice.append(str(error))
+        return None, f"{cpu_level.VARIABLE} is wrong"
+
+
+def _products() -> str:
+    from fastbert.ops import product_table
+
+    rule = "bf16 and int8 ours, fp32 torch's"
+    path = product_table.saved_path()
+    if not os.path.exists(path):
+        return f"{rule}; `fastbert doctor --tune` measures this CPU's on a machine without a GPU"
+    try:
+        measured = product_table.load(path)
+    except UserError as error:
+        return f"{rule}, because {error}"
+    from fastbert import cpu_level
+
+    count = len(measured.get(product_table.processor(cpu_level.level()), {}))
+    return f"{rule}, but for what was measured in {path}: {count} shapes of this CPU"
+
+
+def cpu_model() -> str:
+    """What the system calls the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

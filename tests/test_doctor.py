@@ -20,6 +20,9 @@ CPU = doctor.Cpu(
     usable_cores=2.5,
     torch_threads=8,
     features={"amx_in_hardware": True, "amx_tile": False},
+    level="avx512",
+    level_reason="some reason",
+    products="some",
 )
 
 

@@ -22,8 +22,8 @@ class Config:
     json: bool = False
     """Write one JSON object instead of text."""
     tune: bool = False
-    """First measure kernel configurations on this machine's GPU, for some minutes, and save those that are faster than
-    the shipped ones."""
+    """First measure kernel configurations on this machine's GPU or, without one, matrix products on its CPU, for some
+    minutes, and save what is faster than the shipped choice."""
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
@@ -49,11 +49,13 @@ def _tune(quiet: bool) -> None:
     from fastbert.errors import UserError
     from fastbert.ops.backend import HAS_TRITON
 
+    if not torch.cuda.is_available():
+        return _tune_products(quiet)
     if not HAS_TRITON:
         raise UserError("cannot tune kernels: triton is not installed; `pip install 'fastbert-engine[gpu]'`")
     from fastbert.kernels import tune
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda")
     with Bars(quiet) as bars:
         steps: dict[int, Callable[..., None]] = {}
 
@@ -64,6 +66,27 @@ def _tune(quiet: bool) -> None:
 
         path, measured = tune.run(device, report)
         bars.message(f"{len(measured)} configurations measured; those faster than the shipped ones are in {path}")
+
+
+def _tune_products(quiet: bool) -> None:
+    """Measure the CPU's products with a bar, and say which are not as shipped."""
+    from fastbert.cli.common import Bars
+    from fastbert.ops import product_table, product_tune
+
+    with Bars(quiet) as bars:
+        step: list[Callable[..., None]] = []
+
+        def report(done: int, total: int, text: str) -> None:
+            if not step:
+                step.append(bars.stage("tuning products", total))
+            step[0](done, text)
+
+        path, trials = product_tune.run(report)
+        changed = [trial for trial in trials if trial.choice != product_table.SHIPPED[trial.element]]
+        for trial in changed:
+            shape = f"{trial.element} {trial.rows} x {trial.depth} x {trial.columns}"
+            bars.message(f"{shape}: {trial.choice}, {trial.own * 1e3:.2f} ms ours, {trial.library * 1e3:.2f} ms torch's")
+        bars.message(f"{len(trials)} products measured, {len(changed)} choices are not the shipped ones; saved in {path}")
 
 
 def _show(diagnosis: Diagnosis) -> None:
@@ -95,6 +118,8 @@ def _sections(diagnosis: Diagnosis) -> list[tuple[str, list[Row]]]:
             [
                 ("model", f"{cpu.model} ({cpu.architecture})"),
                 ("cores", f"{cpu.logical_cores} logical{usable}; {threads}"),
+                ("kernels", f"{cpu.level or 'none':<7} {cpu.level_reason}"),
+                ("products", cpu.products),
                 ("can use", _names(features, True)),
                 ("cannot use", _names(features, False)),
             ],

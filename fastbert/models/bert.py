@@ -15,14 +15,16 @@ from fastbert import ops
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models.outputs import EncoderOutput
-from fastbert.models.pretrained import Checkpointing, PreTrainedModel
-from fastbert.ops import encoder_layer
+from fastbert.models.pretrained import Checkpointing, PreTrainedModel, Quantization
+from fastbert.ops import encoder_layer, native_layer
+from fastbert.ops.backend import choose
 from fastbert.ops.dropout import Site, TokenDropout, draw_keys
 from fastbert.packing import PackedBatch, pad, unpad
 
 # oneDNN, which multiplies bf16 on CPUs, compiles and keeps a kernel for each number of rows it meets. Batches of packed
 # tokens all differ, so without rounding every step would compile anew and memory would grow by megabytes a step.
 ROWS_MULTIPLE = 64
+CPU = torch.device("cpu")
 
 
 def multiplies_in_bf16(weight: Tensor) -> bool:
@@ -202,13 +204,20 @@ class Layer(nn.Module):
         self.index = index
         self.heads = config.num_attention_heads
         self.approximate = config.gelu_approximation
+        self.drops = bool(config.hidden_dropout_prob or config.attention_probs_dropout_prob)
+        self.quantization: Quantization | None = None
 
     def forward(
         self, x: Tensor, batch: PackedBatch, dropouts: Dropouts, causal: bool = False, recompute: bool = False
     ) -> Tensor:
         """x (tokens, hidden_size) -> the same shape. `recompute`: keep what is cheap to compute again out of memory."""
         weights = self._plain_weights()
-        if weights is not None and encoder_layer.serves(x, weights, self.heads):
+        dropped = bool(dropouts.attention or dropouts.hidden)
+        int8 = self.quantization == "int8"
+        served = None
+        if weights is not None:
+            served = encoder_layer.serves(x, weights, self.heads, dropped=dropped, int8=int8)
+        if weights is not None and served is not None:
             settings = encoder_layer.LayerSettings(
                 cu_seqlens=batch.cu_seqlens,
                 max_seqlen=batch.max_seqlen,
@@ -223,13 +232,20 @@ class Layer(nn.Module):
                 sequence_ids=dropouts.sequence_ids,
                 offsets=dropouts.offsets,
             )
-            return encoder_layer.encoder_layer(x, weights, settings, recompute=recompute)
+            return encoder_layer.encoder_layer(x, weights, settings, recompute=recompute, served=served)
         if recompute:
             return checkpoint(
                 self._composed, x, batch, dropouts, causal, use_reentrant=False, preserve_rng_state=False,
                 context_fn=_keeping_products,
             )  # fmt: skip
         return self._composed(x, batch, dropouts, causal)
+
+    def native_element(self, tokens: int, dtype: torch.dtype) -> str | None:
+        """What the CPU's kernels would multiply in this layer at so many tokens, or None where they do not serve it."""
+        weights = self._plain_weights()
+        if weights is None or (self.training and self.drops) or choose("encoder_layer", CPU) != "native":
+            return None
+        return native_layer.element_of(tokens, dtype, weights, self.heads, self.quantization == "int8")
 
     def _composed(self, x: Tensor, batch: PackedBatch, dropouts: Dropouts, causal: bool) -> Tensor:
         """The layer put together from single operations; parts that are not plain run their own forward."""
@@ -390,7 +406,7 @@ class BertModel(PreTrainedModel):
         if batch.device.type == "cpu" and not torch.compiler.is_compiling():
             self.check_ranges(batch)
         config, tokens = self.config, batch.num_tokens
-        if multiplies_in_bf16(self.embeddings.word_embeddings.weight) and not torch.compiler.is_compiling():
+        if self._library_multiplies_bf16(tokens):
             batch = batch.filled(ROWS_MULTIPLE)
         dropouts = Dropouts(batch, config.hidden_dropout_prob, config.attention_probs_dropout_prob, self.training)
         x = self.embeddings(batch, dropouts.tokens(Site.EMBEDDING))
@@ -398,6 +414,13 @@ class BertModel(PreTrainedModel):
         if batch.num_tokens == tokens:
             return x, states
         return x[:tokens], [state[:tokens] for state in states]
+
+    def _library_multiplies_bf16(self, tokens: int) -> bool:
+        """Whether torch's library will multiply bf16 on the CPU, and not kernels of ours, which serve any number of rows."""
+        weight = self.embeddings.word_embeddings.weight
+        if torch.compiler.is_compiling() or not multiplies_in_bf16(weight) or not self.encoder.layer:
+            return False
+        return self.encoder.layer[0].native_element(tokens, torch.bfloat16) is None
 
     def check_ranges(self, batch: PackedBatch) -> None:
         """Raise UserError for ids that are no rows of the model's tables. Reads the batch, so a GPU waits."""

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from fastbert.config import BertConfig
 from fastbert.errors import CheckpointError, UserError
+from fastbert.ops import packed_weights
+from fastbert.ops.backend import fastest_dtype
 
 logger = logging.getLogger("fastbert")
 WEIGHTS = "model.safetensors"
@@ -23,6 +25,7 @@ WEIGHTS_INDEX = "model.safetensors.index.json"
 # Names of old TensorFlow-born checkpoints, and buffers that other libraries save beside the weights.
 RENAMED = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 Checkpointing = Literal["none", "layer", "selective"]
+Quantization = Literal["int8"]
 IGNORED = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
@@ -119,14 +122,45 @@ class PreTrainedModel(nn.Module):
             if hasattr(module, "checkpointing"):
                 module.checkpointing = mode  # type: ignore[assignment]
 
+    def quantize(self, kind: Quantization | None = "int8") -> Self:
+        """Multiply integers in the encoder's layers, for inference on CPUs: weights as int8 with an fp32 scale for each
+        output, tokens as int8 with one for each token, sums in 32 bits. `None` undoes it. Returns the model.
+
+        The weights themselves stay as they are, for `save_pretrained`, for training, and for layers with hooks or
+        adapters, which compute with them; embeddings, attention, LayerNorms, pooler and heads are not quantised. Raises
+        UserError for another kind, and for a model that is not on the CPU.
+        """
+        if kind not in (None, "int8"):
+            raise UserError(f'quantize({kind!r}): choose "int8", or None to undo it')
+        if kind and self.device.type != "cpu":
+            raise UserError(f'the model is on {self.device}: int8 serves CPUs; move it there with model.to("cpu")')
+        for module in self.modules():
+            if hasattr(module, "quantization"):
+                module.quantization = kind  # type: ignore[assignment]
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch to training or, with False, to inference, which looks at the weights anew."""
+        if not mode:
+            packed_weights.forget(self.parameters())
+        return super().train(mode)
+
     @classmethod
-    def from_pretrained(cls, folder: str | Path, *, dtype: torch.dtype | None = None, **overrides: Any) -> Self:
+    def from_pretrained(
+        cls, folder: str | Path, *, dtype: torch.dtype | Literal["fastest"] | None = None, **overrides: Any
+    ) -> Self:
         """Load a Hugging Face model folder: `config.json` with `model.safetensors` (or its shards).
 
-        Weights keep the checkpoint's dtype unless `dtype` is given; `overrides` replace config fields. Weights that the
-        checkpoint lacks (a new head) are initialised, and a warning names them. The model comes in eval mode. Raises
-        `UserError` or `CheckpointError` for files that are missing, damaged or of another shape.
+        Weights keep the checkpoint's dtype unless `dtype` is given: `"fastest"` is bf16 where this machine's GPU, or
+        else its CPU, multiplies bf16 in hardware, else the best it has; `fastbert doctor` says which and why.
+        `overrides` replace config fields. Weights that the checkpoint lacks (a new head) are initialised, and a warning
+        names them. The model comes in eval mode. Raises `UserError` or `CheckpointError` for files that are missing,
+        damaged or of another shape.
         """
+        if isinstance(dtype, str):
+            if dtype != "fastest":
+                raise UserError(f'dtype={dtype!r} must be a torch dtype, "fastest", or None for the checkpoint\'s own')
+            dtype = fastest_dtype(torch.device("cuda" if torch.cuda.is_available() else "cpu"))[0]
         folder = Path(folder)
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; from_pretrained takes a folder with config.json and {WEIGHTS}")

@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 import logging
 import os
-import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch.autograd import forward_ad
 
+from fastbert import _C, cpu_level
 from fastbert.errors import UserError
 
 BackendName = Literal["triton", "native", "eager"]
@@ -38,6 +38,13 @@ OPERATIONS = (
     "linear_cross_entropy",
     "encoder_layer",
 )
+
+# What of an operation the native backend serves, where that is not the same as of the others.
+NATIVE_SERVES = {
+    "dropout": "masks of every dtype",
+    "linear": "inference in bf16; fp32 and training by torch",
+    "encoder_layer": "inference in bf16 and int8; in fp32 put together from the operations above",
+}
 
 _implementations: dict[tuple[str, str], Any] = {}
 _forced: BackendName | None = None
@@ -86,7 +93,11 @@ def choose(operation: str, device: torch.device) -> BackendName:
                 f"backend {_forced!r} cannot serve {operation!r}: it has no such kernel;"
                 " use_backend(None) lets fastbert choose"
             )
+        if _forced == "native" and not torch.compiler.is_compiling():
+            cpu_level.apply()
         return _forced
+    if device.type == "cpu" and not torch.compiler.is_compiling():
+        cpu_level.apply()
     order = PREFERENCE.get(device.type, ("eager",))
     return next(backend for backend in order if _serves(operation, backend))
 
@@ -163,6 +174,10 @@ def report(device: torch.device | None = None) -> list[Choice]:
             choices.append(Choice(operation, "none", f"forced backend {_forced!r} has no kernel for it"))
         elif _forced:
             choices.append(Choice(operation, backend, "forced by use_backend"))
+        elif backend == "native":
+            kernels = f"{cpu_level.level()} kernels"
+            serves = NATIVE_SERVES.get(operation, "inference in fp32 and bf16; training in eager torch")
+            choices.append(Choice(operation, backend, f"{kernels}: {serves}"))
         elif backend == order[0]:
             choices.append(Choice(operation, backend, f"the fastest on {device.type}"))
         elif order[0] == "triton" and not HAS_TRITON:
@@ -180,10 +195,10 @@ def fastest_dtype(device: torch.device) -> tuple[torch.dtype, str]:
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return torch.bfloat16, "the GPU multiplies bf16 in hardware"
         return torch.float16, "the GPU has no bf16 products"
-    if device.type == "cpu" and platform.machine() in ("x86_64", "AMD64"):
-        if torch.cpu._is_amx_tile_supported():
+    if device.type == "cpu":
+        if cpu_level.level() == "amx":
             return torch.bfloat16, "the CPU has AMX"
-        if torch.cpu._is_avx512_bf16_supported():
+        if cpu_level.level() == "avx512" and _C.cpu_features()["avx512_bf16"]:
             return torch.bfloat16, "the CPU has AVX-512 BF16"
         return torch.float32, "the CPU has no bf16 products"
     return torch.float32, "the safe choice on this device"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
-from fastbert.ops import backend
+from fastbert.ops import backend, native_layer
 from fastbert.ops.attention import HEAD_DIMS, tf32_allowed
 from fastbert.ops.attention_problem import AttentionProblem
 from fastbert.ops.dropout import Site, TokenDropout
@@ -97,17 +97,28 @@ class LayerSettings:
 SAVE_NOTHING, SAVE_CHEAPLY, SAVE_ALL = 0, 1, 2
 
 
-def serves(x: Tensor, weights: LayerWeights, heads: int) -> bool:
-    """Whether the fused layer can compute this, on the backend chosen for the device of `x` (tokens, width)."""
-    if backend.choose("encoder_layer", x.device) != "triton" or x.dim() != 2:
-        return False
-    backend.require_triton(x.device, "x")
+def serves(x: Tensor, weights: LayerWeights, heads: int, *, dropped: bool = False, int8: bool = False) -> str | None:
+    """What computes this layer of `x` (tokens, width) as one operation: "triton", or on CPUs what the native kernels
+    multiply ("bf16", "int8", "fp32"); None where it is to be put together from single operations.
+
+    `dropped`: something is dropped, which the native kernels leave to the single operations. `int8`: quantised.
+    """
+    chosen = backend.choose("encoder_layer", x.device)
+    if chosen == "eager" or x.dim() != 2:
+        return None
     dtype, width = product_dtype(x), x.shape[1]
+    if chosen == "native":
+        gradient = x.requires_grad and torch.is_grad_enabled()
+        if gradient or dropped or x.dtype not in native_layer.DTYPES:
+            return None
+        return native_layer.element_of(x.shape[0], dtype, weights, heads, int8)
+    backend.require_triton(x.device, "x")
     if dtype not in (torch.float32, torch.bfloat16, torch.float16) or width > WIDEST:
-        return False
+        return None
     if width % heads or width // heads not in HEAD_DIMS:
-        return False
-    return all(weight.dtype in (dtype, torch.float32) and weight.device == x.device for weight in weights)
+        return None
+    served = all(weight.dtype in (dtype, torch.float32) and weight.device == x.device for weight in weights)
+    return "triton" if served else None
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
@@ -117,16 +128,20 @@ def product_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
-def encoder_layer(x: Tensor, weights: LayerWeights, settings: LayerSettings, *, recompute: bool = False) -> Tensor:
+def encoder_layer(
+    x: Tensor, weights: LayerWeights, settings: LayerSettings, *, recompute: bool = False, served: str = "triton"
+) -> Tensor:
     """The layer's output, (tokens, width) like `x`, in the dtype of the products (autocast's, else that of `x`).
 
-    For what `serves` accepts. `recompute`: keep less for backward, which then computes LayerNorms again. GELU is never
+    `served` is what `serves` answered. `recompute`: keep less for backward, which then computes LayerNorms again. GELU is never
     kept. Weights may be fp32 with products in half precision: their gradients are then accumulated and returned in
     fp32. Raises UserError for offsets that do not describe the tokens (on a GPU under FASTBERT_DEBUG=1).
     """
     if settings.cu_seqlens.dtype != torch.int32 or not settings.cu_seqlens.is_contiguous():
         raise UserError(f"cu_seqlens must be contiguous int32, not {settings.cu_seqlens.dtype}")
     backend.refuse_forward_mode("encoder_layer")
+    if served != "triton":
+        return native_layer.encoder_layer(x, weights, settings, product_dtype(x), served)
     trained = torch.is_grad_enabled() and (x.requires_grad or any(weight.requires_grad for weight in weights))
     save = (SAVE_CHEAPLY if recompute else SAVE_ALL) if trained else SAVE_NOTHING
     tf32 = product_dtype(x) == torch.float32 and tf32_allowed()
@@ -336,3 +351,4 @@ def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
 _forward.register_autograd(_gradients, setup_context=_setup_context)
 backend.register("encoder_layer", "eager", "composed of the other operations")
 backend.register("encoder_layer", "triton", "fastbert.kernels.encoder_layer")
+backend.register("encoder_layer", "native", "fastbert.ops.native_layer")

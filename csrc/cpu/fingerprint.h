@@ -1,0 +1,32 @@
+// A cheap look at memory that someone may have written.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace fastbert {
+
+// A number that changes, but for a chance of 2^-64, when any of 64 eight-byte words spread evenly over `bytes` bytes, or
+// the last ones, change. A write to all of a weight is seen; one to a few elements between the words is not.
+inline std::uint64_t fingerprint(const std::byte* memory, std::size_t bytes, std::uint64_t seed) {
+    constexpr std::size_t kWords = 64, kBytes = sizeof(std::uint64_t);
+    std::uint64_t mixed = seed ^ bytes * 0x9E3779B97F4A7C15ULL;
+    const auto add = [&](std::uint64_t word) {
+        mixed = (mixed ^ word) * 0xD6E8FEB86659FD93ULL;
+        mixed ^= mixed >> 32;
+    };
+    if (bytes <= kWords * kBytes) {
+        for (std::size_t i = 0; i < bytes; ++i) add(static_cast<std::uint64_t>(memory[i]));
+        return mixed;
+    }
+    // The words are loaded before they are mixed, so that their cache misses overlap.
+    std::uint64_t words[kWords + 1];
+    const std::size_t stride = bytes / kWords;
+    for (std::size_t i = 0; i < kWords; ++i) std::memcpy(&words[i], memory + i * stride, kBytes);
+    std::memcpy(&words[kWords], memory + bytes - kBytes, kBytes);
+    for (std::uint64_t word : words) add(word);
+    return mixed;
+}
+
+}  // namespace fastbert

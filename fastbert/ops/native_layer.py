@@ -1,0 +1,133 @@
+"""A whole encoder layer as one call into C++, for inference on CPUs: products with weights that were laid out once,
+with what follows each of them in their epilogues.
+
+A Python operation costs some ten microseconds, so at batch 1 the calls between the kernels would cost more than they
+do. The model's output is the same as from the single operations, within rounding; a text's bits do not depend on the
+batch it is in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fastbert import _C, cpu_level
+from fastbert.errors import UserError
+from fastbert.ops import packed_weights, product_table
+
+if TYPE_CHECKING:
+    from fastbert.ops.encoder_layer import LayerSettings, LayerWeights
+
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+
+
+def element_of(tokens: int, dtype: torch.dtype, weights: LayerWeights, heads: int, int8: bool) -> str | None:
+    """What a layer's products multiply, or None where the layer is to be put together from single operations.
+
+    `dtype` is that of the products, autocast's or that of the tokens. Nothing here serves a gradient: where one is
+    wanted, a quantised model computes with its own weights.
+    """
+    if dtype not in DTYPES or weights.query.shape[1] % heads:
+        return None
+    if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
+        return None
+    if any(weight.dtype not in DTYPES or weight.device.type != "cpu" for weight in weights):
+        return None
+    if int8:
+        return "int8"
+    element = DTYPES[dtype]
+    shapes = ((3 * len(weights.query), weights.query.shape[1]), weights.intermediate.shape, weights.output.shape)
+    own = all(product_table.prefers_own(element, tokens, *shape) for shape in shapes)
+    return element if own else None
+
+
+def encoder_layer(
+    x: Tensor, weights: LayerWeights, settings: LayerSettings, dtype: torch.dtype, element: str
+) -> Tensor:
+    """The layer's output (tokens, width) in `dtype`, fp32 or bf16, which activations inside have too.
+
+    `element`: what products multiply, "bf16", "fp32" or "int8" (weights with a scale an output, tokens with one each).
+    """
+    flat = (settings.cu_seqlens, settings.max_seqlen, settings.heads, settings.eps, settings.tanh, settings.causal)
+    if torch.compiler.is_compiling():
+        return _encoder_layer(x, list(weights), *flat, dtype, element)
+    return _run(x, weights, *flat, dtype, element)
+
+
+@torch.library.custom_op("fastbert::encoder_layer_native", mutates_args=())
+def _encoder_layer(
+    x: Tensor,
+    weights: list[Tensor],
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    heads: int,
+    eps: float,
+    tanh: bool,
+    causal: bool,
+    dtype: torch.dtype,
+    element: str,
+) -> Tensor:
+    """The same for torch.compile; called without it, the dispatcher would only add its microseconds."""
+    from fastbert.ops.encoder_layer import LayerWeights
+
+    return _run(x, LayerWeights(*weights), cu_seqlens, max_seqlen, heads, eps, tanh, causal, dtype, element)
+
+
+@_encoder_layer.register_fake
+def _(x: Tensor, *others: Any) -> Tensor:
+    return x.new_empty(x.shape, dtype=others[-2])
+
+
+def _run(
+    x: Tensor,
+    weights: LayerWeights,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    heads: int,
+    eps: float,
+    tanh: bool,
+    causal: bool,
+    dtype: torch.dtype,
+    element: Any,
+) -> Tensor:
+    cpu_level.apply()
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    joined = packed_weights.packed((weights.query, weights.key, weights.value), element)
+    products = (
+        joined,
+        packed_weights.packed((weights.attention_output,), element),
+        packed_weights.packed((weights.intermediate,), element),
+        packed_weights.packed((weights.output,), element),
+    )
+    vectors = [
+        vector if vector.is_contiguous() else vector.contiguous()
+        for vector in (
+            weights.query_bias, weights.key_bias, weights.value_bias, weights.attention_output_bias,
+            weights.attention_norm, weights.attention_norm_bias, weights.intermediate_bias, weights.output_bias,
+            weights.output_norm, weights.output_norm_bias,
+        )
+    ]  # fmt: skip
+    y = torch.empty(x.shape, dtype=dtype)
+    try:
+        _C.encoder_layer(
+            x=x.data_ptr(),
+            x_dtype=DTYPES[x.dtype],
+            x_stride=x.stride(0),
+            tokens=x.shape[0],
+            products=products,
+            vectors=[(vector.data_ptr(), vector.numel(), DTYPES[vector.dtype]) for vector in vectors],
+            cu_seqlens=cu_seqlens.data_ptr(),
+            sequences=len(cu_seqlens) - 1,
+            heads=heads,
+            eps=eps,
+            tanh=tanh,
+            causal=causal,
+            y=y.data_ptr(),
+            y_dtype=DTYPES[dtype],
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    return y

@@ -1,0 +1,123 @@
+"""Which products are ours and which torch's library's, by a table: never by a timing at run time.
+
+A choice is a function of the CPU, the level, the element, the shape of the weight and a class of row numbers, so it is
+the same on every run. The shipped rule follows measurements (docs/performance-cpu.md): bf16 and int8 are ours, fp32 is
+torch's. `fastbert doctor --tune` on a machine without a GPU measures this CPU's, and what it saves goes before the
+shipped rule. Where a text meets the library in one batch and ours in another, its bits differ between the two.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from fastbert import cpu_level
+from fastbert.doctor import cpu_model
+from fastbert.errors import UserError
+
+FORMAT = 1
+ROWS = (16, 64, 256, 1024)  # the upper ends of the classes of row numbers; the last class has none
+OWN, LIBRARY = "own", "library"
+SHIPPED = {"bf16": OWN, "int8": OWN, "fp32": LIBRARY}
+Choice = Literal["own", "library"]
+Table = dict[str, dict[str, str]]
+logger = logging.getLogger("fastbert")
+
+
+def prefers_own(element: str, rows: int, columns: int, depth: int) -> bool:
+    """Whether x (rows, depth) weight^T, of a weight (columns, depth), is a product of ours.
+
+    Code that torch.compile traces serves all numbers of rows alike, so there the shipped rule holds.
+    """
+    if torch.compiler.is_compiling():
+        return SHIPPED[element] == OWN
+    return _chosen(element, row_class(rows), columns, depth, cpu_level.level(), *_state()) == OWN
+
+
+def row_class(rows: int) -> str:
+    """The class of a number of rows: `rows<=64`, or `rows>1024`."""
+    return next((f"rows<={most}" for most in ROWS if rows <= most), f"rows>{ROWS[-1]}")
+
+
+def entry(element: str, kind: str, columns: int, depth: int) -> str:
+    """What a choice is called in a table."""
+    return f"{element} {columns}x{depth} {kind}"
+
+
+def _state() -> tuple[str, str]:
+    return os.environ.get("FASTBERT_PRODUCTS", ""), os.environ.get("XDG_CACHE_HOME", "")
+
+
+@functools.lru_cache(maxsize=1024)
+def _chosen(element: str, kind: str, columns: int, depth: int, level: str, *state: str) -> str:
+    del state
+    measured = saved().get(processor(level), {})
+    return measured.get(entry(element, kind, columns, depth), SHIPPED[element])
+
+
+def processor(level: str) -> str:
+    """What a measured table is good for: this model of CPU at this level."""
+    return f"{cpu_model()} at {level}"
+
+
+def saved_path() -> Path:
+    """Where a measured table is kept: $FASTBERT_PRODUCTS, or products.json in the user's cache folder."""
+    named = os.environ.get("FASTBERT_PRODUCTS")
+    if named:
+        return Path(named)
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(cache) / "fastbert" / "products.json"
+
+
+def saved() -> Table:
+    """The saved table; one that cannot be used is named in the log and passed over."""
+    path = saved_path()
+    if not os.path.exists(path):
+        return {}
+    try:
+        return load(path)
+    except UserError as error:
+        logger.warning("%s; the shipped choice of products is used", error)
+        return {}
+
+
+def load(path: Path) -> Table:
+    """Read a table: choices by processor and entry. Raises UserError if it cannot be used."""
+    cure = "`fastbert doctor --tune` writes a new one"
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        version, entries = read["format"], read["entries"]
+        table = {str(cpu): {str(name): choice for name, choice in of.items()} for cpu, of in entries.items()}
+    except OSError as error:
+        raise UserError(f"cannot read the table of products {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is no table of products ({type(error).__name__}: {error}): {cure}") from error
+    if version != FORMAT:
+        raise UserError(f"{path} has format {version!r}, this version reads {FORMAT}: {cure}")
+    for of in table.values():
+        for name, choice in of.items():
+            if choice not in (OWN, LIBRARY):
+                raise UserError(f"{path} chooses {choice!r} for {name}, which is neither own nor library: {cure}")
+    return table
+
+
+def save(path: Path, cpu: str, choices: dict[str, str]) -> None:
+    """Write a table whole or not at all; what the file holds of other processors and entries stays in it."""
+    merged: Table = {}
+    if path.exists():
+        try:
+            merged = load(path)
+        except UserError as error:
+            logger.warning("%s; it is replaced", error)
+    merged.setdefault(cpu, {}).update(choices)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    partial.write_text(json.dumps({"format": FORMAT, "entries": merged}, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+    _chosen.cache_clear()

@@ -1,0 +1,98 @@
+"""Measure our products beside the library's on this CPU, and save which is faster: `fastbert doctor --tune`."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastbert import cpu_level
+from fastbert.ops import native_product, product_table
+
+WIDTHS = (384, 768, 1024)  # of MiniLM, and of BERT's base and large
+ROWS = (16, 64, 256, 1024, 4096)  # one of each class
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+ROUNDS = 7
+SECONDS = 0.02  # a round's least time
+MARGIN = 0.97  # of the other's time: what a choice must take at most to replace the shipped one
+
+
+class Trial(NamedTuple):
+    """x (rows, depth) times a weight (columns, depth), in seconds of ours and of the library's."""
+
+    element: str
+    rows: int
+    columns: int
+    depth: int
+    own: float
+    library: float
+
+    @property
+    def choice(self) -> str:
+        """The faster one; the shipped choice where they are about the same."""
+        shipped = product_table.SHIPPED[self.element]
+        times = {product_table.OWN: self.own, product_table.LIBRARY: self.library}
+        other = product_table.LIBRARY if shipped == product_table.OWN else product_table.OWN
+        return other if times[other] < MARGIN * times[shipped] else shipped
+
+
+def shapes(widths: tuple[int, ...] = WIDTHS) -> Iterator[tuple[int, int]]:
+    """(columns, depth) of an encoder layer's products: joined projections, their output, and the feed-forward pair."""
+    for width in widths:
+        yield from ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width))
+
+
+def measure(element: str, rows: int, columns: int, depth: int) -> Trial:
+    """Time both, in turns, on random numbers: chips run faster on zeros."""
+    generator = torch.Generator().manual_seed(rows + columns + depth)
+    x, weight = (torch.randn(n, depth, generator=generator).to(DTYPES[element]) for n in (rows, columns))
+    packed = native_product.pack(weight, element)
+    with torch.inference_mode():
+        contenders: tuple[Callable[[], Tensor], ...] = (
+            lambda: native_product.product(x, packed),
+            lambda: F.linear(x, weight),
+        )
+        times = _interleaved(contenders)
+    return Trial(element, rows, columns, depth, *times)
+
+
+def _interleaved(contenders: tuple[Callable[[], Any], ...]) -> list[float]:
+    """The median seconds of each, called in turns."""
+    calls = []
+    for contender in contenders:
+        contender()
+        began = time.perf_counter()
+        contender()
+        calls.append(max(1, round(SECONDS / max(time.perf_counter() - began, 1e-9))))
+    found: list[list[float]] = [[] for _ in contenders]
+    for _ in range(ROUNDS):
+        for contender, count, times in zip(contenders, calls, found, strict=True):
+            began = time.perf_counter()
+            for _ in range(count):
+                contender()
+            times.append((time.perf_counter() - began) / count)
+    return [statistics.median(times) for times in found]
+
+
+def run(
+    report: Callable[[int, int, str], None] = lambda done, total, text: None, *, widths: tuple[int, ...] = WIDTHS
+) -> tuple[Path, list[Trial]]:
+    """Try everything, save the table for this CPU at its level, and return where it lies and what was measured."""
+    todo = [(element, rows, *shape) for element in DTYPES for shape in shapes(widths) for rows in ROWS]
+    trials = []
+    for done, (element, rows, columns, depth) in enumerate(todo):
+        report(done, len(todo), f"{element} {rows} x {depth} x {columns}")
+        trials.append(measure(element, rows, columns, depth))
+    path = product_table.saved_path()
+    choices = {
+        product_table.entry(t.element, product_table.row_class(t.rows), t.columns, t.depth): t.choice for t in trials
+    }
+    product_table.save(path, product_table.processor(cpu_level.level()), choices)
+    report(len(todo), len(todo), "done")
+    return path, trials

@@ -1,0 +1,128 @@
+"""Copies of weights in the layout of native products are never stale: every way in which torch changes a weight."""
+
+import gc
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastbert.ops import native_product, packed_weights
+
+OUT, IN = 48, 40
+
+
+def random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_fresh(x: Tensor, *weights: Tensor) -> None:
+    """The product by the copy is the product by the weights as they are now."""
+    with torch.no_grad():
+        ours = native_product.product(x, packed_weights.packed(weights, "fp32"))
+        theirs = F.linear(x, torch.cat(weights))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def optimizers() -> list:
+    """Every optimizer that torch has, with the variants of its loop where it offers them."""
+    found = []
+    for name in sorted(vars(torch.optim)):
+        kind = getattr(torch.optim, name)
+        if not isinstance(kind, type) or not issubclass(kind, torch.optim.Optimizer) or kind is torch.optim.Optimizer:
+            continue
+        variants = [{}]
+        if name in ("SGD", "Adam", "AdamW", "Adagrad"):
+            variants = [{}, {"foreach": True}, {"fused": True}]
+        found += [pytest.param(kind, options, id="-".join([name, *options])) for options in variants]
+    return found
+
+
+@pytest.mark.parametrize(("kind", "options"), optimizers())
+def test_a_step_of_an_optimizer_is_seen(kind: type, options: dict, seed: int) -> None:
+    weight, x = nn.Parameter(random(seed, OUT, IN)), random(seed + 1, 5, IN)
+    assert_fresh(x, weight)
+    before = weight.detach().clone()
+    optimizer = kind([weight], lr=0.1, **options)
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        value = F.linear(x, weight).square().mean()
+        value.backward()
+        return value
+
+    if kind is torch.optim.SparseAdam:
+        weight.grad = random(seed + 2, OUT, IN).to_sparse()
+        optimizer.step()
+    else:
+        optimizer.step(loss)
+    assert not torch.equal(weight.detach(), before)
+    assert_fresh(x, weight)
+
+
+def copy_in_place(weight: nn.Parameter, new: Tensor) -> None:
+    with torch.no_grad():
+        weight.copy_(new)
+
+
+def swap_data(weight: nn.Parameter, new: Tensor) -> None:
+    weight.data = new
+
+
+def write_data(weight: nn.Parameter, new: Tensor) -> None:
+    weight.data.copy_(new)
+
+
+def write_numpy(weight: nn.Parameter, new: Tensor) -> None:
+    weight.detach().numpy()[:] = new.numpy()
+
+
+def write_one_and_tell(weight: nn.Parameter, new: Tensor) -> None:
+    weight.data[3, 7] = 100.0
+    packed_weights.forget([weight])
+
+
+@pytest.mark.parametrize("change", [copy_in_place, swap_data, write_data, write_numpy, write_one_and_tell])
+@pytest.mark.parametrize("joined", [False, True], ids=["alone", "joined"])
+def test_a_change_is_seen(change, joined: bool, seed: int) -> None:
+    weights = [nn.Parameter(random(seed + i, OUT, IN)) for i in range(2 if joined else 1)]
+    x = random(seed + 5, 3, IN)
+    assert_fresh(x, *weights)
+    change(weights[-1], random(seed + 9, OUT, IN))
+    assert_fresh(x, *weights)
+
+
+def test_weights_made_in_inference_mode_have_no_version(seed: int) -> None:
+    with torch.inference_mode():
+        weight = random(seed, OUT, IN)
+        assert_fresh(random(seed + 1, 3, IN), weight)
+        weight.mul_(2.0)
+        assert_fresh(random(seed + 1, 3, IN), weight)
+
+
+def test_load_state_dict_and_eval_are_seen(seed: int) -> None:
+    layer, x = nn.Linear(IN, OUT), random(seed, 3, IN)
+    for assign in (False, True):
+        assert_fresh(x, layer.weight)
+        layer.load_state_dict({"weight": random(seed + assign, OUT, IN), "bias": torch.zeros(OUT)}, assign=assign)
+        assert_fresh(x, layer.weight)
+
+
+def test_an_unchanged_weight_is_packed_once_and_freed_with_it(seed: int) -> None:
+    weight = nn.Parameter(random(seed, OUT, IN))
+    first = packed_weights.packed((weight,), "bf16")
+    assert packed_weights.packed((weight,), "bf16") is first
+    assert packed_weights.packed((weight,), "fp32") is not first
+    assert packed_weights.packed((weight,), "bf16") is first
+    count = len(packed_weights._copies)
+    del weight
+    gc.collect()
+    assert len(packed_weights._copies) == count - 1
+
+
+def test_a_strided_weight_is_packed_as_it_reads(seed: int) -> None:
+    base = random(seed, IN, OUT)
+    weight = base.t()
+    assert_fresh(random(seed + 1, 3, IN), weight)
+    base.mul_(3.0)
+    assert_fresh(random(seed + 1, 3, IN), weight)

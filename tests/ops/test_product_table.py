@@ -1,0 +1,84 @@
+"""The table that chooses between our products and the library's."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fastbert import cpu_level
+from fastbert.errors import UserError
+from fastbert.ops import product_table, product_tune
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    chosen = tmp_path / "cache" / "products.json"
+    monkeypatch.setenv("FASTBERT_PRODUCTS", str(chosen))
+    return chosen
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind"), [(0, "rows<=16"), (16, "rows<=16"), (17, "rows<=64"), (1024, "rows<=1024"), (1025, "rows>1024")]
+)
+def test_classes_of_rows(rows: int, kind: str) -> None:
+    assert product_table.row_class(rows) == kind
+
+
+@pytest.mark.usefixtures("path")
+def test_shipped_choices() -> None:
+    assert product_table.prefers_own("bf16", 100, 768, 768)
+    assert product_table.prefers_own("int8", 100, 768, 768)
+    assert not product_table.prefers_own("fp32", 100, 768, 768)
+
+
+def test_what_was_measured_goes_first(path: Path) -> None:
+    cpu = product_table.processor(cpu_level.level())
+    product_table.save(path, cpu, {product_table.entry("fp32", "rows<=16", 768, 768): "own"})
+    product_table.save(path, cpu, {product_table.entry("bf16", "rows>1024", 768, 768): "library"})
+    assert product_table.prefers_own("fp32", 10, 768, 768)
+    assert not product_table.prefers_own("fp32", 17, 768, 768)
+    assert not product_table.prefers_own("bf16", 2000, 768, 768)
+    product_table.save(path, "another processor", {product_table.entry("fp32", "rows<=64", 768, 768): "own"})
+    assert not product_table.prefers_own("fp32", 17, 768, 768)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("no json", "is no table of products"),
+        ("[]", "is no table of products"),
+        (json.dumps({"format": 99, "entries": {}}), "has format 99"),
+        (json.dumps({"format": 1, "entries": {"cpu": {"fp32 1x1 rows<=16": "theirs"}}}), "'theirs'"),
+    ],
+)
+def test_a_table_that_cannot_be_used(path: Path, text: str, message: str, caplog: pytest.LogCaptureFixture) -> None:
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        product_table.load(path)
+    assert product_table.saved() == {}
+    assert message in caplog.text
+    product_table.save(path, "cpu", {})
+    assert product_table.load(path) == {"cpu": {}}
+
+
+def test_tuning_saves_what_it_measured(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product_tune, "SECONDS", 0.0)
+    monkeypatch.setattr(product_tune, "ROWS", (16, 64))
+    said: list[str] = []
+    written, trials = product_tune.run(lambda done, total, text: said.append(text), widths=(32,))
+    assert written == path
+    assert len(trials) == 2 * 4 * 2
+    assert all(trial.own > 0 and trial.library > 0 for trial in trials)
+    table = product_table.load(path)[product_table.processor(cpu_level.level())]
+    assert table["bf16 96x32 rows<=16"] in ("own", "library")
+    assert len(table) == len(trials)
+    assert said[-1] == "done"
+
+
+@pytest.mark.parametrize(
+    ("element", "own", "library", "choice"),
+    [("bf16", 1.0, 0.98, "own"), ("bf16", 1.0, 0.9, "library"), ("fp32", 0.9, 1.0, "own"), ("fp32", 1.0, 1.0, "library")],
+)
+def test_a_choice_needs_a_margin(element: str, own: float, library: float, choice: str) -> None:
+    assert product_tune.Trial(element, 16, 96, 32, own, library).choice == choice
