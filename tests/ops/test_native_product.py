@@ -24,18 +24,29 @@ SHAPES = [
     pytest.param(29, 50, 100, id="rows-of-three-panels"),
     pytest.param(64, 1, 7, id="one-column"),
     pytest.param(7, 40, 1, id="one-input"),
+    pytest.param(5, 40, 0, id="no-inputs"),
+    pytest.param(5, 0, 40, id="no-columns"),
     pytest.param(4097, 33, 65, id="4097-rows"),
     pytest.param(300, 768, 768, id="base-width"),
     pytest.param(20, 70, 3072, id="long-sums"),
 ]
 
 
-@pytest.fixture(params=_C.cpu_levels())
+HAS = [feature for feature, there in _C.cpu_features().items() if there and feature != "amx_in_hardware"]
+# AVX-512 has two kernels, of which a processor with the instructions for bf16 would only run one.
+LEVELS = [*_C.cpu_levels(), *(["avx512-without-bf16"] if "avx512_bf16" in HAS else [])]
+
+
+@pytest.fixture(params=LEVELS)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each level that this machine can run, and the highest again behind the test."""
-    _C.force_cpu_level(request.param)
+    name = request.param
+    if name == "avx512-without-bf16":
+        _C.pretend_cpu_features([feature for feature in HAS if feature != "avx512_bf16"])
+        name = "avx512"
+    _C.force_cpu_level(name)
     yield request.param
-    _C.force_cpu_level("")
+    _C.pretend_cpu_features([])
 
 
 @pytest.fixture
@@ -52,7 +63,7 @@ def drawn(seed: int, *shape: int, dtype: torch.dtype = FP32, scale: float = 1.0)
 
 
 def operands(seed: int, rows: int, columns: int, depth: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    weight = drawn(seed + 1, columns, depth, dtype=dtype, scale=depth**-0.5)
+    weight = drawn(seed + 1, columns, depth, dtype=dtype, scale=max(depth, 1) ** -0.5)
     return drawn(seed, rows, depth, dtype=dtype), weight, drawn(seed + 2, columns, dtype=dtype)
 
 
