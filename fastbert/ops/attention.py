@@ -136,7 +136,9 @@ def _check_native(problem: AttentionProblem) -> backend.BackendName:
     if served and problem.dropout_key is not None:
         served = native.declines("attention", f"dropout_p={problem.dropout_p}, and it drops nothing in this version")
     if served and not 1 <= dim <= native_attention.MAX_HEAD_DIM:
-        served = native.declines("attention", f"head_dim={dim} of q, and it serves 1 to {native_attention.MAX_HEAD_DIM}")
+        served = native.declines(
+            "attention", f"head_dim={dim} of q, and it serves 1 to {native_attention.MAX_HEAD_DIM}"
+        )
     if served and not 1e-30 <= scale <= 1e30:
         served = native.declines("attention", f"scale={scale}, and it serves positive ones, from 1e-30 to 1e30")
     return "native" if served else "eager"

@@ -47,6 +47,10 @@ def direct(*tensors: Tensor | None) -> bool:
 
     Otherwise the call goes through an operator that torch knows, which costs about ten microseconds.
     """
-    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack():
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack()
+    ):
         return False
     return all(x is None or (type(x) in (Tensor, torch.nn.Parameter) and not x.is_neg()) for x in tensors)
