@@ -3,6 +3,7 @@
 // How a pass over a row loads and stores: whole vectors, or what is left at its end.
 template <class V>
 struct Whole {
+    using Vector = V;
     using F = typename V::Float;
     template <class T>
     FASTBERT_INLINE F load(const T* p) const {
@@ -17,6 +18,7 @@ struct Whole {
 
 template <class V>
 struct Rest {
+    using Vector = V;
     using F = typename V::Float;
     std::size_t count;
 
@@ -39,6 +41,9 @@ struct Rest {
 // A pass is a loop only once its body is part of it.
 #define FASTBERT_INLINE_BODY __attribute__((always_inline))
 
+template <class V>
+constexpr bool kInRegisters = !requires(typename V::Float x) { x.lane; };
+
 // body(place, slot, part) for every vector of a row; slots 0 to 3 in turn, so that four sums can grow side by side. The
 // portable vector is an array, which compilers unroll anyway, and would take half a minute to unroll four times more.
 template <class V, class Body>
@@ -46,8 +51,7 @@ FASTBERT_INLINE void pass(std::size_t width, const Body& body) {
     constexpr std::size_t n = V::kLanes;
     const Whole<V> whole;
     std::size_t i = 0;
-    constexpr bool kRegister = !std::is_class_v<typename V::Float>;
-    for (; kRegister && i + 4 * n <= width; i += 4 * n) {
+    for (; kInRegisters<V> && i + 4 * n <= width; i += 4 * n) {
         body(i, 0, whole);
         body(i + n, 1, whole);
         body(i + 2 * n, 2, whole);
@@ -67,6 +71,64 @@ struct Sums {
     FASTBERT_INLINE void clear() { of[0] = of[1] = of[2] = of[3] = V::zero(); }
     FASTBERT_INLINE float total() const { return V::sum(V::add(V::add(of[0], of[1]), V::add(of[2], of[3]))); }
 };
+
+// Two vectors side by side. The steps of an exponential wait for each other: one vector's fill the processor's queue
+// before the next one's come into it, so two are written in turn.
+template <class V>
+struct Twice {
+    static constexpr std::size_t kLanes = 2 * V::kLanes;
+    using One = typename V::Float;
+    struct Float {
+        One a, b;
+    };
+
+    template <class T>
+    static FASTBERT_INLINE Float load(const T* p) {
+        return {V::load(p), V::load(p + V::kLanes)};
+    }
+    template <class T>
+    static FASTBERT_INLINE void store(T* p, Float x) {
+        V::store(p, x.a);
+        V::store(p + V::kLanes, x.b);
+    }
+    static FASTBERT_INLINE Float broadcast(float x) { return {V::broadcast(x), V::broadcast(x)}; }
+    static FASTBERT_INLINE Float zero() { return {V::zero(), V::zero()}; }
+    static FASTBERT_INLINE Float add(Float x, Float y) { return {V::add(x.a, y.a), V::add(x.b, y.b)}; }
+    static FASTBERT_INLINE Float sub(Float x, Float y) { return {V::sub(x.a, y.a), V::sub(x.b, y.b)}; }
+    static FASTBERT_INLINE Float mul(Float x, Float y) { return {V::mul(x.a, y.a), V::mul(x.b, y.b)}; }
+    static FASTBERT_INLINE Float div(Float x, Float y) { return {V::div(x.a, y.a), V::div(x.b, y.b)}; }
+    static FASTBERT_INLINE Float max(Float x, Float y) { return {V::max(x.a, y.a), V::max(x.b, y.b)}; }
+    static FASTBERT_INLINE Float min(Float x, Float y) { return {V::min(x.a, y.a), V::min(x.b, y.b)}; }
+    static FASTBERT_INLINE Float fma(Float x, Float y, Float z) {
+        return {V::fma(x.a, y.a, z.a), V::fma(x.b, y.b, z.b)};
+    }
+    static FASTBERT_INLINE Float abs(Float x) { return {V::abs(x.a), V::abs(x.b)}; }
+    static FASTBERT_INLINE Float round(Float x) { return {V::round(x.a), V::round(x.b)}; }
+    static FASTBERT_INLINE Float scale(Float x, Float n) { return {V::scale(x.a, n.a), V::scale(x.b, n.b)}; }
+    static FASTBERT_INLINE Float where_less(Float x, Float y, Float yes, Float no) {
+        return {V::where_less(x.a, y.a, yes.a, no.a), V::where_less(x.b, y.b, yes.b, no.b)};
+    }
+};
+
+template <class V>
+FASTBERT_INLINE void add_to(Sums<V>& sums, typename V::Float x) {
+    sums.of[0] = V::add(sums.of[0], x);
+}
+template <class V>
+FASTBERT_INLINE void add_to(Sums<V>& sums, typename Twice<V>::Float x) {
+    sums.of[0] = V::add(sums.of[0], x.a);
+    sums.of[1] = V::add(sums.of[1], x.b);
+}
+
+// body(place, part) for every two vectors of a row, and then one by one; `part` names the vector.
+template <class V, class Body>
+FASTBERT_INLINE void pass_by_two(std::size_t width, const Body& body) {
+    std::size_t i = 0;
+    if constexpr (kInRegisters<V>)
+        for (; i + 2 * V::kLanes <= width; i += 2 * V::kLanes) body(i, Whole<Twice<V>>{});
+    for (; i + V::kLanes <= width; i += V::kLanes) body(i, Whole<V>{});
+    if (i < width) body(i, Rest<V>{width - i});
+}
 
 // The end of every LayerNorm: y from a row and its sum. Deviations are taken from a mean that is rounded, or a little
 // off; their own sum corrects it, so that rows far from zero lose nothing.
@@ -138,16 +200,16 @@ FASTBERT_INLINE typename V::Float gelu_by(typename V::Float x) {
     return gelu_tanh_of<V>(x);
 }
 
-// out = GELU(x + bias) of one row; after(slot, value) sees each vector of it.
+// out = GELU(x + bias) of one row; after(value) sees each vector, or two, of it.
 template <class V, Gelu kForm, class In, class Out, class After>
 FASTBERT_INLINE void gelu_row(const In* x, const float* bias, std::size_t width, Out* out, const After& after) {
-    using F = typename V::Float;
-    pass<V>(width, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
-        F value = part.load(x + i);
-        if (bias) value = V::add(value, part.load(bias + i));
-        value = gelu_by<V, kForm>(value);
+    pass_by_two<V>(width, [&](std::size_t i, auto part) FASTBERT_INLINE_BODY {
+        using U = typename decltype(part)::Vector;
+        typename U::Float value = part.load(x + i);
+        if (bias) value = U::add(value, part.load(bias + i));
+        value = gelu_by<U, kForm>(value);
         part.store(out + i, value);
-        after(slot, part.keep(value));
+        after(part.keep(value));
     });
 }
 
@@ -156,7 +218,7 @@ FASTBERT_INLINE void bias_gelu_by(const GeluCall& call, std::size_t first, std::
     const auto* bias = static_cast<const float*>(call.bias.data);
     for (std::size_t row = first; row < last; ++row) {
         T* y = static_cast<T*>(call.y) + row * call.width;
-        const auto nothing = [](std::size_t, typename V::Float) FASTBERT_INLINE_BODY {};
+        const auto nothing = [](const auto&) FASTBERT_INLINE_BODY {};
         gelu_row<V, kForm>(row_of<T>(call.x, row), bias, call.width, y, nothing);
     }
 }
@@ -174,9 +236,7 @@ FASTBERT_INLINE void gelu_layer_norm_by(const GeluNormCall& call, std::size_t fi
     const auto* bias = static_cast<const float*>(gelu.bias.data);
     for (std::size_t row = first; row < last; ++row) {
         Sums<V> sums;
-        const auto add = [&](std::size_t slot, typename V::Float value) FASTBERT_INLINE_BODY {
-            sums.of[slot] = V::add(sums.of[slot], value);
-        };
+        const auto add = [&](const auto& value) FASTBERT_INLINE_BODY { add_to(sums, value); };
         gelu_row<V, kForm>(row_of<T>(gelu.x, row), bias, gelu.width, scratch, add);
         norm_row<V>(static_cast<const float*>(scratch), sums.total(), gelu.width, call.norm,
                     static_cast<T*>(gelu.y) + row * gelu.width);
@@ -270,12 +330,13 @@ FASTBERT_INLINE void softmax_row(float* scratch, std::size_t keys, T* out) {
     float most = V::largest(highest);
     for (std::size_t i = keys - keys % V::kLanes; i < keys; ++i) most = scores[i] > most ? scores[i] : most;
     // exp(-infinity - 0) is 0 as it should be, and a NaN among such scores stays one.
-    const F shift = V::broadcast(most == kUnseen ? 0.0F : most);
+    const float shift = most == kUnseen ? 0.0F : most;
     Sums<V> sums;
-    pass<V>(keys, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
-        const F term = exp_of<V>(V::sub(part.load(scores + i), shift));
+    pass_by_two<V>(keys, [&](std::size_t i, auto part) FASTBERT_INLINE_BODY {
+        using U = typename decltype(part)::Vector;
+        const typename U::Float term = exp_of<U>(U::sub(part.load(scores + i), U::broadcast(shift)));
         part.store(scratch + i, term);
-        sums.of[slot] = V::add(sums.of[slot], part.keep(term));
+        add_to(sums, part.keep(term));
     });
     const float total = sums.total();
     const F factor = V::broadcast(total == 0.0F ? 0.0F : 1.0F / total);
