@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,12 +20,14 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Entry(NamedTuple):
-    """Where an adapter is, the modules that must be importable for it, and the distributions whose versions matter."""
+    """Where an adapter is, the modules that must be importable for it, the distributions whose versions matter, and
+    what makes this contender of it: arguments of its constructor."""
 
     module: str
     attribute: str
     needs: tuple[str, ...]
     distributions: tuple[str, ...]
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 class TokenizerPeer(Protocol):
@@ -51,6 +54,33 @@ class TokenizerPeer(Protocol):
         """Empty the caches that another tokenizer object of this process could profit from."""
 
 
+class EncoderPeer(Protocol):
+    """A BERT encoder on the CPU, or a matrix product, with exactly so many threads.
+
+    Args of the constructor: the model's Hugging Face folder (products: None); the dtype, "fp32", "bf16" or "int8"; the
+    number of threads; a folder for files of its own. What cannot be had on this machine raises an exception whose
+    message says why: the contender is then listed as not measured.
+    """
+
+    def __init__(self, folder: Path | None, *, dtype: str, threads: int, scratch: Path) -> None: ...
+
+    def open(self, arrays: Arrays) -> dict[str, Any]:
+        """Prepare for one workload, untimed; what is returned stands in the row's details.
+
+        Of a model `arrays` are `input_ids` int64 (tokens,), `lengths` int64 (sequences,) and `padded_to`, an int64 of
+        no dimension; of a product x (M, K), weight (layers, N, K) and bias (N,), fp32.
+        """
+
+    def run(self) -> Any:
+        """What is timed: the model's hidden states and pooled output, or the product, as this library gives them."""
+
+    def values(self, result: Any) -> np.ndarray:
+        """The last hidden states in what `run` returned, real tokens only: fp32 (tokens, width); not timed."""
+
+
+ENCODERS = ("torch", "transformers")
+EXPORTED = ("onnx", "onnxruntime", *ENCODERS)
+
 REGISTRY: dict[str, dict[str, Entry]] = {
     "tokenizer": {
         "fastbert": Entry("own", "Tokenizer", ("fastbert",), ("fastbert-engine",)),
@@ -59,6 +89,44 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "huggingface": Entry(
             "huggingface", "Tokenizer", ("tokenizers", "transformers"), ("tokenizers", "transformers")
         ),
+    },
+    "encoder": {
+        **{
+            f"fastbert {dtype}": Entry("own_encoder", "Encoder", ("fastbert",), ("fastbert-engine",), {"dtype": dtype})
+            for dtype in ("fp32", "bf16", "int8")
+        },
+        **{
+            f"transformers {attention} {dtype}": Entry(
+                "transformers_encoder", "Encoder", ENCODERS, ENCODERS, {"dtype": dtype, "attention": attention}
+            )
+            for attention, dtype in (("eager", "fp32"), ("sdpa", "fp32"), ("sdpa", "bf16"))
+        },
+        **{
+            f"torch.compile {dtype}": Entry(
+                "transformers_encoder", "CompiledEncoder", ENCODERS, ENCODERS, {"dtype": dtype, "attention": "sdpa"}
+            )
+            for dtype in ("fp32", "bf16")
+        },
+        **{
+            f"openvino {dtype}": Entry(
+                "openvino_encoder", "Encoder", ("openvino", *ENCODERS), ("openvino", *ENCODERS), {"dtype": dtype}
+            )
+            for dtype in ("fp32", "bf16")
+        },
+        **{
+            f"onnxruntime {dtype}": Entry("onnxruntime_encoder", "Encoder", EXPORTED, EXPORTED, {"dtype": dtype})
+            for dtype in ("fp32", "int8")
+        },
+    },
+    "product": {
+        f"{name} {dtype}": Entry("encoder_products", attribute, ("torch",), ("torch",), {"dtype": dtype})
+        for name, attribute, dtypes in (
+            ("fastbert", "Own", ("fp32", "bf16")),
+            ("torch", "Plain", ("fp32", "bf16")),
+            ("torch, oneDNN prepacked", "Prepacked", ("fp32", "bf16")),
+            ("torch, MKL prepacked", "PrepackedMkl", ("fp32",)),
+        )
+        for dtype in dtypes
     },
 }
 
@@ -77,6 +145,11 @@ def load(kind: str, name: str) -> Any:
     """A contender's adapter class."""
     entry = _entry(kind, name)
     return getattr(import_module(f"{__name__}.{entry.module}"), entry.attribute)
+
+
+def options(kind: str, name: str) -> dict[str, Any]:
+    """Arguments that a contender's constructor takes besides those of its kind."""
+    return dict(_entry(kind, name).options)
 
 
 def distributions(kind: str) -> tuple[str, ...]:

@@ -1,0 +1,104 @@
+"""The batches and products that the encoder benchmark measures, and how much useful work is in each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import NormalDist
+
+import numpy as np
+
+from fastbert.config import BertConfig
+
+SEED = 20
+FIRST_ID = 1000  # below are special and unused ids in the released vocabularies
+# Lengths exp(MEAN + DEVIATION z) at 32 equally likely z, cut to 128: 37 % of a batch padded to 128 are real tokens.
+LOGNORMAL_MEAN, LOGNORMAL_DEVIATION = 3.7, 0.6
+LONGEST = 128
+PRODUCT_ROWS = (4096, 1500, 128, 16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What every contender computes in one call; written once as a file that all of them read."""
+
+    name: str
+    tokens: int
+    operations: float
+    """Useful multiplications and additions: of real tokens, in matrix products and attention."""
+    arrays: dict[str, np.ndarray]
+    note: str = ""
+
+    def save(self, path: Path) -> None:
+        """Write the arrays for `CpuContender.open`."""
+        np.savez(path, **self.arrays)  # type: ignore[arg-type]
+
+
+def lognormal_lengths(sequences: int, longest: int) -> list[int]:
+    """Lengths in tokens at equally likely places of a lognormal distribution, shuffled, the longest cut."""
+    places = [NormalDist().inv_cdf((index + 0.5) / sequences) for index in range(sequences)]
+    lengths = [round(math.exp(LOGNORMAL_MEAN + LOGNORMAL_DEVIATION * z) * longest / LONGEST) for z in places]
+    order = np.random.default_rng(SEED).permutation(sequences)
+    return [min(max(lengths[index], 1), longest) for index in order]
+
+
+def batch(name: str, lengths: Sequence[int], padded_to: int, config: BertConfig) -> Workload:
+    """Random tokens in sequences of these lengths."""
+    tokens = sum(lengths)
+    first = FIRST_ID if config.vocab_size > 2 * FIRST_ID else 0
+    return Workload(
+        name=name,
+        tokens=tokens,
+        operations=encoder_operations(config, lengths),
+        arrays={
+            "input_ids": np.random.default_rng(SEED).integers(first, config.vocab_size, tokens, dtype=np.int64),
+            "lengths": np.asarray(lengths, np.int64),
+            "padded_to": np.asarray(padded_to, np.int64),
+        },
+        note=f"{tokens:,} real tokens, {tokens / (len(lengths) * padded_to):.0%} of {len(lengths)} x {padded_to}",
+    )
+
+
+def batches(config: BertConfig, quick: bool = False) -> list[Workload]:
+    """The workloads of an encoder; `quick` ones have an eighth of the sequences."""
+    many, few = (4, 1) if quick else (32, 8)
+    return [
+        batch("lognormal", lognormal_lengths(many, LONGEST), LONGEST, config),
+        batch("full-128", [LONGEST] * many, LONGEST, config),
+        batch("full-512", [512] * few, 512, config),
+        batch("latency-16", [16], 16, config),
+        batch("latency-128", [128], 128, config),
+    ]
+
+
+def encoder_operations(config: BertConfig, lengths: Sequence[int]) -> float:
+    """Of every layer 8 H^2 + 4 H I a token and 4 S^2 H a sequence, and 2 H^2 a sequence in the pooler."""
+    width, inner = config.hidden_size, config.intermediate_size
+    products = sum(lengths) * (8 * width * width + 4 * width * inner)
+    attention = 4 * width * sum(length * length for length in lengths)
+    return float(config.num_hidden_layers * (products + attention) + 2 * width * width * len(lengths))
+
+
+def products(config: BertConfig, quick: bool = False) -> list[Workload]:
+    """The products of one layer (the attention's output, both of the feed-forward network, queries, keys and values in
+    one) for several numbers of tokens, each with as many weights as the model has layers."""
+    width, inner = config.hidden_size, config.intermediate_size
+    shapes = ((width, width), (width, inner), (inner, width), (width, 3 * width))
+    rows = PRODUCT_ROWS[2:] if quick else PRODUCT_ROWS
+    return [_product(m, k, n, config.num_hidden_layers) for k, n in shapes for m in rows]
+
+
+def _product(m: int, k: int, n: int, layers: int) -> Workload:
+    rng = np.random.default_rng(SEED)
+    return Workload(
+        name=f"{m} x {k} to {n}",
+        tokens=m,
+        operations=2.0 * m * k * n,
+        arrays={
+            "x": rng.standard_normal((m, k), np.float32),
+            "weight": rng.standard_normal((layers, n, k), np.float32) * np.float32(0.02),
+            "bias": rng.standard_normal(n, np.float32),
+        },
+    )

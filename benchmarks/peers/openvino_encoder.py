@@ -1,0 +1,70 @@
+"""OpenVINO: the transformers model converted, and compiled for the shape of each workload."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import torch
+
+from fastbert.benchmarks.peers import Arrays
+from fastbert.benchmarks.peers.transformers_encoder import load, padded, real_tokens
+
+HINTS = {"fp32": "f32", "bf16": "bf16"}
+PRODUCTS = ("FullyConnected", "MatMul")
+
+
+class Encoder:
+    """A static shape, latency mode, all the threads asked for."""
+
+    def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None:
+        self.folder, self.dtype, self.threads = folder, dtype, threads
+        self.core = openvino.Core()
+
+    def open(self, arrays: Arrays) -> dict[str, Any]:
+        self.arrays = padded(arrays)
+        shape = self.arrays["input_ids"].shape
+        # Converted anew: a model that once had a static shape has it folded in.
+        model = self._converted()
+        model.reshape({name: list(shape) for name in self.arrays})
+        hint = HINTS[self.dtype]
+        self.compiled = self.core.compile_model(
+            model,
+            "CPU",
+            {
+                "INFERENCE_PRECISION_HINT": hint,
+                "INFERENCE_NUM_THREADS": self.threads,
+                "PERFORMANCE_HINT": "LATENCY",
+                "ENABLE_HYPER_THREADING": True,  # else it takes fewer threads than it is told where cores have two
+            },
+        )
+        ran = self._precisions()
+        if self.dtype == "bf16" and not ran["bf16"]:
+            raise NotImplementedError("not available on this CPU: OpenVINO computes no product in bf16")
+        self.request = self.compiled.create_infer_request()
+        details: dict[str, Any] = {"products_computed_in": dict(ran)}
+        if self.dtype == "bf16" and "BF16" not in self.core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+            details["note"] = "bf16 emulated: OpenVINO does not count it among this CPU's capabilities"
+        return details
+
+    def run(self) -> Any:
+        return self.request.infer(self.arrays, share_inputs=True, share_outputs=True)
+
+    def values(self, result: Any) -> np.ndarray:
+        return real_tokens(result[0], self.arrays["attention_mask"])
+
+    def _converted(self) -> Any:
+        example = {name: torch.ones(2, 16, dtype=torch.int64) for name in self.arrays}
+        return openvino.convert_model(load(self.folder, "sdpa"), example_input=example)
+
+    def _precisions(self) -> Counter[str]:
+        """What the matrix products of the compiled model run in, and how many."""
+        infos = [node.get_rt_info() for node in self.compiled.get_runtime_model().get_ops()]
+        return Counter(str(_value(info["runtimePrecision"])) for info in infos if _value(info["layerType"]) in PRODUCTS)
+
+
+def _value(found: Any) -> Any:
+    return getattr(found, "value", found)

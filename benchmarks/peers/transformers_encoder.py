@@ -1,0 +1,81 @@
+"""transformers' BertModel on padded batches: as it is, and compiled with frozen weights."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from fastbert.benchmarks.peers import Arrays
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def load(folder: Path, attention: str, dtype: torch.dtype = torch.float32) -> Any:
+    """The model in evaluation mode; also what other libraries convert."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers.BertModel.from_pretrained(folder, dtype=dtype, attn_implementation=attention).eval()
+
+
+def padded(arrays: Arrays) -> dict[str, np.ndarray]:
+    """`input_ids` and `attention_mask`, int64 (sequences, padded length), padding at the end with id 0."""
+    lengths, width = arrays["lengths"], int(arrays["padded_to"])
+    real = np.arange(width) < lengths[:, None]
+    ids = np.zeros(real.shape, np.int64)
+    ids[real] = arrays["input_ids"]
+    return {"input_ids": ids, "attention_mask": real.astype(np.int64)}
+
+
+def real_tokens(hidden: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
+    """The rows of (sequences, length, width) that belong to real tokens: fp32 (tokens, width)."""
+    return np.asarray(hidden[attention_mask.astype(bool)], np.float32)
+
+
+class Encoder:
+    """`transformers.BertModel`, all weights in one dtype, with its eager or SDPA attention."""
+
+    def __init__(self, folder: Path, *, dtype: str, attention: str, threads: int, scratch: Path) -> None:
+        torch.set_num_threads(threads)
+        self.model = self.call = load(folder, attention, DTYPES[dtype])
+
+    def open(self, arrays: Arrays) -> dict[str, Any]:
+        self.arrays = padded(arrays)
+        self.inputs = {name: torch.from_numpy(values) for name, values in self.arrays.items()}
+        return {}
+
+    def run(self) -> Any:
+        with torch.inference_mode():
+            return self.call(**self.inputs)
+
+    def values(self, result: Any) -> np.ndarray:
+        return real_tokens(result.last_hidden_state.float().numpy(), self.arrays["attention_mask"])
+
+
+class CompiledEncoder(Encoder):
+    """The same through `torch.compile` for each shape, weights frozen and prepacked by inductor."""
+
+    shape: tuple[int, ...] = ()
+
+    def open(self, arrays: Arrays) -> dict[str, Any]:
+        super().open(arrays)
+        shape = tuple(self.inputs["input_ids"].shape)
+        if shape == self.shape:
+            return {"compile_seconds": 0.0}
+        from torch._inductor import config
+
+        config.freezing = True
+        torch._dynamo.reset()
+        self.call = torch.compile(self.model, dynamic=False)
+        began = time.perf_counter()
+        self.run()
+        self.shape = shape
+        return {"compile_seconds": round(time.perf_counter() - began, 1)}
+
+    def run(self) -> Any:
+        with torch.no_grad():  # inductor freezes nothing in inference mode's tensors
+            return self.call(**self.inputs)

@@ -1,0 +1,409 @@
+"""The encoder benchmark from end to end on toy sizes: workloads, peers, verdicts, rows, files, and Ctrl-C."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from fastbert.benchmarks import bench_encoder, cpu_measures, cpu_peak, cpu_report, cpu_workloads, harness, peers
+from fastbert.benchmarks.bench_encoder import Options
+from fastbert.benchmarks.cpu_contender import CpuContender
+from fastbert.benchmarks.cpu_measures import Absent, Result
+from fastbert.benchmarks.harness import Row, Timing
+from fastbert.benchmarks.peers import Entry
+from fastbert.config import BertConfig
+from fastbert.errors import UserError
+
+TOY = BertConfig(vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
+DESIGNED = {"workload", "contender", "median_ms", "p20", "p80", "tokens_per_second", "ratio_to_fastbert"}
+DESIGNED |= {"max_abs_difference", "dtype", "threads", "machine", "versions", "commit"}
+COMPILED = ("torch.compile fp32", "torch.compile bf16")
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bench_encoder.save_model(tmp_path_factory.mktemp("model"), TOY)
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything small: the model, the batches, the peak."""
+    monkeypatch.setattr(Options, "config", TOY)
+    batches = [cpu_workloads.batch("toy", [3, 7, 1], 8, TOY), cpu_workloads.batch("one", [5], 5, TOY)]
+    monkeypatch.setattr(cpu_workloads, "batches", lambda config, quick: batches)
+    for name, value in (("SIDE", 64), ("SMALL_SIDE", 32), ("COPY_BYTES", 1 << 20)):
+        monkeypatch.setattr(cpu_peak, name, value)
+
+
+def row(contender: str, milliseconds: float, dtype: str = "fp32", outputs: str = "close") -> Row:
+    return Row(
+        workload="toy",
+        contender=contender,
+        median_ms=milliseconds,
+        p20=milliseconds,
+        p80=milliseconds,
+        tokens_per_second=1.0,
+        ratio_to_fastbert=None,
+        max_abs_difference=0.0,
+        outputs=outputs,
+        dtype=dtype,
+        threads=1,
+    )
+
+
+# Workloads
+
+
+def test_lognormal_lengths_fill_as_much_as_is_said() -> None:
+    lengths = cpu_workloads.lognormal_lengths(32, 128)
+    assert sum(lengths) / (32 * 128) == pytest.approx(0.37, abs=0.002)
+    assert max(lengths) == 128
+    assert min(lengths) > 5
+    assert lengths == cpu_workloads.lognormal_lengths(32, 128)
+
+
+@pytest.mark.parametrize("lengths", [pytest.param([12], id="one"), pytest.param([8, 8, 8], id="three")])
+def test_operations_are_those_that_torch_counts(lengths: list[int], model: Path) -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    adapter = peers.load("encoder", "transformers eager fp32")(
+        model, dtype="fp32", attention="eager", threads=1, scratch=model
+    )
+    workload = cpu_workloads.batch("full", lengths, lengths[0], TOY)
+    adapter.open(workload.arrays)
+    with FlopCounterMode(display=False) as counted, torch.no_grad():
+        adapter.call(**adapter.inputs)
+    assert workload.operations == counted.get_total_flops()
+
+
+def test_quick_workloads_have_the_names_of_the_others() -> None:
+    names = [workload.name for workload in cpu_workloads.batches(TOY, quick=True)]
+    assert names == ["lognormal", "full-128", "full-512", "latency-16", "latency-128"]
+
+
+# Adapters
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in COMPILED else (), id=name)
+        for name in peers.names("encoder")
+        if name != "transformers eager fp32"
+    ],
+)
+def test_every_adapter_gives_the_hidden_states_of_real_tokens(name: str, model: Path, tmp_path: Path) -> None:
+    if peers.missing("encoder", name):
+        pytest.skip(f"{name} is not installed")
+    path = tmp_path / "workload.npz"
+    cpu_workloads.batch("toy", [3, 7, 1], 8, TOY).save(path)
+    found = {}
+    for index, one in enumerate(("transformers eager fp32", name)):
+        contender = CpuContender("encoder", one, str(model), 1, str(tmp_path / "scratch"))
+        try:
+            contender.load()
+        except NotImplementedError as error:
+            pytest.skip(str(error))
+        assert contender.open(str(path))["calls_a_round"] >= 1
+        assert contender.time().seconds > 0
+        contender.save(str(tmp_path / f"{index}.npy"))
+        found[one] = np.load(tmp_path / f"{index}.npy")
+    expected, values = found.values()
+    assert values.dtype == np.float32
+    assert values.shape == (11, TOY.hidden_size)
+    verdict = cpu_measures.compare(expected, values, cpu_measures.dtype_of("encoder", name), "reference")
+    assert verdict.outputs in harness.AGREEING
+
+
+@pytest.mark.parametrize("name", peers.names("product"))
+def test_every_product_is_the_product(name: str, tmp_path: Path) -> None:
+    [workload, *_] = cpu_workloads.products(TOY, quick=True)
+    make = peers.load("product", name)
+    adapter = make(None, threads=1, scratch=tmp_path, **peers.options("product", name))
+    assert adapter.open(workload.arrays) == {"weights": TOY.num_hidden_layers}
+    x, bias = workload.arrays["x"].astype(np.float64), workload.arrays["bias"]
+    for weight in workload.arrays["weight"]:
+        exact = (x @ weight.T.astype(np.float64) + bias).astype(np.float32)
+        verdict = cpu_measures.compare(
+            exact, adapter.values(adapter.run()), peers.options("product", name)["dtype"], ""
+        )
+        assert verdict.outputs in harness.AGREEING
+
+
+# Verdicts and rows
+
+
+def test_verdicts(seed: int) -> None:
+    rng = np.random.default_rng(seed % 2**32)
+    expected = rng.standard_normal((4, 300)).astype(np.float32)
+
+    def said(found: np.ndarray, dtype: str = "fp32") -> str:
+        return cpu_measures.compare(expected, found, dtype, "reference").outputs
+
+    assert said(expected) == "equal"
+    assert said(expected * np.float32(1.0001)) == "close"
+    off = expected + rng.standard_normal(expected.shape).astype(np.float32) * 0.02
+    assert said(off).startswith("cosine 1 is below") or said(off).startswith("cosine 0.99")
+    assert said(off, "bf16") == "close"
+    one_token = expected.copy()
+    one_token[2] = expected[1]
+    assert "is below 0.98" in said(one_token, "int8")
+    assert said(expected[:3]) == "shape (3, 300), not (4, 300)"
+    one_token[0, 0] = np.nan
+    assert said(one_token) == "holds values that are not finite"
+
+
+def test_ratios_are_to_our_best_that_agrees_and_to_ours_in_the_same_dtype() -> None:
+    rows = [
+        row("fastbert fp32", 10.0),
+        row("fastbert bf16", 4.0, "bf16"),
+        row("fastbert int8", 1.0, "int8", "cosine 0.3 is below 0.98"),
+        row("other fp32", 20.0),
+        row("other int8", 3.0, "int8"),
+    ]
+    found = {one.contender: one for one in cpu_measures.with_ratios(rows)}
+    assert found["other fp32"].ratio_to_fastbert == 5.0
+    assert found["other fp32"].details["ratio_to_same_dtype"] == 2.0
+    assert found["other int8"].details["ratio_to_same_dtype"] == 3.0
+    assert found["fastbert bf16"].ratio_to_fastbert == 1.0
+    alone = cpu_measures.with_ratios([row("other bf16", 1.0, "bf16")])[0]
+    assert (alone.ratio_to_fastbert, alone.details["ratio_to_same_dtype"]) == (None, None)
+
+
+def test_the_peak_of_a_dtype_is_the_best_that_may_serve_it() -> None:
+    units = {name: {"source": name.upper(), "work": 100.0} for name in ("fp32", "bf16", "int8", "copy")}
+    seconds = {"fp32": 1.0, "bf16": 2.0, "int8": 0.5, "copy": 4.0}
+    timings = {name: [Timing(value, 0.0), Timing(3 * value, 0.0)] for name, value in seconds.items()}
+    assert cpu_peak.best(units, timings) == {
+        "fp32": (100.0, "fp32: FP32"),
+        "bf16": (100.0, "fp32: FP32"),
+        "int8": (200.0, "int8: INT8"),
+        "copy": (25.0, "COPY"),
+    }
+
+
+def test_the_extension_s_own_peak_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastbert import _C
+
+    monkeypatch.setattr(cpu_peak, "COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(
+        _C, "cpu_peak", lambda dtype, threads, seconds: {"fp32": 1e9, "bf16": 4e9}.get(dtype, 8e9), raising=False
+    )
+    peak = cpu_peak.Peak(1)
+    units = peak.open()
+    found = cpu_peak.best(units, {what: [peak.time(what)] for what in units})
+    assert {what: round(found[what][0]) for what in cpu_peak.DTYPES} == {
+        "fp32": 10**9,
+        "bf16": 4 * 10**9,
+        "int8": 8 * 10**9,
+    }
+    assert found["bf16"][1] == "bf16: the extension's own kernel"
+
+
+# From end to end
+
+
+class Fake:
+    """An adapter that returns the reference's values times what it was told, or fails."""
+
+    def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path, shift: float, fails: str = "") -> None:
+        if fails == "load":
+            raise NotImplementedError("no such instruction")
+        self.shift, self.fails = shift, fails
+        self.own = peers.load("encoder", "fastbert fp32")(folder, dtype="fp32", threads=threads, scratch=scratch)
+
+    def open(self, arrays: Any) -> dict[str, Any]:
+        return {**self.own.open(arrays), "note": "a fake"}
+
+    def run(self) -> Any:
+        return self.own.run()
+
+    def values(self, result: Any) -> np.ndarray:
+        if self.fails == "values" and len(self.own.batch) == 1:
+            raise RuntimeError("broke on the second workload")
+        return self.own.values(result) + self.shift
+
+
+def test_from_end_to_end(monkeypatch: pytest.MonkeyPatch, toy: None, tmp_path: Path) -> None:
+    fakes: dict[str, dict[str, Any]] = {
+        "good": {"shift": 0.0},
+        "wrong": {"shift": 3.0},
+        "unable": {"shift": 0.0, "fails": "load"},
+        "breaking": {"shift": 0.0, "fails": "values"},
+    }
+    entries = {
+        f"{name} fp32": Entry("fake", "Fake", ("torch",), (), {"dtype": "fp32"} | more) for name, more in fakes.items()
+    }
+    entries["absent bf16"] = Entry("fake", "Fake", ("no_such_module",), (), {"dtype": "bf16"})
+    kept = {name: peers.REGISTRY["encoder"][name] for name in ("fastbert fp32", "fastbert bf16")}
+    monkeypatch.setitem(peers.REGISTRY, "encoder", kept | entries)
+    monkeypatch.setitem(cpu_measures.REFERENCES, "encoder", ("absent bf16", "fastbert fp32"))
+    load = peers.load
+    monkeypatch.setattr(peers, "load", lambda kind, name: Fake if name in entries else load(kind, name))
+    said: list[str] = []
+    steps: list[int] = []
+    options = Options(rounds=2, threads=1, isolate=False)
+    result = bench_encoder.run(options, said.append, lambda done, total, name: steps.append(done))
+    assert steps == [0, 1, 2]
+
+    found = {(one.workload, one.contender): one for one in result.rows}
+    names = ["fastbert fp32", "fastbert bf16", "good fp32", "wrong fp32"]
+    assert list(found) == [("toy", name) for name in [*names, "breaking fp32"]] + [("one", name) for name in names]
+    assert {one.contender: one.agrees for one in result.rows} == {
+        "fastbert fp32": True,
+        "fastbert bf16": True,
+        "good fp32": True,
+        "wrong fp32": False,
+        "breaking fp32": True,
+    }
+    good = found["toy", "good fp32"]
+    assert good.outputs == "equal"
+    assert good.details["note"].endswith("a fake")
+    assert good.details["reference"] == "fastbert fp32"
+    assert good.details["gflops"] > 0
+    assert good.details["share_of_peak"] > 0
+    reasons = {(one.workload, one.contender): one.reason for one in result.absent}
+    assert reasons["toy", "absent bf16"] == reasons["one", "absent bf16"] == "not installed (no module no_such_module)"
+    assert reasons["toy", "unable fp32"] == reasons["one", "unable fp32"] == "NotImplementedError: no such instruction"
+    assert reasons["one", "breaking fp32"] == "RuntimeError: broke on the second workload"
+
+    monkeypatch.setattr(peers, "distributions", lambda kind: ("torch",))
+    path, picture = tmp_path / "new" / "rows.json", tmp_path / "chart.png"
+    bench_encoder.publish(result, options, path, picture)
+    objects = json.loads(path.read_text())
+    assert len(objects) == len(result.rows) + len(result.absent)
+    assert all(set(one) >= DESIGNED for one in objects)
+    assert [one["median_ms"] for one in objects if one["outputs"] == "not measured"] == [None] * len(result.absent)
+    assert picture.stat().st_size > 10_000
+    assert sorted(one.name for one in (*tmp_path.iterdir(), *path.parent.iterdir())) == [
+        "chart.png",
+        "new",
+        "rows.json",
+    ]
+    printed = io.StringIO()
+    cpu_report.show(result, Console(file=printed))
+    assert "does not agree: cosine" in printed.getvalue()
+    assert "not measured: NotImplementedError: no such instruction" in printed.getvalue()
+
+
+def test_a_table_of_nothing_but_absent_contenders(tmp_path: Path) -> None:
+    result = Result([], [Absent("toy", "other fp32", "fp32", "not installed (no module other)")])
+    printed = io.StringIO()
+    cpu_report.show(result, Console(file=printed))
+    assert "other fp32" in printed.getvalue()
+    cpu_report.write(tmp_path / "rows.json", result, ("torch",))
+    [one] = json.loads((tmp_path / "rows.json").read_text())
+    assert one["details"] == {"reason": "not installed (no module other)"}
+
+
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text("before")
+
+    def interrupted() -> None:
+        with cpu_report.whole(path) as unfinished:
+            unfinished.write_text("ha")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux to find processes")
+def test_an_interrupted_benchmark_leaves_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", bench_encoder.__file__, "--quick", "--threads", "1", "--rounds", "100000"]
+    command += ["--contenders", "fastbert fp32", "--workloads", "latency-16", "--json", str(tmp_path / "rows.json")]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment, start_new_session=True) as process:
+        assert process.stderr is not None
+        assert b"latency-16" in process.stderr.readline()
+        while not (children := children_of(process.pid)):
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all of them
+        said = process.stderr.read()
+        assert process.wait(timeout=20) == 130
+    assert b"interrupted" in said
+    assert b"Traceback" not in said
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    assert list(tmp_path.iterdir()) == []
+
+
+def children_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+# Flags
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"device": "cuda"}, "--device cuda: this measures the CPU", id="device"),
+        pytest.param({"model": "huge"}, "--model huge is not one of tiny, mini", id="model"),
+        pytest.param({"threads": 0}, "--threads 0 must be from 1", id="threads"),
+        pytest.param({"rounds": 0}, "--rounds 0 must be at least 1", id="rounds"),
+        pytest.param(
+            {"contenders": ("nano",)}, "no contender is called like 'nano'; there are fastbert", id="contender"
+        ),
+        pytest.param({"workloads": ("none",), "model": "tiny"}, "no workload is called like 'none'", id="workload"),
+    ],
+)
+def test_wrong_options_are_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Options(**options)
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_the_measurement(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--chart rows.txt must end in .png"):
+        bench_encoder.check_files(None, Path("rows.txt"))
+    with pytest.raises(UserError, match="is a folder"):
+        bench_encoder.check_files(tmp_path, None)
+
+
+def test_the_command(
+    toy: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tyro", reason="the command line needs tyro")
+    from fastbert.cli import main
+
+    seen: list[Options] = []
+
+    def measured(options: Options, say: Any, progress: Any) -> Result:
+        seen.append(options)
+        return Result(cpu_measures.with_ratios([row("fastbert fp32", 2.0)]), [])
+
+    monkeypatch.setattr(cpu_measures, "with_ratios", lambda rows: [with_rate(one) for one in rows])
+    monkeypatch.setattr(bench_encoder, "run", measured)
+    flags = ["--device", "cpu", "--rounds", "1", "--contenders", "fastbert", "--json", str(tmp_path / "rows.json")]
+    assert main(["bench", "encoder", *flags]) == 0
+    assert seen == [Options(device="cpu", rounds=1, contenders=("fastbert",))]
+    assert "fastbert fp32" in capsys.readouterr().out
+    assert json.loads((tmp_path / "rows.json").read_text())[0]["contender"] == "fastbert fp32"
+    assert main(["bench", "encoder", "--vocab", "x"]) == 2
+    assert "--vocab belongs to `fastbert bench tokenizer`" in capsys.readouterr().err
+    assert main(["bench", "--products"]) == 2
+    assert "--products belongs to `fastbert bench encoder`" in capsys.readouterr().err
+
+
+def with_rate(one: Row) -> Row:
+    one.details.update(gflops=1.0, ratio_to_same_dtype=1.0)
+    return one
