@@ -133,6 +133,11 @@ def refuse_forward_mode(operation: str) -> None:
         )
 
 
+def forced() -> BackendName | None:
+    """The backend that `use_backend` forces, or None."""
+    return _forced
+
+
 def served_by(backend: BackendName) -> tuple[str, ...]:
     """The operations for which `backend` has an implementation."""
     return tuple(operation for operation in OPERATIONS if (operation, backend) in _implementations)

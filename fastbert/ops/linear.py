@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastbert.errors import UserError
-from fastbert.ops import backend
+from fastbert.ops import backend, native, native_product, packed_weights
 from fastbert.ops.gelu import bias_gelu
 from fastbert.ops.product import product
+from fastbert.ops.product_table import ELEMENTS, prefers_own
 
 # By activation: what torch's GELU is called.
 APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
@@ -24,7 +25,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
     Without an activation this is torch's product on every backend. With one, the `triton` backend keeps the product
     before GELU, rounded to the operands' dtype, and computes GELU from that in fp32: in the epilogue of a product of
     our own for bf16 and fp16 operands of widths that are multiples of 16, where the table of configurations prefers
-    that, otherwise in a pass behind torch's product. On CUDA gradients of fp32 weights are sums that were never rounded
+    that, otherwise in a pass behind torch's product. The `native` backend multiplies bf16 with parameters itself where
+    no gradient is wanted, with bias and GELU in the epilogue; the result is rounded once. On CUDA gradients of fp32 weights are sums that were never rounded
     to half precision.
     Raises UserError, a ValueError, that names the wrong argument.
     """
@@ -62,6 +64,25 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | No
         bias = bias.to(x.dtype)
     u = F.linear(x, weight, bias)
     return u if activation is None else F.gelu(u, approximate=APPROXIMATIONS[activation])
+
+
+def _linear_native(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    """Our product where the table prefers it, with a weight that was laid out once; else torch's.
+
+    A weight that is no parameter may be a passing one, for which laying it out would cost more than the product. While
+    torch.compile traces, torch's product is what it can fuse with its neighbours.
+    """
+    if torch.compiler.is_compiling() or not native.serves("linear", x, weight, bias):
+        return _linear(x, weight, bias, activation)
+    cast = torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu") if cast else x.dtype
+    rows = x.reshape(-1, x.shape[-1])
+    kept = isinstance(weight, torch.nn.Parameter) or backend.forced() == "native"
+    if dtype not in native.DTYPES or not kept or not prefers_own(ELEMENTS[dtype], rows.shape[0], *weight.shape):
+        return _linear(x, weight, bias, activation)
+    packed = packed_weights.packed((weight,), ELEMENTS[dtype])
+    y = native_product.product(rows, packed, bias, activation, out_dtype=dtype)
+    return y.view(*x.shape[:-1], weight.shape[0])
 
 
 def _linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
@@ -146,4 +167,5 @@ _linear_gelu.register_autograd(_gradients, setup_context=_setup_context)
 
 
 backend.register("linear", "eager", _linear)
+backend.register("linear", "native", _linear_native)
 backend.register("linear", "triton", _linear_triton)

@@ -37,7 +37,7 @@ def serves(operation: str, *tensors: Tensor | None) -> bool:
 
 def declines(operation: str, reason: str) -> bool:
     """False, for a call that the native kernel of `operation` does not serve; UserError where it was forced."""
-    if backend._forced == "native":
+    if backend.forced() == "native":
         raise UserError(f"backend 'native' cannot serve {operation!r} here: {reason}; use_backend('eager') serves it")
     return False
 

@@ -20,10 +20,12 @@ import torch
 from fastbert import cpu_level
 from fastbert.doctor import cpu_model
 from fastbert.errors import UserError
+from fastbert.ops import backend
 
 FORMAT = 1
 ROWS = (16, 64, 256, 1024)  # the upper ends of the classes of row numbers; the last class has none
 OWN, LIBRARY = "own", "library"
+ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 SHIPPED = {"bf16": OWN, "int8": OWN, "fp32": LIBRARY}
 Choice = Literal["own", "library"]
 Table = dict[str, dict[str, str]]
@@ -33,8 +35,11 @@ logger = logging.getLogger("fastbert")
 def prefers_own(element: str, rows: int, columns: int, depth: int) -> bool:
     """Whether x (rows, depth) weight^T, of a weight (columns, depth), is a product of ours.
 
-    Code that torch.compile traces serves all numbers of rows alike, so there the shipped rule holds.
+    All are where the native backend is forced, so that fp32 too has the same bits in every batch. Code that
+    torch.compile traces serves all numbers of rows alike: there the shipped rule holds.
     """
+    if backend.forced() == "native":
+        return True
     if torch.compiler.is_compiling():
         return SHIPPED[element] == OWN
     return _chosen(element, row_class(rows), columns, depth, cpu_level.level(), *_state()) == OWN
