@@ -27,8 +27,8 @@ inline constexpr std::size_t kStep = 64;     // bytes of depth that a tile takes
 
 // A weight (columns, depth) as products read it. The outputs are cut into panels of 16; a panel holds its groups of
 // inputs one after the other, and in each group its 16 outputs: [columns / 16][depth / group][16][group]. 64 bytes
-// times 16 groups in a row are the operand of a tile instruction as it stands. Columns are filled up to a multiple of 32
-// and depth to a multiple of kStep bytes, with zeros. The memory begins at a multiple of 64 bytes.
+// times 16 groups in a row are the operand of a tile instruction as it stands. Columns are filled up to a multiple of
+// 32 and depth to a multiple of kStep bytes, with zeros. The memory begins at a multiple of 64 bytes.
 struct PackedWeight {
     Element element = Element::bf16;
     std::size_t columns = 0, depth = 0;                // as given
