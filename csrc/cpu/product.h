@@ -21,14 +21,14 @@ constexpr std::size_t group_of(Element element) {
 }
 constexpr std::size_t bytes_of(Element element) { return 4 / group_of(element); }
 
-inline constexpr std::size_t kPanel = 16;    // outputs that lie side by side: the lanes of a vector, the columns of a tile
+inline constexpr std::size_t kPanel = 16;    // outputs that lie side by side: lanes of a vector, columns of a tile
 inline constexpr std::size_t kColumns = 32;  // outputs of a block: two panels
-inline constexpr std::size_t kStep = 64;     // bytes of depth that a tile takes at once; the depth is padded to a multiple
+inline constexpr std::size_t kStep = 64;     // bytes of depth that a tile takes; the depth is padded to a multiple
 
 // A weight (columns, depth) as products read it. The outputs are cut into panels of 16; a panel holds its groups of
-// inputs one after the other, and in each group its 16 outputs: [columns / 16][depth / group][16][group]. 64 bytes times
-// 16 groups in a row are the operand of a tile instruction as it stands. Columns are filled up to a multiple of 32 and
-// depth to a multiple of kStep bytes, with zeros. The memory begins at a multiple of 64 bytes.
+// inputs one after the other, and in each group its 16 outputs: [columns / 16][depth / group][16][group]. 64 bytes
+// times 16 groups in a row are the operand of a tile instruction as it stands. Columns are filled up to a multiple of
+// 32 and depth to a multiple of kStep bytes, with zeros. The memory begins at a multiple of 64 bytes.
 struct PackedWeight {
     Element element = Element::bf16;
     std::size_t columns = 0, depth = 0;                // as given

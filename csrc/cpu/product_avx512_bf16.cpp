@@ -35,6 +35,9 @@ void sum_pairs(const std::byte* panel, const std::byte* weights, std::size_t pan
 #pragma GCC unroll 16
     for (std::size_t row = 0; row < kCount; ++row) total[row][0] = total[row][1] = _mm512_setzero_ps();
     for (std::size_t group = 0; group < groups; ++group) {
+        // Weights from memory: faster than what the processor fetches ahead by itself.
+        __builtin_prefetch(weights + 2048);
+        __builtin_prefetch(weights + panel_bytes + 2048);
         const auto left = (__m512bh)_mm512_loadu_si512(weights);
         const auto right = (__m512bh)_mm512_loadu_si512(weights + panel_bytes);
 #pragma GCC unroll 16
