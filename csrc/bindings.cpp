@@ -8,5 +8,6 @@ PYBIND11_MODULE(_C, module) {
     fastbert::bind_cpu(module);
     fastbert::bind_features(module);
     fastbert::bind_quantize(module);
+    fastbert::bind_peak(module);
     fastbert::bind_product(module);
 }

@@ -8,5 +8,6 @@ void bind_collator(pybind11::module_& module);
 void bind_cpu(pybind11::module_& module);
 void bind_features(pybind11::module_& module);
 void bind_quantize(pybind11::module_& module);
+void bind_peak(pybind11::module_& module);
 void bind_product(pybind11::module_& module);
 }  // namespace fastbert

@@ -178,6 +178,10 @@ def attention_dropout_mask(
 
 def quantize_rows(x: tuple[int, str, int], rows: int, depth: int, integers: int, scales: int) -> None: ...
 
+# bindings_peak.cpp
+
+def cpu_peak(element: str, threads: int, seconds: float) -> float: ...
+
 # bindings_features.cpp
 
 def cpu_features() -> dict[str, bool]: ...
