@@ -2,12 +2,14 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "bindings.h"
 #include "cpu/product.h"
@@ -53,7 +55,8 @@ Finish::Activation activation_of(const std::optional<std::string>& name) {
 void require_rows(const char* name, Address address, std::size_t rows, std::size_t width, std::size_t stride) {
     require(rows == 0 || width == 0 || address, std::string(name) + " is a null pointer");
     require(rows <= 1 || stride >= width, std::string(name) + " has rows that overlap");
-    require(stride == 0 || rows <= std::numeric_limits<std::size_t>::max() / 16 / stride,
+    constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max() / 1024;
+    require(width <= kMost && rows <= kMost / std::max({stride, width, std::size_t{1}}),
             std::string(name) + " is larger than the memory");
 }
 

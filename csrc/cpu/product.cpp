@@ -53,8 +53,9 @@ struct Plan {
 std::size_t default_rows(std::size_t depth) { return std::clamp<std::size_t>((1U << 20) / (depth * 4), 56, 256); }
 
 std::size_t default_columns(const PackedWeight& weight) {
-    // Half a megabyte of the weight.
-    return (std::size_t{1} << 19) / (weight.panel_bytes() / kPanel);
+    // At most half a megabyte of the weight.
+    const std::size_t blocks = (std::size_t{1} << 19) / std::max<std::size_t>(1, weight.panel_bytes() * 2);
+    return std::max<std::size_t>(1, blocks) * kColumns;
 }
 
 Plan plan_of(const Product& call) {
@@ -105,18 +106,21 @@ Source in_element(const Plan& plan, std::size_t first, std::size_t rows, std::by
     const Product& call = plan.call;
     const Element element = plan.weight.element;
     const std::size_t depth = plan.weight.depth;
-    if (element == Element::int8) return {static_cast<const std::int8_t*>(call.x) + first * call.x_stride, call.x_stride};
+    if (element == Element::int8)
+        return {static_cast<const std::int8_t*>(call.x) + first * call.x_stride, call.x_stride};
     if (call.x_dtype == Dtype::bf16) {
         const BFloat16* x = static_cast<const BFloat16*>(call.x) + first * call.x_stride;
         if (element == Element::bf16) return {x, call.x_stride};
         auto* to = reinterpret_cast<float*>(copy);
-        for (std::size_t row = 0; row < rows; ++row) plan.row_kernel.widen(x + row * call.x_stride, depth, to + row * depth);
+        for (std::size_t row = 0; row < rows; ++row)
+            plan.row_kernel.widen(x + row * call.x_stride, depth, to + row * depth);
         return {to, depth};
     }
     const float* x = static_cast<const float*>(call.x) + first * call.x_stride;
     if (element == Element::fp32) return {x, call.x_stride};
     auto* to = reinterpret_cast<BFloat16*>(copy);
-    for (std::size_t row = 0; row < rows; ++row) plan.row_kernel.round(x + row * call.x_stride, depth, to + row * depth);
+    for (std::size_t row = 0; row < rows; ++row)
+        plan.row_kernel.round(x + row * call.x_stride, depth, to + row * depth);
     return {to, depth};
 }
 
@@ -261,8 +265,9 @@ void product(const Product& call) {
     const Plan plan = plan_of(call);
     const double work = static_cast<double>(call.rows) * static_cast<double>(call.weight->columns) *
                         static_cast<double>(std::max<std::size_t>(1, call.weight->depth));
-    // A thread more pays off from some ten microseconds of work on.
-    const int threads = static_cast<int>(std::clamp(work / 2e5, 1.0, static_cast<double>(parallel_threads())));
+    // One thread for what takes it some microseconds, otherwise all: libgomp ends the threads that a region smaller
+    // than the one before has no use for, and starting them again takes longer than the product.
+    const int threads = work < 3e5 ? 1 : parallel_threads();
     const std::size_t size = static_cast<std::size_t>(threads) * (plan.group_bytes + plan.thread_bytes);
     std::byte* memory = scratch(size);
     parallel(threads, [&](int thread, int running) { run(plan, memory, thread, running); });

@@ -74,8 +74,9 @@ struct FmaKernel {
         const Sum sum = sum_of(block.rows, std::make_index_sequence<kRows>());
         constexpr std::size_t kWidth = kVectors * V::kLanes;
         for (std::size_t column = 0; column < kColumns; column += kWidth) {
-            sum(reinterpret_cast<const float*>(panel), weights + column / kPanel * weight_bytes, weight_bytes,
-                padded_depth / group_of(kElement), block.sums + column);
+            const std::byte* first = weights + column / kPanel * weight_bytes + column % kPanel * 4;
+            sum(reinterpret_cast<const float*>(panel), first, weight_bytes, padded_depth / group_of(kElement),
+                block.sums + column);
         }
     }
 

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <new>
 
 #include "cpu/parallel.h"
@@ -29,29 +30,32 @@ struct ToFloat {
     static std::uint32_t bits(BFloat16 x) { return std::uint32_t{x.bits} << 16; }
 };
 
-struct ToInt8 {
-    static constexpr Element kElement = Element::int8;
-    float scale = 0.0F;
-
-    // Zeros stand for rows whose scale is zero or no number.
-    int integer(float x) const {
-        if (!(scale > 0.0F)) return 0;
-        return static_cast<int>(std::nearbyint(std::clamp(x / scale, -127.0F, 127.0F)));
-    }
-    std::uint32_t bits(float x) const { return static_cast<std::uint8_t>(integer(x)); }
-    std::uint32_t bits(BFloat16 x) const { return bits(to_float(x)); }
-};
-
 template <typename Value>
 float int8_scale(const Value* row, std::size_t depth) {
     float largest = 0.0F;
     bool finite = true;
     for (std::size_t k = 0; k < depth; ++k) {
         const float size = std::fabs(value(row, k));
-        finite &= std::isfinite(size);
+        finite &= size <= std::numeric_limits<float>::max();
         largest = size > largest ? size : largest;
     }
-    return finite ? largest / 127.0F : std::nanf("");
+    return finite ? largest / 127.0F : std::numeric_limits<float>::quiet_NaN();
+}
+
+// `count` weights in integers of `scale`, at most 127 in magnitude, and their sum.
+template <typename Value>
+std::int32_t to_integers(const Value* row, std::size_t count, float scale, std::int8_t* to) {
+    std::int32_t sum = 0;
+    for (std::size_t k = 0; k < count; ++k) {
+        float x = value(row, k) / scale;
+        x = x < 127.0F ? x : 127.0F;
+        x = x > -127.0F ? x : -127.0F;
+        // 1.5 * 2^23 leaves no bits for a fraction: the sum is rounded to an integer, which its lower bits hold.
+        const std::int32_t integer = std::bit_cast<std::int32_t>(x + 12582912.0F) - 0x4B400000;
+        to[k] = static_cast<std::int8_t>(integer);
+        sum += integer;
+    }
+    return sum;
 }
 
 // One output: words of 4 bytes, kPanel words apart.
@@ -69,6 +73,24 @@ void pack_row(const Value* row, std::size_t depth, const Convert& convert, std::
     }
 }
 
+// One output in int8: its integers' sum. A scale of zero or NaN stands for zeros.
+template <typename Value>
+std::int32_t pack_integers(const Value* row, std::size_t depth, float scale, std::byte* to) {
+    constexpr std::size_t kPart = 512;
+    alignas(64) std::int8_t integers[kPart];
+    std::int32_t sum = 0;
+    for (std::size_t k = 0; k < depth; k += kPart) {
+        const std::size_t count = std::min(kPart, depth - k);
+        std::memset(integers + count / 4 * 4, 0, kPart - count / 4 * 4);
+        if (scale > 0.0F)
+            sum += to_integers(row + k, count, scale, integers);
+        else
+            std::memset(integers, 0, count);
+        for (std::size_t i = 0; i < count; i += 4, to += kPanel * 4) std::memcpy(to, integers + i, 4);
+    }
+    return sum;
+}
+
 template <typename Value>
 void pack_rows(const Value* weight, std::size_t stride, PackedWeight& packed, std::size_t first, std::size_t last) {
     for (std::size_t output = first; output < last; ++output) {
@@ -79,12 +101,9 @@ void pack_rows(const Value* weight, std::size_t stride, PackedWeight& packed, st
         } else if (packed.element == Element::fp32) {
             pack_row(row, packed.depth, ToFloat{}, to);
         } else {
-            const ToInt8 convert{int8_scale(row, packed.depth)};
-            pack_row(row, packed.depth, convert, to);
-            std::int32_t sum = 0;
-            for (std::size_t k = 0; k < packed.depth; ++k) sum += convert.integer(value(row, k));
-            packed.scales[output] = convert.scale;
-            packed.sums[output] = sum;
+            const float scale = int8_scale(row, packed.depth);
+            packed.scales[output] = scale;
+            packed.sums[output] = pack_integers(row, packed.depth, scale, to);
         }
     }
 }

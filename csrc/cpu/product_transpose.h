@@ -25,8 +25,8 @@ FASTBERT_INLINE void transpose(__m512i (&x)[16]) {
     }
 }
 
-// `load(row, word)` gives sixteen words of a row from `word` on. Sixteen rows are stored where kRows of them belong, and
-// the next word's store covers what is too much: behind the panel there must be room for 16 - kRows words.
+// `load(row, word)` gives sixteen words of a row from `word` on. Sixteen rows are stored where kRows of them belong,
+// and the next word's store covers what is too much: behind the panel there must be room for 16 - kRows words.
 template <std::size_t kRows, class Load>
 FASTBERT_INLINE void fill_words(std::size_t rows, std::size_t words, std::byte* panel, Load load) {
     for (std::size_t word = 0; word < words; word += 16) {

@@ -43,8 +43,8 @@ FASTBERT_INLINE typename V::Float raised_exp2_of(typename V::Float x) {
 }
 
 // GELU, x Phi(x) = max(x, 0) - |x| Phi(-|x|), of which log2 Phi(-|x|) is a polynomial: no division, nothing that
-// cancels below zero, and the scale of 2^-32 is part of the last product. Off by at most 4e-7, and by 1.2e-3 of its value,
-// less than a rounding to bf16, denormal results included. A NaN stays one; -infinity gives 0, its limit.
+// cancels below zero, and the scale of 2^-32 is part of the last product. Off by at most 4e-7, and by 1.2e-3 of its
+// value, less than a rounding to bf16, denormal results included. A NaN stays one; -infinity gives 0, its limit.
 template <class V>
 FASTBERT_INLINE typename V::Float gelu_of(typename V::Float x) {
     using F = typename V::Float;

@@ -106,7 +106,9 @@ def _check_matrix(name: str, tensor: Tensor, shape: tuple[int, int] | None) -> N
     if tensor.dim() != 2 or (shape is not None and tuple(tensor.shape) != shape):
         raise UserError(f"{name} has shape {tuple(tensor.shape)}: it must be {shape or '(out, in)'}")
     if (tensor.shape[1] > 1 and tensor.stride(1) != 1) or (tensor.shape[0] > 1 and tensor.stride(0) < tensor.shape[1]):
-        raise UserError(f"{name} has strides {tensor.stride()}: the elements of a row must lie together; use contiguous()")
+        raise UserError(
+            f"{name} has strides {tensor.stride()}: the elements of a row must lie together; use contiguous()"
+        )
 
 
 def _matrix(tensor: Tensor) -> tuple[int, str, int]:

@@ -1,0 +1,320 @@
+"""The CPU's own products: every level against eager torch and float64, and the bits of a row in any batch."""
+
+import ctypes
+import itertools
+import mmap
+from collections.abc import Iterator
+
+import pytest
+import torch
+from accuracy import assert_as_accurate
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastbert import _C
+from fastbert.errors import UserError
+from fastbert.ops.native_product import pack, product
+
+BF16, FP32 = torch.bfloat16, torch.float32
+ELEMENTS = [pytest.param("bf16", BF16, id="bf16"), pytest.param("fp32", FP32, id="fp32")]
+SHAPES = [
+    pytest.param(0, 64, 64, id="no-rows"),
+    pytest.param(1, 96, 128, id="one-row"),
+    pytest.param(15, 31, 33, id="odd-width-and-depth"),
+    pytest.param(29, 50, 100, id="rows-of-three-panels"),
+    pytest.param(64, 1, 7, id="one-column"),
+    pytest.param(7, 40, 1, id="one-input"),
+    pytest.param(5, 40, 0, id="no-inputs"),
+    pytest.param(5, 0, 40, id="no-columns"),
+    pytest.param(4097, 33, 65, id="4097-rows"),
+    pytest.param(300, 768, 768, id="base-width"),
+    pytest.param(20, 70, 3072, id="long-sums"),
+]
+
+
+HAS = [feature for feature, there in _C.cpu_features().items() if there and feature != "amx_in_hardware"]
+# AVX-512 has two kernels, of which a processor with the instructions for bf16 would only run one.
+LEVELS = [*_C.cpu_levels(), *(["avx512-without-bf16"] if "avx512_bf16" in HAS else [])]
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each level that this machine can run, and the highest again behind the test."""
+    name = request.param
+    if name == "avx512-without-bf16":
+        _C.pretend_cpu_features([feature for feature in HAS if feature != "avx512_bf16"])
+        name = "avx512"
+    _C.force_cpu_level(name)
+    yield request.param
+    _C.pretend_cpu_features([])
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Puts the number of threads back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def drawn(seed: int, *shape: int, dtype: torch.dtype = FP32, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return (torch.randn(*shape, generator=generator) * scale).to(dtype)
+
+
+def operands(seed: int, rows: int, columns: int, depth: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    weight = drawn(seed + 1, columns, depth, dtype=dtype, scale=max(depth, 1) ** -0.5)
+    return drawn(seed, rows, depth, dtype=dtype), weight, drawn(seed + 2, columns, dtype=dtype)
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    kind = torch.int16 if a.dtype == BF16 else torch.int32
+    return a.dtype == b.dtype and torch.equal(a.contiguous().view(kind), b.contiguous().view(kind))
+
+
+@pytest.mark.parametrize(("element", "dtype"), ELEMENTS)
+@pytest.mark.parametrize(("rows", "columns", "depth"), SHAPES)
+def test_products_are_as_accurate_as_torch(
+    level: str, rows: int, columns: int, depth: int, element: str, dtype: torch.dtype, seed: int
+) -> None:
+    x, weight, bias = operands(seed, rows, columns, depth, dtype)
+    actual = product(x, pack(weight, element), bias)
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    assert_as_accurate(actual, F.linear(x, weight, bias), exact)
+
+
+@pytest.mark.parametrize(("element", "dtype"), ELEMENTS)
+@pytest.mark.parametrize("activation", [None, "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_what_follows_the_sums(
+    level: str,
+    element: str,
+    dtype: torch.dtype,
+    activation: str | None,
+    with_residual: bool,
+    with_norm: bool,
+    seed: int,
+) -> None:
+    rows, columns, depth = 37, 77, 100
+    x, weight, bias = operands(seed, rows, columns, depth, dtype)
+    residual, scale, shift = drawn(seed + 3, rows, columns, dtype=dtype), drawn(seed + 4, columns), drawn(seed, columns)
+
+    def eager(kind: torch.dtype) -> Tensor:
+        y = F.linear(x.to(kind), weight.to(kind), bias.to(kind))
+        if activation is not None:
+            y = F.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
+        if with_residual:
+            y = y + residual.to(kind)
+        return F.layer_norm(y, (columns,), scale.to(kind), shift.to(kind), 1e-12) if with_norm else y
+
+    actual = product(
+        x,
+        pack(weight, element),
+        bias,
+        activation,
+        residual if with_residual else None,
+        (scale, shift, 1e-12) if with_norm else None,
+    )
+    assert_as_accurate(actual, eager(dtype), eager(torch.float64))
+
+
+@pytest.mark.parametrize("mixed", list(itertools.product([BF16, FP32], repeat=3)), ids=str)
+def test_dtypes_mix(level: str, mixed: tuple[torch.dtype, ...], seed: int) -> None:
+    """x, residual and result in any dtypes, for both elements: what x is rounded to is the element's affair."""
+    of_x, of_residual, of_out = mixed
+    x, weight, bias = operands(seed, 31, 45, 70, FP32)
+    x, residual = x.to(of_x), drawn(seed + 3, 31, 45, dtype=of_residual)
+    for element, inner in (("bf16", BF16), ("fp32", FP32)):
+        operand, factor = x.to(inner), weight.to(inner)
+        exact = F.linear(operand.double(), factor.double(), bias.double()) + residual.double()
+        eager = (F.linear(operand.float(), factor.float(), bias) + residual.float()).to(of_out)
+        actual = product(x, pack(weight, element), bias, None, residual, None, of_out)
+        assert_as_accurate(actual, eager, exact, element)
+
+
+def test_norm_without_bias(level: str, seed: int) -> None:
+    x, weight, _ = operands(seed, 9, 50, 20, FP32)
+    scale = drawn(seed, 50)
+    actual = product(x, pack(weight, "fp32"), norm=(scale, None, 1e-5))
+    eager = F.layer_norm(F.linear(x, weight), (50,), scale, None, 1e-5)
+    exact = F.layer_norm(F.linear(x.double(), weight.double()), (50,), scale.double(), None, 1e-5)
+    assert_as_accurate(actual, eager, exact)
+
+
+def test_gelu_of_every_bfloat16(level: str) -> None:
+    """GELU of all 65,536 numbers times one, denormals among them, is at most one rounding from the exact one."""
+    inputs = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(BF16).view(-1, 1)
+    actual = product(inputs, pack(torch.ones(1, 1), "fp32"), activation="gelu")
+    # x Phi(x) below zero by erfc, which does not cancel.
+    x = inputs.double()
+    exact = x * torch.special.erfc(-x / 2**0.5) / 2
+    exact[x == -torch.inf] = 0.0
+    assert torch.equal(actual.isnan(), inputs.isnan())
+    assert torch.equal(actual.isinf(), exact.to(BF16).isinf())
+
+    def place(values: Tensor) -> Tensor:
+        raw = values.view(torch.int16).to(torch.int32)
+        return torch.where(raw < 0, -(raw & 0x7FFF), raw)
+
+    number = ~inputs.isnan()
+    assert int((place(actual[number]) - place(exact.to(BF16)[number])).abs().max()) <= 1
+
+
+@pytest.mark.parametrize(("element", "dtype"), ELEMENTS)
+def test_a_row_has_the_same_bits_in_every_batch(
+    level: str, element: str, dtype: torch.dtype, seed: int, threads: None
+) -> None:
+    rows, columns, depth = 613, 200, 130
+    x, weight, bias = operands(seed, rows, columns, depth, dtype)
+    packed, residual = pack(weight, element), drawn(seed + 3, rows, columns, dtype=dtype)
+    norm = (drawn(seed + 4, columns), drawn(seed + 5, columns), 1e-12)
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+    for after in (None, norm):
+        whole = product(x, packed, bias, "gelu", residual, after)
+        for count, blocking in itertools.product((1, 2), [(0, 0), (14, 32), (100, 96)]):
+            torch.set_num_threads(count)
+            again = product(x, packed, bias, "gelu", residual, after, blocking=blocking)
+            assert same_bits(again, whole), (count, blocking)
+            mixed = product(x[order], packed, bias, "gelu", residual[order], after, blocking=blocking)
+            assert same_bits(mixed, whole[order]), (count, blocking)
+            for begin, end in ((0, 1), (612, 613), (5, 22), (1, 50), (100, 301)):
+                rows_alone = product(x[begin:end], packed, bias, "gelu", residual[begin:end], after, blocking=blocking)
+                assert same_bits(rows_alone, whole[begin:end]), (count, blocking, begin, end)
+
+
+def test_more_threads_than_cores(level: str, seed: int, threads: None) -> None:
+    """Threads share rows and columns in every way that a grid of up to seven allows."""
+    x, weight, bias = operands(seed, 330, 330, 64, FP32)
+    packed, norm = pack(weight, "fp32"), (drawn(seed, 330), None, 1e-5)
+    torch.set_num_threads(1)
+    expected = {rows: product(x[:rows], packed, bias, norm=norm) for rows in (3, 40, 150, 330)}
+    for count, (rows, result) in itertools.product((3, 5, 7), expected.items()):
+        torch.set_num_threads(count)
+        for _ in range(3):
+            assert same_bits(product(x[:rows], packed, bias, norm=norm, blocking=(28, 0)), result), (count, rows)
+
+
+def test_rows_that_lie_apart(level: str, seed: int) -> None:
+    x, weight, bias = operands(seed, 50, 45, 33, BF16)
+    packed, residual = pack(weight, "bf16"), drawn(seed + 3, 50, 45, dtype=BF16)
+    wide_x, wide_residual = torch.full((50, 80), torch.nan, dtype=BF16), torch.full((50, 91), torch.nan, dtype=BF16)
+    wide_x[:, 3:36], wide_residual[:, 7:52] = x, residual
+    out = torch.full((50, 64), torch.nan, dtype=BF16)
+    result = product(wide_x[:, 3:36], packed, bias, None, wide_residual[:, 7:52], out=out[:, 5:50])
+    assert same_bits(result, product(x, packed, bias, None, residual))
+    assert out[:, :5].isnan().all()
+    assert out[:, 50:].isnan().all()
+    strided = torch.full((45, 60), torch.nan, dtype=BF16)
+    strided[:, :33] = weight
+    assert same_bits(product(x, pack(strided[:, :33], "bf16"), bias, None, residual), result)
+    # In place of the residual.
+    assert same_bits(product(x, packed, bias, None, residual, out=residual), result)
+
+
+@pytest.mark.parametrize(("element", "dtype"), ELEMENTS)
+def test_nan_stays_where_it_is(level: str, element: str, dtype: torch.dtype, seed: int) -> None:
+    x, weight, bias = operands(seed, 40, 70, 50, dtype)
+    clean = product(x, pack(weight, element), bias, "gelu")
+    x[17, 3], weight[69, 49] = torch.nan, torch.inf
+    spoilt = product(x, pack(weight, element), bias, "gelu")
+    assert spoilt[17].isnan().all()
+    rows = torch.arange(40) != 17
+    assert same_bits(spoilt[rows][:, :69], clean[rows][:, :69])
+    assert not spoilt[rows][:, 69].isfinite().logical_and(spoilt[rows][:, 69] != 0).any()
+
+
+def test_integers_of_a_weight() -> None:
+    weight = torch.tensor([[1.0, -2.0, 0.5], [0.0, 0.0, 0.0], [3.0, torch.nan, 1.0], [1.0, -torch.inf, 1.0]])
+    scales = torch.tensor(pack(weight, "int8").scales)
+    assert scales[0] == torch.tensor(2.0) / 127
+    assert scales[1] == 0
+    assert scales[2:].isnan().all()
+
+
+class Page:
+    """Memory that ends, or begins, at a page whose touch ends the process."""
+
+    def __init__(self, size: int, behind: bool) -> None:
+        room = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.memory = mmap.mmap(-1, room + 2 * mmap.PAGESIZE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        libc = ctypes.CDLL(None, use_errno=True)
+        for guard in (address, address + mmap.PAGESIZE + room):
+            assert libc.mprotect(ctypes.c_void_p(guard), mmap.PAGESIZE, 0) == 0
+        self.offset = mmap.PAGESIZE + (room - size if behind else 0)
+
+    def tensor(self, values: Tensor) -> Tensor:
+        flat = torch.frombuffer(self.memory, dtype=values.dtype, count=values.numel(), offset=self.offset)
+        return flat.view(values.shape).copy_(values)
+
+
+@pytest.mark.parametrize("behind", [True, False], ids=["page-behind", "page-before"])
+@pytest.mark.parametrize(("element", "dtype"), ELEMENTS)
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 1, 1), (15, 31, 33), (30, 50, 100), (29, 96, 127)])
+def test_nothing_beyond_the_ends_is_touched(
+    level: str, element: str, dtype: torch.dtype, rows: int, columns: int, depth: int, behind: bool, seed: int
+) -> None:
+    values = [*operands(seed, rows, columns, depth, dtype), drawn(seed + 3, rows, columns, dtype=dtype)]
+    values[2] = values[2].float()
+    norm = [drawn(seed + 4, columns), drawn(seed + 5, columns)]
+    pages = [Page(tensor.numel() * tensor.element_size(), behind) for tensor in (*values, *norm, values[3])]
+    x, weight, bias, residual, scale, shift, out = (
+        page.tensor(tensor) for page, tensor in zip(pages, (*values, *norm, values[3]))
+    )
+    for after in (None, (scale, shift, 1e-5)):
+        actual = product(x, pack(weight, element), bias, "gelu", residual, after, out=out)
+        plain = None if after is None else (*norm, 1e-5)
+        assert same_bits(actual, product(values[0], pack(values[1], element), values[2], "gelu", values[3], plain))
+    # The other dtype is converted row by row.
+    other = FP32 if dtype == BF16 else BF16
+    cast = Page(x.numel() * other.itemsize, behind).tensor(values[0].to(other))
+    assert product(cast, pack(weight, element), bias).isfinite().all()
+
+
+def test_wrong_arguments_are_refused_by_name(seed: int) -> None:
+    x, weight, bias = operands(seed, 6, 8, 10, BF16)
+    packed = pack(weight, "bf16")
+    with pytest.raises(UserError, match="element='fp16'"):
+        pack(weight, "fp16")
+    with pytest.raises(UserError, match=r"weight has dtype torch\.float16"):
+        pack(weight.half(), "bf16")
+    with pytest.raises(UserError, match=r"weight has shape \(80,\)"):
+        pack(weight.flatten(), "bf16")
+    with pytest.raises(UserError, match="weight has strides"):
+        pack(weight.T, "bf16")
+    with pytest.raises(UserError, match="weight is on meta"):
+        pack(weight.to("meta"), "bf16")
+    with pytest.raises(UserError, match=r"x has shape \(6, 9\): it must be \(6, 10\)"):
+        product(x[:, :9], packed)
+    with pytest.raises(UserError, match="x has strides"):
+        product(x.T.contiguous().T, packed)
+    with pytest.raises(UserError, match="x has strides"):
+        product(x[:1].expand(6, 10), packed)
+    with pytest.raises(UserError, match=r"x has dtype torch\.int8"):
+        product(x.to(torch.int8), packed)
+    with pytest.raises(UserError, match=r"bias is torch\.bfloat16"):
+        product(x, packed, bias[:7])
+    with pytest.raises(UserError, match="activation='relu'"):
+        product(x, packed, bias, "relu")
+    with pytest.raises(UserError, match="residual has shape"):
+        product(x, packed, residual=x)
+    with pytest.raises(UserError, match="norm's weight is"):
+        product(x, packed, norm=(torch.ones(9), None, 1e-5))
+    with pytest.raises(UserError, match=r"out_dtype=torch\.float16"):
+        product(x, packed, out_dtype=torch.float16)
+    with pytest.raises(UserError, match="out has dtype"):
+        product(x, packed, out_dtype=FP32, out=torch.empty(6, 8, dtype=BF16))
+    memory = torch.zeros(6, 20, dtype=BF16)
+    with pytest.raises(UserError, match="out lies in the memory of x"):
+        product(memory[:, :10], packed, out=memory[:, 4:12])
+    with pytest.raises(UserError, match="out lies in the memory of residual"):
+        product(x, packed, residual=memory[:, :8], out=memory[:, 4:12])
+    with pytest.raises(UserError, match="int8"):
+        product(x, pack(weight, "int8"))
+    with pytest.raises(UserError, match="blocking"):
+        product(x, packed, blocking=(-1, 0))
+    with pytest.raises(ValueError, match="null pointer"):
+        _C.product((0, "bf16", 10), 6, packed, (memory.data_ptr(), "bf16", 20))
+    with pytest.raises(ValueError, match="larger than the memory"):
+        _C.product((x.data_ptr(), "bf16", 2**62), 6, packed, (memory.data_ptr(), "bf16", 20))
