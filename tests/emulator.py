@@ -17,7 +17,7 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "native"
 # Named instead of -march=native: the handler must never contain an instruction that it emulates.
-EMULATOR_FLAGS = ("-O3", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
+EMULATOR_FLAGS = ("-O2", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mprefer-vector-width=512")
 NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma"}
 
 
