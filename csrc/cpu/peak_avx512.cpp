@@ -1,4 +1,5 @@
-// The peaks of AVX-512 and of what came with it. The region allows all of it; each function executes what its name says.
+// The peaks of AVX-512 and of what came with it. The region allows all of it, and each function executes what its name
+// says.
 #include "cpu/peak.h"
 
 #if FASTBERT_X86
