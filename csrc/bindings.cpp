@@ -9,6 +9,7 @@ PYBIND11_MODULE(_C, module) {
     fastbert::bind_attention(module);
     fastbert::bind_features(module);
     fastbert::bind_quantize(module);
+    fastbert::bind_peak(module);
     fastbert::bind_product(module);
     fastbert::bind_rows(module);
     fastbert::bind_layer(module);

@@ -9,6 +9,7 @@ void bind_cpu(pybind11::module_& module);
 void bind_attention(pybind11::module_& module);
 void bind_features(pybind11::module_& module);
 void bind_quantize(pybind11::module_& module);
+void bind_peak(pybind11::module_& module);
 void bind_product(pybind11::module_& module);
 void bind_rows(pybind11::module_& module);
 void bind_layer(pybind11::module_& module);

@@ -203,6 +203,10 @@ def attention(
 
 def quantize_rows(x: tuple[int, str, int], rows: int, depth: int, integers: int, scales: int) -> None: ...
 
+# bindings_peak.cpp
+
+def cpu_peak(element: str, threads: int, seconds: float) -> float: ...
+
 # bindings_features.cpp
 
 def cpu_features() -> dict[str, bool]: ...

@@ -1,5 +1,5 @@
-// int8 blocks in AVX-512 VNNI: 14 rows by 32 outputs, 28 vectors of sums in 32 registers. The instruction takes unsigned
-// bytes by signed ones: rows are stored with 128 added, which flips their sign bit.
+// int8 blocks in AVX-512 VNNI: 14 rows by 32 outputs, 28 vectors of sums in 32 registers. The instruction multiplies
+// unsigned bytes by signed ones: rows are stored with 128 added, which flips their sign bit.
 #include "cpu/product_int8.h"
 
 #if FASTBERT_X86

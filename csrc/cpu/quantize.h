@@ -10,8 +10,9 @@
 namespace fastbert {
 
 // Rows to be quantised: scale = max |x| / 127 over the row, integer = x * (127 / max |x|) to nearest, ties to even. A
-// row of zeros, for which also rows below 2^-100 count, has scale 0 and zeros; a row with a NaN or an infinity has scale
-// NaN and zeros, so that all that is computed of it is NaN. Nothing of a row depends on another one, nor on the level.
+// row of zeros, for which also rows below 2^-100 count, has scale 0 and zeros; a row with a NaN or an infinity has
+// scale NaN and zeros, so that all that is computed of it is NaN. Nothing of a row depends on another one, nor on the
+// level.
 struct QuantizedRows {
     const void* x = nullptr;  // (rows, depth), `stride` elements apart
     Dtype dtype = Dtype::fp32;

@@ -230,3 +230,21 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
 def test_wrong_arguments_are_refused_by_name(message: str, call: Callable[[], object]) -> None:
     with pytest.raises(UserError, match=message):
         call()
+
+
+@pytest.mark.parametrize("element", ["fp32", "bf16", "int8"])
+def test_the_peak_is_a_rate_of_the_kernels_own_instructions(element: str, kernel: str) -> None:
+    executed = emulator.executed() if emulator.installed() else 0
+    assert 1e6 < _C.cpu_peak(element, 1, 1e-3) < 1e14
+    if kernel == "amx" and not emulator.native() and element != "fp32":
+        assert emulator.executed() > executed, "no tile instruction ran"
+
+
+def test_the_peak_refuses_wrong_arguments_by_name() -> None:
+    for message, arguments in {
+        "element": ("fp64", 1, 0.1),
+        "threads": ("fp32", 0, 0.1),
+        "seconds": ("fp32", 1, float("nan")),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            _C.cpu_peak(*arguments)
