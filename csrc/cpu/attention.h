@@ -1,9 +1,9 @@
 // Attention of packed sequences: out = softmax(q k^T * scale + bias) v for each sequence and head on its own.
 //
 // No score matrix exists: a tile of queries meets a block of keys, whose scores live in the first cache until they are
-// probabilities and multiplied with the values; where a sequence has more keys than a block, the sums so far are brought
-// to the new largest score (Milakov and Gimelshein 2018, section 3). A query's result is the same sum in the same order
-// wherever it lies in the batch and whatever thread computes it.
+// probabilities and multiplied with the values; where a sequence has more keys than a block, the sums so far are
+// brought to the new largest score (Milakov and Gimelshein 2018, section 3). A query's result is the same sum in the
+// same order wherever it lies in the batch and whatever thread computes it.
 #pragma once
 
 #include <cstddef>

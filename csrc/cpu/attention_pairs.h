@@ -2,8 +2,8 @@
 // attention_floats.h, inside a region for AVX-512 BF16, behind attention_transpose.h.
 //
 // Everything is padded with zeros to whole squares of 32 dims or keys by 16: a square of 16 rows of 64 bytes is what a
-// tile takes, and each of its rows what a dot-product instruction takes. Keys: [keys / 16][dim / 32][16 pairs of dims][16
-// keys][2]; values: [dim / 16][keys / 32][16 pairs of keys][16 dims][2].
+// tile takes, and each of its rows what a dot-product instruction takes. Keys: [keys / 16][dim / 32][16 pairs of
+// dims][16 keys][2]; values: [dim / 16][keys / 32][16 pairs of keys][16 dims][2].
 
 inline constexpr std::size_t kSquare = 512;  // elements
 

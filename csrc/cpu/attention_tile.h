@@ -65,8 +65,9 @@ float scale_and_bias(float* scores, std::size_t seen, float factor, const B* bia
     return rest > biased ? rest : biased;
 }
 
-// Scores (in powers of two, the largest of them `top`) to weights 2^(score - largest), zeros up to `width`; returns what
-// earlier sums have to be multiplied with. A query of which all scores are -inf keeps a total of zero; a NaN makes it one.
+// Scores (in powers of two, the largest of them `top`) to weights 2^(score - largest), zeros up to `width`; returns
+// what earlier sums have to be multiplied with. A query of which all scores are -inf keeps a total of zero; a NaN makes
+// it one.
 template <class P>
 FASTBERT_INLINE float weigh(const float* scores, typename P::Weight* weights, std::size_t seen, std::size_t width,
                             float top, QueryState& state) {

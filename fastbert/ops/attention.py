@@ -47,8 +47,10 @@ def attention(
 
     Nothing asks the device: on a GPU the contents of `cu_seqlens_*` are checked only under FASTBERT_DEBUG=1. The
     `triton` backend serves bf16, fp16 and fp32 with head_dim 32, 64, 96 or 128 and scale > 0, and needs a token's heads
-    side by side; what it does not serve goes to eager torch, which the log says, unless it was forced. Raises
-    UserError, a ValueError, that names the wrong argument.
+    side by side; what it does not serve goes to eager torch, which the log says, unless it was forced. The `native`
+    backend serves bf16 and fp32 on a CPU with head_dim 1 to 256 and scale > 0, without dropout and where no gradient
+    is wanted; a sequence's result has the same bits in every batch. Raises UserError, a ValueError, that names the
+    wrong argument.
     """
     del deterministic
     if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:

@@ -174,7 +174,8 @@ def test_the_same_bits_on_any_number_of_threads(dtype: torch.dtype, seed: int) -
             assert torch.equal(run("native", one, [500], [500]), results[0][:500])
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -186,11 +187,13 @@ def test_a_nan_stays_in_its_row_or_its_sequence(level: str, dtype: torch.dtype, 
         spoilt = [x.clone() for x in tensors]
         spoilt[which][30, 1, 3] = torch.nan
         found = run("native", spoilt, lengths, lengths)
-        assert torch.equal(found[:20], clean[:20]) and torch.equal(found[55:], clean[55:])
+        assert torch.equal(found[:20], clean[:20])
+        assert torch.equal(found[55:], clean[55:])
         assert torch.equal(found[:, 0], clean[:, 0]), "another head changed"
         if which == 0:
             assert found[30, 1].isnan().all()
-            assert torch.equal(found[31:], clean[31:]) and torch.equal(found[:30], clean[:30])
+            assert torch.equal(found[31:], clean[31:])
+            assert torch.equal(found[:30], clean[:30])
         else:
             lost = found[20:55, 1].isnan()
             assert lost.all() if which == 1 else lost[:, 3].all()
