@@ -49,7 +49,7 @@ void require_rows(std::int64_t rows, std::int64_t width, std::initializer_list<A
     for (const Address address : addresses) require(rows == 0 || address, "an address is 0");
 }
 
-Norm norm_of(Address weight, Address bias, Name dtype, double eps) {
+RowNorm norm_of(Address weight, Address bias, Name dtype, double eps) {
     require(weight && bias, "the address of weight or bias is 0");
     return {vector_of(weight, dtype), vector_of(bias, dtype), static_cast<float>(eps)};
 }

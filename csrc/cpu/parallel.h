@@ -29,12 +29,12 @@ void parallel(int threads, Body&& body) {
         const_cast<void*>(static_cast<const void*>(std::addressof(body))));
 }
 
-// body(first, last) over parts of 0..count, at least `grain` long, one a thread. The cut depends on the number of
-// threads, so what is computed must not depend on the cut.
+// body(first, last) over parts of 0..count, one a thread; on one thread where two would not have `grain` each. Never on
+// some of the threads: libgomp ends those that a region leaves out, and starts them anew for the next. The cut depends on
+// the number of threads, so what is computed must not depend on the cut.
 template <typename Body>
 void parallel_ranges(std::size_t count, std::size_t grain, Body&& body) {
-    const std::size_t parts = std::max<std::size_t>(1, count / std::max<std::size_t>(1, grain));
-    const int threads = static_cast<int>(std::min<std::size_t>(parts, static_cast<std::size_t>(parallel_threads())));
+    const int threads = count / 2 < std::max<std::size_t>(1, grain) ? 1 : parallel_threads();
     if (threads <= 1) {
         if (count) body(std::size_t{0}, count);
         return;

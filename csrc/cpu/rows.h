@@ -28,7 +28,7 @@ struct RowsView {
 enum class Gelu { erf, tanh };
 
 // What LayerNorm does behind the statistics: y = (x - mean) / sqrt(variance + eps) * weight + bias.
-struct Norm {
+struct RowNorm {
     Vector weight, bias;
     float eps = 0.0F;
 };
@@ -38,7 +38,7 @@ struct LayerNormCall {
     std::size_t rows = 0, width = 0;
     Dtype dtype = Dtype::fp32;  // of x and y
     RowsView x;
-    Norm norm;
+    RowNorm norm;
     void* y = nullptr;
 };
 
@@ -48,7 +48,7 @@ struct SumNormCall {
     Dtype dtype = Dtype::fp32;  // of x, residual, total and y
     RowsView x, residual;
     Vector x_bias;
-    Norm norm;
+    RowNorm norm;
     void* total = nullptr;
     void* y = nullptr;
 };
@@ -66,7 +66,7 @@ struct GeluCall {
 // y = LayerNorm(GELU(x + bias)), nothing rounded in between.
 struct GeluNormCall {
     GeluCall gelu;
-    Norm norm;
+    RowNorm norm;
 };
 
 // A table of embeddings and the ids of its rows, one a token.
@@ -90,7 +90,7 @@ struct EmbeddingCall {
     Dtype dtype = Dtype::fp32;      // of all tables
     Dtype out_dtype = Dtype::fp32;  // of y
     std::span<const Table> tables;
-    Norm norm;
+    RowNorm norm;
     void* y = nullptr;
 };
 

@@ -133,7 +133,7 @@ FASTBERT_INLINE void pass_by_two(std::size_t width, const Body& body) {
 // The end of every LayerNorm: y from a row and its sum. Deviations are taken from a mean that is rounded, or a little
 // off; their own sum corrects it, so that rows far from zero lose nothing.
 template <class V, class In, class Out>
-FASTBERT_INLINE void norm_row(const In* row, float sum, std::size_t width, const Norm& norm, Out* y) {
+FASTBERT_INLINE void norm_row(const In* row, float sum, std::size_t width, const RowNorm& norm, Out* y) {
     using F = typename V::Float;
     const auto count = static_cast<float>(width);
     const F mean = V::broadcast(sum / count);
