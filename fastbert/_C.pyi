@@ -199,6 +199,7 @@ def attention(
 ) -> bool:
     """Over addresses: q, k, v with strides of tokens and heads in elements; the bias (0: none) with its rows, columns
     and strides of heads and rows. False, with nothing written, where the offsets do not fit the tokens."""
+
 # bindings_quantize.cpp
 
 def quantize_rows(x: tuple[int, str, int], rows: int, depth: int, integers: int, scales: int) -> None: ...
@@ -246,6 +247,7 @@ def product(
     row_scales: int = 0,
     blocking: tuple[int, int] = (0, 0),
 ) -> None: ...
+
 # bindings_rows.cpp: addresses of memory, 0 where there is none; strides in elements; dtypes "fp32" or "bf16"
 
 def layer_norm(

@@ -85,8 +85,12 @@ def _tune_products(quiet: bool) -> None:
         changed = [trial for trial in trials if trial.choice != product_table.SHIPPED[trial.element]]
         for trial in changed:
             shape = f"{trial.element} {trial.rows} x {trial.depth} x {trial.columns}"
-            bars.message(f"{shape}: {trial.choice}, {trial.own * 1e3:.2f} ms ours, {trial.library * 1e3:.2f} ms torch's")
-        bars.message(f"{len(trials)} products measured, {len(changed)} choices are not the shipped ones; saved in {path}")
+            bars.message(
+                f"{shape}: {trial.choice}, {trial.own * 1e3:.2f} ms ours, {trial.library * 1e3:.2f} ms torch's"
+            )
+        bars.message(
+            f"{len(trials)} products measured, {len(changed)} choices are not the shipped ones; saved in {path}"
+        )
 
 
 def _show(diagnosis: Diagnosis) -> None:

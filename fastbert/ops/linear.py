@@ -69,10 +69,10 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | No
 def _linear_native(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
     """Our product where the table prefers it, with a weight that was laid out once; else torch's.
 
-    A weight that is no parameter may be a passing one, for which laying it out would cost more than the product. While
-    torch.compile traces, torch's product is what it can fuse with its neighbours.
+    A weight that is no parameter may be a passing one, for which laying it out would cost more than the product. What
+    traces or transforms gets torch's product, which it knows.
     """
-    if torch.compiler.is_compiling() or not native.serves("linear", x, weight, bias):
+    if not native.direct(x, weight, bias) or not native.serves("linear", x, weight, bias):
         return _linear(x, weight, bias, activation)
     cast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu") if cast else x.dtype

@@ -49,6 +49,7 @@ def direct(*tensors: Tensor | None) -> bool:
     """
     if (
         torch.compiler.is_compiling()
+        or torch._C._is_tracing()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack()
     ):

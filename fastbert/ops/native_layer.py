@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastbert import _C, cpu_level
 from fastbert.errors import UserError
-from fastbert.ops import packed_weights, product_table
+from fastbert.ops import native, packed_weights, product_table
 
 if TYPE_CHECKING:
     from fastbert.ops.encoder_layer import LayerSettings, LayerWeights
@@ -51,9 +51,9 @@ def encoder_layer(
     `element`: what products multiply, "bf16", "fp32" or "int8" (weights with a scale an output, tokens with one each).
     """
     flat = (settings.cu_seqlens, settings.max_seqlen, settings.heads, settings.eps, settings.tanh, settings.causal)
-    if torch.compiler.is_compiling():
-        return _encoder_layer(x, list(weights), *flat, dtype, element)
-    return _run(x, weights, *flat, dtype, element)
+    if native.direct(x):
+        return _run(x, weights, *flat, dtype, element)
+    return _encoder_layer(x, list(weights), *flat, dtype, element)
 
 
 @torch.library.custom_op("fastbert::encoder_layer_native", mutates_args=())
@@ -69,7 +69,7 @@ def _encoder_layer(
     dtype: torch.dtype,
     element: str,
 ) -> Tensor:
-    """The same for torch.compile; called without it, the dispatcher would only add its microseconds."""
+    """The same for what traces or transforms; elsewhere the dispatcher would only add its microseconds."""
     from fastbert.ops.encoder_layer import LayerWeights
 
     return _run(x, LayerWeights(*weights), cu_seqlens, max_seqlen, heads, eps, tanh, causal, dtype, element)

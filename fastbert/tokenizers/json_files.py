@@ -92,7 +92,8 @@ def read_tokenizer_json(path: Path) -> TokenizerJson:
     for state in ("truncation", "padding"):
         if content.get(state) is not None:
             logger.info("%s: its %s is ignored but for the side; ask for it in each call", path, state)
-            direction = content[state].get("direction") if isinstance(content[state], dict) else None
+            # Files of older versions of Hugging Face's library leave it out.
+            direction = content[state].get("direction", "Right") if isinstance(content[state], dict) else None
             if direction not in ("Left", "Right"):
                 raise VocabularyError(f"{path}: {state} has the direction {direction!r}, not 'Left' or 'Right'")
             options[f"{state}_side"] = direction.lower()

@@ -73,9 +73,9 @@ def fused_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     calls: list[bool] = []
     original = encoder_layer.encoder_layer
 
-    def counted(*arguments, recompute: bool = False):
+    def counted(*arguments, recompute: bool = False, served: str = "triton"):
         calls.append(recompute)
-        return original(*arguments, recompute=recompute)
+        return original(*arguments, recompute=recompute, served=served)
 
     monkeypatch.setattr(bert.encoder_layer, "encoder_layer", counted)
     return calls

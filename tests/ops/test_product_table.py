@@ -78,7 +78,12 @@ def test_tuning_saves_what_it_measured(path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("element", "own", "library", "choice"),
-    [("bf16", 1.0, 0.98, "own"), ("bf16", 1.0, 0.9, "library"), ("fp32", 0.9, 1.0, "own"), ("fp32", 1.0, 1.0, "library")],
+    [
+        ("bf16", 1.0, 0.98, "own"),
+        ("bf16", 1.0, 0.9, "library"),
+        ("fp32", 0.9, 1.0, "own"),
+        ("fp32", 1.0, 1.0, "library"),
+    ],
 )
 def test_a_choice_needs_a_margin(element: str, own: float, library: float, choice: str) -> None:
     assert product_tune.Trial(element, 16, 96, 32, own, library).choice == choice

@@ -467,6 +467,13 @@ def test_bare_tokenizer_json(tmp_path, caplog):
     assert_read_alike(tmp_path)
 
 
+def test_an_old_tokenizer_json_without_a_direction(tmp_path):
+    state = {"truncation": {"max_length": 4, "strategy": "LongestFirst", "stride": 0}}
+    path = write(tmp_path, None, tokenizer=full_json(ROLES, **state)) / "tokenizer.json"
+    assert WordPieceTokenizer.from_pretrained(path).truncation_side == "right"
+    assert_read_alike(tmp_path)
+
+
 def test_saving_over_a_tokenizer_json_replaces_it(tmp_path):
     write(tmp_path, None, tokenizer=full_json([*ROLES, added("<x>", NEW)]))
     WordPieceTokenizer(["z", *VOCAB], added_tokens=["<y>"]).save_pretrained(tmp_path)
