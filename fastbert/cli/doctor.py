@@ -50,7 +50,8 @@ def _tune(quiet: bool) -> None:
     from fastbert.ops.backend import HAS_TRITON
 
     if not torch.cuda.is_available():
-        return _tune_products(quiet)
+        _tune_products(quiet)
+        return
     if not HAS_TRITON:
         raise UserError("cannot tune kernels: triton is not installed; `pip install 'fastbert-engine[gpu]'`")
     from fastbert.kernels import tune

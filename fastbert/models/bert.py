@@ -416,11 +416,12 @@ class BertModel(PreTrainedModel):
         return x[:tokens], [state[:tokens] for state in states]
 
     def _library_multiplies_bf16(self, tokens: int) -> bool:
-        """Whether torch's library will multiply bf16 on the CPU, and not kernels of ours, which serve any number of rows."""
+        """Whether torch's library will multiply bf16 on the CPU, and not our kernels, which take any number of rows."""
         weight = self.embeddings.word_embeddings.weight
         if torch.compiler.is_compiling() or not multiplies_in_bf16(weight) or not self.encoder.layer:
             return False
-        return self.encoder.layer[0].native_element(tokens, torch.bfloat16) is None
+        first = self.encoder.layer[0]
+        return not isinstance(first, Layer) or first.native_element(tokens, torch.bfloat16) is None
 
     def check_ranges(self, batch: PackedBatch) -> None:
         """Raise UserError for ids that are no rows of the model's tables. Reads the batch, so a GPU waits."""

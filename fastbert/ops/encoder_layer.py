@@ -133,9 +133,9 @@ def encoder_layer(
 ) -> Tensor:
     """The layer's output, (tokens, width) like `x`, in the dtype of the products (autocast's, else that of `x`).
 
-    `served` is what `serves` answered. `recompute`: keep less for backward, which then computes LayerNorms again. GELU is never
-    kept. Weights may be fp32 with products in half precision: their gradients are then accumulated and returned in
-    fp32. Raises UserError for offsets that do not describe the tokens (on a GPU under FASTBERT_DEBUG=1).
+    `served` is what `serves` answered. `recompute`: keep less for backward, which then computes LayerNorms again. GELU
+    is never kept. Weights may be fp32 with products in half precision: their gradients are then accumulated and
+    returned in fp32. Raises UserError for offsets that do not describe the tokens (on a GPU under FASTBERT_DEBUG=1).
     """
     if settings.cu_seqlens.dtype != torch.int32 or not settings.cu_seqlens.is_contiguous():
         raise UserError(f"cu_seqlens must be contiguous int32, not {settings.cu_seqlens.dtype}")

