@@ -287,6 +287,7 @@ def encoder_layer(
     x_dtype: str,
     x_stride: int,
     tokens: int,
+    width: int,
     products: Sequence[PackedWeight],
     vectors: Sequence[tuple[int, int, str]],
     cu_seqlens: int,

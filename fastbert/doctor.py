@@ -181,7 +181,12 @@ def _level(advice: list[str]) -> tuple[str | None, str]:
 def _products() -> str:
     from fastbert.ops import product_table
 
-    rule = "bf16 and int8 ours, fp32 torch's"
+    from fastbert import cpu_level
+
+    rules = product_table.SHIPPED[cpu_level.level()]
+    ours = " and ".join(element for element, choice in rules.items() if choice == product_table.OWN)
+    theirs = " and ".join(element for element, choice in rules.items() if choice != product_table.OWN)
+    rule = f"{ours} ours" + (f", {theirs} torch's" if theirs else "")
     path = product_table.saved_path()
     if not os.path.exists(path):
         return f"{rule}; `fastbert doctor --tune` measures this CPU's on a machine without a GPU"
@@ -189,8 +194,6 @@ def _products() -> str:
         measured = product_table.load(path)
     except UserError as error:
         return f"{rule}, because {error}"
-    from fastbert import cpu_level
-
     count = len(measured.get(product_table.processor(cpu_level.level()), {}))
     return f"{rule}, but for what was measured in {path}: {count} shapes of this CPU"
 

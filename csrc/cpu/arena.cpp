@@ -12,7 +12,7 @@ namespace fastbert {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr std::size_t kAlwaysKept = std::size_t{64} << 20;
+constexpr std::size_t kLargest = std::size_t{1} << 30;
 constexpr int kPatience = 64;  // calls that need less than a quarter, before memory is given back
 
 struct Free {
@@ -40,7 +40,7 @@ struct Arena {
     std::byte* take(std::size_t bytes) {
         needed = std::max(needed, bytes);
         if (++calls >= kPatience) {
-            if (size > kAlwaysKept && needed < size / 4) allocate(needed);
+            if (needed < size / 4) allocate(needed);
             needed = bytes;
             calls = 0;
         }
@@ -49,11 +49,17 @@ struct Arena {
     }
 };
 
+Arena& own() {
+    static thread_local Arena arena;
+    return arena;
+}
+
 }  // namespace
 
-std::byte* arena(std::size_t bytes) {
-    static thread_local Arena own;
-    return own.take(bytes);
+std::byte* arena(std::size_t bytes) { return own().take(bytes); }
+
+void release_large_arena() {
+    if (own().size > kLargest) own() = Arena{};
 }
 
 }  // namespace fastbert

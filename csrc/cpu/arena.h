@@ -10,4 +10,7 @@ namespace fastbert {
 // next call unless it is much larger than what the last calls needed. Throws std::bad_alloc.
 std::byte* arena(std::size_t bytes);
 
+// Behind the last use of it in a call: gives back memory of more than a GiB, so that one huge batch does not hold it.
+void release_large_arena();
+
 }  // namespace fastbert

@@ -92,8 +92,8 @@ void attention(const AttentionCall& call) {
     if (items == 0) return;
     double cost = 0;
     for (const Part& part : parts) cost += part.cost * static_cast<double>(call.heads);
-    const double worth = std::min(cost / kWorthAThread, static_cast<double>(items));
-    threads = std::max(1, static_cast<int>(std::min(static_cast<double>(threads), worth)));
+    // One or all: parallel.h says why.
+    if (items == 1 || cost < 2 * kWorthAThread) threads = 1;
 
     const std::size_t bytes = kernel.scratch_bytes(call.dim);
     std::atomic<std::size_t> next{0};

@@ -143,6 +143,7 @@ void encoder_layer(const LayerCall& call, const LayerProducts& products, const L
         behind_residual(narrowed, rows, vectors.output_norm, vectors.output_norm_bias, call.eps);
         multiply({buffers.inner, dtype, inner_width, rows.count}, *products.output, narrowed, buffers);
     }
+    release_large_arena();
 }
 
 }  // namespace fastbert

@@ -1,8 +1,6 @@
 #include "cpu/parallel.h"
 
-#if defined(__linux__)
 #include <dlfcn.h>
-#endif
 
 // The runtime is looked up among what the process has loaded, not linked: torch brings its own under names that differ
 // between builds, and a second one would fight with it for the cores. Its entry points (libgomp's, which LLVM's and
@@ -19,8 +17,6 @@ struct Runtime {
     int (*most)() = nullptr;
     int (*inside)() = nullptr;
 };
-
-#if defined(__linux__)
 
 template <typename Function>
 void find(void* library, const char* name, Function& function) {
@@ -44,19 +40,13 @@ bool take(Runtime& runtime, void* library) {
 Runtime look_up() {
     Runtime runtime;
     if (take(runtime, RTLD_DEFAULT)) return runtime;
-    for (const char* name : {"libgomp.so.1", "libiomp5.so", "libomp.so", "libomp.so.5"}) {
+    for (const char* name : {"libgomp.so.1", "libiomp5.so", "libomp.so", "libomp.so.5", "libomp.dylib"}) {
         // Never closed: threads may run in it until the process ends.
         if (void* library = dlopen(name, RTLD_LAZY | RTLD_NOLOAD); library && take(runtime, library)) return runtime;
     }
     if (void* library = dlopen("libgomp.so.1", RTLD_LAZY)) take(runtime, library);
     return runtime;
 }
-
-#else
-
-Runtime look_up() { return {}; }
-
-#endif
 
 // Nothing is looked up before the first kernel runs, when torch is loaded.
 const Runtime& runtime() {

@@ -66,7 +66,7 @@ Plan plan_of(const Product& call) {
     const std::size_t rows = call.blocking.rows ? call.blocking.rows : default_rows(depth);
     const std::size_t columns = call.blocking.columns ? call.blocking.columns : default_columns(weight);
     plan.chunk_rows = round_up(std::min(rows, call.rows), kernel.rows);
-    plan.block_columns = round_up(columns, kColumns);
+    plan.block_columns = round_up(std::min(columns, std::max(kColumns, weight.padded_columns)), kColumns);
     plan.panel_bytes = round_up(kernel.panel_bytes(weight.padded_depth), 64);
     plan.normed_stride = call.norm.weight ? weight.padded_columns : 0;
     plan.group_bytes = plan.chunk_rows / kernel.rows * plan.panel_bytes + plan.chunk_rows * plan.normed_stride * 4;

@@ -62,8 +62,8 @@ template <class Kernel>
 void run(std::size_t rows, std::size_t width, std::size_t scratch, const Kernel& kernel) {
     if (rows == 0) return;
     const std::size_t grain = std::max<std::size_t>(1, kGrain / width);
-    const auto granted = static_cast<std::size_t>(rows < 2 * grain ? 1 : parallel_threads());
-    const std::size_t threads = std::clamp<std::size_t>(rows / grain, 1, granted);
+    // One or all: parallel.h says why.
+    const auto threads = static_cast<std::size_t>(rows < 2 * grain ? 1 : parallel_threads());
     // A line more, so that threads do not write to the same one.
     const std::size_t each = scratch ? (scratch / Floats::kLine + 2) * Floats::kLine : 0;
     const Floats floats(each * threads);

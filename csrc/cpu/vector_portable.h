@@ -96,7 +96,13 @@ struct Portable {
     // a * b + c; rounded once where the processor can.
     static FASTBERT_INLINE Float fma(Float a, Float b, Float c) {
         Float r;
-        for (std::size_t i = 0; i < kLanes; ++i) r.lane[i] = a.lane[i] * b.lane[i] + c.lane[i];
+        for (std::size_t i = 0; i < kLanes; ++i) {
+#if defined(__FP_FAST_FMAF)
+            r.lane[i] = __builtin_fmaf(a.lane[i], b.lane[i], c.lane[i]);
+#else
+            r.lane[i] = a.lane[i] * b.lane[i] + c.lane[i];
+#endif
+        }
         return r;
     }
     // sum += a * b.

@@ -71,6 +71,7 @@ def _tune(quiet: bool) -> None:
 
 def _tune_products(quiet: bool) -> None:
     """Measure the CPU's products with a bar, and say which are not as shipped."""
+    from fastbert import cpu_level
     from fastbert.cli.common import Bars
     from fastbert.ops import product_table, product_tune
 
@@ -83,7 +84,7 @@ def _tune_products(quiet: bool) -> None:
             step[0](done, text)
 
         path, trials = product_tune.run(report)
-        changed = [trial for trial in trials if trial.choice != product_table.SHIPPED[trial.element]]
+        changed = [trial for trial in trials if trial.choice != product_table.SHIPPED[cpu_level.level()][trial.element]]
         for trial in changed:
             shape = f"{trial.element} {trial.rows} x {trial.depth} x {trial.columns}"
             bars.message(

@@ -25,6 +25,7 @@ from fastbert.packing import PackedBatch, pad, unpad
 # tokens all differ, so without rounding every step would compile anew and memory would grow by megabytes a step.
 ROWS_MULTIPLE = 64
 CPU = torch.device("cpu")
+PLAIN_TENSORS = (nn.Parameter, Tensor)
 
 
 def multiplies_in_bf16(weight: Tensor) -> bool:
@@ -49,9 +50,13 @@ def runs_as_written(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a linear layer is nothing but its weight and bias: no hooks, adapters, quantisation, parametrisation."""
-    if not runs_as_written(module, nn.Linear) or module.bias is None:
-        return False
-    return all(type(tensor) in (nn.Parameter, Tensor) for tensor in (module.weight, module.bias))
+    # Looked up where modules keep them: `module.weight` costs ten times as much, and a small batch has many layers.
+    held = module._parameters
+    return (
+        runs_as_written(module, nn.Linear)
+        and type(held.get("weight")) in PLAIN_TENSORS
+        and type(held.get("bias")) in PLAIN_TENSORS
+    )
 
 
 def project_apart(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -274,32 +279,40 @@ class Layer(nn.Module):
 
     def _plain_weights(self) -> encoder_layer.LayerWeights | None:
         """The layer's parameters, if nothing but them decides what it computes: no hooks, adapters, other modules."""
-        own, part = self.attention.self, self.attention.output
-        linears = (own.query, own.key, own.value, part.dense, self.intermediate.dense, self.output.dense)
+        parts: Any = self._modules  # looked up where modules keep them, as in `is_plain`
+        attention, intermediate, last = parts["attention"], parts["intermediate"], parts["output"]
+        own, first = attention._modules["self"], attention._modules["output"]
+        projections = own._modules
+        linears = (
+            projections["query"], projections["key"], projections["value"], first._modules["dense"],
+            intermediate._modules["dense"], last._modules["dense"],
+        )  # fmt: skip
+        norms = (first._modules["LayerNorm"], last._modules["LayerNorm"])
         if not all(is_plain(linear) for linear in linears):
             return None
-        first, last = part.LayerNorm, self.output.LayerNorm
-        if any(has_hooks(module) for module in (self.attention, own, self.intermediate, first, last)):
+        if any(has_hooks(module) for module in (attention, own, intermediate, *norms)):
             return None
-        if not all(runs_as_written(module, Output) for module in (part, self.output)) or first.eps != last.eps:
+        if not (runs_as_written(first, Output) and runs_as_written(last, Output)) or norms[0].eps != norms[1].eps:
             return None
+        query, key, value, inside, widening, narrowing = (linear._parameters for linear in linears)
+        first_norm, last_norm = (norm._parameters for norm in norms)
         return encoder_layer.LayerWeights(
-            query=own.query.weight,
-            key=own.key.weight,
-            value=own.value.weight,
-            query_bias=own.query.bias,
-            key_bias=own.key.bias,
-            value_bias=own.value.bias,
-            attention_output=part.dense.weight,
-            attention_output_bias=part.dense.bias,
-            attention_norm=first.weight,
-            attention_norm_bias=first.bias,
-            intermediate=self.intermediate.dense.weight,
-            intermediate_bias=self.intermediate.dense.bias,
-            output=self.output.dense.weight,
-            output_bias=self.output.dense.bias,
-            output_norm=last.weight,
-            output_norm_bias=last.bias,
+            query=query["weight"],
+            key=key["weight"],
+            value=value["weight"],
+            query_bias=query["bias"],
+            key_bias=key["bias"],
+            value_bias=value["bias"],
+            attention_output=inside["weight"],
+            attention_output_bias=inside["bias"],
+            attention_norm=first_norm["weight"],
+            attention_norm_bias=first_norm["bias"],
+            intermediate=widening["weight"],
+            intermediate_bias=widening["bias"],
+            output=narrowing["weight"],
+            output_bias=narrowing["bias"],
+            output_norm=last_norm["weight"],
+            output_norm_bias=last_norm["bias"],
         )
 
 
@@ -420,8 +433,9 @@ class BertModel(PreTrainedModel):
         weight = self.embeddings.word_embeddings.weight
         if torch.compiler.is_compiling() or not multiplies_in_bf16(weight) or not self.encoder.layer:
             return False
-        first = self.encoder.layer[0]
-        return not isinstance(first, Layer) or first.native_element(tokens, torch.bfloat16) is None
+        # In training a part of the layers may be frozen; in inference one layer speaks for all.
+        layers = list(self.encoder.layer) if torch.is_grad_enabled() else [self.encoder.layer[0]]
+        return any(not isinstance(x, Layer) or x.native_element(tokens, torch.bfloat16) is None for x in layers)
 
     def check_ranges(self, batch: PackedBatch) -> None:
         """Raise UserError for ids that are no rows of the model's tables. Reads the batch, so a GPU waits."""

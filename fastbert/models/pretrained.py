@@ -40,6 +40,9 @@ class PreTrainedModel(nn.Module):
         self.config = config
         self.new_weights: tuple[str, ...] = ()
         """Names of the weights that `from_pretrained` had to initialise, since the files lack them."""
+        # Before, so that torch may swap parameters; behind, since it may write to them without counting.
+        self.register_load_state_dict_pre_hook(_forget_copies)
+        self.register_load_state_dict_post_hook(_forget_copies)
 
     @property
     def device(self) -> torch.device:
@@ -145,6 +148,11 @@ class PreTrainedModel(nn.Module):
             packed_weights.forget(self.parameters())
         return super().train(mode)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """What moves and casts a module: its parameters may become others."""
+        packed_weights.forget(self.parameters())
+        return super()._apply(fn, recurse)
+
     @classmethod
     def from_pretrained(
         cls, folder: str | Path, *, dtype: torch.dtype | Literal["fastest"] | None = None, **overrides: Any
@@ -236,6 +244,11 @@ class PreTrainedModel(nn.Module):
             ) from error
         config = json.dumps(self.config.to_dict(architecture=type(self).__name__), indent=2) + "\n"
         (folder / "config.json").write_text(config, encoding="utf-8")
+
+
+def _forget_copies(module: nn.Module, *_: Any) -> None:
+    """Drop what was laid out of a module's weights."""
+    packed_weights.forget(module.parameters())
 
 
 def match_weights(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
-from fastbert.ops import backend, native_layer
+from fastbert.ops import backend, native, native_layer
 from fastbert.ops.attention import HEAD_DIMS, tf32_allowed
 from fastbert.ops.attention_problem import AttentionProblem
 from fastbert.ops.dropout import Site, TokenDropout
@@ -109,7 +109,7 @@ def serves(x: Tensor, weights: LayerWeights, heads: int, *, dropped: bool = Fals
     dtype, width = product_dtype(x), x.shape[1]
     if chosen == "native":
         gradient = x.requires_grad and torch.is_grad_enabled()
-        if gradient or dropped or x.dtype not in native_layer.DTYPES:
+        if gradient or dropped or x.dtype not in native_layer.DTYPES or native.is_transformed():
             return None
         return native_layer.element_of(x.shape[0], dtype, weights, heads, int8)
     backend.require_triton(x.device, "x")
@@ -137,8 +137,13 @@ def encoder_layer(
     is never kept. Weights may be fp32 with products in half precision: their gradients are then accumulated and
     returned in fp32. Raises UserError for offsets that do not describe the tokens (on a GPU under FASTBERT_DEBUG=1).
     """
-    if settings.cu_seqlens.dtype != torch.int32 or not settings.cu_seqlens.is_contiguous():
-        raise UserError(f"cu_seqlens must be contiguous int32, not {settings.cu_seqlens.dtype}")
+    offsets = settings.cu_seqlens
+    if offsets.dtype != torch.int32 or offsets.dim() != 1 or not len(offsets) or not offsets.is_contiguous():
+        raise UserError(
+            f"cu_seqlens must be contiguous int32 of shape (sequences + 1,), not {offsets.dtype} {tuple(offsets.shape)}"
+        )
+    if offsets.device != x.device:
+        raise UserError(f"cu_seqlens is on {offsets.device}, x on {x.device}: move them to one device")
     backend.refuse_forward_mode("encoder_layer")
     if served != "triton":
         return native_layer.encoder_layer(x, weights, settings, product_dtype(x), served)

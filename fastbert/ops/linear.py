@@ -76,11 +76,13 @@ def _linear_native(x: Tensor, weight: Tensor, bias: Tensor | None, activation: s
         return _linear(x, weight, bias, activation)
     cast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu") if cast else x.dtype
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x.flatten(0, -2) if x.dim() > 1 else x[None]
+    if rows.stride(1) != 1 or rows.stride(0) < rows.shape[1]:
+        rows = rows.contiguous()
     kept = isinstance(weight, torch.nn.Parameter) or backend.forced() == "native"
     if dtype not in native.DTYPES or not kept or not prefers_own(ELEMENTS[dtype], rows.shape[0], *weight.shape):
         return _linear(x, weight, bias, activation)
-    packed = packed_weights.packed((weight,), ELEMENTS[dtype])
+    packed = packed_weights.packed(weight, ELEMENTS[dtype])
     y = native_product.product(rows, packed, bias, activation, out_dtype=dtype)
     return y.view(*x.shape[:-1], weight.shape[0])
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fastbert.errors import UserError
 from fastbert.ops import backend
@@ -52,6 +53,12 @@ def direct(*tensors: Tensor | None) -> bool:
         or torch._C._is_tracing()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack()
+        or forward_ad._current_level >= 0
     ):
         return False
     return all(x is None or (type(x) in (Tensor, torch.nn.Parameter) and not x.is_neg()) for x in tensors)
+
+
+def is_transformed() -> bool:
+    """Whether a call is inside vmap, grad or another of torch.func's transforms, for which operators here have no rule."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fastbert import _C
+from fastbert.errors import UserError
 from fastbert.ops.attention_problem import AttentionProblem, check_offsets
 
 MAX_HEAD_DIM = 256
@@ -19,6 +20,9 @@ def forward(problem: AttentionProblem, *, with_lse: bool = True) -> tuple[Tensor
     """
     q, k, v = _heads(problem.q), _heads(problem.k), _heads(problem.v)
     cu_seqlens_q, cu_seqlens_k = problem.cu_seqlens_q.contiguous(), problem.cu_seqlens_k.contiguous()
+    for name, tensor in (("q", q), ("k", k), ("v", v), ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
+        if tensor.numel() and not tensor.data_ptr():
+            raise UserError(f"{name} of shape {tuple(tensor.shape)} has no storage: its memory was given back")
     tokens, heads, dim = q.shape
     out = torch.empty((tokens, heads, dim), dtype=q.dtype)
     lse = torch.empty((heads, tokens) if with_lse else (0,), dtype=torch.float32)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastbert import _C, cpu_level
 from fastbert.errors import UserError
-from fastbert.ops import native, packed_weights, product_table
+from fastbert.ops import native, native_attention, packed_weights, product_table
 
 if TYPE_CHECKING:
     from fastbert.ops.encoder_layer import LayerSettings, LayerWeights
@@ -29,7 +29,10 @@ def element_of(tokens: int, dtype: torch.dtype, weights: LayerWeights, heads: in
     `dtype` is that of the products, autocast's or that of the tokens. Nothing here serves a gradient: where one is
     wanted, a quantised model computes with its own weights.
     """
-    if dtype not in DTYPES or weights.query.shape[1] % heads:
+    width = weights.query.shape[1]
+    if not weights.query.shape == weights.key.shape == weights.value.shape == weights.attention_output.shape:
+        return None
+    if dtype not in DTYPES or width % heads or not 1 <= width // heads <= native_attention.MAX_HEAD_DIM:
         return None
     if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
         return None
@@ -37,10 +40,8 @@ def element_of(tokens: int, dtype: torch.dtype, weights: LayerWeights, heads: in
         return None
     if int8:
         return "int8"
-    element = DTYPES[dtype]
-    shapes = ((3 * len(weights.query), weights.query.shape[1]), weights.intermediate.shape, weights.output.shape)
-    own = all(product_table.prefers_own(element, tokens, *shape) for shape in shapes)
-    return element if own else None
+    inner = len(weights.intermediate)
+    return DTYPES[dtype] if product_table.prefers_own_layer(DTYPES[dtype], tokens, width, inner) else None
 
 
 def encoder_layer(
@@ -95,13 +96,10 @@ def _run(
     cpu_level.apply()
     if x.stride(-1) != 1:
         x = x.contiguous()
-    joined = packed_weights.packed((weights.query, weights.key, weights.value), element)
-    products = (
-        joined,
-        packed_weights.packed((weights.attention_output,), element),
-        packed_weights.packed((weights.intermediate,), element),
-        packed_weights.packed((weights.output,), element),
-    )
+    matrices = (
+        weights.query, weights.key, weights.value, weights.attention_output, weights.intermediate, weights.output,
+    )  # fmt: skip
+    products = packed_weights.packed_together(matrices, (3, 1, 1, 1), element)
     vectors = [
         vector if vector.is_contiguous() else vector.contiguous()
         for vector in (
@@ -117,6 +115,7 @@ def _run(
             x_dtype=DTYPES[x.dtype],
             x_stride=x.stride(0),
             tokens=x.shape[0],
+            width=x.shape[1],
             products=products,
             vectors=[(vector.data_ptr(), vector.numel(), DTYPES[vector.dtype]) for vector in vectors],
             cu_seqlens=cu_seqlens.data_ptr(),

@@ -25,8 +25,14 @@ from fastbert.ops import backend
 FORMAT = 1
 ROWS = (16, 64, 256, 1024)  # the upper ends of the classes of row numbers; the last class has none
 OWN, LIBRARY = "own", "library"
+# By level. Plain C++ is no match for a library that knows the processor; integers are multiplied by nobody else.
 ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-SHIPPED = {"bf16": OWN, "int8": OWN, "fp32": LIBRARY}
+SHIPPED = {
+    "portable": {"bf16": LIBRARY, "int8": OWN, "fp32": LIBRARY},
+    "avx2": {"bf16": OWN, "int8": OWN, "fp32": LIBRARY},
+    "avx512": {"bf16": OWN, "int8": OWN, "fp32": LIBRARY},
+    "amx": {"bf16": OWN, "int8": OWN, "fp32": LIBRARY},
+}
 Choice = Literal["own", "library"]
 Table = dict[str, dict[str, str]]
 logger = logging.getLogger("fastbert")
@@ -41,8 +47,17 @@ def prefers_own(element: str, rows: int, columns: int, depth: int) -> bool:
     if backend.forced() == "native":
         return True
     if torch.compiler.is_compiling():
-        return SHIPPED[element] == OWN
-    return _chosen(element, row_class(rows), columns, depth, cpu_level.level(), *_state()) == OWN
+        return SHIPPED["avx512"][element] == OWN
+    return _prefers_own(element, row_class(rows), columns, depth, cpu_level.level())
+
+
+def prefers_own_layer(element: str, rows: int, width: int, inner: int) -> bool:
+    """Whether all products of an encoder layer are ours."""
+    if backend.forced() == "native":
+        return True
+    if torch.compiler.is_compiling():
+        return SHIPPED["avx512"][element] == OWN
+    return _prefers_own_layer(element, row_class(rows), width, inner, cpu_level.level())
 
 
 def row_class(rows: int) -> str:
@@ -55,15 +70,22 @@ def entry(element: str, kind: str, columns: int, depth: int) -> str:
     return f"{element} {columns}x{depth} {kind}"
 
 
-def _state() -> tuple[str, str]:
-    return os.environ.get("FASTBERT_PRODUCTS", ""), os.environ.get("XDG_CACHE_HOME", "")
-
-
-@functools.lru_cache(maxsize=1024)
-def _chosen(element: str, kind: str, columns: int, depth: int, level: str, *state: str) -> str:
-    del state
+@functools.cache
+def _prefers_own(element: str, kind: str, columns: int, depth: int, level: str) -> bool:
     measured = saved().get(processor(level), {})
-    return measured.get(entry(element, kind, columns, depth), SHIPPED[element])
+    return measured.get(entry(element, kind, columns, depth), SHIPPED[level][element]) == OWN
+
+
+@functools.cache
+def _prefers_own_layer(element: str, kind: str, width: int, inner: int, level: str) -> bool:
+    shapes = ((3 * width, width), (width, width), (inner, width), (width, inner))
+    return all(_prefers_own(element, kind, *shape, level) for shape in shapes)
+
+
+def forget() -> None:
+    """Read the saved table again: it, or its place, has changed."""
+    _prefers_own.cache_clear()
+    _prefers_own_layer.cache_clear()
 
 
 def processor(level: str) -> str:
@@ -125,4 +147,4 @@ def save(path: Path, cpu: str, choices: dict[str, str]) -> None:
     partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     partial.write_text(json.dumps({"format": FORMAT, "entries": merged}, indent=1) + "\n", encoding="utf-8")
     partial.replace(path)
-    _chosen.cache_clear()
+    forget()

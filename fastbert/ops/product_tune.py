@@ -36,7 +36,7 @@ class Trial(NamedTuple):
     @property
     def choice(self) -> str:
         """The faster one; the shipped choice where they are about the same."""
-        shipped = product_table.SHIPPED[self.element]
+        shipped = product_table.SHIPPED[cpu_level.level()][self.element]
         times = {product_table.OWN: self.own, product_table.LIBRARY: self.library}
         other = product_table.LIBRARY if shipped == product_table.OWN else product_table.OWN
         return other if times[other] < MARGIN * times[shipped] else shipped
@@ -84,6 +84,7 @@ def run(
     report: Callable[[int, int, str], None] = lambda done, total, text: None, *, widths: tuple[int, ...] = WIDTHS
 ) -> tuple[Path, list[Trial]]:
     """Try everything, save the table for this CPU at its level, and return where it lies and what was measured."""
+    level = cpu_level.level()
     todo = [(element, rows, *shape) for element in DTYPES for shape in shapes(widths) for rows in ROWS]
     trials = []
     for done, (element, rows, columns, depth) in enumerate(todo):
@@ -93,6 +94,6 @@ def run(
     choices = {
         product_table.entry(t.element, product_table.row_class(t.rows), t.columns, t.depth): t.choice for t in trials
     }
-    product_table.save(path, product_table.processor(cpu_level.level()), choices)
+    product_table.save(path, product_table.processor(level), choices)
     report(len(todo), len(todo), "done")
     return path, trials

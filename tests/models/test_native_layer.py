@@ -1,6 +1,7 @@
 """The encoder on CPUs: a layer in one native call against its single operations, at every level; and what decides."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -61,7 +62,9 @@ def batch_of(lengths: list[int], seed: int) -> PackedBatch:
 
 @torch.no_grad()
 def states(model: BertModel, batch: PackedBatch, backend: str | None = None) -> Tensor:
-    with use_backend(backend):
+    # Plain C++ multiplies only where it is asked to.
+    forced = "native" if backend is None and _C.cpu_level() == "portable" else backend
+    with use_backend(forced):
         return model(batch).last_hidden_state
 
 
@@ -132,7 +135,7 @@ def test_padding_changes_nothing(level: str, seed: int) -> None:
     padded.pop("labels", None)
     for extra in (0, 9):
         inputs = {name: torch.nn.functional.pad(values, (0, extra)) for name, values in padded.items()}
-        with torch.no_grad():
+        with torch.no_grad(), use_backend("native" if level == "portable" else None):
             found = model(**inputs).last_hidden_state
         mask = inputs["attention_mask"].bool()
         assert torch.equal(found[mask], packed)
@@ -298,3 +301,88 @@ def test_native_can_be_forced_and_says_what_it_lacks(seed: int) -> None:
     with use_backend("native"), pytest.raises(UserError, match="backend 'native' cannot serve"):
         model(batch)
     assert "native" in {choice.backend for choice in fastbert.ops.backend.report(torch.device("cpu"))}
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_heads_wider_than_the_kernels_take(heads: int, calls: list[str], seed: int) -> None:
+    config = replace(CONFIG, hidden_size=520, num_attention_heads=heads, intermediate_size=64)
+    model, batch = model_of(seed, config=config), batch_of([9, 14], seed)
+    ours, theirs = states(model, batch), states(model, batch, "eager")
+    assert calls == []
+    assert torch.nn.functional.cosine_similarity(ours.double(), theirs.double(), dim=-1).min() > 0.999
+
+
+def test_rows_of_another_width_are_named(seed: int) -> None:
+    model, batch = model_of(seed), batch_of([5, 9], seed)
+    model.embeddings.register_forward_hook(lambda module, inputs, output: output[:, :32])
+    with pytest.raises(UserError, match="x has 32 columns, but the layer is 96 wide"):
+        states(model, batch)
+
+
+@pytest.mark.parametrize("what", ["weight", "bias", "offsets"])
+def test_memory_that_was_given_back_is_named(what: str, seed: int) -> None:
+    model, batch = model_of(seed), batch_of([5, 9], seed)
+    dense = model.encoder.layer[0].output.dense
+    lost = {"weight": dense.weight.data, "bias": dense.bias.data, "offsets": batch.cu_seqlens}[what]
+    lost.untyped_storage().resize_(0)
+    with pytest.raises(UserError, match="was given back"):
+        states(model, replace(batch, sequence_ids=batch.sequence_ids))
+
+
+def test_offsets_on_another_device_are_named(seed: int) -> None:
+    model, batch = model_of(seed), batch_of([5, 9], seed)
+    with pytest.raises(UserError, match="cu_seqlens is on meta, x on cpu"):
+        states(model, replace(batch, cu_seqlens=batch.cu_seqlens.to("meta")))
+
+
+def test_layers_that_train_in_bf16_get_rounded_numbers_of_rows(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """torch's library keeps a kernel for each number of rows: also where only the first layers are frozen."""
+    model, batch = model_of(seed), batch_of([5, 9], seed)
+    model.embeddings.requires_grad_(False)
+    model.encoder.layer[0].requires_grad_(False)
+    rows = []
+    original = torch.nn.functional.linear
+    monkeypatch.setattr(torch.nn.functional, "linear", lambda x, *rest: (rows.append(len(x)), original(x, *rest))[1])
+    model(batch)
+    assert {count for count in rows if count > 2} == {64}
+
+
+def test_parameters_can_be_swapped(seed: int) -> None:
+    model, batch = model_of(seed), batch_of([5, 9], seed)
+    before = states(model, batch)
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        states(model, batch)
+        model.float()
+        states(model.bfloat16(), batch)
+        model.load_state_dict(model.state_dict())
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert torch.equal(states(model, batch), before)
+
+
+def test_a_few_weights_loaded_in_inference_mode(seed: int) -> None:
+    with torch.inference_mode():
+        model, batch = model_of(seed), batch_of([5, 9], seed)
+        first = states(model, batch)
+        changed = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        changed["encoder.layer.0.intermediate.dense.weight"][5, 3:20] += 4
+        model.load_state_dict(changed)
+        assert not torch.equal(states(model, batch), first)
+
+
+def test_one_model_serves_threads_that_reset_it(seed: int) -> None:
+    model, batch = model_of(seed), batch_of([5, 9], seed)
+    expected = states(model, batch)
+
+    def work(index: int) -> bool:
+        equal = True
+        for _ in range(40):
+            if index % 2:
+                model.eval()
+            with torch.no_grad():
+                equal = equal and torch.equal(model(batch).last_hidden_state, expected)
+        return equal
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(4)))

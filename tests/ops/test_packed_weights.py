@@ -5,8 +5,10 @@ import gc
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+from fastbert import ops
 from fastbert.ops import native_product, packed_weights
 
 OUT, IN = 48, 40
@@ -19,7 +21,7 @@ def random(seed: int, *shape: int) -> Tensor:
 def assert_fresh(x: Tensor, *weights: Tensor) -> None:
     """The product by the copy is the product by the weights as they are now."""
     with torch.no_grad():
-        ours = native_product.product(x, packed_weights.packed(weights, "fp32"))
+        ours = native_product.product(x, packed_weights.packed_together(weights, (len(weights),), "fp32")[0])
         theirs = F.linear(x, torch.cat(weights))
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
@@ -79,7 +81,7 @@ def write_numpy(weight: nn.Parameter, new: Tensor) -> None:
 
 def write_one_and_tell(weight: nn.Parameter, new: Tensor) -> None:
     weight.data[3, 7] = 100.0
-    packed_weights.forget([weight])
+    packed_weights.forget(weight)
 
 
 @pytest.mark.parametrize("change", [copy_in_place, swap_data, write_data, write_numpy, write_one_and_tell])
@@ -110,15 +112,15 @@ def test_load_state_dict_and_eval_are_seen(seed: int) -> None:
 
 def test_an_unchanged_weight_is_packed_once_and_freed_with_it(seed: int) -> None:
     weight = nn.Parameter(random(seed, OUT, IN))
-    first = packed_weights.packed((weight,), "bf16")
-    assert packed_weights.packed((weight,), "bf16") is first
-    assert packed_weights.packed((weight,), "fp32") is not first
-    assert packed_weights.packed((weight,), "bf16") is first
+    first = packed_weights.packed(weight, "bf16")
+    assert packed_weights.packed(weight, "bf16") is first
+    assert packed_weights.packed(weight, "fp32") is not first
+    assert packed_weights.packed(weight, "bf16") is first
     assert any(kept is weight for kept in packed_weights._copies)
     del weight
     gc.collect()
     # Weights of other tests may be collected too.
-    assert all(copy.packed is not first for of in packed_weights._copies.values() for copy in of.values())
+    assert all(first not in copies.packed for of in packed_weights._copies.values() for copies in of.values())
 
 
 def test_a_strided_weight_is_packed_as_it_reads(seed: int) -> None:
@@ -127,3 +129,29 @@ def test_a_strided_weight_is_packed_as_it_reads(seed: int) -> None:
     assert_fresh(random(seed + 1, 3, IN), weight)
     base.mul_(3.0)
     assert_fresh(random(seed + 1, 3, IN), weight)
+
+
+def test_few_copies_are_kept_of_a_weight(seed: int) -> None:
+    query = nn.Parameter(random(seed, OUT, IN))
+    for i in range(20):
+        packed_weights.packed_together((query, nn.Parameter(random(seed + i, OUT, IN))), (2,), "fp32")
+    assert len(packed_weights._copies[query]) <= packed_weights.MOST_COPIES
+
+
+@pytest.mark.parametrize("layout", ["transposed", "expanded", "every second"])
+def test_linear_takes_rows_as_they_lie(layout: str, seed: int) -> None:
+    weight = nn.Parameter(random(seed, OUT, IN).bfloat16())
+    x = {
+        "transposed": lambda: random(seed + 1, IN, 9).t(),
+        "expanded": lambda: random(seed + 1, 1, IN).expand(9, IN),
+        "every second": lambda: random(seed + 1, 9, 2 * IN)[:, ::2],
+    }[layout]().to(torch.bfloat16)
+    with torch.no_grad():
+        torch.testing.assert_close(ops.linear(x, weight), ops.linear(x.contiguous(), weight), atol=0, rtol=0)
+
+
+def test_linear_keeps_forward_derivatives(seed: int) -> None:
+    weight, x = nn.Parameter(random(seed, OUT, IN).bfloat16()), random(seed + 1, 5, IN).bfloat16()
+    with torch.no_grad(), forward_ad.dual_level():
+        y = ops.linear(forward_ad.make_dual(x, torch.ones_like(x)), weight)
+        assert forward_ad.unpack_dual(y).tangent is not None

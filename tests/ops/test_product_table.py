@@ -1,6 +1,7 @@
 """The table that chooses between our products and the library's."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,13 @@ from fastbert.ops import product_table, product_tune
 
 
 @pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     chosen = tmp_path / "cache" / "products.json"
     monkeypatch.setenv("FASTBERT_PRODUCTS", str(chosen))
-    return chosen
+    monkeypatch.setattr(cpu_level, "level", lambda: "avx512")
+    product_table.forget()
+    yield chosen
+    product_table.forget()
 
 
 @pytest.mark.parametrize(
@@ -85,5 +89,8 @@ def test_tuning_saves_what_it_measured(path: Path, monkeypatch: pytest.MonkeyPat
         ("fp32", 1.0, 1.0, "library"),
     ],
 )
-def test_a_choice_needs_a_margin(element: str, own: float, library: float, choice: str) -> None:
+def test_a_choice_needs_a_margin(
+    element: str, own: float, library: float, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_level, "level", lambda: "avx512")
     assert product_tune.Trial(element, 16, 96, 32, own, library).choice == choice
