@@ -26,7 +26,8 @@ def apply() -> None:
             f"{VARIABLE}={wanted}: this processor, or its system, does not have that; it can run"
             f" {', '.join(_C.cpu_levels())}. Unset {VARIABLE} to run {_C.cpu_levels()[-1]}"
         )
-    _C.force_cpu_level(wanted)
+    if wanted:
+        _C.force_cpu_level(wanted)
     _applied = True
 
 

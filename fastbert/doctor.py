@@ -179,9 +179,8 @@ def _level(advice: list[str]) -> tuple[str | None, str]:
 
 
 def _products() -> str:
-    from fastbert.ops import product_table
-
     from fastbert import cpu_level
+    from fastbert.ops import product_table
 
     rules = product_table.SHIPPED[cpu_level.level()]
     ours = " and ".join(element for element, choice in rules.items() if choice == product_table.OWN)

@@ -60,5 +60,5 @@ def direct(*tensors: Tensor | None) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether a call is inside vmap, grad or another of torch.func's transforms, for which operators here have no rule."""
+    """Whether a call is inside vmap, grad or another of torch.func's transforms, for which there is no rule here."""
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
