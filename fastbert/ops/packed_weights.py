@@ -1,8 +1,8 @@
 """Weights as native products read them: laid out once, and anew as soon as they change.
 
 A copy must not be stale, and torch counts only some of the ways in which a weight changes: fused optimizers and writes
-through `.data` leave `Tensor._version` alone, and tensors made in inference mode have no such counter. So a copy is used
-while all of these are as they were: the tensor itself, where its memory lies, its version if it has one, and a
+through `.data` leave `Tensor._version` alone, and tensors made in inference mode have no such counter. So a copy is
+used while all of these are as they were: the tensor itself, where its memory lies, its version if it has one, and a
 fingerprint of 65 places of its memory. On top of that each step of any torch optimizer, `load_state_dict` and `eval` of
 our models, moves of them, and `forget` drop the copies.
 
