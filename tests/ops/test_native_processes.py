@@ -87,8 +87,9 @@ def test_two_processes_share_the_cores(seed: int) -> None:
     one, two = results([start(seed)]), results([start(seed + 1)])
     hashes, seconds = results([start(seed), start(seed + 1)])
     assert hashes == one[0] + two[0]
-    # Threads that wait for one which has no core spin a while: slower than in turn, but not without bound.
-    assert seconds < 3 * (one[1] + two[1]) + 10
+    # A thread that waits for one which has no core spins a while: slower than in turn (three times, where four threads
+    # have two cores), but not without bound.
+    assert seconds < 5 * (one[1] + two[1]) + 20
 
 
 @pytest.mark.parametrize("kind", ["plain", "loader", "thread", "grandchild"])
