@@ -1,6 +1,7 @@
 #include "cpu/parallel.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 
 // The runtime is looked up among what the process has loaded, not linked: torch brings its own under names that differ
 // between builds, and a second one would fight with it for the cores. Its entry points (libgomp's, which LLVM's and
@@ -17,6 +18,12 @@ struct Runtime {
     int (*most)() = nullptr;
     int (*inside)() = nullptr;
 };
+
+// A child of fork has one thread, the copy of the one that forked; but libgomp in it still counts on the threads which
+// that one led, and waits for them for ever. So a thread that led others computes alone in the child. A thread that
+// starts there leads threads of its own.
+thread_local bool led = false;
+thread_local bool alone = false;
 
 template <typename Function>
 void find(void* library, const char* name, Function& function) {
@@ -38,6 +45,7 @@ bool take(Runtime& runtime, void* library) {
 }
 
 Runtime look_up() {
+    pthread_atfork(nullptr, nullptr, [] { alone = led; });
     Runtime runtime;
     if (take(runtime, RTLD_DEFAULT)) return runtime;
     for (const char* name : {"libgomp.so.1", "libiomp5.so", "libomp.so", "libomp.so.5", "libomp.dylib"}) {
@@ -58,11 +66,12 @@ const Runtime& runtime() {
 
 int parallel_threads() {
     const Runtime& openmp = runtime();
-    return !openmp.parallel || openmp.inside() ? 1 : std::max(1, openmp.most());
+    return !openmp.parallel || alone || openmp.inside() ? 1 : std::max(1, openmp.most());
 }
 
 void parallel_run(int threads, void (*body)(void*, int, int), void* context) {
-    if (threads <= 1 || !runtime().parallel) return body(context, 0, 1);
+    if (threads <= 1 || alone || !runtime().parallel) return body(context, 0, 1);
+    led = true;
     struct Call {
         void (*body)(void*, int, int);
         void* context;

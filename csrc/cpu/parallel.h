@@ -10,7 +10,7 @@
 namespace fastbert {
 
 // The threads that a parallel call made here would run on: torch.get_num_threads() of the calling thread, or 1 inside
-// another parallel call.
+// another parallel call, and in a child of fork on the thread that forked, if that had run a parallel call before.
 int parallel_threads();
 
 // Run body(context, thread, threads) on `threads` threads at once, the caller being thread 0. Fewer run where the

@@ -1,0 +1,84 @@
+"""The CPU kernels and their bindings, built with AddressSanitizer and UBSan, through their own tests.
+
+The tokenizer's core has a program for this of its own: tests/fuzz/run.py.
+"""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILT_FROM = [
+    "csrc",
+    "fastbert",
+    "kernels",
+    "benchmarks",
+    "tests",
+    "setup.py",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "NOTICE",
+]
+SANITIZERS = "-fsanitize=address,undefined"
+FILES = [
+    "tests/models/test_native_layer.py",
+    "tests/ops/test_native_attention.py",
+    "tests/ops/test_native_int8.py",
+    "tests/ops/test_native_product.py",
+    "tests/ops/test_native_rows.py",
+    "tests/ops/test_packed_weights.py",
+]
+
+
+def runtime_libraries(folder: Path, compiler: list[str]) -> str:
+    """AddressSanitizer's library and libstdc++, to be loaded before Python; skips where the compiler lacks them."""
+    if shutil.which(compiler[0]) is None:
+        pytest.skip(f"no compiler ({compiler[0]})")
+    source = folder / "probe.cpp"
+    source.write_text("int main() { return 0; }\n")
+    command = [*compiler, SANITIZERS, str(source), "-o", str(folder / "probe")]
+    if subprocess.run(command, capture_output=True).returncode or subprocess.run([folder / "probe"]).returncode:
+        pytest.skip(f"{compiler[0]} cannot build with {SANITIZERS}")
+    found = []
+    # An exception thrown while libstdc++ is not loaded yet when AddressSanitizer starts would end the process.
+    for library in ("libasan.so", "libstdc++.so.6"):
+        command = [*compiler, f"-print-file-name={library}"]
+        found.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+        if not Path(found[-1]).is_absolute():
+            pytest.skip(f"{compiler[0]} has no {library} (gcc comes with it)")
+    return " ".join(found)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers are loaded with LD_PRELOAD")
+def test_native_tests_under_address_and_undefined_sanitizer(tmp_path: Path, seed: int) -> None:
+    preload = runtime_libraries(tmp_path, shlex.split(os.environ.get("CXX", "c++")))
+    tree, installed = tmp_path / "tree", tmp_path / "installed"
+    tree.mkdir()
+    for name in BUILT_FROM:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+        else:
+            shutil.copy2(ROOT / name, tree / name)
+    flags = f"-O1 -g1 -fno-omit-frame-pointer {SANITIZERS} -fno-sanitize-recover=all"
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-build-isolation", "--no-deps"]
+    environment = {**os.environ, "CXXFLAGS": flags, "LDFLAGS": SANITIZERS}
+    subprocess.run([*install, "--target", str(installed), str(tree)], check=True, env=environment)
+
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(installed),
+        "LD_PRELOAD": preload,
+        "ASAN_OPTIONS": "detect_leaks=0",  # an interpreter that ends leaves much
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        "OMP_NUM_THREADS": "2",
+    }
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--seed", str(seed), *FILES]
+    assert subprocess.run(command, cwd=tree, env=environment).returncode == 0
