@@ -1,9 +1,10 @@
 """Which products are ours and which torch's library's, by a table: never by a timing at run time.
 
 A choice is a function of the CPU, the level, the element, the shape of the weight and a class of row numbers, so it is
-the same on every run. The shipped rule follows measurements (docs/performance-cpu.md): bf16 and int8 are ours, fp32 is
-torch's. `fastbert doctor --tune` on a machine without a GPU measures this CPU's, and what it saves goes before the
-shipped rule. Where a text meets the library in one batch and ours in another, its bits differ between the two.
+the same on every run. The shipped rule follows measurements (docs/performance-cpu.md): ours but for fp32 without
+AVX-512, and for floats in plain C++. `fastbert doctor --tune` on a machine without a GPU measures this CPU's, and what it saves
+goes before the shipped rule. Where a text meets the library in one batch and ours in another, its bits differ between
+the two.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 SHIPPED = {
     "portable": {"bf16": LIBRARY, "int8": OWN, "fp32": LIBRARY},
     "avx2": {"bf16": OWN, "int8": OWN, "fp32": LIBRARY},
-    "avx512": {"bf16": OWN, "int8": OWN, "fp32": LIBRARY},
-    "amx": {"bf16": OWN, "int8": OWN, "fp32": LIBRARY},
+    "avx512": {"bf16": OWN, "int8": OWN, "fp32": OWN},
+    "amx": {"bf16": OWN, "int8": OWN, "fp32": OWN},
 }
 Choice = Literal["own", "library"]
 Table = dict[str, dict[str, str]]
