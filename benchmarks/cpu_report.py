@@ -170,7 +170,8 @@ def _panel(axis: Any, rows: Sequence[Row]) -> None:
             place, rate, color=color, edgecolor="white" if row.agrees else "black", hatch=None if row.agrees else "//"
         )
         share = f", {row.details['share_of_peak']:.0%} of peak" if "share_of_peak" in row.details else ""
-        text = f"{rate:,.0f}  ({row.median_ms:,.3g} ms{share})"
+        milliseconds = f"{row.median_ms:,.0f}" if row.median_ms >= 100 else f"{row.median_ms:.3g}"
+        text = f"{rate:,.0f}  ({milliseconds} ms{share})"
         axis.text(rate + 0.02 * longest, place, text, va="center", fontsize=7)
     axis.set_yticks(range(len(rows)), [row.contender for row in rows], fontsize=8)
     for label, row in zip(axis.get_yticklabels(), rows):
