@@ -2,9 +2,9 @@
 
 A choice is a function of the CPU, the level, the element, the shape of the weight and a class of row numbers, so it is
 the same on every run. The shipped rule follows measurements (docs/performance-cpu.md): ours but for fp32 without
-AVX-512, and for floats in plain C++. `fastbert doctor --tune` on a machine without a GPU measures this CPU's, and what it saves
-goes before the shipped rule. Where a text meets the library in one batch and ours in another, its bits differ between
-the two.
+AVX-512, and for floats in plain C++. `fastbert doctor --tune` on a machine without a GPU measures this CPU's, and what
+it saves goes before the shipped rule. Where a text meets the library in one batch and ours in another, its bits differ
+between the two.
 """
 
 from __future__ import annotations
