@@ -126,8 +126,9 @@ class PreTrainedModel(nn.Module):
                 module.checkpointing = mode  # type: ignore[assignment]
 
     def quantize(self, kind: Quantization | None = "int8") -> Self:
-        """Multiply integers in the encoder's layers, for inference on CPUs: weights as int8 with an fp32 scale for each
-        output, tokens as int8 with one for each token, sums in 32 bits. `None` undoes it. Returns the model.
+        """Multiply integers in the encoder's layers, for inference on CPUs (under `torch.no_grad()`, or with weights
+        that want no gradient): weights as int8 with an fp32 scale for each output, tokens as int8 with one for each
+        token, sums in 32 bits. `None` undoes it. Returns the model.
 
         The weights themselves stay as they are, for `save_pretrained`, for training, and for layers with hooks or
         adapters, which compute with them; embeddings, attention, LayerNorms, pooler and heads are not quantised. Raises

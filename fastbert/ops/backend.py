@@ -42,8 +42,8 @@ OPERATIONS = (
 # What of an operation the native backend serves, where that is not the same as of the others.
 NATIVE_SERVES = {
     "dropout": "masks of every dtype",
-    "linear": "inference in bf16; fp32 and training by torch",
-    "encoder_layer": "inference in bf16 and int8; in fp32 put together from the operations above",
+    "linear": "inference, where the table of products says so; training by torch",
+    "encoder_layer": "inference, where the table of products says so; training put together from the others",
 }
 
 _implementations: dict[tuple[str, str], Any] = {}
