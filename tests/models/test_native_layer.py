@@ -183,7 +183,6 @@ def test_what_the_native_layer_leaves_to_single_operations(calls: list[str], see
         model(batch)
         assert len(calls) == 3
         model.double()(batch)
-        model.float()(batch)
         with use_backend("eager"):
             model.bfloat16()(batch)
         assert len(calls) == 3

@@ -15,7 +15,7 @@ from fastbert.ops import product_table, product_tune
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     chosen = tmp_path / "cache" / "products.json"
     monkeypatch.setenv("FASTBERT_PRODUCTS", str(chosen))
-    monkeypatch.setattr(cpu_level, "level", lambda: "avx512")
+    monkeypatch.setattr(cpu_level, "level", lambda: "avx2")
     product_table.forget()
     yield chosen
     product_table.forget()
@@ -33,6 +33,13 @@ def test_shipped_choices() -> None:
     assert product_table.prefers_own("bf16", 100, 768, 768)
     assert product_table.prefers_own("int8", 100, 768, 768)
     assert not product_table.prefers_own("fp32", 100, 768, 768)
+
+
+@pytest.mark.usefixtures("path")
+def test_shipped_choices_with_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_level, "level", lambda: "avx512")
+    assert all(product_table.prefers_own(element, 100, 768, 768) for element in ("bf16", "int8", "fp32"))
+    assert product_table.prefers_own_layer("fp32", 100, 768, 3072)
 
 
 def test_what_was_measured_goes_first(path: Path) -> None:
@@ -92,5 +99,5 @@ def test_tuning_saves_what_it_measured(path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_choice_needs_a_margin(
     element: str, own: float, library: float, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_level, "level", lambda: "avx512")
+    monkeypatch.setattr(cpu_level, "level", lambda: "avx2")
     assert product_tune.Trial(element, 16, 96, 32, own, library).choice == choice
