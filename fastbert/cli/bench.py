@@ -58,7 +58,8 @@ class Config:
 def run(config: Config, *, quiet: bool = False) -> int:
     """Measure, print the table, write the files."""
     flags = {field.name: getattr(config, field.name) for field in fields(config)}
-    given = {name: value for name, value in flags.items() if value not in (None, (), False)}
+    # By identity: 0 equals False, but was given, and is refused by name.
+    given = {name: value for name, value in flags.items() if value is not None and value is not False and value != ()}
     for what, names in ONLY_FOR.items():
         wrong = [name for name in names if name in given and what != config.what]
         if wrong:

@@ -173,3 +173,9 @@ def test_without_tyro_one_line_names_the_cure(
     monkeypatch.setitem(sys.modules, "tyro", None)
     assert cli.main(["demo"]) == 2
     assert capsys.readouterr().err == "fastbert: error: the command line needs the package tyro: `pip install tyro`\n"
+
+
+@pytest.mark.parametrize("flag", ["--threads", "--rounds"])
+def test_a_zero_is_not_taken_for_a_flag_left_out(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "encoder", flag, "0"]) != 0
+    assert f"{flag} 0 must be" in capsys.readouterr().err
