@@ -97,7 +97,11 @@ def _linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None, activation: s
     served = dtype in (torch.bfloat16, torch.float16) and (cast or weight.dtype == dtype)
     served = served and (bias is None or bias.dtype in (dtype, torch.float32))
     if not served or weight.shape[0] % 16 or weight.shape[1] % 16 or weight.numel() == 0:
-        # The bias is added behind the product, so that its gradient is summed in the same pass as GELU's.
+        if dtype in (torch.bfloat16, torch.float16):
+            # The product adds the bias: a sum behind it would round to half precision twice.
+            bias = bias if cast or bias is None else bias.to(dtype)
+            return bias_gelu(F.linear(x, weight, bias), None, approximate)
+        # Behind the product the bias' gradient is summed in the same pass as GELU's.
         return bias_gelu(F.linear(x, weight), bias, approximate)
     backend.refuse_forward_mode("linear")
     rows = x.to(dtype).reshape(-1, x.shape[-1])
