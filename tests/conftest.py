@@ -5,6 +5,7 @@ Helpers in this folder are imported by their file's name: `from accuracy import 
 
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,10 @@ os.environ["PYTHONSAFEPATH"] = "1"
 # the same for what tests start, which must compute the same bits.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
+
+# A shell's job in the background ignores Ctrl-C, and so do its children; tests send it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test talks to the network, and products on a GPU are the same on every run.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
