@@ -5,6 +5,7 @@
 #include <string>
 
 #include "bindings.h"
+#include "bindings_tensors.h"
 #include "cpu/dropout.h"
 
 namespace py = pybind11;
@@ -13,10 +14,6 @@ namespace fastbert {
 namespace {
 
 using Int64Array = py::array_t<std::int64_t, py::array::c_style>;
-
-void require(bool holds, const std::string& message) {
-    if (!holds) throw py::value_error(message);
-}
 
 template <typename Element>
 void bind_dropout(py::module_& module) {

@@ -1,4 +1,4 @@
-// Python's view of csrc/cpu/encoder_layer. Tensors arrive as the addresses of their data; Python has checked them.
+// Python's view of csrc/cpu/encoder_layer.
 #include <pybind11/stl.h>
 
 #include <array>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "bindings_tensors.h"
 #include "cpu/attention.h"
 #include "cpu/encoder_layer.h"
 #include "cpu/fingerprint.h"
@@ -16,14 +17,7 @@ namespace py = pybind11;
 namespace fastbert {
 namespace {
 
-using Address = std::uintptr_t;
 using Vector = std::tuple<Address, std::size_t, std::string>;  // data, elements, dtype
-
-Dtype dtype_of(const std::string& name) {
-    if (name == "fp32") return Dtype::fp32;
-    if (name == "bf16") return Dtype::bf16;
-    throw py::value_error("dtype " + name + " is neither fp32 nor bf16");
-}
 
 // Refuses offsets with which a kernel would leave the tokens.
 void check_offsets(const std::vector<std::int32_t>& offsets, std::size_t sequences, std::size_t tokens) {

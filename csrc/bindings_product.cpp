@@ -1,4 +1,4 @@
-// Python's view of csrc/cpu/product. Tensors arrive as (address, dtype, elements between rows), checked in Python.
+// Python's view of csrc/cpu/product.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -12,29 +12,13 @@
 #include <vector>
 
 #include "bindings.h"
+#include "bindings_tensors.h"
 #include "cpu/product.h"
 
 namespace py = pybind11;
 
 namespace fastbert {
 namespace {
-
-using Address = std::uintptr_t;
-using Matrix = std::tuple<Address, std::string, std::size_t>;
-
-void require(bool holds, const std::string& message) {
-    if (!holds) throw py::value_error(message);
-}
-
-template <typename Value>
-Value* pointer(Address address) {
-    return reinterpret_cast<Value*>(address);
-}
-
-Dtype dtype_of(const std::string& name) {
-    require(name == "fp32" || name == "bf16", "dtype must be fp32 or bf16, not " + name);
-    return name == "fp32" ? Dtype::fp32 : Dtype::bf16;
-}
 
 Element element_of(const std::string& name) {
     if (name == "int8") return Element::int8;

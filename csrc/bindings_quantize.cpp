@@ -1,4 +1,4 @@
-// Python's view of csrc/cpu/quantize.h. Rows arrive as (address, dtype, elements between rows), checked in Python.
+// Python's view of csrc/cpu/quantize.h.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "bindings.h"
+#include "bindings_tensors.h"
 #include "cpu/quantize.h"
 
 namespace py = pybind11;
@@ -15,28 +16,15 @@ namespace py = pybind11;
 namespace fastbert {
 namespace {
 
-using Address = std::uintptr_t;
-using Matrix = std::tuple<Address, std::string, std::size_t>;
-
-void require(bool holds, const std::string& message) {
-    if (!holds) throw py::value_error(message);
-}
-
 void quantize_rows(const Matrix& x, std::size_t rows, std::size_t depth, Address integers, Address scales) {
     const auto& [address, dtype, stride] = x;
-    require(dtype == "fp32" || dtype == "bf16", "dtype must be fp32 or bf16, not " + dtype);
     require(rows == 0 || scales, "scales is a null pointer");
     require(rows == 0 || depth == 0 || (address && integers), "x or integers is a null pointer");
     require(rows <= 1 || stride >= depth, "x has rows that overlap");
     require(stride == 0 || rows <= std::numeric_limits<std::size_t>::max() / 16 / stride,
             "x is larger than the memory");
-    const QuantizedRows call{reinterpret_cast<const void*>(address),
-                             dtype == "fp32" ? Dtype::fp32 : Dtype::bf16,
-                             stride,
-                             rows,
-                             depth,
-                             reinterpret_cast<std::int8_t*>(integers),
-                             reinterpret_cast<float*>(scales)};
+    const QuantizedRows call{pointer<const void>(address),  dtype_of(dtype),       stride, rows, depth,
+                             pointer<std::int8_t>(integers), pointer<float>(scales)};
     py::gil_scoped_release release;
     quantize(call);
 }

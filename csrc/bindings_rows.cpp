@@ -1,5 +1,4 @@
-// Python's view of csrc/cpu/rows.h. Memory arrives as addresses, 0 where there is none, for NumPy knows no bf16 and a
-// call must cost little; fastbert/ops/native_rows.py takes them from tensors, whose shapes it has checked.
+// Python's view of csrc/cpu/rows.h; fastbert/ops/native_rows.py has checked the tensors' shapes.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "bindings_tensors.h"
 #include "cpu/rows.h"
 
 namespace py = pybind11;
@@ -20,27 +20,11 @@ namespace py = pybind11;
 namespace fastbert {
 namespace {
 
-using Address = std::uintptr_t;
 using Name = std::string_view;
-
-void require(bool holds, const std::string& message) {
-    if (!holds) throw py::value_error(message);
-}
-
-Dtype dtype_of(Name name) {
-    if (name == "bf16") return Dtype::bf16;
-    require(name == "fp32", "dtype '" + std::string(name) + "' must be 'fp32' or 'bf16'");
-    return Dtype::fp32;
-}
 
 Gelu form_of(bool tanh) { return tanh ? Gelu::tanh : Gelu::erf; }
 
-template <class T = void>
-T* memory(Address address) {
-    return reinterpret_cast<T*>(address);
-}
-
-Vector vector_of(Address address, Name dtype) { return {memory<const void>(address), dtype_of(dtype)}; }
+Vector vector_of(Address address, Name dtype) { return {pointer<const void>(address), dtype_of(dtype)}; }
 
 // What a call of these sizes must come with, so that no kernel follows a null pointer.
 void require_rows(std::int64_t rows, std::int64_t width, std::initializer_list<Address> addresses) {
@@ -60,9 +44,9 @@ void call_layer_norm(std::int64_t rows, std::int64_t width, Name dtype, Address 
     const LayerNormCall call{static_cast<std::size_t>(rows),
                              static_cast<std::size_t>(width),
                              dtype_of(dtype),
-                             {memory(x), x_stride},
+                             {pointer(x), x_stride},
                              norm_of(weight, bias, vector_dtype, eps),
-                             memory(y)};
+                             pointer(y)};
     py::gil_scoped_release release;
     layer_norm(call);
 }
@@ -74,12 +58,12 @@ void call_sum_layer_norm(std::int64_t rows, std::int64_t width, Name dtype, Addr
     const SumNormCall call{static_cast<std::size_t>(rows),
                            static_cast<std::size_t>(width),
                            dtype_of(dtype),
-                           {memory(x), x_stride},
-                           {memory(residual), residual_stride},
+                           {pointer(x), x_stride},
+                           {pointer(residual), residual_stride},
                            vector_of(x_bias, vector_dtype),
                            norm_of(weight, bias, vector_dtype, eps),
-                           memory(total),
-                           memory(y)};
+                           pointer(total),
+                           pointer(y)};
     py::gil_scoped_release release;
     sum_layer_norm(call);
 }
@@ -90,10 +74,10 @@ GeluCall gelu_of(std::int64_t rows, std::int64_t width, Name dtype, Address x, s
     return {static_cast<std::size_t>(rows),
             static_cast<std::size_t>(width),
             dtype_of(dtype),
-            {memory(x), x_stride},
+            {pointer(x), x_stride},
             vector_of(bias, vector_dtype),
             form_of(tanh),
-            memory(y)};
+            pointer(y)};
 }
 
 void call_bias_gelu(std::int64_t rows, std::int64_t width, Name dtype, Address x, std::int64_t x_stride, Address bias,
@@ -123,7 +107,7 @@ std::optional<PyBadId> call_embedding_layer_norm(std::int64_t tokens, std::int64
     std::vector<Table> tables;
     for (const auto& [ids, ids_stride, wide, data, stride, rows] : given) {
         require(tokens == 0 || (ids && (data || rows == 0)), "an address is 0");
-        tables.push_back({memory(ids), ids_stride, wide, memory(data), stride, rows});
+        tables.push_back({pointer(ids), ids_stride, wide, pointer(data), stride, rows});
     }
     const EmbeddingCall call{static_cast<std::size_t>(tokens),
                              static_cast<std::size_t>(width),
@@ -131,7 +115,7 @@ std::optional<PyBadId> call_embedding_layer_norm(std::int64_t tokens, std::int64
                              dtype_of(out_dtype),
                              tables,
                              norm_of(weight, bias, vector_dtype, eps),
-                             memory(y)};
+                             pointer(y)};
     py::gil_scoped_release release;
     const std::optional<BadId> bad = embedding_layer_norm(call);
     if (!bad) return std::nullopt;
@@ -151,10 +135,10 @@ void call_softmax(const std::array<std::int64_t, 4>& sizes, Name dtype, Address 
     require(sizes[3] <= 1 || strides[3] == 1, "the keys of a query must lie side by side");
     require_rows(sizes[0] * sizes[1] * sizes[2], sizes[3], {scores, out});
     call.dtype = dtype_of(dtype);
-    call.scores = memory(scores);
-    call.mask = memory<const std::uint8_t>(mask);
+    call.scores = pointer(scores);
+    call.mask = pointer<const std::uint8_t>(mask);
     call.scale = static_cast<float>(scale);
-    call.out = memory(out);
+    call.out = pointer(out);
     py::gil_scoped_release release;
     softmax(call);
 }

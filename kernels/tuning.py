@@ -10,14 +10,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
-import logging
-import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fastbert import measured_tables
 from fastbert.errors import UserError
 from fastbert.kernels.configuration import Config, Table, shape_class
 from fastbert.kernels.shipped import SHIPPED, SIZES
@@ -25,7 +23,6 @@ from fastbert.kernels.shipped import SHIPPED, SIZES
 __all__ = ["SHIPPED", "Config", "Table", "effective", "load", "lookup", "overridden", "pinned", "save", "shape_class"]
 
 FORMAT = 1
-logger = logging.getLogger("fastbert")
 
 
 def lookup(kernel: str, shape: str, architecture: str) -> Config:
@@ -94,12 +91,7 @@ def _nearest(architecture: str) -> str:
 
 def saved_path() -> Path:
     """Where a measured table is kept: $FASTBERT_TUNING, or tuning.json in the user's cache folder."""
-    named = os.environ.get("FASTBERT_TUNING")
-    if named:
-        return Path(named)
-    # A user without a home, as in many containers, leaves "~" as it stands: a path that is not there.
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "fastbert" / "tuning.json"
+    return measured_tables.place("FASTBERT_TUNING", "tuning.json")
 
 
 @functools.cache
@@ -115,39 +107,26 @@ def fingerprint() -> str:
 @functools.cache
 def saved() -> dict[str, Table]:
     """The saved table, read once a process; one that cannot be used is named in the log and passed over."""
-    path = saved_path()
-    # Unlike Path.exists, False for a folder that may not be entered.
-    if not os.path.exists(path):
-        return {}
-    try:
-        return load(path)
-    except UserError as error:
-        logger.warning("%s; the shipped configurations are used", error)
-        return {}
+    return measured_tables.read_or_empty(saved_path(), load, "the shipped configurations are used")
 
 
 def load(path: Path) -> dict[str, Table]:
     """Read a table: configurations by architecture, kernel and shape class. Raises UserError if it cannot be used."""
-    cure = "`fastbert doctor --tune` writes a new one"
-    try:
-        read = json.loads(path.read_text())
-        version, kernels = read["format"], read["kernels"]
-        entries = {
-            architecture: {
-                kernel: {shape: _config(kernel, value) for shape, value in shapes.items()}
-                for kernel, shapes in table.items()
-            }
-            for architecture, table in read["entries"].items()
-        }
-    except OSError as error:
-        raise UserError(f"cannot read the tuning table {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is no tuning table ({type(error).__name__}: {error}): {cure}") from error
-    if version != FORMAT:
-        raise UserError(f"{path} has format {version!r}, this version reads {FORMAT}: {cure}")
+    kernels, entries = measured_tables.read(path, "tuning table", FORMAT, _parse)
     if kernels != fingerprint():
-        raise UserError(f"{path} was measured with other kernels than these: {cure}")
+        raise UserError(f"{path} was measured with other kernels than these: {measured_tables.CURE}")
     return entries
+
+
+def _parse(document: dict[str, Any]) -> tuple[str, dict[str, Table]]:
+    """The fingerprint of the kernels that were measured, and the table."""
+    return document["kernels"], {
+        architecture: {
+            kernel: {shape: _config(kernel, value) for shape, value in shapes.items()}
+            for kernel, shapes in table.items()
+        }
+        for architecture, table in document["entries"].items()
+    }
 
 
 def _config(kernel: str, value: Any) -> Config:
@@ -176,11 +155,7 @@ def save(path: Path, table: dict[str, Table]) -> None:
             merged.setdefault(architecture, {}).setdefault(kernel, {}).update(entries)
         merged.setdefault(architecture, {})
     entries = {architecture: _plain(kernels) for architecture, kernels in merged.items()}
-    text = json.dumps({"format": FORMAT, "kernels": fingerprint(), "entries": entries}, indent=1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    partial.write_text(text + "\n")
-    partial.replace(path)
+    measured_tables.write(path, {"format": FORMAT, "kernels": fingerprint(), "entries": entries})
     saved.cache_clear()
 
 

@@ -21,7 +21,7 @@ namespace {
 #include "cpu/vector_avx512.h"
 #include "cpu/vector_math.h"
 #include "cpu/attention_tile.h"
-#include "cpu/attention_transpose.h"
+#include "cpu/transpose_avx512.h"
 #include "cpu/attention_pairs.h"
 
 // Tiles 0 to 3 hold the sums of 32 rows by 32 columns, 4 and 5 rows, 6 and 7 columns. All are whole: rows behind the

@@ -21,7 +21,7 @@ namespace {
 #include "cpu/vector_math.h"
 #include "cpu/attention_tile.h"
 #include "cpu/attention_floats.h"
-#include "cpu/attention_transpose.h"
+#include "cpu/transpose_avx512.h"
 
 struct Lanes : Avx512 {
     static constexpr std::size_t kRows = 12, kFewRows = 4;

@@ -20,7 +20,7 @@ namespace {
 #include "cpu/vector_avx512.h"
 #include "cpu/vector_math.h"
 #include "cpu/attention_tile.h"
-#include "cpu/attention_transpose.h"
+#include "cpu/transpose_avx512.h"
 #include "cpu/attention_pairs.h"
 
 // Blocks of eight rows by up to two vectors, in registers. Rows behind the last are computed and never looked at.

@@ -1,5 +1,5 @@
 // Attention's bf16 operands as instructions take them that multiply pairs of bf16 and sum in fp32. Included like
-// attention_floats.h, inside a region for AVX-512 BF16, behind attention_transpose.h.
+// attention_floats.h, inside a region for AVX-512 BF16, behind transpose_avx512.h.
 //
 // Everything is padded with zeros to whole squares of 32 dims or keys by 16: a square of 16 rows of 64 bytes is what a
 // tile takes, and each of its rows what a dot-product instruction takes. Keys: [keys / 16][dim / 32][16 pairs of

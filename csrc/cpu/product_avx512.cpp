@@ -24,7 +24,8 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX512)
 #include "cpu/product_finish.h"
 // Behind all.
 #include "cpu/product_blocks.h"
-#include "cpu/product_transpose.h"
+#include "cpu/transpose_avx512.h"
+#include "cpu/product_panel.h"
 
 // 28 of the 32 registers hold sums.
 inline constexpr std::size_t kRows = 14;
@@ -33,8 +34,8 @@ template <typename Value>
 void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
           std::byte* panel) {
     fill_words<kRows>(rows, padded_depth, panel, [&](std::size_t row, std::size_t k) {
-        if (k >= depth) return _mm512_setzero_si512();
-        return _mm512_castps_si512(load_some<Avx512>(static_cast<const Value*>(x) + row * stride + k, depth - k));
+        if (k >= depth) return _mm512_setzero_ps();
+        return load_some<Avx512>(static_cast<const Value*>(x) + row * stride + k, depth - k);
     });
 }
 

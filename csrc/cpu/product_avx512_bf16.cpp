@@ -23,7 +23,8 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX512_BF16)
 #include "cpu/vector_math.h"
 // Behind both.
 #include "cpu/product_finish.h"
-#include "cpu/product_transpose.h"
+#include "cpu/transpose_avx512.h"
+#include "cpu/product_panel.h"
 
 inline constexpr std::size_t kRows = 14;
 
@@ -73,7 +74,8 @@ void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth
     fill_words<kRows>(rows, padded_depth / 2, panel, [&](std::size_t row, std::size_t word) {
         const std::size_t left = depth - std::min(depth, word * 2);
         const auto mask = static_cast<__mmask32>(left >= 32 ? 0xFFFFFFFFU : (1U << left) - 1U);
-        return _mm512_maskz_loadu_epi16(mask, static_cast<const BFloat16*>(x) + row * stride + depth - left);
+        return _mm512_castsi512_ps(
+            _mm512_maskz_loadu_epi16(mask, static_cast<const BFloat16*>(x) + row * stride + depth - left));
     });
 }
 

@@ -52,9 +52,7 @@ FASTBERT_TARGET_END
 }  // namespace
 
 const BlockKernel& avx512_int8_kernel() {
-    static constexpr BlockKernel kernel{Words::kRows,        panel_bytes<Words>, fill<Words>, multiply<Words>,
-                                        finish_block<Words>, nullptr,            nullptr,     false,
-                                        2,                   Words::kRows};
+    static constexpr BlockKernel kernel = kernel_of<Words>();
     return kernel;
 }
 

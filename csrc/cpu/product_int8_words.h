@@ -89,3 +89,8 @@ template <class I>
 void finish_block(const Block& block, const Finish& finish) {
     finish_rows<typename I::Vector>(block, finish, 0, block.rows);
 }
+
+template <class I>
+constexpr BlockKernel kernel_of() {
+    return {I::kRows, panel_bytes<I>, fill<I>, multiply<I>, finish_block<I>, nullptr, nullptr, false, 2, I::kRows};
+}

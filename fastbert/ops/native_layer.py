@@ -51,18 +51,16 @@ def encoder_layer(
 
     `element`: what products multiply, "bf16", "fp32" or "int8" (weights with a scale an output, tokens with one each).
     """
-    flat = (settings.cu_seqlens, settings.max_seqlen, settings.heads, settings.eps, settings.tanh, settings.causal)
-    if native.direct(x):
-        return _run(x, weights, *flat, dtype, element)
-    return _encoder_layer(x, list(weights), *flat, dtype, element)
+    # For what does not trace or transform, the dispatcher would only add its microseconds.
+    run = _run if native.direct(x) else _traced
+    numbers = (settings.heads, settings.eps, settings.tanh, settings.causal)
+    return run(x, list(weights), settings.cu_seqlens, *numbers, dtype, element)
 
 
-@torch.library.custom_op("fastbert::encoder_layer_native", mutates_args=())
-def _encoder_layer(
+def _run(
     x: Tensor,
-    weights: list[Tensor],
+    parameters: list[Tensor],
     cu_seqlens: Tensor,
-    max_seqlen: int,
     heads: int,
     eps: float,
     tanh: bool,
@@ -70,30 +68,10 @@ def _encoder_layer(
     dtype: torch.dtype,
     element: str,
 ) -> Tensor:
-    """The same for what traces or transforms; elsewhere the dispatcher would only add its microseconds."""
     from fastbert.ops.encoder_layer import LayerWeights
 
-    return _run(x, LayerWeights(*weights), cu_seqlens, max_seqlen, heads, eps, tanh, causal, dtype, element)
-
-
-@_encoder_layer.register_fake
-def _(x: Tensor, *others: Any) -> Tensor:
-    return x.new_empty(x.shape, dtype=others[-2])
-
-
-def _run(
-    x: Tensor,
-    weights: LayerWeights,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    heads: int,
-    eps: float,
-    tanh: bool,
-    causal: bool,
-    dtype: torch.dtype,
-    element: Any,
-) -> Tensor:
     cpu_level.apply()
+    weights = LayerWeights(*parameters)
     if x.stride(-1) != 1:
         x = x.contiguous()
     matrices = (
@@ -130,3 +108,11 @@ def _run(
     except ValueError as error:
         raise UserError(str(error)) from None
     return y
+
+
+_traced = torch.library.custom_op("fastbert::encoder_layer_native", _run, mutates_args=())
+
+
+@_traced.register_fake
+def _(x: Tensor, *others: Any) -> Tensor:
+    return x.new_empty(x.shape, dtype=others[-2])

@@ -1,7 +1,8 @@
 """Matrix products of packed tokens on CPUs, with weights that are laid out once.
 
-A row's result has the same bits in every batch, on any number of threads. Sums are fp32, in the order of the depth;
-bias, GELU, residual and LayerNorm follow in fp32 before the one rounding to the result's dtype.
+A row's result has the same bits in every batch, on any number of threads. Sums are fp32, in the order of the depth, or
+exact, of integers to which each row is rounded with a scale of its own; bias, GELU, residual and LayerNorm follow in
+fp32 before the one rounding to the result's dtype.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from fastbert._C import PackedWeight
 from fastbert._C import product as _native_product
+from fastbert._C import quantize_rows as _native_quantize_rows
 from fastbert.errors import UserError
 
 _NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
@@ -32,6 +34,22 @@ def pack(weight: Tensor, element: str) -> PackedWeight:
     return PackedWeight(_matrix(weight), weight.shape[0], weight.shape[1], element)
 
 
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x (rows, width), bf16 or fp32, as integers (rows, width) in int8 and scales (rows,) in fp32: x ~ integer * scale.
+
+    scale = max |x| / 127 of the row; integer = x * (127 / max |x|), rounded to nearest, ties to even. A row of zeros
+    has scale 0, as have rows below 2^-100 throughout; a row with a NaN or an infinity has scale NaN and zeros.
+    Raises UserError, a ValueError, that names the wrong argument.
+    """
+    x = x.detach()
+    _check_matrix("x", x, None)
+    rows, width = x.shape
+    integers = torch.empty((rows, width), dtype=torch.int8)
+    scales = torch.empty(rows, dtype=torch.float32)
+    _native_quantize_rows(_matrix(x), rows, width, integers.data_ptr(), scales.data_ptr())
+    return integers, scales
+
+
 def product(
     x: Tensor,
     packed: PackedWeight,
@@ -47,13 +65,12 @@ def product(
     """norm(activation(x weight^T + bias) + residual): x (rows, in), bias (out,), residual and result (rows, out).
 
     x and residual are bf16 or fp32 with neighbouring elements in a row; `activation` is None, `"gelu"` (by erf) or
-    `"gelu_tanh"`; `norm` is LayerNorm's (weight, bias or None, eps). The result has `out_dtype`, by default x's, or is
+    `"gelu_tanh"`; `norm` is LayerNorm's (weight, bias or None, eps). Where `packed` holds int8, x is rounded by
+    `quantize_rows`, and a row with a NaN or an infinity gives NaN. The result has `out_dtype`, by default x's, or is
     written to `out`, which may be `residual` itself. `blocking` (rows, columns) that a thread keeps in its second cache
     changes the time only; zeros choose.
     Raises UserError, a ValueError, that names the wrong argument.
     """
-    if packed.element == "int8":
-        raise UserError("packed holds int8, which needs rows of integers: pack the weight as 'bf16' or 'fp32'")
     if activation is not None and activation not in _ACTIVATIONS:
         raise UserError(f"activation={activation!r} must be None, {' or '.join(map(repr, _ACTIVATIONS))}")
     if min(blocking) < 0:
@@ -83,8 +100,14 @@ def product(
         weight = _vector("norm's weight", weight, columns)
         shift = None if shift is None else _vector("norm's bias", shift, columns)
         scale = (weight.data_ptr(), 0 if shift is None else shift.data_ptr(), eps)
+    operand, row_scales = _matrix(x), None
+    if packed.element == "int8":
+        if out.numel() == 0:
+            return out
+        integers, row_scales = quantize_rows(x)
+        operand = (integers.data_ptr(), "int8", packed.depth)
     _native_product(
-        _matrix(x),
+        operand,
         rows,
         packed,
         _matrix(out),
@@ -92,6 +115,7 @@ def product(
         activation=activation,
         residual=None if residual is None else _matrix(residual),
         norm=scale,
+        row_scales=0 if row_scales is None else row_scales.data_ptr(),
         blocking=blocking,
     )
     return out

@@ -10,15 +10,12 @@ between the two.
 from __future__ import annotations
 
 import functools
-import json
-import logging
-import os
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from fastbert import cpu_level
+from fastbert import cpu_level, measured_tables
 from fastbert.doctor import cpu_model
 from fastbert.errors import UserError
 from fastbert.ops import backend
@@ -36,7 +33,6 @@ SHIPPED = {
 }
 Choice = Literal["own", "library"]
 Table = dict[str, dict[str, str]]
-logger = logging.getLogger("fastbert")
 
 
 def prefers_own(element: str, rows: int, columns: int, depth: int) -> bool:
@@ -96,56 +92,36 @@ def processor(level: str) -> str:
 
 def saved_path() -> Path:
     """Where a measured table is kept: $FASTBERT_PRODUCTS, or products.json in the user's cache folder."""
-    named = os.environ.get("FASTBERT_PRODUCTS")
-    if named:
-        return Path(named)
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(cache) / "fastbert" / "products.json"
+    return measured_tables.place("FASTBERT_PRODUCTS", "products.json")
 
 
 def saved() -> Table:
     """The saved table; one that cannot be used is named in the log and passed over."""
-    path = saved_path()
-    if not os.path.exists(path):
-        return {}
-    try:
-        return load(path)
-    except UserError as error:
-        logger.warning("%s; the shipped choice of products is used", error)
-        return {}
+    return measured_tables.read_or_empty(saved_path(), load, "the shipped choice of products is used")
 
 
 def load(path: Path) -> Table:
     """Read a table: choices by processor and entry. Raises UserError if it cannot be used."""
-    cure = "`fastbert doctor --tune` writes a new one"
-    try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-        version, entries = read["format"], read["entries"]
-        table = {str(cpu): {str(name): choice for name, choice in of.items()} for cpu, of in entries.items()}
-    except OSError as error:
-        raise UserError(f"cannot read the table of products {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is no table of products ({type(error).__name__}: {error}): {cure}") from error
-    if version != FORMAT:
-        raise UserError(f"{path} has format {version!r}, this version reads {FORMAT}: {cure}")
+    table = measured_tables.read(path, "table of products", FORMAT, _parse)
     for of in table.values():
         for name, choice in of.items():
             if choice not in (OWN, LIBRARY):
-                raise UserError(f"{path} chooses {choice!r} for {name}, which is neither own nor library: {cure}")
+                raise UserError(
+                    f"{path} chooses {choice!r} for {name}, which is neither own nor library: {measured_tables.CURE}"
+                )
     return table
+
+
+def _parse(document: dict[str, Any]) -> Table:
+    return {
+        str(cpu): {str(name): choice for name, choice in choices.items()}
+        for cpu, choices in document["entries"].items()
+    }
 
 
 def save(path: Path, cpu: str, choices: dict[str, str]) -> None:
     """Write a table whole or not at all; what the file holds of other processors and entries stays in it."""
-    merged: Table = {}
-    if path.exists():
-        try:
-            merged = load(path)
-        except UserError as error:
-            logger.warning("%s; it is replaced", error)
+    merged: Table = measured_tables.read_or_empty(path, load, "it is replaced")
     merged.setdefault(cpu, {}).update(choices)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    partial.write_text(json.dumps({"format": FORMAT, "entries": merged}, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    measured_tables.write(path, {"format": FORMAT, "entries": merged})
     forget()

@@ -310,8 +310,6 @@ def test_wrong_arguments_are_refused_by_name(seed: int) -> None:
         product(memory[:, :10], packed, out=memory[:, 4:12])
     with pytest.raises(UserError, match="out lies in the memory of residual"):
         product(x, packed, residual=memory[:, :8], out=memory[:, 4:12])
-    with pytest.raises(UserError, match="int8"):
-        product(x, pack(weight, "int8"))
     with pytest.raises(UserError, match="blocking"):
         product(x, packed, blocking=(-1, 0))
     with pytest.raises(ValueError, match="null pointer"):
