@@ -2,9 +2,8 @@
 
     python benchmarks/cpu_peak.py --threads 2
 
-The peak of the extension's own kernel is taken where it has one (`fastbert._C.cpu_peak(dtype, threads, seconds)`,
-operations a second). Otherwise it is the rate of a large oneDNN product through torch, which stays below what the chip
-could do: the source stands beside the figure.
+The arithmetic is the extension's own (`fastbert._C.cpu_peak`): the widest instructions that products use at the level
+in force, on numbers in registers.
 """
 
 from __future__ import annotations
@@ -13,11 +12,9 @@ import argparse
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fastbert import _C
 from fastbert.benchmarks.harness import Timing, clock
 
-SIDE = 2048
-SMALL_SIDE = 512  # for a first look at how fast a dtype is
-SLOWEST = 1.0  # seconds that one product may take; a dtype that is slower is emulated, and measured at a small size
 COPY_BYTES = 256 << 20
 NATIVE_SECONDS = 0.1
 DTYPES = ("fp32", "bf16", "int8")
@@ -36,25 +33,13 @@ class Peak:
         """Prepare; returns for each kind the source, and the operations (bytes, for the copy) of a unit."""
         import torch
 
-        from fastbert import _C
-
         torch.set_num_threads(self.threads)
-        native: Any = getattr(_C, "cpu_peak", None)
         self.units: dict[str, Callable[[], Timing]] = {}
         found: dict[str, dict[str, Any]] = {}
         for dtype in DTYPES:
-            if native is not None:
-                # The kernel says its rate, so a unit is one operation.
-                self.units[dtype] = lambda dtype=dtype: _seconds_an_operation(native, dtype, self.threads)
-                found[dtype] = {"source": "the extension's own kernel", "work": 1.0}
-                continue
-            side = SMALL_SIDE
-            unit = clock_of(dtype, side)
-            unit()
-            if unit().seconds * (SIDE / side) ** 3 <= SLOWEST:
-                side, unit = SIDE, clock_of(dtype, SIDE)
-            self.units[dtype] = unit
-            found[dtype] = {"source": f"oneDNN product of {side} x {side} x {side}, torch", "work": 2.0 * side**3}
+            # The kernel says its rate, so a unit is one operation.
+            self.units[dtype] = lambda dtype=dtype: _seconds_an_operation(dtype, self.threads)
+            found[dtype] = {"source": "the extension's own kernel", "work": 1.0}
         source = torch.randint(0, 256, (COPY_BYTES,), dtype=torch.uint8)
         target = torch.empty_like(source)
         self.units[COPY] = lambda: clock(lambda: target.copy_(source))
@@ -66,26 +51,9 @@ class Peak:
         return self.units[what]()
 
 
-def _seconds_an_operation(native: Any, dtype: str, threads: int) -> Timing:
-    seconds = 1.0 / native(dtype, threads, NATIVE_SECONDS)
+def _seconds_an_operation(dtype: str, threads: int) -> Timing:
+    seconds = 1.0 / _C.cpu_peak(dtype, threads, NATIVE_SECONDS)
     return Timing(seconds, seconds * threads)
-
-
-def clock_of(dtype: str, side: int) -> Callable[[], Timing]:
-    """A product of random square matrices, to be timed: fp32, bf16, or uint8 by int8 (the pair that CPUs have)."""
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    if dtype != "int8":
-        kind = torch.float32 if dtype == "fp32" else torch.bfloat16
-        left, right = (torch.randn(side, side, generator=generator).to(kind) for _ in range(2))
-        return lambda: clock(lambda: torch.mm(left, right))
-    x = torch.randint(0, 256, (side, side), dtype=torch.uint8, generator=generator)
-    weight = torch.randint(-127, 128, (side, side), dtype=torch.int8, generator=generator)
-    packed = torch.ops.onednn.qlinear_prepack(weight, None)
-    scale, zero = torch.full((side,), 0.01), torch.zeros(side, dtype=torch.int32)
-    rest = (None, 1.0, 0, torch.float32, "none", [], "")
-    return lambda: clock(lambda: torch.ops.onednn.qlinear_pointwise(x, 0.01, 0, packed, scale, zero, *rest))
 
 
 def best(

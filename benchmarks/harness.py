@@ -288,6 +288,7 @@ def machine() -> dict[str, Any]:
         "cpu": f"{seen.cpu.model}, {seen.cpu.logical_cores} logical cores",
         "usable_cores": seen.cpu.usable_cores,
         "features": sorted(name for name, has in seen.cpu.features.items() if has),
+        "cpu_level": seen.cpu.level,
         "gpu": seen.gpus[0].name if seen.gpus else None,
         "system": f"{platform.system()} {platform.machine()}",
     }

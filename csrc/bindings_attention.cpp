@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include <array>
-#include <limits>
 #include <vector>
 
 #include "bindings.h"

@@ -99,9 +99,6 @@ void bind_product(py::module_& module) {
         .def_property_readonly("columns", [](const PackedWeight& weight) { return weight.columns; })
         .def_property_readonly("depth", [](const PackedWeight& weight) { return weight.depth; })
         .def_property_readonly("element", [](const PackedWeight& weight) { return name_of(weight.element); })
-        .def_property_readonly("nbytes", [](const PackedWeight& weight) {
-            return weight.padded_columns * weight.padded_depth * bytes_of(weight.element);
-        })
         .def_property_readonly("scales", [](const PackedWeight& weight) {
             std::vector<float> scales;
             if (weight.scales) scales.assign(weight.scales.get(), weight.scales.get() + weight.columns);

@@ -57,7 +57,20 @@ def read_or_empty(path: Path, load: Callable[[Path], dict[str, Any]], instead: s
 
 def write(path: Path, document: dict[str, Any]) -> None:
     """Write a file whole or not at all."""
+    _write(path, json.dumps(document, indent=1) + "\n").replace(path)
+
+
+def require_writable(path: Path) -> None:
+    """Find out before anything is measured that a file can be written. Raises UserError."""
+    try:
+        _write(path, "").unlink()
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _write(path: Path, text: str) -> Path:
+    """The file beside `path` that is to take its place."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    partial.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
+    partial.write_text(text, encoding="utf-8")
+    return partial

@@ -16,6 +16,7 @@ import torch
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
+from fastbert import measured_tables
 from fastbert.errors import UserError
 from fastbert.kernels import attention, tune_products, tuning
 from fastbert.kernels.launch import architecture
@@ -221,12 +222,13 @@ def tune_for(
     timer: Callable[[Trial, torch.device], Measured],
 ) -> tuple[Path, list[Measured]]:
     """`run` for a GPU of the given architecture."""
+    path = tuning.saved_path()
+    measured_tables.require_writable(path)
     todo = trials(target, widths)
     measured = []
     for i, trial in enumerate(todo):
         report(len(todo) + i, 2 * len(todo), f"{trial.kernel} {trial.shape}")
         measured.append(timer(trial, device))
-    path = tuning.saved_path()
     tuning.save(path, {target: fastest(measured)})
     report(2 * len(todo), 2 * len(todo), "done")
     return path, measured

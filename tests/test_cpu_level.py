@@ -26,6 +26,14 @@ def test_a_level_is_forced(level: str) -> None:
     assert python(PRINT, level).stdout.strip() == level
 
 
+@pytest.mark.parametrize("named", ["portable", "AVX2", "sse9"])
+def test_kernels_heed_it_before_anyone_asks(named: str) -> None:
+    """Benchmarks and compiled code reach a kernel without a choice of backend."""
+    highest = _C.cpu_levels()[-1]
+    expected = named.lower() if named.lower() in _C.cpu_levels() else highest
+    assert python("from fastbert import _C; print(_C.cpu_level())", named).stdout.strip() == expected
+
+
 def test_the_highest_is_the_default() -> None:
     assert python(PRINT, "").stdout.strip() == _C.cpu_levels()[-1]
 

@@ -20,8 +20,6 @@ class Encoder:
         torch.set_num_threads(threads)
         self.model: Any = BertModel.from_pretrained(folder, dtype=torch.float32 if dtype == "fp32" else torch.bfloat16)
         if dtype == "int8":
-            if not hasattr(self.model, "quantize"):
-                raise NotImplementedError("this version of fastbert has no BertModel.quantize")
             self.model = self.model.quantize("int8")
 
     def open(self, arrays: Arrays) -> dict[str, Any]:

@@ -1,6 +1,9 @@
 #include "cpu/level.h"
 
+#include <strings.h>
+
 #include <array>
+#include <cstdlib>
 #include <stdexcept>
 #include <utility>
 
@@ -37,7 +40,7 @@ CpuFeatures limited(CpuFeatures has, Level level) {
 
 struct State {
     CpuFeatures processor = cpu_features();
-    Level level = highest();
+    Level level = wanted();
     CpuFeatures usable = limited(processor, level);
 
     Level highest() const {
@@ -45,6 +48,16 @@ struct State {
         for (Level candidate : {Level::avx2, Level::avx512, Level::amx})
             if (has_level(processor, candidate)) found = candidate;
         return found;
+    }
+
+    // What FASTBERT_CPU names; cpu_level.py refuses what it cannot name.
+    Level wanted() const {
+        const char* named = std::getenv("FASTBERT_CPU");
+        for (std::size_t i = 0; named && i < kNames.size(); ++i) {
+            const Level level = static_cast<Level>(i);
+            if (strcasecmp(named, kNames[i]) == 0 && has_level(processor, level)) return level;
+        }
+        return highest();
     }
 
     void choose(Level chosen) {

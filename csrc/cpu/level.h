@@ -12,7 +12,8 @@ namespace fastbert {
 // a level has (AVX-512 BF16 and VNNI).
 enum class Level { portable, avx2, avx512, amx };
 
-// The level in force: the highest that this processor has, unless `force_level` chose another.
+// The level in force: the one that FASTBERT_CPU names, else the highest that this processor has, unless `force_level`
+// chose another.
 Level level();
 
 // The features that kernels may use at the level in force: those above it read as absent.

@@ -243,7 +243,7 @@ void run(const Plan& plan, std::byte* memory, int thread, int threads) {
 const BlockKernel& block_kernel(Element element) {
     const Level now = level();
     if (element == Element::int8) return int8_kernel(now);
-#if defined(__x86_64__)
+#if FASTBERT_X86
     if (element == Element::bf16 && now == Level::amx) return amx_bf16_kernel();
     if (element == Element::bf16 && level_features().avx512_bf16) return avx512_bf16_kernel();
     if (now >= Level::avx512) return avx512_kernel(element);
@@ -253,7 +253,7 @@ const BlockKernel& block_kernel(Element element) {
 }
 
 const RowKernel& row_kernel() {
-#if defined(__x86_64__)
+#if FASTBERT_X86
     if (level() >= Level::avx512) return avx512_rows();
     if (level() == Level::avx2) return avx2_rows();
 #endif

@@ -3,12 +3,13 @@
 
 #include "cpu/level.h"
 #include "cpu/product.h"
+#include "cpu/target.h"
 
 namespace fastbert {
 
 const BlockKernel& portable_kernel(Element element);  // bf16 and fp32
 const BlockKernel& int8_kernel(Level level);
-#if defined(__x86_64__)
+#if FASTBERT_X86
 const BlockKernel& avx2_kernel(Element element);
 const BlockKernel& avx512_kernel(Element element);
 const BlockKernel& avx512_bf16_kernel();
@@ -24,7 +25,7 @@ struct RowKernel {
 };
 
 const RowKernel& portable_rows();
-#if defined(__x86_64__)
+#if FASTBERT_X86
 const RowKernel& avx2_rows();
 const RowKernel& avx512_rows();
 #endif

@@ -7,14 +7,11 @@
 #include <limits>
 #include <type_traits>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
 #include "cpu/rows_table.h"
 #include "cpu/target.h"
 
 #if FASTBERT_X86
+#include <immintrin.h>
 
 FASTBERT_TARGET_BEGIN(FASTBERT_AVX2)
 namespace fastbert {

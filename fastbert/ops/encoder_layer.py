@@ -109,7 +109,7 @@ def serves(x: Tensor, weights: LayerWeights, heads: int, *, dropped: bool = Fals
     dtype, width = product_dtype(x), x.shape[1]
     if chosen == "native":
         gradient = x.requires_grad and torch.is_grad_enabled()
-        if gradient or dropped or x.dtype not in native_layer.DTYPES or native.is_transformed():
+        if gradient or dropped or x.dtype not in native.DTYPES or native.is_transformed():
             return None
         return native_layer.element_of(x.shape[0], dtype, weights, heads, int8)
     backend.require_triton(x.device, "x")

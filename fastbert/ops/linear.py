@@ -12,7 +12,7 @@ from fastbert.errors import UserError
 from fastbert.ops import backend, native, native_product, packed_weights
 from fastbert.ops.gelu import bias_gelu
 from fastbert.ops.product import product
-from fastbert.ops.product_table import ELEMENTS, prefers_own
+from fastbert.ops.product_table import prefers_own
 
 # By activation: what torch's GELU is called.
 APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
@@ -25,8 +25,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
     Without an activation this is torch's product on the GPU. With one, the `triton` backend keeps the product
     before GELU, rounded to the operands' dtype, and computes GELU from that in fp32: in the epilogue of a product of
     our own for bf16 and fp16 operands of widths that are multiples of 16, where the table of configurations prefers
-    that, otherwise in a pass behind torch's product. The `native` backend multiplies bf16 with parameters itself where
-    no gradient is wanted, with bias and GELU in the epilogue; the result is rounded once. On CUDA gradients of fp32
+    that, otherwise in a pass behind torch's product. The `native` backend multiplies with parameters itself where no
+    gradient is wanted and the table of products prefers that, with bias and GELU in the epilogue; the result is
+    rounded once. On CUDA gradients of fp32
     weights are sums that were never rounded to half precision.
     Raises UserError, a ValueError, that names the wrong argument.
     """
@@ -70,19 +71,24 @@ def _linear_native(x: Tensor, weight: Tensor, bias: Tensor | None, activation: s
     """Our product where the table prefers it, with a weight that was laid out once; else torch's.
 
     A weight that is no parameter may be a passing one, for which laying it out would cost more than the product. What
-    traces or transforms gets torch's product, which it knows.
+    traces gets torch's product, which it knows.
     """
+    if native.is_transformed():
+        native.declines("linear", "torch transforms the call")
     if not native.direct(x, weight, bias) or not native.serves("linear", x, weight, bias):
         return _linear(x, weight, bias, activation)
     cast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu") if cast else x.dtype
+    if dtype not in native.DTYPES:
+        native.declines("linear", f"autocast multiplies {dtype}, and the native backend bfloat16 and float32")
+        return _linear(x, weight, bias, activation)
     rows = x.flatten(0, -2) if x.dim() > 1 else x[None]
     if rows.stride(1) != 1 or rows.stride(0) < rows.shape[1]:
         rows = rows.contiguous()
     kept = isinstance(weight, torch.nn.Parameter) or backend.forced() == "native"
-    if dtype not in native.DTYPES or not kept or not prefers_own(ELEMENTS[dtype], rows.shape[0], *weight.shape):
+    if not kept or not prefers_own(native.DTYPES[dtype], rows.shape[0], *weight.shape):
         return _linear(x, weight, bias, activation)
-    packed = packed_weights.packed(weight, ELEMENTS[dtype])
+    packed = packed_weights.packed(weight, native.DTYPES[dtype])
     y = native_product.product(rows, packed, bias, activation, out_dtype=dtype)
     return y.view(*x.shape[:-1], weight.shape[0])
 

@@ -12,7 +12,8 @@ from torch.autograd import forward_ad
 from fastbert.errors import UserError
 from fastbert.ops import backend
 
-DTYPES = (torch.float32, torch.bfloat16)
+# What the kernels serve, by the names that the extension has for it.
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
 def serves(operation: str, *tensors: Tensor | None) -> bool:

@@ -16,11 +16,10 @@ from torch import Tensor
 from fastbert import _C, cpu_level
 from fastbert.errors import UserError
 from fastbert.ops import native, native_attention, packed_weights, product_table
+from fastbert.ops.native import DTYPES
 
 if TYPE_CHECKING:
     from fastbert.ops.encoder_layer import LayerSettings, LayerWeights
-
-DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
 def element_of(tokens: int, dtype: torch.dtype, weights: LayerWeights, heads: int, int8: bool) -> str | None:

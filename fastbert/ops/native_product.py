@@ -14,8 +14,8 @@ from fastbert._C import PackedWeight
 from fastbert._C import product as _native_product
 from fastbert._C import quantize_rows as _native_quantize_rows
 from fastbert.errors import UserError
+from fastbert.ops.native import DTYPES
 
-_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 _ELEMENTS = ("bf16", "fp32", "int8")
 _ACTIVATIONS = ("gelu", "gelu_tanh")
 
@@ -80,7 +80,7 @@ def product(
     _check_matrix("x", x, (rows, packed.depth))
     if out is None:
         dtype = x.dtype if out_dtype is None else out_dtype
-        if dtype not in _NAMES:
+        if dtype not in DTYPES:
             raise UserError(f"out_dtype={dtype} must be torch.bfloat16 or torch.float32")
         out = torch.empty((rows, columns), dtype=dtype)
     elif out_dtype not in (None, out.dtype):
@@ -125,7 +125,7 @@ def _check_matrix(name: str, tensor: Tensor, shape: tuple[int, int] | None) -> N
     """Refuse what is no matrix in this machine's memory whose rows lie apart and whole."""
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         raise UserError(f"{name} is on {tensor.device} ({tensor.layout}): it must be a dense tensor on the CPU")
-    if tensor.dtype not in _NAMES:
+    if tensor.dtype not in DTYPES:
         raise UserError(f"{name} has dtype {tensor.dtype}: it must be torch.bfloat16 or torch.float32")
     if tensor.dim() != 2 or (shape is not None and tuple(tensor.shape) != shape):
         raise UserError(f"{name} has shape {tuple(tensor.shape)}: it must be {shape or '(out, in)'}")
@@ -138,7 +138,7 @@ def _check_matrix(name: str, tensor: Tensor, shape: tuple[int, int] | None) -> N
 def _matrix(tensor: Tensor) -> tuple[int, str, int]:
     # The stride of a single row may be anything.
     stride = tensor.stride(0) if tensor.shape[0] > 1 else tensor.shape[1]
-    return tensor.data_ptr(), _NAMES[tensor.dtype], stride
+    return tensor.data_ptr(), DTYPES[tensor.dtype], stride
 
 
 def _vector(name: str, tensor: Tensor, width: int) -> Tensor:

@@ -16,8 +16,8 @@ from fastbert import _C
 from fastbert.errors import UserError
 from fastbert.ops import native
 from fastbert.ops.dropout import TokenDropout
+from fastbert.ops.native import DTYPES
 
-_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
 # Addresses say nothing of what tracers and transforms make of a call.
 _len_modes, _is_tracing = torch._C._len_torch_dispatch_stack, torch._C._is_tracing
@@ -46,7 +46,7 @@ def serves(operation: str, x: Tensor, *others: Tensor | None) -> bool:
 
 def _simple(x: Tensor | None) -> bool:
     """Whether nothing needs a closer look."""
-    return x is None or (x.dtype in _NAMES and x.is_cpu and not x.requires_grad and _plain(x))
+    return x is None or (x.dtype in DTYPES and x.is_cpu and not x.requires_grad and _plain(x))
 
 
 def _plain(x: Tensor | None) -> bool:
@@ -59,7 +59,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     weight, bias, dtype = _pair(weight, bias)
     _C.layer_norm(
-        rows, x.shape[-1], _NAMES[x.dtype], x.data_ptr(), stride,
+        rows, x.shape[-1], DTYPES[x.dtype], x.data_ptr(), stride,
         weight.data_ptr(), bias.data_ptr(), dtype, eps, y.data_ptr(),
     )  # fmt: skip
     return y
@@ -83,7 +83,7 @@ def dropout_add_layer_norm(
     total = torch.empty_like(y) if return_sum else y
     weight, bias, x_bias, dtype = _triple(weight, bias, x_bias)
     _C.sum_layer_norm(
-        rows, x.shape[-1], _NAMES[x.dtype], x.data_ptr(), stride, residual.data_ptr(), residual_stride,
+        rows, x.shape[-1], DTYPES[x.dtype], x.data_ptr(), stride, residual.data_ptr(), residual_stride,
         0 if x_bias is None else x_bias.data_ptr(), weight.data_ptr(), bias.data_ptr(), dtype, eps,
         total.data_ptr() if return_sum else 0, y.data_ptr(),
     )  # fmt: skip
@@ -95,8 +95,8 @@ def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     bias = None if bias is None else bias.contiguous()
     _C.bias_gelu(
-        rows, x.shape[-1], _NAMES[x.dtype], x.data_ptr(), stride, 0 if bias is None else bias.data_ptr(),
-        "fp32" if bias is None else _NAMES[bias.dtype], approximate == "tanh", y.data_ptr(),
+        rows, x.shape[-1], DTYPES[x.dtype], x.data_ptr(), stride, 0 if bias is None else bias.data_ptr(),
+        "fp32" if bias is None else DTYPES[bias.dtype], approximate == "tanh", y.data_ptr(),
     )  # fmt: skip
     return y
 
@@ -108,7 +108,7 @@ def gelu_layer_norm(
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     weight, norm_bias, bias, dtype = _triple(weight, norm_bias, bias)
     _C.gelu_layer_norm(
-        rows, x.shape[-1], _NAMES[x.dtype], x.data_ptr(), stride, 0 if bias is None else bias.data_ptr(),
+        rows, x.shape[-1], DTYPES[x.dtype], x.data_ptr(), stride, 0 if bias is None else bias.data_ptr(),
         weight.data_ptr(), norm_bias.data_ptr(), dtype, eps, approximate == "tanh", y.data_ptr(),
     )  # fmt: skip
     return y
@@ -123,7 +123,7 @@ def serves_tables(tables: Sequence[Tensor], weight: Tensor, bias: Tensor, token_
         return native.declines(operation, "the tables differ in dtype")
     if any(table.stride(1) != 1 and table.shape[1] > 1 for table in tables):
         return native.declines(operation, "the elements of a table's row do not lie side by side")
-    if _result_dtype(tables[0]) not in _NAMES:
+    if _result_dtype(tables[0]) not in DTYPES:
         return native.declines(operation, f"autocast asks for {_result_dtype(tables[0])}")
     return serves(operation, *tables, weight, bias)
 
@@ -142,7 +142,7 @@ def embedding_layer_norm(
     y = torch.empty(tokens, width, dtype=dtype)
     weight, bias, vectors = _pair(weight, bias)
     bad = _C.embedding_layer_norm(
-        tokens, width, _NAMES[tables[0].dtype], _NAMES[dtype],
+        tokens, width, DTYPES[tables[0].dtype], DTYPES[dtype],
         [
             (one.data_ptr(), one.stride(0), one.dtype == torch.int64, table.data_ptr(), table.stride(0), table.shape[0])
             for one, table in zip(ids, tables)
@@ -175,7 +175,7 @@ def softmax(scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
         mask = mask.expand(scores.shape)
         mask_strides = mask.stride()
     _C.softmax(
-        scores.shape, _NAMES[scores.dtype], scores.data_ptr(), scores.stride(),
+        scores.shape, DTYPES[scores.dtype], scores.data_ptr(), scores.stride(),
         0 if mask is None else mask.data_ptr(), mask_strides, scale, out.data_ptr(),
     )  # fmt: skip
     return out
@@ -195,7 +195,7 @@ def _pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, str]:
     """Two vectors as kernels take them, and their one dtype."""
     if a.dtype != b.dtype:
         a, b = a.float(), b.float()
-    return a.contiguous(), b.contiguous(), _NAMES[a.dtype]
+    return a.contiguous(), b.contiguous(), DTYPES[a.dtype]
 
 
 def _triple(a: Tensor, b: Tensor, c: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, str]:
@@ -204,7 +204,7 @@ def _triple(a: Tensor, b: Tensor, c: Tensor | None) -> tuple[Tensor, Tensor, Ten
         return a, b, None, name
     if not a.dtype == b.dtype == c.dtype:
         a, b, c = a.float(), b.float(), c.float()
-    return a.contiguous(), b.contiguous(), c.contiguous(), _NAMES[a.dtype]
+    return a.contiguous(), b.contiguous(), c.contiguous(), DTYPES[a.dtype]
 
 
 def _result_dtype(table: Tensor) -> torch.dtype:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -24,37 +24,40 @@ FORMAT = 1
 ROWS = (16, 64, 256, 1024)  # the upper ends of the classes of row numbers; the last class has none
 OWN, LIBRARY = "own", "library"
 # By level. Plain C++ is no match for a library that knows the processor; integers are multiplied by nobody else.
-ELEMENTS = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 SHIPPED = {
     "portable": {"bf16": LIBRARY, "int8": OWN, "fp32": LIBRARY},
     "avx2": {"bf16": OWN, "int8": OWN, "fp32": LIBRARY},
     "avx512": {"bf16": OWN, "int8": OWN, "fp32": OWN},
     "amx": {"bf16": OWN, "int8": OWN, "fp32": OWN},
 }
-Choice = Literal["own", "library"]
 Table = dict[str, dict[str, str]]
 
 
 def prefers_own(element: str, rows: int, columns: int, depth: int) -> bool:
     """Whether x (rows, depth) weight^T, of a weight (columns, depth), is a product of ours.
 
-    All are where the native backend is forced, so that fp32 too has the same bits in every batch. Code that
-    torch.compile traces serves all numbers of rows alike: there the shipped rule holds.
+    All are where the native backend is forced, so that fp32 too has the same bits in every batch.
     """
     if backend.forced() == "native":
         return True
-    if torch.compiler.is_compiling():
-        return SHIPPED["avx512"][element] == OWN
     return _prefers_own(element, row_class(rows), columns, depth, cpu_level.level())
 
 
 def prefers_own_layer(element: str, rows: int, width: int, inner: int) -> bool:
-    """Whether all products of an encoder layer are ours."""
+    """Whether all products of an encoder layer are ours.
+
+    Code that torch.compile traces serves all numbers of rows alike: there the shipped rule holds.
+    """
     if backend.forced() == "native":
         return True
     if torch.compiler.is_compiling():
-        return SHIPPED["avx512"][element] == OWN
+        return SHIPPED[_traced_level()][element] == OWN
     return _prefers_own_layer(element, row_class(rows), width, inner, cpu_level.level())
+
+
+@torch.compiler.assume_constant_result
+def _traced_level() -> str:
+    return cpu_level.level()
 
 
 def row_class(rows: int) -> str:
@@ -75,8 +78,12 @@ def _prefers_own(element: str, kind: str, columns: int, depth: int, level: str) 
 
 @functools.cache
 def _prefers_own_layer(element: str, kind: str, width: int, inner: int, level: str) -> bool:
-    shapes = ((3 * width, width), (width, width), (inner, width), (width, inner))
-    return all(_prefers_own(element, kind, *shape, level) for shape in shapes)
+    return all(_prefers_own(element, kind, *shape, level) for shape in layer_shapes(width, inner))
+
+
+def layer_shapes(width: int, inner: int) -> tuple[tuple[int, int], ...]:
+    """(columns, depth) of an encoder layer's products: joined projections, their output, the feed-forward pair."""
+    return ((3 * width, width), (width, width), (inner, width), (width, inner))
 
 
 def forget() -> None:

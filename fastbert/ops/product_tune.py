@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastbert import cpu_level
+from fastbert import cpu_level, measured_tables
 from fastbert.ops import native_product, product_table
 
 WIDTHS = (384, 768, 1024)  # of MiniLM, and of BERT's base and large
-ROWS = (16, 64, 256, 1024, 4096)  # one of each class
+ROWS = (*product_table.ROWS, 4096)  # one of each class
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 ROUNDS = 7
 SECONDS = 0.02  # a round's least time
@@ -40,12 +40,6 @@ class Trial(NamedTuple):
         times = {product_table.OWN: self.own, product_table.LIBRARY: self.library}
         other = product_table.LIBRARY if shipped == product_table.OWN else product_table.OWN
         return other if times[other] < MARGIN * times[shipped] else shipped
-
-
-def shapes(widths: tuple[int, ...] = WIDTHS) -> Iterator[tuple[int, int]]:
-    """(columns, depth) of an encoder layer's products: joined projections, their output, and the feed-forward pair."""
-    for width in widths:
-        yield from ((3 * width, width), (width, width), (4 * width, width), (width, 4 * width))
 
 
 def measure(element: str, rows: int, columns: int, depth: int) -> Trial:
@@ -84,13 +78,14 @@ def run(
     report: Callable[[int, int, str], None] = lambda done, total, text: None, *, widths: tuple[int, ...] = WIDTHS
 ) -> tuple[Path, list[Trial]]:
     """Try everything, save the table for this CPU at its level, and return where it lies and what was measured."""
-    level = cpu_level.level()
-    todo = [(element, rows, *shape) for element in DTYPES for shape in shapes(widths) for rows in ROWS]
+    level, path = cpu_level.level(), product_table.saved_path()
+    measured_tables.require_writable(path)
+    shapes = [shape for width in widths for shape in product_table.layer_shapes(width, 4 * width)]
+    todo = [(element, rows, *shape) for element in DTYPES for shape in shapes for rows in ROWS]
     trials = []
     for done, (element, rows, columns, depth) in enumerate(todo):
         report(done, len(todo), f"{element} {rows} x {depth} x {columns}")
         trials.append(measure(element, rows, columns, depth))
-    path = product_table.saved_path()
     choices = {
         product_table.entry(t.element, product_table.row_class(t.rows), t.columns, t.depth): t.choice for t in trials
     }

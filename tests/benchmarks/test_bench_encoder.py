@@ -48,8 +48,7 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Options, "config", TOY)
     batches = [cpu_workloads.batch("toy", [3, 7, 1], 8, TOY), cpu_workloads.batch("one", [5], 5, TOY)]
     monkeypatch.setattr(cpu_workloads, "batches", lambda config, quick: batches)
-    for name, value in (("SIDE", 64), ("SMALL_SIDE", 32), ("COPY_BYTES", 1 << 20)):
-        monkeypatch.setattr(cpu_peak, name, value)
+    monkeypatch.setattr(cpu_peak, "COPY_BYTES", 1 << 20)
 
 
 def row(contender: str, milliseconds: float, dtype: str = "fp32", outputs: str = "close") -> Row:

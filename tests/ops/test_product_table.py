@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from fastbert import cpu_level
+from fastbert import cpu_level, ops, use_backend
 from fastbert.errors import UserError
 from fastbert.ops import product_table, product_tune
 
@@ -87,6 +88,27 @@ def test_tuning_saves_what_it_measured(path: Path, monkeypatch: pytest.MonkeyPat
     assert said[-1] == "done"
 
 
+def test_a_place_that_cannot_be_written_is_found_before_anything_is_measured(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.parent.write_text("a file, not a folder")
+    monkeypatch.setattr(product_tune, "measure", lambda *trial: pytest.fail("was measured"))
+    with pytest.raises(UserError, match=f"cannot write {path}: "):
+        product_tune.run(widths=(32,))
+
+
+@pytest.mark.parametrize("level", ["avx2", "avx512"])
+def test_compiled_code_follows_the_level(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_level, "level", lambda: level)
+    torch._dynamo.reset()  # code that was compiled for another level
+
+    def chosen(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if product_table.prefers_own_layer("fp32", len(x), 32, 64) else x - 1
+
+    compiled = torch.compile(chosen, backend="eager", fullgraph=True)
+    assert compiled(torch.zeros(3)).tolist() == [1.0 if level == "avx512" else -1.0] * 3
+
+
 @pytest.mark.parametrize(
     ("element", "own", "library", "choice"),
     [
@@ -101,3 +123,12 @@ def test_a_choice_needs_a_margin(
 ) -> None:
     monkeypatch.setattr(cpu_level, "level", lambda: "avx2")
     assert product_tune.Trial(element, 16, 96, 32, own, library).choice == choice
+
+
+def test_the_forced_backend_names_a_product_that_it_cannot_serve() -> None:
+    weight = torch.nn.Parameter(torch.randn(8, 4), requires_grad=False)
+    with use_backend("native"):
+        with torch.autocast("cpu", torch.float16), pytest.raises(UserError, match="'linear' here: autocast multiplies"):
+            ops.linear(torch.randn(3, 4), weight)
+        with pytest.raises(UserError, match="'linear' here: torch transforms the call"):
+            torch.func.vmap(lambda x: ops.linear(x, weight))(torch.randn(2, 3, 4))
