@@ -34,7 +34,8 @@ def run(config: Config, *, quiet: bool = False) -> int:
     model = BertForMaskedLM.from_pretrained(folder)
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
     for text in config.text:
+        blanks = fill_mask(model, tokenizer, text, config.top_k)
         output(text)
-        for guesses in fill_mask(model, tokenizer, text, config.top_k):
+        for guesses in blanks:
             output("   " + "   ".join(f"{guess.token} {guess.probability:.1%}" for guess in guesses))
     return 0
