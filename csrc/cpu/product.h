@@ -82,10 +82,10 @@ struct BlockKernel {
     // Finish a block that no `multiply` took along.
     void (*finish)(const Block& block, const Finish& finish);
     // Called by each thread before its first block and behind its last one; null where there is nothing to do.
-    void (*enter)();
-    void (*leave)();
+    void (*enter)() = nullptr;
+    void (*leave)() = nullptr;
     // Whether the rows' integers are unsigned, 128 more than they stand for, so that `column_sums` are subtracted.
-    bool adds_128;
+    bool adds_128 = false;
     // Rows that cost as much as one: panels that are not full are cut to multiples of it.
     std::size_t row_step = 1;
     // How many rows' sums take as long as reading the weights from memory: where fewer rows than these are left to a

@@ -166,8 +166,15 @@ constexpr std::size_t kMemoryRows = 128;
 
 template <Element kElement>
 constexpr BlockKernel kernel_of() {
-    return {kRows, panel_bytes<kElement>, fill<kElement>, multiply<kElement>, finish_block,
-            enter, leave,                 false,          kTileRows,          kMemoryRows};
+    return {.rows = kRows,
+            .panel_bytes = panel_bytes<kElement>,
+            .fill = fill<kElement>,
+            .multiply = multiply<kElement>,
+            .finish = finish_block,
+            .enter = enter,
+            .leave = leave,
+            .row_step = kTileRows,
+            .memory_rows = kMemoryRows};
 }
 
 }  // namespace

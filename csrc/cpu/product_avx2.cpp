@@ -28,7 +28,11 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX2)
 template <Element kElement>
 constexpr BlockKernel kernel_of() {
     using Kernel = FmaKernel<Avx2, kElement, 6, 2>;
-    return {6, Kernel::panel_bytes, Kernel::fill, Kernel::multiply, Kernel::finish_block, nullptr, nullptr, false};
+    return {.rows = 6,
+            .panel_bytes = Kernel::panel_bytes,
+            .fill = Kernel::fill,
+            .multiply = Kernel::multiply,
+            .finish = Kernel::finish_block};
 }
 
 FASTBERT_TARGET_END

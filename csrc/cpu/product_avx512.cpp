@@ -43,7 +43,11 @@ template <Element kElement>
 constexpr BlockKernel kernel_of() {
     using Kernel = FmaKernel<Avx512, kElement, kRows, 2>;
     using Value = std::conditional_t<kElement == Element::fp32, float, BFloat16>;
-    return {kRows, Kernel::panel_bytes, fill<Value>, Kernel::multiply, Kernel::finish_block, nullptr, nullptr, false};
+    return {.rows = kRows,
+            .panel_bytes = Kernel::panel_bytes,
+            .fill = fill<Value>,
+            .multiply = Kernel::multiply,
+            .finish = Kernel::finish_block};
 }
 
 FASTBERT_TARGET_END

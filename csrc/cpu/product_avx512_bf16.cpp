@@ -91,7 +91,8 @@ FASTBERT_TARGET_END
 }  // namespace
 
 const BlockKernel& avx512_bf16_kernel() {
-    static constexpr BlockKernel kernel{kRows, panel_bytes, fill, multiply, finish_block, nullptr, nullptr, false};
+    static constexpr BlockKernel kernel{
+        .rows = kRows, .panel_bytes = panel_bytes, .fill = fill, .multiply = multiply, .finish = finish_block};
     return kernel;
 }
 

@@ -52,8 +52,12 @@ void finish_block(const Block& block, const Finish& finish) { finish_rows<Portab
 }  // namespace
 
 const BlockKernel& portable_int8_kernel() {
-    static constexpr BlockKernel kernel{
-        kRows, panel_bytes, fill, multiply, finish_block, nullptr, nullptr, false, 1, kRows};
+    static constexpr BlockKernel kernel{.rows = kRows,
+                                        .panel_bytes = panel_bytes,
+                                        .fill = fill,
+                                        .multiply = multiply,
+                                        .finish = finish_block,
+                                        .memory_rows = kRows};
     return kernel;
 }
 

@@ -103,8 +103,14 @@ FASTBERT_TARGET_END
 }  // namespace
 
 const BlockKernel& avx512_vnni_int8_kernel() {
-    static constexpr BlockKernel kernel{
-        kRows, panel_bytes, fill, multiply, finish_block, nullptr, nullptr, true, 2, 2 * kRows};
+    static constexpr BlockKernel kernel{.rows = kRows,
+                                        .panel_bytes = panel_bytes,
+                                        .fill = fill,
+                                        .multiply = multiply,
+                                        .finish = finish_block,
+                                        .adds_128 = true,
+                                        .row_step = 2,
+                                        .memory_rows = 2 * kRows};
     return kernel;
 }
 

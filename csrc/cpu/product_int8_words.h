@@ -92,5 +92,11 @@ void finish_block(const Block& block, const Finish& finish) {
 
 template <class I>
 constexpr BlockKernel kernel_of() {
-    return {I::kRows, panel_bytes<I>, fill<I>, multiply<I>, finish_block<I>, nullptr, nullptr, false, 2, I::kRows};
+    return {.rows = I::kRows,
+            .panel_bytes = panel_bytes<I>,
+            .fill = fill<I>,
+            .multiply = multiply<I>,
+            .finish = finish_block<I>,
+            .row_step = 2,
+            .memory_rows = I::kRows};
 }

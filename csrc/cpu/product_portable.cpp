@@ -24,7 +24,11 @@ namespace {
 template <Element kElement>
 constexpr BlockKernel kernel_of() {
     using Kernel = FmaKernel<Portable, kElement, 4, 1>;
-    return {4, Kernel::panel_bytes, Kernel::fill, Kernel::multiply, Kernel::finish_block, nullptr, nullptr, false};
+    return {.rows = 4,
+            .panel_bytes = Kernel::panel_bytes,
+            .fill = Kernel::fill,
+            .multiply = Kernel::multiply,
+            .finish = Kernel::finish_block};
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 from fastbert.errors import UserError
 from fastbert.ops import backend, native_rows
 from fastbert.ops.dropout import TokenDropout, check_token_dropout, dropout
+from fastbert.ops.embedding_ids import check_ids
 from fastbert.ops.normalization import layer_norm
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -106,17 +106,6 @@ def _check(
             raise UserError(f"{name} is on {tensor.device}, tables[0] on {tables[0].device}: move them to one device")
     if token_dropout is not None:
         check_token_dropout(token_dropout, ids[0])
-
-
-def check_ids(ids: Sequence[Tensor], tables: Sequence[Tensor]) -> None:
-    """Under FASTBERT_DEBUG=1, refuse ids that are no rows of their tables; waits for the device."""
-    if torch.compiler.is_compiling() or os.environ.get("FASTBERT_DEBUG", "0") in ("", "0"):
-        return
-    for i, (one, table) in enumerate(zip(ids, tables)):
-        bad = ((one < 0) | (one >= table.shape[0])).nonzero()
-        if len(bad):
-            place = int(bad[0])
-            native_rows.refuse_id(int(one[place]), place, i, tables)
 
 
 def _check_triton(tables: tuple[Tensor, ...], weight: Tensor, bias: Tensor) -> backend.BackendName:

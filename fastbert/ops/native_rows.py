@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fastbert import _C
-from fastbert.errors import UserError
 from fastbert.ops import native
 from fastbert.ops.dropout import TokenDropout
+from fastbert.ops.embedding_ids import refuse_id
 from fastbert.ops.native import DTYPES
 
 _PLAIN = frozenset((Tensor, torch.nn.Parameter))
@@ -153,16 +153,6 @@ def embedding_layer_norm(
         table, place, wrong = bad
         refuse_id(wrong, place, table, tables)
     return y
-
-
-def refuse_id(wrong: int, place: int, table: int, tables: Sequence[Tensor]) -> None:
-    """Raise the UserError of an id that is no row of its table."""
-    names = ("token", "position", "segment") if len(tables) == 3 else tuple(f"table {i}'s" for i in range(len(tables)))
-    rows = tables[table].shape[0]
-    raise UserError(
-        f"{names[table]} id {wrong} at ids[{table}][{place}] is no row of tables[{table}], which has {rows} rows:"
-        f" ids must be at least 0 and below {rows}"
-    )
 
 
 def softmax(scores: Tensor, mask: Tensor | None, scale: float) -> Tensor:
