@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastbert import cpu_level
 from fastbert.benchmarks import cpu_report, cpu_workloads, harness, peers
 from fastbert.benchmarks.cpu_measures import Lineup, Result, Say
 from fastbert.benchmarks.cpu_workloads import Workload
@@ -93,6 +94,7 @@ def _choose(what: str, names: Sequence[str], parts: Sequence[str]) -> list[str]:
 
 def run(options: Options, say: Say, progress: Callable[[int, int, str], None] | None = None) -> Result:
     """Measure; `say` takes lines for people, `progress` the steps done, all steps and the name of the next."""
+    cpu_level.level()  # raises for a wrong FASTBERT_CPU, which would else be our contenders' failure
     progress = progress or (lambda *_: None)
     workloads = options.chosen()
     rounds = options.rounds or (3 if options.quick else 7)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -36,7 +37,7 @@ def read(path: Path, kind: str, version: int, parse: Callable[[dict[str, Any]], 
         found, table = document["format"], parse(document)
     except OSError as error:
         raise UserError(f"cannot read the {kind} {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is no {kind} ({type(error).__name__}: {error}): {CURE}") from error
     if found != version:
         raise UserError(f"{path} has format {found!r}, this version reads {version}: {CURE}")
@@ -63,6 +64,8 @@ def write(path: Path, document: dict[str, Any]) -> None:
 def require_writable(path: Path) -> None:
     """Find out before anything is measured that a file can be written. Raises UserError."""
     try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         _write(path, "").unlink()
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error

@@ -249,9 +249,12 @@ void gelu_layer_norm_rows(const GeluNormCall& call, std::size_t first, std::size
     gelu_layer_norm_by<V, T, Gelu::tanh>(call, first, last, scratch);
 }
 
+// The ids were looked at, but another thread may have written to them since: whatever they are now, a row of the table.
 template <class T>
 FASTBERT_INLINE const T* embedding(const Table& table, std::size_t token) {
-    return static_cast<const T*>(table.data) + static_cast<std::ptrdiff_t>(table.id(token)) * table.stride;
+    const std::int64_t id = table.id(token);
+    const bool row = static_cast<std::uint64_t>(id) < static_cast<std::uint64_t>(table.rows);
+    return static_cast<const T*>(table.data) + static_cast<std::ptrdiff_t>(row ? id : 0) * table.stride;
 }
 
 // Ask for the rows of a token to come: a row that no cache holds takes about as long as two tokens' work.

@@ -50,13 +50,14 @@ def runs_as_written(module: nn.Module, kind: type[nn.Module]) -> bool:
 
 def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a linear layer is nothing but its weight and bias: no hooks, adapters, quantisation, parametrisation."""
+    return runs_as_written(module, nn.Linear) and holds_both(module)
+
+
+def holds_both(module: nn.Module) -> bool:
+    """Whether a module's weight and bias are parameters of its own, neither left out nor computed from others."""
     # Looked up where modules keep them: `module.weight` costs ten times as much, and a small batch has many layers.
     held = module._parameters
-    return (
-        runs_as_written(module, nn.Linear)
-        and type(held.get("weight")) in PLAIN_TENSORS
-        and type(held.get("bias")) in PLAIN_TENSORS
-    )
+    return type(held.get("weight")) in PLAIN_TENSORS and type(held.get("bias")) in PLAIN_TENSORS
 
 
 def project_apart(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -290,7 +291,9 @@ class Layer(nn.Module):
         norms = (first._modules["LayerNorm"], last._modules["LayerNorm"])
         if not all(is_plain(linear) for linear in linears):
             return None
-        if any(has_hooks(module) for module in (attention, own, intermediate, *norms)):
+        if any(has_hooks(module) for module in (attention, own, intermediate)):
+            return None
+        if not all(runs_as_written(norm, Norm) and holds_both(norm) for norm in norms):
             return None
         if not (runs_as_written(first, Output) and runs_as_written(last, Output)) or norms[0].eps != norms[1].eps:
             return None

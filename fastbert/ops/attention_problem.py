@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -71,8 +72,10 @@ def check(problem: AttentionProblem) -> None:
             raise UserError(
                 f"{name} is a tensor: it must be a number of the host, or the host would wait for the device"
             )
-        if longest < 0:
-            raise UserError(f"{name}={longest} must be the length of the longest sequence, or more")
+        if not torch.compiler.is_compiling() and not isinstance(longest, Integral | torch.SymInt):
+            raise UserError(f"{name}={longest!r} must be an integer")
+        if longest < 0 or longest >= 2**31:
+            raise UserError(f"{name}={longest} must be the length of the longest sequence, or more, and below 2**31")
     if not 0.0 <= problem.dropout_p < 1.0:
         raise UserError(f"dropout_p={problem.dropout_p} must be at least 0 and below 1")
     if not 0 <= problem.dropout_site < 2**31:

@@ -70,7 +70,7 @@ def gelu_layer_norm(
     numbers a row; the `native` one serves bf16 and fp32 where no gradient is wanted, in fp32 throughout. Raises
     UserError, a ValueError, that names the wrong argument.
     """
-    check(x, {"bias": bias, "weight": weight, "norm_bias": norm_bias}, eps)
+    check(x, {"bias": bias, "weight": weight, "norm_bias": norm_bias}, eps, "bias")
     if approximate not in ("none", "tanh"):
         raise UserError(f"approximate={approximate!r} must be 'none' or 'tanh'")
     chosen = choose("gelu_layer_norm", x, weight, norm_bias, bias)

@@ -44,6 +44,16 @@ def declines(operation: str, reason: str) -> bool:
     return False
 
 
+def address(name: str, tensor: Tensor | None) -> int:
+    """Where a tensor's memory begins, 0 for None; UserError where it was given back, which kernels take for None."""
+    if tensor is None:
+        return 0
+    place = tensor.data_ptr()
+    if not place and tensor.numel():
+        raise UserError(f"{name} of shape {tuple(tensor.shape)} has no storage: its memory was given back")
+    return place
+
+
 def direct(*tensors: Tensor | None) -> bool:
     """Whether a kernel may be called at once: plain tensors, and nothing that watches torch's dispatcher.
 

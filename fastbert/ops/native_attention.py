@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fastbert import _C
-from fastbert.errors import UserError
+from fastbert.ops import native
 from fastbert.ops.attention_problem import AttentionProblem, check_offsets
 
 MAX_HEAD_DIM = 256
@@ -21,8 +21,7 @@ def forward(problem: AttentionProblem, *, with_lse: bool = True) -> tuple[Tensor
     q, k, v = _heads(problem.q), _heads(problem.k), _heads(problem.v)
     cu_seqlens_q, cu_seqlens_k = problem.cu_seqlens_q.contiguous(), problem.cu_seqlens_k.contiguous()
     for name, tensor in (("q", q), ("k", k), ("v", v), ("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if tensor.numel() and not tensor.data_ptr():
-            raise UserError(f"{name} of shape {tuple(tensor.shape)} has no storage: its memory was given back")
+        native.address(name, tensor)
     tokens, heads, dim = q.shape
     out = torch.empty((tokens, heads, dim), dtype=q.dtype)
     lse = torch.empty((heads, tokens) if with_lse else (0,), dtype=torch.float32)
@@ -31,7 +30,7 @@ def forward(problem: AttentionProblem, *, with_lse: bool = True) -> tuple[Tensor
         if bias.shape[2] > 1 and bias.stride(2) != 1:
             bias = bias.contiguous()
         if bias.numel():
-            bias_place = (bias.data_ptr(), bias.shape[1], bias.shape[2], bias.stride(0), bias.stride(1))
+            bias_place = (native.address("bias", bias), bias.shape[1], bias.shape[2], bias.stride(0), bias.stride(1))
     done = _C.attention(
         (q.data_ptr(), q.stride(0), q.stride(1)),
         (k.data_ptr(), k.stride(0), k.stride(1)),

@@ -35,7 +35,7 @@ def element_of(tokens: int, dtype: torch.dtype, weights: LayerWeights, heads: in
         return None
     if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
         return None
-    if any(weight.dtype not in DTYPES or weight.device.type != "cpu" for weight in weights):
+    if any(w.dtype not in DTYPES or w.device.type != "cpu" or w.layout != torch.strided for w in weights):
         return None
     if int8:
         return "int8"
@@ -51,7 +51,7 @@ def encoder_layer(
     `element`: what products multiply, "bf16", "fp32" or "int8" (weights with a scale an output, tokens with one each).
     """
     # For what does not trace or transform, the dispatcher would only add its microseconds.
-    run = _run if native.direct(x) else _traced
+    run = _run if native.direct(x, *weights) else _traced
     numbers = (settings.heads, settings.eps, settings.tanh, settings.causal)
     return run(x, list(weights), settings.cu_seqlens, *numbers, dtype, element)
 

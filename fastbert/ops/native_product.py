@@ -14,6 +14,7 @@ from fastbert._C import PackedWeight
 from fastbert._C import product as _native_product
 from fastbert._C import quantize_rows as _native_quantize_rows
 from fastbert.errors import UserError
+from fastbert.ops import native
 from fastbert.ops.native import DTYPES
 
 _ELEMENTS = ("bf16", "fp32", "int8")
@@ -29,7 +30,7 @@ def pack(weight: Tensor, element: str) -> PackedWeight:
     """
     if element not in _ELEMENTS:
         raise UserError(f"element={element!r} must be one of {', '.join(map(repr, _ELEMENTS))}")
-    weight = weight.detach()
+    weight = weight.detach().resolve_neg()
     _check_matrix("weight", weight, None)
     return PackedWeight(_matrix(weight), weight.shape[0], weight.shape[1], element)
 
@@ -41,7 +42,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     has scale 0, as have rows below 2^-100 throughout; a row with a NaN or an infinity has scale NaN and zeros.
     Raises UserError, a ValueError, that names the wrong argument.
     """
-    x = x.detach()
+    x = x.detach().resolve_neg()
     _check_matrix("x", x, None)
     rows, width = x.shape
     integers = torch.empty((rows, width), dtype=torch.int8)
@@ -75,7 +76,7 @@ def product(
         raise UserError(f"activation={activation!r} must be None, {' or '.join(map(repr, _ACTIVATIONS))}")
     if min(blocking) < 0:
         raise UserError(f"blocking={blocking} must not be negative: zeros choose by the shape")
-    x = x.detach()
+    x = x.detach().resolve_neg()
     rows, columns = x.shape[0] if x.dim() else 0, packed.columns
     _check_matrix("x", x, (rows, packed.depth))
     if out is None:
@@ -86,10 +87,12 @@ def product(
     elif out_dtype not in (None, out.dtype):
         raise UserError(f"out has dtype {out.dtype}, which is not out_dtype={out_dtype}: leave one of them out")
     _check_matrix("out", out, (rows, columns))
+    if out.is_neg():
+        raise UserError("out is a negated view: give it memory of its own")
     if _overlap(out, x):
         raise UserError("out lies in the memory of x: give it memory of its own")
     if residual is not None:
-        residual = residual.detach()
+        residual = residual.detach().resolve_neg()
         _check_matrix("residual", residual, (rows, columns))
         if _overlap(out, residual) and _matrix(out) != _matrix(residual):
             raise UserError("out lies in the memory of residual: give it memory of its own, or residual itself")
@@ -149,7 +152,8 @@ def _vector(name: str, tensor: Tensor, width: int) -> Tensor:
             f"{name} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}: it must be floating, of shape"
             f" ({width},), on the CPU"
         )
-    return tensor.to(torch.float32).contiguous()
+    native.address(name, tensor)
+    return tensor.resolve_neg().to(torch.float32).contiguous()
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:

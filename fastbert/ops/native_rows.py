@@ -84,7 +84,7 @@ def dropout_add_layer_norm(
     weight, bias, x_bias, dtype = _triple(weight, bias, x_bias)
     _C.sum_layer_norm(
         rows, x.shape[-1], DTYPES[x.dtype], x.data_ptr(), stride, residual.data_ptr(), residual_stride,
-        0 if x_bias is None else x_bias.data_ptr(), weight.data_ptr(), bias.data_ptr(), dtype, eps,
+        native.address("x_bias", x_bias), weight.data_ptr(), bias.data_ptr(), dtype, eps,
         total.data_ptr() if return_sum else 0, y.data_ptr(),
     )  # fmt: skip
     return y, total
@@ -95,7 +95,7 @@ def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     bias = None if bias is None else bias.contiguous()
     _C.bias_gelu(
-        rows, x.shape[-1], DTYPES[x.dtype], x.data_ptr(), stride, 0 if bias is None else bias.data_ptr(),
+        rows, x.shape[-1], DTYPES[x.dtype], x.data_ptr(), stride, native.address("bias", bias),
         "fp32" if bias is None else DTYPES[bias.dtype], approximate == "tanh", y.data_ptr(),
     )  # fmt: skip
     return y
@@ -108,7 +108,7 @@ def gelu_layer_norm(
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
     weight, norm_bias, bias, dtype = _triple(weight, norm_bias, bias)
     _C.gelu_layer_norm(
-        rows, x.shape[-1], DTYPES[x.dtype], x.data_ptr(), stride, 0 if bias is None else bias.data_ptr(),
+        rows, x.shape[-1], DTYPES[x.dtype], x.data_ptr(), stride, native.address("bias", bias),
         weight.data_ptr(), norm_bias.data_ptr(), dtype, eps, approximate == "tanh", y.data_ptr(),
     )  # fmt: skip
     return y

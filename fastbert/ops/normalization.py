@@ -80,7 +80,7 @@ def dropout_add_layer_norm(
     """
     if token_dropout is not None and token_dropout.p == 0.0:
         token_dropout = None
-    check(x, {"weight": weight, "bias": bias, "x_bias": x_bias}, eps)
+    check(x, {"weight": weight, "bias": bias, "x_bias": x_bias}, eps, "x_bias")
     _check_rows(x, residual, token_dropout)
     chosen = choose("dropout_add_layer_norm", x, weight, bias, residual, x_bias)
     if chosen == "native" and token_dropout is not None:
@@ -91,14 +91,17 @@ def dropout_add_layer_norm(
     return (y, total) if return_sum else y
 
 
-def check(x: Tensor, vectors: dict[str, Tensor | None], eps: float) -> None:
-    """Refuse what no backend can compute, by what the host knows: shapes, dtypes, devices, numbers."""
+def check(x: Tensor, vectors: dict[str, Tensor | None], eps: float, optional: str = "") -> None:
+    """Refuse what no backend can compute, by what the host knows: shapes, dtypes, devices, numbers. The vector that
+    `optional` names may be None."""
     if x.dim() == 0 or not x.dtype.is_floating_point:
         raise UserError(f"x must be floating of shape (..., width), not {x.dtype} {tuple(x.shape)}")
     width, device = x.shape[-1], x.device
     for name, vector in vectors.items():
         if vector is None:
-            continue
+            if name == optional:
+                continue
+            raise UserError(f"{name} is None: it must be floating of shape ({width},), the last axis of x")
         if vector.dim() != 1 or vector.shape[0] != width or not vector.dtype.is_floating_point:
             raise UserError(
                 f"{name} must be floating of shape ({width},), the last axis of x, not"

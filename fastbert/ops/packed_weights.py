@@ -9,7 +9,9 @@ our models, moves of them, and `forget` drop the copies.
 What this does not see are writes that torch does not count, and that also miss those places: a small part of a weight
 (up to 1/64 of it in one piece), or so little that in half precision hardly an element changes, written through `.data`,
 NumPy or other views of the memory, by another process, or in place to a tensor that was made in inference mode. Call
-`forget(weight)`, or `model.eval()`, behind such a write.
+`forget(weight)`, or `model.eval()`, behind such a write. Copies hold weak references, for which torch refuses to swap a
+weight (`torch.utils.swap_tensors`, conversions of submodules under `set_swap_module_params_on_conversion`): call
+`forget` before that.
 """
 
 from __future__ import annotations

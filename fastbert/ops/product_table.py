@@ -90,6 +90,7 @@ def forget() -> None:
     """Read the saved table again: it, or its place, has changed."""
     _prefers_own.cache_clear()
     _prefers_own_layer.cache_clear()
+    saved.cache_clear()
 
 
 def processor(level: str) -> str:
@@ -102,8 +103,9 @@ def saved_path() -> Path:
     return measured_tables.place("FASTBERT_PRODUCTS", "products.json")
 
 
+@functools.cache
 def saved() -> Table:
-    """The saved table; one that cannot be used is named in the log and passed over."""
+    """The saved table, read once a process; one that cannot be used is named in the log and passed over."""
     return measured_tables.read_or_empty(saved_path(), load, "the shipped choice of products is used")
 
 

@@ -132,3 +132,16 @@ def test_the_forced_backend_names_a_product_that_it_cannot_serve() -> None:
             ops.linear(torch.randn(3, 4), weight)
         with pytest.raises(UserError, match="'linear' here: torch transforms the call"):
             torch.func.vmap(lambda x: ops.linear(x, weight))(torch.randn(2, 3, 4))
+
+
+def test_a_table_nested_too_deeply_is_passed_over_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.parent.mkdir()
+    path.write_text("[" * 100_000)
+    assert [product_table.saved(), product_table.saved()] == [{}, {}]
+    assert caplog.text.count("is no table of products") == 1
+
+
+def test_a_folder_is_no_place_for_a_table(path: Path) -> None:
+    path.mkdir(parents=True)
+    with pytest.raises(UserError, match=f"cannot write {path}: "):
+        product_tune.run(widths=(32,))
