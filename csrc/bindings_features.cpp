@@ -14,22 +14,8 @@ void bind_features(py::module_& module) {
     module.def(
         "cpu_features",
         [] {
-            const CpuFeatures& has = cpu_features();
             py::dict features;
-            features["avx2"] = has.avx2;
-            features["fma"] = has.fma;
-            features["avx512f"] = has.avx512f;
-            features["avx512bw"] = has.avx512bw;
-            features["avx512vl"] = has.avx512vl;
-            features["avx512dq"] = has.avx512dq;
-            features["avx512vbmi"] = has.avx512vbmi;
-            features["avx512_vbmi2"] = has.avx512_vbmi2;
-            features["avx512_vnni"] = has.avx512_vnni;
-            features["avx512_bf16"] = has.avx512_bf16;
-            features["amx_tile"] = has.amx_tile;
-            features["amx_int8"] = has.amx_int8;
-            features["amx_bf16"] = has.amx_bf16;
-            features["amx_in_hardware"] = has.amx_in_hardware;
+            for (const auto& [name, member] : kCpuFeatureNames) features[name] = cpu_features().*member;
             return features;
         },
         "Instruction sets that this process can use; named as Linux names them.");

@@ -29,10 +29,10 @@ const char* name_of(Element element) {
     return element == Element::bf16 ? "bf16" : element == Element::int8 ? "int8" : "fp32";
 }
 
-Finish::Activation activation_of(const std::optional<std::string>& name) {
-    if (!name) return Finish::Activation::none;
+Epilogue::Activation activation_of(const std::optional<std::string>& name) {
+    if (!name) return Epilogue::Activation::none;
     require(*name == "gelu" || *name == "gelu_tanh", "activation must be gelu or gelu_tanh, not " + *name);
-    return *name == "gelu" ? Finish::Activation::gelu : Finish::Activation::gelu_tanh;
+    return *name == "gelu" ? Epilogue::Activation::gelu : Epilogue::Activation::gelu_tanh;
 }
 
 // Rows of `width` elements at a stride that no offset of them leaves 64 bits.
@@ -68,17 +68,17 @@ void multiply(const Matrix& x, std::size_t rows, const PackedWeight& weight, con
     if (!integers) call.x_dtype = dtype_of(std::get<1>(x));
     require_rows("x", std::get<0>(x), rows, weight.depth, call.x_stride);
     require_rows("out", std::get<0>(out), rows, weight.columns, std::get<2>(out));
-    call.finish.out = pointer<void>(std::get<0>(out));
-    call.finish.dtype = dtype_of(std::get<1>(out));
-    call.finish.out_stride = std::get<2>(out);
-    call.finish.bias = pointer<const float>(bias);
-    call.finish.activation = activation_of(activation);
-    call.finish.row_scales = pointer<const float>(row_scales);
+    call.epilogue.out = pointer<void>(std::get<0>(out));
+    call.epilogue.dtype = dtype_of(std::get<1>(out));
+    call.epilogue.out_stride = std::get<2>(out);
+    call.epilogue.bias = pointer<const float>(bias);
+    call.epilogue.activation = activation_of(activation);
+    call.epilogue.row_scales = pointer<const float>(row_scales);
     if (residual) {
         require_rows("residual", std::get<0>(*residual), rows, weight.columns, std::get<2>(*residual));
-        call.finish.residual = pointer<const void>(std::get<0>(*residual));
-        call.finish.residual_dtype = dtype_of(std::get<1>(*residual));
-        call.finish.residual_stride = std::get<2>(*residual);
+        call.epilogue.residual = pointer<const void>(std::get<0>(*residual));
+        call.epilogue.residual_dtype = dtype_of(std::get<1>(*residual));
+        call.epilogue.residual_stride = std::get<2>(*residual);
     }
     if (norm) {
         require(std::get<0>(*norm), "norm has no weight");
@@ -107,7 +107,7 @@ void bind_product(py::module_& module) {
     module.def("product", &multiply, py::arg("x"), py::arg("rows"), py::arg("weight"), py::arg("out"), py::kw_only(),
                py::arg("bias") = 0, py::arg("activation") = py::none(), py::arg("residual") = py::none(),
                py::arg("norm") = py::none(), py::arg("row_scales") = 0, py::arg("blocking") = std::pair{0, 0},
-               "finish(x weight^T) on the CPU.");
+               "epilogue(x weight^T) on the CPU.");
 }
 
 }  // namespace fastbert

@@ -1,5 +1,5 @@
-// How tensors cross from Python into csrc/cpu: as addresses, 0 where there is none, with the names of their dtypes. NumPy
-// knows no bf16, and a call must cost little. Python has checked what a tensor can tell.
+// How tensors cross from Python into csrc/cpu: as addresses, 0 where there is none, with the names of their dtypes.
+// NumPy knows no bf16, and a call must cost little. Python has checked what a tensor can tell.
 #pragma once
 #include <pybind11/pybind11.h>
 

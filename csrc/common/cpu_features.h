@@ -2,6 +2,9 @@
 // extension serves every CPU of its architecture.
 #pragma once
 
+#include <array>
+#include <utility>
+
 namespace fastbert {
 
 // True means usable now: the instruction exists and the system saves its registers. All false off x86-64, where only
@@ -23,6 +26,24 @@ struct CpuFeatures {
     // The processor has AMX, whether or not the system lets this process use it.
     bool amx_in_hardware = false;
 };
+
+// As Linux names them.
+inline constexpr std::array<std::pair<const char*, bool CpuFeatures::*>, 14> kCpuFeatureNames = {{
+    {"avx2", &CpuFeatures::avx2},
+    {"fma", &CpuFeatures::fma},
+    {"avx512f", &CpuFeatures::avx512f},
+    {"avx512bw", &CpuFeatures::avx512bw},
+    {"avx512vl", &CpuFeatures::avx512vl},
+    {"avx512dq", &CpuFeatures::avx512dq},
+    {"avx512vbmi", &CpuFeatures::avx512vbmi},
+    {"avx512_vbmi2", &CpuFeatures::avx512_vbmi2},
+    {"avx512_vnni", &CpuFeatures::avx512_vnni},
+    {"avx512_bf16", &CpuFeatures::avx512_bf16},
+    {"amx_tile", &CpuFeatures::amx_tile},
+    {"amx_int8", &CpuFeatures::amx_int8},
+    {"amx_bf16", &CpuFeatures::amx_bf16},
+    {"amx_in_hardware", &CpuFeatures::amx_in_hardware},
+}};
 
 // Read once, on first use. On a processor with AMX this asks Linux for its tile registers, which a process must do
 // before its first tile instruction; the grant holds for all threads.

@@ -72,24 +72,24 @@ void multiply(const Rows& x, const PackedWeight& weight, Product call, const Buf
         quantize({x.data, x.dtype, x.stride, x.count, weight.depth, buffers.integers, buffers.scales});
         call.x = buffers.integers;
         call.x_stride = weight.depth;
-        call.finish.row_scales = buffers.scales;
+        call.epilogue.row_scales = buffers.scales;
     }
     product(call);
 }
 
 Product storing(void* out, std::size_t stride, Dtype dtype, const float* bias) {
     Product call;
-    call.finish.bias = bias;
-    call.finish.out = out;
-    call.finish.out_stride = stride;
-    call.finish.dtype = dtype;
+    call.epilogue.bias = bias;
+    call.epilogue.out = out;
+    call.epilogue.out_stride = stride;
+    call.epilogue.dtype = dtype;
     return call;
 }
 
 Product& behind_residual(Product& call, const Rows& residual, const float* weight, const float* bias, float eps) {
-    call.finish.residual = residual.data;
-    call.finish.residual_stride = residual.stride;
-    call.finish.residual_dtype = residual.dtype;
+    call.epilogue.residual = residual.data;
+    call.epilogue.residual_stride = residual.stride;
+    call.epilogue.residual_dtype = residual.dtype;
     call.norm = {weight, bias, eps};
     return call;
 }
@@ -135,7 +135,7 @@ void encoder_layer(const LayerCall& call, const LayerProducts& products, const L
     for (std::size_t first = 0; first < call.tokens; first += kChunk) {
         const Rows rows = attended.from(first, std::min(kChunk, call.tokens - first));
         Product widened = storing(buffers.inner, inner_width, dtype, vectors.intermediate);
-        widened.finish.activation = call.tanh ? Finish::Activation::gelu_tanh : Finish::Activation::gelu;
+        widened.epilogue.activation = call.tanh ? Epilogue::Activation::gelu_tanh : Epilogue::Activation::gelu;
         multiply(rows, *products.intermediate, widened, buffers);
 
         auto* out = static_cast<std::byte*>(call.y) + first * width * size_of(dtype);

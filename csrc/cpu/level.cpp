@@ -5,7 +5,6 @@
 #include <array>
 #include <cstdlib>
 #include <stdexcept>
-#include <utility>
 
 namespace fastbert {
 namespace {
@@ -98,25 +97,10 @@ void force_level(const std::string& name) {
 }
 
 void pretend_features(const std::vector<std::string>& names) {
-    static constexpr std::array<std::pair<const char*, bool CpuFeatures::*>, 13> kFeatures = {{
-        {"avx2", &CpuFeatures::avx2},
-        {"fma", &CpuFeatures::fma},
-        {"avx512f", &CpuFeatures::avx512f},
-        {"avx512bw", &CpuFeatures::avx512bw},
-        {"avx512vl", &CpuFeatures::avx512vl},
-        {"avx512dq", &CpuFeatures::avx512dq},
-        {"avx512vbmi", &CpuFeatures::avx512vbmi},
-        {"avx512_vbmi2", &CpuFeatures::avx512_vbmi2},
-        {"avx512_vnni", &CpuFeatures::avx512_vnni},
-        {"avx512_bf16", &CpuFeatures::avx512_bf16},
-        {"amx_tile", &CpuFeatures::amx_tile},
-        {"amx_int8", &CpuFeatures::amx_int8},
-        {"amx_bf16", &CpuFeatures::amx_bf16},
-    }};
     CpuFeatures pretended;
     for (const std::string& name : names) {
         bool known = false;
-        for (const auto& [feature, member] : kFeatures) {
+        for (const auto& [feature, member] : kCpuFeatureNames) {
             if (name == feature) pretended.*member = known = true;
         }
         if (!known) throw std::invalid_argument("there is no feature " + name);

@@ -148,7 +148,7 @@ public:
     void multiply(std::size_t first, std::size_t rows) {
         const BlockKernel& kernel = plan_.kernel;
         const PackedWeight& weight = plan_.weight;
-        const Finish finish = finish_from(first);
+        const Epilogue epilogue = finish_from(first);
         const std::size_t blocks = weight.padded_columns / kColumns;
         const std::size_t from = part(blocks, column_, columns_) * kColumns;
         const std::size_t to = part(blocks, column_ + 1, columns_) * kColumns;
@@ -163,46 +163,47 @@ public:
                     const Block block{row, std::min(kernel.rows, rows - row), column,
                                       std::min(kColumns, weight.columns - column), sums[done % 2]};
                     kernel.multiply(panel, weight.panel(column / kPanel), weight.panel_bytes(), weight.padded_depth,
-                                    block, done ? &previous : nullptr, finish);
+                                    block, done ? &previous : nullptr, epilogue);
                     previous = block;
                 }
             }
         }
-        if (done) kernel.finish(previous, finish);
+        if (done) kernel.finish(previous, epilogue);
     }
 
     void norm(std::size_t first, std::size_t rows) {
         const Product& call = plan_.call;
         const std::size_t begin = part(rows, column_, columns_), end = part(rows, column_ + 1, columns_);
         for (std::size_t row = begin; row < end; ++row) {
-            auto* out = static_cast<std::byte*>(call.finish.out) +
-                        (first + row) * call.finish.out_stride * size_of(call.finish.dtype);
+            auto* out = static_cast<std::byte*>(call.epilogue.out) +
+                        (first + row) * call.epilogue.out_stride * size_of(call.epilogue.dtype);
             plan_.row_kernel.norm(normed_ + row * plan_.normed_stride, plan_.weight.columns, call.norm, out,
-                                  call.finish.dtype);
+                                  call.epilogue.dtype);
         }
     }
 
 private:
     // What happens to the sums of rows that are counted from `first`.
-    Finish finish_from(std::size_t first) const {
-        Finish finish = plan_.call.finish;
-        if (finish.residual) {
-            finish.residual = static_cast<const std::byte*>(finish.residual) +
-                              first * finish.residual_stride * size_of(finish.residual_dtype);
+    Epilogue finish_from(std::size_t first) const {
+        Epilogue epilogue = plan_.call.epilogue;
+        if (epilogue.residual) {
+            epilogue.residual = static_cast<const std::byte*>(epilogue.residual) +
+                              first * epilogue.residual_stride * size_of(epilogue.residual_dtype);
         }
-        if (finish.row_scales) {
-            finish.row_scales += first;
-            finish.column_scales = plan_.weight.scales.get();
-            finish.column_sums = plan_.kernel.adds_128 ? plan_.weight.sums.get() : nullptr;
+        if (epilogue.row_scales) {
+            epilogue.row_scales += first;
+            epilogue.column_scales = plan_.weight.scales.get();
+            epilogue.column_sums = plan_.kernel.adds_128 ? plan_.weight.sums.get() : nullptr;
         }
         if (plan_.normed_stride) {
-            finish.out = normed_;
-            finish.out_stride = plan_.normed_stride;
-            finish.dtype = Dtype::fp32;
+            epilogue.out = normed_;
+            epilogue.out_stride = plan_.normed_stride;
+            epilogue.dtype = Dtype::fp32;
         } else {
-            finish.out = static_cast<std::byte*>(finish.out) + first * finish.out_stride * size_of(finish.dtype);
+            epilogue.out =
+                static_cast<std::byte*>(epilogue.out) + first * epilogue.out_stride * size_of(epilogue.dtype);
         }
-        return finish;
+        return epilogue;
     }
 
     const Plan& plan_;

@@ -1,4 +1,4 @@
-// Matrix products of packed tokens with a weight that was laid out once: y = finish(x weight^T).
+// Matrix products of packed tokens with a weight that was laid out once: y = epilogue(x weight^T).
 //
 // A product is made of blocks: at most `BlockKernel::rows` tokens by kColumns outputs over the whole depth, so that a
 // block's sums stay in registers until they are done, and an output is the same sum, in the same order, in every batch.
@@ -44,7 +44,7 @@ struct PackedWeight {
 
 // What happens to a block's sums before they are stored; null pointers and zeros leave a part out. In this order:
 // sums (for int8 times row_scales[row] * column_scales[column]) + bias, GELU, + residual, rounding to `dtype`.
-struct Finish {
+struct Epilogue {
     const float* bias = nullptr;  // (columns,)
     enum class Activation : int { none, gelu, gelu_tanh } activation = Activation::none;
     const void* residual = nullptr;  // (rows, columns) in `residual_dtype`
@@ -78,9 +78,9 @@ struct BlockKernel {
     // block.sums = panel x weights^T for two neighbouring panels of the weight, and beside it, where the processor has
     // room for both, finish `previous` (may be null). The sums of both live in different memory.
     void (*multiply)(const std::byte* panel, const std::byte* weights, std::size_t panel_bytes,
-                     std::size_t padded_depth, const Block& block, const Block* previous, const Finish& finish);
+                     std::size_t padded_depth, const Block& block, const Block* previous, const Epilogue& epilogue);
     // Finish a block that no `multiply` took along.
-    void (*finish)(const Block& block, const Finish& finish);
+    void (*finish)(const Block& block, const Epilogue& epilogue);
     // Called by each thread before its first block and behind its last one; null where there is nothing to do.
     void (*enter)() = nullptr;
     void (*leave)() = nullptr;
@@ -114,16 +114,16 @@ struct Norm {
     float eps = 0.0F;
 };
 
-// finish(x weight^T), and LayerNorm behind it. `x` (rows, depth): bf16 or fp32 in `x_dtype`, rounded or widened to the
-// weight's element while it is laid out; for Element::int8 integers, and `x_dtype` is not read. The sums' scales of
-// int8 products come from `finish.row_scales` and the weight.
+// epilogue(x weight^T), and LayerNorm behind it. `x` (rows, depth): bf16 or fp32 in `x_dtype`, rounded or widened to
+// the weight's element while it is laid out; for Element::int8 integers, and `x_dtype` is not read. The sums' scales of
+// int8 products come from `epilogue.row_scales` and the weight.
 struct Product {
     const void* x = nullptr;
     std::size_t x_stride = 0;  // elements
     Dtype x_dtype = Dtype::bf16;
     std::size_t rows = 0;
     const PackedWeight* weight = nullptr;
-    Finish finish;
+    Epilogue epilogue;
     Norm norm;
     Blocking blocking;
 };

@@ -39,7 +39,7 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AMX)
 
 #include "cpu/vector_avx512.h"
 #include "cpu/vector_math.h"
-#include "cpu/product_finish.h"
+#include "cpu/product_epilogue.h"
 
 void enter() { _tile_loadconfig(&kTileConfiguration); }
 void leave() { _tile_release(); }
@@ -95,7 +95,7 @@ struct TileProduct {
 template <Element kElement, bool kTwo>
 FASTBERT_INLINE void multiply_tiles(const std::byte* panel, const std::byte* weights, std::size_t weight_panel_bytes,
                                     std::size_t padded_depth, const Block& block, const Block* previous,
-                                    const Finish& finish) {
+                                    const Epilogue& epilogue) {
     using P = TileProduct<kElement>;
     const std::size_t steps = padded_depth * bytes_of(kElement) / kStep;
     const std::size_t previous_rows = previous ? previous->rows : 0;
@@ -135,7 +135,7 @@ FASTBERT_INLINE void multiply_tiles(const std::byte* panel, const std::byte* wei
         share += previous_rows;
         std::size_t last = finished;
         for (; share >= steps; share -= steps) ++last;
-        if (last > finished) finish_rows<Avx512>(*previous, finish, finished, last);
+        if (last > finished) finish_rows<Avx512>(*previous, epilogue, finished, last);
         finished = last;
     }
     constexpr std::size_t kStride = kColumns * sizeof(float);
@@ -145,19 +145,19 @@ FASTBERT_INLINE void multiply_tiles(const std::byte* panel, const std::byte* wei
         _tile_stored(2, block.sums + kTileRows * kColumns, kStride);
         _tile_stored(3, block.sums + kTileRows * kColumns + kPanel, kStride);
     }
-    if (finished < previous_rows) finish_rows<Avx512>(*previous, finish, finished, previous_rows);
+    if (finished < previous_rows) finish_rows<Avx512>(*previous, epilogue, finished, previous_rows);
 }
 
 template <Element kElement>
 void multiply(const std::byte* panel, const std::byte* weights, std::size_t weight_panel_bytes,
-              std::size_t padded_depth, const Block& block, const Block* previous, const Finish& finish) {
+              std::size_t padded_depth, const Block& block, const Block* previous, const Epilogue& epilogue) {
     if (block.rows > kTileRows)
-        multiply_tiles<kElement, true>(panel, weights, weight_panel_bytes, padded_depth, block, previous, finish);
+        multiply_tiles<kElement, true>(panel, weights, weight_panel_bytes, padded_depth, block, previous, epilogue);
     else
-        multiply_tiles<kElement, false>(panel, weights, weight_panel_bytes, padded_depth, block, previous, finish);
+        multiply_tiles<kElement, false>(panel, weights, weight_panel_bytes, padded_depth, block, previous, epilogue);
 }
 
-void finish_block(const Block& block, const Finish& finish) { finish_rows<Avx512>(block, finish, 0, block.rows); }
+void finish_block(const Block& block, const Epilogue& epilogue) { finish_rows<Avx512>(block, epilogue, 0, block.rows); }
 
 FASTBERT_TARGET_END
 

@@ -22,7 +22,7 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX512_BF16)
 // Behind a vector.
 #include "cpu/vector_math.h"
 // Behind both.
-#include "cpu/product_finish.h"
+#include "cpu/product_epilogue.h"
 #include "cpu/transpose_avx512.h"
 #include "cpu/product_panel.h"
 
@@ -79,11 +79,11 @@ void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth
     });
 }
 
-void finish_block(const Block& block, const Finish& finish) { finish_rows<Avx512>(block, finish, 0, block.rows); }
+void finish_block(const Block& block, const Epilogue& epilogue) { finish_rows<Avx512>(block, epilogue, 0, block.rows); }
 
 void multiply(const std::byte* panel, const std::byte* weights, std::size_t weight_bytes, std::size_t padded_depth,
-              const Block& block, const Block* previous, const Finish& finish) {
-    if (previous) finish_block(*previous, finish);
+              const Block& block, const Block* previous, const Epilogue& epilogue) {
+    if (previous) finish_block(*previous, epilogue);
     sum_of(block.rows, std::make_index_sequence<kRows>())(panel, weights, weight_bytes, padded_depth / 2, block.sums);
 }
 

@@ -1,5 +1,5 @@
 // Products of blocks by fused multiply-adds, and what products do with rows, for any of the vectors. Included inside a
-// region, behind a vector, vector_math.h and product_finish.h.
+// region, behind a vector, vector_math.h and product_epilogue.h.
 //
 // A row panel holds floats, [padded depth][rows]: what is broadcast one after the other lies one behind the other. Each
 // output is one chain of sums in the order of the depth, however many rows its panel has.
@@ -75,8 +75,9 @@ struct FmaKernel {
     }
 
     static void multiply(const std::byte* panel, const std::byte* weights, std::size_t weight_bytes,
-                         std::size_t padded_depth, const Block& block, const Block* previous, const Finish& finish) {
-        if (previous) finish_block(*previous, finish);
+                         std::size_t padded_depth, const Block& block, const Block* previous,
+                         const Epilogue& epilogue) {
+        if (previous) finish_block(*previous, epilogue);
         const Sum sum = sum_of(block.rows, std::make_index_sequence<kRows>());
         constexpr std::size_t kWidth = kVectors * V::kLanes;
         for (std::size_t column = 0; column < kColumns; column += kWidth) {
@@ -86,8 +87,8 @@ struct FmaKernel {
         }
     }
 
-    static void finish_block(const Block& block, const Finish& finish) {
-        finish_rows<V>(block, finish, 0, block.rows);
+    static void finish_block(const Block& block, const Epilogue& epilogue) {
+        finish_rows<V>(block, epilogue, 0, block.rows);
     }
 
     static void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,

@@ -12,7 +12,7 @@ namespace {
 
 #include "cpu/vector_portable.h"
 #include "cpu/vector_math.h"
-#include "cpu/product_finish.h"
+#include "cpu/product_epilogue.h"
 
 constexpr std::size_t kRows = 4;
 constexpr std::size_t kGroup = group_of(Element::int8);
@@ -28,8 +28,8 @@ void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth
 }
 
 void multiply(const std::byte* panel, const std::byte* weights, std::size_t weight_panel_bytes,
-              std::size_t padded_depth, const Block& block, const Block* previous, const Finish& finish) {
-    if (previous) finish_rows<Portable>(*previous, finish, 0, previous->rows);
+              std::size_t padded_depth, const Block& block, const Block* previous, const Epilogue& epilogue) {
+    if (previous) finish_rows<Portable>(*previous, epilogue, 0, previous->rows);
     auto* sums = reinterpret_cast<std::int32_t*>(block.sums);
     for (std::size_t row = 0; row < block.rows; ++row) {
         for (std::size_t half = 0; half < kColumns / kPanel; ++half) {
@@ -47,7 +47,9 @@ void multiply(const std::byte* panel, const std::byte* weights, std::size_t weig
     }
 }
 
-void finish_block(const Block& block, const Finish& finish) { finish_rows<Portable>(block, finish, 0, block.rows); }
+void finish_block(const Block& block, const Epilogue& epilogue) {
+    finish_rows<Portable>(block, epilogue, 0, block.rows);
+}
 
 }  // namespace
 

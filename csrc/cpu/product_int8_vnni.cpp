@@ -23,7 +23,7 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX512_VNNI)
 
 #include "cpu/vector_avx512.h"
 #include "cpu/vector_math.h"
-#include "cpu/product_finish.h"
+#include "cpu/product_epilogue.h"
 
 std::size_t panel_bytes(std::size_t padded_depth) { return padded_depth * kPanelRows; }
 
@@ -91,12 +91,12 @@ void multiply_rows(const std::byte* panel, const std::byte* weights, std::size_t
 }
 
 void multiply(const std::byte* panel, const std::byte* weights, std::size_t weight_panel_bytes,
-              std::size_t padded_depth, const Block& block, const Block* previous, const Finish& finish) {
-    if (previous) finish_rows<Avx512>(*previous, finish, 0, previous->rows);
+              std::size_t padded_depth, const Block& block, const Block* previous, const Epilogue& epilogue) {
+    if (previous) finish_rows<Avx512>(*previous, epilogue, 0, previous->rows);
     multiply_rows<kRows>(panel, weights, weight_panel_bytes, padded_depth, block);
 }
 
-void finish_block(const Block& block, const Finish& finish) { finish_rows<Avx512>(block, finish, 0, block.rows); }
+void finish_block(const Block& block, const Epilogue& epilogue) { finish_rows<Avx512>(block, epilogue, 0, block.rows); }
 
 FASTBERT_TARGET_END
 

@@ -1,5 +1,5 @@
 // int8 blocks by products of 16-bit words, whose pairs are summed into 32 bits: exact, where the instruction for bytes
-// would saturate. Included inside a region, behind the members that `I` names below and product_finish.h.
+// would saturate. Included inside a region, behind the members that `I` names below and product_epilogue.h.
 //
 // I: kRows and kVectors (rows and vectors of weights that registers hold the sums of), kColumns (outputs of a vector,
 // two 32-bit sums each), load_weights (the words of kColumns outputs' groups), load_row (a row's group, repeated),
@@ -80,14 +80,14 @@ void multiply_rows(const std::byte* panel, const std::byte* weights, std::size_t
 
 template <class I>
 void multiply(const std::byte* panel, const std::byte* weights, std::size_t weight_panel_bytes,
-              std::size_t padded_depth, const Block& block, const Block* previous, const Finish& finish) {
-    if (previous) finish_rows<typename I::Vector>(*previous, finish, 0, previous->rows);
+              std::size_t padded_depth, const Block& block, const Block* previous, const Epilogue& epilogue) {
+    if (previous) finish_rows<typename I::Vector>(*previous, epilogue, 0, previous->rows);
     multiply_rows<I, I::kRows>(panel, weights, weight_panel_bytes, padded_depth / kGroup, block);
 }
 
 template <class I>
-void finish_block(const Block& block, const Finish& finish) {
-    finish_rows<typename I::Vector>(block, finish, 0, block.rows);
+void finish_block(const Block& block, const Epilogue& epilogue) {
+    finish_rows<typename I::Vector>(block, epilogue, 0, block.rows);
 }
 
 template <class I>
