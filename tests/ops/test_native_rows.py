@@ -1,14 +1,14 @@
 """The row-wise C++ kernels of CPUs at every dispatch level, against float64 and eager torch."""
 
-import ctypes
 import math
-import mmap
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import cpu_kernels
 import pytest
 import torch
 from accuracy import assert_as_accurate
+from fences import Fenced
 from torch import Tensor
 
 from fastbert import _C, ops, use_backend
@@ -16,6 +16,8 @@ from fastbert.errors import UserError
 from fastbert.ops.dropout import TokenDropout
 
 DTYPES = [pytest.param(torch.float32, id="fp32"), pytest.param(torch.bfloat16, id="bf16")]
+# No row-wise kernel depends on more than the level.
+LEVELS = [name for name in cpu_kernels.HERE if name not in ("avx512-vnni", "avx512-bf16")]
 SHAPES = [
     pytest.param(0, 64, id="no-row"),
     pytest.param(1, 1, id="one-element"),
@@ -35,13 +37,11 @@ WEIGHTS = [
 ]
 
 
-@pytest.fixture(params=_C.cpu_levels(), autouse=True)
+@pytest.fixture(params=LEVELS, autouse=True)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every test runs at every level that this processor has, without gradients."""
-    _C.force_cpu_level(request.param)
-    with torch.no_grad():
+    with cpu_kernels.running(request.param), torch.no_grad():
         yield request.param
-    _C.force_cpu_level("")
 
 
 class Draw:
@@ -371,30 +371,6 @@ def test_softmax_of_scores_of_any_strides(seed: int) -> None:
             assert torch.equal(ops.softmax(one), ops.softmax(one.contiguous()))
         turned = scores.transpose(1, 2)
         assert torch.equal(ops.softmax(turned, mask), ops.softmax(turned.contiguous(), mask.contiguous()))
-
-
-# Guard pages: an access beyond an argument ends the process.
-
-PAGE, _PROT_NONE = mmap.PAGESIZE, 0
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-
-
-class Fenced:
-    """A copy of a tensor flush against a page that nothing may touch, behind it or before it."""
-
-    def __init__(self, values: Tensor, behind: bool) -> None:
-        values = values.contiguous()
-        size = values.numel() * values.element_size()
-        room = -(-max(size, 1) // PAGE) * PAGE
-        self.memory = mmap.mmap(-1, room + 2 * PAGE)
-        begin = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
-        for page in (begin, begin + PAGE + room):
-            assert _libc.mprotect(page, PAGE, _PROT_NONE) == 0
-        offset = PAGE + (room - size if behind else 0)
-        self.tensor = torch.frombuffer(self.memory, dtype=torch.uint8, count=size, offset=offset)
-        self.tensor = self.tensor.view(values.dtype).view(values.shape).copy_(values)
-        self.address = self.tensor.data_ptr()
 
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
