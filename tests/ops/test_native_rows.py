@@ -9,15 +9,13 @@ import pytest
 import torch
 from accuracy import assert_as_accurate
 from fences import Fenced
+from row_kernels import DTYPES, LEVELS, NAMES, Draw, apart, check, wide
 from torch import Tensor
 
 from fastbert import _C, ops, use_backend
 from fastbert.errors import UserError
 from fastbert.ops.dropout import TokenDropout
 
-DTYPES = [pytest.param(torch.float32, id="fp32"), pytest.param(torch.bfloat16, id="bf16")]
-# No row-wise kernel depends on more than the level.
-LEVELS = [name for name in cpu_kernels.HERE if name not in ("avx512-vnni", "avx512-bf16")]
 SHAPES = [
     pytest.param(0, 64, id="no-row"),
     pytest.param(1, 1, id="one-element"),
@@ -42,19 +40,6 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Every test runs at every level that this processor has, without gradients."""
     with cpu_kernels.running(request.param), torch.no_grad():
         yield request.param
-
-
-class Draw:
-    """Random tensors of one seed."""
-
-    def __init__(self, seed: int) -> None:
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def normal(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.randn(shape, generator=self.generator).to(dtype)
-
-    def ids(self, rows: int, tokens: int) -> Tensor:
-        return torch.randint(0, rows, (tokens,), generator=self.generator)
 
 
 def arguments(operation: str, rows: int, width: int, dtype: torch.dtype, seed: int, *weights: torch.dtype) -> list[Any]:
@@ -97,16 +82,6 @@ ROWWISE = OPERATIONS[:-1]
 def forced(operation: str, given: list[Any], backend: str = "native") -> tuple[Tensor, ...]:
     with use_backend(backend):  # type: ignore[arg-type]
         return call(operation, given)
-
-
-def wide(given: list[Any]) -> list[Any]:
-    return [x.double() if x.is_floating_point() else x for x in given]
-
-
-def check(ours: Tensor, eager: Tensor, exact: Tensor, what: str) -> None:
-    # Among few elements the errors of eager torch can all be small by luck: then two units of the last place are fine.
-    few = exact.numel() < 2000
-    assert_as_accurate(ours, eager, exact, what, floor=max(1e-5, 2 * torch.finfo(ours.dtype).eps) if few else 1e-5)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -223,12 +198,6 @@ def test_a_row_knows_nothing_of_its_neighbours(operation: str, dtype: torch.dtyp
             assert torch.equal(whole[row : row + 1], part)
 
 
-def apart(x: Tensor) -> Tensor:
-    wider = torch.full((x.shape[0], x.shape[1] + 5), torch.nan, dtype=x.dtype)
-    wider[:, 2:-3] = x
-    return wider[:, 2:-3]
-
-
 def batched(x: Tensor) -> Tensor:
     padded = torch.full((2, x.shape[0], x.shape[1]), torch.nan, dtype=x.dtype)
     padded[:, :-1] = x[:-1]
@@ -257,69 +226,10 @@ def test_rows_of_any_strides(operation: str, layout: Callable[[Tensor], Tensor],
 def test_arguments_may_share_memory(seed: int) -> None:
     x = Draw(seed).normal(12, 12)
     given = [x, x, x[3], x[:, 4], x[0]]
-    for ours, apart in zip(
+    for ours, expected in zip(
         forced("dropout_add_layer_norm", given), forced("dropout_add_layer_norm", [one.clone() for one in given])
     ):
-        assert torch.equal(ours, apart)
-
-
-# Embeddings.
-
-
-def embed(ids: list[Tensor], tables: list[Tensor], weight: Tensor, bias: Tensor, backend: str = "native") -> Tensor:
-    with use_backend(backend):  # type: ignore[arg-type]
-        return ops.embedding_layer_norm(ids, tables, weight, bias)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
-@pytest.mark.parametrize(("tokens", "width"), [(0, 8), (1, 1), (300, 33), (40, 1023), (4097, 16)])
-def test_embeddings_are_as_accurate_as_torch(
-    dtype: torch.dtype, count: int, tokens: int, width: int, seed: int
-) -> None:
-    draw = Draw(seed)
-    # The first table is larger than what is taken to be near anyway.
-    sizes = [max(2, 2**19 // width), 512, 2, 7, 1][:count]
-    tables = [draw.normal(rows, width, dtype=dtype) for rows in sizes]
-    ids = [draw.ids(rows, tokens).to(torch.int32 if i % 2 else torch.int64) for i, rows in enumerate(sizes)]
-    weight, bias = draw.normal(width), draw.normal(width)
-    exact = embed(ids, wide(tables), weight.double(), bias.double(), "eager")
-    check(embed(ids, tables, weight, bias), embed(ids, tables, weight, bias, "eager"), exact, "embedding_layer_norm")
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_embeddings_of_ids_and_tables_of_any_stride(dtype: torch.dtype, seed: int) -> None:
-    draw = Draw(seed)
-    tables = [draw.normal(50, 33, dtype=dtype), draw.normal(20, 33, dtype=dtype)]
-    ids, weight, bias = [draw.ids(50, 90), draw.ids(20, 90)], draw.normal(33), draw.normal(33)
-    expected = embed(ids, tables, weight, bias)
-    strided = [torch.stack([one, one + 10**6], 1)[:, 0] for one in ids]
-    assert torch.equal(embed(strided, [apart(table) for table in tables], weight, bias), expected)
-    one = [ids[0][:1].expand(90), ids[1]]
-    assert torch.equal(embed(one, tables, weight, bias), embed([one[0].contiguous(), ids[1]], tables, weight, bias))
-
-
-def test_embeddings_under_autocast_have_its_dtype(seed: int) -> None:
-    draw = Draw(seed)
-    ids, tables, vectors = [draw.ids(50, 90)], [draw.normal(50, 33)], (draw.normal(33), draw.normal(33))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = embed(ids, tables, *vectors)
-    assert torch.equal(y, embed(ids, tables, *vectors).bfloat16())
-
-
-@pytest.mark.parametrize("wrong", [-1, 20, 2**40, -(2**62)])
-def test_ids_out_of_range_are_refused_by_name(wrong: int, seed: int) -> None:
-    draw = Draw(seed)
-    tables = [draw.normal(50, 8), draw.normal(20, 8), draw.normal(2, 8)]
-    ids = [draw.ids(50, 30), draw.ids(20, 30), draw.ids(2, 30)]
-    ids[1][17] = wrong
-    with pytest.raises(UserError, match=rf"position id {wrong} at ids\[1\]\[17\] is no row of tables\[1\]"):
-        ops.embedding_layer_norm(ids, tables, torch.ones(8), torch.zeros(8))
-    with pytest.raises(UserError, match=r"table 0's id .* which has 0 rows"):
-        ops.embedding_layer_norm([ids[0]], [torch.empty(0, 8)], torch.ones(8), torch.zeros(8))
-
-
-# Softmax.
+        assert torch.equal(ours, expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -373,9 +283,6 @@ def test_softmax_of_scores_of_any_strides(seed: int) -> None:
         assert torch.equal(ops.softmax(turned, mask), ops.softmax(turned.contiguous(), mask.contiguous()))
 
 
-NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-
-
 @pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vectors", DTYPES)
@@ -422,24 +329,6 @@ def test_nothing_outside_is_touched(
             y.address,
         )
         expect(ops.softmax(x.tensor[None, None], mask.tensor, scale=0.5)[0, 0])
-
-
-@pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_embeddings_touch_nothing_outside(behind: bool, dtype: torch.dtype, seed: int) -> None:
-    draw = Draw(seed)
-    ids = [Fenced(torch.cat([draw.ids(rows, 30), torch.tensor([0, rows - 1])]), behind) for rows in (9000, 3)]
-    tables = [Fenced(draw.normal(rows, 37, dtype=dtype), behind) for rows in (9000, 3)]
-    weight, bias = Fenced(draw.normal(37), behind), Fenced(draw.normal(37), behind)
-    y = Fenced(torch.zeros(32, 37, dtype=dtype), behind)
-    parts = [(one.address, 1, True, table.address, 37, table.tensor.shape[0]) for one, table in zip(ids, tables)]
-    vectors = (weight.address, bias.address, "fp32", 1e-12)
-    assert _C.embedding_layer_norm(32, 37, NAMES[dtype], NAMES[dtype], parts, *vectors, y.address) is None
-    plain = ([one.tensor for one in ids], [table.tensor for table in tables], weight.tensor, bias.tensor)
-    assert torch.equal(y.tensor, embed(*plain))
-
-
-# What the native backend leaves to eager torch, and what nothing serves.
 
 
 def grad_wanted() -> Tensor:
