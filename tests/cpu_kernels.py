@@ -66,8 +66,9 @@ def in_software(name: str) -> bool:
 @contextmanager
 def running(name: str) -> Iterator[None]:
     """Products, attention and rows run this kernel; the test is skipped where nothing can."""
-    if why_unavailable(name):
-        pytest.skip(why_unavailable(name))
+    reason = why_unavailable(name)
+    if reason:
+        pytest.skip(reason)
     if in_software(name):
         emulator.install()
     kernel = KERNELS[name]
