@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fastbert import cpu_level, measured_tables
+from fastbert import _C, cpu_level, measured_tables
 from fastbert.doctor import cpu_model
 from fastbert.errors import UserError
 from fastbert.ops import backend
@@ -31,6 +31,8 @@ SHIPPED = {
     "amx": {"bf16": OWN, "int8": OWN, "fp32": OWN},
 }
 Table = dict[str, dict[str, str]]
+# For code that torch.compile traces, which cannot ask the extension.
+_LEVEL_AT_IMPORT = _C.cpu_level()
 
 
 def prefers_own(element: str, rows: int, columns: int, depth: int) -> bool:
@@ -51,13 +53,8 @@ def prefers_own_layer(element: str, rows: int, width: int, inner: int) -> bool:
     if backend.forced() == "native":
         return True
     if torch.compiler.is_compiling():
-        return SHIPPED[_traced_level()][element] == OWN
+        return SHIPPED[_LEVEL_AT_IMPORT][element] == OWN
     return _prefers_own_layer(element, row_class(rows), width, inner, cpu_level.level())
-
-
-@torch.compiler.assume_constant_result
-def _traced_level() -> str:
-    return cpu_level.level()
 
 
 def row_class(rows: int) -> str:

@@ -99,7 +99,7 @@ def test_a_place_that_cannot_be_written_is_found_before_anything_is_measured(
 
 @pytest.mark.parametrize("level", ["avx2", "avx512"])
 def test_compiled_code_follows_the_level(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_level, "level", lambda: level)
+    monkeypatch.setattr(product_table, "_LEVEL_AT_IMPORT", level)
     torch._dynamo.reset()  # code that was compiled for another level
 
     def chosen(x: torch.Tensor) -> torch.Tensor:
