@@ -30,6 +30,7 @@ FILES = [
     "tests/models/test_native_layer.py",
     "tests/ops/test_native_attention.py",
     "tests/ops/test_native_embedding.py",
+    "tests/ops/test_native_hostile.py",
     "tests/ops/test_native_int8.py",
     "tests/ops/test_native_product.py",
     "tests/ops/test_native_rows.py",
