@@ -128,7 +128,8 @@ def test_all_public_names_add_little_to_torch(tmp_path: Path) -> None:
         "import torch, time; start = time.process_time(); import fastbert;"
         "[getattr(fastbert, name) for name in fastbert.__all__]; print(time.process_time() - start)"
     )
-    assert min(float(run_python(code, tmp_path)) for _ in range(3)) < 0.3 * PATIENCE
+    times = (float(run_python(code, tmp_path)) for _ in range(5))
+    assert any(seconds < 0.3 * PATIENCE for seconds in times)
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
