@@ -85,11 +85,11 @@ inline void select(const std::uint16_t* d, std::size_t n, std::uint32_t t, std::
 
 template <typename Element>
 void fill_row(Element* out, std::size_t width, std::uint32_t row, std::uint32_t head, std::uint32_t site,
-              std::uint64_t key, Order order, std::uint32_t threshold, Element keep) {
+              std::uint64_t key, Order order, std::uint32_t threshold, Element keep, std::uint32_t first_block = 0) {
     alignas(64) std::uint32_t words[kBlocks * 4];
     alignas(64) std::uint16_t draws[kBlocks * kDraws];
     for (std::size_t start = 0; start < width; start += kBlocks * kDraws) {
-        philox_row(static_cast<std::uint32_t>(start / kDraws), row, head, site, key, order, words);
+        philox_row(first_block + static_cast<std::uint32_t>(start / kDraws), row, head, site, key, order, words);
         // The draws are the words' low halves and high halves in turn, which is memory order on little-endian machines.
         if constexpr (std::endian::native == std::endian::little) {
             std::memcpy(draws, words, sizeof(words));
@@ -102,6 +102,20 @@ void fill_row(Element* out, std::size_t width, std::uint32_t row, std::uint32_t 
 }
 
 }  // namespace
+
+void token_dropout_row(float* out, std::size_t width, std::uint32_t position, std::uint32_t site, std::uint64_t key,
+                       std::uint32_t threshold, float keep) {
+    fill_row(reinterpret_cast<std::uint32_t*>(out), width, position, 0, site, key, Order::kTokens, threshold,
+             std::bit_cast<std::uint32_t>(keep));
+}
+
+void attention_dropout_row(float* out, std::size_t first_key, std::size_t count, std::uint32_t query,
+                           std::uint32_t head, std::uint32_t site, std::uint64_t key, std::uint32_t threshold,
+                           float keep) {
+    // 32 keys take four blocks.
+    fill_row(reinterpret_cast<std::uint32_t*>(out), count, query, head, site, key, Order::kAttention, threshold,
+             std::bit_cast<std::uint32_t>(keep), static_cast<std::uint32_t>(first_key / kDraws));
+}
 
 template <typename Element>
 void token_dropout_mask(Element* out, std::size_t tokens, std::size_t width, const std::int64_t* keys,

@@ -17,6 +17,14 @@ void token_dropout_mask(Element* out, std::size_t tokens, std::size_t width, con
                         const std::int64_t* sequence, const std::int64_t* position, std::uint32_t site,
                         std::uint32_t threshold, Element keep);
 
+// One row of a mask as floats, 0 or `keep`: what kernels multiply their values with. Of a token's vector, columns 0 to
+// `width`; of a query of one head, keys `first_key` (a multiple of 32) to `first_key + count`.
+void token_dropout_row(float* out, std::size_t width, std::uint32_t position, std::uint32_t site, std::uint64_t key,
+                       std::uint32_t threshold, float keep);
+void attention_dropout_row(float* out, std::size_t first_key, std::size_t count, std::uint32_t query,
+                           std::uint32_t head, std::uint32_t site, std::uint64_t key, std::uint32_t threshold,
+                           float keep);
+
 // Mask of attention dropout for sequences of one length: out is (sequences, heads, queries, key_count).
 template <typename Element>
 void attention_dropout_mask(Element* out, std::size_t sequences, std::size_t heads, std::size_t queries,

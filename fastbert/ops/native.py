@@ -16,10 +16,10 @@ from fastbert.ops import backend
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
-def serves(operation: str, *tensors: Tensor | None) -> bool:
+def serves(operation: str, *tensors: Tensor | None, trains: bool = False) -> bool:
     """Whether the native kernel of `operation` takes these tensors; those of which a gradient could be asked come here.
 
-    It serves bf16 and fp32 on a CPU, and no gradients in this version. Where it does not serve, eager torch does,
+    It serves bf16 and fp32 on a CPU, and gradients where it `trains`. Where it does not serve, eager torch does,
     without a word; raises UserError where the native backend was forced.
     """
     present = [x for x in tensors if x is not None]
@@ -30,7 +30,7 @@ def serves(operation: str, *tensors: Tensor | None) -> bool:
             return declines(operation, f"a tensor has layout {x.layout}, and the native backend serves strided ones")
         if x.dtype not in DTYPES:
             return declines(operation, f"a tensor has dtype {x.dtype}, and the native backend serves bfloat16, float32")
-    if torch.is_grad_enabled() and any(x.requires_grad for x in present):
+    if not trains and torch.is_grad_enabled() and any(x.requires_grad for x in present):
         return declines(
             operation, "a gradient is wanted, and the native backend has none in this version: use torch.no_grad()"
         )
