@@ -42,14 +42,12 @@ FASTBERT_INLINE typename V::Float raised_exp2_of(typename V::Float x) {
     return V::scale(r, whole);
 }
 
-// GELU, x Phi(x) = max(x, 0) - |x| Phi(-|x|), of which log2 Phi(-|x|) is a polynomial: no division, nothing that
-// cancels below zero, and the scale of 2^-32 is part of the last product. Off by at most 4e-7, and by 1.2e-3 of its
-// value, less than a rounding to bf16, denormal results included. A NaN stays one; -infinity gives 0, its limit.
+// Phi(-|x|), times 2^32, by the polynomial of its logarithm to base 2; `a` becomes |x|.
 template <class V>
-FASTBERT_INLINE typename V::Float gelu_of(typename V::Float x) {
+FASTBERT_INLINE typename V::Float gelu_tail_of(typename V::Float x, typename V::Float& a) {
     using F = typename V::Float;
     // Phi(-14.6) is 2^-158: nothing is left of it. A NaN is the second operand, which min and max give back.
-    const F a = V::min(V::broadcast(14.6F), V::abs(x));
+    a = V::min(V::broadcast(14.6F), V::abs(x));
     F p = V::broadcast(-8.3483889e-10F);
     p = V::fma(p, a, V::broadcast(8.3393159e-8F));
     p = V::fma(p, a, V::broadcast(-3.3306247e-6F));
@@ -60,8 +58,17 @@ FASTBERT_INLINE typename V::Float gelu_of(typename V::Float x) {
     p = V::fma(p, a, V::broadcast(-4.5846964e-1F));
     p = V::fma(p, a, V::broadcast(-1.1512589F));
     p = V::fma(p, a, V::broadcast(-9.9999316e-1F));
-    const F tail = V::mul(a, raised_exp2_of<V>(p));
-    return V::fma(tail, V::broadcast(-0x1p-32F), V::max(V::zero(), x));
+    return raised_exp2_of<V>(p);
+}
+
+// GELU, x Phi(x) = max(x, 0) - |x| Phi(-|x|): no division, nothing that cancels below zero, and the scale of 2^-32 is
+// part of the last product. Off by at most 4e-7, and by 1.2e-3 of its value, less than a rounding to bf16, denormal
+// results included. A NaN stays one; -infinity gives 0, its limit.
+template <class V>
+FASTBERT_INLINE typename V::Float gelu_of(typename V::Float x) {
+    typename V::Float a;
+    const typename V::Float tail = gelu_tail_of<V>(x, a);
+    return V::fma(V::mul(a, tail), V::broadcast(-0x1p-32F), V::max(V::zero(), x));
 }
 
 // GELU's approximation by tanh(u), u = sqrt(2 / pi) (x + 0.044715 x^3): max(x, 0) - |x| / (1 + exp(2 |u|)). NaN and
