@@ -44,13 +44,22 @@ void require_rows(const char* name, Address address, std::size_t rows, std::size
             std::string(name) + " is larger than the memory");
 }
 
-PackedWeight pack(const Matrix& weight, std::size_t columns, std::size_t depth, const std::string& element) {
+PackedWeight pack(const Matrix& weight, std::size_t columns, std::size_t depth, const std::string& element,
+                  bool transposed) {
     const auto& [address, dtype, stride] = weight;
-    require_rows("weight", address, columns, depth, stride);
+    require_rows("weight", address, transposed ? depth : columns, transposed ? columns : depth, stride);
     const Dtype from = dtype_of(dtype);
     const Element to = element_of(element);
+    require(!transposed || to != Element::int8, "transposed weights are bf16 or fp32");
     py::gil_scoped_release release;
-    return pack_weight(pointer<const void>(address), from, stride, columns, depth, to);
+    return pack_weight(pointer<const void>(address), from, stride, columns, depth, to, transposed);
+}
+
+void pack_again(PackedWeight& packed, bool transposed, std::size_t offset, const Matrix& weight, std::size_t first,
+                std::size_t last) {
+    const auto& [address, dtype, stride] = weight;
+    require_rows("weight", address, last, transposed ? packed.columns : packed.depth, stride);
+    repack(packed, transposed, offset, pointer<const void>(address), dtype_of(dtype), stride, first, last);
 }
 
 void multiply(const Matrix& x, std::size_t rows, const PackedWeight& weight, const Matrix& out, Address bias,
@@ -95,7 +104,13 @@ void multiply(const Matrix& x, std::size_t rows, const PackedWeight& weight, con
 
 void bind_product(py::module_& module) {
     py::class_<PackedWeight>(module, "PackedWeight", "A weight (columns, depth) as CPU products read it.")
-        .def(py::init(&pack), py::arg("weight"), py::arg("columns"), py::arg("depth"), py::arg("element"))
+        .def(py::init(&pack), py::arg("weight"), py::arg("columns"), py::arg("depth"), py::arg("element"),
+             py::arg("transposed") = false)
+        .def("__bytes__",
+             [](const PackedWeight& weight) {
+                 return py::bytes(reinterpret_cast<const char*>(weight.bytes.get()),
+                                  weight.padded_columns * weight.padded_depth * bytes_of(weight.element));
+             })
         .def_property_readonly("columns", [](const PackedWeight& weight) { return weight.columns; })
         .def_property_readonly("depth", [](const PackedWeight& weight) { return weight.depth; })
         .def_property_readonly("element", [](const PackedWeight& weight) { return name_of(weight.element); })
@@ -104,6 +119,8 @@ void bind_product(py::module_& module) {
             if (weight.scales) scales.assign(weight.scales.get(), weight.scales.get() + weight.columns);
             return scales;
         });
+    module.def("repack", &pack_again, py::arg("packed"), py::arg("transposed"), py::arg("offset"), py::arg("weight"),
+               py::arg("first"), py::arg("last"), "Rows first..last of a weight anew into its packed copy.");
     module.def("product", &multiply, py::arg("x"), py::arg("rows"), py::arg("weight"), py::arg("out"), py::kw_only(),
                py::arg("bias") = 0, py::arg("activation") = py::none(), py::arg("residual") = py::none(),
                py::arg("norm") = py::none(), py::arg("row_scales") = 0, py::arg("blocking") = std::pair{0, 0},

@@ -13,6 +13,7 @@ from torch import Tensor
 from fastbert._C import PackedWeight
 from fastbert._C import product as _native_product
 from fastbert._C import quantize_rows as _native_quantize_rows
+from fastbert._C import repack as _native_repack
 from fastbert.errors import UserError
 from fastbert.ops import native
 from fastbert.ops.native import DTYPES
@@ -21,18 +22,44 @@ _ELEMENTS = ("bf16", "fp32", "int8")
 _ACTIVATIONS = ("gelu", "gelu_tanh")
 
 
-def pack(weight: Tensor, element: str) -> PackedWeight:
+def pack(weight: Tensor, element: str, transposed: bool = False) -> PackedWeight:
     """A copy of `weight` (out, in), bf16 or fp32, as products read it, in elements `"bf16"`, `"fp32"` or `"int8"`.
 
     bf16 rounds to nearest. int8 has one scale an output, the row's largest magnitude / 127; an output whose weights
-    have a NaN or an infinity is NaN. The copy does not follow later changes of `weight`.
+    have a NaN or an infinity is NaN. The copy does not follow later changes of `weight`. `transposed`, for bf16 and
+    fp32, is the weight's transpose: the operand of dx = dy weight.
     Raises UserError, a ValueError, that names the wrong argument.
     """
     if element not in _ELEMENTS:
         raise UserError(f"element={element!r} must be one of {', '.join(map(repr, _ELEMENTS))}")
+    if transposed and element == "int8":
+        raise UserError("element='int8' has no transposed copy: gradients are summed in bf16 or fp32")
     weight = weight.detach().resolve_neg()
     _check_matrix("weight", weight, None)
-    return PackedWeight(_matrix(weight), weight.shape[0], weight.shape[1], element)
+    columns, depth = reversed(weight.shape) if transposed else weight.shape
+    return PackedWeight(_matrix(weight), columns, depth, element, transposed)
+
+
+def repack(
+    packed: PackedWeight, weight: Tensor, first: int, last: int, *, offset: int = 0, transposed: bool = False
+) -> None:
+    """Write rows first..last of `weight` (out, in), which has changed, into its packed copy, bf16 or fp32.
+
+    `offset` is the weight's first row among those of the copy, where several weights were packed one below the other;
+    `transposed` must be what the copy was made with. The result has the bits that `pack` would give.
+    Raises UserError, a ValueError, that names the wrong argument.
+    """
+    if packed.element == "int8":
+        raise UserError("packed holds int8: such copies are made as a whole, by pack()")
+    weight = weight.detach().resolve_neg()
+    rows, width = (packed.depth, packed.columns) if transposed else (packed.columns, packed.depth)
+    _check_matrix("weight", weight, (weight.shape[0] if weight.dim() else 0, width))
+    if not 0 <= first <= last <= weight.shape[0]:
+        raise UserError(f"rows {first} to {last} are not in weight, which has {weight.shape[0]}")
+    if not 0 <= offset <= rows - last:
+        raise UserError(f"offset={offset} places rows up to {last} beyond the copy, which has {rows}")
+    native.address("weight", weight)
+    _native_repack(packed, transposed, offset, _matrix(weight), first, last)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
