@@ -250,6 +250,8 @@ def product(
     norm: tuple[int, int, float] | None = None,
     row_scales: int = 0,
     blocking: tuple[int, int] = (0, 0),
+    before: tuple[int, str, int] | None = None,
+    again: tuple[int, str, int] | None = None,
 ) -> None: ...
 
 # bindings_rows.cpp: addresses of memory, 0 where there is none; strides in elements; dtypes "fp32" or "bf16"

@@ -43,10 +43,17 @@ struct PackedWeight {
 };
 
 // What happens to a block's sums before they are stored; null pointers and zeros leave a part out. In this order:
-// sums (for int8 times row_scales[row] * column_scales[column]) + bias, GELU, + residual, rounding to `dtype`.
+// sums (for int8 times row_scales[row] * column_scales[column]) + bias, GELU or its gradient, + residual, rounding to
+// `dtype`.
 struct Epilogue {
     const float* bias = nullptr;  // (columns,)
-    enum class Activation : int { none, gelu, gelu_tanh } activation = Activation::none;
+    // With a gradient of GELU the sums are multiplied by its derivative at `before`, of which `again` is GELU.
+    enum class Activation : int { none, gelu, gelu_tanh, gelu_gradient, gelu_tanh_gradient };
+    Activation activation = Activation::none;
+    void* before = nullptr;  // (rows, columns): GELU stores, rounded to `dtype`, what it is computed of; read by gradients
+    std::size_t before_stride = 0;  // elements
+    void* again = nullptr;          // (rows, columns) in `dtype`; of gradients only
+    std::size_t again_stride = 0;   // elements
     const void* residual = nullptr;  // (rows, columns) in `residual_dtype`
     std::size_t residual_stride = 0;  // elements
     Dtype residual_dtype = Dtype::fp32;
@@ -115,7 +122,7 @@ struct Blocking {
     std::size_t rows = 0, columns = 0;
 };
 
-// LayerNorm of whole finished rows, before they are rounded; null for a product without.
+// LayerNorm of whole finished rows, before they are rounded; null for a product without, and for those with `before`.
 struct Norm {
     const float* weight = nullptr;  // (columns,)
     const float* bias = nullptr;    // (columns,), or null
