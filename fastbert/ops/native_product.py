@@ -97,8 +97,8 @@ def product(
     `"gelu_tanh"`; `norm` is LayerNorm's (weight, bias or None, eps). Where `packed` holds int8, x is rounded by
     `quantize_rows`, and a row with a NaN or an infinity gives NaN. The result has `out_dtype`, by default x's, or is
     written to `out`, which may be `residual` itself. `before` (rows, out), of the result's dtype, is written too: x
-    weight^T + bias, rounded, of which the activation is then computed. `blocking` (rows, columns) that a thread keeps in
-    its second cache changes the time only; zeros choose.
+    weight^T + bias, rounded, of which the activation is then computed. `blocking` (rows, columns) that a thread keeps
+    in its second cache changes the time only; zeros choose.
     Raises UserError, a ValueError, that names the wrong argument.
     """
     if activation is not None and activation not in _ACTIVATIONS:
