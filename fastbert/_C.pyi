@@ -253,6 +253,16 @@ def product(
     before: tuple[int, str, int] | None = None,
     again: tuple[int, str, int] | None = None,
 ) -> None: ...
+def gradient_product(
+    a: tuple[int, str, int],
+    b: tuple[int, str, int],
+    tokens: int,
+    rows: int,
+    columns: int,
+    out: tuple[int, str, int],
+    sums: int,
+    accumulate: bool,
+) -> None: ...
 
 # bindings_rows.cpp: addresses of memory, 0 where there is none; strides in elements; dtypes "fp32" or "bf16"
 

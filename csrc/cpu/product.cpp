@@ -13,24 +13,6 @@ namespace {
 constexpr std::size_t round_up(std::size_t x, std::size_t step) { return (x + step - 1) / step * step; }
 constexpr std::size_t part(std::size_t count, std::size_t index, std::size_t parts) { return count * index / parts; }
 
-// Memory of a calling thread that is kept from one product to the next: pages touched for the first time cost more than
-// the products that use them.
-std::byte* scratch(std::size_t size) {
-    struct Free {
-        void operator()(std::byte* p) const { std::free(p); }
-    };
-    thread_local std::unique_ptr<std::byte, Free> memory;
-    thread_local std::size_t held = 0;
-    if (size > held) {
-        memory.reset();
-        held = 0;
-        memory.reset(static_cast<std::byte*>(std::aligned_alloc(64, round_up(size, 64))));
-        if (!memory) throw std::bad_alloc();
-        held = size;
-    }
-    return memory.get();
-}
-
 // Threads as a grid: `rows` groups, each of which has its own rows, of `columns` threads that have their own columns.
 struct Grid {
     int rows = 1, columns = 1;
@@ -274,6 +256,22 @@ const RowKernel& row_kernel() {
     return portable_rows();
 }
 
+std::byte* product_scratch(std::size_t size) {
+    struct Free {
+        void operator()(std::byte* p) const { std::free(p); }
+    };
+    thread_local std::unique_ptr<std::byte, Free> memory;
+    thread_local std::size_t held = 0;
+    if (size > held) {
+        memory.reset();
+        held = 0;
+        memory.reset(static_cast<std::byte*>(std::aligned_alloc(64, round_up(size, 64))));
+        if (!memory) throw std::bad_alloc();
+        held = size;
+    }
+    return memory.get();
+}
+
 namespace {
 
 void whole_product(const Product& call) {
@@ -284,7 +282,7 @@ void whole_product(const Product& call) {
     // than the one before has no use for, and starting them again takes longer than the product.
     const int threads = work < 3e5 ? 1 : parallel_threads();
     const std::size_t size = static_cast<std::size_t>(threads) * (plan.group_bytes + plan.thread_bytes);
-    std::byte* memory = scratch(size);
+    std::byte* memory = product_scratch(size);
     parallel(threads, [&](int thread, int running) { run(plan, memory, thread, running); });
 }
 

@@ -82,6 +82,11 @@ struct BlockKernel {
     // float rows, `stride` elements apart; nothing behind a row's `depth` elements is read.
     void (*fill)(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
                  std::byte* panel);
+    // Lay out `columns` columns of `tokens` rows of x as a row panel whose depth is the tokens: those from `first` on, a
+    // multiple of 64, filled up with zeros to a multiple of kStep bytes. x: bf16 or float, as the element. Where `sums`
+    // is not null, each column's sum is added to it. Panels are filled from their first token on; null for int8.
+    void (*fill_columns)(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns, std::size_t first,
+                         std::byte* panel, float* sums) = nullptr;
     // block.sums = panel x weights^T for two neighbouring panels of the weight, and beside it, where the processor has
     // room for both, finish `previous` (may be null). The sums of both live in different memory.
     void (*multiply)(const std::byte* panel, const std::byte* weights, std::size_t panel_bytes,
@@ -98,6 +103,8 @@ struct BlockKernel {
     // How many rows' sums take as long as reading the weights from memory: where fewer rows than these are left to a
     // thread, it takes fewer columns and more rows.
     std::size_t memory_rows = 16;
+    // The most tokens whose products are summed before the sums are added to a gradient in memory.
+    std::size_t chunk = 1024;
 };
 
 // The kernel for an element at the level in force (level.h).
