@@ -190,6 +190,14 @@ private:
             epilogue.residual = static_cast<const std::byte*>(epilogue.residual) +
                               first * epilogue.residual_stride * size_of(epilogue.residual_dtype);
         }
+        if (epilogue.before) {
+            epilogue.before =
+                static_cast<std::byte*>(epilogue.before) + first * epilogue.before_stride * size_of(epilogue.dtype);
+        }
+        if (epilogue.again) {
+            epilogue.again =
+                static_cast<std::byte*>(epilogue.again) + first * epilogue.again_stride * size_of(epilogue.dtype);
+        }
         if (epilogue.row_scales) {
             epilogue.row_scales += first;
             epilogue.column_scales = plan_.weight.scales.get();

@@ -39,6 +39,7 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AMX)
 
 #include "cpu/vector_avx512.h"
 #include "cpu/vector_math.h"
+#include "cpu/gelu_gradient.h"
 #include "cpu/product_epilogue.h"
 
 void enter() { _tile_loadconfig(&kTileConfiguration); }

@@ -21,6 +21,7 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX512)
 // Behind a vector.
 #include "cpu/vector_math.h"
 // Behind both.
+#include "cpu/gelu_gradient.h"
 #include "cpu/product_epilogue.h"
 // Behind all.
 #include "cpu/product_blocks.h"

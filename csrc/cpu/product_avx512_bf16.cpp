@@ -22,6 +22,7 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX512_BF16)
 // Behind a vector.
 #include "cpu/vector_math.h"
 // Behind both.
+#include "cpu/gelu_gradient.h"
 #include "cpu/product_epilogue.h"
 #include "cpu/transpose_avx512.h"
 #include "cpu/product_panel.h"

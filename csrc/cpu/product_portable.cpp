@@ -17,6 +17,7 @@ namespace {
 // Behind a vector.
 #include "cpu/vector_math.h"
 // Behind both.
+#include "cpu/gelu_gradient.h"
 #include "cpu/product_epilogue.h"
 // Behind all.
 #include "cpu/product_blocks.h"
