@@ -222,7 +222,10 @@ def parallel_threads() -> int: ...
 class PackedWeight:
     """A weight (columns, depth) as CPU products read it. Matrices are (address, dtype, elements between rows)."""
 
-    def __init__(self, weight: tuple[int, str, int], columns: int, depth: int, element: str) -> None: ...
+    def __init__(
+        self, weight: tuple[int, str, int], columns: int, depth: int, element: str, transposed: bool = False
+    ) -> None: ...
+    def __bytes__(self) -> bytes: ...
     @property
     def columns(self) -> int: ...
     @property
@@ -232,6 +235,9 @@ class PackedWeight:
     @property
     def scales(self) -> list[float]: ...
 
+def repack(
+    packed: PackedWeight, transposed: bool, offset: int, weight: tuple[int, str, int], first: int, last: int
+) -> None: ...
 def product(
     x: tuple[int, str, int],
     rows: int,
@@ -244,6 +250,18 @@ def product(
     norm: tuple[int, int, float] | None = None,
     row_scales: int = 0,
     blocking: tuple[int, int] = (0, 0),
+    before: tuple[int, str, int] | None = None,
+    again: tuple[int, str, int] | None = None,
+) -> None: ...
+def gradient_product(
+    a: tuple[int, str, int],
+    b: tuple[int, str, int],
+    tokens: int,
+    rows: int,
+    columns: int,
+    out: tuple[int, str, int],
+    sums: int,
+    accumulate: bool,
 ) -> None: ...
 
 # bindings_rows.cpp: addresses of memory, 0 where there is none; strides in elements; dtypes "fp32" or "bf16"
@@ -328,3 +346,12 @@ def encoder_layer(
     y: int,
     y_dtype: str,
 ) -> None: ...
+
+# bindings_pool.cpp
+
+def pool_tensor(shape: Sequence[int], bytes: int, code: int, bits: int, /) -> Any:
+    """A DLPack capsule over `bytes` bytes of the pool, of that element (DLPack's code and bits)."""
+
+def pool_statistics() -> dict[str, int]: ...
+def pool_reset_peak() -> None: ...
+def pool_release() -> None: ...

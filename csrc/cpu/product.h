@@ -25,7 +25,7 @@ inline constexpr std::size_t kPanel = 16;    // outputs that lie side by side: l
 inline constexpr std::size_t kColumns = 32;  // outputs of a block: two panels
 inline constexpr std::size_t kStep = 64;     // bytes of depth that a tile takes; the depth is padded to a multiple
 
-// A weight (columns, depth) as products read it. The outputs are cut into panels of 16; a panel holds its groups of
+// A weight (columns, depth) as products read it. Its outputs are cut into panels of 16; a panel holds its groups of
 // inputs one after the other, and in each group its 16 outputs: [columns / 16][depth / group][16][group]. 64 bytes
 // times 16 groups in a row are the operand of a tile instruction as it stands. Columns are filled up to a multiple of
 // 32 and depth to a multiple of kStep bytes, with zeros. The memory begins at a multiple of 64 bytes.
@@ -43,10 +43,17 @@ struct PackedWeight {
 };
 
 // What happens to a block's sums before they are stored; null pointers and zeros leave a part out. In this order:
-// sums (for int8 times row_scales[row] * column_scales[column]) + bias, GELU, + residual, rounding to `dtype`.
+// sums (for int8 times row_scales[row] * column_scales[column]) + bias, GELU or its gradient, + residual, rounding to
+// `dtype`.
 struct Epilogue {
     const float* bias = nullptr;  // (columns,)
-    enum class Activation : int { none, gelu, gelu_tanh } activation = Activation::none;
+    // With a gradient of GELU the sums are multiplied by its derivative at `before`, of which `again` is GELU.
+    enum class Activation : int { none, gelu, gelu_tanh, gelu_gradient, gelu_tanh_gradient };
+    Activation activation = Activation::none;
+    void* before = nullptr;  // (rows, columns): GELU stores, rounded to `dtype`, what it is computed of; read by gradients
+    std::size_t before_stride = 0;  // elements
+    void* again = nullptr;          // (rows, columns) in `dtype`; of gradients only
+    std::size_t again_stride = 0;   // elements
     const void* residual = nullptr;  // (rows, columns) in `residual_dtype`
     std::size_t residual_stride = 0;  // elements
     Dtype residual_dtype = Dtype::fp32;
@@ -75,6 +82,11 @@ struct BlockKernel {
     // float rows, `stride` elements apart; nothing behind a row's `depth` elements is read.
     void (*fill)(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
                  std::byte* panel);
+    // Lay out `columns` columns of `tokens` rows of x as a row panel whose depth is the tokens: those from `first` on, a
+    // multiple of 64, filled up with zeros to a multiple of kStep bytes. x: bf16 or float, as the element. Where `sums`
+    // is not null, each column's sum is added to it. Panels are filled from their first token on; null for int8.
+    void (*fill_columns)(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns, std::size_t first,
+                         std::byte* panel, float* sums) = nullptr;
     // block.sums = panel x weights^T for two neighbouring panels of the weight, and beside it, where the processor has
     // room for both, finish `previous` (may be null). The sums of both live in different memory.
     void (*multiply)(const std::byte* panel, const std::byte* weights, std::size_t panel_bytes,
@@ -91,6 +103,8 @@ struct BlockKernel {
     // How many rows' sums take as long as reading the weights from memory: where fewer rows than these are left to a
     // thread, it takes fewer columns and more rows.
     std::size_t memory_rows = 16;
+    // The most tokens whose products are summed before the sums are added to a gradient in memory.
+    std::size_t chunk = 1024;
 };
 
 // The kernel for an element at the level in force (level.h).
@@ -98,8 +112,16 @@ const BlockKernel& block_kernel(Element element);
 
 // Lay out a weight (columns, depth) with rows `stride` elements apart. bf16: rounded to nearest, ties to even. int8:
 // scale max|row| / 127 an output; a row with a NaN or an infinity has the scale NaN, so its whole output is NaN.
+// `transposed`: the weight is given as (depth, columns); not for int8.
 PackedWeight pack_weight(const void* weight, Dtype dtype, std::size_t stride, std::size_t columns, std::size_t depth,
-                         Element element);
+                         Element element, bool transposed = false);
+
+// Rows first..last of a weight (out, in) anew into a packed copy, of which the weight's row 0 is row `offset`: columns
+// offset + first.. over the whole depth, or, where the copy is a transposed one, as much depth of all columns. On the
+// calling thread; threads may repack ranges of one copy at once where each begins and ends at a multiple of 32 rows.
+// Throws std::invalid_argument for int8 and for rows that the copy does not have.
+void repack(PackedWeight& packed, bool transposed, std::size_t offset, const void* weight, Dtype dtype,
+            std::size_t stride, std::size_t first, std::size_t last);
 
 // Rows that a thread lays out at once, and columns of the weight that it uses for all of them before it goes on: these
 // should stay in the second cache. Zeros leave the choice to the shape. No result depends on it.
@@ -107,7 +129,7 @@ struct Blocking {
     std::size_t rows = 0, columns = 0;
 };
 
-// LayerNorm of whole finished rows, before they are rounded; null for a product without.
+// LayerNorm of whole finished rows, before they are rounded; null for a product without, and for those with `before`.
 struct Norm {
     const float* weight = nullptr;  // (columns,)
     const float* bias = nullptr;    // (columns,), or null
@@ -126,7 +148,13 @@ struct Product {
     Epilogue epilogue;
     Norm norm;
     Blocking blocking;
+    // Only a slice of the depth: inputs first_input.. (a multiple of kSlice), `inputs` of them, or all where that is 0.
+    std::size_t first_input = 0, inputs = 0;
 };
+
+// The deepest product that is one sum in registers. Deeper ones without an activation or a LayerNorm (a vocabulary's
+// gradient is 30,522 deep) are summed up slice by slice, which stay in the second cache, in fp32 in memory.
+inline constexpr std::size_t kMostDepth = 8192, kSlice = 2048;
 
 // A row's result has the same bits whatever the other rows are, on any number of threads.
 void product(const Product& product);

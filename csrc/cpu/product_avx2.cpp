@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "cpu/product_kernels.h"
@@ -21,6 +22,7 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX2)
 // Behind a vector.
 #include "cpu/vector_math.h"
 // Behind both.
+#include "cpu/gelu_gradient.h"
 #include "cpu/product_epilogue.h"
 // Behind all.
 #include "cpu/product_blocks.h"
@@ -31,6 +33,7 @@ constexpr BlockKernel kernel_of() {
     return {.rows = 6,
             .panel_bytes = Kernel::panel_bytes,
             .fill = Kernel::fill,
+            .fill_columns = Kernel::fill_columns,
             .multiply = Kernel::multiply,
             .finish = Kernel::finish_block};
 }

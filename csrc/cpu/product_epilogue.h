@@ -1,4 +1,5 @@
-// What follows a block's sums, for any of the vectors. Included inside a region, behind a vector and vector_math.h.
+// What follows a block's sums, for any of the vectors. Included inside a region, behind a vector, vector_math.h and
+// gelu_gradient.h.
 
 // The first `count` elements at p, no more than fit a vector.
 template <class V, typename Value>
@@ -27,29 +28,49 @@ FASTBERT_INLINE typename V::Float block_sums(const Block& block, const Epilogue&
     return V::mul(V::mul(exact, scale), V::load(epilogue.column_scales + output));
 }
 
+template <class V>
+FASTBERT_INLINE void store_as(Dtype dtype, void* p, std::size_t place, typename V::Float x, std::size_t count) {
+    if (dtype == Dtype::bf16)
+        store_some<V>(static_cast<BFloat16*>(p) + place, x, count);
+    else
+        store_some<V>(static_cast<float*>(p) + place, x, count);
+}
+
+template <class V>
+FASTBERT_INLINE typename V::Float load_as(Dtype dtype, const void* p, std::size_t place, std::size_t count) {
+    return dtype == Dtype::bf16 ? load_some<V>(static_cast<const BFloat16*>(p) + place, count)
+                                : load_some<V>(static_cast<const float*>(p) + place, count);
+}
+
 template <class V, Epilogue::Activation kActivation>
 void finish_rows_by(const Block& block, const Epilogue& epilogue, std::size_t first, std::size_t last) {
     using F = typename V::Float;
+    using enum Epilogue::Activation;
+    constexpr bool kGradient = kActivation == gelu_gradient || kActivation == gelu_tanh_gradient;
+    constexpr bool kTanh = kActivation == gelu_tanh || kActivation == gelu_tanh_gradient;
     for (std::size_t row = first; row < last; ++row) {
-        const std::size_t residual = (block.first_row + row) * epilogue.residual_stride + block.first_column;
-        const std::size_t out = (block.first_row + row) * epilogue.out_stride + block.first_column;
+        const auto place = [&](std::size_t stride) { return (block.first_row + row) * stride + block.first_column; };
+        const std::size_t residual = place(epilogue.residual_stride), out = place(epilogue.out_stride);
+        const std::size_t before = place(epilogue.before_stride), again = place(epilogue.again_stride);
         for (std::size_t column = 0; column < block.columns; column += V::kLanes) {
             const std::size_t count = block.columns - column;
             F x = block_sums<V>(block, epilogue, row, column);
             if (epilogue.bias) x = V::add(x, load_some<V>(epilogue.bias + block.first_column + column, count));
-            if constexpr (kActivation == Epilogue::Activation::gelu) x = gelu_of<V>(x);
-            if constexpr (kActivation == Epilogue::Activation::gelu_tanh) x = gelu_tanh_of<V>(x);
-            if (epilogue.residual && epilogue.residual_dtype == Dtype::bf16) {
-                const auto* from = static_cast<const BFloat16*>(epilogue.residual) + residual + column;
-                x = V::add(x, load_some<V>(from, count));
-            } else if (epilogue.residual) {
-                const auto* from = static_cast<const float*>(epilogue.residual) + residual + column;
-                x = V::add(x, load_some<V>(from, count));
+            if constexpr (kGradient) {
+                const F u = load_as<V>(epilogue.dtype, epilogue.before, before + column, count);
+                x = V::mul(x, kTanh ? gelu_tanh_gradient_of<V>(u) : gelu_gradient_of<V>(u));
+                const F h = kTanh ? gelu_tanh_of<V>(u) : gelu_of<V>(u);
+                store_as<V>(epilogue.dtype, epilogue.again, again + column, h, count);
+            } else if constexpr (kActivation != none) {
+                if (epilogue.before) {
+                    store_as<V>(epilogue.dtype, epilogue.before, before + column, x, count);
+                    x = load_as<V>(epilogue.dtype, epilogue.before, before + column, count);
+                }
+                x = kTanh ? gelu_tanh_of<V>(x) : gelu_of<V>(x);
             }
-            if (epilogue.dtype == Dtype::bf16)
-                store_some<V>(static_cast<BFloat16*>(epilogue.out) + out + column, x, count);
-            else
-                store_some<V>(static_cast<float*>(epilogue.out) + out + column, x, count);
+            if (epilogue.residual)
+                x = V::add(x, load_as<V>(epilogue.residual_dtype, epilogue.residual, residual + column, count));
+            store_as<V>(epilogue.dtype, epilogue.out, out + column, x, count);
         }
     }
 }
@@ -57,12 +78,17 @@ void finish_rows_by(const Block& block, const Epilogue& epilogue, std::size_t fi
 // Finish rows first..last of a block, counted from its first.
 template <class V>
 void finish_rows(const Block& block, const Epilogue& epilogue, std::size_t first, std::size_t last) {
+    using enum Epilogue::Activation;
     switch (epilogue.activation) {
-        case Epilogue::Activation::none:
-            return finish_rows_by<V, Epilogue::Activation::none>(block, epilogue, first, last);
-        case Epilogue::Activation::gelu:
-            return finish_rows_by<V, Epilogue::Activation::gelu>(block, epilogue, first, last);
-        case Epilogue::Activation::gelu_tanh:
-            return finish_rows_by<V, Epilogue::Activation::gelu_tanh>(block, epilogue, first, last);
+        case none:
+            return finish_rows_by<V, none>(block, epilogue, first, last);
+        case gelu:
+            return finish_rows_by<V, gelu>(block, epilogue, first, last);
+        case gelu_tanh:
+            return finish_rows_by<V, gelu_tanh>(block, epilogue, first, last);
+        case gelu_gradient:
+            return finish_rows_by<V, gelu_gradient>(block, epilogue, first, last);
+        case gelu_tanh_gradient:
+            return finish_rows_by<V, gelu_tanh_gradient>(block, epilogue, first, last);
     }
 }

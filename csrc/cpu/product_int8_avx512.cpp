@@ -18,6 +18,7 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX512)
 
 #include "cpu/vector_avx512.h"
 #include "cpu/vector_math.h"
+#include "cpu/gelu_gradient.h"
 #include "cpu/product_epilogue.h"
 #include "cpu/product_int8_words.h"
 

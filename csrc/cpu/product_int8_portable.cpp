@@ -12,6 +12,7 @@ namespace {
 
 #include "cpu/vector_portable.h"
 #include "cpu/vector_math.h"
+#include "cpu/gelu_gradient.h"
 #include "cpu/product_epilogue.h"
 
 constexpr std::size_t kRows = 4;

@@ -23,6 +23,7 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX512_VNNI)
 
 #include "cpu/vector_avx512.h"
 #include "cpu/vector_math.h"
+#include "cpu/gelu_gradient.h"
 #include "cpu/product_epilogue.h"
 
 std::size_t panel_bytes(std::size_t padded_depth) { return padded_depth * kPanelRows; }

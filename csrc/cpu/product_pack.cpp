@@ -5,9 +5,11 @@
 #include <cstring>
 #include <limits>
 #include <new>
+#include <stdexcept>
 
 #include "cpu/parallel.h"
 #include "cpu/product.h"
+#include "cpu/product_place.h"
 
 namespace fastbert {
 namespace {
@@ -16,19 +18,6 @@ constexpr std::size_t round_up(std::size_t x, std::size_t step) { return (x + st
 
 float value(const float* row, std::size_t k) { return row[k]; }
 float value(const BFloat16* row, std::size_t k) { return to_float(row[k]); }
-
-// An element of a row of the weight, as it is stored, in the lower bits.
-struct ToBFloat16 {
-    static constexpr Element kElement = Element::bf16;
-    static std::uint32_t bits(float x) { return to_bfloat16(x).bits; }
-    static std::uint32_t bits(BFloat16 x) { return x.bits; }
-};
-
-struct ToFloat {
-    static constexpr Element kElement = Element::fp32;
-    static std::uint32_t bits(float x) { return std::bit_cast<std::uint32_t>(x); }
-    static std::uint32_t bits(BFloat16 x) { return std::uint32_t{x.bits} << 16; }
-};
 
 template <typename Value>
 float int8_scale(const Value* row, std::size_t depth) {
@@ -58,21 +47,6 @@ std::int32_t to_integers(const Value* row, std::size_t count, float scale, std::
     return sum;
 }
 
-// One output: words of 4 bytes, kPanel words apart.
-template <typename Value, typename Convert>
-void pack_row(const Value* row, std::size_t depth, const Convert& convert, std::byte* to) {
-    constexpr std::size_t kGroup = group_of(Convert::kElement), kBits = 8 * bytes_of(Convert::kElement);
-    for (std::size_t k = 0; k < depth; k += kGroup, to += kPanel * 4) {
-        std::uint32_t word = 0;
-        const std::size_t count = std::min(kGroup, depth - k);
-        for (std::size_t i = 0; i < count; ++i) {
-            const std::size_t place = std::endian::native == std::endian::little ? i : kGroup - 1 - i;
-            word |= convert.bits(row[k + i]) << (place * kBits % 32);
-        }
-        std::memcpy(to, &word, 4);
-    }
-}
-
 // One output in int8: its integers' sum. A scale of zero or NaN stands for zeros.
 template <typename Value>
 std::int32_t pack_integers(const Value* row, std::size_t depth, float scale, std::byte* to) {
@@ -92,26 +66,30 @@ std::int32_t pack_integers(const Value* row, std::size_t depth, float scale, std
 }
 
 template <typename Value>
-void pack_rows(const Value* weight, std::size_t stride, PackedWeight& packed, std::size_t first, std::size_t last) {
+void pack_integer_rows(const Value* weight, std::size_t stride, PackedWeight& packed, std::size_t first,
+                       std::size_t last) {
     for (std::size_t output = first; output < last; ++output) {
         const Value* row = weight + output * stride;
         std::byte* to = packed.bytes.get() + output / kPanel * packed.panel_bytes() + output % kPanel * 4;
-        if (packed.element == Element::bf16) {
-            pack_row(row, packed.depth, ToBFloat16{}, to);
-        } else if (packed.element == Element::fp32) {
-            pack_row(row, packed.depth, ToFloat{}, to);
-        } else {
-            const float scale = int8_scale(row, packed.depth);
-            packed.scales[output] = scale;
-            packed.sums[output] = pack_integers(row, packed.depth, scale, to);
-        }
+        const float scale = int8_scale(row, packed.depth);
+        packed.scales[output] = scale;
+        packed.sums[output] = pack_integers(row, packed.depth, scale, to);
     }
+}
+
+void place(PackedWeight& packed, bool transposed, std::size_t offset, const void* weight, Dtype dtype,
+           std::size_t stride, std::size_t first, std::size_t last) {
+    const PlaceRows rows{static_cast<const std::byte*>(weight) + first * stride * size_of(dtype), dtype, stride,
+                         last - first, transposed ? packed.columns : packed.depth};
+    const PlaceTarget to{packed.bytes.get(), packed.panel_bytes(), packed.element};
+    const PlaceKernel& kernel = place_kernel();
+    (transposed ? kernel.depth : kernel.columns)(rows, to, offset + first);
 }
 
 }  // namespace
 
 PackedWeight pack_weight(const void* weight, Dtype dtype, std::size_t stride, std::size_t columns, std::size_t depth,
-                         Element element) {
+                         Element element, bool transposed) {
     PackedWeight packed;
     packed.element = element;
     packed.columns = columns;
@@ -125,19 +103,40 @@ PackedWeight pack_weight(const void* weight, Dtype dtype, std::size_t stride, st
         packed.scales = std::make_unique<float[]>(packed.padded_columns);
         packed.sums = std::make_unique<std::int32_t[]>(packed.padded_columns);
     }
-    // A thread takes whole panels, and clears those that it does not fill.
-    parallel_ranges(packed.padded_columns / kPanel, 8, [&](std::size_t first, std::size_t last) {
+    const auto clear = [&](std::size_t first, std::size_t last) {
         for (std::size_t panel = first; panel < last; ++panel) {
-            const std::size_t begin = panel * kPanel, end = std::min(columns, begin + kPanel);
-            if (end < begin + kPanel || depth < packed.padded_depth)
+            if ((panel + 1) * kPanel > columns || depth < packed.padded_depth)
                 std::memset(packed.bytes.get() + panel * packed.panel_bytes(), 0, packed.panel_bytes());
-            if (dtype == Dtype::bf16)
-                pack_rows(static_cast<const BFloat16*>(weight), stride, packed, begin, end);
-            else
-                pack_rows(static_cast<const float*>(weight), stride, packed, begin, end);
         }
+    };
+    if (element == Element::int8) {
+        parallel_ranges(packed.padded_columns / kPanel, 8, [&](std::size_t first, std::size_t last) {
+            clear(first, last);
+            const std::size_t begin = std::min(columns, first * kPanel), end = std::min(columns, last * kPanel);
+            if (dtype == Dtype::bf16)
+                pack_integer_rows(static_cast<const BFloat16*>(weight), stride, packed, begin, end);
+            else
+                pack_integer_rows(static_cast<const float*>(weight), stride, packed, begin, end);
+        });
+        return packed;
+    }
+    if (packed.padded_columns > columns || packed.padded_depth > depth)
+        parallel_ranges(packed.padded_columns / kPanel, 8, clear);
+    // A thread takes whole groups of rows, whose places no other thread's are between.
+    const std::size_t rows = transposed ? depth : columns, groups = (rows + kColumns - 1) / kColumns;
+    parallel_ranges(groups, 4, [&](std::size_t first, std::size_t last) {
+        place(packed, transposed, 0, weight, dtype, stride, first * kColumns, std::min(rows, last * kColumns));
     });
     return packed;
+}
+
+void repack(PackedWeight& packed, bool transposed, std::size_t offset, const void* weight, Dtype dtype,
+            std::size_t stride, std::size_t first, std::size_t last) {
+    if (packed.element == Element::int8) throw std::invalid_argument("int8 weights are packed as a whole");
+    if (offset > (transposed ? packed.depth : packed.columns) || first > last ||
+        last > (transposed ? packed.depth : packed.columns) - offset)
+        throw std::invalid_argument("rows beyond the packed weight");
+    place(packed, transposed, offset, weight, dtype, stride, first, last);
 }
 
 }  // namespace fastbert

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "cpu/product_kernels.h"
@@ -17,6 +18,7 @@ namespace {
 // Behind a vector.
 #include "cpu/vector_math.h"
 // Behind both.
+#include "cpu/gelu_gradient.h"
 #include "cpu/product_epilogue.h"
 // Behind all.
 #include "cpu/product_blocks.h"
@@ -27,6 +29,7 @@ constexpr BlockKernel kernel_of() {
     return {.rows = 4,
             .panel_bytes = Kernel::panel_bytes,
             .fill = Kernel::fill,
+            .fill_columns = Kernel::fill_columns,
             .multiply = Kernel::multiply,
             .finish = Kernel::finish_block};
 }

@@ -78,20 +78,25 @@ void norm_gradient_rows(const NormGradientCall& call, std::size_t first, std::si
 }
 
 template <class V, Gelu kForm>
-FASTBERT_INLINE GeluAndSlope<typename V::Float> gelu_and_slope_by(typename V::Float x) {
-    if constexpr (kForm == Gelu::erf) return gelu_and_slope_of<V>(x);
-    else return gelu_tanh_and_slope_of<V>(x);
+FASTBERT_INLINE typename V::Float gelu_by(typename V::Float x) {
+    if constexpr (kForm == Gelu::erf) return gelu_of<V>(x);
+    return gelu_tanh_of<V>(x);
 }
 
-// to(i, part, GELU(x + bias), its derivative) for every vector, or two, of a row.
-template <class V, Gelu kForm, class T, class To>
-FASTBERT_INLINE void gelu_and_slope_row(const T* x, const float* bias, std::size_t width, const To& to) {
+template <class V, Gelu kForm>
+FASTBERT_INLINE typename V::Float gelu_slope_by(typename V::Float x) {
+    if constexpr (kForm == Gelu::erf) return gelu_gradient_of<V>(x);
+    return gelu_tanh_gradient_of<V>(x);
+}
+
+// to(i, part, x + bias) for every vector, or two, of a row.
+template <class V, class T, class To>
+FASTBERT_INLINE void biased_row(const T* x, const float* bias, std::size_t width, const To& to) {
     pass_by_two<V>(width, [&](std::size_t i, auto part) FASTBERT_INLINE_BODY {
         using U = typename decltype(part)::Vector;
         typename U::Float value = part.load(x + i);
         if (bias) value = U::add(value, part.load(bias + i));
-        const auto [gelu, slope] = gelu_and_slope_by<U, kForm>(value);
-        to(i, part, gelu, slope);
+        to(i, part, value);
     });
 }
 
@@ -103,13 +108,14 @@ FASTBERT_INLINE void gelu_gradient_by(const GeluGradientCall& call, std::size_t 
         const T* grad = row_of<T>(call.grad, row);
         T* dx = static_cast<T*>(call.dx) + row * forward.width;
         T* y = forward.y ? static_cast<T*>(forward.y) + row * forward.width : nullptr;
-        const auto to = [&](std::size_t i, auto part, auto gelu, auto slope) FASTBERT_INLINE_BODY {
-            const auto gradient = decltype(part)::Vector::mul(part.load(grad + i), slope);
-            if (y) part.store(y + i, gelu);
+        const auto to = [&](std::size_t i, auto part, auto value) FASTBERT_INLINE_BODY {
+            using U = typename decltype(part)::Vector;
+            const auto gradient = U::mul(part.load(grad + i), gelu_slope_by<U, kForm>(value));
+            if (y) part.store(y + i, gelu_by<U, kForm>(value));
             if (sums) add_at(part, sums + i, gradient);
             part.store(dx + i, gradient);
         };
-        gelu_and_slope_row<V, kForm>(row_of<T>(forward.x, row), bias, forward.width, to);
+        biased_row<V>(row_of<T>(forward.x, row), bias, forward.width, to);
     }
 }
 
@@ -134,11 +140,12 @@ FASTBERT_INLINE void gelu_norm_gradient_by(const GeluNormGradientCall& call, std
         const T* upstream = row_of<T>(call.grad, row);
         T* dx = static_cast<T*>(call.dx) + row * width;
         const float mean = call.mean[row], rstd = call.rstd[row];
-        const auto wait = [&](std::size_t i, auto part, auto gelu, auto slope) FASTBERT_INLINE_BODY {
-            part.store(gelus + i, gelu);
-            part.store(slopes + i, slope);
+        const auto wait = [&](std::size_t i, auto part, auto value) FASTBERT_INLINE_BODY {
+            using U = typename decltype(part)::Vector;
+            part.store(gelus + i, gelu_by<U, kForm>(value));
+            part.store(slopes + i, gelu_slope_by<U, kForm>(value));
         };
-        gelu_and_slope_row<V, kForm>(row_of<T>(call.gelu.x, row), bias, width, wait);
+        biased_row<V>(row_of<T>(call.gelu.x, row), bias, width, wait);
         const auto value = [&](std::size_t i, auto part) FASTBERT_INLINE_BODY {
             return part.load(static_cast<const float*>(gelus) + i);
         };

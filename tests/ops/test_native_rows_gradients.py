@@ -196,10 +196,10 @@ def test_slope_of_a_dense_grid(approximate: str, dtype: torch.dtype) -> None:
     found = native_rows.gelu_backward(torch.ones_like(x), x, None, approximate == "tanh", False)[0]
     leaf = x.double().clamp(-100.0, 100.0).requires_grad_()
     torch.nn.functional.gelu(leaf, approximate=approximate).sum().backward()
-    assert float((found.double() - leaf.grad).abs().max()) < (3e-6 if dtype == torch.float32 else 4.5e-3)
+    assert float((found.double() - leaf.grad).abs().max()) < (1e-6 if dtype == torch.float32 else 4.5e-3)
     infinite = torch.tensor([-math.inf, math.inf, math.nan], dtype=dtype)
     slopes = native_rows.gelu_backward(torch.ones_like(infinite), infinite, None, approximate == "tanh", False)[0]
-    assert slopes[:2].tolist() == pytest.approx([0.0, 1.0], abs=1e-30)
+    assert slopes[:2].tolist() == pytest.approx([0.0, 1.0], abs=1e-6)
     assert slopes[2].isnan()
 
 
