@@ -18,8 +18,8 @@ FASTBERT_INLINE void scaled_scores(const T* scores, const std::uint8_t* mask, st
     }
 }
 
-// The exponentials of a row of scores, in their place, and the factor that makes probabilities of them: 0 where no score
-// is above -infinity.
+// The exponentials of a row of scores, in their place, and the factor that makes probabilities of them: 0 where no
+// score is above -infinity.
 template <class V>
 FASTBERT_INLINE float exponentials(float* scratch, std::size_t keys) {
     using F = typename V::Float;
