@@ -2,7 +2,9 @@
 // region and an anonymous namespace.
 //
 // Words is a vector of kLanes 64-bit lanes, of which a product reads the lower halves. Sixteen counters are
-// 2 * kParts vectors: of each part the even counters, then the odd ones.
+// 2 * kParts vectors: of each part the even counters, then the odd ones. It also makes factors of draws: `select_halves`
+// of one word of sixteen counters, its lower halves to one row and its upper ones to another; `select_quads` of all four
+// words, each four counters' 32 draws to a row in the order of keys, where key 8 w + 2 i + half is of word w, counter i.
 
 template <class Words>
 struct Philox {
@@ -39,6 +41,8 @@ struct Philox {
         }
     }
 };
+
+alignas(64) inline constexpr std::uint32_t kSixteen[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // What is dropped of one head of a sequence.
 struct HeadDropout {
@@ -84,25 +88,25 @@ struct HeadDropout {
         }
     }
 
-    // The same factors turned round: 32 keys from first_key on, row by row, of 16 queries.
+    // The same factors turned round: 32 keys from first_key on, row by row, of 16 queries from a multiple of 16 on.
     template <class Words>
     void of_columns(std::size_t query, std::size_t first_key, float* out, std::size_t stride) const {
         std::uint32_t k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
         const std::uint64_t b = 0xCD9E8D57ULL * head;
         for (std::size_t block = 0; block < 4; ++block) {
-            alignas(64) std::uint32_t queries[16], words[4][16];
-            for (std::size_t i = 0; i < 16; ++i) queries[i] = static_cast<std::uint32_t>(query + i);
+            alignas(64) std::uint32_t words[4][16];
             const std::uint64_t a = 0xD2511F53ULL * (first_key / 8 + block);
             // The queries alone differ, and meet the other words in the second round: the first, and half of the
             // second, are numbers.
             Philox<Words> state;
-            state.spread(queries, state.c0);
+            state.spread(kSixteen, state.c0);
             const std::uint64_t next = 0xCD9E8D57ULL * (static_cast<std::uint32_t>(a >> 32) ^ site ^ k1);
             const std::uint32_t second_k0 = k0 + 0x9E3779B9U, second_k1 = k1 + 0xBB67AE85U;
             const auto zero = Words::broadcast(0);
+            const auto common =
+                Words::broadcast(static_cast<std::uint32_t>(b >> 32) ^ k0 ^ static_cast<std::uint32_t>(query));
             for (std::size_t i = 0; i < state.kVectors; ++i) {
-                const auto c0 = Words::exclusive_or(
-                    state.c0[i], Words::broadcast(static_cast<std::uint32_t>(b >> 32) ^ k0), zero);
+                const auto c0 = Words::exclusive_or(state.c0[i], common, zero);
                 state.c3[i] = Words::mul(c0, 0xD2511F53U);
                 state.c2[i] = Words::exclusive_or(Words::upper(state.c3[i]),
                                                   Words::broadcast(static_cast<std::uint32_t>(a) ^ second_k1), zero);
@@ -111,20 +115,11 @@ struct HeadDropout {
                 state.c1[i] = Words::broadcast(static_cast<std::uint32_t>(next));
             }
             state.finish(2, second_k0 + 0x9E3779B9U, second_k1 + 0xBB67AE85U, words);
-            for (std::size_t w = 0; w < 4; ++w) select_halves(words[w], out + (8 * w + 2 * block) * stride, stride);
-        }
-    }
-
-    // The draws of one word of 16 queries: its lower half is one key's, its upper half the next key's.
-    FASTBERT_INLINE void select_halves(const std::uint32_t (&word)[16], float* out, std::size_t stride) const {
-        const auto least = static_cast<std::int32_t>(threshold);
-        for (std::size_t i = 0; i < 16; ++i) {
-            const auto lower = static_cast<std::int32_t>(word[i] & 0xFFFFU);
-            out[i] = lower >= least ? keep : 0.0F;
-        }
-        for (std::size_t i = 0; i < 16; ++i) {
-            const auto upper = static_cast<std::int32_t>(word[i] >> 16);
-            out[stride + i] = upper >= least ? keep : 0.0F;
+            // The lower half of a word is one key's, the upper half the next key's.
+            for (std::size_t w = 0; w < 4; ++w) {
+                float* place = out + (8 * w + 2 * block) * stride;
+                Words::select_halves(words[w], threshold, keep, place, place + stride);
+            }
         }
     }
 
@@ -132,17 +127,3 @@ struct HeadDropout {
     std::uint32_t head, site, threshold;
     float keep;
 };
-
-// A quad's 32 draws lie in four words of four counters: key 8 w + 2 i + half.
-FASTBERT_INLINE void select_quads_of(const std::uint32_t (&words)[4][16], std::uint32_t threshold, float keep,
-                                     float* const (&place)[4], std::size_t quads) {
-    const auto least = static_cast<std::int32_t>(threshold);
-    for (std::size_t quad = 0; quad < quads; ++quad) {
-        for (std::size_t w = 0; w < 4; ++w) {
-            for (std::size_t i = 0; i < 8; ++i) {
-                const auto draw = static_cast<std::int32_t>(words[w][4 * quad + i / 2] >> (i % 2 * 16) & 0xFFFFU);
-                place[quad][8 * w + i] = draw >= least ? keep : 0.0F;
-            }
-        }
-    }
-}

@@ -153,7 +153,7 @@ class AttentionGradientRun {
                 P::keep_slopes(slopes_, here, done, start, first_seeing(begin + done, first) / kGroup * kGroup, count,
                                dim_, span_);
             }
-            P::over_keys(slopes_, span_, std::min(done, keys), start, count, dim_, query_sums_);
+            P::over_keys(slopes_, key_tile_, span_, std::min(done, keys), start, count, dim_, query_sums_);
         }
         P::finish_queries(query_sums_, count, dim_, call.scale, head(call_->dq, token), call_->dq.token_stride);
     }

@@ -4,11 +4,11 @@ struct FloatGradients : FloatProducts<Lanes, T> {
     using Forward = FloatProducts<Lanes, T>;
     using Forward::kLanes, Forward::kPanel, Forward::kScoreStride;
     static constexpr std::size_t kQueryStride = kScoreStride;
-    // Slopes are read where they are, a column of the tile at a time.
+    // Slopes are read where they are, a column of the tile at a time, and so are the tile's keys.
     static constexpr std::size_t kSpan = kKeyTile;
     static_assert(Forward::kBlock == kGradientBlock && kGroup % kPanel == 0);
 
-    static std::size_t span_bytes(std::size_t dim) { return kSpan * round_up(dim, 16) * sizeof(float); }
+    static std::size_t span_bytes(std::size_t) { return 0; }
     static std::size_t query_sum_bytes(std::size_t dim) { return kGradientBlock * round_up(dim, 16) * sizeof(float); }
 
     static void clear_queries(float* sums, std::size_t count, std::size_t dim) {
@@ -21,9 +21,7 @@ struct FloatGradients : FloatProducts<Lanes, T> {
         Forward::load_queries(k, stride, rows, dim, to);
     }
 
-    static void load_span(const T* k, std::size_t stride, std::size_t keys, std::size_t dim, std::byte* to) {
-        Forward::pack_values(k, stride, keys, dim, reinterpret_cast<float*>(to));
-    }
+    static void load_span(const T*, std::size_t, std::size_t, std::size_t, std::byte*) {}
 
     // out (rows, kGroup) = a tile's rows times the packed columns first.. of `stored`.
     static void group(const float* tile, const float* columns, std::size_t first, std::size_t stored, std::size_t rows,
@@ -56,20 +54,19 @@ struct FloatGradients : FloatProducts<Lanes, T> {
     static void keep_slopes(const float*, std::size_t, std::size_t, std::size_t, std::size_t, std::size_t, std::size_t,
                             std::byte*) {}
 
-    // sums (first..end, dim) += slopes (keys, first..end)^T times the span's keys.
-    static void over_keys(const float* slopes, const std::byte* span, std::size_t keys, std::size_t first,
-                          std::size_t end, std::size_t dim, float* sums) {
+    // sums (first..end, dim) += slopes (keys, first..end)^T times the tile's keys.
+    static void over_keys(const float* slopes, const float* tile, const std::byte*, std::size_t keys,
+                          std::size_t first, std::size_t end, std::size_t dim, float* sums) {
         const std::size_t stride = round_up(dim, 16);
-        const float* packed = reinterpret_cast<const float*>(span);
         slopes += first;
         sums += first * stride;
-        for (std::size_t n = 0; n < dim; n += kPanel, packed += kPanel * keys) {
+        for (std::size_t n = 0; n < dim; n += kPanel) {
             if (dim - n > kLanes) {
-                Forward::template multiply_panel<2, 1, kScoreStride>(slopes, packed, end - first, keys, sums + n,
-                                                                     stride, true);
+                Forward::template multiply_panel<2, 1, kScoreStride, kQueryStride>(slopes, tile + n, end - first, keys,
+                                                                                   sums + n, stride, true);
             } else {
-                Forward::template multiply_panel<1, 1, kScoreStride>(slopes, packed, end - first, keys, sums + n,
-                                                                     stride, true);
+                Forward::template multiply_panel<1, 1, kScoreStride, kQueryStride>(slopes, tile + n, end - first, keys,
+                                                                                   sums + n, stride, true);
             }
         }
     }

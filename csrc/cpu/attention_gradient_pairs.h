@@ -86,8 +86,8 @@ struct PairGradients : PairProducts<Blocks> {
     }
 
     // sums (dim, first..end) += K^T times the slopes of the span's keys.
-    static void over_keys(const BFloat16*, std::byte* span, std::size_t keys, std::size_t first, std::size_t end,
-                          std::size_t dim, float* sums) {
+    static void over_keys(const BFloat16*, const BFloat16*, std::byte* span, std::size_t keys, std::size_t first,
+                          std::size_t end, std::size_t dim, float* sums) {
         const BFloat16* columns = slopes_of(span, dim) + first / 16 * kSteps * kSquare;
         for (std::size_t d = 0; d < dim; d += 32) {
             const std::size_t dims = std::min<std::size_t>(32, dim - d);

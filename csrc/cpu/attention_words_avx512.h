@@ -14,6 +14,14 @@ struct Avx512Words {
     static FASTBERT_INLINE Word join(Word even, Word odd) {
         return _mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32));
     }
+    static FASTBERT_INLINE void select_halves(const std::uint32_t (&word)[16], std::uint32_t threshold, float keep,
+                                              float* lower, float* upper) {
+        const __m512i x = load(word), least = _mm512_set1_epi32(static_cast<int>(threshold << 16));
+        const __m512 kept = _mm512_set1_ps(keep);
+        const __mmask16 keeps_lower = _mm512_cmpge_epu32_mask(_mm512_slli_epi32(x, 16), least);
+        _mm512_storeu_ps(lower, _mm512_maskz_mov_ps(keeps_lower, kept));
+        _mm512_storeu_ps(upper, _mm512_maskz_mov_ps(_mm512_cmpge_epu32_mask(x, least), kept));
+    }
     // A quad's draws are one quarter of each word: brought together they are 32 keys in order.
     static void select_quads(const std::uint32_t (&words)[4][16], std::uint32_t threshold, float keep,
                              float* const (&place)[4], std::size_t quads) {
