@@ -14,4 +14,5 @@ PYBIND11_MODULE(_C, module) {
     fastbert::bind_rows(module);
     fastbert::bind_layer(module);
     fastbert::bind_pool(module);
+    fastbert::bind_adamw(module);
 }
