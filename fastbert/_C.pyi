@@ -371,3 +371,22 @@ def pool_tensor(shape: Sequence[int], bytes: int, code: int, bits: int, /) -> An
 def pool_statistics() -> dict[str, int]: ...
 def pool_reset_peak() -> None: ...
 def pool_release() -> None: ...
+
+# bindings_adamw.cpp
+
+def adamw(
+    parameters: Sequence[tuple[int, int, int, int, int, int, int, int]],
+    settings: Sequence[tuple[float, float, float, float, float]],
+    copies: Sequence[tuple[PackedWeight, bool, int, int]],
+    factor: float,
+    clear: bool,
+) -> bool:
+    """Parameters as addresses of (weight, gradient, exp_avg, exp_avg_sq, step), rows, columns, which of the settings
+    (lr, beta1, beta2, eps, weight_decay); copies as (packed, transposed, which parameter, row of its first row).
+    False, with nothing written, where tensors share memory."""
+
+def sum_of_squares(tensors: Sequence[tuple[int, int]]) -> tuple[float, tuple[int, int] | None]:
+    """Of fp32 tensors, as (address, elements); and which one's which element is the first that is no finite number."""
+
+def refill_copies(parts: Sequence[tuple[PackedWeight, bool, int, tuple[int, str, int], int]]) -> None:
+    """Parts as (packed, transposed, row of the weight's first row, weight, rows); one copy's must follow each other."""
