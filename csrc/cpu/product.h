@@ -150,7 +150,13 @@ struct Product {
     Epilogue epilogue;
     Norm norm;
     Blocking blocking;
+    // Only a slice of the depth: inputs first_input.. (a multiple of kSlice), `inputs` of them, or all where that is 0.
+    std::size_t first_input = 0, inputs = 0;
 };
+
+// The deepest product that is one sum in registers. Deeper ones without an activation or a LayerNorm (a vocabulary's
+// gradient is 30,522 deep) are summed up slice by slice, which stay in the second cache, in fp32 in memory.
+inline constexpr std::size_t kMostDepth = 8192, kSlice = 2048;
 
 // A row's result has the same bits whatever the other rows are, on any number of threads.
 void product(const Product& product);
