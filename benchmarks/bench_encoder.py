@@ -76,16 +76,17 @@ class Options:
 
     def names(self) -> list[str]:
         """The contenders that were asked for."""
-        return _choose("contender", peers.names(self.kind), self.contenders)
+        return choose("contender", peers.names(self.kind), self.contenders)
 
     def chosen(self) -> list[Workload]:
         """The workloads that were asked for."""
         make = cpu_workloads.products if self.products else cpu_workloads.batches
         found = {workload.name: workload for workload in make(self.config, self.quick)}
-        return [found[name] for name in _choose("workload", list(found), self.workloads)]
+        return [found[name] for name in choose("workload", list(found), self.workloads)]
 
 
-def _choose(what: str, names: Sequence[str], parts: Sequence[str]) -> list[str]:
+def choose(what: str, names: Sequence[str], parts: Sequence[str]) -> list[str]:
+    """The names that hold one of the parts; all without parts. Raises `UserError` for a part that none holds."""
     for part in parts:
         if not any(part in name for name in names):
             raise UserError(f"no {what} is called like {part!r}; there are {', '.join(names)}")

@@ -72,5 +72,6 @@ def environment(threads: int, scratch: Path) -> dict[str, str]:
         "TMPDIR": str(scratch),
         "HF_HUB_OFFLINE": "1",
         "OPENVINO_TELEMETRY_OPT_OUT": "1",
+        "KINETO_LOG_LEVEL": "99",  # torch's profiler would say when it begins and ends
         "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),
     }

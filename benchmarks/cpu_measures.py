@@ -1,4 +1,4 @@
-"""How `bench_encoder` measures a workload: contenders start, values are compared, they take turns, rows follow."""
+"""How encoders and training are measured: contenders start, values are compared, they take turns, rows follow."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ PEAK = "peak, "  # before the kinds of the peak, which take turns with the conte
 REFERENCES = {
     "encoder": ("transformers eager fp32", "transformers sdpa fp32", "fastbert fp32"),
     "product": ("torch fp32", "fastbert fp32"),
+    "training": ("transformers fp32", "fastbert fp32"),
 }
 # The smallest cosine of any token's values with the reference's that still counts as the same result.
 SMALLEST_COSINE = {"fp32": 0.99999, "bf16": 0.999, "int8": 0.98}
@@ -50,6 +51,9 @@ class Result:
 
 class Lineup:
     """The contenders of a kind, in processes of their own that stay alive; whoever fails sits out the workload."""
+
+    home = HOME
+    """The class that serves a contender in its process."""
 
     def __init__(
         self,
@@ -138,7 +142,7 @@ class Lineup:
         arguments: dict[str, Any] = {"threads": self.threads}
         home = PEAK_HOME
         if name != PEAK:
-            home = HOME
+            home = self.home
             model = str(self.model) if self.model else None
             arguments |= {"kind": self.kind, "name": name, "folder": model, "scratch": str(place)}
         if not self.isolate:
@@ -162,10 +166,14 @@ class Lineup:
             if reference is None or expected is None:
                 verdicts[name] = Verdict("not compared", 0.0, {})
                 continue
-            verdicts[name] = compare(expected, found, dtype_of(self.kind, name), reference)
+            verdicts[name] = self.verdict(expected, found, dtype_of(self.kind, name), reference)
             if verdicts[name].outputs not in harness.AGREEING:
                 self.say(f"{name}: {workload}: {verdicts[name].outputs}")
         return verdicts
+
+    def verdict(self, expected: np.ndarray, found: np.ndarray, dtype: str, reference: str) -> Verdict:
+        """How a contender's values differ from the reference's."""
+        return compare(expected, found, dtype, reference)
 
     def _values(self, name: str, workload: str) -> np.ndarray | None:
         if name not in self.members:

@@ -149,7 +149,7 @@ def chart(path: Path, result: Result, *, title: str) -> None:
     size = (5.6 * across, (0.8 + 0.3 * tallest) * down + 1.1)
     figure, axes = plt.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
     for axis, workload in zip(axes.flat, workloads):
-        _panel(axis, [row for row in result.rows if row.workload == workload])
+        panel(axis, [row for row in result.rows if row.workload == workload])
     for axis in axes.flat[len(workloads) :]:
         axis.set_axis_off()
     wrong = any(not row.agrees for row in result.rows)
@@ -160,7 +160,8 @@ def chart(path: Path, result: Result, *, title: str) -> None:
     plt.close(figure)
 
 
-def _panel(axis: Any, rows: Sequence[Row]) -> None:
+def panel(axis: Any, rows: Sequence[Row]) -> None:
+    """Draw the rows of one workload: tokens a second, the fastest on top."""
     rows = sorted(rows, key=lambda row: row.median_ms)
     longest = max(row.tokens_per_second or 0.0 for row in rows)
     for place, row in enumerate(rows):

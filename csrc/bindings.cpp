@@ -13,6 +13,7 @@ PYBIND11_MODULE(_C, module) {
     fastbert::bind_product(module);
     fastbert::bind_rows(module);
     fastbert::bind_layer(module);
+    fastbert::bind_cross_entropy(module);
     fastbert::bind_pool(module);
     fastbert::bind_adamw(module);
 }

@@ -14,6 +14,7 @@
 #include "bindings.h"
 #include "bindings_tensors.h"
 #include "cpu/product.h"
+#include "cpu/product_gradient.h"
 
 namespace py = pybind11;
 
@@ -120,6 +121,30 @@ void multiply(const Matrix& x, std::size_t rows, const PackedWeight& weight, con
     product(call);
 }
 
+void multiply_gradients(const Matrix& a, const Matrix& b, std::size_t tokens, std::size_t rows, std::size_t columns,
+                        const Matrix& out, Address sums, bool accumulate) {
+    require_rows("a", std::get<0>(a), tokens, rows, std::get<2>(a));
+    require_rows("b", std::get<0>(b), tokens, columns, std::get<2>(b));
+    require_rows("out", std::get<0>(out), rows, columns, std::get<2>(out));
+    require(std::get<1>(a) == std::get<1>(b), "a and b must have one dtype");
+    require(std::get<1>(out) == "fp32", "out must be fp32");
+    GradientProduct call;
+    call.a = pointer<const void>(std::get<0>(a));
+    call.b = pointer<const void>(std::get<0>(b));
+    call.dtype = dtype_of(std::get<1>(a));
+    call.a_stride = std::get<2>(a);
+    call.b_stride = std::get<2>(b);
+    call.tokens = tokens;
+    call.rows = rows;
+    call.columns = columns;
+    call.out = pointer<float>(std::get<0>(out));
+    call.out_stride = std::get<2>(out);
+    call.accumulate = accumulate;
+    call.sums = pointer<float>(sums);
+    py::gil_scoped_release release;
+    gradient_product(call);
+}
+
 }  // namespace
 
 void bind_product(py::module_& module) {
@@ -145,6 +170,9 @@ void bind_product(py::module_& module) {
                py::arg("bias") = 0, py::arg("activation") = py::none(), py::arg("residual") = py::none(),
                py::arg("norm") = py::none(), py::arg("row_scales") = 0, py::arg("blocking") = std::pair{0, 0},
                py::arg("before") = py::none(), py::arg("again") = py::none(), "epilogue(x weight^T) on the CPU.");
+    module.def("gradient_product", &multiply_gradients, py::arg("a"), py::arg("b"), py::arg("tokens"), py::arg("rows"),
+               py::arg("columns"), py::arg("out"), py::arg("sums"), py::arg("accumulate"),
+               "a^T b on the CPU, and the sums of a's columns.");
 }
 
 }  // namespace fastbert

@@ -1,7 +1,7 @@
 """The C++ core: tokenizer, masking collator and CPU kernels. One section per bindings_*.cpp."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,29 +176,45 @@ def attention_dropout_mask(
 
 # bindings_attention.cpp
 
-def attention(
-    q: tuple[int, int, int],
-    k: tuple[int, int, int],
-    v: tuple[int, int, int],
-    bf16: bool,
-    heads: int,
-    dim: int,
-    tokens_q: int,
-    tokens_k: int,
-    cu_seqlens_q: int,
-    cu_seqlens_k: int,
-    sequences: int,
-    longest_q: int,
-    longest_k: int,
-    causal: bool,
-    scale: float,
-    bias: tuple[int, int, int, int, int],
-    bias_bf16: bool,
+class AttentionArguments:
+    """Over addresses: q, k, v with strides of tokens and heads in elements; the bias (0: none) with its rows, columns
+    and strides of heads and rows; dropout's keys (0: none), site and threshold, and what is kept is multiplied with."""
+
+    def __init__(
+        self,
+        q: tuple[int, int, int],
+        k: tuple[int, int, int],
+        v: tuple[int, int, int],
+        bf16: bool,
+        heads: int,
+        dim: int,
+        tokens_q: int,
+        tokens_k: int,
+        cu_seqlens_q: int,
+        cu_seqlens_k: int,
+        sequences: int,
+        longest_q: int,
+        longest_k: int,
+        causal: bool,
+        scale: float,
+        bias: tuple[int, int, int, int, int],
+        bias_bf16: bool,
+        dropout: tuple[int, int, int],
+        keep: float,
+    ) -> None: ...
+
+def attention(arguments: AttentionArguments, out: int, lse: int) -> bool:
+    """False, with nothing written, where the offsets do not fit the tokens."""
+
+def attention_gradient(
+    arguments: AttentionArguments,
     out: int,
     lse: int,
+    grad: tuple[int, int, int],
+    gradients: tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]],
+    dbias: int,
 ) -> bool:
-    """Over addresses: q, k, v with strides of tokens and heads in elements; the bias (0: none) with its rows, columns
-    and strides of heads and rows. False, with nothing written, where the offsets do not fit the tokens."""
+    """grad and the gradients of q, k, v with strides like q; dbias 0 for none, else zeros. False as above."""
 
 # bindings_quantize.cpp
 
@@ -253,36 +269,77 @@ def product(
     before: tuple[int, str, int] | None = None,
     again: tuple[int, str, int] | None = None,
 ) -> None: ...
+def gradient_product(
+    a: tuple[int, str, int],
+    b: tuple[int, str, int],
+    tokens: int,
+    rows: int,
+    columns: int,
+    out: tuple[int, str, int],
+    sums: int,
+    accumulate: bool,
+) -> None: ...
 
 # bindings_rows.cpp: addresses of memory, 0 where there is none; strides in elements; dtypes "fp32" or "bf16"
 
+# keys, how many, sequence ids, whether int64, offsets, whether int64, site, threshold, keep
+_Dropout: TypeAlias = tuple[int, int, int, bool, int, bool, int, int, float]
+# ids, stride, whether int64, embeddings, stride, rows
+_Table: TypeAlias = tuple[int, int, bool, int, int, int]
+
 def layer_norm(
     rows: int, width: int, dtype: str, x: int, x_stride: int,
-    weight: int, bias: int, vector_dtype: str, eps: float, y: int, /,
+    weight: int, bias: int, vector_dtype: str, eps: float, y: int, mean: int, rstd: int, /,
 ) -> None: ...  # fmt: skip
 def sum_layer_norm(
     rows: int, width: int, dtype: str, x: int, x_stride: int, residual: int, residual_stride: int,
-    x_bias: int, weight: int, bias: int, vector_dtype: str, eps: float, total: int, y: int, /,
+    x_bias: int, weight: int, bias: int, vector_dtype: str, eps: float, dropout: _Dropout | None,
+    total: int, y: int, mean: int, rstd: int, /,
+) -> None: ...  # fmt: skip
+def norm_gradients(
+    rows: int, width: int, dtype: str, grad: int, grad_stride: int, grad_total: int, grad_total_stride: int,
+    total: int, total_stride: int, mean: int, rstd: int, weight: int, weight_dtype: str, dropout: _Dropout | None,
+    dx: int, dresidual: int, x_bias: bool, sums: int, /,
 ) -> None: ...  # fmt: skip
 def bias_gelu(
     rows: int, width: int, dtype: str, x: int, x_stride: int, bias: int, vector_dtype: str, tanh: bool, y: int, /
 ) -> None: ...
+def gelu_gradient(
+    rows: int, width: int, dtype: str, grad: int, grad_stride: int, x: int, x_stride: int,
+    bias: int, bias_dtype: str, tanh: bool, dx: int, y: int, sums: int, /,
+) -> None: ...  # fmt: skip
 def gelu_layer_norm(
     rows: int, width: int, dtype: str, x: int, x_stride: int,
-    x_bias: int, weight: int, bias: int, vector_dtype: str, eps: float, tanh: bool, y: int, /,
+    x_bias: int, weight: int, bias: int, vector_dtype: str, eps: float, tanh: bool, y: int, mean: int, rstd: int, /,
+) -> None: ...  # fmt: skip
+def gelu_norm_gradients(
+    rows: int, width: int, dtype: str, grad: int, grad_stride: int, x: int, x_stride: int, x_bias: int,
+    weight: int, vector_dtype: str, tanh: bool, mean: int, rstd: int, dx: int, sums: int, /,
 ) -> None: ...  # fmt: skip
 def embedding_layer_norm(
-    tokens: int, width: int, dtype: str, out_dtype: str,
-    tables: Sequence[tuple[int, int, bool, int, int, int]],
-    weight: int, bias: int, vector_dtype: str, eps: float, y: int, /,
+    tokens: int, width: int, dtype: str, out_dtype: str, tables: Sequence[_Table],
+    weight: int, bias: int, vector_dtype: str, eps: float, dropout: _Dropout | None, y: int, mean: int, rstd: int, /,
 ) -> tuple[int, int, int] | None:  # fmt: skip
-    """Tables as (ids, stride, whether int64, embeddings, stride, rows). Returns (table, token, id) of an id that is no
-    row of its table; then nothing was written."""
+    """Returns (table, token, id) of an id that is no row of its table; then nothing was written."""
 
-def softmax(
-    sizes: Sequence[int], dtype: str, scores: int, strides: Sequence[int],
-    mask: int, mask_strides: Sequence[int], scale: float, out: int, /,
+def embedding_sum_gradient(
+    tokens: int, width: int, dtype: str, grad_dtype: str, tables: Sequence[_Table], grad: int, grad_stride: int,
+    mean: int, rstd: int, weight: int, weight_dtype: str, dropout: _Dropout | None, dsum: int, sums: int, /,
 ) -> None: ...  # fmt: skip
+def table_gradient(
+    tokens: int, width: int, dtype: str, dsum: int, ids: int, ids_stride: int, wide: bool, rows: int, gradient: int, /
+) -> None: ...
+def softmax(
+    sizes: Sequence[int], dtype: str, scores: int, strides: Sequence[int], mask: int, mask_strides: Sequence[int],
+    scale: float, dropout: tuple[int, int, int, float] | None, out: int, /,
+) -> None: ...  # fmt: skip
+def softmax_gradient(
+    sizes: Sequence[int], dtype: str, scores: int, strides: Sequence[int], mask: int, mask_strides: Sequence[int],
+    scale: float, dropout: tuple[int, int, int, float] | None, grad: int, dscores: int, /,
+) -> None: ...  # fmt: skip
+def drop(rows: int, width: int, dtype: str, x: int, x_stride: int, dropout: _Dropout, y: int, /) -> None: ...
+def first_outside(ids: int, stride: int, wide: bool, count: int, below: int, /) -> int:
+    """The place of the first id that is not one of 0 to below - 1, or their number."""
 
 # bindings_layer.cpp
 

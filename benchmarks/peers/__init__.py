@@ -5,7 +5,7 @@ A kind is what is compared ("tokenizer"); all adapters of a kind have the same m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -78,6 +78,35 @@ class EncoderPeer(Protocol):
         """The last hidden states in what `run` returned, real tokens only: fp32 (tokens, width); not timed."""
 
 
+class TrainingPeer(Protocol):
+    """A model in training on the CPU with its optimiser, with exactly so many threads.
+
+    Args of the constructor: the Hugging Face folder of a pre-training or sequence classification model, whose
+    config.json names the architecture; "fp32" or "bf16" (autocast, weights in fp32); the number of threads; a folder
+    for files of its own. `fastbert.benchmarks.peers.training` holds what all of them share.
+    """
+
+    model: Any
+    """The module in training mode, its weights as loaded until the first step."""
+    optimizer: Any
+    """A `torch.optim.Optimizer`."""
+    batches: Sequence[Any]
+    """The workload's batches as this contender takes them."""
+    classifies: bool
+    """Whether sequences are classified, else pre-training."""
+
+    def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None: ...
+
+    def open(self, arrays: Arrays) -> dict[str, Any]:
+        """Take the batches of one workload (`fastbert.benchmarks.training_workloads`); details for the row."""
+
+    def phases(self) -> dict[str, Callable[[], Any]]:
+        """One optimiser step on the next batch as functions to call in this order."""
+
+    def values(self) -> np.ndarray:
+        """Loss, gradient norm and samples of the gradient on the first batch without dropout, fp64 (count,)."""
+
+
 ENCODERS = ("torch", "transformers")
 EXPORTED = ("onnx", "onnxruntime", *ENCODERS)
 
@@ -116,6 +145,17 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         **{
             f"onnxruntime {dtype}": Entry("onnxruntime_encoder", "Encoder", EXPORTED, EXPORTED, {"dtype": dtype})
             for dtype in ("fp32", "int8")
+        },
+    },
+    "training": {
+        **{
+            f"fastbert {dtype}": Entry("own_training", "Step", ("fastbert",), ("fastbert-engine",), {"dtype": dtype})
+            for dtype in ("bf16", "fp32")
+        },
+        **{
+            f"{name} {dtype}": Entry("transformers_training", attribute, ENCODERS, ENCODERS, {"dtype": dtype})
+            for name, attribute in (("transformers", "Step"), ("torch.compile", "CompiledStep"))
+            for dtype in ("bf16", "fp32")
         },
     },
     "product": {

@@ -1,9 +1,10 @@
 // Dropout masks as a function of (key of the sequence, layer and site, place within the sequence), never of state.
 //
 // Every element owns 16 bits of one Philox-4x32 block of seven rounds, with counter (block, row, head, site) under its
-// sequence's 64-bit key, and is dropped when they are below `threshold`. Element `column` of a token's vector takes half
-// column % 8 of block column / 8. Key `column` of a query takes half column % 2 of word column % 32 / 8 of block
-// 4 * (column / 32) + column % 8 / 2: the order in which a matrix unit hands its results to threads. A mask holds `keep` (the bits of 1 / (1 - p)) or zero, so dropout is one product, forward and backward.
+// sequence's 64-bit key, and is dropped when they are below `threshold`. Element `column` of a token's vector takes
+// half column % 8 of block column / 8. Key `column` of a query takes half column % 2 of word column % 32 / 8 of block
+// 4 * (column / 32) + column % 8 / 2: the order in which a matrix unit hands its results to threads. A mask holds
+// `keep` (the bits of 1 / (1 - p)) or zero, so dropout is one product, forward and backward.
 #pragma once
 #include <cstddef>
 #include <cstdint>

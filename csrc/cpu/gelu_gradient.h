@@ -10,7 +10,7 @@ FASTBERT_INLINE typename V::Float gelu_gradient_of(typename V::Float x) {
     using F = typename V::Float;
     // A NaN is the second operand, which min gives back.
     const F a = V::min(V::broadcast(6.0F), V::abs(x));
-    const F power = raised_exp2_of<V>(V::mul(V::mul(a, a), V::broadcast(-0.72134752F)));
+    const F power = bounded_exp2_of<V>(V::mul(V::mul(a, a), V::broadcast(-0.72134752F)));
     F r = V::broadcast(-8.06307162e-6F);
     r = V::fma(r, a, V::broadcast(1.51941887e-4F));
     r = V::fma(r, a, V::broadcast(-1.27116218e-3F));
@@ -21,7 +21,7 @@ FASTBERT_INLINE typename V::Float gelu_gradient_of(typename V::Float x) {
     r = V::fma(r, a, V::broadcast(2.49752298e-1F));
     r = V::fma(r, a, V::broadcast(-7.97864914e-1F));
     r = V::fma(r, a, V::broadcast(4.99999732e-1F));
-    const F tail = V::mul(V::mul(power, V::broadcast(0x1p-32F)), r);
+    const F tail = V::mul(power, r);
     return V::where_less(x, V::zero(), tail, V::sub(V::broadcast(1.0F), tail));
 }
 

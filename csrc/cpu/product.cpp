@@ -13,24 +13,6 @@ namespace {
 constexpr std::size_t round_up(std::size_t x, std::size_t step) { return (x + step - 1) / step * step; }
 constexpr std::size_t part(std::size_t count, std::size_t index, std::size_t parts) { return count * index / parts; }
 
-// Memory of a calling thread that is kept from one product to the next: pages touched for the first time cost more than
-// the products that use them.
-std::byte* scratch(std::size_t size) {
-    struct Free {
-        void operator()(std::byte* p) const { std::free(p); }
-    };
-    thread_local std::unique_ptr<std::byte, Free> memory;
-    thread_local std::size_t held = 0;
-    if (size > held) {
-        memory.reset();
-        held = 0;
-        memory.reset(static_cast<std::byte*>(std::aligned_alloc(64, round_up(size, 64))));
-        if (!memory) throw std::bad_alloc();
-        held = size;
-    }
-    return memory.get();
-}
-
 // Threads as a grid: `rows` groups, each of which has its own rows, of `columns` threads that have their own columns.
 struct Grid {
     int rows = 1, columns = 1;
@@ -42,6 +24,7 @@ struct Plan {
     const BlockKernel& kernel;
     const RowKernel& row_kernel;
     const PackedWeight& weight;
+    std::size_t depth, padded_depth;  // of the slice, or all
     std::size_t chunk_rows;     // rows that a group lays out at once
     std::size_t block_columns;  // columns of the weight that are used for all of them
     std::size_t panel_bytes;
@@ -52,22 +35,26 @@ struct Plan {
 
 std::size_t default_rows(std::size_t depth) { return std::clamp<std::size_t>((1U << 20) / (depth * 4), 56, 256); }
 
-std::size_t default_columns(const PackedWeight& weight) {
+std::size_t default_columns(const PackedWeight& weight, std::size_t depth) {
     // At most half a megabyte of the weight.
-    const std::size_t blocks = (std::size_t{1} << 19) / std::max<std::size_t>(1, weight.panel_bytes() * 2);
+    const std::size_t blocks = (std::size_t{1} << 19) / (depth * kPanel * bytes_of(weight.element) * 2);
     return std::max<std::size_t>(1, blocks) * kColumns;
 }
 
 Plan plan_of(const Product& call) {
     const PackedWeight& weight = *call.weight;
     const BlockKernel& kernel = block_kernel(weight.element);
-    Plan plan{call, kernel, row_kernel(), weight, 0, 0, 0, 0, 0, 0};
-    const std::size_t depth = std::max<std::size_t>(1, weight.padded_depth);
+    Plan plan{call, kernel, row_kernel(), weight, weight.depth, weight.padded_depth, 0, 0, 0, 0, 0, 0};
+    if (call.inputs) {
+        plan.depth = call.inputs;
+        plan.padded_depth = std::min(round_up(call.inputs, kSlice), weight.padded_depth - call.first_input);
+    }
+    const std::size_t depth = std::max<std::size_t>(1, plan.padded_depth);
     const std::size_t rows = call.blocking.rows ? call.blocking.rows : default_rows(depth);
-    const std::size_t columns = call.blocking.columns ? call.blocking.columns : default_columns(weight);
+    const std::size_t columns = call.blocking.columns ? call.blocking.columns : default_columns(weight, depth);
     plan.chunk_rows = round_up(std::min(rows, call.rows), kernel.rows);
     plan.block_columns = round_up(std::min(columns, std::max(kColumns, weight.padded_columns)), kColumns);
-    plan.panel_bytes = round_up(kernel.panel_bytes(weight.padded_depth), 64);
+    plan.panel_bytes = round_up(kernel.panel_bytes(plan.padded_depth), 64);
     plan.normed_stride = call.norm.weight ? weight.padded_columns : 0;
     plan.group_bytes = plan.chunk_rows / kernel.rows * plan.panel_bytes + plan.chunk_rows * plan.normed_stride * 4;
     // Two buffers of sums, and rows in the weight's element.
@@ -105,18 +92,17 @@ struct Source {
 Source in_element(const Plan& plan, std::size_t first, std::size_t rows, std::byte* copy) {
     const Product& call = plan.call;
     const Element element = plan.weight.element;
-    const std::size_t depth = plan.weight.depth;
-    if (element == Element::int8)
-        return {static_cast<const std::int8_t*>(call.x) + first * call.x_stride, call.x_stride};
+    const std::size_t depth = plan.depth, begin = first * call.x_stride + call.first_input;
+    if (element == Element::int8) return {static_cast<const std::int8_t*>(call.x) + begin, call.x_stride};
     if (call.x_dtype == Dtype::bf16) {
-        const BFloat16* x = static_cast<const BFloat16*>(call.x) + first * call.x_stride;
+        const BFloat16* x = static_cast<const BFloat16*>(call.x) + begin;
         if (element == Element::bf16) return {x, call.x_stride};
         auto* to = reinterpret_cast<float*>(copy);
         for (std::size_t row = 0; row < rows; ++row)
             plan.row_kernel.widen(x + row * call.x_stride, depth, to + row * depth);
         return {to, depth};
     }
-    const float* x = static_cast<const float*>(call.x) + first * call.x_stride;
+    const float* x = static_cast<const float*>(call.x) + begin;
     if (element == Element::fp32) return {x, call.x_stride};
     auto* to = reinterpret_cast<BFloat16*>(copy);
     for (std::size_t row = 0; row < rows; ++row)
@@ -140,7 +126,7 @@ public:
         for (std::size_t panel = column_; panel * height < rows; panel += columns_) {
             const std::size_t begin = panel * height, count = std::min(height, rows - begin);
             const Source source = in_element(plan_, first + begin, count, own_ + 2 * height * kColumns * 4);
-            plan_.kernel.fill(source.rows, source.stride, count, plan_.weight.depth, plan_.weight.padded_depth,
+            plan_.kernel.fill(source.rows, source.stride, count, plan_.depth, plan_.padded_depth,
                               panels_ + panel * plan_.panel_bytes);
         }
     }
@@ -150,6 +136,7 @@ public:
         const PackedWeight& weight = plan_.weight;
         const Epilogue epilogue = finish_from(first);
         const std::size_t blocks = weight.padded_columns / kColumns;
+        const std::size_t slice = plan_.call.first_input * kPanel * bytes_of(weight.element);
         const std::size_t from = part(blocks, column_, columns_) * kColumns;
         const std::size_t to = part(blocks, column_ + 1, columns_) * kColumns;
         float* sums[2] = {reinterpret_cast<float*>(own_), reinterpret_cast<float*>(own_) + kernel.rows * kColumns};
@@ -162,8 +149,8 @@ public:
                 for (std::size_t column = begin; column < end; column += kColumns, ++done) {
                     const Block block{row, std::min(kernel.rows, rows - row), column,
                                       std::min(kColumns, weight.columns - column), sums[done % 2]};
-                    kernel.multiply(panel, weight.panel(column / kPanel), weight.panel_bytes(), weight.padded_depth,
-                                    block, done ? &previous : nullptr, epilogue);
+                    kernel.multiply(panel, weight.panel(column / kPanel) + slice, weight.panel_bytes(),
+                                    plan_.padded_depth, block, done ? &previous : nullptr, epilogue);
                     previous = block;
                 }
             }
@@ -269,17 +256,69 @@ const RowKernel& row_kernel() {
     return portable_rows();
 }
 
-void product(const Product& call) {
-    if (call.rows == 0 || call.weight->columns == 0) return;
+std::byte* product_scratch(std::size_t size) {
+    struct Free {
+        void operator()(std::byte* p) const { std::free(p); }
+    };
+    thread_local std::unique_ptr<std::byte, Free> memory;
+    thread_local std::size_t held = 0;
+    if (size > held) {
+        memory.reset();
+        held = 0;
+        memory.reset(static_cast<std::byte*>(std::aligned_alloc(64, round_up(size, 64))));
+        if (!memory) throw std::bad_alloc();
+        held = size;
+    }
+    return memory.get();
+}
+
+namespace {
+
+void whole_product(const Product& call) {
     const Plan plan = plan_of(call);
     const double work = static_cast<double>(call.rows) * static_cast<double>(call.weight->columns) *
-                        static_cast<double>(std::max<std::size_t>(1, call.weight->depth));
+                        static_cast<double>(std::max<std::size_t>(1, plan.depth));
     // One thread for what takes it some microseconds, otherwise all: libgomp ends the threads that a region smaller
     // than the one before has no use for, and starting them again takes longer than the product.
     const int threads = work < 3e5 ? 1 : parallel_threads();
     const std::size_t size = static_cast<std::size_t>(threads) * (plan.group_bytes + plan.thread_bytes);
-    std::byte* memory = scratch(size);
+    std::byte* memory = product_scratch(size);
     parallel(threads, [&](int thread, int running) { run(plan, memory, thread, running); });
+}
+
+// Each slice adds to the sum of those before it, the last one finishes it.
+void product_in_slices(const Product& call) {
+    const std::size_t columns = call.weight->columns, depth = call.weight->depth;
+    const auto total = std::make_unique_for_overwrite<float[]>(call.rows * columns);
+    for (std::size_t first = 0; first < depth; first += kSlice) {
+        Product slice = call;
+        slice.first_input = first;
+        slice.inputs = std::min(kSlice, depth - first);
+        Epilogue& epilogue = slice.epilogue;
+        if (first + kSlice < depth) {
+            epilogue.bias = nullptr;
+            epilogue.out = total.get();
+            epilogue.out_stride = columns;
+            epilogue.dtype = Dtype::fp32;
+        }
+        if (first) {
+            epilogue.residual = total.get();
+            epilogue.residual_stride = columns;
+            epilogue.residual_dtype = Dtype::fp32;
+        }
+        whole_product(slice);
+    }
+}
+
+}  // namespace
+
+void product(const Product& call) {
+    if (call.rows == 0 || call.weight->columns == 0) return;
+    const bool plain = call.epilogue.activation == Epilogue::Activation::none && !call.norm.weight;
+    if (call.weight->depth > kMostDepth && plain && call.weight->element != Element::int8)
+        product_in_slices(call);
+    else
+        whole_product(call);
 }
 
 }  // namespace fastbert

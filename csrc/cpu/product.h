@@ -50,7 +50,8 @@ struct Epilogue {
     // With a gradient of GELU the sums are multiplied by its derivative at `before`, of which `again` is GELU.
     enum class Activation : int { none, gelu, gelu_tanh, gelu_gradient, gelu_tanh_gradient };
     Activation activation = Activation::none;
-    void* before = nullptr;  // (rows, columns): GELU stores, rounded to `dtype`, what it is computed of; read by gradients
+    // (rows, columns) in `dtype`: GELU stores, rounded, what it is computed of then; gradients read it.
+    void* before = nullptr;
     std::size_t before_stride = 0;  // elements
     void* again = nullptr;          // (rows, columns) in `dtype`; of gradients only
     std::size_t again_stride = 0;   // elements
@@ -82,6 +83,12 @@ struct BlockKernel {
     // float rows, `stride` elements apart; nothing behind a row's `depth` elements is read.
     void (*fill)(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
                  std::byte* panel);
+    // Lay out `columns` columns of x, of `tokens` rows, as a part of a row panel whose depth is the tokens: from token
+    // `first` on, a multiple of 64, and filled up with zeros to a multiple of kStep bytes. x: bf16 or float, as the
+    // element. Each column's sum is added to `sums`, if not null. Panels are filled in the order of tokens, and have no
+    // more room behind them than `panel_bytes` gives. Null for int8.
+    void (*fill_columns)(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns, std::size_t first,
+                         std::byte* panel, float* sums) = nullptr;
     // block.sums = panel x weights^T for two neighbouring panels of the weight, and beside it, where the processor has
     // room for both, finish `previous` (may be null). The sums of both live in different memory.
     void (*multiply)(const std::byte* panel, const std::byte* weights, std::size_t panel_bytes,
@@ -98,6 +105,8 @@ struct BlockKernel {
     // How many rows' sums take as long as reading the weights from memory: where fewer rows than these are left to a
     // thread, it takes fewer columns and more rows.
     std::size_t memory_rows = 16;
+    // The most tokens whose products are summed before the sums are added to a gradient in memory.
+    std::size_t chunk = 1024;
 };
 
 // The kernel for an element at the level in force (level.h).
@@ -141,7 +150,13 @@ struct Product {
     Epilogue epilogue;
     Norm norm;
     Blocking blocking;
+    // Only a slice of the depth: inputs first_input.. (a multiple of kSlice), `inputs` of them, or all where that is 0.
+    std::size_t first_input = 0, inputs = 0;
 };
+
+// The deepest product that is one sum in registers. Deeper ones without an activation or a LayerNorm (a vocabulary's
+// gradient is 30,522 deep) are summed up slice by slice, which stay in the second cache, in fp32 in memory.
+inline constexpr std::size_t kMostDepth = 8192, kSlice = 2048;
 
 // A row's result has the same bits whatever the other rows are, on any number of threads.
 void product(const Product& product);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "cpu/product_kernels.h"
@@ -32,6 +33,7 @@ constexpr BlockKernel kernel_of() {
     return {.rows = 6,
             .panel_bytes = Kernel::panel_bytes,
             .fill = Kernel::fill,
+            .fill_columns = Kernel::fill_columns,
             .multiply = Kernel::multiply,
             .finish = Kernel::finish_block};
 }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "cpu/product_kernels.h"
@@ -40,6 +41,23 @@ void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth
     });
 }
 
+// Sixteen floats are stored where kRows of them belong, and the next token's store covers what is too much.
+template <Element kElement, typename Value>
+void fill_columns(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns, std::size_t first,
+                  std::byte* panel, float* sums) {
+    const Value* from = static_cast<const Value*>(x);
+    float* to = reinterpret_cast<float*>(panel) + first * kRows;
+    __m512 total = _mm512_setzero_ps();
+    for (std::size_t token = 0; token < tokens; ++token, from += stride, to += kRows) {
+        const __m512 values = Avx512::load_part(from, columns);
+        _mm512_storeu_ps(to, values);
+        total = _mm512_add_ps(total, values);
+    }
+    for (std::size_t token = tokens; token % (kStep / bytes_of(kElement)); ++token, to += kRows)
+        _mm512_storeu_ps(to, _mm512_setzero_ps());
+    if (sums) Avx512::store_part(sums, _mm512_add_ps(Avx512::load_part(sums, columns), total), columns);
+}
+
 template <Element kElement>
 constexpr BlockKernel kernel_of() {
     using Kernel = FmaKernel<Avx512, kElement, kRows, 2>;
@@ -47,6 +65,7 @@ constexpr BlockKernel kernel_of() {
     return {.rows = kRows,
             .panel_bytes = Kernel::panel_bytes,
             .fill = fill<Value>,
+            .fill_columns = fill_columns<kElement, Value>,
             .multiply = Kernel::multiply,
             .finish = Kernel::finish_block};
 }

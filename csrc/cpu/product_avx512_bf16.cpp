@@ -80,6 +80,28 @@ void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth
     });
 }
 
+// Pairs of tokens; sixteen are stored where kRows belong, and the next pair's store covers what is too much.
+void fill_columns(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns, std::size_t first,
+                  std::byte* panel, float* sums) {
+    const BFloat16* from = static_cast<const BFloat16*>(x);
+    const __mmask16 mask = Avx512::first(columns);
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000U));
+    std::byte* to = panel + first / 2 * kRows * 4;
+    __m512 total = _mm512_setzero_ps();
+    for (std::size_t token = 0; token < tokens; token += 2, from += 2 * stride, to += kRows * 4) {
+        const __m512i left = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from));
+        const __mmask16 second = token + 1 < tokens ? mask : __mmask16{0};
+        const __m512i right = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(second, from + (second ? stride : 0)));
+        const __m512i pairs = _mm512_or_si512(left, _mm512_slli_epi32(right, 16));
+        _mm512_storeu_si512(to, pairs);
+        total = _mm512_add_ps(total, _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
+        total = _mm512_add_ps(total, _mm512_castsi512_ps(_mm512_and_si512(pairs, upper)));
+    }
+    for (std::size_t pair = (tokens + 1) / 2; pair % 16; ++pair, to += kRows * 4)
+        _mm512_storeu_si512(to, _mm512_setzero_si512());
+    if (sums) Avx512::store_part(sums, _mm512_add_ps(Avx512::load_part(sums, columns), total), columns);
+}
+
 void finish_block(const Block& block, const Epilogue& epilogue) { finish_rows<Avx512>(block, epilogue, 0, block.rows); }
 
 void multiply(const std::byte* panel, const std::byte* weights, std::size_t weight_bytes, std::size_t padded_depth,
@@ -93,7 +115,12 @@ FASTBERT_TARGET_END
 
 const BlockKernel& avx512_bf16_kernel() {
     static constexpr BlockKernel kernel{
-        .rows = kRows, .panel_bytes = panel_bytes, .fill = fill, .multiply = multiply, .finish = finish_block};
+        .rows = kRows,
+        .panel_bytes = panel_bytes,
+        .fill = fill,
+        .fill_columns = fill_columns,
+        .multiply = multiply,
+        .finish = finish_block};
     return kernel;
 }
 

@@ -105,6 +105,28 @@ struct FmaKernel {
             for (std::size_t k = count; k < padded_depth; ++k) to[k * kRows + row] = 0.0F;
         }
     }
+
+    static void fill_columns(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns,
+                             std::size_t first, std::byte* panel, float* sums) {
+        using Value = std::conditional_t<kElement == Element::fp32, float, BFloat16>;
+        constexpr std::size_t kWhole = kStep / bytes_of(kElement);
+        float* to = reinterpret_cast<float*>(panel) + first * kRows;
+        float total[kRows] = {};
+        for (std::size_t token = 0; token < tokens; ++token, to += kRows) {
+            const Value* from = static_cast<const Value*>(x) + token * stride;
+            for (std::size_t column = 0; column < kRows; ++column) {
+                float value = 0.0F;
+                if (column < columns) {
+                    if constexpr (kElement == Element::fp32) value = from[column];
+                    else value = to_float(from[column]);
+                }
+                to[column] = value;
+                total[column] += value;
+            }
+        }
+        std::fill_n(to, (tokens + kWhole - 1) / kWhole * kWhole * kRows - tokens * kRows, 0.0F);
+        for (std::size_t column = 0; sums && column < columns; ++column) sums[column] += total[column];
+    }
 };
 
 template <class V>

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "cpu/product_kernels.h"
@@ -28,6 +29,7 @@ constexpr BlockKernel kernel_of() {
     return {.rows = 4,
             .panel_bytes = Kernel::panel_bytes,
             .fill = Kernel::fill,
+            .fill_columns = Kernel::fill_columns,
             .multiply = Kernel::multiply,
             .finish = Kernel::finish_block};
 }

@@ -1,18 +1,16 @@
 #include "cpu/rows.h"
 
 #include <algorithm>
-#include <memory>
 
+#include "cpu/dropout.h"
 #include "cpu/level.h"
 #include "cpu/parallel.h"
+#include "cpu/rows_memory.h"
 #include "cpu/rows_table.h"
 #include "cpu/target.h"
 
 namespace fastbert {
 namespace {
-
-// What a thread must have to do: some microseconds, as long as it takes to wake one.
-constexpr std::size_t kGrain = 32768;
 
 const RowKernels& kernels() {
 #if FASTBERT_X86
@@ -22,50 +20,12 @@ const RowKernels& kernels() {
     return row_kernels_portable();
 }
 
-std::size_t index(Dtype dtype) { return static_cast<std::size_t>(dtype); }
-
-// Floats in memory that begins at a multiple of 64 bytes.
-class Floats {
-public:
-    explicit Floats(std::size_t count)
-        : memory_(std::make_unique_for_overwrite<float[]>(count + kLine)), begin_(memory_.get()) {
-        void* begin = memory_.get();
-        std::size_t space = (count + kLine) * sizeof(float);
-        begin_ = static_cast<float*>(std::align(kLine * sizeof(float), count * sizeof(float), begin, space));
-    }
-    float* data() const { return begin_; }
-
-    static constexpr std::size_t kLine = 16;
-
-private:
-    std::unique_ptr<float[]> memory_;
-    float* begin_;
-};
-
-// A vector as kernels take it: fp32, as it stands or converted.
-class Widened {
-public:
-    Widened(Vector& vector, std::size_t width) {
-        if (!vector.data || vector.dtype == Dtype::fp32) return;
-        values_ = std::make_unique_for_overwrite<float[]>(width);
-        const auto* from = static_cast<const BFloat16*>(vector.data);
-        for (std::size_t i = 0; i < width; ++i) values_[i] = to_float(from[i]);
-        vector = {values_.get(), Dtype::fp32};
-    }
-
-private:
-    std::unique_ptr<float[]> values_;
-};
-
 // kernel(first, last, scratch) over parts of 0..rows, one a thread, each with `scratch` floats of its own.
 template <class Kernel>
 void run(std::size_t rows, std::size_t width, std::size_t scratch, const Kernel& kernel) {
     if (rows == 0) return;
-    const std::size_t grain = std::max<std::size_t>(1, kGrain / width);
-    // One or all: parallel.h says why.
-    const auto threads = static_cast<std::size_t>(rows < 2 * grain ? 1 : parallel_threads());
-    // A line more, so that threads do not write to the same one.
-    const std::size_t each = scratch ? (scratch / Floats::kLine + 2) * Floats::kLine : 0;
+    const auto threads = static_cast<std::size_t>(threads_for(rows, width));
+    const std::size_t each = apart(scratch);
     const Floats floats(each * threads);
     if (threads == 1) return kernel(std::size_t{0}, rows, floats.data());
     parallel(static_cast<int>(threads), [&](int thread, int running) {
@@ -85,15 +45,33 @@ void run(RowKernels::Kernel<Call> kernel, const Call& call, std::size_t rows, st
 std::optional<BadId> find_bad_id(const EmbeddingCall& call) {
     for (std::size_t i = 0; i < call.tables.size(); ++i) {
         const Table& table = call.tables[i];
-        for (std::size_t token = 0; token < call.tokens; ++token) {
-            const std::int64_t id = table.id(token);
-            if (id < 0 || id >= table.rows) return BadId{i, token, id};
-        }
+        const std::size_t token = first_outside(table.ids, call.tokens, table.rows);
+        if (token < call.tokens) return BadId{i, token, table.ids[token]};
     }
     return std::nullopt;
 }
 
 }  // namespace
+
+std::size_t first_outside(const Ids& ids, std::size_t count, std::int64_t below) {
+    for (std::size_t token = 0; token < count; ++token) {
+        const std::int64_t id = ids[token];
+        if (id < 0 || id >= below) return token;
+    }
+    return count;
+}
+
+void RowDropout::mask(std::size_t row, std::size_t width, float* out) const {
+    const auto last = static_cast<std::int64_t>(sequences) - 1;
+    const std::int64_t which = std::clamp<std::int64_t>(sequence[row], 0, last);
+    token_dropout_row(out, width, static_cast<std::uint32_t>(position[row]), site,
+                      static_cast<std::uint64_t>(keys[which]), threshold, keep);
+}
+
+void ScoresDropout::mask(const std::size_t (&place)[3], std::size_t count, float* out) const {
+    attention_dropout_row(out, 0, count, static_cast<std::uint32_t>(place[2]), static_cast<std::uint32_t>(place[1]),
+                          site, static_cast<std::uint64_t>(keys[place[0]]), threshold, keep);
+}
 
 void layer_norm(const LayerNormCall& given) {
     LayerNormCall call = given;
@@ -105,7 +83,8 @@ void sum_layer_norm(const SumNormCall& given) {
     SumNormCall call = given;
     const Widened x_bias(call.x_bias, call.width);
     const Widened weight(call.norm.weight, call.width), bias(call.norm.bias, call.width);
-    run(kernels().sum_layer_norm[index(call.dtype)], call, call.rows, call.width, 0);
+    const std::size_t scratch = call.dropout.keys ? call.width : 0;
+    run(kernels().sum_layer_norm[index(call.dtype)], call, call.rows, call.width, scratch);
 }
 
 void bias_gelu(const GeluCall& given) {
@@ -142,13 +121,18 @@ std::optional<BadId> embedding_layer_norm(const EmbeddingCall& given) {
     if (const std::optional<BadId> bad = find_bad_id(call)) return bad;
     const Widened weight(call.norm.weight, call.width), bias(call.norm.bias, call.width);
     const auto kernel = kernels().embedding_layer_norm[index(call.dtype)][index(call.out_dtype)];
-    run(kernel, call, call.tokens, call.width, call.width);
+    run(kernel, call, call.tokens, call.width, call.dropout.keys ? 2 * call.width : call.width);
     return std::nullopt;
 }
 
 void softmax(const SoftmaxCall& call) {
     const std::size_t rows = call.sizes[0] * call.sizes[1] * call.sizes[2];
-    run(kernels().softmax[index(call.dtype)], call, rows, call.sizes[3], call.sizes[3]);
+    const std::size_t keys = call.sizes[3];
+    run(kernels().softmax[index(call.dtype)], call, rows, keys, call.dropout.keys ? 2 * keys : keys);
+}
+
+void drop(const DropoutCall& call) {
+    run(kernels().drop[index(call.dtype)], call, call.rows, call.width, call.width);
 }
 
 }  // namespace fastbert

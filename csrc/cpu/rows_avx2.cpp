@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <type_traits>
 
 #include "cpu/rows_table.h"
@@ -19,6 +20,8 @@ namespace {
 
 #include "cpu/vector_avx2.h"
 #include "cpu/vector_math.h"
+#include "cpu/rows_passes.h"
+#include "cpu/rows_softmax.h"
 #include "cpu/rows_kernels.h"
 
 constexpr RowKernels kKernels = row_kernels_of<Avx2>();

@@ -7,7 +7,7 @@
 
 namespace fastbert {
 
-// Each computes rows first..last of a call, whose vectors are fp32. `scratch` holds a row of floats (width, or keys)
+// Each computes rows first..last of a call, whose vectors are fp32. `scratch` holds two rows of floats (width, or keys)
 // and begins at a multiple of 64 bytes. Arrays are indexed by dtype.
 struct RowKernels {
     template <class Call>
@@ -19,6 +19,7 @@ struct RowKernels {
     Kernel<GeluNormCall> gelu_layer_norm[2];
     Kernel<EmbeddingCall> embedding_layer_norm[2][2];  // by the dtypes of the tables and of the result
     Kernel<SoftmaxCall> softmax[2];
+    Kernel<DropoutCall> drop[2];
 };
 
 const RowKernels& row_kernels_portable();

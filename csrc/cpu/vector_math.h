@@ -25,13 +25,12 @@ FASTBERT_INLINE typename V::Float exp_of(typename V::Float x) {
     return exp2_of<V>(V::mul(x, V::broadcast(1.44269504F)));
 }
 
-// 2^x of x from -158 to 0, times 2^32 so that what would be a denormal is not one; relative error below 1.5e-7.
+// 2^x of x from -126 to 127, relative error below 1.5e-7.
 template <class V>
-FASTBERT_INLINE typename V::Float raised_exp2_of(typename V::Float x) {
+FASTBERT_INLINE typename V::Float bounded_exp2_of(typename V::Float x) {
     using F = typename V::Float;
-    const F raised = V::add(x, V::broadcast(32.0F));
-    const F whole = V::round(raised);
-    const F f = V::sub(raised, whole);
+    const F whole = V::round(x);
+    const F f = V::sub(x, whole);
     // The polynomial of degree 5 that is nearest to 2^f from -0.5 to 0.5.
     F r = V::broadcast(1.3276483e-3F);
     r = V::fma(r, f, V::broadcast(9.6755454e-3F));
@@ -40,6 +39,13 @@ FASTBERT_INLINE typename V::Float raised_exp2_of(typename V::Float x) {
     r = V::fma(r, f, V::broadcast(6.9314697e-1F));
     r = V::fma(r, f, V::broadcast(1.00000007F));
     return V::scale(r, whole);
+}
+
+// 2^x of x from -158 to 0, times 2^32 so that what would be a denormal is not one; relative error below 1.5e-7 beside
+// the rounding of x + 32.
+template <class V>
+FASTBERT_INLINE typename V::Float raised_exp2_of(typename V::Float x) {
+    return bounded_exp2_of<V>(V::add(x, V::broadcast(32.0F)));
 }
 
 // GELU, x Phi(x) = max(x, 0) - |x| Phi(-|x|), of which log2 Phi(-|x|) is a polynomial: no division, nothing that

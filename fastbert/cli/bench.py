@@ -1,4 +1,4 @@
-"""`fastbert bench`: throughput against the alternatives, here and now: table, JSON, chart."""
+"""`fastbert bench`: speed against the alternatives, here and now: table, JSON, chart."""
 
 from __future__ import annotations
 
@@ -13,10 +13,20 @@ from fastbert.cli.common import Bars
 from fastbert.config import PresetName
 from fastbert.errors import UserError
 
-# Flags that belong to one of the things to measure; the others take part in both.
+# Flags that belong to some of the things to measure; the others take part in all.
 ONLY_FOR = {
-    "tokenizer": ("data", "text", "vocab"),
-    "encoder": ("device", "model", "workloads", "rounds", "products"),
+    "data": ("tokenizer",),
+    "text": ("tokenizer", "training"),
+    "vocab": ("tokenizer", "training"),
+    "device": ("encoder", "training"),
+    "model": ("encoder", "training"),
+    "workloads": ("encoder", "training"),
+    "rounds": ("encoder", "training"),
+    "products": ("encoder",),
+    "checkpoint": ("training",),
+    "lengths": ("training",),
+    "profile": ("training",),
+    "loss_curve": ("training",),
 }
 
 
@@ -24,10 +34,10 @@ ONLY_FOR = {
 class Config:
     """Measure fastbert beside every alternative that is installed; outputs are compared before anything is timed."""
 
-    what: Annotated[Literal["tokenizer", "encoder"], tyro.conf.Positional] = "tokenizer"
-    """What to measure: the tokenizer, or inference of an encoder."""
+    what: Annotated[Literal["tokenizer", "encoder", "training"], tyro.conf.Positional] = "tokenizer"
+    """What to measure: the tokenizer, inference of an encoder, or steps of training."""
     quick: bool = False
-    """Little to do and fewer rounds: 2 MB of text in all, or a tiny encoder."""
+    """Little to do and fewer rounds: 2 MB of text in all, or a tiny model."""
     json: Path | None = None
     """File to write the rows to, each with machine, versions and commit."""
     chart: Path | None = None
@@ -35,24 +45,35 @@ class Config:
     data: Path | None = None
     """Folder of real text and vocabularies; default: FASTBERT_DATA, else the text inside of Python is used."""
     text: Path | None = None
-    """Your own text instead: a file with one text a line; needs --vocab."""
+    """tokenizer: your own text instead, a file with one text a line; needs --vocab. training: text of the workload
+    wiki-en, a sentence a line, or of --loss-curve."""
     vocab: Path | None = None
-    """The vocab.txt for --text."""
+    """The vocab.txt for --text; training learns one from the text where none is given."""
     contenders: tuple[str, ...] = ()
     """Who takes part; default: all that are installed. tokenizer: fastbert nanotoken flash_tokenizer huggingface;
-    encoder: all with one of these parts in the name, such as fastbert openvino bf16."""
+    encoder, training: all with one of these parts in the name, such as fastbert transformers bf16 (training compiles
+    transformers with torch.compile only where that is named)."""
     threads: int | None = None
-    """tokenizer: threads that are compared with one (default: 2); encoder: threads of everybody (default: all)."""
+    """tokenizer: threads that are compared with one (default: 2); else threads of everybody (default: all)."""
     device: Literal["cpu"] | None = None
-    """encoder: where it runs; only the CPU is measured here (benchmarks/gpu.py measures GPUs)."""
+    """encoder, training: where it runs; only the CPU is measured here (benchmarks/gpu.py measures GPUs)."""
     model: PresetName | None = None
-    """encoder: its size (default: base; with --quick tiny)."""
+    """encoder, training: the model's size (default: base, of training base and mini; with --quick tiny)."""
     workloads: tuple[str, ...] = ()
-    """encoder: only those with one of these parts in the name: lognormal full-128 full-512 latency-16 latency-128."""
+    """Only those with one of these parts in the name. encoder: lognormal full-128 full-512 latency-16 latency-128;
+    training: base mini wiki-en finetune."""
     rounds: int | None = None
-    """encoder: turns of each contender (default: 7; with --quick 3)."""
+    """encoder, training: turns of each contender (default: 7; with --quick 3)."""
     products: bool = False
     """encoder: matrix products by themselves instead of the whole encoder."""
+    checkpoint: Path | None = None
+    """training: folder of a model to fine-tune (default: random weights of MiniLM's size)."""
+    lengths: Path | None = None
+    """training: file with the lengths of the sequences to fine-tune on, one a line (default: drawn like SST-2's)."""
+    profile: bool = False
+    """training: also print where the time of a step goes."""
+    loss_curve: int | None = None
+    """training: instead of speed, compare losses over so many steps with eager torch's in fp32."""
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
@@ -60,13 +81,15 @@ def run(config: Config, *, quiet: bool = False) -> int:
     flags = {field.name: getattr(config, field.name) for field in fields(config)}
     # By identity: 0 equals False, but was given, and is refused by name.
     given = {name: value for name, value in flags.items() if value is not None and value is not False and value != ()}
-    for what, names in ONLY_FOR.items():
-        wrong = [name for name in names if name in given and what != config.what]
-        if wrong:
-            raise UserError(f"--{wrong[0]} belongs to `fastbert bench {what}`, not to `fastbert bench {config.what}`")
+    for name, places in ONLY_FOR.items():
+        if name in given and config.what not in places:
+            flag = f"--{name.replace('_', '-')}"
+            homes = " and ".join(f"`fastbert bench {what}`" for what in places)
+            raise UserError(f"{flag} belongs to {homes}, not to `fastbert bench {config.what}`")
     for name in ("what", "json", "chart"):
         given.pop(name, None)
-    return (_encoder if config.what == "encoder" else _tokenizer)(config, given, quiet)
+    measure = {"tokenizer": _tokenizer, "encoder": _encoder, "training": _training}[config.what]
+    return measure(config, given, quiet)
 
 
 def _tokenizer(config: Config, given: dict[str, Any], quiet: bool) -> int:
@@ -87,6 +110,16 @@ def _encoder(config: Config, given: dict[str, Any], quiet: bool) -> int:
     result = _measured(bench_encoder, options, quiet)
     cpu_report.show(result)
     bench_encoder.publish(result, options, config.json, config.chart)
+    return 0
+
+
+def _training(config: Config, given: dict[str, Any], quiet: bool) -> int:
+    bench_training = import_module("fastbert.benchmarks.bench_training")
+    options = bench_training.Options(**given)
+    bench_training.check_files(config.json, config.chart)
+    measured = _measured(bench_training, options, quiet)
+    bench_training.show(measured)
+    bench_training.publish(measured, options, config.json, config.chart)
     return 0
 
 

@@ -249,9 +249,12 @@ class Layer(nn.Module):
     def native_element(self, tokens: int, dtype: torch.dtype) -> str | None:
         """What the CPU's kernels would multiply in this layer at so many tokens, or None where they do not serve it."""
         weights = self._plain_weights()
-        if weights is None or (self.training and self.drops) or choose("encoder_layer", CPU) != "native":
+        if weights is None or choose("encoder_layer", CPU) != "native":
             return None
-        return native_layer.element_of(tokens, dtype, weights, self.heads, self.quantization == "int8")
+        trains = torch.is_grad_enabled() or (self.training and self.drops)
+        return native_layer.element_of(
+            tokens, dtype, weights, self.heads, self.quantization == "int8" and not trains
+        )
 
     def _composed(self, x: Tensor, batch: PackedBatch, dropouts: Dropouts, causal: bool) -> Tensor:
         """The layer put together from single operations; parts that are not plain run their own forward."""

@@ -142,8 +142,9 @@ def attention_mask(shape: tuple[int, int, int, int], p: float, key: Tensor, site
 def dropout(x: Tensor, dropout: TokenDropout | None) -> Tensor:
     """Zero each element of `x` (tokens, width) with probability p and scale the rest by 1 / (1 - p).
 
-    p counts in steps of 1/65536. `None` returns `x` as it is. Raises UserError, a ValueError, that names the wrong
-    argument.
+    p counts in steps of 1/65536. `None` returns `x` as it is. The `triton` backend, and on bf16 and fp32 the `native`
+    one, multiply in fp32 and in one pass, forward and backward; others write a mask in the dtype of `x` first. Raises
+    UserError, a ValueError, that names the wrong argument.
     """
     if dropout is None or dropout.p == 0.0:
         return x
@@ -153,7 +154,12 @@ def dropout(x: Tensor, dropout: TokenDropout | None) -> Tensor:
     chosen = backend.choose("dropout", x.device)
     if chosen == "triton":
         chosen = _check_triton(x)
-    if chosen != "triton":
+    if chosen == "native" and _native_serves(x):
+        from fastbert.ops import native_rows
+
+        if not native_rows.recorded(x):
+            return native_rows.drop(x, dropout)
+    elif chosen != "triton":
         return x * token_mask(dropout, x.shape[-1], x.dtype)
     backend.refuse_forward_mode("dropout")
     arguments = (dropout.key, dropout.sequence_ids, dropout.offsets, dropout.p, dropout.site)
@@ -169,12 +175,26 @@ def _check_triton(x: Tensor) -> backend.BackendName:
     return "triton"
 
 
+def _native_serves(x: Tensor) -> bool:
+    """Whether a native kernel drops; where it does not, the native masks still do, so nothing is declined."""
+    from fastbert.ops import native_row_tensors as calls
+
+    if torch.compiler.is_compiling() or x.layout != torch.strided:
+        return False
+    return calls.takes(x) and calls.plain(x) and calls.why_not(x) is None
+
+
 @torch.library.custom_op("fastbert::dropout", mutates_args=())
 def _forward(x: Tensor, key: Tensor, sequence_ids: Tensor, offsets: Tensor, p: float, site: int) -> Tensor:
     """Its own gradient: what is applied to x forward is applied to the gradient backward."""
+    from fastbert.ops import native_rows
+
+    token_dropout = TokenDropout(p, key, sequence_ids, offsets, site)
+    if native_rows.takes(x):
+        return native_rows.drop(x, token_dropout)
     from fastbert.kernels import dropout as kernels
 
-    return kernels.apply(x, TokenDropout(p, key, sequence_ids, offsets, site))
+    return kernels.apply(x, token_dropout)
 
 
 @_forward.register_fake
@@ -194,7 +214,7 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _forward.register_autograd(_gradients, setup_context=_setup_context)
 
 
-# The product is torch's on both; "native" means that the C++ generator writes the masks.
+# Of what its kernels do not serve, "native" means that the C++ generator writes the masks for a product of torch's.
 backend.register("dropout", "native", token_mask)
 backend.register("dropout", "eager", token_mask)
 backend.register("dropout", "triton", _forward)

@@ -14,6 +14,7 @@ from fastbert.errors import UserError
 from fastbert.ops import backend, native_rows
 from fastbert.ops.dropout import TokenDropout, check_token_dropout, dropout
 from fastbert.ops.embedding_ids import check_ids
+from fastbert.ops.native_row_tensors import recorded, takes
 from fastbert.ops.normalization import layer_norm
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -45,8 +46,8 @@ def embedding_layer_norm(
 
     The `triton` backend serves up to 4 tables of fp32, bf16 or fp16 and of at most 8192 columns. Its backward reads the
     tables again, so they must not change before it, and sums their gradients in fp32, in an order that is the same on
-    every run. The `native` backend serves any number of tables, all fp32 or all bf16, without dropout, where no
-    gradient is wanted. Raises UserError, a ValueError, that names the wrong argument.
+    every run. So does that of the `native` backend, which serves any number of tables, all fp32 or all bf16. Raises
+    UserError, a ValueError, that names the wrong argument.
     """
     ids, tables = tuple(ids), tuple(tables)
     if token_dropout is not None and token_dropout.p == 0.0:
@@ -57,9 +58,9 @@ def embedding_layer_norm(
     chosen = backend.choose("embedding_layer_norm", device)
     if chosen == "triton":
         chosen = _check_triton(tables, weight, bias)
-    elif chosen == "native" and not native_rows.serves_tables(tables, weight, bias, token_dropout):
+    elif chosen == "native" and not native_rows.serves_tables(tables, weight, bias):
         chosen = "eager"
-    if chosen != "triton":
+    if chosen == "eager" or (chosen == "native" and not recorded(*tables, weight, bias)):
         return backend.implementation("embedding_layer_norm", chosen)(ids, tables, weight, bias, eps, token_dropout)
     backend.refuse_forward_mode("embedding_layer_norm")
     autocast = torch.is_autocast_enabled(device.type)
@@ -178,7 +179,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result in `dtype`, and fp32 (tokens,) mean and 1 / deviation; `key` is None where nothing is dropped."""
     token_dropout = _packed(p, key, sequence_ids, offsets, site)
-    return _Triton.forward(list(ids), list(tables), weight, bias, eps, dtype, token_dropout, True)
+    forward = native_rows.embedding_forward if takes(*tables, weight, bias) else _Triton.forward
+    return forward(list(ids), list(tables), weight, bias, eps, dtype, token_dropout, True)
 
 
 @_forward.register_fake
@@ -207,7 +209,8 @@ def _backward(
 ) -> list[Tensor]:
     """The gradients of the tables, of weight and of bias."""
     token_dropout = _packed(p, key, sequence_ids, offsets, site)
-    dtables, dweight, dbias = _Triton.backward(grad, list(ids), list(tables), mean, rstd, weight, token_dropout)
+    backward = native_rows.embedding_gradients if takes(grad, *tables, weight) else _Triton.backward
+    dtables, dweight, dbias = backward(grad, list(ids), list(tables), mean, rstd, weight, token_dropout)
     return [*dtables, dweight, dbias]
 
 

@@ -98,20 +98,22 @@ SAVE_NOTHING, SAVE_CHEAPLY, SAVE_ALL = 0, 1, 2
 
 
 def serves(x: Tensor, weights: LayerWeights, heads: int, *, dropped: bool = False, int8: bool = False) -> str | None:
-    """What computes this layer of `x` (tokens, width) as one operation: "triton", or on CPUs what the native kernels
-    multiply ("bf16", "int8", "fp32"); None where it is to be put together from single operations.
+    """What computes this layer of `x` (tokens, width) as one operation: "triton", or on CPUs in inference what the
+    native kernels multiply ("bf16", "int8", "fp32") and "training" where a gradient is wanted or something dropped;
+    None where it is to be put together from single operations.
 
-    `dropped`: something is dropped, which the native kernels leave to the single operations. `int8`: quantised.
+    `dropped`: something is dropped. `int8`: quantised, in inference without dropout.
     """
     chosen = backend.choose("encoder_layer", x.device)
     if chosen == "eager" or x.dim() != 2:
         return None
     dtype, width = product_dtype(x), x.shape[1]
     if chosen == "native":
-        gradient = x.requires_grad and torch.is_grad_enabled()
-        if gradient or dropped or x.dtype not in native.DTYPES or native.is_transformed():
+        if x.dtype not in native.DTYPES or native.is_transformed():
             return None
-        return native_layer.element_of(x.shape[0], dtype, weights, heads, int8)
+        gradient = torch.is_grad_enabled() and (x.requires_grad or any(weight.requires_grad for weight in weights))
+        element = native_layer.element_of(x.shape[0], dtype, weights, heads, int8 and not (gradient or dropped))
+        return "training" if element is not None and (gradient or dropped) else element
     backend.require_triton(x.device, "x")
     if dtype not in (torch.float32, torch.bfloat16, torch.float16) or width > WIDEST:
         return None
@@ -145,13 +147,13 @@ def encoder_layer(
     if offsets.device != x.device:
         raise UserError(f"cu_seqlens is on {offsets.device}, x on {x.device}: move them to one device")
     backend.refuse_forward_mode("encoder_layer")
-    if served != "triton":
+    if served not in ("triton", "training"):
         return native_layer.encoder_layer(x, weights, settings, product_dtype(x), served)
     trained = torch.is_grad_enabled() and (x.requires_grad or any(weight.requires_grad for weight in weights))
     save = (SAVE_CHEAPLY if recompute else SAVE_ALL) if trained else SAVE_NOTHING
     tf32 = product_dtype(x) == torch.float32 and tf32_allowed()
     flat = tuple(getattr(settings, name) for name in _SETTINGS)
-    result: Tensor = _forward(x, *weights, *flat, product_dtype(x), tf32, save)[0]
+    result: Tensor = _forward(x, *weights, *flat, product_dtype(x), tf32, save, served == "training")[0]
     return result
 
 
@@ -196,10 +198,9 @@ def _forward(
     dtype: torch.dtype,
     tf32: bool,
     save: int,
+    native: bool,
 ) -> list[Tensor]:
-    """The output, and where something is saved what backward wants: see `fastbert.kernels.encoder_layer.Saved`."""
-    from fastbert.kernels import encoder_layer as kernels
-
+    """The output, and where something is saved what backward wants: see `forward` in `_kernels`."""
     weights = LayerWeights(
         query, key, value, query_bias, key_bias, value_bias, attention_output, attention_output_bias, attention_norm,
         attention_norm_bias, intermediate, intermediate_bias, output, output_bias, output_norm, output_norm_bias,
@@ -209,14 +210,26 @@ def _forward(
          offsets)
     )  # fmt: skip
     with backend.without_autocast(x.device):
-        return kernels.forward(x, weights, settings, dtype, tf32, save)
+        found: list[Tensor] = _kernels(native).forward(x, weights, settings, dtype, tf32, save)
+    return found
+
+
+def _kernels(native: bool) -> Any:
+    """The module that computes a layer forward and backward."""
+    if native:
+        from fastbert.ops import native_training
+
+        return native_training
+    from fastbert.kernels import encoder_layer as kernels
+
+    return kernels
 
 
 @_forward.register_fake
 def _(x: Tensor, *others: Any) -> list[Tensor]:
     weights = LayerWeights(*others[: len(LayerWeights._fields)])
-    settings = _settings(others[len(weights) : -3])
-    dtype, _, save = others[-3:]
+    settings = _settings(others[len(weights) : -4])
+    dtype, _, save, _ = others[-4:]
     tokens, width = x.shape
 
     def empty(*shape: Any, kind: torch.dtype = dtype) -> Tensor:
@@ -267,16 +280,19 @@ def _backward(
     offsets: Tensor | None,
     dtype: torch.dtype,
     tf32: bool,
+    native: bool,
     wanted: list[bool],
 ) -> list[Tensor]:
     """The gradients in the order of `Wanted`."""
-    from fastbert.kernels import encoder_layer as kernels
-
     settings = _settings(
         (cu_seqlens, max_seqlen, heads, eps, tanh, causal, layer, attention_p, hidden_p, dropout_key, sequence_ids,
          offsets)
     )  # fmt: skip
-    return kernels.backward(grad, saved, x, LayerWeights(*weights), settings, dtype, tf32, Wanted(*wanted))
+    kernels = _kernels(native)
+    found: list[Tensor] = kernels.backward(
+        grad, saved, x, LayerWeights(*weights), settings, dtype, tf32, Wanted(*wanted)
+    )
+    return found
 
 
 @_backward.register_fake
@@ -305,19 +321,19 @@ def _(grad: Tensor, saved: list[Tensor], x: Tensor, weights: list[Tensor], *othe
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     weights = len(LayerWeights._fields)
-    x, settings, (dtype, tf32, _) = inputs[0], inputs[1 + weights : -3], inputs[-3:]
+    x, settings, (dtype, tf32, _, native) = inputs[0], inputs[1 + weights : -4], inputs[-4:]
     # The output itself is not needed: the sum before its LayerNorm is kept.
     tensors = {i: value for i, value in enumerate(settings) if isinstance(value, Tensor)}
     ctx.save_for_backward(x, *inputs[1 : 1 + weights], *tensors.values(), *output[1:])
     ctx.places = tuple(tensors)
     ctx.settings = tuple(None if i in tensors else value for i, value in enumerate(settings))
-    ctx.numbers = (dtype, tf32)
+    ctx.numbers = (dtype, tf32, native)
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx: Any, grads: list[Tensor | None]) -> tuple[Any, ...]:
     count = len(LayerWeights._fields)
-    behind = (None,) * (len(_SETTINGS) + 3)
+    behind = (None,) * (len(_SETTINGS) + 4)
     grad = grads[0]
     if grad is None:
         return (None,) * (1 + count) + behind

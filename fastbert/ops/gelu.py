@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from fastbert.errors import UserError
 from fastbert.ops import backend, native_rows
-from fastbert.ops.normalization import check, choose, layer_norm_eager, recorded, statistics
+from fastbert.ops.native_row_tensors import recorded, takes
+from fastbert.ops.normalization import check, choose, layer_norm_eager, statistics
 
 
 def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str = "none") -> Tensor:
@@ -18,17 +19,18 @@ def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str = "none") -> Tens
     `"tanh"` (Hendrycks and Gimpel 2016).
 
     Returns the dtype of x. The `triton` backend serves bf16, fp16 and fp32 with a bias in fp32 or in the dtype of x,
-    adds and computes in fp32, keeps nothing but x, and sums the bias' gradient in fp32 and the same order on every run.
-    The `native` backend serves bf16 and fp32 where no gradient is wanted, and computes in fp32 too. Raises UserError, a
-    ValueError, that names the wrong argument.
+    the `native` one bf16 and fp32 with a bias in either; both add and compute in fp32, keep nothing but x, and sum the
+    bias' gradient in fp32 and the same order on every run. Raises UserError, a ValueError, that names the wrong
+    argument.
     """
     _check(x, bias, approximate)
     chosen = backend.choose("bias_gelu", x.device)
     if chosen == "triton":
         chosen = _check_triton(x, bias)
     if chosen == "native" and native_rows.serves("bias_gelu", x, bias):
-        return native_rows.bias_gelu(x, bias, approximate)
-    if chosen != "triton":
+        if not recorded(x, bias):
+            return native_rows.bias_gelu(x, bias, approximate)
+    elif chosen != "triton":
         return _bias_gelu(x, bias, approximate)
     backend.refuse_forward_mode("bias_gelu")
     return _forward(x, bias, approximate == "tanh")
@@ -66,14 +68,16 @@ def gelu_layer_norm(
     """LayerNorm(GELU(x + bias)), what the masked-language-model head does before its vocabulary product.
 
     x (..., width); bias, weight, norm_bias (width,); `approximate` is `"none"` (by erf) or `"tanh"`. The `triton`
-    backend serves bf16, fp16 and fp32 up to 8192 columns, computes in fp32 throughout, and saves `x` and two fp32
-    numbers a row; the `native` one serves bf16 and fp32 where no gradient is wanted, in fp32 throughout. Raises
-    UserError, a ValueError, that names the wrong argument.
+    backend serves bf16, fp16 and fp32 up to 8192 columns, the `native` one bf16 and fp32 of any width; both compute in
+    fp32 throughout, and save `x` and two fp32 numbers a row. Raises UserError, a ValueError, that names the wrong
+    argument.
     """
     check(x, {"bias": bias, "weight": weight, "norm_bias": norm_bias}, eps, "bias")
     if approximate not in ("none", "tanh"):
         raise UserError(f"approximate={approximate!r} must be 'none' or 'tanh'")
     chosen = choose("gelu_layer_norm", x, weight, norm_bias, bias)
+    if chosen == "native" and recorded(x, bias, weight, norm_bias):
+        return _gelu_layer_norm(x, bias, weight, norm_bias, eps, approximate)
     return backend.implementation("gelu_layer_norm", chosen)(x, bias, weight, norm_bias, eps, approximate)
 
 
@@ -82,13 +86,13 @@ def _bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
         return F.gelu(x if bias is None else x + bias.to(x.dtype), approximate=approximate)
 
 
-def _gelu_layer_norm(
+def _gelu_layer_norm_eager(
     x: Tensor, bias: Tensor | None, weight: Tensor, norm_bias: Tensor, eps: float, approximate: str
 ) -> Tensor:
     return layer_norm_eager(_bias_gelu(x, bias, approximate), weight, norm_bias, eps)
 
 
-def _gelu_layer_norm_triton(
+def _gelu_layer_norm(
     x: Tensor, bias: Tensor | None, weight: Tensor, norm_bias: Tensor, eps: float, approximate: str
 ) -> Tensor:
     rows, save = x.reshape(-1, x.shape[-1]), recorded(x, bias, weight, norm_bias)
@@ -100,6 +104,8 @@ def _gelu_norm(
     x: Tensor, x_bias: Tensor | None, weight: Tensor, bias: Tensor, eps: float, tanh: bool, save: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y (rows, width), mean and rstd of the GELU, fp32 (rows,), both empty without `save`."""
+    if takes(x, x_bias, weight, bias):
+        return native_rows.gelu_norm_forward(x, x_bias, weight, bias, eps, tanh, save)
     from fastbert.kernels import gelu_layer_norm as kernels
 
     return kernels.forward_gelu(x, x_bias, weight, bias, eps, tanh, save)
@@ -115,6 +121,8 @@ def _gelu_norm_backward(
     grad: Tensor, x: Tensor, x_bias: Tensor | None, mean: Tensor, rstd: Tensor, weight: Tensor, tanh: bool
 ) -> tuple[Tensor, Tensor]:
     """dx; dweight, dbias and, with x_bias, its gradient as rows of one fp32 tensor."""
+    if takes(x, x_bias, weight):
+        return native_rows.gelu_norm_gradients(grad, x, x_bias, mean, rstd, weight, tanh)
     from fastbert.kernels import gelu_layer_norm as kernels
 
     return kernels.gradients_gelu(grad, x, x_bias, mean, rstd, weight, tanh)
@@ -144,6 +152,8 @@ _gelu_norm.register_autograd(_gelu_norm_gradients, setup_context=_gelu_norm_cont
 
 @torch.library.custom_op("fastbert::bias_gelu", mutates_args=())
 def _forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
+    if takes(x, bias):
+        return native_rows.bias_gelu(x, bias, "tanh" if tanh else "none")
     return backend.implementation("bias_gelu", "triton").forward(x, bias, tanh)
 
 
@@ -155,7 +165,10 @@ def _(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
 @torch.library.custom_op("fastbert::bias_gelu_backward", mutates_args=())
 def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor | None, tanh: bool, sums: bool) -> tuple[Tensor, Tensor]:
     """The gradient of x, and its sums over all but the last axis, fp32; without `sums` that is empty."""
-    dx, total = backend.implementation("bias_gelu", "triton").backward(grad, x, bias, tanh, sums)
+    if takes(x, bias):
+        dx, total, _ = native_rows.gelu_backward(grad, x, bias, tanh, sums)
+    else:
+        dx, total = backend.implementation("bias_gelu", "triton").backward(grad, x, bias, tanh, sums)
     return dx, x.new_empty(0, dtype=torch.float32) if total is None else total
 
 
@@ -199,6 +212,6 @@ class _Triton:
 backend.register("bias_gelu", "triton", _Triton)
 backend.register("bias_gelu", "native", native_rows.bias_gelu)
 backend.register("bias_gelu", "eager", _bias_gelu)
-backend.register("gelu_layer_norm", "eager", _gelu_layer_norm)
-backend.register("gelu_layer_norm", "triton", _gelu_layer_norm_triton)
+backend.register("gelu_layer_norm", "eager", _gelu_layer_norm_eager)
+backend.register("gelu_layer_norm", "triton", _gelu_layer_norm)
 backend.register("gelu_layer_norm", "native", native_rows.gelu_layer_norm)

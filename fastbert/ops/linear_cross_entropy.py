@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastbert.errors import UserError
-from fastbert.ops import backend
+from fastbert.ops import backend, native_loss
 from fastbert.packing import IGNORE_INDEX
 
 SERVED = (torch.bfloat16, torch.float16, torch.float32)
@@ -46,17 +46,20 @@ def linear_cross_entropy(
 
     Under autocast x, weight and bias are cast to its dtype, as by eager torch. Logits are rounded to the dtype of x;
     maxima, exponentials, sums and the loss are fp32. Gradients have the dtypes of what they belong to; that of the
-    weight is summed in fp32. The `triton` backend serves bf16, fp16 and fp32: it keeps the logits of a chunk of rows
-    only, computes the gradients with the loss where one is asked for, and has no second derivatives.
+    weight is summed in fp32. The `triton` backend serves bf16, fp16 and fp32, the `native` one bf16 and fp32 where the
+    table of products says so: they keep the logits of a chunk of rows only, compute the gradients with the loss where
+    one is asked for, and have no second derivatives.
 
-    A label that is neither in the vocabulary nor `ignore_index` makes the loss and the gradients NaN on that backend
-    (eager torch raises, or stops the GPU); with FASTBERT_DEBUG=1 it is read on the host and raises UserError. Nothing
-    asks the device otherwise. Raises UserError, a ValueError, that names the wrong argument.
+    A label that is neither in the vocabulary nor `ignore_index` is a UserError of the native backend that names its
+    place; it makes the loss and the gradients NaN on the triton one (eager torch raises, or stops the GPU), where with
+    FASTBERT_DEBUG=1 it is read on the host and raises UserError. Nothing asks a GPU otherwise. Raises UserError, a ValueError, that names the wrong argument.
     """
     _check(x, weight, bias, labels, label_smoothing, z_loss)
     chosen = backend.choose("linear_cross_entropy", x.device)
     if chosen == "triton":
         chosen = _check_triton(x, weight, bias)
+    elif chosen == "native" and not native_loss.serves(x, weight, bias, _operands(x)):
+        chosen = "eager"
     if not torch.compiler.is_compiling():
         _check_labels(labels, weight.shape[0], ignore_index)
     if chosen == "eager":
@@ -173,8 +176,14 @@ def _forward(
     The gradients that are not wanted are empty.
     """
     numbers = (ignore_index, label_smoothing, z_loss, want_dx, want_dweight, want_dbias)
-    serves = backend.implementation("linear_cross_entropy", "triton")
+    serves = _kernels(x)
     return serves.forward(x, weight, bias, labels.contiguous(), *numbers)
+
+
+def _kernels(x: Tensor) -> Any:
+    """What serves the operators on the device of x, where eager torch was not chosen."""
+    chosen = backend.choose("linear_cross_entropy", x.device)
+    return backend.implementation("linear_cross_entropy", "native" if chosen == "native" else "triton")
 
 
 @_forward.register_fake
@@ -195,8 +204,7 @@ def _backward(
     grad: Tensor, dx: Tensor, dweight: Tensor, dbias: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients times grad, fp32 scalar. x, weight and bias are here so that a second derivative is refused."""
-    serves = backend.implementation("linear_cross_entropy", "triton")
-    return serves.backward(grad, dx, dweight, dbias, weight.dtype, weight.dtype if bias is None else bias.dtype)
+    return _kernels(x).backward(grad, dx, dweight, dbias, weight.dtype, weight.dtype if bias is None else bias.dtype)
 
 
 @_backward.register_fake
@@ -260,3 +268,4 @@ class _Triton:
 
 backend.register("linear_cross_entropy", "eager", _eager)
 backend.register("linear_cross_entropy", "triton", _Triton)
+backend.register("linear_cross_entropy", "native", native_loss)

@@ -25,15 +25,12 @@ if TYPE_CHECKING:
 def element_of(tokens: int, dtype: torch.dtype, weights: LayerWeights, heads: int, int8: bool) -> str | None:
     """What a layer's products multiply, or None where the layer is to be put together from single operations.
 
-    `dtype` is that of the products, autocast's or that of the tokens. Nothing here serves a gradient: where one is
-    wanted, a quantised model computes with its own weights.
+    `dtype` is that of the products, autocast's or that of the tokens.
     """
     width = weights.query.shape[1]
     if not weights.query.shape == weights.key.shape == weights.value.shape == weights.attention_output.shape:
         return None
     if dtype not in DTYPES or width % heads or not 1 <= width // heads <= native_attention.MAX_HEAD_DIM:
-        return None
-    if torch.is_grad_enabled() and any(weight.requires_grad for weight in weights):
         return None
     if any(w.dtype not in DTYPES or w.device.type != "cpu" or w.layout != torch.strided for w in weights):
         return None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastbert._C import PackedWeight
+from fastbert._C import gradient_product as _native_gradient_product
 from fastbert._C import product as _native_product
 from fastbert._C import quantize_rows as _native_quantize_rows
 from fastbert._C import repack as _native_repack
@@ -97,8 +98,8 @@ def product(
     `"gelu_tanh"`; `norm` is LayerNorm's (weight, bias or None, eps). Where `packed` holds int8, x is rounded by
     `quantize_rows`, and a row with a NaN or an infinity gives NaN. The result has `out_dtype`, by default x's, or is
     written to `out`, which may be `residual` itself. `before` (rows, out), of the result's dtype, is written too: x
-    weight^T + bias, rounded, of which the activation is then computed. `blocking` (rows, columns) that a thread keeps in
-    its second cache changes the time only; zeros choose.
+    weight^T + bias, rounded, of which the activation is then computed. `blocking` (rows, columns) that a thread keeps
+    in its second cache changes the time only; zeros choose.
     Raises UserError, a ValueError, that names the wrong argument.
     """
     if activation is not None and activation not in _ACTIVATIONS:
@@ -196,6 +197,48 @@ def gelu_gradient_product(
     return out, again
 
 
+def gradient_product(
+    a: Tensor, b: Tensor, *, sums: bool = False, out: Tensor | None = None, accumulate: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """(a^T b, sums of a's columns): the gradients of a weight and a bias, for a (tokens, out) and b (tokens, in).
+
+    a and b are both bf16 or both fp32, with neighbouring elements in a row. Products and sums are fp32 and never
+    rounded: the first result is (out, in), the second (out,), or None without `sums`. The first is written to `out`,
+    which may be a range of rows of a larger tensor, or added to what it holds with `accumulate`. The tokens are cut in
+    chunks by their number alone, so the result has the same bits on any number of threads.
+    Raises UserError, a ValueError, that names the wrong argument.
+    """
+    a, b = a.detach().resolve_neg(), b.detach().resolve_neg()
+    _check_matrix("a", a, None, "(tokens, out)")
+    tokens, rows = a.shape
+    _check_matrix("b", b, None, f"({tokens}, in)")
+    if b.shape[0] != tokens:
+        raise UserError(f"b has shape {tuple(b.shape)}: it must be ({tokens}, in), a row for each of a")
+    if b.dtype != a.dtype:
+        raise UserError(f"b has dtype {b.dtype}, a {a.dtype}: cast one")
+    columns = b.shape[1]
+    for name, tensor in (("a", a), ("b", b)):
+        native.address(name, tensor)
+    if out is None:
+        if accumulate:
+            raise UserError("accumulate adds to out: give it")
+        out = memory.empty((rows, columns), torch.float32)
+    _check_result("out", out, (rows, columns), torch.float32, a=a, b=b)
+    native.address("out", out)
+    total = torch.empty(rows, dtype=torch.float32) if sums else None
+    _native_gradient_product(
+        _matrix(a),
+        _matrix(b),
+        tokens,
+        rows,
+        columns,
+        _matrix(out),
+        0 if total is None else total.data_ptr(),
+        accumulate,
+    )
+    return out, total
+
+
 def _check_result(
     name: str, tensor: Tensor, shape: tuple[int, int], dtype: torch.dtype | None = None, **others: Tensor | None
 ) -> None:
@@ -210,14 +253,14 @@ def _check_result(
             raise UserError(f"{name} lies in the memory of {other}: give it memory of its own")
 
 
-def _check_matrix(name: str, tensor: Tensor, shape: tuple[int, int] | None) -> None:
+def _check_matrix(name: str, tensor: Tensor, shape: tuple[int, int] | None, meant: str = "(out, in)") -> None:
     """Refuse what is no matrix in this machine's memory whose rows lie apart and whole."""
     if tensor.device.type != "cpu" or tensor.layout != torch.strided:
         raise UserError(f"{name} is on {tensor.device} ({tensor.layout}): it must be a dense tensor on the CPU")
     if tensor.dtype not in DTYPES:
         raise UserError(f"{name} has dtype {tensor.dtype}: it must be torch.bfloat16 or torch.float32")
     if tensor.dim() != 2 or (shape is not None and tuple(tensor.shape) != shape):
-        raise UserError(f"{name} has shape {tuple(tensor.shape)}: it must be {shape or '(out, in)'}")
+        raise UserError(f"{name} has shape {tuple(tensor.shape)}: it must be {shape or meant}")
     if (tensor.shape[1] > 1 and tensor.stride(1) != 1) or (tensor.shape[0] > 1 and tensor.stride(0) < tensor.shape[1]):
         raise UserError(
             f"{name} has strides {tensor.stride()}: the elements of a row must lie together; use contiguous()"

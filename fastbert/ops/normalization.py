@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 from fastbert.errors import UserError
 from fastbert.kernels.shipped_norm import WIDEST
-from fastbert.ops import backend, native, native_rows
+from fastbert.ops import backend, native_rows
 from fastbert.ops.dropout import TokenDropout, check_token_dropout, dropout
+from fastbert.ops.native_row_tensors import recorded, takes
 
 SERVED = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -21,12 +22,14 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-12) -> T
     """LayerNorm over the last axis (Ba et al. 2016): x (..., width), weight and bias (width,), any floating dtypes.
 
     Mean, variance, weight and bias are used in fp32 whatever the dtype of `x`, which the result keeps. The `triton`
-    backend serves bf16, fp16 and fp32 up to 8192 columns, and saves `x` and two fp32 numbers a row for backward; the
-    `native` one serves bf16 and fp32 of any width where no gradient is wanted. Raises UserError, a ValueError, that
-    names the wrong argument.
+    backend serves bf16, fp16 and fp32 up to 8192 columns, the `native` one bf16 and fp32 of any width; both save `x`
+    and two fp32 numbers a row for backward, and sum the gradients of weight and bias in fp32 and the same order on
+    every run. Raises UserError, a ValueError, that names the wrong argument.
     """
     check(x, {"weight": weight, "bias": bias}, eps)
     chosen = choose("layer_norm", x, weight, bias)
+    if chosen == "native" and recorded(x, weight, bias):
+        return _layer_norm(x, weight, bias, eps)
     return backend.implementation("layer_norm", chosen)(x, weight, bias, eps)
 
 
@@ -74,20 +77,20 @@ def dropout_add_layer_norm(
     x and residual (..., width), with `token_dropout` (tokens, width); x_bias, weight, bias (width,). The sum is rounded
     to the dtype of `x`, and what is normed is the rounded sum, with fp32 statistics. With `return_sum` returns the norm
     and the sum, through which gradients flow too. The `triton` backend serves bf16, fp16 and fp32 up to 8192 columns,
-    rounds nothing before the sum, saves the sum and two fp32 numbers a row, and computes the dropout mask again; the
-    `native` one serves bf16 and fp32 without dropout where no gradient is wanted, and rounds nothing before the sum
-    either. Raises UserError, a ValueError, that names the wrong argument.
+    the `native` one bf16 and fp32 of any width; both round nothing before the sum, save the sum and two fp32 numbers a
+    row for backward, compute the dropout mask again, and sum the gradients of vectors in fp32 and the same order on
+    every run. Raises UserError, a ValueError, that names the wrong argument.
     """
     if token_dropout is not None and token_dropout.p == 0.0:
         token_dropout = None
     check(x, {"weight": weight, "bias": bias, "x_bias": x_bias}, eps, "x_bias")
     _check_rows(x, residual, token_dropout)
     chosen = choose("dropout_add_layer_norm", x, weight, bias, residual, x_bias)
-    if chosen == "native" and token_dropout is not None:
-        native.declines("dropout_add_layer_norm", "it drops nothing in this version")
-        chosen = "eager"
     arguments = (x, residual, weight, bias, eps, token_dropout, x_bias, return_sum)
-    y, total = backend.implementation("dropout_add_layer_norm", chosen)(*arguments)
+    if chosen == "native" and recorded(x, residual, weight, bias, x_bias):
+        y, total = _dropout_add_layer_norm(*arguments)
+    else:
+        y, total = backend.implementation("dropout_add_layer_norm", chosen)(*arguments)
     return (y, total) if return_sum else y
 
 
@@ -164,7 +167,7 @@ def layer_norm_eager(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Ten
         return F.layer_norm(x.to(wide), x.shape[-1:], weight.to(wide), bias.to(wide), eps).to(x.dtype)
 
 
-def _dropout_add_layer_norm(
+def _dropout_add_layer_norm_eager(
     x: Tensor,
     residual: Tensor,
     weight: Tensor,
@@ -178,11 +181,6 @@ def _dropout_add_layer_norm(
         x = x + x_bias.to(x.dtype)
     total = dropout(x, token_dropout) + residual.to(x.dtype)
     return layer_norm_eager(total, weight, bias, eps), total
-
-
-def recorded(*tensors: Tensor | None) -> bool:
-    """Whether a backward pass may follow, for which forward must leave something."""
-    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _dropout_of(
@@ -200,7 +198,7 @@ def statistics(x: Tensor, save: bool) -> tuple[Tensor, Tensor]:
     return mean, rstd
 
 
-def _layer_norm_triton(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     rows = x.reshape(-1, x.shape[-1])
     return _norm(rows, weight, bias, eps, recorded(x, weight, bias))[0].view(x.shape)
 
@@ -208,6 +206,9 @@ def _layer_norm_triton(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> T
 @torch.library.custom_op("fastbert::layer_norm", mutates_args=())
 def _norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     """y (rows, width), mean and rstd fp32 (rows,), both empty without `save`."""
+    if takes(x, weight, bias):
+        y, _, mean, rstd = native_rows.norm_forward(x, None, None, weight, bias, eps, None, save)
+        return y, mean, rstd
     from fastbert.kernels import layer_norm as kernels
 
     y, _, mean, rstd = kernels.forward(x, None, None, weight, bias, eps, None, save)
@@ -219,12 +220,19 @@ def _(x: Tensor, weight: Tensor, bias: Tensor, eps: float, save: bool) -> tuple[
     return x.new_empty(x.shape), *statistics(x, save)
 
 
+def _gradients_of(total: Tensor, weight: Tensor) -> Any:
+    """The function that computes the gradients of rows that were normed: native or Triton's."""
+    if takes(total, weight):
+        return native_rows.norm_gradients
+    from fastbert.kernels import layer_norm as kernels
+
+    return kernels.gradients
+
+
 @torch.library.custom_op("fastbert::layer_norm_backward", mutates_args=())
 def _norm_backward(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """dx, and dweight and dbias as the rows of one fp32 tensor: an operator's results may not share memory."""
-    from fastbert.kernels import layer_norm as kernels
-
-    dx, _, sums = kernels.gradients(grad, None, x, mean, rstd, weight, None, x_bias=False, residual=False)
+    dx, _, sums = _gradients_of(x, weight)(grad, None, x, mean, rstd, weight, None, x_bias=False, residual=False)
     return dx, sums
 
 
@@ -249,7 +257,7 @@ def _norm_gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, 
 _norm.register_autograd(_norm_gradients, setup_context=_norm_context)
 
 
-def _dropout_add_layer_norm_triton(
+def _dropout_add_layer_norm(
     x: Tensor,
     residual: Tensor,
     weight: Tensor,
@@ -285,10 +293,12 @@ def _add_norm(
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y and the rounded sum (rows, width), mean and rstd fp32 (rows,); all but y are empty without `save`."""
+    arguments = (x, x_bias, residual, weight, bias, eps, _dropout_of(p, key, sequence_ids, offsets, site), save)
+    if takes(x, x_bias, residual, weight, bias):
+        return native_rows.norm_forward(*arguments)
     from fastbert.kernels import layer_norm as kernels
 
-    token_dropout = _dropout_of(p, key, sequence_ids, offsets, site)
-    return kernels.forward(x, x_bias, residual, weight, bias, eps, token_dropout, save)
+    return kernels.forward(*arguments)
 
 
 @_add_norm.register_fake
@@ -313,11 +323,11 @@ def _add_norm_backward(
     has_x_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx; dresidual, empty where it is dx; dweight, dbias and, with x_bias, its gradient as rows of one fp32 tensor."""
-    from fastbert.kernels import layer_norm as kernels
-
     token_dropout = _dropout_of(p, key, sequence_ids, offsets, site)
-    rows = (grad, grad_total, total)
-    dx, dresidual, sums = kernels.gradients(*rows, mean, rstd, weight, token_dropout, x_bias=has_x_bias, residual=True)
+    gradients = _gradients_of(total, weight)
+    dx, dresidual, sums = gradients(
+        grad, grad_total, total, mean, rstd, weight, token_dropout, x_bias=has_x_bias, residual=True
+    )
     return dx, dx.new_empty(0) if dresidual is None else dresidual, sums
 
 
@@ -357,8 +367,8 @@ _add_norm.register_autograd(_add_norm_gradients, setup_context=_add_norm_context
 
 
 backend.register("layer_norm", "eager", layer_norm_eager)
-backend.register("layer_norm", "triton", _layer_norm_triton)
+backend.register("layer_norm", "triton", _layer_norm)
 backend.register("layer_norm", "native", native_rows.layer_norm)
-backend.register("dropout_add_layer_norm", "eager", _dropout_add_layer_norm)
-backend.register("dropout_add_layer_norm", "triton", _dropout_add_layer_norm_triton)
+backend.register("dropout_add_layer_norm", "eager", _dropout_add_layer_norm_eager)
+backend.register("dropout_add_layer_norm", "triton", _dropout_add_layer_norm)
 backend.register("dropout_add_layer_norm", "native", native_rows.dropout_add_layer_norm)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
-from fastbert.ops import backend, native, native_rows
+from fastbert.ops import backend, native_rows
 from fastbert.ops.dropout import attention_mask, draw_keys
+from fastbert.ops.native_row_tensors import recorded
 
 
 def softmax(
@@ -31,9 +32,8 @@ def softmax(
 
     Returns probabilities in the dtype of `scores`; maxima, exponentials and sums are fp32 inside (float64 for float64).
     Backward computes the probabilities again from `scores`. The `triton` backend serves bf16, fp16 and fp32 with
-    the keys of a row side by side in memory, the `native` one bf16 and fp32 without dropout where no gradient is
-    wanted; eager torch rounds `scale * scores` to their dtype. Nothing asks the device. Raises UserError, a ValueError,
-    that names the wrong argument.
+    the keys of a row side by side in memory, the `native` one bf16 and fp32; eager torch rounds `scale * scores` to
+    their dtype. Nothing asks the device. Raises UserError, a ValueError, that names the wrong argument.
     """
     if dropout_p and dropout_key is None and scores.dim() == 4:
         dropout_key = draw_keys(scores.shape[0], scores.device)
@@ -43,9 +43,10 @@ def softmax(
     if chosen == "triton":
         chosen = _check_triton(scores)
     elif chosen == "native":
-        if _native_serves(scores, key):
-            return native_rows.softmax(scores, mask, scale)
-        chosen = "eager"
+        if not native_rows.serves("softmax", scores):
+            chosen = "eager"
+        elif not recorded(scores):
+            return native_rows.softmax(scores, mask, scale, dropout_p, key, dropout_site)
     if chosen == "eager" and not torch.compiler.is_compiling():
         return softmax_eager(scores, mask, scale, dropout_p, key, dropout_site)
     backend.refuse_forward_mode("softmax")
@@ -97,12 +98,6 @@ def _check_triton(scores: Tensor) -> backend.BackendName:
             " of a query must lie side by side; call scores.contiguous()"
         )
     return "triton"
-
-
-def _native_serves(scores: Tensor, dropout_key: Tensor | None) -> bool:
-    if dropout_key is not None:
-        return native.declines("softmax", "it drops nothing in this version")
-    return native_rows.serves("softmax", scores)
 
 
 def softmax_eager(
@@ -242,6 +237,13 @@ class _Eager:
         return dscores.to(scores.dtype).contiguous()
 
 
+class _Native:
+    """The kernels of csrc/cpu/rows.h."""
+
+    forward = staticmethod(native_rows.softmax)
+    backward = staticmethod(native_rows.softmax_gradient)
+
+
 backend.register("softmax", "eager", _Eager)
 backend.register("softmax", "triton", _Triton)
-backend.register("softmax", "native", native_rows.softmax)
+backend.register("softmax", "native", _Native)

@@ -83,6 +83,6 @@ def test_embeddings_touch_nothing_outside(behind: bool, dtype: torch.dtype, seed
     y = Fenced(torch.zeros(32, 37, dtype=dtype), behind)
     parts = [(one.address, 1, True, table.address, 37, table.tensor.shape[0]) for one, table in zip(ids, tables)]
     vectors = (weight.address, bias.address, "fp32", 1e-12)
-    assert _C.embedding_layer_norm(32, 37, NAMES[dtype], NAMES[dtype], parts, *vectors, y.address) is None
+    assert _C.embedding_layer_norm(32, 37, NAMES[dtype], NAMES[dtype], parts, *vectors, None, y.address, 0, 0) is None
     plain = ([one.tensor for one in ids], [table.tensor for table in tables], weight.tensor, bias.tensor)
     assert torch.equal(y.tensor, embed(*plain))

@@ -1,0 +1,292 @@
+"""Training steps on the CPU side by side: losses and gradients compared first, then speed, and memory part by part.
+
+    python benchmarks/bench_training.py --quick
+    python benchmarks/bench_training.py --json rows.json --chart rows.png
+    python benchmarks/bench_training.py --contenders bf16 --workloads base wiki --text wiki.txt --vocab vocab.txt
+    python benchmarks/bench_training.py --workloads mini --profile
+    python benchmarks/bench_training.py --loss-curve 200 --chart curve.png
+
+A step is forward pass, backward pass, clipping to norm 1 and AdamW (fused, decay on matrices alone), dropout included.
+Everybody starts from the same folder of weights and sees the same batches: others padded to the longest sequence,
+fastbert packed. bf16 is autocast over weights in fp32. docs/benchmarks.md says what the columns mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastbert import cpu_level
+from fastbert.benchmarks import cpu_report, harness, peers, training_curve, training_report, training_workloads
+from fastbert.benchmarks.bench_encoder import MOST_THREADS, check_files, choose
+from fastbert.benchmarks.cpu_measures import Result, Say
+from fastbert.benchmarks.training_contender import REHEARSAL
+from fastbert.benchmarks.training_curve import Curves
+from fastbert.benchmarks.training_measures import TrainingLineup
+from fastbert.benchmarks.training_workloads import Sources, TrainingWorkload
+from fastbert.config import PRESETS, BertConfig
+from fastbert.errors import UserError
+
+KIND = "training"
+# Takes minutes to compile, so it takes part only when it is named.
+NAMED_ONLY = "torch.compile"
+MOST_STEPS = 100_000
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to measure, and how much of it."""
+
+    quick: bool = False
+    """Four short sequences a step, three rounds, and the tiny model unless another is named."""
+    device: str = "cpu"
+    """Where: "cpu" only."""
+    model: str | None = None
+    """A preset's name instead of base and mini; of a loss curve the model (default: the demonstration's)."""
+    contenders: tuple[str, ...] = ()
+    """Only contenders whose name holds one of these; none: all but torch.compile."""
+    workloads: tuple[str, ...] = ()
+    """Only workloads whose name holds one of these; none: all."""
+    text: Path | None = None
+    """Text for wiki-en, a sentence a line, and for the loss curve; None: random tokens, and Python's own English."""
+    vocab: Path | None = None
+    """The vocab.txt for `text`; None: one is learned from it."""
+    checkpoint: Path | None = None
+    """A model folder to fine-tune; None: random weights of MiniLM's size."""
+    lengths: Path | None = None
+    """Lengths of the sequences to fine-tune on, one a line; None: drawn like those of SST-2."""
+    profile: bool = False
+    """Also say where the time of a step goes."""
+    loss_curve: int | None = None
+    """Instead of all that, train a small model for so many steps and compare losses."""
+    threads: int | None = None
+    """Threads of every contender; None: all cores that the process may use."""
+    rounds: int | None = None
+    """Turns of each contender; None: seven, three if `quick`."""
+    isolate: bool = True
+    """Each contender in a process of its own."""
+
+    def __post_init__(self) -> None:
+        if self.device != "cpu":
+            raise UserError(f"--device {self.device}: this measures the CPU; benchmarks/gpu.py measures GPUs")
+        if self.model is not None and self.model not in PRESETS:
+            raise UserError(f"--model {self.model} is not one of {', '.join(PRESETS)}")
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise UserError(f"--threads {self.threads} must be from 1 to {MOST_THREADS}")
+        if self.rounds is not None and self.rounds < 1:
+            raise UserError(f"--rounds {self.rounds} must be at least 1")
+        if self.loss_curve is not None:
+            self._check_curve(self.loss_curve)
+        for flag, path in (("text", self.text), ("vocab", self.vocab), ("lengths", self.lengths)):
+            if path is not None and not path.exists():
+                raise UserError(f"--{flag} {path}: no such file")
+        if self.vocab is not None and self.text is None:
+            raise UserError("--vocab belongs to --text: without a text, tokens are random")
+        if self.checkpoint is not None:
+            BertConfig.from_pretrained(self.checkpoint)
+        self.names()
+        self.builders()
+
+    def _check_curve(self, steps: int) -> None:
+        if not 1 <= steps <= MOST_STEPS:
+            raise UserError(f"--loss-curve {steps} must be from 1 to {MOST_STEPS:,} steps")
+        others = ("contenders", "workloads", "vocab", "checkpoint", "lengths", "profile", "rounds")
+        for name in others:
+            if getattr(self, name) not in (None, (), False):
+                raise UserError(f"--{name} has no part in --loss-curve: leave one of them out")
+
+    @property
+    def sources(self) -> Sources:
+        """What the workloads are made from."""
+        return Sources(
+            quick=self.quick,
+            model=self.model,
+            text=self.text,
+            vocab=self.vocab,
+            checkpoint=self.checkpoint,
+            lengths=self.lengths,
+        )
+
+    @property
+    def thread_count(self) -> int:
+        """Threads of every contender."""
+        return self.threads or len(os.sched_getaffinity(0))
+
+    @property
+    def curve_config(self) -> BertConfig:
+        """The model of a loss curve: the demonstration's unless one is named."""
+        if self.model is not None:
+            return BertConfig.preset(self.model)
+        if self.quick:
+            return BertConfig.preset("tiny")
+        from fastbert.training.demo import SHAPE
+
+        return SHAPE
+
+    def names(self) -> list[str]:
+        """The contenders that were asked for."""
+        chosen = choose("contender", peers.names(KIND), self.contenders)
+        named = any("compile" in part for part in self.contenders)
+        return [name for name in chosen if named or not name.startswith(NAMED_ONLY)]
+
+    def builders(self) -> dict[str, Callable[[], TrainingWorkload]]:
+        """The workloads that were asked for, each made when it is called for."""
+        found = training_workloads.builders(self.sources)
+        return {name: found[name] for name in choose("workload", list(found), self.workloads)}
+
+
+def run(options: Options, say: Say, progress: Progress | None = None) -> Result | Curves:
+    """Measure, or compare losses where that was asked for; `say` takes lines for people, `progress` the steps done, all
+    steps and the name of the next."""
+    cpu_level.level()  # raises for a wrong FASTBERT_CPU, which would else be our contenders' failure
+    progress = progress or (lambda *_: None)
+    if options.loss_curve is not None:
+        return _curves(options, options.loss_curve, say, progress)
+    # All before the first is measured: what is wrong with a file should not come to light hours later.
+    workloads = [build() for build in options.builders().values()]
+    result = Result()
+    with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
+        folder = Path(temporary)
+        for index, workload in enumerate(workloads):
+            progress(index, len(workloads), workload.name)
+            say(f"{workload.name}: {workload.note}, {workload.operations / 1e9:,.4g} GFLOP")
+            found = measure(workload, options, folder, say)
+            result.rows += found.rows
+            result.absent += found.absent
+        progress(len(workloads), len(workloads), "")
+    return result
+
+
+def measure(workload: TrainingWorkload, options: Options, folder: Path, say: Say) -> Result:
+    """Measure one workload, in processes that are new, so that their memory tells of nothing else."""
+    rounds = options.rounds or (3 if options.quick else 7)
+    model = save_model(folder / "model", workload)
+    lineup = TrainingLineup(
+        KIND, options.names(), options.thread_count, model=model, isolate=options.isolate, folder=folder, say=say
+    )
+    lineup.profiles = options.profile
+    try:
+        with lineup:
+            return lineup.measure(workload, rounds)
+    finally:
+        shutil.rmtree(model)
+
+
+def save_model(folder: Path, workload: TrainingWorkload) -> Path:
+    """Write the weights that all contenders of a workload start from, and those that they rehearse with."""
+    import torch
+
+    from fastbert.models import BertForPreTraining, BertForSequenceClassification
+
+    torch.manual_seed(training_workloads.SEED)  # of the head that a checkpoint lacks
+    kind = BertForSequenceClassification if workload.classifies else BertForPreTraining
+    for place, made in ((folder, workload), (folder / REHEARSAL, training_workloads.rehearsal(workload.classifies))):
+        if made.checkpoint is not None:
+            labels = training_workloads.LABELS
+            model = kind.from_pretrained(made.checkpoint, dtype=torch.float32, num_labels=labels)
+        else:
+            model = kind(made.config)
+            model.init_weights(seed=training_workloads.SEED)
+        model.save_pretrained(place)
+    return folder
+
+
+def _curves(options: Options, steps: int, say: Say, progress: Progress) -> Curves:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(options.thread_count)
+    try:
+        with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
+            return training_curve.measure(options.curve_config, steps, options.text, Path(temporary), say, progress)
+    finally:
+        torch.set_num_threads(before)
+
+
+def show(measured: Result | Curves) -> None:
+    """Print what was measured."""
+    if isinstance(measured, Curves):
+        training_curve.show(measured)
+    else:
+        training_report.show(measured)
+
+
+def publish(measured: Result | Curves, options: Options, json: Path | None, chart: Path | None) -> None:
+    """Write what was measured to the files that were asked for."""
+    packages = ("fastbert-engine", *peers.distributions(KIND))
+    if isinstance(measured, Curves):
+        if json is not None:
+            training_curve.write(json, measured, options.thread_count)
+        if chart is not None:
+            title = _title("Loss without dropout", ("fastbert-engine", "torch"), options)
+            training_curve.chart(chart, measured, title)
+        return
+    if json is not None:
+        cpu_report.write(json, measured, packages)
+    if chart is not None and measured.rows:
+        training_report.chart(chart, measured, title=_title("Training steps", packages, options))
+
+
+def _title(what: str, packages: Sequence[str], options: Options) -> str:
+    where, found = harness.machine(), harness.versions(packages)
+    versions = ", ".join(f"{name} {found[name]}" for name in found if name not in ("python", "numpy"))
+    threads = f"{options.thread_count} thread" + "s" * (options.thread_count > 1)
+    return f"{what}, {threads}, {where['cpu']}\n{versions}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tiny model, few short sequences, three rounds")
+    parser.add_argument("--device", default="cpu", help="cpu (the default, and all there is here)")
+    parser.add_argument("--model", metavar="PRESET", help=f"{', '.join(PRESETS)} (default: base and mini, quick tiny)")
+    parser.add_argument(
+        "--contenders",
+        nargs="+",
+        default=(),
+        metavar="PART",
+        help="only those with this in the name (default: all but torch.compile)",
+    )
+    parser.add_argument("--workloads", nargs="+", default=(), metavar="PART", help="only those with this in the name")
+    parser.add_argument("--text", type=Path, help="text of wiki-en (a sentence a line) or of the loss curve")
+    parser.add_argument("--vocab", type=Path, help="vocab.txt for --text (default: learned from it)")
+    parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="a model to fine-tune (default: random)")
+    parser.add_argument("--lengths", type=Path, help="lengths to fine-tune on, one a line (default: like SST-2's)")
+    parser.add_argument("--profile", action="store_true", help="where the time of a step goes")
+    parser.add_argument("--loss-curve", type=int, metavar="STEPS", help="compare losses over so many steps instead")
+    parser.add_argument("--threads", type=int, help="threads of every contender (default: all cores)")
+    parser.add_argument("--rounds", type=int, help="turns of each contender (default: 7, quick 3)")
+    parser.add_argument(
+        "--isolate",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="each contender in a process of its own, asked in turns (default: yes)",
+    )
+    parser.add_argument("--json", type=Path, help="file to write the rows to")
+    parser.add_argument("--chart", type=Path, help="picture to write, .png, .pdf or .svg")
+    given = vars(parser.parse_args(arguments))
+    json, chart = given.pop("json"), given.pop("chart")
+    for name in ("contenders", "workloads"):
+        given[name] = tuple(given[name])
+    try:
+        options = Options(**given)
+        check_files(json, chart)
+        measured = run(options, lambda line: print(line, file=sys.stderr, flush=True))
+    except UserError as error:
+        parser.exit(2, f"{parser.prog}: error: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, f"{parser.prog}: interrupted\n")
+    show(measured)
+    publish(measured, options, json, chart)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""transformers in training on padded batches: as its users run it, and compiled."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor, nn
+
+from fastbert.benchmarks.peers import Arrays
+from fastbert.benchmarks.peers.training import Peer
+from fastbert.benchmarks.peers.transformers_encoder import padded
+
+IGNORED = -100
+
+
+class Step(Peer):
+    """The model of transformers with its default attention. Batches are padded to their longest sequence; labels of
+    masked-LM are -100 where there is none, so logits of every place are computed."""
+
+    def load(self, folder: Path, name: str) -> nn.Module:
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        model: nn.Module = getattr(transformers, name).from_pretrained(folder, dtype=torch.float32)
+        self.call: Any = model
+        return model
+
+    def prepare(self, arrays: Arrays) -> Any:
+        inputs = padded({**arrays, "padded_to": arrays["lengths"].max()})
+        if "labels" in arrays:
+            flat = np.full(int(arrays["lengths"].sum()), IGNORED, np.int64)
+            flat[arrays["masked_positions"]] = arrays["labels"]
+            labels = np.full(inputs["input_ids"].shape, IGNORED, np.int64)
+            labels[inputs["attention_mask"].astype(bool)] = flat
+            inputs |= {"labels": labels, "next_sentence_label": arrays["next_sentence_label"]}
+        else:
+            inputs["labels"] = arrays["classes"]
+        return {name: torch.from_numpy(values) for name, values in inputs.items()}
+
+    def loss(self, batch: Any) -> Tensor:
+        loss: Tensor = self.call(**batch).loss
+        return loss
+
+
+class CompiledStep(Step):
+    """The same through `torch.compile`; shapes of several batches are compiled as it sees fit."""
+
+    def open(self, arrays: Arrays) -> dict[str, Any]:
+        details = super().open(arrays)
+        self.call = torch.compile(self.model)
+        began = time.perf_counter()
+        for batch in self.batches:
+            self._autocast_loss(batch).backward()
+        self.model.zero_grad(set_to_none=True)
+        return {**details, "compile_seconds": round(time.perf_counter() - began, 1)}

@@ -1,0 +1,185 @@
+"""Where the memory of a training step goes: the process's high-water mark, part by part.
+
+The parts are those of the moment of a step when most is alive: after the forward pass, or after some gradient came into
+being. Tensors are counted by their storages, each once. `scratch` is what is left of the high-water mark: temporaries,
+buffers of libraries, and memory that an allocator keeps. So the parts add up to the peak.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections.abc import Callable, Container, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastbert import _C
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+PARTS = ("weights", "weight_copies", "gradients", "optimizer", "activations", "scratch", "other")
+ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
+# Nodes between a weight and a copy of it in another dtype, as autocast makes them.
+COPYING = re.compile(r"(ToCopy|T|View|Transpose|Permute)Backward\d*")
+
+
+def resident() -> int | None:
+    """Bytes of this process in memory; None away from Linux."""
+    return _status("VmRSS")
+
+
+def high_water() -> int | None:
+    """The most bytes that this process had in memory since `forget_high_water`; None away from Linux."""
+    return _status("VmHWM")
+
+
+def forget_high_water() -> bool:
+    """Count the high-water mark anew from here; False where the system does not allow it."""
+    try:
+        CLEAR.write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _status(field: str) -> int | None:
+    if not STATUS.exists():
+        return None
+    found = re.search(rf"^{field}:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
+    return int(found[1]) << 10 if found else None
+
+
+class _Alive:
+    """Storages that somebody holds, each counted once however many hold it."""
+
+    def __init__(self) -> None:
+        self.holders: dict[tuple[int, int], int] = {}
+        self.nbytes = 0
+
+    def add(self, key: tuple[int, int]) -> None:
+        self.holders[key] = self.holders.get(key, 0) + 1
+        self.nbytes += key[1] * (self.holders[key] == 1)
+
+    def drop(self, key: tuple[int, int]) -> None:
+        self.holders[key] -= 1
+        self.nbytes -= key[1] * (self.holders[key] == 0)
+
+
+class _Saved:
+    """A tensor that autograd keeps for the backward pass."""
+
+    def __init__(self, tensor: Tensor, alive: _Alive) -> None:
+        self.tensor, self.alive, self.key = tensor, alive, _storage(tensor)
+        alive.add(self.key)
+
+    def __del__(self) -> None:
+        self.alive.drop(self.key)
+
+
+def parts_of_a_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, phases: dict[str, Callable[[], Any]]
+) -> dict[str, int]:
+    """Take a step and return the bytes of weights, copies that autocast makes of them, gradients, optimiser state and
+    activations at the moment when their sum is largest."""
+    weights = {_storage(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    activations, casts = _Alive(), _Alive()
+    gradients = {id(p): p.grad for p in model.parameters() if p.grad is not None}
+    best: dict[str, int] = {}
+
+    def look(*_: Any) -> None:
+        now = {
+            "weight_copies": casts.nbytes,
+            "gradients": nbytes(gradients.values()),
+            "activations": activations.nbytes,
+        }
+        if sum(now.values()) >= sum(best.values()):
+            best.update(now)
+
+    def arrived(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        gradients[id(parameter)] = parameter.grad
+        look()
+
+    def keep(tensor: Tensor) -> Tensor | _Saved:
+        if tensor.layout != torch.strided or _storage(tensor) in weights:
+            return tensor
+        return _Saved(tensor, casts if _is_copy(tensor, weights) else activations)
+
+    hooks = [p.register_post_accumulate_grad_hook(arrived) for p in model.parameters() if p.requires_grad]
+    try:
+        for name, phase in phases.items():
+            if name == "forward":
+                with torch.autograd.graph.saved_tensors_hooks(keep, _unwrap):
+                    phase()
+            else:
+                phase()
+            look()
+            if name == "backward":
+                gradients.clear()  # what becomes of them is the optimiser's matter
+    finally:
+        for hook in hooks:
+            hook.remove()
+    best["weights"] = nbytes(weights.values())
+    best["optimizer"] = nbytes(tensors_in(optimizer.state.values()))
+    return best
+
+
+def _unwrap(kept: Tensor | _Saved) -> Tensor:
+    return kept.tensor if isinstance(kept, _Saved) else kept
+
+
+def _is_copy(tensor: Tensor, weights: Container[tuple[int, int]]) -> bool:
+    """Whether autograd made it by copying a weight."""
+    node: Any = tensor.grad_fn
+    copied = False
+    while node is not None and COPYING.fullmatch(node.name()):
+        copied = copied or node.name().startswith("ToCopy")
+        node = node.next_functions[0][0]
+    return copied and hasattr(node, "variable") and _storage(node.variable) in weights
+
+
+def _storage(tensor: Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.nbytes()
+
+
+def nbytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of some tensors' storages, each counted once."""
+    return sum(size for _, size in {_storage(tensor) for tensor in tensors})
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """The tensors in nested dictionaries, lists and tuples."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, dict):
+        yield from tensors_in(values.values())
+    elif isinstance(values, Iterable) and not isinstance(values, str | bytes):
+        for value in values:
+            yield from tensors_in(value)
+
+
+def packed_bytes() -> int:
+    """Bytes of all weights that are laid out for products of ours, whoever holds them."""
+    held = gc.get_referents(*gc.get_objects())
+    # The collector forgets tuples of what it does not follow.
+    held += gc.get_referents(*(value for value in held if type(value) is tuple))
+    found = {id(one): one for one in held if type(one) is _C.PackedWeight}
+    return sum(one.columns * one.depth * ELEMENT_BYTES[one.element] for one in found.values())
+
+
+def account(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: Iterable[dict[str, Callable[[], Any]]],
+    before: int,
+    peak: int,
+) -> dict[str, int]:
+    """`PARTS` in bytes, which add up to `peak`: of the largest of some steps; `before` was in memory before there was a
+    model."""
+    best = max((parts_of_a_step(model, optimizer, phases) for phases in steps), key=lambda found: sum(found.values()))
+    best["weight_copies"] += packed_bytes()  # which outlive a step, for the next
+    known = sum(best.values())
+    return {**best, "scratch": peak - known - before, "other": before}

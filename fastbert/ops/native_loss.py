@@ -1,0 +1,96 @@
+"""The vocabulary product with its loss on CPUs: the logits of some rows at a time, whose gradients take their place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastbert import _C
+from fastbert.errors import UserError
+from fastbert.ops import memory, native, native_product, packed_weights, product_table
+from fastbert.ops.native import DTYPES
+
+# Logits that exist at a time: fewer would write the weight's gradient more often.
+LOGITS_BYTES = 64 << 20
+FEWEST_ROWS = 128
+
+
+def serves(x: Tensor, weight: Tensor, bias: Tensor | None, operands: torch.dtype) -> bool:
+    """Whether the native kernels take the call; `operands` is what torch would multiply, autocast's dtype or x's."""
+    operation = "linear_cross_entropy"
+    if native.is_transformed():
+        return native.declines(operation, "torch transforms the call")
+    if not native.serves(operation, x, weight, bias, trains=True):
+        return False
+    if operands not in DTYPES:
+        return native.declines(operation, f"autocast multiplies {operands}, and the native backend bfloat16, float32")
+    return product_table.prefers_own(DTYPES[operands], x.shape[0], *weight.shape)
+
+
+def forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    want_dx: bool,
+    want_dweight: bool,
+    want_dbias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """loss_sum, count, correct, and the gradients of loss_sum by x (in its dtype), weight and bias (fp32).
+
+    x is bf16 or fp32, and so are the products; weight and bias may be either. The gradients that are not wanted are
+    empty. Raises UserError for a label that is neither in the vocabulary nor `ignore_index`.
+    """
+    _check_labels(labels, len(weight), ignore_index)
+    rows, element = len(x), DTYPES[x.dtype]
+    x = x.contiguous()
+    gradients = want_dx or want_dweight or want_dbias
+    losses = torch.zeros(rows, dtype=torch.float32)
+    correct = torch.zeros(rows, dtype=torch.uint8)
+    dx = memory.empty(x.shape if want_dx else (0,), x.dtype)
+    dweight = memory.empty(weight.shape if want_dweight else (0,), torch.float32)
+    dbias = torch.zeros(len(weight) if want_dbias else 0, dtype=torch.float32)
+    if not rows and want_dweight:
+        dweight.zero_()
+    packed = packed_weights.packed(weight, element)
+    at_a_time = max(FEWEST_ROWS, LOGITS_BYTES // max(1, len(weight) * x.element_size()))
+    for first in range(0, rows, at_a_time):
+        part = slice(first, min(rows, first + at_a_time))
+        logits = memory.empty((part.stop - first, len(weight)), x.dtype)
+        native_product.product(x[part], packed, bias, out=logits)
+        _C.cross_entropy(
+            (logits.data_ptr(), element, len(weight)), len(logits), len(weight), labels[part].data_ptr(), ignore_index,
+            label_smoothing, z_loss, gradients, losses[part].data_ptr(), correct[part].data_ptr(),
+        )  # fmt: skip
+        if want_dx:
+            backwards = packed_weights.packed(weight, element, transposed=True)
+            native_product.product(logits, backwards, out=dx[part])
+        if want_dweight:
+            again = first > 0
+            sums = native_product.gradient_product(logits, x[part], sums=want_dbias, out=dweight, accumulate=again)[1]
+        elif want_dbias:
+            sums = logits.sum(0, dtype=torch.float32)
+        if want_dbias:
+            dbias += sums
+    count = (labels != ignore_index).sum()
+    return losses.sum(dtype=torch.float64).float(), count, correct.sum(), dx, dweight, dbias
+
+
+def backward(
+    grad: Tensor, dx: Tensor, dweight: Tensor, dbias: Tensor, of_weight: torch.dtype, of_bias: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients times grad, fp32 scalar, in the dtypes of what they belong to."""
+    return (dx * grad).to(dx.dtype), (dweight * grad).to(of_weight), (dbias * grad).to(of_bias)
+
+
+def _check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
+    wrong = ((labels < 0) | (labels >= vocabulary)) & (labels != ignore_index)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise UserError(
+            f"labels[{row}]={int(labels[row])} is not in the vocabulary of {vocabulary} labels:"
+            f" rows without a label have ignore_index={ignore_index}"
+        )

@@ -1,0 +1,164 @@
+"""A whole encoder layer on CPUs, forward and backward, of the C++ kernels: what `fastbert.kernels.encoder_layer` is on
+GPUs, with the same tensors saved.
+
+    qkv = x Wqkv + b          one product                      saved
+    context, lse = attention(qkv)                              saved
+    z1 = x + dropout(context Wo + bo);  y1 = LayerNorm(z1)     z1 and statistics saved, y1 unless it is recomputed
+    u = y1 W1 + b1;  h = GELU(u)                               u saved, h never: backward computes it beside dGELU
+    z2 = y1 + dropout(h W2 + b2);  y2 = LayerNorm(z2)          z2 and statistics saved
+
+Weights are read from copies that are laid out for products, and for those of backward from transposed ones; both are
+made anew when a weight changes. Gradients of weights are sums over the tokens in fp32 that nothing rounds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastbert._C import PackedWeight
+from fastbert.ops import memory, native_attention, native_product, native_rows, packed_weights
+from fastbert.ops.dropout import Site
+from fastbert.ops.native import DTYPES
+
+if TYPE_CHECKING:
+    from fastbert.ops.encoder_layer import LayerSettings, LayerWeights, Wanted
+
+
+class _Products(NamedTuple):
+    """The layer's weights as products read them."""
+
+    projections: PackedWeight
+    attention_output: PackedWeight
+    intermediate: PackedWeight
+    output: PackedWeight
+
+
+def _products(weights: LayerWeights, dtype: torch.dtype, transposed: bool = False) -> _Products:
+    w = weights
+    matrices = (w.query, w.key, w.value, w.attention_output, w.intermediate, w.output)
+    return _Products(
+        *packed_weights.packed_together(matrices, (3, 1, 1, 1), DTYPES[dtype], transposed=transposed)
+    )
+
+
+def forward(
+    x: Tensor, weights: LayerWeights, settings: LayerSettings, dtype: torch.dtype, tf32: bool, save: int
+) -> list[Tensor]:
+    """[y2] and, unless nothing is saved: qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, and y1 if all is."""
+    from fastbert.ops.encoder_layer import SAVE_ALL, SAVE_NOTHING
+
+    w, keep = weights, save != SAVE_NOTHING
+    packed = _products(weights, dtype)
+    rows = _rows(x)
+    tokens, width = x.shape
+    bias = torch.cat((w.query_bias, w.key_bias, w.value_bias))
+    qkv = _product(rows, packed.projections, bias, dtype=dtype)
+    context, lse = native_attention.forward(settings.problem(_split(qkv, settings), tf32), with_lse=keep)
+    context = context.view(tokens, width)
+    y1, z1, mean1, rstd1 = native_rows.norm_forward(
+        _product(context, packed.attention_output), w.attention_output_bias, rows.to(dtype), w.attention_norm,
+        w.attention_norm_bias, settings.eps, settings.hidden_dropout(Site.ATTENTION_OUTPUT), keep,
+    )  # fmt: skip
+    u = memory.empty((tokens, len(w.intermediate)), dtype) if keep else None
+    h = _product(y1, packed.intermediate, w.intermediate_bias, activation=_gelu(settings), before=u)
+    y2, z2, mean2, rstd2 = native_rows.norm_forward(
+        _product(h, packed.output), w.output_bias, y1, w.output_norm, w.output_norm_bias, settings.eps,
+        settings.hidden_dropout(Site.FEED_FORWARD_OUTPUT), keep,
+    )  # fmt: skip
+    if not keep:
+        return [y2]
+    assert u is not None
+    saved = [qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2]
+    return [y2, *saved, *([y1] if save == SAVE_ALL else [])]
+
+
+def backward(
+    grad: Tensor,
+    saved: list[Tensor],
+    x: Tensor,
+    weights: LayerWeights,
+    settings: LayerSettings,
+    dtype: torch.dtype,
+    tf32: bool,
+    wanted: Wanted,
+) -> list[Tensor]:
+    """What `Wanted` names, in its order; the large ones are empty where they are not wanted."""
+    qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, *kept = saved
+    w, packed = weights, _products(weights, dtype, transposed=True)
+    y1 = kept[0] if kept else _normed_again(z1, w, settings)
+    df, dz2, sums2 = native_rows.norm_gradients(
+        grad.to(dtype), None, z2, mean2, rstd2, w.output_norm, settings.hidden_dropout(Site.FEED_FORWARD_OUTPUT),
+        x_bias=True, residual=True,
+    )  # fmt: skip
+    du, h = native_product.gelu_gradient_product(df, packed.output, u, settings.tanh)
+    dw2 = _weight_gradient(df, h, w.output, wanted.output)[0]
+    del h
+    dw1, db1 = _weight_gradient(du, y1, w.intermediate, wanted.intermediate, sums=True)
+    # Without dropout the gradient of the residual connection is df itself, of which nothing else is wanted from here on.
+    dy1 = _product_onto(df if dz2 is None else dz2, du, packed.intermediate)
+    del du, df, dz2
+    do, dz1, sums1 = native_rows.norm_gradients(
+        dy1, None, z1, mean1, rstd1, w.attention_norm, settings.hidden_dropout(Site.ATTENTION_OUTPUT),
+        x_bias=True, residual=True,
+    )  # fmt: skip
+    dwo = _weight_gradient(do, context, w.attention_output, wanted.attention_output)[0]
+    problem = settings.problem(_split(qkv, settings), tf32)
+    dcontext = _product(do, packed.attention_output).view(problem.q.shape)
+    dqkv = native_attention.backward_joined(problem, context.view(problem.q.shape), lse, dcontext).flatten(1)
+    dw, db = _weight_gradient(dqkv, _rows(x).to(dtype), w.query, wanted.projections, sums=wanted.projection_biases)
+    dx = _product_onto(do if dz1 is None else dz1, dqkv, packed.projections).to(x.dtype) if wanted.x else _none(x)
+    return [dx, dw, db, dwo, sums1, dw1, db1, dw2, sums2]
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _split(qkv: Tensor, settings: LayerSettings) -> Tensor:
+    return qkv.view(qkv.shape[0], 3, settings.heads, -1)
+
+
+def _gelu(settings: LayerSettings) -> str:
+    return "gelu_tanh" if settings.tanh else "gelu"
+
+
+def _product(
+    x: Tensor,
+    weight: PackedWeight,
+    bias: Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    activation: str | None = None,
+    before: Tensor | None = None,
+) -> Tensor:
+    out = memory.empty((x.shape[0], weight.columns), x.dtype if dtype is None else dtype)
+    return native_product.product(x, weight, bias, activation, out=out, before=before)
+
+
+def _product_onto(total: Tensor, x: Tensor, weight: PackedWeight) -> Tensor:
+    """total + x weight^T, written over `total`."""
+    return native_product.product(x, weight, residual=total, out=total)
+
+
+def _weight_gradient(
+    grad: Tensor, x: Tensor, weight: Tensor, wanted: bool, sums: bool = False
+) -> tuple[Tensor, Tensor]:
+    """grad^T x in the weight's dtype, empty unless `wanted`, and with `sums` those of the columns of `grad`, fp32."""
+    if not wanted:
+        return _none(weight), grad.sum(0, dtype=torch.float32) if sums else grad.new_empty(0, dtype=torch.float32)
+    found, columns = native_product.gradient_product(grad, x, sums=sums)
+    return found.to(weight.dtype), grad.new_empty(0, dtype=torch.float32) if columns is None else columns
+
+
+def _normed_again(z1: Tensor, weights: LayerWeights, settings: LayerSettings) -> Tensor:
+    w = weights
+    return native_rows.norm_forward(
+        z1, None, None, w.attention_norm, w.attention_norm_bias, settings.eps, None, False
+    )[0]
+
+
+def _none(like: Tensor) -> Tensor:
+    return like.new_empty(0)

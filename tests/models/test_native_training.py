@@ -1,0 +1,277 @@
+"""Training on CPUs: a layer as one native operation against float64 and eager torch at every level, and whole models."""
+
+import gc
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import replace
+
+import cpu_kernels
+import emulator
+import pytest
+import torch
+from accuracy import assert_as_accurate
+from batches import random_batch
+from torch import Tensor, nn
+
+from fastbert import BertConfig, BertForPreTraining, BertForSequenceClassification, PackedBatch, use_backend
+from fastbert.models.bert import Dropouts, Layer
+from fastbert.ops import memory, native_training
+
+CONFIG = BertConfig(
+    vocab_size=120, hidden_size=96, num_hidden_layers=2, num_attention_heads=3, intermediate_size=160,
+    max_position_embeddings=160, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1,
+)  # fmt: skip
+# Largest errors of a whole layer's gradient in half precision are roundings at other places than torch's.
+FACTOR = 3.0
+
+
+@pytest.fixture(params=[name for name in cpu_kernels.KERNELS if name != "avx512-vnni"])
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every kernel of floats, in software where this processor lacks it."""
+    with cpu_kernels.running(request.param):
+        yield request.param
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was called of the native layer."""
+    made: list[str] = []
+
+    def counting(name: str) -> None:
+        original = getattr(native_training, name)
+
+        def counted(*arguments):
+            made.append(name)
+            return original(*arguments)
+
+        monkeypatch.setattr(native_training, name, counted)
+
+    counting("forward")
+    counting("backward")
+    return made
+
+
+def random_layer(seed: int, config: BertConfig = CONFIG) -> Layer:
+    """Weights and biases that all matter."""
+    layer = Layer(config, 1)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in layer.parameters():
+        spread = 1 / parameter.shape[-1] ** 0.5 if parameter.dim() == 2 else 0.5
+        parameter.data = torch.randn(parameter.shape, generator=generator) * spread
+    return layer
+
+
+def operands(batch: PackedBatch, width: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Tokens and the gradient of the layer's output."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    x, grad = (torch.randn(batch.num_tokens, width, generator=generator) for _ in range(2))
+    return x, grad.bfloat16().float()
+
+
+def run(
+    backend: str | None, layer: Layer, x: Tensor, grad: Tensor, batch: PackedBatch, p: float = 0.1, **options
+) -> dict[str, Tensor]:
+    """Output and all gradients."""
+    leaf = x.detach().requires_grad_()
+    with use_backend(backend):
+        y = layer(leaf, batch, Dropouts(batch, p, p, True), **options)
+        names = [name for name, parameter in layer.named_parameters() if parameter.requires_grad]
+        wanted = [leaf, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
+        gradients = torch.autograd.grad(y, wanted, grad.to(y.dtype))
+    return {"y": y.detach(), **dict(zip(["x", *names], gradients, strict=True))}
+
+
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "autocast"])
+@pytest.mark.parametrize("p", [0.0, 0.1], ids=["", "dropout"])
+def test_a_layer_is_as_accurate_as_torch(level: str, kind: str, p: float, calls: list[str], seed: int) -> None:
+    lengths = [13, 1, 0, 24] if cpu_kernels.in_software(level) else [13, 1, 0, 40, 130]
+    batch, layer = random_batch(lengths, CONFIG.vocab_size, 7, seed), random_layer(seed)
+    x, grad = operands(batch, 96, seed)
+    if kind == "bf16":
+        layer, x, grad = layer.bfloat16(), x.bfloat16(), grad.bfloat16()
+    executed = emulator.executed() if cpu_kernels.in_software(level) else 0
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == "autocast"):
+        ours = run("native", layer, x, grad, batch, p)
+        assert calls == ["forward", "backward"]
+        theirs = run("eager", layer, x, grad, batch, p)
+    if cpu_kernels.in_software(level) and kind != "fp32":
+        assert emulator.executed() > executed, "the kernel's own instructions never ran"
+    exact = run("eager", layer.double(), x.double(), grad.double(), batch, p)
+    for name, truth in exact.items():
+        floor = 1e-5 if kind == "fp32" else 2e-3
+        assert_as_accurate(ours[name], theirs[name], truth, name, factor=FACTOR, floor=floor)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["", "causal"])
+@pytest.mark.parametrize("tanh", [False, True], ids=["erf", "tanh"])
+def test_forms_of_a_layer(tanh: bool, causal: bool, calls: list[str], seed: int) -> None:
+    config = replace(CONFIG, hidden_act="gelu_pytorch_tanh" if tanh else "gelu")
+    batch, layer = random_batch([13, 1, 0, 40], CONFIG.vocab_size, 7, seed), random_layer(seed, config)
+    x, grad = operands(batch, 96, seed)
+    ours, theirs = (run(backend, layer, x, grad, batch, causal=causal) for backend in ("native", "eager"))
+    assert calls == ["forward", "backward"]
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=5e-5, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_layer_repeats_bit_for_bit(level: str, dtype: torch.dtype, seed: int) -> None:
+    """On every run, on any number of threads, and where LayerNorms are computed again."""
+    batch, layer = random_batch([13, 1, 0, 24], CONFIG.vocab_size, 7, seed), random_layer(seed).to(dtype)
+    x, grad = (tensor.to(dtype) for tensor in operands(batch, 96, seed))
+    first, threads = run("native", layer, x, grad, batch), torch.get_num_threads()
+    again = run("native", layer, x, grad, batch, recompute=True)
+    try:
+        torch.set_num_threads(1)
+        alone = run("native", layer, x, grad, batch)
+    finally:
+        torch.set_num_threads(threads)
+    for name, value in first.items():
+        assert torch.equal(value, again[name]), name
+        assert torch.equal(value, alone[name]), name
+
+
+def test_frozen_weights_get_no_gradient_and_others_the_same(seed: int) -> None:
+    batch, layer = random_batch([13, 1, 0, 40], CONFIG.vocab_size, 7, seed), random_layer(seed)
+    x, grad = operands(batch, 96, seed)
+    everything = run("native", layer, x, grad, batch)
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_("key" in name or "LayerNorm" in name)
+    for name, gradient in run("native", layer, x, grad, batch).items():
+        assert torch.equal(gradient, everything[name]), name
+
+
+def model_of(seed: int, kind: type[nn.Module] = BertForPreTraining) -> nn.Module:
+    model = kind(CONFIG)
+    model.init_weights(seed=seed)
+    return model.train()
+
+
+def step(model: nn.Module, batch: PackedBatch, backend: str | None = None, **given) -> dict[str, Tensor]:
+    """The loss and every gradient."""
+    with use_backend(backend):
+        loss = model(batch, **given).loss
+        loss.backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    model.zero_grad()
+    return {"loss": loss.detach(), **found}
+
+
+@pytest.mark.parametrize("kind", ["fp32", "autocast"])
+def test_a_model_trains_natively_without_being_asked(kind: str, calls: list[str], seed: int) -> None:
+    batch, model = random_batch([13, 40, 5, 90], CONFIG.vocab_size, 20, seed), model_of(seed)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == "autocast"):
+        ours, theirs = step(model, batch), step(model, batch, "eager")
+    assert calls == ["forward"] * 2 + ["backward"] * 2
+    exact = step(model.double(), batch, "eager")
+    assert ours.keys() == exact.keys()
+    for name, truth in exact.items():
+        floor = 1e-5 if kind == "fp32" else 4e-3
+        assert_as_accurate(ours[name], theirs[name], truth.double(), name, factor=FACTOR, floor=floor)
+
+
+def test_a_classifier_trains_natively(calls: list[str], seed: int) -> None:
+    batch, model = random_batch([13, 40, 5], CONFIG.vocab_size, 20, seed), model_of(seed, BertForSequenceClassification)
+    labels = torch.tensor([0, 1, 1])
+    ours, theirs = (step(model, batch, backend, labels=labels) for backend in (None, "eager"))
+    assert calls == ["forward"] * 2 + ["backward"] * 2
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-3, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("mode", ["layer", "selective"])
+def test_checkpointed_activations_change_no_bit(mode: str, calls: list[str], seed: int) -> None:
+    batch, model = random_batch([13, 40, 5, 90], CONFIG.vocab_size, 20, seed), model_of(seed)
+    kept = step(model, batch)
+    model.checkpoint_activations(mode)
+    again = step(model, batch)
+    assert calls.count("backward") == 4
+    for name, value in kept.items():
+        assert torch.equal(value, again[name]), name
+
+
+def test_gradients_add_up_over_micro_batches(seed: int) -> None:
+    first, second = (random_batch([13, 40], CONFIG.vocab_size, 20, seed + i) for i in range(2))
+    model = model_of(seed)
+    apart = [step(model, batch) for batch in (first, second)]
+    for batch in (first, second):
+        model(batch).loss.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, apart[0][name] + apart[1][name], rtol=1e-6, atol=1e-7, msg=name)
+
+
+def test_a_graph_that_is_kept_gives_the_same_gradients_again(seed: int) -> None:
+    batch, model = random_batch([13, 40], CONFIG.vocab_size, 20, seed), model_of(seed)
+    loss = model(batch).loss
+    wanted = list(model.parameters())
+    first = torch.autograd.grad(loss, wanted, retain_graph=True)
+    for a, b in zip(first, torch.autograd.grad(loss, wanted), strict=True):
+        assert torch.equal(a, b)
+
+
+OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]] = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9),
+    "SGD fused": lambda p: torch.optim.SGD(p, 0.05, fused=True),
+    "Adam": lambda p: torch.optim.Adam(p, 0.01),
+    "AdamW fused": lambda p: torch.optim.AdamW(p, 0.01, fused=True),
+    "AdamW foreach": lambda p: torch.optim.AdamW(p, 0.01, foreach=True),
+    "NAdam": lambda p: torch.optim.NAdam(p, 0.01),
+    "RAdam": lambda p: torch.optim.RAdam(p, 0.01),
+    "Adamax": lambda p: torch.optim.Adamax(p, 0.01),
+    "Adadelta": lambda p: torch.optim.Adadelta(p, 1.0),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, 0.01),
+    "ASGD": lambda p: torch.optim.ASGD(p, 0.01),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01),
+    "Rprop": lambda p: torch.optim.Rprop(p, 0.01),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_step_of_an_optimizer_is_seen(name: str, seed: int) -> None:
+    """A model whose weights were laid out before the step computes what a new one of the same weights does."""
+    batch, model = random_batch([13, 40, 5], CONFIG.vocab_size, 20, seed), model_of(seed)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    for _ in range(2):
+        model(batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert_as_new(model, batch)
+
+
+def test_weights_swapped_by_data_are_seen(seed: int) -> None:
+    batch, model, other = random_batch([13, 40, 5], CONFIG.vocab_size, 20, seed), model_of(seed), model_of(seed + 1)
+    step(model, batch)
+    for parameter, replacement in zip(model.parameters(), other.parameters(), strict=True):
+        parameter.data = replacement.data.clone()
+    assert_as_new(model, batch)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.data.mul_(0.5)
+    assert_as_new(model, batch)
+    model.load_state_dict(other.state_dict())
+    assert_as_new(model, batch)
+
+
+def assert_as_new(model: nn.Module, batch: PackedBatch) -> None:
+    ours, anew = step(model, batch), step(deepcopy(model), batch)
+    for name, value in ours.items():
+        assert torch.equal(value, anew[name]), name
+
+
+def test_a_step_leaves_no_memory_behind(seed: int) -> None:
+    model = model_of(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+
+    def steps(count: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for _ in range(count):
+            lengths = torch.randint(1, 60, (4,), generator=generator).tolist()
+            model(random_batch(lengths, CONFIG.vocab_size, 20, seed)).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        gc.collect()
+
+    steps(3)
+    before = memory.statistics()["in_use"]
+    steps(20)
+    assert memory.statistics()["in_use"] == before

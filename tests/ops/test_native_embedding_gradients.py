@@ -1,0 +1,189 @@
+"""Gradients of the C++ embedding kernels of CPUs at every dispatch level, against float64 and eager torch."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import cpu_kernels
+import pytest
+import torch
+from fences import Fenced
+from row_kernels import DTYPES, LEVELS, NAMES, Draw, apart, check, wide
+from torch import Tensor
+
+from fastbert import _C, ops, use_backend
+from fastbert.ops import native_rows
+from fastbert.ops.dropout import TokenDropout
+
+
+@pytest.fixture(params=LEVELS, autouse=True)
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every test runs at every level that this processor has."""
+    with cpu_kernels.running(request.param):
+        yield request.param
+
+
+def dropping(tokens: int, seed: int) -> TokenDropout:
+    key = torch.randint(-(2**63), 2**63 - 1, (tokens // 9 + 1,), generator=torch.Generator().manual_seed(seed))
+    token = torch.arange(tokens)
+    return TokenDropout(0.2, key, (token // 9).int(), token % 9, 3)
+
+
+def run(
+    ids: list[Tensor],
+    given: list[Tensor],
+    grad: Tensor,
+    dropout: TokenDropout | None = None,
+    backend: str | None = "native",
+) -> list[Tensor]:
+    """The result and the gradients of the tables, of weight and of bias: `given`."""
+    leaves = [x.detach().requires_grad_() for x in given]
+    with use_backend(backend):  # type: ignore[arg-type]
+        y = ops.embedding_layer_norm(ids, leaves[:-2], *leaves[-2:], token_dropout=dropout)
+        return [y.detach(), *torch.autograd.grad(y, leaves, grad.to(y.dtype))]
+
+
+def inputs(
+    sizes: list[int], tokens: int, width: int, dtype: torch.dtype, seed: int
+) -> tuple[list[Any], list[Any], Any]:
+    """Ids of both dtypes, tables with weight and bias, and a gradient."""
+    draw = Draw(seed)
+    ids = [draw.ids(rows, tokens).to(torch.int32 if i % 2 else torch.int64) for i, rows in enumerate(sizes)]
+    given = [*(draw.normal(rows, width, dtype=dtype) for rows in sizes), draw.normal(width), draw.normal(width)]
+    return ids, given, draw.normal(tokens, width, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dropped", [False, True], ids=["", "dropout"])
+@pytest.mark.parametrize(
+    ("sizes", "tokens", "width"),
+    [
+        pytest.param([7], 0, 8, id="no-token"),
+        pytest.param([30, 5], 1, 33, id="one-token"),
+        pytest.param([500, 64, 2], 400, 33, id="three-tables"),
+        pytest.param([90, 3, 1, 2, 40], 65, 1023, id="five-tables"),
+        pytest.param([3000, 128, 2], 4097, 16, id="4097-tokens"),
+    ],
+)
+def test_gradients_are_as_accurate_as_torchs(
+    dtype: torch.dtype, dropped: bool, sizes: list[int], tokens: int, width: int, seed: int
+) -> None:
+    ids, given, grad = inputs(sizes, tokens, width, dtype, seed)
+    dropout = dropping(tokens, seed) if dropped else None
+    ours, eager = run(ids, given, grad, dropout), run(ids, given, grad, dropout, "eager")
+    exact = run(ids, wide(given), grad.double(), dropout, "eager")
+    for i, (a, b, c) in enumerate(zip(ours, eager, exact, strict=True)):
+        check(a, b, c, f"result or gradient {i}")
+
+
+def test_gradients_under_autocast(seed: int) -> None:
+    ids, given, grad = inputs([50, 20], 90, 33, torch.float32, seed)
+    grad = grad.bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, *gradients = run(ids, given, grad, dropping(90, seed))
+    assert y.dtype == torch.bfloat16
+    for one, plain in zip(gradients, run(ids, given, grad, dropping(90, seed))[1:], strict=True):
+        assert one.dtype == torch.float32
+        assert torch.equal(one, plain)
+
+
+def test_ids_gradients_and_tables_of_any_stride(seed: int) -> None:
+    ids, given, grad = inputs([50, 20], 90, 33, torch.bfloat16, seed)
+    expected = run(ids, given, grad)
+    strided = [torch.stack([one, one + 10**6], 1)[:, 0] for one in ids]
+    tables = [apart(table) for table in given[:2]]
+    for one, other in zip(run(strided, [*tables, *given[2:]], apart(grad)), expected, strict=True):
+        assert torch.equal(one, other)
+    one_row = grad[:1].expand(90, 33)
+    for one, other in zip(run(ids, given, one_row), run(ids, given, one_row.contiguous()), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_same_bits_on_every_run_and_any_threads(dtype: torch.dtype, seed: int) -> None:
+    ids, given, grad = inputs([3000, 128, 2], 1500, 131, dtype, seed)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        first, again = run(ids, given, grad), run(ids, given, grad)
+        torch.set_num_threads(1)
+        alone = run(ids, given, grad)
+    finally:
+        torch.set_num_threads(threads)
+    for a, b, c in zip(first, again, alone, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_all_tokens_of_one_row_and_rows_without_any(threads: int, seed: int) -> None:
+    """Blocks of tokens, and tables in which all work is one thread's."""
+    draw, before = Draw(seed), torch.get_num_threads()
+    table, weight, bias, grad = draw.normal(40_000, 4), draw.normal(4), draw.normal(4), draw.normal(1000, 4)
+    try:
+        torch.set_num_threads(threads)
+        for row in (0, 17, 39_999):
+            ids = torch.full((1000,), row)
+            dtable = run([ids], [table, weight, bias], grad)[1]
+            assert int(dtable.any(1).sum()) == 1
+            exact = run([ids], [table.double(), weight.double(), bias.double()], grad.double(), None, "eager")[1]
+            torch.testing.assert_close(dtable[row].double(), exact[row], rtol=1e-4, atol=1e-4)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_is_chosen_where_a_gradient_is_wanted(seed: int) -> None:
+    ids, given, grad = inputs([50, 20], 90, 33, torch.float32, seed)
+    drops = dropping(90, seed)
+    for chosen, native in zip(run(ids, given, grad, drops, None), run(ids, given, grad, drops), strict=True):
+        assert torch.equal(chosen, native)
+
+
+def test_the_operators_keep_their_promises(level: str, seed: int) -> None:
+    if level != "portable":
+        pytest.skip("what is asked is of Python, so one level is enough")
+    ids, given, grad = inputs([50, 20], 30, 33, torch.float32, seed)
+    drops = dropping(30, seed)
+    parts = (drops.p, drops.key, drops.sequence_ids, drops.offsets, drops.site)
+    leaves = [x.requires_grad_() for x in given]
+    arguments = (ids, leaves[:2], *leaves[2:], 1e-5, torch.float32)
+    mean, rstd = Draw(seed).normal(30), Draw(seed).normal(30)
+    bare = [x.detach() for x in leaves]
+    for draws in (parts, (0.0, None, None, None, 0)):
+        torch.library.opcheck(torch.ops.fastbert.embedding_layer_norm.default, (*arguments, *draws))
+        backward = (grad, ids, bare[:2], mean, rstd, bare[2], *draws)
+        torch.library.opcheck(torch.ops.fastbert.embedding_layer_norm_backward.default, backward)
+
+
+@pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 37])
+def test_gradients_touch_nothing_outside(behind: bool, dtype: torch.dtype, width: int, seed: int) -> None:
+    draw, tokens = Draw(seed), 150
+    sizes = (9000, 3)
+    ids = [Fenced(torch.cat([draw.ids(rows, tokens - 2), torch.tensor([0, rows - 1])]), behind) for rows in sizes]
+    tables = [Fenced(draw.normal(rows, width, dtype=dtype), behind) for rows in sizes]
+    gradients = [Fenced(draw.normal(rows, width, dtype=dtype), behind) for rows in sizes]
+    grad, weight = Fenced(draw.normal(tokens, width, dtype=dtype), behind), Fenced(draw.normal(width), behind)
+    mean, rstd, dsum = (Fenced(draw.normal(*shape), behind) for shape in ((tokens,), (tokens,), (tokens, width)))
+    sums = Fenced(draw.normal(2, width), behind)
+    parts = [(one.address, 1, True, table.address, width, table.tensor.shape[0]) for one, table in zip(ids, tables)]
+    _C.embedding_sum_gradient(
+        tokens, width, NAMES[dtype], NAMES[dtype], parts, grad.address, width, mean.address, rstd.address,
+        weight.address, "fp32", None, dsum.address, sums.address,
+    )  # fmt: skip
+    for one, gradient, rows in zip(ids, gradients, sizes):
+        _C.table_gradient(
+            tokens, width, NAMES[dtype], dsum.address, one.address, 1, True, rows, gradient.address
+        )  # fmt: skip
+    plain = [[one.tensor for one in fenced] for fenced in (ids, tables)]
+    expected = native_rows.embedding_gradients(grad.tensor, *plain, mean.tensor, rstd.tensor, weight.tensor, None)
+    assert all(torch.equal(one.tensor, two) for one, two in zip(gradients, expected[0]))
+    assert torch.equal(sums.tensor, torch.stack(expected[1:]))
+
+
+def test_ids_outside_of_the_table_add_nothing(seed: int) -> None:
+    """Another thread may have changed them since forward looked."""
+    draw = Draw(seed)
+    dsum, ids, gradient = draw.normal(6, 4), torch.tensor([0, -1, 2, 3, 2**40, 2]), torch.full((3, 4), torch.nan)
+    _C.table_gradient(6, 4, "fp32", dsum.data_ptr(), ids.data_ptr(), 1, True, 3, gradient.data_ptr())
+    assert torch.equal(gradient, torch.stack([dsum[0], torch.zeros(4), dsum[2] + dsum[5]]))
