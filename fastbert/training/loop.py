@@ -13,18 +13,26 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
+from fastbert import cpu_level
 from fastbert.errors import UserError
 from fastbert.models.heads import BertForPreTraining
+from fastbert.ops import backend, memory
 from fastbert.packing import PackedBatch
 from fastbert.training import checkpoint
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.graphed import Findings, GraphedStep, loss_of_step, loss_weights, why_not
 from fastbert.training.metrics import Metrics, MetricsLog, Totals
-from fastbert.training.optimizer import adamw, clip_gradients, learning_rate_factor, set_learning_rate
+from fastbert.training.optimizer import (
+    GradientError,
+    adamw,
+    clip_gradients,
+    learning_rate_factor,
+    set_learning_rate,
+)
 
 logger = logging.getLogger("fastbert")
 EVALUATIONS, CHECKPOINTS, CHECKPOINT_STEPS = 10, 20, 1000  # a run's defaults, unless flags say otherwise
@@ -114,6 +122,8 @@ class Trainer:
         self._stop_signal: int | None = None
         if config.checkpoint_activations:
             model.checkpoint_activations(config.checkpoint_mode)
+        if device.type == "cpu":
+            self.reporter.on_message(_kernels(device))
         self.graphs: GraphedStep | None = None
         if config.cuda_graphs:
             reason = why_not(device, dtype)
@@ -206,6 +216,7 @@ class Trainer:
                     raise Stopped(self._stop_signal, self.save())
                 if save:
                     self.save()
+        memory.release()
         return validation or self.validate()
 
     def _wait(self, steps: Sequence[_Step], started: float) -> None:
@@ -286,20 +297,33 @@ class Trainer:
             self.scaler.scale(loss_of_step(output, *weights)).backward()
             own.add(output)
             totals.add(output)
-        self.scaler.unscale_(self.optimizer)
-        norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm)
-        if not self.scaler.is_enabled():
-            self._check_norm(float(norm), self.step + 1, own, batches)
+        self._clip(own, batches)
         set_learning_rate(self.optimizer, self.last_learning_rate)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return own
 
+    def _clip(self, own: Totals, batches: Sequence[PackedBatch]) -> None:
+        """Keep the norm of the next step's gradient in bounds."""
+        if self.device.type == "cpu" and not self.scaler.is_enabled():
+            try:
+                self.optimizer.clip_gradients(self.config.max_grad_norm)
+            except GradientError as error:
+                self._refuse(self.step + 1, own, batches, f"; {error.where}")
+            return
+        self.scaler.unscale_(self.optimizer)
+        norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm)
+        if not self.scaler.is_enabled():
+            self._check_norm(float(norm), self.step + 1, own, batches)
+
     def _check_norm(self, norm: float, step: int, own: Totals, batches: Sequence[PackedBatch]) -> None:
         """End the run when a step's gradient is not finite; its weights are those before the step."""
-        if math.isfinite(norm):
-            return
+        if not math.isfinite(norm):
+            self._refuse(step, own, batches)
+
+    def _refuse(self, step: int, own: Totals, batches: Sequence[PackedBatch], where: str = "") -> NoReturn:
+        """End the run for a gradient that is not finite; `where` it is, if that is known."""
         self.optimizer.zero_grad(set_to_none=True)
         found = f"step {step}: the gradient is not a finite number"
         # A GPU does not look at numbers: it makes NaN of an id that the model has no row for.
@@ -309,7 +333,7 @@ class Trainer:
             except UserError as error:
                 raise TrainingError(f"{found}, because {error}") from None
         raise TrainingError(
-            f"{found} (loss {own.read()['loss']});"
+            f"{found} (loss {own.read()['loss']}{where});"
             f" start again in another --out with an --lr below {self.config.lr:g} or a longer --warmup"
         )
 
@@ -356,6 +380,13 @@ class Trainer:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+
+def _kernels(device: torch.device) -> str:
+    """Which kernels a run on a CPU uses, in a line."""
+    if not any(choice.backend == "native" for choice in backend.report(device)):
+        return "kernels: eager torch"
+    return f"kernels: native ({cpu_level.level()}), eager torch where they do not serve"
 
 
 @contextlib.contextmanager

@@ -17,7 +17,14 @@ from fastbert.ops import packed_weights
 
 
 class GradientError(UserError):
-    """A gradient holds a number that is not finite; no weight has been changed."""
+    """A gradient holds a number that is not finite; no weight has been changed. `where` names parameter and place."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"the gradient of {where}: no weight has been changed; lower the learning rate, or skip the batch with"
+            " zero_grad()"
+        )
+        self.where = where
 
 
 @dataclass(frozen=True)
@@ -42,10 +49,10 @@ class AdamW(torch.optim.AdamW):
     """torch.optim.AdamW, whose step on a CPU is one native pass over contiguous fp32 parameters and gradients.
 
     Arguments, state and state dict are torch's; the result has the bits of torch's fused step on x86 processors with
-    FMA (from the portable kernels, with a chance of 2^-29 a number, a neighbouring one). The pass also applies the factor of
-    `clip_gradients` and writes the packed copies of the weights anew. What it does not serve (amsgrad, maximize,
-    foreach, capturable, differentiable, a learning rate in a tensor, other dtypes, devices and layouts, and steps under
-    a GradScaler that looks for infinities itself) takes torch's step.
+    FMA (from the portable kernels, with a chance of 2^-29 a number, a neighbouring one). The pass also applies the
+    factor of `clip_gradients` and writes the packed copies of the weights anew. What it does not serve (amsgrad,
+    maximize, foreach, capturable, differentiable, a learning rate in a tensor, other dtypes, devices and layouts, and
+    steps under a GradScaler that looks for infinities itself) takes torch's step.
 
     A gradient on a CPU that is not finite raises `GradientError`, which names the parameter, before any weight changes;
     give the optimiser named parameters for that. Not under a GradScaler or in a capturable step, which skip such steps.
@@ -108,11 +115,12 @@ class AdamW(torch.optim.AdamW):
         if not all(_is_plain(one.gradient) for one in used):
             self._check(used)
             return nn.utils.clip_grad_norm_([one.parameter for one in used], max_norm)
-        norm = self._norm(used)
-        # As torch computes it, in fp32.
-        (factor,) = struct.unpack("f", struct.pack("f", min(max_norm / (norm + 1e-6), 1.0)))
-        self._clip = _Clip(factor, _versions(used))
-        return torch.tensor(norm, dtype=torch.float64)
+        norm = torch.tensor(self._norm(used), dtype=torch.float64)
+        # As torch computes it, in fp32 as far as that reaches.
+        total = norm.float() if norm <= torch.finfo(torch.float32).max else norm
+        factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        self._clip = _Clip(float(factor), _versions(used))
+        return norm
 
     def _used(self) -> list[_Used]:
         return [
@@ -225,10 +233,7 @@ class AdamW(torch.optim.AdamW):
             rest, at = divmod(rest, size)
             index.insert(0, at)
         value = float(gradient[tuple(index)])
-        return GradientError(
-            f"the gradient of {name}, of shape {shape}, is {value} at {index}: no weight has been changed;"
-            " lower the learning rate, or skip the batch with zero_grad()"
-        )
+        return GradientError(f"{name}, of shape {shape}, is {value} at {index}")
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -257,7 +262,7 @@ def decayed(name: str, parameter: nn.Parameter) -> bool:
 
 
 def adamw(model: nn.Module, *, lr: float, weight_decay: float) -> AdamW:
-    """AdamW with betas 0.9 and 0.999, eps 1e-6, decay on matrices only; one pass on CPUs, torch's fused kernel elsewhere."""
+    """AdamW with betas 0.9 and 0.999, eps 1e-6, decay on matrices only; what ours leaves to torch is fused there."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     groups = [
         {"params": [(name, p) for name, p in named if decayed(name, p)], "weight_decay": weight_decay},

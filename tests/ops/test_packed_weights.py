@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fastbert import ops
 from fastbert.ops import native_product, packed_weights
+from fastbert.training.optimizer import AdamW
 
 OUT, IN = 48, 40
 
@@ -19,11 +20,15 @@ def random(seed: int, *shape: int) -> Tensor:
 
 
 def assert_fresh(x: Tensor, *weights: Tensor) -> None:
-    """The product by the copy is the product by the weights as they are now."""
+    """The products by the copies, forward and backward, are those by the weights as they are now."""
+    counts = (len(weights),)
     with torch.no_grad():
-        ours = native_product.product(x, packed_weights.packed_together(weights, (len(weights),), "fp32")[0])
+        ours = native_product.product(x, packed_weights.packed_together(weights, counts, "fp32")[0])
         theirs = F.linear(x, torch.cat(weights))
-    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+        transposed = packed_weights.packed_together(weights, counts, "fp32", transposed=True)[0]
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+        back = native_product.product(theirs, transposed)
+    torch.testing.assert_close(back, theirs @ torch.cat(weights), atol=1e-4, rtol=1e-5)
 
 
 def optimizers() -> list:
@@ -37,7 +42,7 @@ def optimizers() -> list:
         if name in ("SGD", "Adam", "AdamW", "Adagrad"):
             variants = [{}, {"foreach": True}, {"fused": True}]
         found += [pytest.param(kind, options, id="-".join([name, *options])) for options in variants]
-    return found
+    return [*found, pytest.param(AdamW, {}, id="ours"), pytest.param(AdamW, {"maximize": True}, id="ours-by-torch")]
 
 
 @pytest.mark.parametrize(("kind", "options"), optimizers())
@@ -59,6 +64,75 @@ def test_a_step_of_an_optimizer_is_seen(kind: type, options: dict, seed: int) ->
     else:
         optimizer.step(loss)
     assert not torch.equal(weight.detach(), before)
+    assert_fresh(x, weight)
+    if kind is not torch.optim.SparseAdam:
+        optimizer.step(loss)
+        assert_fresh(x, weight)
+
+
+def test_several_optimizers_share_a_joined_copy(seed: int) -> None:
+    """Ours steps one of the weights, torch's another, and one stays."""
+    weights = [nn.Parameter(random(seed + i, OUT, IN)) for i in range(3)]
+    x = random(seed + 5, 3, IN)
+    ours, theirs = AdamW(weights[:1], lr=0.1), torch.optim.SGD(weights[1:2], lr=0.1)
+    for _ in range(3):
+        assert_fresh(x, *weights)
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        ours.step()
+        assert_fresh(x, *weights)
+        theirs.step()
+        assert_fresh(x, *weights)
+        ours.step()
+        theirs.step()
+
+
+@pytest.mark.parametrize("element", ["fp32", "bf16"])
+@pytest.mark.parametrize("rows", [(48, 48), (45, 3)], ids=["groups", "odd"])
+def test_a_stale_copy_is_written_anew_where_it_lies(element: str, rows: tuple, seed: int) -> None:
+    """Unless somebody holds it, who goes on with the weights as they were."""
+    weights = [nn.Parameter(random(seed + i, size, IN)) for i, size in enumerate(rows)]
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+
+    def copy(transposed: bool):
+        return packed_weights.packed_together(weights, (2,), element, transposed)[0]
+
+    for transposed in (False, True):
+        place = id(copy(transposed))
+        for _ in range(3):
+            for weight in weights:
+                weight.grad = random(seed + 7, *weight.shape)
+            optimizer.step()
+            with torch.no_grad():
+                weights[0].add_(1.0)
+            assert id(copy(transposed)) == place
+            fresh = native_product.pack(torch.cat([w.detach() for w in weights]), element, transposed)
+            assert bytes(copy(transposed)) == bytes(fresh)
+        held = copy(transposed)
+        before = bytes(held)
+        optimizer.step()
+        assert bytes(copy(transposed)) != before
+        assert bytes(held) == before
+
+
+def test_copies_that_no_step_needed_are_dropped(seed: int) -> None:
+    weight = nn.Parameter(random(seed, OUT, IN))
+    weight.grad = torch.ones_like(weight)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    packed_weights.packed(weight, "fp32")
+    optimizer.step()
+    optimizer.step()
+    assert weight not in packed_weights._copies
+
+
+def test_a_refreshed_copy_of_other_shapes_is_made_anew(seed: int) -> None:
+    weight, x = nn.Parameter(random(seed, OUT, IN)), random(seed + 1, 5, IN)
+    assert_fresh(x, weight)
+    weight.data = random(seed + 2, 2 * OUT, IN)
+    assert_fresh(x, weight)
+    weight.data = random(seed + 3, OUT, 2 * IN)
+    assert_fresh(random(seed + 4, 5, 2 * IN), weight)
+    weight.data = random(seed + 5, IN, OUT).t()
     assert_fresh(x, weight)
 
 
