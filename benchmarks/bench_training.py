@@ -143,23 +143,24 @@ class Options:
 
 
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result | Curves:
-    """Measure, or compare losses where that was asked for; `say` takes lines for people, `progress` the steps done, all steps and the name of the next."""
+    """Measure, or compare losses where that was asked for; `say` takes lines for people, `progress` the steps done, all
+    steps and the name of the next."""
     cpu_level.level()  # raises for a wrong FASTBERT_CPU, which would else be our contenders' failure
     progress = progress or (lambda *_: None)
     if options.loss_curve is not None:
         return _curves(options, options.loss_curve, say, progress)
-    builders = options.builders()
+    # All before the first is measured: what is wrong with a file should not come to light hours later.
+    workloads = [build() for build in options.builders().values()]
     result = Result()
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
         folder = Path(temporary)
-        for index, (name, build) in enumerate(builders.items()):
-            progress(index, len(builders), name)
-            workload = build()
-            say(f"{name}: {workload.note}, {workload.operations / 1e9:,.4g} GFLOP")
+        for index, workload in enumerate(workloads):
+            progress(index, len(workloads), workload.name)
+            say(f"{workload.name}: {workload.note}, {workload.operations / 1e9:,.4g} GFLOP")
             found = measure(workload, options, folder, say)
             result.rows += found.rows
             result.absent += found.absent
-        progress(len(builders), len(builders), "")
+        progress(len(workloads), len(workloads), "")
     return result
 
 
@@ -236,7 +237,8 @@ def publish(measured: Result | Curves, options: Options, json: Path | None, char
 def _title(what: str, packages: Sequence[str], options: Options) -> str:
     where, found = harness.machine(), harness.versions(packages)
     versions = ", ".join(f"{name} {found[name]}" for name in found if name not in ("python", "numpy"))
-    return f"{what}, {options.thread_count} thread{'s' * (options.thread_count > 1)}, {where['cpu']}\n{versions}"
+    threads = f"{options.thread_count} thread" + "s" * (options.thread_count > 1)
+    return f"{what}, {threads}, {where['cpu']}\n{versions}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -273,7 +275,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     json, chart = given.pop("json"), given.pop("chart")
     for name in ("contenders", "workloads"):
         given[name] = tuple(given[name])
-
     try:
         options = Options(**given)
         check_files(json, chart)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +81,8 @@ class _Saved:
 def parts_of_a_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, phases: dict[str, Callable[[], Any]]
 ) -> dict[str, int]:
-    """Take a step and return the bytes of weights, their copies, gradients, optimiser state and activations at the
-    moment when their sum is largest."""
+    """Take a step and return the bytes of weights, copies that autocast makes of them, gradients, optimiser state and
+    activations at the moment when their sum is largest."""
     weights = {_storage(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     activations, casts = _Alive(), _Alive()
     gradients = {id(p): p.grad for p in model.parameters() if p.grad is not None}
@@ -105,7 +105,7 @@ def parts_of_a_step(
     def keep(tensor: Tensor) -> Tensor | _Saved:
         if tensor.layout != torch.strided or _storage(tensor) in weights:
             return tensor
-        return _Saved(tensor, casts if _is_copy_of_leaf(tensor) else activations)
+        return _Saved(tensor, casts if _is_copy(tensor, weights) else activations)
 
     hooks = [p.register_post_accumulate_grad_hook(arrived) for p in model.parameters() if p.requires_grad]
     try:
@@ -123,7 +123,6 @@ def parts_of_a_step(
             hook.remove()
     best["weights"] = nbytes(weights.values())
     best["optimizer"] = nbytes(tensors_in(optimizer.state.values()))
-    best["weight_copies"] += packed_bytes()
     return best
 
 
@@ -131,13 +130,14 @@ def _unwrap(kept: Tensor | _Saved) -> Tensor:
     return kept.tensor if isinstance(kept, _Saved) else kept
 
 
-def _is_copy_of_leaf(tensor: Tensor) -> bool:
+def _is_copy(tensor: Tensor, weights: Container[tuple[int, int]]) -> bool:
+    """Whether autograd made it by copying a weight."""
     node: Any = tensor.grad_fn
     copied = False
     while node is not None and COPYING.fullmatch(node.name()):
         copied = copied or node.name().startswith("ToCopy")
         node = node.next_functions[0][0]
-    return copied and node is not None and hasattr(node, "variable")
+    return copied and hasattr(node, "variable") and _storage(node.variable) in weights
 
 
 def _storage(tensor: Tensor) -> tuple[int, int]:
@@ -163,13 +163,10 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 def packed_bytes() -> int:
     """Bytes of all weights that are laid out for products of ours, whoever holds them."""
-    found: dict[int, _C.PackedWeight] = {}
-    for holder in gc.get_objects():
-        for value in gc.get_referents(holder):
-            # The collector forgets tuples of what it does not follow.
-            for one in value if type(value) is tuple else (value,):
-                if type(one) is _C.PackedWeight:
-                    found[id(one)] = one
+    held = gc.get_referents(*gc.get_objects())
+    # The collector forgets tuples of what it does not follow.
+    held += gc.get_referents(*(value for value in held if type(value) is tuple))
+    found = {id(one): one for one in held if type(one) is _C.PackedWeight}
     return sum(one.columns * one.depth * ELEMENT_BYTES[one.element] for one in found.values())
 
 
@@ -183,5 +180,6 @@ def account(
     """`PARTS` in bytes, which add up to `peak`: of the largest of some steps; `before` was in memory before there was a
     model."""
     best = max((parts_of_a_step(model, optimizer, phases) for phases in steps), key=lambda found: sum(found.values()))
+    best["weight_copies"] += packed_bytes()  # which outlive a step, for the next
     known = sum(best.values())
     return {**best, "scratch": peak - known - before, "other": before}

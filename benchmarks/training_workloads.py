@@ -74,7 +74,8 @@ def classification(
         arrays |= {
             f"{number}.input_ids": np.concatenate(sequences),
             f"{number}.lengths": np.array([len(one) for one in sequences], np.int64),
-            f"{number}.classes": rng.integers(0, LABELS, len(sequences)),
+            # A quarter: where a new head meets as many of both, gradients cancel and rounding is most of what is left.
+            f"{number}.classes": (np.arange(len(sequences)) % 4 == 3).astype(np.int64),
             f"{number}.dropout_key": rng.integers(0, 1 << 62, len(sequences)),
         }
     workload = _workload(name, what, config, arrays, len(batches))

@@ -176,29 +176,45 @@ def attention_dropout_mask(
 
 # bindings_attention.cpp
 
-def attention(
-    q: tuple[int, int, int],
-    k: tuple[int, int, int],
-    v: tuple[int, int, int],
-    bf16: bool,
-    heads: int,
-    dim: int,
-    tokens_q: int,
-    tokens_k: int,
-    cu_seqlens_q: int,
-    cu_seqlens_k: int,
-    sequences: int,
-    longest_q: int,
-    longest_k: int,
-    causal: bool,
-    scale: float,
-    bias: tuple[int, int, int, int, int],
-    bias_bf16: bool,
+class AttentionArguments:
+    """Over addresses: q, k, v with strides of tokens and heads in elements; the bias (0: none) with its rows, columns
+    and strides of heads and rows; dropout's keys (0: none), site and threshold, and what is kept is multiplied with."""
+
+    def __init__(
+        self,
+        q: tuple[int, int, int],
+        k: tuple[int, int, int],
+        v: tuple[int, int, int],
+        bf16: bool,
+        heads: int,
+        dim: int,
+        tokens_q: int,
+        tokens_k: int,
+        cu_seqlens_q: int,
+        cu_seqlens_k: int,
+        sequences: int,
+        longest_q: int,
+        longest_k: int,
+        causal: bool,
+        scale: float,
+        bias: tuple[int, int, int, int, int],
+        bias_bf16: bool,
+        dropout: tuple[int, int, int],
+        keep: float,
+    ) -> None: ...
+
+def attention(arguments: AttentionArguments, out: int, lse: int) -> bool:
+    """False, with nothing written, where the offsets do not fit the tokens."""
+
+def attention_gradient(
+    arguments: AttentionArguments,
     out: int,
     lse: int,
+    grad: tuple[int, int, int],
+    gradients: tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]],
+    dbias: int,
 ) -> bool:
-    """Over addresses: q, k, v with strides of tokens and heads in elements; the bias (0: none) with its rows, columns
-    and strides of heads and rows. False, with nothing written, where the offsets do not fit the tokens."""
+    """grad and the gradients of q, k, v with strides like q; dbias 0 for none, else zeros. False as above."""
 
 # bindings_quantize.cpp
 
@@ -355,3 +371,22 @@ def pool_tensor(shape: Sequence[int], bytes: int, code: int, bits: int, /) -> An
 def pool_statistics() -> dict[str, int]: ...
 def pool_reset_peak() -> None: ...
 def pool_release() -> None: ...
+
+# bindings_adamw.cpp
+
+def adamw(
+    parameters: Sequence[tuple[int, int, int, int, int, int, int, int]],
+    settings: Sequence[tuple[float, float, float, float, float]],
+    copies: Sequence[tuple[PackedWeight, bool, int, int]],
+    factor: float,
+    clear: bool,
+) -> bool:
+    """Parameters as addresses of (weight, gradient, exp_avg, exp_avg_sq, step), rows, columns, which of the settings
+    (lr, beta1, beta2, eps, weight_decay); copies as (packed, transposed, which parameter, row of its first row).
+    False, with nothing written, where tensors share memory."""
+
+def sum_of_squares(tensors: Sequence[tuple[int, int]]) -> tuple[float, tuple[int, int] | None]:
+    """Of fp32 tensors, as (address, elements); and which one's which element is the first that is no finite number."""
+
+def refill_copies(parts: Sequence[tuple[PackedWeight, bool, int, tuple[int, str, int], int]]) -> None:
+    """Parts as (packed, transposed, row of the weight's first row, weight, rows); one copy's must follow each other."""

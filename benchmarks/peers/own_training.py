@@ -30,7 +30,11 @@ class OwnUpdate:
 
     def clip(self) -> None:
         """Scale the gradients so that their joint norm is at most 1."""
-        clip_gradients(self.model.parameters(), MOST_NORM)
+        clip = getattr(self.optimizer, "clip_gradients", None)  # of an optimiser that scales gradients as it uses them
+        if clip is not None:
+            clip(MOST_NORM)
+        else:
+            clip_gradients(self.model.parameters(), MOST_NORM)
 
     def step(self) -> None:
         """AdamW, after which there are no gradients."""

@@ -50,70 +50,124 @@ class Scratch {
     std::size_t size_ = 0;
 };
 
+Scratch& scratch_of_thread() {
+    static thread_local Scratch scratch;
+    return scratch;
+}
+
+AttentionItem sequence_of(const AttentionCall& call, std::size_t sequence) {
+    AttentionItem item;
+    item.sequence = sequence;
+    item.query_token = static_cast<std::size_t>(call.cu_seqlens_q[sequence]);
+    item.queries = static_cast<std::size_t>(call.cu_seqlens_q[sequence + 1]) - item.query_token;
+    item.key_token = static_cast<std::size_t>(call.cu_seqlens_k[sequence]);
+    item.keys = static_cast<std::size_t>(call.cu_seqlens_k[sequence + 1]) - item.key_token;
+    return item;
+}
+
 // A run of a sequence's queries, for all heads.
 struct Part {
     AttentionItem item;
     double cost;
 };
 
+// Beside its scores a query costs as much as some keys, and so does a key that is laid out.
+double cost_of(std::size_t queries, std::size_t keys) {
+    return (static_cast<double>(queries) + 16) * (static_cast<double>(keys) + 16);
+}
+
 // The longest first, so that no thread is left alone with a long one at the end.
+void longest_first(std::vector<Part>& parts) {
+    std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.cost > b.cost; });
+}
+
 std::vector<Part> parts_of(const AttentionCall& call, std::size_t chunk) {
     std::vector<Part> parts;
     parts.reserve(call.sequences);
     for (std::size_t s = 0; s < call.sequences; ++s) {
-        AttentionItem item;
-        item.query_token = static_cast<std::size_t>(call.cu_seqlens_q[s]);
-        item.queries = static_cast<std::size_t>(call.cu_seqlens_q[s + 1]) - item.query_token;
-        item.key_token = static_cast<std::size_t>(call.cu_seqlens_k[s]);
-        item.keys = static_cast<std::size_t>(call.cu_seqlens_k[s + 1]) - item.key_token;
+        AttentionItem item = sequence_of(call, s);
         for (; item.first < item.queries; item.first = item.last) {
             item.last = std::min(item.first + chunk, item.queries);
-            // Beside its scores a query costs as much as some keys, and so does a key that is laid out.
-            const double queries = static_cast<double>(item.last - item.first);
-            parts.push_back({item, (queries + 16) * (static_cast<double>(item.keys) + 16)});
+            parts.push_back({item, cost_of(item.last - item.first, item.keys)});
         }
     }
-    std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.cost > b.cost; });
+    longest_first(parts);
     return parts;
 }
 
 // Below this cost of a thread's share, waking it takes longer than its work.
 constexpr double kWorthAThread = 4000;
 
-}  // namespace
+// One thread or all: parallel.h says why.
+int threads_for(std::size_t items, double cost) {
+    return items == 1 || cost < 2 * kWorthAThread ? 1 : parallel_threads();
+}
 
-void attention(const AttentionCall& call) {
-    const AttentionKernel kernel = kernel_of(call.dtype);
-    int threads = parallel_threads();
-    std::vector<Part> parts = parts_of(call, kAttentionChunk);
-    if (threads > 1 && parts.size() * call.heads < 4 * static_cast<std::size_t>(threads))
-        parts = parts_of(call, kAttentionTiles);
-    const std::size_t items = parts.size() * call.heads;
-    if (items == 0) return;
-    double cost = 0;
-    for (const Part& part : parts) cost += part.cost * static_cast<double>(call.heads);
-    // One or all: parallel.h says why.
-    if (items == 1 || cost < 2 * kWorthAThread) threads = 1;
-
-    const std::size_t bytes = kernel.scratch_bytes(call.dim);
+// run(i, scratch) for each of the items, on threads that take the next one when they are through.
+template <class Run>
+void for_each_item(const AttentionKernel& kernel, int threads, std::size_t items, std::size_t bytes, const Run& run) {
     std::atomic<std::size_t> next{0};
     std::atomic<bool> starved{false};
     parallel(threads, [&](int, int) {
-        static thread_local Scratch scratch;
-        std::byte* memory = scratch.of_size(bytes);
+        std::byte* memory = scratch_of_thread().of_size(bytes);
         if (!memory) {
             starved = true;
             return;
         }
         if (kernel.enter) kernel.enter();
-        for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
-            AttentionItem item = parts[i / call.heads].item;
-            item.head = i % call.heads;
-            kernel.run(call, item, memory);
-        }
+        for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) run(i, memory);
         if (kernel.leave) kernel.leave();
     });
     if (starved) throw std::bad_alloc();
+}
+
+}  // namespace
+
+void attention(const AttentionCall& call) {
+    const AttentionKernel kernel = kernel_of(call.dtype);
+    const auto threads = static_cast<std::size_t>(parallel_threads());
+    std::vector<Part> parts = parts_of(call, kAttentionChunk);
+    if (threads > 1 && parts.size() * call.heads < 4 * threads) parts = parts_of(call, kAttentionTiles);
+    const std::size_t items = parts.size() * call.heads;
+    if (items == 0) return;
+    double cost = 0;
+    for (const Part& part : parts) cost += part.cost * static_cast<double>(call.heads);
+    for_each_item(kernel, threads_for(items, cost), items, kernel.scratch_bytes(call.dim),
+                  [&](std::size_t i, std::byte* memory) {
+                      AttentionItem item = parts[i / call.heads].item;
+                      item.head = i % call.heads;
+                      kernel.run(call, item, memory);
+                  });
+}
+
+void attention_gradient(const AttentionGradientCall& call) {
+    const AttentionKernel kernel = kernel_of(call.of.dtype);
+    const std::size_t heads = call.of.heads;
+    std::vector<Part> sequences;
+    sequences.reserve(call.of.sequences);
+    std::size_t longest = 0;
+    double cost = 0;
+    for (std::size_t s = 0; s < call.of.sequences; ++s) {
+        const AttentionItem item = sequence_of(call.of, s);
+        if (item.queries > kGradientBlock) longest = std::max(longest, item.keys);
+        // Five products where forward has two.
+        sequences.push_back({item, 2.5 * cost_of(item.queries, item.keys)});
+        cost += sequences.back().cost * static_cast<double>(heads);
+    }
+    // A bias's gradient is a sum over sequences, which one thread adds in their order.
+    const bool by_head = call.dbias != nullptr;
+    if (!by_head) longest_first(sequences);
+    const std::size_t items = by_head ? heads : heads * sequences.size();
+    if (items == 0) return;
+    for_each_item(kernel, threads_for(items, cost), items, kernel.gradient_bytes(call.of.dim, longest),
+                  [&](std::size_t i, std::byte* memory) {
+                      const std::size_t first = by_head ? 0 : i / heads, last = by_head ? sequences.size() : first + 1;
+                      for (std::size_t s = first; s < last; ++s) {
+                          AttentionItem item = sequences[s].item;
+                          item.head = i % heads;
+                          kernel.gradient(call, item, memory);
+                      }
+                  });
 }
 
 }  // namespace fastbert

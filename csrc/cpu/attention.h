@@ -19,6 +19,13 @@ struct HeadRows {
     std::size_t token_stride = 0, head_stride = 0;
 };
 
+// Which probabilities are dropped, see cpu/dropout.h; the others are multiplied with `keep`.
+struct AttentionDropout {
+    const std::int64_t* keys = nullptr;  // (sequences,); null where nothing is dropped
+    std::uint32_t site = 0, threshold = 0;
+    float keep = 1;
+};
+
 struct AttentionCall {
     HeadRows q, k, v;
     Dtype dtype = Dtype::fp32;  // of q, k, v and out
@@ -34,6 +41,7 @@ struct AttentionCall {
     const void* bias = nullptr;
     Dtype bias_dtype = Dtype::fp32;
     std::size_t bias_rows = 0, bias_columns = 0, bias_head_stride = 0, bias_row_stride = 0;
+    AttentionDropout dropout;
     void* out = nullptr;   // (tokens_q, heads, dim) without gaps; a query that sees nothing gets zeros
     float* lse = nullptr;  // (heads, tokens_q): the natural logarithm of a query's sum of exponentials, or null
 };
@@ -43,22 +51,46 @@ inline constexpr std::size_t kMaxHeadDim = 256;
 // Throws std::bad_alloc. Everything else was checked by the caller.
 void attention(const AttentionCall& call);
 
+struct HeadGradients {
+    void* data = nullptr;
+    std::size_t token_stride = 0, head_stride = 0;
+};
+
+// The gradients of a call whose `out` and `lse` were computed. The scores are computed again; sums over keys and over
+// queries have one order, whatever the batch and the threads are.
+struct AttentionGradientCall {
+    AttentionCall of;
+    HeadRows grad;             // of out
+    HeadGradients dq, dk, dv;  // in the call's dtype
+    // (heads, bias_rows, bias_columns) without gaps, zeros before the call: summed over the sequences; null for none.
+    float* dbias = nullptr;
+};
+
+// Throws as `attention` does.
+void attention_gradient(const AttentionGradientCall& call);
+
 // One head of queries first..last of a sequence.
 struct AttentionItem {
     std::size_t query_token = 0, queries = 0;  // of the sequence: its first token, its length
     std::size_t key_token = 0, keys = 0;
-    std::size_t head = 0;
+    std::size_t sequence = 0, head = 0;
     std::size_t first = 0, last = 0;  // at most kAttentionChunk queries, from a multiple of kAttentionTiles on
 };
 
 inline constexpr std::size_t kAttentionChunk = 384;
 inline constexpr std::size_t kAttentionTiles = 96;  // whole tiles at every level
 
+// The queries that a backward pass takes at a time.
+inline constexpr std::size_t kGradientBlock = 256;
+
 // What a level runs for one dtype. Scratch memory begins at a multiple of 64 bytes and holds numbers that a kernel may
 // have left there.
 struct AttentionKernel {
     std::size_t (*scratch_bytes)(std::size_t dim);
     void (*run)(const AttentionCall& call, const AttentionItem& item, std::byte* scratch);
+    // Backward takes whole sequences; `keys` is the longest of those with more queries than a block.
+    std::size_t (*gradient_bytes)(std::size_t dim, std::size_t keys);
+    void (*gradient)(const AttentionGradientCall& call, const AttentionItem& item, std::byte* scratch);
     // Called by each thread before its first item and behind its last one; null where there is nothing to do.
     void (*enter)();
     void (*leave)();

@@ -20,9 +20,13 @@ namespace {
 
 #include "cpu/vector_avx512.h"
 #include "cpu/vector_math.h"
+#include "cpu/attention_dropout.h"
+#include "cpu/attention_words_avx512.h"
 #include "cpu/attention_tile.h"
 #include "cpu/transpose_avx512.h"
 #include "cpu/attention_pairs.h"
+#include "cpu/attention_gradient.h"
+#include "cpu/attention_gradient_pairs.h"
 
 // Tiles 0 to 3 hold the sums of 32 rows by 32 columns, 4 and 5 rows, 6 and 7 columns. All are whole: rows behind the
 // last are computed and never looked at.
@@ -78,7 +82,7 @@ void enter() { _tile_loadconfig(&kConfig); }
 
 void leave() { _tile_release(); }
 
-AttentionKernel kernel() { return kernel_with<PairProducts<Tiles>>(&enter, &leave); }
+AttentionKernel kernel() { return kernel_with<PairProducts<Tiles>, PairGradients<Tiles>>(&enter, &leave); }
 
 }  // namespace
 FASTBERT_TARGET_END

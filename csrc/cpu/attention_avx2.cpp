@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -19,10 +20,15 @@ namespace {
 
 #include "cpu/vector_avx2.h"
 #include "cpu/vector_math.h"
+#include "cpu/attention_dropout.h"
+#include "cpu/attention_words_avx2.h"
 #include "cpu/attention_tile.h"
 #include "cpu/attention_floats.h"
+#include "cpu/attention_gradient.h"
+#include "cpu/attention_gradient_floats.h"
 
 struct Lanes : Avx2 {
+    using Words = Avx2Words;
     static constexpr std::size_t kRows = 6, kFewRows = 2;
 
     static FASTBERT_INLINE void transpose(Float (&rows)[kLanes]) {
@@ -44,10 +50,7 @@ struct Lanes : Avx2 {
     }
 };
 
-AttentionKernel kernel(Dtype dtype) {
-    return dtype == Dtype::fp32 ? kernel_with<FloatProducts<Lanes, float>>()
-                                : kernel_with<FloatProducts<Lanes, BFloat16>>();
-}
+AttentionKernel kernel(Dtype dtype) { return kernel_of_floats<Lanes>(dtype); }
 
 }  // namespace
 FASTBERT_TARGET_END

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -19,20 +20,22 @@ namespace {
 
 #include "cpu/vector_avx512.h"
 #include "cpu/vector_math.h"
+#include "cpu/attention_dropout.h"
+#include "cpu/attention_words_avx512.h"
 #include "cpu/attention_tile.h"
 #include "cpu/attention_floats.h"
+#include "cpu/attention_gradient.h"
+#include "cpu/attention_gradient_floats.h"
 #include "cpu/transpose_avx512.h"
 
 struct Lanes : Avx512 {
+    using Words = Avx512Words;
     static constexpr std::size_t kRows = 12, kFewRows = 4;
 
     static FASTBERT_INLINE void transpose(Float (&rows)[kLanes]) { transpose_16(rows); }
 };
 
-AttentionKernel kernel(Dtype dtype) {
-    return dtype == Dtype::fp32 ? kernel_with<FloatProducts<Lanes, float>>()
-                                : kernel_with<FloatProducts<Lanes, BFloat16>>();
-}
+AttentionKernel kernel(Dtype dtype) { return kernel_of_floats<Lanes>(dtype); }
 
 }  // namespace
 FASTBERT_TARGET_END

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -19,9 +20,13 @@ namespace {
 
 #include "cpu/vector_avx512.h"
 #include "cpu/vector_math.h"
+#include "cpu/attention_dropout.h"
+#include "cpu/attention_words_avx512.h"
 #include "cpu/attention_tile.h"
 #include "cpu/transpose_avx512.h"
 #include "cpu/attention_pairs.h"
+#include "cpu/attention_gradient.h"
+#include "cpu/attention_gradient_pairs.h"
 
 // Blocks of eight rows by up to two vectors, in registers. Rows behind the last are computed and never looked at.
 struct DotProducts {
@@ -57,7 +62,7 @@ struct DotProducts {
     }
 };
 
-AttentionKernel kernel() { return kernel_with<PairProducts<DotProducts>>(); }
+AttentionKernel kernel() { return kernel_with<PairProducts<DotProducts>, PairGradients<DotProducts>>(); }
 
 }  // namespace
 FASTBERT_TARGET_END

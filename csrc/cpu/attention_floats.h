@@ -3,18 +3,18 @@
 // Lanes is a vector with the size of its block of sums: kRows rows by two vectors, kFewRows where fewer rows are left,
 // and with `transpose` of as many vectors as they have lanes.
 
-// c (R rows, N vectors) = a b, plus c where `add`: a's rows lie STRIDE floats apart, b is (depth, N vectors).
-template <class V, std::size_t R, std::size_t N, std::size_t STRIDE>
+// c (R rows, N vectors) = a b, plus c where `add`: a's rows lie ROW floats apart and its columns COLUMN, b's rows STEP.
+template <class V, std::size_t R, std::size_t N, std::size_t ROW, std::size_t COLUMN, std::size_t STEP>
 FASTBERT_INLINE void multiply_block(const float* a, const float* b, std::size_t depth, float* c, std::size_t c_stride,
                                     bool add) {
     typename V::Float sum[R][N];
     for (std::size_t r = 0; r < R; ++r)
         for (std::size_t n = 0; n < N; ++n) sum[r][n] = add ? V::load(c + r * c_stride + n * V::kLanes) : V::zero();
-    for (std::size_t d = 0; d < depth; ++d, b += N * V::kLanes) {
+    for (std::size_t d = 0; d < depth; ++d, b += STEP) {
         typename V::Float column[N];
         for (std::size_t n = 0; n < N; ++n) column[n] = V::load(b + n * V::kLanes);
         for (std::size_t r = 0; r < R; ++r) {
-            const auto x = V::broadcast(a[r * STRIDE + d]);
+            const auto x = V::broadcast(a[r * ROW + d * COLUMN]);
             for (std::size_t n = 0; n < N; ++n) sum[r][n] = V::fma(x, column[n], sum[r][n]);
         }
     }
@@ -27,6 +27,7 @@ struct FloatProducts {
     using Vector = Lanes;
     using Element = T;
     using Weight = float;
+    using Words = typename Lanes::Words;
     static constexpr std::size_t kLanes = Lanes::kLanes, kPanel = 2 * kLanes;
     static constexpr std::size_t kTile = 24, kBlock = 256;
     // 17 cache lines, so that neighbouring rows lie in different sets of the cache.
@@ -108,17 +109,17 @@ struct FloatProducts {
         }
     }
 
-    template <std::size_t N>
+    template <std::size_t N, std::size_t ROW = kScoreStride, std::size_t COLUMN = 1, std::size_t STEP = N * kLanes>
     static void multiply_panel(const float* a, const float* b, std::size_t rows, std::size_t depth, float* c,
                                std::size_t c_stride, bool add) {
         std::size_t r = 0;
         for (; r + Lanes::kRows <= rows; r += Lanes::kRows)
-            multiply_block<Lanes, Lanes::kRows, N, kScoreStride>(a + r * kScoreStride, b, depth, c + r * c_stride,
-                                                                 c_stride, add);
+            multiply_block<Lanes, Lanes::kRows, N, ROW, COLUMN, STEP>(a + r * ROW, b, depth, c + r * c_stride, c_stride,
+                                                                      add);
         // Rows behind the last are computed from what an earlier tile left there, and never looked at.
         for (; r < rows; r += Lanes::kFewRows)
-            multiply_block<Lanes, Lanes::kFewRows, N, kScoreStride>(a + r * kScoreStride, b, depth, c + r * c_stride,
-                                                                    c_stride, add);
+            multiply_block<Lanes, Lanes::kFewRows, N, ROW, COLUMN, STEP>(a + r * ROW, b, depth, c + r * c_stride,
+                                                                         c_stride, add);
     }
 
     static void scores(const float* q, const float* k, std::size_t rows, std::size_t seen, std::size_t keys,

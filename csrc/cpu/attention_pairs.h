@@ -13,6 +13,7 @@ struct PairProducts {
     using Vector = Avx512;
     using Element = BFloat16;
     using Weight = BFloat16;
+    using Words = Avx512Words;
     static constexpr std::size_t kTile = 32, kBlock = 256;
     // Odd numbers of cache lines, so that neighbouring rows lie in different sets of the cache.
     static constexpr std::size_t kScoreStride = 272, kWeightStride = 288, kQueryStride = 288;

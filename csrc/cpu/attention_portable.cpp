@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -13,10 +14,15 @@ namespace {
 
 #include "cpu/vector_portable.h"
 #include "cpu/vector_math.h"
+#include "cpu/attention_dropout.h"
+#include "cpu/attention_words.h"
 #include "cpu/attention_tile.h"
 #include "cpu/attention_floats.h"
+#include "cpu/attention_gradient.h"
+#include "cpu/attention_gradient_floats.h"
 
 struct Lanes : Portable {
+    using Words = PortableWords;
     static constexpr std::size_t kRows = 2, kFewRows = 1;
 
     static FASTBERT_INLINE void transpose(Float (&rows)[kLanes]) {
@@ -27,9 +33,6 @@ struct Lanes : Portable {
 
 }  // namespace
 
-AttentionKernel attention_portable(Dtype dtype) {
-    return dtype == Dtype::fp32 ? kernel_with<FloatProducts<Lanes, float>>()
-                                : kernel_with<FloatProducts<Lanes, BFloat16>>();
-}
+AttentionKernel attention_portable(Dtype dtype) { return kernel_of_floats<Lanes>(dtype); }
 
 }  // namespace fastbert

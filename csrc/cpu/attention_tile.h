@@ -1,12 +1,11 @@
-// One item of attention, for any way to multiply. Included inside a region and an anonymous namespace, behind a vector
-// and vector_math.h.
+// One item of attention, for any way to multiply. Included inside a region and an anonymous namespace, behind a vector,
+// vector_math.h and attention_dropout.h.
 //
 // Products is what multiplies: it lays out a block of keys and values once, and a tile of queries each time; Weight is
 // the type in which it wants probabilities. kTile is the rows of a tile, kBlock the keys of a block, and rows of scores
 // lie kScoreStride floats apart, rows of probabilities kWeightStride elements.
 
 inline constexpr float kLog2E = 1.44269504F;
-inline constexpr float kLn2 = 0.693147181F;
 inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
 alignas(64) inline constexpr float kLaneIndex[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
@@ -67,10 +66,10 @@ float scale_and_bias(float* scores, std::size_t seen, float factor, const B* bia
 
 // Scores (in powers of two, the largest of them `top`) to weights 2^(score - largest), zeros up to `width`; returns
 // what earlier sums have to be multiplied with. A query of which all scores are -inf keeps a total of zero; a NaN makes
-// it one.
+// it one. Where there are `factors` of dropout, weights are multiplied with them behind the sum.
 template <class P>
-FASTBERT_INLINE float weigh(const float* scores, typename P::Weight* weights, std::size_t seen, std::size_t width,
-                            float top, QueryState& state) {
+FASTBERT_INLINE float weigh(const float* scores, const float* factors, typename P::Weight* weights, std::size_t seen,
+                            std::size_t width, float top, QueryState& state) {
     using V = typename P::Vector;
     const float before = state.largest;
     const float largest = top > before ? top : before;
@@ -81,12 +80,12 @@ FASTBERT_INLINE float weigh(const float* scores, typename P::Weight* weights, st
     for (; i + V::kLanes <= seen; i += V::kLanes) {
         const auto x = exp2_of<V>(V::sub(V::load(scores + i), shift));
         sum = V::add(sum, x);
-        P::store_weights(weights + i, x);
+        P::store_weights(weights + i, factors ? V::mul(x, V::load(factors + i)) : x);
     }
     if (i < seen) {
         const auto x = first_lanes<V>(exp2_of<V>(V::sub(V::load(scores + i), shift)), seen - i, 0.0F);
         sum = V::add(sum, x);
-        P::store_weights(weights + i, x);
+        P::store_weights(weights + i, factors ? V::mul(x, V::load(factors + i)) : x);
         i += V::kLanes;
     }
     for (; i < width; i += V::kLanes) P::store_weights(weights + i, V::zero());
@@ -104,7 +103,7 @@ class AttentionRun {
   public:
     static std::size_t scratch_bytes(std::size_t dim) {
         return P::query_bytes(dim) + P::key_bytes(dim) + P::value_bytes(dim) + kScoreBytes + kWeightBytes +
-               kAttentionChunk * (round_up(dim, 16) * sizeof(float) + sizeof(QueryState));
+               kFactorBytes + kAttentionChunk * (round_up(dim, 16) * sizeof(float) + sizeof(QueryState));
     }
 
     static void run(const AttentionCall& call, const AttentionItem& item, std::byte* scratch) {
@@ -116,6 +115,8 @@ class AttentionRun {
     // Floats are weighed in place.
     static constexpr bool kInPlace = std::is_same_v<Weight, float>;
     static constexpr std::size_t kWeightBytes = kInPlace ? 0 : P::kTile * P::kWeightStride * sizeof(Weight);
+    // Dropout's factors are made for a few rows at a time, so that short rows fill vectors.
+    static constexpr std::size_t kFactorRows = 4, kFactorBytes = kFactorRows * P::kScoreStride * sizeof(float);
 
     AttentionRun(const AttentionCall& call, const AttentionItem& item, std::byte* scratch)
         : call_(call), item_(item), sum_stride_(round_up(call.dim, 16)) {
@@ -129,6 +130,7 @@ class AttentionRun {
         values_ = reinterpret_cast<Weight*>(take(P::value_bytes(call.dim)));
         scores_ = reinterpret_cast<float*>(take(kScoreBytes));
         weights_ = kInPlace ? reinterpret_cast<Weight*>(scores_) : reinterpret_cast<Weight*>(take(kWeightBytes));
+        factors_ = reinterpret_cast<float*>(take(kFactorBytes));
         sums_ = reinterpret_cast<float*>(take(kAttentionChunk * sum_stride_ * sizeof(float)));
         states_ = reinterpret_cast<QueryState*>(scratch);
     }
@@ -172,8 +174,16 @@ class AttentionRun {
             const std::size_t mine = seen_by(row + i);
             const std::size_t here = mine > key ? std::min(mine - key, seen) : 0;
             float* scores = scores_ + i * P::kScoreStride;
+            const float* factors = nullptr;
+            if (call_.dropout.keys) {
+                if (i % kFactorRows == 0)
+                    HeadDropout(call_, item_)
+                        .of_rows<typename P::Words>(row + i, std::min(kFactorRows, rows - i), key, seen, factors_,
+                                                    P::kScoreStride);
+                factors = factors_ + i % kFactorRows * P::kScoreStride;
+            }
             const float top = prepare(scores, row + i, key, here);
-            const float shrink = weigh<P>(scores, weights_ + i * P::kWeightStride, here,
+            const float shrink = weigh<P>(scores, factors, weights_ + i * P::kWeightStride, here,
                                           round_up(seen, P::kWeightStep), top, states_[local + i]);
             if (key == 0 || shrink == 1.0F) continue;
             const auto by = V::broadcast(shrink);
@@ -213,7 +223,9 @@ class AttentionRun {
         if (!call_.lse) return;
         const float base = state.largest > kNothing ? state.largest : 0.0F;
         const std::size_t tokens = static_cast<std::size_t>(call_.cu_seqlens_q[call_.sequences]);
-        call_.lse[item_.head * tokens + token] = empty ? kNothing : base * kLn2 + std::log(state.total);
+        // Backward makes the probabilities of it again, which a rounding more would make less exact.
+        const double logarithm = base * 0.693147180559945309 + static_cast<double>(std::log(state.total));
+        call_.lse[item_.head * tokens + token] = empty ? kNothing : static_cast<float>(logarithm);
     }
 
     const AttentionCall& call_;
@@ -224,11 +236,8 @@ class AttentionRun {
     Weight* values_;
     float* scores_;
     Weight* weights_;
+    float* factors_;
     float* sums_;
     QueryState* states_;
 };
 
-template <class P>
-constexpr AttentionKernel kernel_with(void (*enter)() = nullptr, void (*leave)() = nullptr) {
-    return {&AttentionRun<P>::scratch_bytes, &AttentionRun<P>::run, enter, leave};
-}

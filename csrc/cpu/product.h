@@ -50,7 +50,8 @@ struct Epilogue {
     // With a gradient of GELU the sums are multiplied by its derivative at `before`, of which `again` is GELU.
     enum class Activation : int { none, gelu, gelu_tanh, gelu_gradient, gelu_tanh_gradient };
     Activation activation = Activation::none;
-    void* before = nullptr;  // (rows, columns): GELU stores, rounded to `dtype`, what it is computed of; read by gradients
+    // (rows, columns) in `dtype`: GELU stores, rounded, what it is computed of then; gradients read it.
+    void* before = nullptr;
     std::size_t before_stride = 0;  // elements
     void* again = nullptr;          // (rows, columns) in `dtype`; of gradients only
     std::size_t again_stride = 0;   // elements
@@ -82,9 +83,10 @@ struct BlockKernel {
     // float rows, `stride` elements apart; nothing behind a row's `depth` elements is read.
     void (*fill)(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
                  std::byte* panel);
-    // Lay out `columns` columns of `tokens` rows of x as a row panel whose depth is the tokens: those from `first` on, a
-    // multiple of 64, filled up with zeros to a multiple of kStep bytes. x: bf16 or float, as the element. Where `sums`
-    // is not null, each column's sum is added to it. Panels are filled from their first token on; null for int8.
+    // Lay out `columns` columns of x, of `tokens` rows, as a part of a row panel whose depth is the tokens: from token
+    // `first` on, a multiple of 64, and filled up with zeros to a multiple of kStep bytes. x: bf16 or float, as the
+    // element. Each column's sum is added to `sums`, if not null. Panels are filled in the order of tokens, and have no
+    // more room behind them than `panel_bytes` gives. Null for int8.
     void (*fill_columns)(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns, std::size_t first,
                          std::byte* panel, float* sums) = nullptr;
     // block.sums = panel x weights^T for two neighbouring panels of the weight, and beside it, where the processor has

@@ -1,5 +1,5 @@
 // A chunk of tokens is a product like any other: columns of a are laid out as row panels, b as a weight whose depth is
-// the tokens. Neither has to be transposed for that, but in AMX's tiles.
+// the tokens. Only AMX's tiles want a transposed for that.
 #include "cpu/product_gradient.h"
 
 #include <algorithm>
@@ -128,7 +128,8 @@ private:
             for (std::size_t panel = 0; panel * kPanel < width; ++panel)
                 std::memset(b_ + panel * plan_.b_panel + whole * kPanel * 4, 0, (words - whole) * kPanel * 4);
         }
-        const PlaceRows rows{plan_.b(token + first, column), plan_.call.dtype, plan_.call.b_stride, last - first, width};
+        const void* from = plan_.b(token + first, column);
+        const PlaceRows rows{from, plan_.call.dtype, plan_.call.b_stride, last - first, width};
         place_kernel().depth(rows, {b_, plan_.b_panel, plan_.element}, first);
     }
 

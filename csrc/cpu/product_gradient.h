@@ -18,8 +18,8 @@ struct GradientProduct {
     float* sums = nullptr;    // (rows,), not added to what it holds; or null
 };
 
-// The tokens are cut in chunks by their number alone, and a chunk's sums, fp32, are added to those before it: the result
-// has the same bits on any number of threads. Throws std::bad_alloc.
+// The tokens are cut in chunks by their number alone, and a chunk's sums, fp32, are added to those before it: the
+// result has the same bits on any number of threads. Throws std::bad_alloc.
 void gradient_product(const GradientProduct& call);
 
 }  // namespace fastbert

@@ -33,8 +33,8 @@ const RowKernel& avx512_rows();
 // The one for the level in force.
 const RowKernel& row_kernel();
 
-// At least `size` bytes of the calling thread, aligned to 64, valid until its next product. They are kept: pages touched
-// for the first time cost more than the products that use them. Throws std::bad_alloc.
+// At least `size` bytes of the calling thread, aligned to 64, valid until its next product. They are kept: pages
+// touched for the first time cost more than the products that use them. Throws std::bad_alloc.
 std::byte* product_scratch(std::size_t size);
 
 }  // namespace fastbert

@@ -48,9 +48,9 @@ def attention(
     Nothing asks the device: on a GPU the contents of `cu_seqlens_*` are checked only under FASTBERT_DEBUG=1. The
     `triton` backend serves bf16, fp16 and fp32 with head_dim 32, 64, 96 or 128 and scale > 0, and needs a token's heads
     side by side; what it does not serve goes to eager torch, which the log says, unless it was forced. The `native`
-    backend serves bf16 and fp32 on a CPU with head_dim 1 to 256 and scale > 0, without dropout and where no gradient
-    is wanted; a sequence's result has the same bits in every batch. Raises UserError, a ValueError, that names the
-    wrong argument.
+    backend serves bf16 and fp32 on a CPU with head_dim 1 to 256 and scale > 0; a sequence's result, and the gradients
+    of its q, k and v, have the same bits in every batch and on any number of threads. Neither gives second derivatives.
+    Raises UserError, a ValueError, that names the wrong argument.
     """
     del deterministic
     if torch.is_autocast_enabled(q.device.type) and q.dtype != torch.float64:
@@ -80,7 +80,8 @@ def attention(
         chosen = _check_triton(problem)
     if chosen == "native":
         chosen = _check_native(problem)
-        if chosen == "native" and native.direct(q, k, v, cu_seqlens_q, cu_seqlens_k, bias):
+        given = (q, k, v, bias, cu_seqlens_q, cu_seqlens_k, problem.dropout_key)
+        if chosen == "native" and not _is_trained(*given) and native.direct(*given):
             return native_attention.forward(problem, with_lse=False)[0]
     if chosen == "eager" and not torch.compiler.is_compiling():
         check_offsets(problem)
@@ -134,9 +135,7 @@ def _check_triton(problem: AttentionProblem) -> backend.BackendName:
 def _check_native(problem: AttentionProblem) -> backend.BackendName:
     """The backend of a call for which the native kernels were chosen: eager where they do not serve its kind."""
     dim, scale = problem.q.shape[2], problem.scale
-    served = native.serves("attention", problem.q, problem.k, problem.v, problem.bias)
-    if served and problem.dropout_key is not None:
-        served = native.declines("attention", f"dropout_p={problem.dropout_p}, and it drops nothing in this version")
+    served = native.serves("attention", problem.q, problem.k, problem.v, problem.bias, trains=True)
     if served and not 1 <= dim <= native_attention.MAX_HEAD_DIM:
         served = native.declines(
             "attention", f"head_dim={dim} of q, and it serves 1 to {native_attention.MAX_HEAD_DIM}"
@@ -144,6 +143,10 @@ def _check_native(problem: AttentionProblem) -> backend.BackendName:
     if served and not 1e-30 <= scale <= 1e30:
         served = native.declines("attention", f"scale={scale}, and it serves positive ones, from 1e-30 to 1e30")
     return "native" if served else "eager"
+
+
+def _is_trained(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
 def _flat(problem: AttentionProblem) -> tuple[Any, ...]:
@@ -282,7 +285,7 @@ class _Triton:
 
 
 class _Native:
-    """The C++ kernels, in inference: `_check_native` lets no call through of which a gradient is wanted."""
+    """The C++ kernels of `fastbert.ops.native_attention`."""
 
     @staticmethod
     def forward(problem: AttentionProblem) -> tuple[Tensor, Tensor]:
@@ -292,8 +295,7 @@ class _Native:
     def backward(
         problem: AttentionProblem, out: Tensor, lse: Tensor, grad: Tensor, bias_gradient: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Eager torch's, for programs that were compiled without gradients and are then asked for them."""
-        return _Eager.backward(problem, out, lse, grad, bias_gradient)
+        return native_attention.backward(problem, out, lse, grad, bias_gradient)
 
 
 class _Eager:

@@ -8,14 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastbert._C import PackedWeight
 from fastbert.errors import UserError
-from fastbert.ops import backend, native, native_product, packed_weights
+from fastbert.ops import backend, memory, native, native_product, packed_weights
 from fastbert.ops.gelu import bias_gelu
 from fastbert.ops.product import product
 from fastbert.ops.product_table import prefers_own
 
 # By activation: what torch's GELU is called.
 APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
+# Outputs or inputs of a weight below which training leaves its products to torch: ours would be mostly padding.
+LEAST_TRAINED = 32
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str | None = None) -> Tensor:
@@ -25,10 +28,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
     Without an activation this is torch's product on the GPU. With one, the `triton` backend keeps the product
     before GELU, rounded to the operands' dtype, and computes GELU from that in fp32: in the epilogue of a product of
     our own for bf16 and fp16 operands of widths that are multiples of 16, where the table of configurations prefers
-    that, otherwise in a pass behind torch's product. The `native` backend multiplies with parameters itself where no
-    gradient is wanted and the table of products prefers that, with bias and GELU in the epilogue; the result is
-    rounded once. On CUDA gradients of fp32
-    weights are sums that were never rounded to half precision.
+    that, otherwise in a pass behind torch's product. The `native` backend multiplies with parameters itself where the
+    table of products prefers that, with bias and GELU in the epilogue; the result is rounded once, and where a gradient
+    is wanted GELU is computed of the rounded product, which is kept. There, and on CUDA, gradients of fp32 weights are
+    sums that were never rounded to half precision.
     Raises UserError, a ValueError, that names the wrong argument.
     """
     _check(x, weight, bias, activation)
@@ -71,26 +74,100 @@ def _linear_native(x: Tensor, weight: Tensor, bias: Tensor | None, activation: s
     """Our product where the table prefers it, with a weight that was laid out once; else torch's.
 
     A weight that is no parameter may be a passing one, for which laying it out would cost more than the product. What
-    traces gets torch's product, which it knows.
+    traces gets torch's product, which it knows. Gradients are products of ours where the forward one is.
     """
     if native.is_transformed():
         native.declines("linear", "torch transforms the call")
-    if not native.direct(x, weight, bias) or not native.serves("linear", x, weight, bias):
+    if not native.direct(x, weight, bias) or not native.serves("linear", x, weight, bias, trains=True):
         return _linear(x, weight, bias, activation)
     cast = torch.is_autocast_enabled("cpu")
     dtype = torch.get_autocast_dtype("cpu") if cast else x.dtype
     if dtype not in native.DTYPES:
         native.declines("linear", f"autocast multiplies {dtype}, and the native backend bfloat16 and float32")
         return _linear(x, weight, bias, activation)
+    trains = torch.is_grad_enabled() and any(given is not None and given.requires_grad for given in (x, weight, bias))
+    kept = isinstance(weight, torch.nn.Parameter) and not (trains and min(weight.shape) < LEAST_TRAINED)
     rows = x.flatten(0, -2) if x.dim() > 1 else x[None]
-    if rows.stride(1) != 1 or rows.stride(0) < rows.shape[1]:
-        rows = rows.contiguous()
-    kept = isinstance(weight, torch.nn.Parameter) or backend.forced() == "native"
-    if not kept or not prefers_own(native.DTYPES[dtype], rows.shape[0], *weight.shape):
+    if not (kept or backend.forced() == "native") or not prefers_own(native.DTYPES[dtype], len(rows), *weight.shape):
         return _linear(x, weight, bias, activation)
-    packed = packed_weights.packed(weight, native.DTYPES[dtype])
-    y = native_product.product(rows, packed, bias, activation, out_dtype=dtype)
+    if trains:
+        y, _ = _linear_trained(_together(rows.to(dtype)), weight, bias, activation)
+    else:
+        packed = packed_weights.packed(weight, native.DTYPES[dtype])
+        y = native_product.product(_together(rows), packed, bias, activation, out_dtype=dtype)
     return y.view(*x.shape[:-1], weight.shape[0])
+
+
+def _together(rows: Tensor) -> Tensor:
+    """The rows, with neighbouring elements and apart from each other."""
+    return rows if rows.stride(1) == 1 and rows.stride(0) >= rows.shape[1] else rows.contiguous()
+
+
+def _transposed(weight: Tensor, element: str) -> PackedWeight:
+    return native_product.pack(weight.detach().contiguous(), element, transposed=True)
+
+
+@torch.library.custom_op("fastbert::linear_native", mutates_args=(), device_types="cpu")
+def _linear_trained(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> tuple[Tensor, Tensor]:
+    """y = activation(u) and, with an activation, u = x weight^T + bias, both in the dtype of x (rows, in)."""
+    shape = len(x), len(weight)
+    u = memory.empty(shape if activation else (0, shape[1]), x.dtype)
+    packed, y = packed_weights.packed(weight, native.DTYPES[x.dtype]), memory.empty(shape, x.dtype)
+    native_product.product(x, packed, bias, activation, out=y, before=u if activation else None)
+    return y, u
+
+
+@_linear_trained.register_fake
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0] if activation else 0, weight.shape[0])
+
+
+@torch.library.custom_op("fastbert::linear_native_backward", mutates_args=(), device_types="cpu")
+def _native_gradients(
+    grad: Tensor, u: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, wanted: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, weight and bias, each in its tensor's dtype; without elements where none is wanted."""
+    of_x, of_weight, of_bias = wanted
+    if activation:
+        grad = torch.ops.aten.gelu_backward(grad, u, approximate=APPROXIMATIONS[activation])
+    grad = _together(grad)
+    dx, dweight, dbias = x.new_empty(0), weight.new_empty(0), x.new_empty(0, dtype=torch.float32)
+    if of_x:
+        packed = _transposed(weight, native.DTYPES[x.dtype])
+        dx = native_product.product(grad, packed, out=memory.empty(tuple(x.shape), x.dtype))
+    if of_weight:
+        dweight, sums = native_product.gradient_product(grad, x, sums=of_bias)
+        dbias = dbias if sums is None else sums
+    elif of_bias:
+        dbias = grad.sum(0, dtype=torch.float32)
+    return dx, dweight.to(weight.dtype), dbias if bias is None else dbias.to(bias.dtype)
+
+
+@_native_gradients.register_fake
+def _(
+    grad: Tensor, u: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, wanted: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    dx, dweight = (t.new_empty(t.shape if given else (0,)) for t, given in zip((x, weight), wanted, strict=False))
+    dbias = x.new_empty(weight.shape[0] if wanted[2] else 0, dtype=torch.float32 if bias is None else bias.dtype)
+    return dx, dweight, dbias
+
+
+def _keep_for_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, weight, bias, activation = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(x, weight, bias, output[1])
+    ctx.activation = activation
+
+
+def _trained_gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    x, weight, bias, u = ctx.saved_tensors
+    wanted = list(ctx.needs_input_grad[:3])
+    with backend.without_autocast(x.device):
+        found = _native_gradients(grad, u, x, weight, bias, ctx.activation, wanted)
+    return (*[gradient if given else None for gradient, given in zip(found, wanted, strict=True)], None)
+
+
+_linear_trained.register_autograd(_trained_gradients, setup_context=_keep_for_gradients)
 
 
 def _linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:

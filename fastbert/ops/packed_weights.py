@@ -3,8 +3,9 @@
 A copy must not be stale, and torch counts only some of the ways in which a weight changes: fused optimizers and writes
 through `.data` leave `Tensor._version` alone, and tensors made in inference mode have no such counter. So a copy is
 used while all of these are as they were: the tensor itself, where its memory lies, its version if it has one, and a
-fingerprint of 65 places of its memory. On top of that each step of any torch optimizer, `load_state_dict` and `eval` of
-our models, moves of them, and `forget` drop the copies.
+fingerprint of 65 places of its memory. On top of that each step of any torch optimizer makes the copies
+of its weights stale, and `load_state_dict` and `eval` of our models, moves of them, and `forget` drop them. Our own
+AdamW writes copies anew in its pass over the weights. A copy that nobody else holds is written anew where it lies.
 
 What this does not see are writes that torch does not count, and that also miss those places: a small part of a weight
 (up to 1/64 of it in one piece), or so little that in half precision hardly an element changes, written through `.data`,
@@ -16,56 +17,78 @@ weight (`torch.utils.swap_tensors`, conversions of submodules under `set_swap_mo
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.weak import WeakIdKeyDictionary
+from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from fastbert import _C
 from fastbert.errors import UserError
-from fastbert.ops import native_product
+from fastbert.ops import native, native_product
 
 
-class _Copies(NamedTuple):
-    state: tuple[Any, ...]
+@dataclass(eq=False)
+class _Copies:
+    """Packed copies of some weights: `counts[0]` of them in the first, and so on."""
+
+    weights: tuple[TensorWeakRef, ...]
+    counts: tuple[int, ...]
+    transposed: bool
     packed: tuple[_C.PackedWeight, ...]
+    state: tuple[Any, ...] | None
+    """Of the weights when they were packed; None: stale."""
+    wanted: bool = True
+    """Whether anybody asked since the weights last changed."""
 
 
-# By the first of the weights, then by element, the others' identities and how many belong to each product.
+# By the first of the weights, then by element, layout, the others' identities and how many belong to each product.
 _copies: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _lock = threading.RLock()
 _watching = False
-# Of one weight: elements, and what it was packed together with.
-MOST_COPIES = 4
+# Of one weight: elements, layouts, and what it was packed together with.
+MOST_COPIES = 8
 
 
-def packed(weight: Tensor, element: str) -> _C.PackedWeight:
-    """A weight (out, in), fp32 or bf16 on the CPU, as a product of `element` reads it."""
-    return packed_together((weight,), (1,), element)[0]
+def packed(weight: Tensor, element: str, transposed: bool = False) -> _C.PackedWeight:
+    """A weight (out, in), fp32 or bf16 on the CPU, as a product of `element` reads it; `transposed`: as the operand of
+    dx = dy weight."""
+    return packed_together((weight,), (1,), element, transposed)[0]
 
 
-def packed_together(weights: Sequence[Tensor], counts: tuple[int, ...], element: str) -> tuple[_C.PackedWeight, ...]:
+def packed_together(
+    weights: Sequence[Tensor], counts: tuple[int, ...], element: str, transposed: bool = False
+) -> tuple[_C.PackedWeight, ...]:
     """Weights of several products, each as a product of `element` reads it: the first `counts[0]` of them one below the
-    other, then the next `counts[1]`, and so on.
+    other, then the next `counts[1]`, and so on; `transposed` after that.
 
     Made on the first call and whenever one of the weights has changed; looked at once for all, which is what a call
     costs.
     """
-    first, key = weights[0], (element, tuple(map(id, weights[1:])), counts)
+    first, key = weights[0], (element, transposed, tuple(map(id, weights[1:])), counts)
     state = _state(weights)
     found = _copies.get(first)
     copies = None if found is None else found.get(key)
     if copies is not None and copies.state == state:
+        copies.wanted = True
         return copies.packed
+    with _lock:
+        if copies is not None and _refill(copies, weights):
+            copies.weights, copies.state, copies.wanted = tuple(map(TensorWeakRef, weights)), state, True
+            return copies.packed
+        if copies is not None and found is not None:
+            found.pop(key, None)
+        del copies  # its memory goes before that of the new ones comes
     made, rest = [], [weight.detach() for weight in weights]
     for count in counts:
         own, rest = rest[:count], rest[count:]
-        made.append(native_product.pack((torch.cat(own) if count > 1 else own[0]).contiguous(), element))
-    copies = _Copies(state, tuple(made))
+        made.append(native_product.pack((torch.cat(own) if count > 1 else own[0]).contiguous(), element, transposed))
+    copies = _Copies(tuple(map(TensorWeakRef, weights)), counts, transposed, tuple(made), state)
     with _lock:
         _watch()
         found = _copies.setdefault(first, {})
@@ -74,6 +97,91 @@ def packed_together(weights: Sequence[Tensor], counts: tuple[int, ...], element:
             del found[next(iter(found))]
         found[key] = copies
     return copies.packed
+
+
+def _references(packed: tuple[_C.PackedWeight, ...]) -> tuple[int, ...]:
+    return (sys.getrefcount(packed), *[sys.getrefcount(one) for one in packed])
+
+
+_unused = _Copies((), (1,), False, (object(),), None)  # type: ignore[arg-type]
+_UNUSED = _references(_unused.packed)
+
+
+def _alone(copies: _Copies) -> bool:
+    """Whether nobody holds the copies but this module: a pass of autograd would still multiply by them."""
+    all_of_them, *each = _references(copies.packed)
+    return all_of_them == _UNUSED[0] and all(count == _UNUSED[1] for count in each)
+
+
+def _refill(copies: _Copies, weights: Sequence[Tensor]) -> bool:
+    """Write stale copies anew where they lie; False where that cannot be: somebody holds them, or the weights have
+    other shapes by now."""
+    if not _alone(copies):
+        return False
+    parts, at = [], 0
+    for packed, count in zip(copies.packed, copies.counts, strict=True):
+        offset, (rows, width) = 0, (packed.columns, packed.depth)
+        if copies.transposed:
+            rows, width = width, rows
+        for weight in weights[at : at + count]:
+            plain = weight.dim() == 2 and weight.is_contiguous() and weight.dtype in native.DTYPES
+            if packed.element == "int8" or not plain or weight.is_neg() or weight.shape[1] != width:
+                return False
+            matrix = (weight.data_ptr(), native.DTYPES[weight.dtype], width)
+            parts.append((packed, copies.transposed, offset, matrix, weight.shape[0]))
+            offset += weight.shape[0]
+        if offset != rows:
+            return False
+        at += count
+    copies.state = None
+    _C.refill_copies(parts)
+    return True
+
+
+class Refresh:
+    """The copies of weights that are about to change, for whoever changes them and writes the copies in one pass."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        """`weights` (out, in) are contiguous and fp32. Copies that nobody asked for since the last change, that
+        somebody holds, or that are stale already are dropped instead."""
+        self.parts: list[tuple[_C.PackedWeight, bool, int, int]] = []
+        """Packed weight, whether transposed, which of the weights, and the row that its first row is there."""
+        self._kept: list[tuple[_Copies, list[Tensor]]] = []
+        index = {id(weight): i for i, weight in enumerate(weights)}
+        with _lock:
+            for first, found in list(_copies.items()):
+                for key, copies in list(found.items()):
+                    own = [reference() for reference in copies.weights]
+                    if not any(id(weight) in index for weight in own):
+                        continue
+                    if not self._take(copies, own, index):
+                        del found[key]
+                if not found:
+                    del _copies[first]
+
+    def _take(self, copies: _Copies, own: list[Tensor | None], index: dict[int, int]) -> bool:
+        alive = [weight for weight in own if weight is not None]
+        if len(alive) < len(own) or not copies.wanted or copies.packed[0].element == "int8" or not _alone(copies):
+            return False
+        if copies.state != _state(alive):
+            return False
+        weights = iter(alive)
+        for packed, count in zip(copies.packed, copies.counts, strict=True):
+            offset = 0
+            for _ in range(count):
+                weight = next(weights)
+                if id(weight) in index:
+                    self.parts.append((packed, copies.transposed, index[id(weight)], offset))
+                offset += weight.shape[0]
+        self._kept.append((copies, alive))
+        return True
+
+    def done(self) -> None:
+        """The weights and all `parts` have been written: the copies are fresh."""
+        for copies, weights in self._kept:
+            copies.state, copies.wanted = _state(weights), False
+        self.parts.clear()
+        self._kept.clear()
 
 
 def _state(weights: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -104,7 +212,7 @@ def forget(weights: Tensor | Iterable[Tensor]) -> None:
     changed = {id(weights)} if isinstance(weights, Tensor) else {id(weight) for weight in weights}
     with _lock:
         for first, found in list(_copies.items()):
-            for key in [key for key in found if id(first) in changed or changed.intersection(key[1])]:
+            for key in [key for key in found if id(first) in changed or changed.intersection(key[2])]:
                 del found[key]
             # The dictionary's weak reference would keep torch from swapping the tensor.
             if not found:
@@ -120,5 +228,25 @@ def _watch() -> None:
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if _copies:
-        forget(parameter for group in optimizer.param_groups for parameter in group["params"])
+    if not _copies:
+        return
+    # Ours says which weights it left to torch; the others' copies are fresh.
+    changed = getattr(optimizer, "changed_by_torch", None)
+    if changed is None:
+        changed = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if changed:
+        _make_stale({id(parameter) for parameter in changed})
+
+
+def _make_stale(changed: set[int]) -> None:
+    """Copies of these weights are written anew when somebody asks; those that nobody asked for are dropped."""
+    with _lock:
+        for first, found in list(_copies.items()):
+            for key, copies in list(found.items()):
+                if id(first) in changed or changed.intersection(key[2]):
+                    if copies.wanted:
+                        copies.state, copies.wanted = None, False
+                    else:
+                        del found[key]
+            if not found:
+                del _copies[first]

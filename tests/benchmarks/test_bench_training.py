@@ -1,0 +1,558 @@
+"""The training benchmark from end to end on toy sizes: workloads, peers, verdicts, memory, profiles, losses, files."""
+
+import gc
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from fastbert import _C
+from fastbert.benchmarks import (
+    bench_training,
+    cpu_peak,
+    harness,
+    peers,
+    training_contender,
+    training_curve,
+    training_measures,
+    training_memory,
+    training_profile,
+    training_report,
+    training_workloads,
+)
+from fastbert.benchmarks.bench_training import Options
+from fastbert.benchmarks.cpu_measures import Absent, Result
+from fastbert.benchmarks.peers.training import PlainUpdate, split
+from fastbert.benchmarks.training_contender import TrainingContender
+from fastbert.benchmarks.training_curve import Curves
+from fastbert.benchmarks.training_workloads import Sources, TrainingWorkload
+from fastbert.config import BertConfig
+from fastbert.errors import UserError
+from fastbert.ops import native_product
+
+TOY = BertConfig(vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
+DESIGNED = {"workload", "contender", "median_ms", "p20", "p80", "tokens_per_second", "ratio_to_fastbert"}
+DESIGNED |= {"max_abs_difference", "dtype", "threads", "machine", "versions", "commit"}
+PHASES = {"forward", "backward", "clip", "optimizer"}
+ALWAYS = [name for name in peers.names("training") if "compile" not in name]
+COMPILED = [name for name in peers.names("training") if "compile" in name]
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def toy_workload(classifies: bool = False, lengths: tuple[int, ...] = (3, 7, 5, 9)) -> TrainingWorkload:
+    """Two batches of two sequences."""
+    batches = training_workloads.random_batches(np.array(lengths), 2, TOY.vocab_size)
+    if classifies:
+        return training_workloads.classification("classes", "toy", TOY, batches, None)
+    return training_workloads.pretraining("toy", "toy", TOY, batches)
+
+
+def text_file(path: Path, seed: int, documents: int = 30) -> Path:
+    """Documents of sentences of made-up words."""
+    rng = np.random.default_rng(seed % 2**32)
+    words = ["".join(rng.choice(list("abcdefgh"), rng.integers(2, 8))) for _ in range(200)]
+    sentences = [" ".join(rng.choice(words, rng.integers(3, 12))) + "." for _ in range(documents * 6)]
+    groups = ["\n".join(sentences[first : first + 6]) for first in range(0, len(sentences), 6)]
+    path.write_text("\n\n".join(groups) + "\n")
+    return path
+
+
+# Workloads
+
+
+@pytest.mark.parametrize("classifies", [pytest.param(False, id="pretraining"), pytest.param(True, id="classes")])
+def test_operations_are_those_that_torch_counts(classifies: bool, tmp_path: Path) -> None:
+    import transformers
+    from torch.utils.flop_counter import FlopCounterMode
+
+    workload = toy_workload(classifies, (8, 8))
+    workload = replace(workload, config=replace(TOY, num_labels=2))
+    bench_training.save_model(tmp_path / "model", workload)
+    kind = transformers.BertForSequenceClassification if classifies else transformers.BertForPreTraining
+    model = kind.from_pretrained(tmp_path / "model", attn_implementation="eager")
+    given: dict[str, Any] = {"input_ids": torch.ones(2, 8, dtype=torch.int64)}
+    labels = torch.ones(2, dtype=torch.int64)
+    given |= {"labels": labels} if classifies else {"labels": given["input_ids"], "next_sentence_label": labels}
+    with FlopCounterMode(display=False) as counted:
+        model(**given).loss.backward()
+    operations = training_workloads.step_operations(TOY, [8, 8], 0 if classifies else 16)
+    assert operations == counted.get_total_flops()
+
+
+def test_lengths_fill_padded_batches_as_much_as_is_said() -> None:
+    for shape, share in ((training_workloads.WIKI_LENGTHS, 0.43), (training_workloads.SST2_LENGTHS, 0.34)):
+        found = training_workloads.lognormal_batches(shape, 200, 32, 99)
+        lengths = np.array([[len(one) for one in batch] for batch in found])
+        assert (lengths.mean(1) / lengths.max(1)).mean() == pytest.approx(share, abs=0.03)
+        assert shape[2] <= lengths.min() <= lengths.max() <= shape[3]
+
+
+def test_a_step_of_each_workload_is_said_and_masked() -> None:
+    found = training_workloads.builders(Sources(quick=True))
+    assert list(found) == ["tiny 4x32", "wiki-en", "finetune"]
+    workload = found["tiny 4x32"]()
+    [batch] = split(workload.arrays)
+    assert workload.tokens == 128
+    assert "100% full" in workload.note
+    masked = batch["masked_positions"]
+    assert len(masked) == round(0.15 * 128)
+    assert set(batch["input_ids"][masked]) == {training_workloads.MASK}
+    assert training_workloads.MASK not in batch["labels"]
+    assert found["finetune"]().classifies
+    names = list(training_workloads.builders(Sources()))
+    assert names == ["base 32x128", "mini 32x128", "wiki-en", "finetune"]
+    assert list(training_workloads.builders(Sources(model="small"))) == ["small 32x128", "wiki-en", "finetune"]
+
+
+def test_sentences_of_a_text_are_samples(tmp_path: Path, seed: int) -> None:
+    path = text_file(tmp_path / "text.txt", seed)
+    workload = training_workloads.builders(Sources(quick=True, text=path))["wiki-en"]()
+    assert "sentences of text.txt, a vocabulary learned from it" in workload.note
+    batches = split(workload.arrays)
+    assert [len(batch["lengths"]) for batch in batches] == [4, 4]
+    for batch in batches:
+        ids = batch["input_ids"].copy()
+        ids[batch["masked_positions"]] = batch["labels"]
+        ends = batch["lengths"].cumsum()
+        assert len(set(ids[ends - 1])) == len(set(ids[ends - batch["lengths"]])) == 1
+        assert len(ids) == ends[-1]
+    short = tmp_path / "short.txt"
+    short.write_text("One sentence.\n")
+    with pytest.raises(UserError, match=r"--text .*short.txt: holds 1 sentences, one a line, but 8 are needed"):
+        training_workloads.builders(Sources(quick=True, text=short))["wiki-en"]()
+
+
+def test_lengths_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_text("7\n\n9\n")
+    workload = training_workloads.builders(Sources(quick=True, lengths=path))["finetune"]()
+    assert {int(one) for batch in split(workload.arrays) for one in batch["lengths"]} <= {7, 9}
+    assert "lengths of lengths.txt" in workload.note
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        pytest.param(b"7\nx\n", "line 2: 'x' is no length from 2 to 512", id="word"),
+        pytest.param(b"513\n", "line 1: '513' is no length", id="long"),
+        pytest.param(b"1\n", "line 1: '1' is no length", id="short"),
+        pytest.param("\u0663\n".encode(), "is no length", id="arabic digit"),
+        pytest.param(b"\n\n", "holds no length", id="empty"),
+        pytest.param(b"\xff\xfe7", "not a text file", id="binary"),
+    ],
+)
+def test_wrong_lengths_name_the_line(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "lengths.txt"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        training_workloads.read_lengths(path, 512)
+
+
+def test_a_checkpoint_is_what_all_start_from(tmp_path: Path) -> None:
+    from fastbert import BertForMaskedLM, BertForSequenceClassification
+
+    BertForMaskedLM(TOY).save_pretrained(tmp_path / "checkpoint")
+    workload = training_workloads.builders(Sources(quick=True, checkpoint=tmp_path / "checkpoint"))["finetune"]()
+    assert workload.config == TOY
+    assert all(batch["input_ids"].max() < TOY.vocab_size for batch in split(workload.arrays))
+    saved = bench_training.save_model(tmp_path / "model", replace(workload, checkpoint=tmp_path / "checkpoint"))
+    source = BertForMaskedLM.from_pretrained(tmp_path / "checkpoint")
+    loaded = BertForSequenceClassification.from_pretrained(saved)
+    name = "encoder.layer.1.output.dense.weight"
+    assert torch.equal(loaded.bert.state_dict()[name], source.bert.state_dict()[name])
+    assert loaded.classifier.weight.shape == (2, 64)
+
+
+# Contenders
+
+
+@pytest.mark.parametrize("classifies", [pytest.param(False, id="pretraining"), pytest.param(True, id="classes")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(name for name in ALWAYS if name != "transformers fp32"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in COMPILED),
+    ],
+)
+def test_every_contender_takes_the_same_step(name: str, classifies: bool, tmp_path: Path) -> None:
+    if peers.missing("training", name):
+        pytest.skip(f"{name} is not installed")
+    workload = toy_workload(classifies)
+    model = bench_training.save_model(tmp_path / "model", workload)
+    workload.save(tmp_path / "workload.npz")
+    found = {}
+    for number, one in enumerate(("transformers fp32", name)):
+        contender = TrainingContender("training", one, str(model), 1, str(tmp_path / "scratch"))
+        contender.load()
+        before = {key: value.clone() for key, value in contender.peer.model.state_dict().items()}
+        details = contender.open(str(tmp_path / "workload.npz"))
+        assert details["calls_a_round"] % 2 == 0
+        assert contender.time().seconds > 0
+        contender.save(str(tmp_path / f"{number}.npy"))
+        found[one] = np.load(tmp_path / f"{number}.npy")
+        after = contender.peer.model.state_dict()
+        assert all(not torch.equal(before[key], after[key]) for key in before if "weight" in key)
+        assert all(parameter.grad is None for parameter in contender.peer.model.parameters())
+    expected, values = found["transformers fp32"], found[name]
+    dtype = peers.options("training", name)["dtype"]
+    verdict = training_measures.compare(expected, values, dtype, "transformers fp32")
+    assert verdict.outputs in harness.AGREEING, verdict
+
+
+def test_verdicts(seed: int) -> None:
+    rng = np.random.default_rng(seed % 2**32)
+    expected = np.concatenate(([7.0, 2.0], rng.standard_normal(300)))
+
+    def said(dtype: str = "fp32", **changes: Any) -> str:
+        found = expected.copy()
+        for place, factor in changes.items():
+            found[int(place[1:])] *= factor
+        return training_measures.compare(expected, found, dtype, "reference").outputs
+
+    assert said() == "equal"
+    assert said(_0=1 + 1e-6, _1=1 + 1e-4) == "close"
+    assert said(_0=1.001) == "loss off by 0.001, more than 1e-05"
+    assert said("bf16", _0=1.001, _1=1.01) == "close"
+    assert said("bf16", _1=1.05) == "gradient norm off by 0.05, more than 0.03"
+    assert said(_0=float("nan")) == "loss or gradients are not finite"
+    turned = np.concatenate((expected[:2], expected[:1:-1]))
+    assert "gradient's cosine" in training_measures.compare(expected, turned, "bf16", "").outputs
+    assert training_measures.compare(expected, expected[:9], "fp32", "").outputs == "9 compared values, not 302"
+
+
+# Memory
+
+
+@pytest.mark.parametrize(
+    ("rows", "activations_count"),
+    [pytest.param(4096, True, id="after the forward pass"), pytest.param(8, False, id="when the gradient has come")],
+)
+def test_parts_are_those_of_the_moment_when_most_is_alive(rows: int, activations_count: bool) -> None:
+    """Of a linear layer: its input is saved twice and counted once, its output is saved by what follows."""
+    model = nn.Linear(128, 128, bias=False)
+    x = torch.randn(rows, 128, requires_grad=True)
+    update = PlainUpdate(model)
+    kept: dict[str, torch.Tensor] = {}
+
+    def forward() -> None:
+        y = model(x)
+        kept["loss"] = (y * y).sum() + (x * x).sum()
+
+    phases = {"forward": forward, "backward": lambda: kept.pop("loss").backward(), "clip": update.clip}
+    found = training_memory.parts_of_a_step(model, update.optimizer, {**phases, "optimizer": update.step})
+    weight = 128 * 128 * 4
+    assert found["weights"] == weight
+    assert found["optimizer"] == 2 * weight + 4  # two moments, and the number of steps
+    if activations_count:
+        assert (found["activations"], found["gradients"]) == (2 * rows * 128 * 4, 0)
+    else:
+        assert found["activations"] <= 2 * rows * 128 * 4
+        assert found["gradients"] == weight
+
+
+def test_copies_that_autocast_makes_of_weights_are_no_activations() -> None:
+    model = nn.Linear(64, 32, bias=False)
+    update = PlainUpdate(model)
+    x = torch.randn(4096, 64, requires_grad=True)
+    kept: dict[str, torch.Tensor] = {}
+
+    def forward() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            kept["loss"] = model(x).sum()
+
+    phases = {"forward": forward, "backward": lambda: kept.pop("loss").backward()}
+    found = training_memory.parts_of_a_step(model, update.optimizer, phases)
+    assert found["weight_copies"] == 32 * 64 * 2
+    assert found["activations"] == 4096 * 64 * 2
+
+
+def test_packed_weights_are_found_wherever_they_are_held() -> None:
+    before = training_memory.packed_bytes()
+    held: Any = ({"nested": [native_product.pack(torch.randn(64, 32), "bf16")]},)
+    same = (held[0]["nested"][0],)
+    gc.collect()
+    assert training_memory.packed_bytes() - before == 64 * 32 * 2
+    del held, same
+
+
+def test_the_high_water_mark_can_be_forgotten() -> None:
+    if training_memory.high_water() is None or not training_memory.forget_high_water():
+        pytest.skip("this system keeps no high-water mark that can be set back")
+    start = training_memory.high_water()
+    assert start is not None
+    block = bytearray(64 << 20)
+    block[::4096] = b"x" * len(block[::4096])
+    del block
+    peak = training_memory.high_water()
+    assert peak is not None
+    assert peak - start > 60 << 20
+    training_memory.forget_high_water()
+    assert (training_memory.high_water() or 0) < peak - (30 << 20)
+
+
+# Where the time goes
+
+
+@pytest.mark.parametrize(
+    ("event", "kind"),
+    [
+        ("aten::addmm", "products"),
+        ("aten::mm", "products"),
+        ("aten::bmm", "attention"),
+        ("fastbert._C.product", "products"),
+        ("fastbert._C.gradient_product", "products"),
+        ("fastbert._C.gelu_gradient_product", "products"),
+        ("fastbert._C.attention_backward", "attention"),
+        ("fastbert._C.layer_norm", "norms"),
+        ("fastbert._C.embedding_layer_norm", "embeddings"),
+        ("fastbert._C.gelu_backward", "GELU"),
+        ("fastbert._C.adamw", "optimizer"),
+        ("aten::_fused_adamw_", "optimizer"),
+        ("aten::_log_softmax", "loss"),
+        ("aten::_softmax_backward_data", "attention"),
+        ("aten::linalg_vector_norm", "clip"),
+        ("aten::bernoulli_", "dropout"),
+        ("aten::_to_copy", "casts"),
+        ("aten::mul", "elementwise"),
+        ("aten::fill_", "memory"),
+        ("AddmmBackward0", "rest"),
+        ("autograd::engine::evaluate_function: AddmmBackward0", "rest"),
+    ],
+)
+def test_operations_have_a_kind(event: str, kind: str) -> None:
+    assert training_profile.operation_of(event) == kind
+
+
+def test_a_profile_sees_torch_and_the_extension() -> None:
+    x = torch.randn(64, 64)
+    packed = native_product.pack(x, "fp32")
+    untouched = dict(vars(_C)), dict(vars(native_product))
+    calls: list[str] = []
+
+    def phases() -> dict[str, Any]:
+        return {
+            "forward": lambda: (calls.append("forward"), native_product.product(x, packed)),
+            "backward": lambda: (calls.append("backward"), torch.softmax(x @ x, -1)),
+        }
+
+    found = training_profile.profile(phases, 2)
+    assert calls == ["forward", "backward"] * 3
+    assert set(found["phases_ms"]) == {"forward", "backward"}
+    assert found["operations_ms"]["products"] > 0
+    assert found["operations_ms"]["attention"] > 0
+    assert sum(found["operations_ms"].values()) == pytest.approx(found["profiled_ms"], rel=0.02)
+    assert (dict(vars(_C)), dict(vars(native_product))) == untouched
+
+
+def test_functions_taken_out_of_the_extension_are_seen_too() -> None:
+    x = torch.randn(64, 64)
+    packed = native_product.pack(x, "fp32")
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with training_profile.watched_extension(), torch.profiler.profile(activities=activities) as seen:
+        native_product.product(x, packed)
+    assert "fastbert._C.product" in {event.key for event in seen.key_averages()}
+
+
+# Losses
+
+
+def test_curves_are_compared_smoothed() -> None:
+    reference = [10.0] * 20
+    other = [10.0] * 9 + [12.0] + [10.0] * 9 + [11.0]
+    found = training_curve.compare("other", other, reference)
+    assert found.final_loss == 10.5
+    assert found.final_off == pytest.approx(0.05)
+    assert found.drift == pytest.approx(0.1)
+
+
+def test_a_loss_curve_from_end_to_end(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Options, "curve_config", TOY)
+    monkeypatch.setattr(training_curve, "SEQUENCES", 4)
+    text = text_file(tmp_path / "text.txt", seed)
+    options = Options(loss_curve=6, text=text, threads=1)
+    steps: list[tuple[int, int]] = []
+    found = bench_training.run(options, lambda line: None, lambda done, whole, name: steps.append((done, whole)))
+    assert isinstance(found, Curves)
+    assert steps[-1] == (24, 24)
+    curves = {one.name: one for one in found.curves}
+    assert list(curves) == list(training_curve.KINDS)
+    assert found.config.hidden_dropout_prob == found.config.attention_probs_dropout_prob == 0
+    reference = curves["eager fp32"]
+    assert (reference.final_off, reference.drift) == (0, 0)
+    assert reference.losses[0] > reference.losses[-1] > 0
+    assert curves["fastbert fp32"].drift < 1e-4
+    assert 0 < curves["fastbert bf16"].drift < 1e-2
+    assert curves["fastbert bf16"].losses != reference.losses
+
+    bench_training.publish(found, options, tmp_path / "curve.json", tmp_path / "curve.png")
+    record = json.loads((tmp_path / "curve.json").read_text())
+    assert {one["name"] for one in record["loss_curve"]} == set(curves)
+    assert record["steps"] == len(record["loss_curve"][0]["losses"]) == 6
+    assert {"machine", "versions", "commit", "threads", "model"} <= set(record)
+    assert (tmp_path / "curve.png").stat().st_size > 10_000
+    printed = io.StringIO()
+    training_curve.show(found, Console(file=printed, width=120))
+    assert "loss over 6 steps" in printed.getvalue()
+    assert "fastbert bf16" in printed.getvalue()
+
+
+# From end to end
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything small: the batches, the peak, the turns."""
+    made = {"toy": toy_workload, "classes": lambda: toy_workload(True)}
+    monkeypatch.setattr(training_workloads, "builders", lambda sources: made)
+    monkeypatch.setattr(cpu_peak, "COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(cpu_peak, "NATIVE_SECONDS", 0.01)
+    monkeypatch.setattr(training_contender, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(training_contender, "MOST_PROFILED", 2)
+
+
+def test_from_end_to_end(toy: None, tmp_path: Path) -> None:
+    said: list[str] = []
+    options = Options(rounds=2, threads=1, isolate=False, profile=True, contenders=("bf16",))
+    result = bench_training.run(options, said.append)
+    assert isinstance(result, Result)
+    names = ["fastbert bf16", "transformers bf16"]
+    assert [(row.workload, row.contender) for row in result.rows] == [
+        (workload, name) for workload in ("toy", "classes") for name in names
+    ]
+    for row in result.rows:
+        assert row.agrees, row
+        assert row.tokens_per_second
+        details = row.details
+        assert details["reference"] == "transformers fp32"
+        assert details["gflops"] > 0
+        assert 0 < details["share_of_peak"] < 1
+        assert details["loss"] > 0
+        assert details["gradient_norm"] > 0
+        assert set(details["profile"]["phases_ms"]) == PHASES
+        if "memory" in details:
+            parts = details["memory"]["parts_bytes"]
+            assert set(parts) == set(training_memory.PARTS)
+            assert sum(parts.values()) == details["memory"]["peak_bytes"]
+            assert parts["weights"] > 4 * TOY.num_parameters()
+            assert parts["optimizer"] > 8 * TOY.num_parameters()
+
+    json_file, picture = tmp_path / "new" / "rows.json", tmp_path / "chart.png"
+    bench_training.publish(result, options, json_file, picture)
+    objects = json.loads(json_file.read_text())
+    assert len(objects) == 4
+    assert all(set(one) >= DESIGNED for one in objects)
+    assert picture.stat().st_size > 10_000
+    printed = io.StringIO()
+    training_report.show(result, Console(file=printed, width=200))
+    for heading in ("toy: peak memory, MB", "ms of a step by phase", "ms of a step by operation"):
+        assert heading in printed.getvalue()
+
+
+def test_a_contender_that_cannot_be_had_is_listed(toy: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    entry = peers.REGISTRY["training"]["transformers bf16"]._replace(needs=("no_such_module",))
+    monkeypatch.setitem(peers.REGISTRY["training"], "transformers bf16", entry)
+    options = Options(
+        rounds=1, threads=1, isolate=False, contenders=("fastbert fp32", "transformers bf16"), workloads=("classes",)
+    )
+    result = bench_training.run(options, lambda line: None)
+    assert isinstance(result, Result)
+    assert [row.contender for row in result.rows] == ["fastbert fp32"]
+    reason = "not installed (no module no_such_module)"
+    assert result.absent == [Absent("classes", "transformers bf16", "bf16", reason)]
+    bench_training.publish(result, options, tmp_path / "rows.json", None)
+    assert json.loads((tmp_path / "rows.json").read_text())[-1]["details"] == {"reason": reason}
+
+
+def test_what_is_explained_may_fail_without_losing_the_times(toy: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no profiler here")
+
+    monkeypatch.setattr(training_profile, "profile", broken)
+    options = Options(
+        rounds=1, threads=1, isolate=False, profile=True, contenders=("fastbert fp32",), workloads=("classes",)
+    )
+    result = bench_training.run(options, lambda line: None)
+    assert isinstance(result, Result)
+    [row] = result.rows
+    assert row.median_ms > 0
+    assert row.details["note"].endswith("not explained: RuntimeError: no profiler here")
+
+
+# Flags
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        pytest.param({"device": "cuda"}, "--device cuda: this measures the CPU", id="device"),
+        pytest.param({"model": "huge"}, "--model huge is not one of tiny, mini", id="model"),
+        pytest.param({"threads": 0}, "--threads 0 must be from 1", id="threads"),
+        pytest.param({"rounds": 0}, "--rounds 0 must be at least 1", id="rounds"),
+        pytest.param({"contenders": ("nano",)}, "no contender is called like 'nano'; there are fastbert", id="who"),
+        pytest.param({"workloads": ("none",)}, "no workload is called like 'none'; there are base", id="workload"),
+        pytest.param({"loss_curve": 0}, "--loss-curve 0 must be from 1 to", id="no steps"),
+        pytest.param({"loss_curve": 5, "profile": True}, "--profile has no part in --loss-curve", id="curve"),
+        pytest.param({"loss_curve": 5, "rounds": 2}, "--rounds has no part in --loss-curve", id="curve rounds"),
+        pytest.param({"text": Path("nowhere.txt")}, "--text nowhere.txt: no such file", id="text"),
+        pytest.param({"lengths": Path("nowhere.txt")}, "--lengths nowhere.txt: no such file", id="lengths"),
+        pytest.param({"checkpoint": Path("nowhere")}, "nowhere: no such file; a model folder", id="checkpoint"),
+        pytest.param({"vocab": Path(__file__)}, "--vocab belongs to --text", id="vocab"),
+    ],
+)
+def test_wrong_options_are_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Options(**options)
+
+
+def test_compiling_takes_part_only_when_it_is_named() -> None:
+    assert Options().names() == ALWAYS
+    assert Options(contenders=("bf16",)).names() == ["fastbert bf16", "transformers bf16"]
+    assert Options(contenders=("compile",)).names() == COMPILED
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tyro", reason="the command line needs tyro")
+    from fastbert.cli import main
+
+    seen: list[Options] = []
+
+    def measured(options: Options, say: Any, progress: Any = None) -> Curves:
+        seen.append(options)
+        return Curves([training_curve.compare("eager fp32", [2.0, 1.0], [2.0, 1.0])], TOY)
+
+    monkeypatch.setattr(bench_training, "run", measured)
+    flags = ["--loss-curve", "2", "--model", "mini", "--json", str(tmp_path / "curve.json")]
+    assert main(["bench", "training", *flags]) == 0
+    assert bench_training.main(flags) == 0
+    assert seen == [Options(loss_curve=2, model="mini")] * 2
+    assert "eager fp32" in capsys.readouterr().out
+    assert json.loads((tmp_path / "curve.json").read_text())["steps"] == 2
+    assert main(["bench", "encoder", "--profile"]) == 2
+    assert "--profile belongs to `fastbert bench training`" in capsys.readouterr().err
+    assert main(["bench", "training", "--products"]) == 2
+    assert "--products belongs to `fastbert bench encoder`" in capsys.readouterr().err
+    assert main(["bench", "--loss-curve", "3"]) == 2
+    assert "--loss-curve belongs to `fastbert bench training`" in capsys.readouterr().err
+    assert main(["bench", "training", "--chart", "rows.txt"]) == 2
+    assert "--chart rows.txt must end in .png" in capsys.readouterr().err
+
+
+def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        bench_training.main(["--threads", "0"])
+    assert stopped.value.code == 2
+    assert "error: --threads 0 must be from 1 to" in capsys.readouterr().err

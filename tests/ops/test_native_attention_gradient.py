@@ -1,0 +1,334 @@
+"""The gradients of attention's native backend at every level: values, dropout, bias, the same bits, and memory."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cpu_kernels
+import emulator
+import pytest
+import torch
+from accuracy import assert_as_accurate
+from fences import Fenced
+from torch import Tensor
+
+from fastbert import ops, use_backend
+from fastbert.errors import UserError
+from fastbert.ops import native_attention
+from fastbert.ops.attention import _backward, _forward
+from fastbert.ops.attention_problem import AttentionProblem
+
+DTYPES = [pytest.param(torch.float32, id="fp32"), pytest.param(torch.bfloat16, id="bf16")]
+LEVELS = ["portable", "avx2", "avx512", "avx512-bf16", "amx"]
+LENGTHS = [0, 1, 15, 33, 64]
+OTHER_LENGTHS = [3, 0, 7, 16, 97]
+NAMES = ("out", "dq", "dk", "dv", "dbias")
+
+
+@pytest.fixture(params=LEVELS)
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each way to multiply; in software where this processor lacks its instructions."""
+    with cpu_kernels.running(request.param):
+        yield request.param
+
+
+def offsets(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).int()
+
+
+@dataclasses.dataclass
+class Case:
+    """q, k, v, the upstream gradient, and what else attention is given."""
+
+    tensors: list[Tensor]
+    grad: Tensor
+    queries: list[int]
+    keys: list[int]
+    options: dict[str, Any]
+
+    def run(self, backend: str, wide: bool = False) -> list[Tensor]:
+        """The output and the gradients of q, k, v, and of the bias if there is one; in float64 where `wide`."""
+
+        def given(x: Tensor) -> Tensor:
+            # A view keeps its strides.
+            return (x.double() if wide else x).detach().requires_grad_()
+
+        tensors, options = [given(x) for x in self.tensors], dict(self.options)
+        if "bias" in options:
+            options["bias"] = given(options["bias"])
+        longest = [max(lengths, default=0) for lengths in (self.queries, self.keys)]
+        with use_backend(backend):  # type: ignore[arg-type]
+            out = ops.attention(*tensors, offsets(self.queries), offsets(self.keys), *longest, **options)
+            out.backward(self.grad.to(out.dtype))
+        wanted = [*tensors, options["bias"]] if "bias" in options else tensors
+        return [out.detach(), *(x.grad for x in wanted)]  # type: ignore[list-item]
+
+    def check(self) -> None:
+        exact, eager, ours = self.run("eager", wide=True), self.run("eager"), self.run("native")
+        for name, a, b, c in zip(NAMES, ours, eager, exact):
+            # Among few elements the errors of eager torch can all be small by luck: then two units of the last place
+            # are fine.
+            few = c.numel() < 2000 or name == "dbias"
+            assert_as_accurate(a, b, c, name, floor=max(1e-5, 2 * torch.finfo(a.dtype).eps) if few else 1e-5)
+
+
+def case(
+    queries: list[int], keys: list[int], dtype: torch.dtype, seed: int, *, heads: int = 2, dim: int = 32, **options: Any
+) -> Case:
+    generator = torch.Generator().manual_seed(seed)
+    sizes = (sum(queries), sum(keys), sum(keys), sum(queries))
+    *tensors, grad = [torch.randn(size, heads, dim, generator=generator).to(dtype) for size in sizes]
+    return Case(tensors, grad, queries, keys, options)
+
+
+def dropped(sequences: int, p: float = 0.2) -> dict[str, Any]:
+    return {"dropout_p": p, "dropout_site": 5 << 8 | 1, "dropout_key": torch.arange(sequences) * 0x9E3779B97F4A7C1 - 77}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
+@pytest.mark.parametrize("p", [0.0, 0.2], ids=["whole", "dropout"])
+@pytest.mark.parametrize("keys", [LENGTHS, OTHER_LENGTHS], ids=["self", "cross"])
+def test_gradients_are_as_accurate_as_eager(
+    level: str, dtype: torch.dtype, causal: bool, p: float, keys: list[int], seed: int
+) -> None:
+    counted = cpu_kernels.in_software(level) and dtype == torch.bfloat16
+    before = emulator.executed() if counted else 0
+    options = dropped(len(keys), p) if p else {}
+    case(LENGTHS, keys, dtype, seed, dim=64, causal=causal, **options).check()
+    if counted:
+        assert emulator.executed() > before, "the level's own instructions never ran"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [1, 20, 33, 80, 256])
+def test_any_head_dim(level: str, dtype: torch.dtype, dim: int, seed: int) -> None:
+    case([5, 0, 35], [18, 3, 37], dtype, seed, dim=dim, causal=True, scale=0.37).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("p", [0.0, 0.2], ids=["whole", "dropout"])
+@pytest.mark.parametrize("shape", [(17, 40), (40, 300), (1, 1)], ids=str)
+def test_bias_smaller_and_larger_than_a_sequence(
+    level: str, dtype: torch.dtype, p: float, shape: tuple[int, int], seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    bias = torch.randn(*shape, 2, generator=generator).to(dtype).permute(2, 0, 1)
+    bias[:, :, -1] = -torch.inf
+    options = dropped(3, p) if p else {}
+    for given in (bias, bias.contiguous()):
+        case([30, 3, 9], [20, 90, 9], dtype, seed, bias=given, **options).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True], ids=["both-ways", "causal"])
+def test_long_sequences_go_by_blocks_of_queries(level: str, dtype: torch.dtype, causal: bool, seed: int) -> None:
+    bias = torch.randn(1, 270, 290, generator=torch.Generator().manual_seed(seed))
+    case([300, 513], [555, 270], dtype, seed, heads=1, causal=causal, bias=bias.to(dtype), **dropped(2)).check()
+
+
+@pytest.mark.parametrize("level", cpu_kernels.HERE, indirect=True)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("lengths", [(4097, 30), (30, 4097)], ids=["queries", "keys"])
+def test_4097_tokens(level: str, dtype: torch.dtype, lengths: tuple[int, int], seed: int) -> None:
+    case(*[[length] for length in lengths], dtype, seed, heads=1).check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_sees_nothing_has_no_gradient(level: str, dtype: torch.dtype, seed: int) -> None:
+    bias = torch.full((2, 20, 5), -torch.inf)
+    bias[:, 3, 2] = 1.0
+    given = case([20, 3, 0], [5, 0, 4], dtype, seed, bias=bias)
+    _, dq, dk, dv, dbias = given.run("native")
+    torch.testing.assert_close(dv[2], given.grad[3])  # one key has all of one query's probability
+    dv[2] = 0
+    for gradient in (dq, dk, dv, dbias):
+        # Where one key has all, its softmax's gradient is a difference of equals.
+        torch.testing.assert_close(gradient, torch.zeros_like(gradient), rtol=0, atol=0.1 if gradient is not dv else 0)
+    hidden = [i for i in range(23) if i != 3]
+    assert torch.equal(dq[hidden], torch.zeros_like(dq[hidden]))
+    # Causal with more queries than keys: the first queries see none.
+    first = case([20], [5], dtype, seed, causal=True)
+    assert torch.equal(first.run("native")[1][:15], torch.zeros(15, 2, 32, dtype=dtype))
+    first.check()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_nan_stays_in_its_sequence_and_head(level: str, dtype: torch.dtype, seed: int) -> None:
+    lengths = [20, 35, 18]
+    given = case(lengths, lengths, dtype, seed)
+    clean = given.run("native")[1:4]
+    for which in range(4):
+        spoilt = dataclasses.replace(given, tensors=[x.clone() for x in given.tensors], grad=given.grad.clone())
+        [*spoilt.tensors, spoilt.grad][which][30, 1, 3] = torch.nan
+        found = spoilt.run("native")[1:4]
+        for name, before, after in zip(NAMES[1:], clean, found):
+            for part in (slice(0, 20), slice(55, None)):
+                assert torch.equal(before[part], after[part]), name
+            assert torch.equal(before[:, 0], after[:, 0]), name
+        dq, dk, dv = found
+        if which in (1, 2):  # every query sees a key that is spoilt
+            assert dq[20:55, 1].isnan().all()
+        if which == 0:
+            assert dq[30, 1].isnan().all()
+            assert torch.equal(dq[31:], clean[0][31:])
+            assert dv[20:55, 1].isnan().all()
+        if which == 3:
+            assert dq[30, 1].isnan().all()
+            assert dk[20:55, 1].isnan().all()
+            assert dv[20:55, 1, 3].isnan().all()
+
+
+def problem_of(given: Case, **changes: Any) -> AttentionProblem:
+    q, k, v = given.tensors
+    values: dict[str, Any] = {
+        "q": q, "k": k, "v": v, "cu_seqlens_q": offsets(given.queries), "cu_seqlens_k": offsets(given.keys),
+        "max_seqlen_q": max(given.queries), "max_seqlen_k": max(given.keys), "causal": False, "dropout_p": 0.0,
+        "dropout_key": None, "dropout_site": 0, "bias": None, "scale": 0.2, "tf32": False,
+    }  # fmt: skip
+    return AttentionProblem(**(values | given.options | changes))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_joined_views_and_the_batch_change_no_bit(level: str, dtype: torch.dtype, seed: int) -> None:
+    lengths = [40, 17, 1, 97, 33]
+    given = case(lengths, lengths, dtype, seed, causal=True, **dropped(5))
+    together = given.run("native")
+    again = given.run("native")
+    assert all(torch.equal(a, b) for a, b in zip(together, again))
+    joined = torch.stack(given.tensors, 1)  # (tokens, 3, heads, dim)
+    views = dataclasses.replace(given, tensors=list(joined.unbind(1)))
+    problem = problem_of(views, scale=32**-0.5)
+    out, lse = native_attention.forward(problem)
+    # Each head's tokens side by side.
+    grad = given.grad.transpose(0, 1).contiguous().transpose(0, 1)
+    dqkv = native_attention.backward_joined(problem, out, lse, grad)
+    for name, a, b in zip(NAMES, together, [out, *dqkv.unbind(1)]):
+        assert torch.equal(a, b), name
+    cuts = [0, 40, 57, 58, 155, 188]
+    for i, (a, b) in enumerate(itertools.pairwise(cuts)):
+        key = given.options["dropout_key"][i : i + 1]
+        alone = Case(
+            [x[a:b] for x in given.tensors], given.grad[a:b], lengths[i : i + 1], lengths[i : i + 1],
+            {**given.options, "dropout_key": key},
+        )  # fmt: skip
+        assert all(torch.equal(x[a:b], y) for x, y in zip(together, alone.run("native"))), f"sequence {i}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("biased", [False, True], ids=["no-bias", "bias"])
+def test_the_same_bits_on_any_number_of_threads(dtype: torch.dtype, biased: bool, seed: int) -> None:
+    before, lengths = torch.get_num_threads(), [500, 3, 129, 64]
+    given = case(lengths, lengths, dtype, seed, heads=3, **dropped(4))
+    if biased:
+        given.options["bias"] = torch.randn(3, 140, 140, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    results = []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            results.append(given.run("native"))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("behind", [False, True], ids=["wall-before", "wall-behind"])
+@pytest.mark.parametrize("dim", [20, 64])
+def test_touches_nothing_outside(
+    level: str, dtype: torch.dtype, behind: bool, dim: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = case([7, 33], [7, 33], dtype, seed, dim=dim, **dropped(2))
+    bias = torch.randn(2, 9, 21, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    problem = problem_of(given, bias=bias)
+    out, lse = native_attention.forward(problem)
+    expected = native_attention.backward(problem, out, lse, given.grad, True)
+    fences = [Fenced(x, behind) for x in (*given.tensors, bias, given.options["dropout_key"], out, lse, given.grad)]
+    q, k, v, bias, key, out, lse, grad = (x.tensor for x in fences)
+    results: list[Fenced] = []
+    zeros = torch.zeros
+
+    def fenced(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        results.append(Fenced(zeros(shape, dtype=dtype), behind))
+        return results[-1].tensor
+
+    monkeypatch.setattr("fastbert.ops.memory.empty", fenced)
+    monkeypatch.setattr("fastbert.ops.native_attention.torch.zeros", fenced)
+    changed = dataclasses.replace(problem, q=q, k=k, v=v, bias=bias, dropout_key=key)
+    found = native_attention.backward(changed, out, lse, grad, True)
+    joined = native_attention.backward_joined(changed, out, lse, grad)
+    monkeypatch.undo()
+    assert len(results) == 5
+    for name, a, b in zip(NAMES[1:], expected, found):
+        assert torch.equal(a, b), name  # type: ignore[arg-type]
+    assert torch.equal(joined[:, 1], expected[1])
+
+
+def test_operators_and_compiled_programs(seed: int) -> None:
+    given = case([5, 20], [5, 20], torch.float32, seed, dim=16)
+    bias = torch.randn(2, 7, 9, generator=torch.Generator().manual_seed(seed), requires_grad=True)
+    tensors = [x.requires_grad_() for x in given.tensors]
+    cu, key = offsets([5, 20]), torch.tensor([3, 4])
+    arguments = (*tensors, cu, cu, 20, 20, True, 0.1, key, 7, bias, 0.25, False, "native")
+    torch.library.opcheck(_forward, arguments)
+    out, lse = _forward(*arguments)
+    torch.library.opcheck(_backward, (given.grad, out.detach(), lse.detach(), *(
+        x.detach() if isinstance(x, Tensor) else x for x in arguments), True))  # fmt: skip
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        return ops.attention(
+            q, k, v, cu, cu, 20, 20, causal=True, bias=bias, dropout_p=0.1, dropout_key=key, dropout_site=7
+        )
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    with use_backend("native"):
+        expected = torch.autograd.grad(attend(*tensors, bias), [*tensors, bias], given.grad)
+        found = torch.autograd.grad(compiled(*tensors, bias), [*tensors, bias], given.grad)
+    assert all(torch.equal(a, b) for a, b in zip(expected, found))
+
+
+def test_second_derivatives_are_refused(seed: int) -> None:
+    given = case([5], [5], torch.float32, seed, dim=16)
+    q, k, v = (x.requires_grad_() for x in given.tensors)
+    with use_backend("native"):
+        out = ops.attention(q, k, v, offsets([5]), offsets([5]), 5, 5)
+    (dq,) = torch.autograd.grad(out, q, given.grad, create_graph=True)
+    with pytest.raises(RuntimeError, match="attention_backward"):
+        dq.square().sum().backward()
+
+
+def test_a_gradient_of_one_tensor_alone(seed: int) -> None:
+    given = case([5, 9], [5, 9], torch.float32, seed)
+    cu = offsets([5, 9])
+    expected = given.run("native")
+    for i in range(3):
+        tensors = [x.detach().requires_grad_(i == j) for j, x in enumerate(given.tensors)]
+        with use_backend("native"):
+            ops.attention(*tensors, cu, cu, 9, 9).backward(given.grad)
+        assert torch.equal(tensors[i].grad, expected[1 + i])  # type: ignore[arg-type]
+
+
+WRONG: list[Any] = [
+    pytest.param(lambda p, o, s, g: (p, o[:-1], s, g), "out and its gradient must have q's shape", id="short-out"),
+    pytest.param(lambda p, o, s, g: (p, o, s, g.half()), "and dtype torch.float32", id="dtype"),
+    pytest.param(lambda p, o, s, g: (p, o, s[:, :0], g), r"lse must be fp32 of shape \(2, 9\)", id="no-lse"),
+    pytest.param(
+        lambda p, o, s, g: (dataclasses.replace(p, cu_seqlens_k=offsets([8])), o, s, g),
+        "cu_seqlens_k ends at 8",
+        id="offsets",
+    ),
+    pytest.param(
+        lambda p, o, s, g: (dataclasses.replace(p, k=p.k[:4], v=p.v[:4]), o, s, g), "same tokens", id="not-joined"
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG)
+def test_wrong_arguments_are_named(change: Callable[..., Any], message: str, seed: int) -> None:
+    given = case([9], [9], torch.float32, seed)
+    problem = problem_of(given)
+    out, lse = native_attention.forward(problem)
+    with pytest.raises(UserError, match=message):
+        native_attention.backward_joined(*change(problem, out, lse, given.grad))

@@ -1,0 +1,239 @@
+"""The linear layer on the native backend with gradients: products of ours forward and backward."""
+
+import importlib
+from collections.abc import Iterator
+
+import cpu_kernels
+import pytest
+import torch
+from accuracy import assert_as_accurate
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastbert import ops
+from fastbert.errors import UserError
+from fastbert.ops import native_product, packed_weights
+from fastbert.ops.backend import use_backend
+
+# Its package has a function of the same name.
+module = importlib.import_module("fastbert.ops.linear")
+BF16, FP32 = torch.bfloat16, torch.float32
+DTYPES = [pytest.param(BF16, id="bf16"), pytest.param(FP32, id="fp32")]
+ACTIVATIONS = [None, "gelu", "gelu_tanh"]
+SHAPES = [
+    pytest.param(0, 40, 48, id="no-rows"),
+    pytest.param(1, 40, 48, id="one-row"),
+    pytest.param(33, 77, 45, id="odd-widths"),
+    pytest.param(65, 2, 64, id="two-outputs"),
+    pytest.param(4097, 33, 35, id="4097-rows"),
+]
+Gradients = tuple[Tensor, ...]
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which of our products ran."""
+    names: list[str] = []
+    for name in ("product", "gradient_product"):
+        original = getattr(native_product, name)
+
+        def counted(*arguments: object, _name: str = name, _original: object = original, **options: object) -> object:
+            names.append(_name)
+            return _original(*arguments, **options)  # type: ignore[operator]
+
+        monkeypatch.setattr(native_product, name, counted)
+    return names
+
+
+@pytest.fixture(params=[name for name in cpu_kernels.KERNELS if name != "avx512-vnni"])
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    with cpu_kernels.running(request.param):
+        yield request.param
+
+
+def drawn(seed: int, *shape: int, dtype: torch.dtype = FP32, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return (torch.randn(*shape, generator=generator) * scale).to(dtype)
+
+
+def operands(seed: int, rows: int, columns: int, depth: int, dtype: torch.dtype = FP32) -> tuple[Tensor, ...]:
+    x, weight = drawn(seed, rows, depth, dtype=dtype), drawn(seed + 1, columns, depth, dtype=dtype, scale=depth**-0.5)
+    return x, weight, drawn(seed + 2, columns, dtype=dtype)
+
+
+def run(tensors: tuple[Tensor, ...], upstream: Tensor, activation: str | None, ours: bool) -> tuple[Tensor, Gradients]:
+    """The result and the gradients, by our operation or by eager torch."""
+    leaves = [torch.nn.Parameter(tensor.clone()) for tensor in tensors]
+    if ours:
+        y = ops.linear(*leaves, activation=activation)
+    else:
+        y = F.linear(*leaves)
+        y = y if activation is None else F.gelu(y, approximate=module.APPROXIMATIONS[activation])
+    return y, torch.autograd.grad(y, leaves, upstream.to(y.dtype))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns", "depth"), SHAPES)
+def test_is_as_accurate_as_torch(
+    level: str, rows: int, columns: int, depth: int, dtype: torch.dtype, activation: str | None, seed: int
+) -> None:
+    if cpu_kernels.in_software(level):
+        rows = min(rows, 130)
+    tensors, upstream = operands(seed, rows, columns, depth, dtype), drawn(seed + 3, rows, columns, dtype=dtype)
+    with use_backend("native"):
+        y, gradients = run(tensors, upstream, activation, True)
+        again = run(tensors, upstream, activation, True)
+    assert torch.equal(y, again[0])
+    assert all(torch.equal(a, b) for a, b in zip(gradients, again[1], strict=True))
+    eager, eager_gradients = run(tensors, upstream, activation, False)
+    exact, exact_gradients = run(tuple(t.double() for t in tensors), upstream.double(), activation, False)
+    assert_as_accurate(y, eager, exact.detach())
+    for i, name in enumerate(("x", "weight", "bias")):
+        assert_as_accurate(gradients[i], eager_gradients[i], exact_gradients[i], name)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradients_of_masters_are_never_rounded(activation: str | None, seed: int, used: list[str]) -> None:
+    """Under autocast products are of bf16, and gradients of fp32 weights are sums in fp32."""
+    tensors, upstream = operands(seed, 301, 40, 70), drawn(seed + 3, 301, 40)
+    with use_backend("native"), torch.autocast("cpu", BF16):
+        y, gradients = run(tensors, upstream, activation, True)
+    assert used == ["product", "product", "gradient_product"]
+    assert y.dtype == BF16
+    assert [gradient.dtype for gradient in gradients] == [FP32] * 3
+    with torch.autocast("cpu", BF16):
+        eager, eager_gradients = run(tensors, upstream, activation, False)
+    rounded = tuple(t.bfloat16().double() if t.dim() == 2 else t.double() for t in tensors)
+    exact, exact_gradients = run(rounded, upstream.bfloat16().double(), activation, False)
+    assert_as_accurate(y, eager, exact.detach())
+    for i, name in enumerate(("x", "weight", "bias")):
+        assert_as_accurate(gradients[i], eager_gradients[i], exact_gradients[i], name)
+    # What is left without an activation are the roundings of sums alone.
+    if activation is None:
+        assert_as_accurate(gradients[1], exact_gradients[1].float(), exact_gradients[1], "weight, unrounded")
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 2), (0, 1)], ids=str)
+def test_only_what_is_wanted_is_computed(wanted: tuple[int, ...], seed: int, used: list[str]) -> None:
+    tensors, upstream = operands(seed, 20, 40, 50), drawn(seed + 3, 20, 40)
+    leaves = [torch.nn.Parameter(tensor, i in wanted) for i, tensor in enumerate(tensors)]
+    with use_backend("native"):
+        y = ops.linear(*leaves, activation="gelu")
+    assert used == ["product"]
+    found = torch.autograd.grad(y, [leaves[i] for i in wanted], upstream)
+    assert used[1:] == ["product"] * (0 in wanted) + ["gradient_product"] * (1 in wanted)
+    _, eager = run(tensors, upstream, "gelu", False)
+    _, exact = run(tuple(t.double() for t in tensors), upstream.double(), "gelu", False)
+    for i, gradient in zip(wanted, found, strict=True):
+        assert_as_accurate(gradient, eager[i], exact[i])
+
+
+@pytest.mark.parametrize("shape", [(50,), (3, 50), (2, 3, 50), (2, 0, 50)], ids=str)
+def test_x_of_any_shape_and_strides(shape: tuple[int, ...], seed: int) -> None:
+    _, weight, bias = operands(seed, 1, 40, 50)
+    wide = drawn(seed, *shape[:-1], 60)
+    upstream = drawn(seed + 3, *shape[:-1], 40)
+    for x in (wide[..., 5:55], wide[..., 5:55].movedim(-1, 0).contiguous().movedim(0, -1)):
+        with use_backend("native"):
+            y, gradients = run((x, weight, bias), upstream, "gelu", True)
+        eager, eager_gradients = run((x, weight, bias), upstream, "gelu", False)
+        torch.testing.assert_close(y, eager, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(gradients, eager_gradients, rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_of_any_strides(seed: int) -> None:
+    """A sum's gradient is one number, expanded; a transposed one's columns lie together."""
+    tensors = operands(seed, 20, 40, 50)
+    for upstream in (torch.ones(()).expand(20, 40), drawn(seed + 3, 40, 20).T):
+        for activation in ACTIVATIONS:
+            with use_backend("native"):
+                _, gradients = run(tensors, upstream, activation, True)
+            _, eager = run(tensors, upstream, activation, False)
+            torch.testing.assert_close(gradients, eager, rtol=1e-4, atol=1e-4)
+
+
+def test_without_a_bias(seed: int) -> None:
+    x, weight, _ = operands(seed, 20, 40, 50)
+    upstream = drawn(seed + 3, 20, 40)
+    with use_backend("native"):
+        _, gradients = run((x, weight), upstream, "gelu_tanh", True)
+    _, eager = run((x, weight), upstream, "gelu_tanh", False)
+    torch.testing.assert_close(gradients, eager, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["ours", "torch"])
+def test_the_table_chooses(own: bool, seed: int, used: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products are ours for parameters where the table prefers that, but not for a few outputs."""
+    monkeypatch.setattr(module, "prefers_own", lambda *arguments: own)
+    x, weight, bias = operands(seed, 20, 40, 50)
+    for kind, outputs, ours in (
+        (torch.nn.Parameter, 40, own),
+        (torch.nn.Parameter, 31, False),
+        (Tensor.clone, 40, False),
+    ):
+        used.clear()
+        given = kind(weight[:outputs]).requires_grad_()
+        y = ops.linear(x, given, bias[:outputs])
+        torch.autograd.grad(y, given, drawn(seed, 20, outputs))
+        assert used == (["product", "gradient_product"] if ours else [])
+
+
+def test_a_weight_is_laid_out_once_a_step(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward uses the copy that is kept for the parameter itself, until an optimizer changes it."""
+    packs = []
+    pack = native_product.pack
+    monkeypatch.setattr(packed_weights.native_product, "pack", lambda *a, **o: packs.append(a[1:]) or pack(*a, **o))
+    weight = torch.nn.Parameter(drawn(seed, 40, 50))
+    x, upstream = drawn(seed, 20, 50), drawn(seed, 20, 40)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    with use_backend("native"):
+        for _ in range(2):
+            y = ops.linear(x, weight)
+            ops.linear(x, weight)
+            exact = x.double() @ weight.detach().double().T
+            assert_as_accurate(y, F.linear(x, weight), exact)
+            y.backward(upstream)
+            optimizer.step()
+    assert len(packs) == 2
+
+
+def test_a_second_derivative_is_refused(seed: int) -> None:
+    leaves = [torch.nn.Parameter(tensor) for tensor in operands(seed, 20, 40, 50)]
+    with use_backend("native"):
+        y = ops.linear(*leaves, activation="gelu")
+    for leaf in leaves:
+        (gradient,) = torch.autograd.grad(y, leaf, drawn(seed, 20, 40), create_graph=True)
+        with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+            torch.autograd.grad(gradient.square().sum(), leaf)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_the_operators_keep_torchs_rules(activation: str | None, seed: int) -> None:
+    x, weight, bias = operands(seed, 20, 40, 50)
+    leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(module._linear_trained, (*leaves, activation), test_utils=tests)
+    y, u = module._linear_trained(*leaves, activation)
+    given = (torch.randn_like(y), u.detach(), x.detach(), weight.detach(), bias.detach(), activation)
+    for wanted in ([True, True, True], [False, True, False], [True, False, True]):
+        torch.library.opcheck(module._native_gradients, (*given, wanted), test_utils=("test_schema", "test_faketensor"))
+
+
+def test_compiled_code_gets_torchs_products(seed: int, used: list[str]) -> None:
+    tensors, upstream = operands(seed, 20, 40, 50), drawn(seed + 3, 20, 40)
+    leaves = [torch.nn.Parameter(tensor) for tensor in tensors]
+    compiled = torch.compile(lambda *given: ops.linear(*given, activation="gelu"), backend="aot_eager", fullgraph=True)
+    y = compiled(*leaves)
+    assert used == []
+    found = torch.autograd.grad(y, leaves, upstream)
+    torch.testing.assert_close(found, run(tensors, upstream, "gelu", False)[1], rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_not_served_is_said(seed: int) -> None:
+    x, weight, bias = (tensor.requires_grad_() for tensor in operands(seed, 20, 40, 50))
+    with use_backend("native"):
+        with pytest.raises(UserError, match=r"'linear' here: a tensor has dtype torch\.float64"):
+            ops.linear(x.double(), weight.double(), bias.double())
+        with pytest.raises(UserError, match="torch transforms the call"):
+            torch.func.grad(lambda given: ops.linear(given, weight, bias).sum())(x)
