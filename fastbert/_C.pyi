@@ -269,6 +269,18 @@ def product(
     before: tuple[int, str, int] | None = None,
     again: tuple[int, str, int] | None = None,
 ) -> None: ...
+def cross_entropy(
+    logits: tuple[int, str, int],
+    rows: int,
+    vocabulary: int,
+    labels: int,
+    ignored: int,
+    label_smoothing: float,
+    z_loss: float,
+    gradients: bool,
+    losses: int,
+    correct: int,
+) -> None: ...
 def gradient_product(
     a: tuple[int, str, int],
     b: tuple[int, str, int],

@@ -1,5 +1,5 @@
 // A chunk of tokens is a product like any other: columns of a are laid out as row panels, b as a weight whose depth is
-// the tokens. Only AMX's tiles want a transposed for that.
+// the tokens. Only what AMX's tiles read of a is turned round for that.
 #include "cpu/product_gradient.h"
 
 #include <algorithm>

@@ -252,9 +252,7 @@ class Layer(nn.Module):
         if weights is None or choose("encoder_layer", CPU) != "native":
             return None
         trains = torch.is_grad_enabled() or (self.training and self.drops)
-        return native_layer.element_of(
-            tokens, dtype, weights, self.heads, self.quantization == "int8" and not trains
-        )
+        return native_layer.element_of(tokens, dtype, weights, self.heads, self.quantization == "int8" and not trains)
 
     def _composed(self, x: Tensor, batch: PackedBatch, dropouts: Dropouts, causal: bool) -> Tensor:
         """The layer put together from single operations; parts that are not plain run their own forward."""

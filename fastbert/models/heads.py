@@ -25,8 +25,10 @@ from fastbert.models.bert import (
 )
 from fastbert.models.outputs import LogitsOutput, PreTrainingOutput, SpanOutput
 from fastbert.models.pretrained import PreTrainedModel, resized
+from fastbert.ops.backend import choose
 from fastbert.ops.dropout import Site, TokenDropout, draw_keys
 from fastbert.ops.linear_cross_entropy import CrossEntropy
+from fastbert.ops.product_table import prefers_own
 from fastbert.packing import IGNORE_INDEX, PackedBatch
 
 
@@ -61,7 +63,7 @@ class PredictionHead(nn.Module):
 
     def loss(self, x: Tensor, places: Tensor, labels: Tensor) -> CrossEntropy:
         """Cross-entropy of the labels at some places of the hidden states (tokens, hidden_size)."""
-        extra = -len(places) % ROWS_MULTIPLE if multiplies_in_bf16(self.decoder.weight) and len(x) else 0
+        extra = -len(places) % ROWS_MULTIPLE if self._library_multiplies_bf16(len(places)) and len(x) else 0
         if extra:  # rows without a label, which count for nothing
             places = torch.cat((places, places.new_zeros(extra)))
             labels = torch.cat((labels, labels.new_full((extra,), IGNORE_INDEX)))
@@ -71,6 +73,15 @@ class PredictionHead(nn.Module):
         logits, counted = self.decoder(x), labels != IGNORE_INDEX
         loss = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
         return CrossEntropy(loss, counted.sum(), ((logits.argmax(-1) == labels) & counted).sum())
+
+    def _library_multiplies_bf16(self, rows: int) -> bool:
+        """Whether torch's library will multiply bf16 on the CPU, and not our kernels, which take any number of rows."""
+        weight = self.decoder.weight
+        if not multiplies_in_bf16(weight):
+            return False
+        if torch.compiler.is_compiling() or choose("linear_cross_entropy", weight.device) != "native":
+            return True
+        return not (is_plain(self.decoder) and prefers_own("bf16", rows, *weight.shape))
 
 
 class PreTrainingHeads(nn.Module):

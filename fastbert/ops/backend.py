@@ -41,9 +41,9 @@ OPERATIONS = (
 
 # What of an operation the native backend serves, where that is not the same as of the others.
 NATIVE_SERVES = {
-    "dropout": "masks of every dtype",
-    "linear": "inference, where the table of products says so; training by torch",
-    "encoder_layer": "inference, where the table of products says so; training put together from the others",
+    "linear": "inference and training in fp32 and bf16, where the table of products says so",
+    "linear_cross_entropy": "inference and training in fp32 and bf16, where the table of products says so",
+    "encoder_layer": "inference and training in fp32 and bf16, where the table of products says so",
 }
 
 _implementations: dict[tuple[str, str], Any] = {}
@@ -181,7 +181,7 @@ def report(device: torch.device | None = None) -> list[Choice]:
             choices.append(Choice(operation, backend, "forced by use_backend"))
         elif backend == "native":
             kernels = f"{cpu_level.level()} kernels"
-            serves = NATIVE_SERVES.get(operation, "inference in fp32 and bf16; training in eager torch")
+            serves = NATIVE_SERVES.get(operation, "inference and training in fp32 and bf16")
             choices.append(Choice(operation, backend, f"{kernels}: {serves}"))
         elif backend == order[0]:
             choices.append(Choice(operation, backend, f"the fastest on {device.type}"))

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastbert._C import PackedWeight
 from fastbert.errors import UserError
 from fastbert.ops import backend, memory, native, native_product, packed_weights
 from fastbert.ops.gelu import bias_gelu
@@ -103,10 +102,6 @@ def _together(rows: Tensor) -> Tensor:
     return rows if rows.stride(1) == 1 and rows.stride(0) >= rows.shape[1] else rows.contiguous()
 
 
-def _transposed(weight: Tensor, element: str) -> PackedWeight:
-    return native_product.pack(weight.detach().contiguous(), element, transposed=True)
-
-
 @torch.library.custom_op("fastbert::linear_native", mutates_args=(), device_types="cpu")
 def _linear_trained(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> tuple[Tensor, Tensor]:
     """y = activation(u) and, with an activation, u = x weight^T + bias, both in the dtype of x (rows, in)."""
@@ -133,7 +128,7 @@ def _native_gradients(
     grad = _together(grad)
     dx, dweight, dbias = x.new_empty(0), weight.new_empty(0), x.new_empty(0, dtype=torch.float32)
     if of_x:
-        packed = _transposed(weight, native.DTYPES[x.dtype])
+        packed = packed_weights.packed(weight, native.DTYPES[x.dtype], transposed=True)
         dx = native_product.product(grad, packed, out=memory.empty(tuple(x.shape), x.dtype))
     if of_weight:
         dweight, sums = native_product.gradient_product(grad, x, sums=of_bias)

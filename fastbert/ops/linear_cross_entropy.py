@@ -52,7 +52,8 @@ def linear_cross_entropy(
 
     A label that is neither in the vocabulary nor `ignore_index` is a UserError of the native backend that names its
     place; it makes the loss and the gradients NaN on the triton one (eager torch raises, or stops the GPU), where with
-    FASTBERT_DEBUG=1 it is read on the host and raises UserError. Nothing asks a GPU otherwise. Raises UserError, a ValueError, that names the wrong argument.
+    FASTBERT_DEBUG=1 it is read on the host and raises UserError. Nothing asks a GPU otherwise. Raises UserError, a
+    ValueError, that names the wrong argument.
     """
     _check(x, weight, bias, labels, label_smoothing, z_loss)
     chosen = backend.choose("linear_cross_entropy", x.device)

@@ -68,13 +68,12 @@ def forward(
         if want_dx:
             backwards = packed_weights.packed(weight, element, transposed=True)
             native_product.product(logits, backwards, out=dx[part])
+        sums = None
         if want_dweight:
             again = first > 0
             sums = native_product.gradient_product(logits, x[part], sums=want_dbias, out=dweight, accumulate=again)[1]
-        elif want_dbias:
-            sums = logits.sum(0, dtype=torch.float32)
         if want_dbias:
-            dbias += sums
+            dbias += logits.sum(0, dtype=torch.float32) if sums is None else sums
     count = (labels != ignore_index).sum()
     return losses.sum(dtype=torch.float64).float(), count, correct.sum(), dx, dweight, dbias
 

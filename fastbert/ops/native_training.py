@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fastbert._C import PackedWeight
-from fastbert.ops import memory, native_attention, native_product, native_rows, packed_weights
+from fastbert.ops import memory, native_attention, native_product, native_row_gradients, native_rows, packed_weights
 from fastbert.ops.dropout import Site
 from fastbert.ops.native import DTYPES
 
@@ -39,9 +39,7 @@ class _Products(NamedTuple):
 def _products(weights: LayerWeights, dtype: torch.dtype, transposed: bool = False) -> _Products:
     w = weights
     matrices = (w.query, w.key, w.value, w.attention_output, w.intermediate, w.output)
-    return _Products(
-        *packed_weights.packed_together(matrices, (3, 1, 1, 1), DTYPES[dtype], transposed=transposed)
-    )
+    return _Products(*packed_weights.packed_together(matrices, (3, 1, 1, 1), DTYPES[dtype], transposed=transposed))
 
 
 def forward(
@@ -89,7 +87,7 @@ def backward(
     qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, *kept = saved
     w, packed = weights, _products(weights, dtype, transposed=True)
     y1 = kept[0] if kept else _normed_again(z1, w, settings)
-    df, dz2, sums2 = native_rows.norm_gradients(
+    df, dz2, sums2 = native_row_gradients.norm_gradients(
         grad.to(dtype), None, z2, mean2, rstd2, w.output_norm, settings.hidden_dropout(Site.FEED_FORWARD_OUTPUT),
         x_bias=True, residual=True,
     )  # fmt: skip
@@ -97,10 +95,10 @@ def backward(
     dw2 = _weight_gradient(df, h, w.output, wanted.output)[0]
     del h
     dw1, db1 = _weight_gradient(du, y1, w.intermediate, wanted.intermediate, sums=True)
-    # Without dropout the gradient of the residual connection is df itself, of which nothing else is wanted from here on.
+    # Without dropout the residual connection's gradient is df itself, of which nothing else is wanted from here on.
     dy1 = _product_onto(df if dz2 is None else dz2, du, packed.intermediate)
     del du, df, dz2
-    do, dz1, sums1 = native_rows.norm_gradients(
+    do, dz1, sums1 = native_row_gradients.norm_gradients(
         dy1, None, z1, mean1, rstd1, w.attention_norm, settings.hidden_dropout(Site.ATTENTION_OUTPUT),
         x_bias=True, residual=True,
     )  # fmt: skip
@@ -155,9 +153,9 @@ def _weight_gradient(
 
 def _normed_again(z1: Tensor, weights: LayerWeights, settings: LayerSettings) -> Tensor:
     w = weights
-    return native_rows.norm_forward(
-        z1, None, None, w.attention_norm, w.attention_norm_bias, settings.eps, None, False
-    )[0]
+    return native_rows.norm_forward(z1, None, None, w.attention_norm, w.attention_norm_bias, settings.eps, None, False)[
+        0
+    ]
 
 
 def _none(like: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Training on CPUs: a layer as one native operation against float64 and eager torch at every level, and whole models."""
+"""Training on CPUs: a layer as one native operation against float64 and torch at every level, and whole models."""
 
 import gc
 from collections.abc import Callable, Iterator

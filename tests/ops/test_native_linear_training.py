@@ -179,23 +179,26 @@ def test_the_table_chooses(own: bool, seed: int, used: list[str], monkeypatch: p
         assert used == (["product", "gradient_product"] if ours else [])
 
 
-def test_a_weight_is_laid_out_once_a_step(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forward uses the copy that is kept for the parameter itself, until an optimizer changes it."""
+def test_copies_are_used_until_a_step_changes_the_weight(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward and backward each use one copy of the parameter however often it is multiplied, and never a stale one."""
     packs = []
     pack = native_product.pack
-    monkeypatch.setattr(packed_weights.native_product, "pack", lambda *a, **o: packs.append(a[1:]) or pack(*a, **o))
+    monkeypatch.setattr(packed_weights.native_product, "pack", lambda *a, **o: packs.append(a[2]) or pack(*a, **o))
     weight = torch.nn.Parameter(drawn(seed, 40, 50))
-    x, upstream = drawn(seed, 20, 50), drawn(seed, 20, 40)
+    x, upstream = drawn(seed, 20, 50).requires_grad_(), drawn(seed, 20, 40)
     optimizer = torch.optim.SGD([weight], lr=1.0)
     with use_backend("native"):
-        for _ in range(2):
+        for step in range(3):
             y = ops.linear(x, weight)
-            ops.linear(x, weight)
-            exact = x.double() @ weight.detach().double().T
-            assert_as_accurate(y, F.linear(x, weight), exact)
+            (dx,) = torch.autograd.grad(y, x, upstream, retain_graph=True)
+            torch.autograd.grad(ops.linear(x, weight), x, upstream)
+            if step == 0:
+                assert packs == [False, True]
+            now = weight.detach()
+            assert_as_accurate(y, F.linear(x, now), F.linear(x.double(), now.double()).detach())
+            assert_as_accurate(dx, upstream @ now, upstream.double() @ now.double())
             y.backward(upstream)
             optimizer.step()
-    assert len(packs) == 2
 
 
 def test_a_second_derivative_is_refused(seed: int) -> None:
