@@ -335,7 +335,8 @@ def embedding_layer_norm(
 
 def embedding_sum_gradient(
     tokens: int, width: int, dtype: str, grad_dtype: str, tables: Sequence[tuple[Any, ...]],
-    grad: int, grad_stride: int, mean: int, rstd: int, weight: int, weight_dtype: str, dropout: tuple[Any, ...] | None, dsum: int, sums: int, /,
+    grad: int, grad_stride: int, mean: int, rstd: int, weight: int, weight_dtype: str,
+    dropout: tuple[Any, ...] | None, dsum: int, sums: int, /,
 ) -> None: ...  # fmt: skip
 def table_gradient(
     tokens: int, width: int, dtype: str, dsum: int, ids: int, ids_stride: int, wide: bool, rows: int, gradient: int, /
