@@ -1,7 +1,7 @@
 """The C++ core: tokenizer, masking collator and CPU kernels. One section per bindings_*.cpp."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -294,10 +294,8 @@ def gradient_product(
 
 # bindings_rows.cpp: addresses of memory, 0 where there is none; strides in elements; dtypes "fp32" or "bf16"
 
-# keys, how many, sequence ids, whether int64, offsets, whether int64, site, threshold, keep
-_Dropout: TypeAlias = tuple[int, int, int, bool, int, bool, int, int, float]
-# ids, stride, whether int64, embeddings, stride, rows
-_Table: TypeAlias = tuple[int, int, bool, int, int, int]
+# A dropout of rows: keys, how many, sequence ids, whether int64, offsets, whether int64, site, threshold, keep; one of
+# scores: keys, site, threshold, keep. A table: ids, their stride, whether int64, embeddings, their stride, rows.
 
 def layer_norm(
     rows: int, width: int, dtype: str, x: int, x_stride: int,
@@ -305,13 +303,13 @@ def layer_norm(
 ) -> None: ...  # fmt: skip
 def sum_layer_norm(
     rows: int, width: int, dtype: str, x: int, x_stride: int, residual: int, residual_stride: int,
-    x_bias: int, weight: int, bias: int, vector_dtype: str, eps: float, dropout: _Dropout | None,
+    x_bias: int, weight: int, bias: int, vector_dtype: str, eps: float, dropout: tuple[Any, ...] | None,
     total: int, y: int, mean: int, rstd: int, /,
 ) -> None: ...  # fmt: skip
 def norm_gradients(
     rows: int, width: int, dtype: str, grad: int, grad_stride: int, grad_total: int, grad_total_stride: int,
-    total: int, total_stride: int, mean: int, rstd: int, weight: int, weight_dtype: str, dropout: _Dropout | None,
-    dx: int, dresidual: int, x_bias: bool, sums: int, /,
+    total: int, total_stride: int, mean: int, rstd: int, weight: int, weight_dtype: str,
+    dropout: tuple[Any, ...] | None, dx: int, dresidual: int, x_bias: bool, sums: int, /,
 ) -> None: ...  # fmt: skip
 def bias_gelu(
     rows: int, width: int, dtype: str, x: int, x_stride: int, bias: int, vector_dtype: str, tanh: bool, y: int, /
@@ -329,14 +327,16 @@ def gelu_norm_gradients(
     weight: int, vector_dtype: str, tanh: bool, mean: int, rstd: int, dx: int, sums: int, /,
 ) -> None: ...  # fmt: skip
 def embedding_layer_norm(
-    tokens: int, width: int, dtype: str, out_dtype: str, tables: Sequence[_Table],
-    weight: int, bias: int, vector_dtype: str, eps: float, dropout: _Dropout | None, y: int, mean: int, rstd: int, /,
+    tokens: int, width: int, dtype: str, out_dtype: str, tables: Sequence[tuple[Any, ...]],
+    weight: int, bias: int, vector_dtype: str, eps: float, dropout: tuple[Any, ...] | None,
+    y: int, mean: int, rstd: int, /,
 ) -> tuple[int, int, int] | None:  # fmt: skip
     """Returns (table, token, id) of an id that is no row of its table; then nothing was written."""
 
 def embedding_sum_gradient(
-    tokens: int, width: int, dtype: str, grad_dtype: str, tables: Sequence[_Table], grad: int, grad_stride: int,
-    mean: int, rstd: int, weight: int, weight_dtype: str, dropout: _Dropout | None, dsum: int, sums: int, /,
+    tokens: int, width: int, dtype: str, grad_dtype: str, tables: Sequence[tuple[Any, ...]],
+    grad: int, grad_stride: int, mean: int, rstd: int, weight: int, weight_dtype: str,
+    dropout: tuple[Any, ...] | None, dsum: int, sums: int, /,
 ) -> None: ...  # fmt: skip
 def table_gradient(
     tokens: int, width: int, dtype: str, dsum: int, ids: int, ids_stride: int, wide: bool, rows: int, gradient: int, /
@@ -349,7 +349,7 @@ def softmax_gradient(
     sizes: Sequence[int], dtype: str, scores: int, strides: Sequence[int], mask: int, mask_strides: Sequence[int],
     scale: float, dropout: tuple[int, int, int, float] | None, grad: int, dscores: int, /,
 ) -> None: ...  # fmt: skip
-def drop(rows: int, width: int, dtype: str, x: int, x_stride: int, dropout: _Dropout, y: int, /) -> None: ...
+def drop(rows: int, width: int, dtype: str, x: int, x_stride: int, dropout: tuple[Any, ...], y: int, /) -> None: ...
 def first_outside(ids: int, stride: int, wide: bool, count: int, below: int, /) -> int:
     """The place of the first id that is not one of 0 to below - 1, or their number."""
 

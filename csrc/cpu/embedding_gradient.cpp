@@ -1,16 +1,23 @@
 #include "cpu/embedding_gradient.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <vector>
 
 #include "cpu/parallel.h"
 #include "cpu/rows_memory.h"
+#include "cpu/target.h"
+
+#if FASTBERT_X86
+#include <emmintrin.h>
+#endif
 
 namespace fastbert {
 namespace {
 
-constexpr std::size_t kBlock = 64;  // tokens that are added up together
+constexpr std::size_t kBlock = 64;                    // tokens that are added up together
+constexpr std::size_t kNear = std::size_t{8} << 20;  // bytes of a table that may still be near when it is read
 
 // The tokens in the order of their ids, and of tokens among those of one id.
 struct Sorted {
@@ -36,6 +43,22 @@ struct Block {
     std::size_t first, last;  // in Sorted::tokens
 };
 
+// Zeros; those of a table that no near cache holds pass by the caches. Most of a vocabulary's gradient is zeros, and a
+// processor would first read the lines that it is to overwrite.
+void zero(std::byte* begin, std::size_t size, [[maybe_unused]] bool large) {
+#if FASTBERT_X86
+    if (!large) return void(std::memset(begin, 0, size));
+    const std::size_t ahead = std::min(size, (16 - reinterpret_cast<std::uintptr_t>(begin) % 16) % 16);
+    std::memset(begin, 0, ahead);
+    begin += ahead;
+    size -= ahead;
+    for (; size >= 64; size -= 64, begin += 64)
+        for (std::size_t i = 0; i < 64; i += 16)
+            _mm_stream_si128(reinterpret_cast<__m128i*>(begin + i), _mm_setzero_si128());
+#endif
+    std::memset(begin, 0, size);
+}
+
 void add(float* sum, const float* x, std::size_t width) {
     for (std::size_t i = 0; i < width; ++i) sum[i] += x[i];
 }
@@ -49,13 +72,14 @@ void add_tokens(const TableGradientCall& call, const Sorted& sorted, std::size_t
 void write_rows(const TableGradientCall& call, const Sorted& sorted, const std::vector<std::size_t>& places,
                 const float* partial, std::size_t first, std::size_t last, float* scratch) {
     const std::size_t width = call.width, size = width * size_of(call.dtype);
+    const bool large = static_cast<std::size_t>(call.rows) * size > kNear;
     auto* gradient = static_cast<std::byte*>(call.gradient);
     for (std::size_t row = first; row < last; ++row) {
         const std::size_t count = sorted.count(row);
         if (count == 0) {
             std::size_t behind = row + 1;
             while (behind < last && sorted.count(behind) == 0) ++behind;
-            std::memset(gradient + row * size, 0, (behind - row) * size);
+            zero(gradient + row * size, (behind - row) * size, large);
             row = behind - 1;
             continue;
         }
@@ -71,6 +95,9 @@ void write_rows(const TableGradientCall& call, const Sorted& sorted, const std::
         auto* narrow = reinterpret_cast<BFloat16*>(gradient + row * size);
         for (std::size_t i = 0; i < width; ++i) narrow[i] = to_bfloat16(sum[i]);
     }
+#if FASTBERT_X86
+    _mm_sfence();
+#endif
 }
 
 // Where the parts of the table begin that threads write, each about as much work: to write a row is as much as to add

@@ -60,7 +60,7 @@ __all__ = [
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    y = empty(x.shape, x.dtype)
     _norm(x, weight, bias, eps, y, None, None)
     return y
 
@@ -76,8 +76,8 @@ def dropout_add_layer_norm(
     return_sum: bool,
 ) -> tuple[Tensor, Tensor]:
     """The norm and, with `return_sum`, the sum; else the norm twice."""
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    total = torch.empty_like(y) if return_sum else None
+    y = empty(x.shape, x.dtype)
+    total = empty(x.shape, x.dtype) if return_sum else None
     _sum_norm(x, x_bias, residual, weight, bias, eps, token_dropout, y, total, None, None)
     return y, y if total is None else total
 
@@ -151,7 +151,7 @@ def _norm(
 
 def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
     x, rows, stride = rows_of(x)
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    y = empty(x.shape, x.dtype)
     bias = None if bias is None else bias.contiguous()
     _C.bias_gelu(
         rows, x.shape[-1], DTYPES[x.dtype], x.data_ptr(), stride, native.address("bias", bias),
@@ -163,7 +163,7 @@ def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
 def gelu_layer_norm(
     x: Tensor, bias: Tensor | None, weight: Tensor, norm_bias: Tensor, eps: float, approximate: str
 ) -> Tensor:
-    y = torch.empty_like(x, memory_format=torch.contiguous_format)
+    y = empty(x.shape, x.dtype)
     _gelu_norm(x, bias, weight, norm_bias, eps, approximate == "tanh", y, 0, 0)
     return y
 
@@ -252,7 +252,7 @@ def softmax(
     """scores (sequences, heads, queries, keys) of any strides; mask bool, broadcastable to them; without a key nothing
     is dropped."""
     arguments, _held = scores_arguments(scores, mask, scale, dropout_p, dropout_key, dropout_site)
-    out = torch.empty_like(scores, memory_format=torch.contiguous_format)
+    out = empty(scores.shape, scores.dtype)
     _C.softmax(*arguments, out.data_ptr())
     return out
 
