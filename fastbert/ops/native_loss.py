@@ -18,8 +18,8 @@ FEWEST_ROWS = 128
 def serves(x: Tensor, weight: Tensor, bias: Tensor | None, operands: torch.dtype) -> bool:
     """Whether the native kernels take the call; `operands` is what torch would multiply, autocast's dtype or x's."""
     operation = "linear_cross_entropy"
-    if native.is_transformed():
-        return native.declines(operation, "torch transforms the call")
+    if torch.compiler.is_compiling() or native.is_transformed():
+        return native.declines(operation, "torch traces or transforms the call")
     if not native.serves(operation, x, weight, bias, trains=True):
         return False
     if operands not in DTYPES:

@@ -293,13 +293,13 @@ def test_the_operators_keep_their_promises(seed: int) -> None:
     weights = layer._plain_weights()
     assert weights is not None
     for save in (0, 1, 2):
-        arguments = (x, *weights, *numbers, torch.float32, False, save)
+        arguments = (x, *weights, *numbers, torch.float32, False, save, False)
         # opcheck draws its own gradients of all outputs, and only the first of this one has any.
         checks = ("test_schema", "test_faketensor")
         torch.library.opcheck(torch.ops.fastbert.encoder_layer.default, arguments, test_utils=checks)
     saved = [tensor.detach() for tensor in torch.ops.fastbert.encoder_layer(*arguments)[1:]]
     plain = [weight.detach() for weight in weights]
-    arguments = (torch.randn_like(x), saved, x.detach(), plain, *numbers, torch.float32, False, [True] * 9)
+    arguments = (torch.randn_like(x), saved, x.detach(), plain, *numbers, torch.float32, False, False, [True] * 9)
     torch.library.opcheck(torch.ops.fastbert.encoder_layer_backward.default, arguments)
 
 

@@ -26,15 +26,14 @@ BUILT_FROM = [
     "NOTICE",
 ]
 SANITIZERS = "-fsanitize=address,undefined"
+APART = ("test_native_processes.py", "test_native_sanitized.py")  # of these, processes of their own are the matter
 FILES = [
+    *(str(file.relative_to(ROOT)) for file in sorted(ROOT.glob("tests/ops/test_native_*.py")) if file.name not in APART),
     "tests/models/test_native_layer.py",
-    "tests/ops/test_native_attention.py",
-    "tests/ops/test_native_embedding.py",
-    "tests/ops/test_native_hostile.py",
-    "tests/ops/test_native_int8.py",
-    "tests/ops/test_native_product.py",
-    "tests/ops/test_native_rows.py",
+    "tests/models/test_native_training.py",
+    "tests/ops/test_memory.py",
     "tests/ops/test_packed_weights.py",
+    "tests/training/test_native_adamw.py",
 ]
 
 
