@@ -2,9 +2,11 @@
 // region and an anonymous namespace.
 //
 // Words is a vector of kLanes 64-bit lanes, of which a product reads the lower halves. Sixteen counters are
-// 2 * kParts vectors: of each part the even counters, then the odd ones. It also makes factors of draws: `select_halves`
-// of one word of sixteen counters, its lower halves to one row and its upper ones to another; `select_quads` of all four
-// words, each four counters' 32 draws to a row in the order of keys, where key 8 w + 2 i + half is of word w, counter i.
+// 2 * kParts vectors: of each part the even counters, then the odd ones.
+//
+// It also makes factors of draws. `select_halves`: of one word of sixteen counters, the lower halves to one row and the
+// upper ones to another. `select_quads`: of all four words, four counters' 32 draws to a row, in the order of keys: key
+// 8 w + 2 i + half is of word w and counter i.
 
 template <class Words>
 struct Philox {
