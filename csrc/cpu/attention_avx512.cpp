@@ -35,7 +35,11 @@ struct Lanes : Avx512 {
     static FASTBERT_INLINE void transpose(Float (&rows)[kLanes]) { transpose_16(rows); }
 };
 
-AttentionKernel kernel(Dtype dtype) { return kernel_of_floats<Lanes>(dtype); }
+struct GradientLanes : Lanes {
+    static constexpr std::size_t kRows = 8;
+};
+
+AttentionKernel kernel(Dtype dtype) { return kernel_of_floats<Lanes, GradientLanes>(dtype); }
 
 }  // namespace
 FASTBERT_TARGET_END

@@ -2,9 +2,11 @@
 // region and an anonymous namespace.
 //
 // Words is a vector of kLanes 64-bit lanes, of which a product reads the lower halves. Sixteen counters are
-// 2 * kParts vectors: of each part the even counters, then the odd ones. It also makes factors of draws: `select_halves`
-// of one word of sixteen counters, its lower halves to one row and its upper ones to another; `select_quads` of all four
-// words, each four counters' 32 draws to a row in the order of keys, where key 8 w + 2 i + half is of word w, counter i.
+// 2 * kParts vectors: of each part the even counters, then the odd ones.
+//
+// It also makes factors of draws. `select_halves`: of one word of sixteen counters, the lower halves to one row and the
+// upper ones to another. `select_quads`: of all four words, four counters' 32 draws to a row, in the order of keys: key
+// 8 w + 2 i + half is of word w and counter i.
 
 template <class Words>
 struct Philox {
@@ -59,16 +61,19 @@ struct HeadDropout {
         const std::uint64_t b = 0xCD9E8D57ULL * head;
         const std::size_t groups = (keys + 31) / 32, quads = rows * groups;
         // A quad is four counters, whose draws are 32 keys of one row.
+        std::size_t row = 0, group = 0;
         for (std::size_t first = 0; first < quads; first += 4) {
             alignas(64) std::uint32_t blocks[16], queries[16], words[4][16];
             float* place[4];
-            const std::size_t here = std::min<std::size_t>(4, quads - first);
             for (std::size_t i = 0; i < 4; ++i) {
-                const std::size_t quad = std::min(first + i, quads - 1), row = quad / groups, group = quad % groups;
                 place[i] = out + row * stride + group * 32;
                 for (std::size_t j = 0; j < 4; ++j) {
                     blocks[4 * i + j] = static_cast<std::uint32_t>(first_key / 8 + 4 * group + j);
                     queries[4 * i + j] = static_cast<std::uint32_t>(query + row);
+                }
+                if (++group == groups) {
+                    group = 0;
+                    ++row;
                 }
             }
             // In the first round the head and the site are the same for all.
@@ -84,7 +89,7 @@ struct HeadDropout {
                 state.c2[i] = Words::exclusive_or(Words::upper(state.c3[i]), Words::broadcast(site ^ k1), zero);
             }
             state.finish(1, k0 + 0x9E3779B9U, k1 + 0xBB67AE85U, words);
-            Words::select_quads(words, threshold, keep, place, here);
+            Words::select_quads(words, threshold, keep, place, std::min<std::size_t>(4, quads - first));
         }
     }
 

@@ -116,6 +116,14 @@ class AttentionGradientRun {
         return query > first + item_->keys ? query - first - item_->keys : 0;
     }
 
+    // A head's rows lie far apart, where the processor does not foresee them.
+    template <class Rows>
+    void ask_for(const Rows& rows, std::size_t token, std::size_t count) const {
+        const auto* row = reinterpret_cast<const std::byte*>(head(rows, token));
+        for (std::size_t i = 0; i < count; ++i, row += rows.token_stride * sizeof(T))
+            for (std::size_t byte = 0; byte < dim_ * sizeof(T); byte += 64) __builtin_prefetch(row + byte);
+    }
+
     void all() {
         const std::size_t queries = item_->queries, keys = item_->keys;
         // The sums over queries are kept from block to block where there are more than one.
@@ -135,11 +143,17 @@ class AttentionGradientRun {
         const std::size_t token = item_->query_token + first;
         const T* queries = head(call.q, token);
         const T* grad = head(call_->grad, token);
+        const HeadRows out{call.out, call.heads * dim_, dim_};
+        ask_for(call_->grad, token, std::min<std::size_t>(count, 64));
+        ask_for(out, token, std::min<std::size_t>(count, 64));
+        ask_for(call.k, item_->key_token, std::min<std::size_t>(item_->keys, kKeyTile));
+        ask_for(call.v, item_->key_token, std::min<std::size_t>(item_->keys, kKeyTile));
         P::pack_keys(queries, call.q.token_stride, count, dim_, query_columns_);
         P::pack_keys(grad, call_->grad.token_stride, count, dim_, grad_columns_);
         P::pack_values(queries, call.q.token_stride, count, dim_, query_rows_);
         P::pack_values(grad, call_->grad.token_stride, count, dim_, grad_rows_);
         load_sums(token, grad, count);
+        ask_for(call_->dq, token, std::min<std::size_t>(count, 64));
         P::clear_queries(query_sums_, count, dim_);
         for (std::size_t begin = 0; begin < item_->keys; begin += P::kSpan) {
             const std::size_t keys = std::min(P::kSpan, item_->keys - begin);
@@ -191,6 +205,13 @@ class AttentionGradientRun {
         const AttentionCall& call = call_->of;
         P::load_tile(head(call.k, item_->key_token + key), call.k.token_stride, keys, dim_, key_tile_);
         P::load_tile(head(call.v, item_->key_token + key), call.v.token_stride, keys, dim_, value_tile_);
+        const std::size_t next = std::min(kKeyTile, item_->keys - key - keys);
+        ask_for(call.k, item_->key_token + key + keys, next);
+        ask_for(call.v, item_->key_token + key + keys, next);
+        if (!kept) {
+            ask_for(call_->dk, item_->key_token + key, keys);
+            ask_for(call_->dv, item_->key_token + key, keys);
+        }
         const std::size_t begin = first_seeing(key, first) / kGroup * kGroup;
         const bool biased = call.bias && key < call.bias_columns;
         for (std::size_t query = begin; query < count; query += kGroup) {

@@ -78,8 +78,10 @@ struct FloatGradients : FloatProducts<Lanes, T> {
     }
 };
 
-template <class Lanes>
+// Tiles of 32 keys may want other blocks of rows than forward's 24 queries.
+template <class Lanes, class GradientLanes = Lanes>
 AttentionKernel kernel_of_floats(Dtype dtype) {
-    return dtype == Dtype::fp32 ? kernel_with<FloatProducts<Lanes, float>, FloatGradients<Lanes, float>>()
-                                : kernel_with<FloatProducts<Lanes, BFloat16>, FloatGradients<Lanes, BFloat16>>();
+    return dtype == Dtype::fp32
+               ? kernel_with<FloatProducts<Lanes, float>, FloatGradients<GradientLanes, float>>()
+               : kernel_with<FloatProducts<Lanes, BFloat16>, FloatGradients<GradientLanes, BFloat16>>();
 }
