@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from fastbert.ops.encoder_layer import LayerSettings, LayerWeights, Wanted
 
 
+# Tokens whose widened vectors exist at a time: they stay in the last cache, and memory does not grow with them.
+CHUNK = 2048
+
+
 class _Products(NamedTuple):
     """The layer's weights as products read them."""
 
@@ -60,10 +64,9 @@ def forward(
         _product(context, packed.attention_output), w.attention_output_bias, rows.to(dtype), w.attention_norm,
         w.attention_norm_bias, settings.eps, settings.hidden_dropout(Site.ATTENTION_OUTPUT), keep,
     )  # fmt: skip
-    u = memory.empty((tokens, len(w.intermediate)), dtype) if keep else None
-    h = _product(y1, packed.intermediate, w.intermediate_bias, activation=_gelu(settings), before=u)
+    u, f = _feed_forward(y1, packed, w.intermediate_bias, settings, keep)
     y2, z2, mean2, rstd2 = native_rows.norm_forward(
-        _product(h, packed.output), w.output_bias, y1, w.output_norm, w.output_norm_bias, settings.eps,
+        f, w.output_bias, y1, w.output_norm, w.output_norm_bias, settings.eps,
         settings.hidden_dropout(Site.FEED_FORWARD_OUTPUT), keep,
     )  # fmt: skip
     if not keep:
@@ -91,13 +94,8 @@ def backward(
         grad.to(dtype), None, z2, mean2, rstd2, w.output_norm, settings.hidden_dropout(Site.FEED_FORWARD_OUTPUT),
         x_bias=True, residual=True,
     )  # fmt: skip
-    du, h = native_product.gelu_gradient_product(df, packed.output, u, settings.tanh)
-    dw2 = _weight_gradient(df, h, w.output, wanted.output)[0]
-    del h
-    dw1, db1 = _weight_gradient(du, y1, w.intermediate, wanted.intermediate, sums=True)
-    # Without dropout the residual connection's gradient is df itself, of which nothing else is wanted from here on.
-    dy1 = _product_onto(df if dz2 is None else dz2, du, packed.intermediate)
-    del du, df, dz2
+    dy1, dw1, db1, dw2 = _feed_forward_backward(df, dz2, u, y1, w, packed, settings.tanh, wanted)
+    del df, dz2
     do, dz1, sums1 = native_row_gradients.norm_gradients(
         dy1, None, z1, mean1, rstd1, w.attention_norm, settings.hidden_dropout(Site.ATTENTION_OUTPUT),
         x_bias=True, residual=True,
@@ -109,6 +107,62 @@ def backward(
     dw, db = _weight_gradient(dqkv, _rows(x).to(dtype), w.query, wanted.projections, sums=wanted.projection_biases)
     dx = _product_onto(do if dz1 is None else dz1, dqkv, packed.projections).to(x.dtype) if wanted.x else _none(x)
     return [dx, dw, db, dwo, sums1, dw1, db1, dw2, sums2]
+
+
+def _parts(tokens: int) -> list[slice]:
+    """The tokens in parts of CHUNK; without any one part, from which gradients of zero come."""
+    return [slice(first, min(tokens, first + CHUNK)) for first in range(0, max(tokens, 1), CHUNK)]
+
+
+def _feed_forward(
+    y1: Tensor, packed: _Products, bias: Tensor, settings: LayerSettings, keep: bool
+) -> tuple[Tensor | None, Tensor]:
+    """u, what GELU is computed of, where it is to be kept, and h W2; the tokens' h exist by parts."""
+    tokens, inner = y1.shape[0], packed.intermediate.columns
+    u = memory.empty((tokens, inner), y1.dtype) if keep else None
+    f, h = memory.empty(y1.shape, y1.dtype), memory.empty((min(tokens, CHUNK), inner), y1.dtype)
+    activation = "gelu_tanh" if settings.tanh else "gelu"
+    for part in _parts(tokens):
+        own, before = h[: part.stop - part.start], None if u is None else u[part]
+        native_product.product(y1[part], packed.intermediate, bias, activation, out=own, before=before)
+        native_product.product(own, packed.output, out=f[part])
+    return u, f
+
+
+def _feed_forward_backward(
+    df: Tensor,
+    dz2: Tensor | None,
+    u: Tensor,
+    y1: Tensor,
+    weights: LayerWeights,
+    packed: _Products,
+    tanh: bool,
+    wanted: Wanted,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of y1, W1, b1 and W2, where a token's du and h exist by parts.
+
+    Without dropout the gradient of the residual connection, `dz2`, is None: it is df itself. That of y1 is written over
+    it, a part behind the part's last use.
+    """
+    tokens, inner = u.shape
+    dy1 = df if dz2 is None else dz2
+    du, h = (memory.empty((min(tokens, CHUNK), inner), u.dtype) for _ in range(2))
+    dw1 = memory.empty(weights.intermediate.shape if wanted.intermediate else (0,), torch.float32)
+    dw2 = memory.empty(weights.output.shape if wanted.output else (0,), torch.float32)
+    db1 = torch.zeros(inner)
+    for part in _parts(tokens):
+        count, again = part.stop - part.start, part.start > 0
+        native_product.gelu_gradient_product(df[part], packed.output, u[part], tanh, out=du[:count], again=h[:count])
+        if wanted.output:
+            native_product.gradient_product(df[part], h[:count], out=dw2, accumulate=again)
+        if wanted.intermediate:
+            sums = native_product.gradient_product(du[:count], y1[part], sums=True, out=dw1, accumulate=again)[1]
+            assert sums is not None
+            db1 += sums
+        else:
+            db1 += du[:count].sum(0, dtype=torch.float32)
+        _product_onto(dy1[part], du[:count], packed.intermediate)
+    return dy1, dw1.to(weights.intermediate.dtype), db1, dw2.to(weights.output.dtype)
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -131,6 +131,18 @@ def test_a_layer_repeats_bit_for_bit(level: str, dtype: torch.dtype, seed: int) 
         assert torch.equal(value, alone[name]), name
 
 
+@pytest.mark.parametrize("tokens", [0, 1, 7, 50])
+def test_tokens_in_parts_give_the_same(tokens: int, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """The feed-forward network's tokens pass in parts; of no tokens every gradient is zero."""
+    batch, layer = random_batch([tokens], CONFIG.vocab_size, 0, seed), random_layer(seed)
+    x, grad = operands(batch, 96, seed)
+    whole = run("native", layer, x, grad, batch)
+    monkeypatch.setattr(native_training, "CHUNK", 7)
+    for name, value in run("native", layer, x, grad, batch).items():
+        torch.testing.assert_close(value, whole[name], rtol=1e-5, atol=1e-5, msg=name)
+        assert tokens or not value.any()
+
+
 def test_frozen_weights_get_no_gradient_and_others_the_same(seed: int) -> None:
     batch, layer = random_batch([13, 1, 0, 40], CONFIG.vocab_size, 7, seed), random_layer(seed)
     x, grad = operands(batch, 96, seed)

@@ -28,7 +28,11 @@ BUILT_FROM = [
 SANITIZERS = "-fsanitize=address,undefined"
 APART = ("test_native_processes.py", "test_native_sanitized.py")  # of these, processes of their own are the matter
 FILES = [
-    *(str(file.relative_to(ROOT)) for file in sorted(ROOT.glob("tests/ops/test_native_*.py")) if file.name not in APART),
+    *(
+        str(file.relative_to(ROOT))
+        for file in sorted(ROOT.glob("tests/ops/test_native_*.py"))
+        if file.name not in APART
+    ),
     "tests/models/test_native_layer.py",
     "tests/models/test_native_training.py",
     "tests/ops/test_memory.py",
