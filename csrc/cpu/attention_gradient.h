@@ -119,6 +119,7 @@ class AttentionGradientRun {
     // A head's rows lie far apart, where the processor does not foresee them.
     template <class Rows>
     void ask_for(const Rows& rows, std::size_t token, std::size_t count) const {
+        if (count == 0) return;  // nor need there be memory
         const auto* row = reinterpret_cast<const std::byte*>(head(rows, token));
         for (std::size_t i = 0; i < count; ++i, row += rows.token_stride * sizeof(T))
             for (std::size_t byte = 0; byte < dim_ * sizeof(T); byte += 64) __builtin_prefetch(row + byte);
