@@ -170,7 +170,7 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _split(qkv: Tensor, settings: LayerSettings) -> Tensor:
-    return qkv.view(qkv.shape[0], 3, settings.heads, -1)
+    return qkv.view(qkv.shape[0], 3, settings.heads, qkv.shape[1] // (3 * settings.heads))
 
 
 def _gelu(settings: LayerSettings) -> str:
