@@ -143,6 +143,7 @@ FASTBERT_INLINE void multiply_tiles(const std::byte* panel, const std::byte* wei
     const std::size_t steps = padded_depth * bytes_of(kElement) / kStep;
     const std::size_t previous_rows = previous ? previous->rows : 0;
     std::size_t finished = 0, share = 0;
+    prefetch_operands(block, epilogue);
     _tile_zero(0);
     _tile_zero(1);
     if constexpr (kTwo) {

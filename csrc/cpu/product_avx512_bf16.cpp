@@ -106,6 +106,7 @@ void finish_block(const Block& block, const Epilogue& epilogue) { finish_rows<Av
 
 void multiply(const std::byte* panel, const std::byte* weights, std::size_t weight_bytes, std::size_t padded_depth,
               const Block& block, const Block* previous, const Epilogue& epilogue) {
+    prefetch_operands(block, epilogue);
     if (previous) finish_block(*previous, epilogue);
     sum_of(block.rows, std::make_index_sequence<kRows>())(panel, weights, weight_bytes, padded_depth / 2, block.sums);
 }

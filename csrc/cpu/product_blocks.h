@@ -77,6 +77,7 @@ struct FmaKernel {
     static void multiply(const std::byte* panel, const std::byte* weights, std::size_t weight_bytes,
                          std::size_t padded_depth, const Block& block, const Block* previous,
                          const Epilogue& epilogue) {
+        prefetch_operands(block, epilogue);
         if (previous) finish_block(*previous, epilogue);
         const Sum sum = sum_of(block.rows, std::make_index_sequence<kRows>());
         constexpr std::size_t kWidth = kVectors * V::kLanes;

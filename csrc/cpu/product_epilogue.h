@@ -75,6 +75,21 @@ void finish_rows_by(const Block& block, const Epilogue& epilogue, std::size_t fi
     }
 }
 
+// Ask for the rows that a block's epilogue will read, a block ahead of it: one after the other they would be waited for.
+FASTBERT_INLINE void prefetch_rows_of(const Block& block, const void* rows, std::size_t stride, Dtype dtype) {
+    const std::size_t size = size_of(dtype), bytes = block.columns * size;
+    const auto* row = static_cast<const std::byte*>(rows) + (block.first_row * stride + block.first_column) * size;
+    for (std::size_t i = 0; i < block.rows; ++i, row += stride * size)
+        for (std::size_t line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, 0, 2);
+}
+
+FASTBERT_INLINE void prefetch_operands(const Block& block, const Epilogue& epilogue) {
+    using enum Epilogue::Activation;
+    if (epilogue.activation == gelu_gradient || epilogue.activation == gelu_tanh_gradient)
+        prefetch_rows_of(block, epilogue.before, epilogue.before_stride, epilogue.dtype);
+    if (epilogue.residual) prefetch_rows_of(block, epilogue.residual, epilogue.residual_stride, epilogue.residual_dtype);
+}
+
 // Finish rows first..last of a block, counted from its first.
 template <class V>
 void finish_rows(const Block& block, const Epilogue& epilogue, std::size_t first, std::size_t last) {
