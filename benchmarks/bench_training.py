@@ -13,8 +13,6 @@ fastbert packed. bf16 is autocast over weights in fp32. docs/benchmarks.md says 
 
 from __future__ import annotations
 
-import argparse
-import os
 import shutil
 import sys
 import tempfile
@@ -23,37 +21,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastbert import cpu_level
-from fastbert.benchmarks import cpu_report, harness, peers, training_curve, training_report, training_workloads
-from fastbert.benchmarks.bench_encoder import MOST_THREADS, check_files, choose
+from fastbert.benchmarks import cpu_command, cpu_report, peers, training_curve, training_report, training_workloads
+from fastbert.benchmarks.cpu_command import CpuOptions, Progress, choose
 from fastbert.benchmarks.cpu_measures import Result, Say
 from fastbert.benchmarks.training_contender import REHEARSAL
 from fastbert.benchmarks.training_curve import Curves
 from fastbert.benchmarks.training_measures import TrainingLineup
 from fastbert.benchmarks.training_workloads import Sources, TrainingWorkload
-from fastbert.config import PRESETS, BertConfig
+from fastbert.config import BertConfig
 from fastbert.errors import UserError
 
 KIND = "training"
 # Takes minutes to compile, so it takes part only when it is named.
 NAMED_ONLY = "torch.compile"
 MOST_STEPS = 100_000
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What to measure, and how much of it."""
+class Options(CpuOptions):
+    """What to measure, and how much of it: `quick` is four short sequences a step; a model that is named takes the
+    place of base and mini, in a loss curve that of the demonstration's; torch.compile takes part where it is named."""
 
-    quick: bool = False
-    """Four short sequences a step, three rounds, and the tiny model unless another is named."""
-    device: str = "cpu"
-    """Where: "cpu" only."""
-    model: str | None = None
-    """A preset's name instead of base and mini; of a loss curve the model (default: the demonstration's)."""
-    contenders: tuple[str, ...] = ()
-    """Only contenders whose name holds one of these; none: all but torch.compile."""
-    workloads: tuple[str, ...] = ()
-    """Only workloads whose name holds one of these; none: all."""
     text: Path | None = None
     """Text for wiki-en, a sentence a line, and for the loss curve; None: random tokens, and Python's own English."""
     vocab: Path | None = None
@@ -66,22 +54,9 @@ class Options:
     """Also say where the time of a step goes."""
     loss_curve: int | None = None
     """Instead of all that, train a small model for so many steps and compare losses."""
-    threads: int | None = None
-    """Threads of every contender; None: all cores that the process may use."""
-    rounds: int | None = None
-    """Turns of each contender; None: seven, three if `quick`."""
-    isolate: bool = True
-    """Each contender in a process of its own."""
 
     def __post_init__(self) -> None:
-        if self.device != "cpu":
-            raise UserError(f"--device {self.device}: this measures the CPU; benchmarks/gpu.py measures GPUs")
-        if self.model is not None and self.model not in PRESETS:
-            raise UserError(f"--model {self.model} is not one of {', '.join(PRESETS)}")
-        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
-            raise UserError(f"--threads {self.threads} must be from 1 to {MOST_THREADS}")
-        if self.rounds is not None and self.rounds < 1:
-            raise UserError(f"--rounds {self.rounds} must be at least 1")
+        super().__post_init__()
         if self.loss_curve is not None:
             self._check_curve(self.loss_curve)
         for flag, path in (("text", self.text), ("vocab", self.vocab), ("lengths", self.lengths)):
@@ -113,11 +88,6 @@ class Options:
             checkpoint=self.checkpoint,
             lengths=self.lengths,
         )
-
-    @property
-    def thread_count(self) -> int:
-        """Threads of every contender."""
-        return self.threads or len(os.sched_getaffinity(0))
 
     @property
     def curve_config(self) -> BertConfig:
@@ -166,7 +136,6 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result 
 
 def measure(workload: TrainingWorkload, options: Options, folder: Path, say: Say) -> Result:
     """Measure one workload, in processes that are new, so that their memory tells of nothing else."""
-    rounds = options.rounds or (3 if options.quick else 7)
     model = save_model(folder / "model", workload)
     lineup = TrainingLineup(
         KIND, options.names(), options.thread_count, model=model, isolate=options.isolate, folder=folder, say=say
@@ -174,7 +143,7 @@ def measure(workload: TrainingWorkload, options: Options, folder: Path, say: Say
     lineup.profiles = options.profile
     try:
         with lineup:
-            return lineup.measure(workload, rounds)
+            return lineup.measure(workload, options.round_count)
     finally:
         shutil.rmtree(model)
 
@@ -225,67 +194,27 @@ def publish(measured: Result | Curves, options: Options, json: Path | None, char
         if json is not None:
             training_curve.write(json, measured, options.thread_count)
         if chart is not None:
-            title = _title("Loss without dropout", ("fastbert-engine", "torch"), options)
+            title = cpu_command.title("Loss without dropout", ("fastbert-engine", "torch"), options.thread_count)
             training_curve.chart(chart, measured, title)
         return
     if json is not None:
         cpu_report.write(json, measured, packages)
     if chart is not None and measured.rows:
-        training_report.chart(chart, measured, title=_title("Training steps", packages, options))
-
-
-def _title(what: str, packages: Sequence[str], options: Options) -> str:
-    where, found = harness.machine(), harness.versions(packages)
-    versions = ", ".join(f"{name} {found[name]}" for name in found if name not in ("python", "numpy"))
-    threads = f"{options.thread_count} thread" + "s" * (options.thread_count > 1)
-    return f"{what}, {threads}, {where['cpu']}\n{versions}"
+        title = cpu_command.title("Training steps", packages, options.thread_count)
+        training_report.chart(chart, measured, title=title)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tiny model, few short sequences, three rounds")
-    parser.add_argument("--device", default="cpu", help="cpu (the default, and all there is here)")
-    parser.add_argument("--model", metavar="PRESET", help=f"{', '.join(PRESETS)} (default: base and mini, quick tiny)")
-    parser.add_argument(
-        "--contenders",
-        nargs="+",
-        default=(),
-        metavar="PART",
-        help="only those with this in the name (default: all but torch.compile)",
-    )
-    parser.add_argument("--workloads", nargs="+", default=(), metavar="PART", help="only those with this in the name")
+    quick, model = "a tiny model, few short sequences, three rounds", "base and mini, quick tiny"
+    parser = cpu_command.parser(__doc__, quick=quick, model=model)
     parser.add_argument("--text", type=Path, help="text of wiki-en (a sentence a line) or of the loss curve")
     parser.add_argument("--vocab", type=Path, help="vocab.txt for --text (default: learned from it)")
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="a model to fine-tune (default: random)")
     parser.add_argument("--lengths", type=Path, help="lengths to fine-tune on, one a line (default: like SST-2's)")
     parser.add_argument("--profile", action="store_true", help="where the time of a step goes")
     parser.add_argument("--loss-curve", type=int, metavar="STEPS", help="compare losses over so many steps instead")
-    parser.add_argument("--threads", type=int, help="threads of every contender (default: all cores)")
-    parser.add_argument("--rounds", type=int, help="turns of each contender (default: 7, quick 3)")
-    parser.add_argument(
-        "--isolate",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="each contender in a process of its own, asked in turns (default: yes)",
-    )
-    parser.add_argument("--json", type=Path, help="file to write the rows to")
-    parser.add_argument("--chart", type=Path, help="picture to write, .png, .pdf or .svg")
-    given = vars(parser.parse_args(arguments))
-    json, chart = given.pop("json"), given.pop("chart")
-    for name in ("contenders", "workloads"):
-        given[name] = tuple(given[name])
-    try:
-        options = Options(**given)
-        check_files(json, chart)
-        measured = run(options, lambda line: print(line, file=sys.stderr, flush=True))
-    except UserError as error:
-        parser.exit(2, f"{parser.prog}: error: {error}\n")
-    except KeyboardInterrupt:
-        parser.exit(130, f"{parser.prog}: interrupted\n")
-    show(measured)
-    publish(measured, options, json, chart)
-    return 0
+    return cpu_command.execute(parser, arguments, Options, run, show, publish)
 
 
 if __name__ == "__main__":

@@ -105,8 +105,9 @@ def _tokenizer(config: Config, given: dict[str, Any], quiet: bool) -> int:
 def _encoder(config: Config, given: dict[str, Any], quiet: bool) -> int:
     bench_encoder = import_module("fastbert.benchmarks.bench_encoder")
     cpu_report = import_module("fastbert.benchmarks.cpu_report")
+    cpu_command = import_module("fastbert.benchmarks.cpu_command")
     options = bench_encoder.Options(**given)
-    bench_encoder.check_files(config.json, config.chart)
+    cpu_command.check_files(config.json, config.chart)
     result = _measured(bench_encoder, options, quiet)
     cpu_report.show(result)
     bench_encoder.publish(result, options, config.json, config.chart)
@@ -115,8 +116,9 @@ def _encoder(config: Config, given: dict[str, Any], quiet: bool) -> int:
 
 def _training(config: Config, given: dict[str, Any], quiet: bool) -> int:
     bench_training = import_module("fastbert.benchmarks.bench_training")
+    cpu_command = import_module("fastbert.benchmarks.cpu_command")
     options = bench_training.Options(**given)
-    bench_training.check_files(config.json, config.chart)
+    cpu_command.check_files(config.json, config.chart)
     measured = _measured(bench_training, options, quiet)
     bench_training.show(measured)
     bench_training.publish(measured, options, config.json, config.chart)

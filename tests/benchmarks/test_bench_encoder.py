@@ -15,7 +15,16 @@ import pytest
 import torch
 from rich.console import Console
 
-from fastbert.benchmarks import bench_encoder, cpu_measures, cpu_peak, cpu_report, cpu_workloads, harness, peers
+from fastbert.benchmarks import (
+    bench_encoder,
+    cpu_command,
+    cpu_measures,
+    cpu_peak,
+    cpu_report,
+    cpu_workloads,
+    harness,
+    peers,
+)
 from fastbert.benchmarks.bench_encoder import Options
 from fastbert.benchmarks.cpu_contender import CpuContender
 from fastbert.benchmarks.cpu_measures import Absent, Result
@@ -377,9 +386,9 @@ def test_wrong_options_are_one_line(options: dict[str, Any], message: str) -> No
 
 def test_a_picture_that_cannot_be_written_is_refused_before_the_measurement(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--chart rows.txt must end in .png"):
-        bench_encoder.check_files(None, Path("rows.txt"))
+        cpu_command.check_files(None, Path("rows.txt"))
     with pytest.raises(UserError, match="is a folder"):
-        bench_encoder.check_files(tmp_path, None)
+        cpu_command.check_files(tmp_path, None)
 
 
 def test_the_command(
