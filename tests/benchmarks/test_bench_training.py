@@ -1,6 +1,5 @@
-"""The training benchmark from end to end on toy sizes: workloads, peers, verdicts, memory, profiles, losses, files."""
+"""The training benchmark from end to end on toy sizes: workloads, peers, verdicts, losses, files."""
 
-import gc
 import io
 import json
 from collections.abc import Iterator
@@ -12,9 +11,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from torch import nn
 
-from fastbert import _C
 from fastbert.benchmarks import (
     bench_training,
     cpu_peak,
@@ -30,13 +27,12 @@ from fastbert.benchmarks import (
 )
 from fastbert.benchmarks.bench_training import Options
 from fastbert.benchmarks.cpu_measures import Absent, Result
-from fastbert.benchmarks.peers.training import PlainUpdate, split
+from fastbert.benchmarks.peers.training import split
 from fastbert.benchmarks.training_contender import TrainingContender
 from fastbert.benchmarks.training_curve import Curves
 from fastbert.benchmarks.training_workloads import Sources, TrainingWorkload
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
-from fastbert.ops import native_product
 
 TOY = BertConfig(vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
 DESIGNED = {"workload", "contender", "median_ms", "p20", "p80", "tokens_per_second", "ratio_to_fastbert"}
@@ -232,139 +228,6 @@ def test_verdicts(seed: int) -> None:
     turned = np.concatenate((expected[:2], expected[:1:-1]))
     assert "gradient's cosine" in training_measures.compare(expected, turned, "bf16", "").outputs
     assert training_measures.compare(expected, expected[:9], "fp32", "").outputs == "9 compared values, not 302"
-
-
-# Memory
-
-
-@pytest.mark.parametrize(
-    ("rows", "activations_count"),
-    [pytest.param(4096, True, id="after the forward pass"), pytest.param(8, False, id="when the gradient has come")],
-)
-def test_parts_are_those_of_the_moment_when_most_is_alive(rows: int, activations_count: bool) -> None:
-    """Of a linear layer: its input is saved twice and counted once, its output is saved by what follows."""
-    model = nn.Linear(128, 128, bias=False)
-    x = torch.randn(rows, 128, requires_grad=True)
-    update = PlainUpdate(model)
-    kept: dict[str, torch.Tensor] = {}
-
-    def forward() -> None:
-        y = model(x)
-        kept["loss"] = (y * y).sum() + (x * x).sum()
-
-    phases = {"forward": forward, "backward": lambda: kept.pop("loss").backward(), "clip": update.clip}
-    found = training_memory.parts_of_a_step(model, update.optimizer, {**phases, "optimizer": update.step})
-    weight = 128 * 128 * 4
-    assert found["weights"] == weight
-    assert found["optimizer"] == 2 * weight + 4  # two moments, and the number of steps
-    if activations_count:
-        assert (found["activations"], found["gradients"]) == (2 * rows * 128 * 4, 0)
-    else:
-        assert found["activations"] <= 2 * rows * 128 * 4
-        assert found["gradients"] == weight
-
-
-def test_copies_that_autocast_makes_of_weights_are_no_activations() -> None:
-    model = nn.Linear(64, 32, bias=False)
-    update = PlainUpdate(model)
-    x = torch.randn(4096, 64, requires_grad=True)
-    kept: dict[str, torch.Tensor] = {}
-
-    def forward() -> None:
-        with torch.autocast("cpu", torch.bfloat16):
-            kept["loss"] = model(x).sum()
-
-    phases = {"forward": forward, "backward": lambda: kept.pop("loss").backward()}
-    found = training_memory.parts_of_a_step(model, update.optimizer, phases)
-    assert found["weight_copies"] == 32 * 64 * 2
-    assert found["activations"] == 4096 * 64 * 2
-
-
-def test_packed_weights_are_found_wherever_they_are_held() -> None:
-    before = training_memory.packed_bytes()
-    held: Any = ({"nested": [native_product.pack(torch.randn(64, 32), "bf16")]},)
-    same = (held[0]["nested"][0],)
-    gc.collect()
-    assert training_memory.packed_bytes() - before == 64 * 32 * 2
-    del held, same
-
-
-def test_the_high_water_mark_can_be_forgotten() -> None:
-    if training_memory.high_water() is None or not training_memory.forget_high_water():
-        pytest.skip("this system keeps no high-water mark that can be set back")
-    start = training_memory.high_water()
-    assert start is not None
-    block = bytearray(64 << 20)
-    block[::4096] = b"x" * len(block[::4096])
-    del block
-    peak = training_memory.high_water()
-    assert peak is not None
-    assert peak - start > 60 << 20
-    training_memory.forget_high_water()
-    assert (training_memory.high_water() or 0) < peak - (30 << 20)
-
-
-# Where the time goes
-
-
-@pytest.mark.parametrize(
-    ("event", "kind"),
-    [
-        ("aten::addmm", "products"),
-        ("aten::mm", "products"),
-        ("aten::bmm", "attention"),
-        ("fastbert._C.product", "products"),
-        ("fastbert._C.gradient_product", "products"),
-        ("fastbert._C.gelu_gradient_product", "products"),
-        ("fastbert._C.attention_backward", "attention"),
-        ("fastbert._C.layer_norm", "norms"),
-        ("fastbert._C.embedding_layer_norm", "embeddings"),
-        ("fastbert._C.gelu_backward", "GELU"),
-        ("fastbert._C.adamw", "optimizer"),
-        ("aten::_fused_adamw_", "optimizer"),
-        ("aten::_log_softmax", "loss"),
-        ("aten::_softmax_backward_data", "attention"),
-        ("aten::linalg_vector_norm", "clip"),
-        ("aten::bernoulli_", "dropout"),
-        ("aten::_to_copy", "casts"),
-        ("aten::mul", "elementwise"),
-        ("aten::fill_", "memory"),
-        ("AddmmBackward0", "rest"),
-        ("autograd::engine::evaluate_function: AddmmBackward0", "rest"),
-    ],
-)
-def test_operations_have_a_kind(event: str, kind: str) -> None:
-    assert training_profile.operation_of(event) == kind
-
-
-def test_a_profile_sees_torch_and_the_extension() -> None:
-    x = torch.randn(64, 64)
-    packed = native_product.pack(x, "fp32")
-    untouched = dict(vars(_C)), dict(vars(native_product))
-    calls: list[str] = []
-
-    def phases() -> dict[str, Any]:
-        return {
-            "forward": lambda: (calls.append("forward"), native_product.product(x, packed)),
-            "backward": lambda: (calls.append("backward"), torch.softmax(x @ x, -1)),
-        }
-
-    found = training_profile.profile(phases, 2)
-    assert calls == ["forward", "backward"] * 3
-    assert set(found["phases_ms"]) == {"forward", "backward"}
-    assert found["operations_ms"]["products"] > 0
-    assert found["operations_ms"]["attention"] > 0
-    assert sum(found["operations_ms"].values()) == pytest.approx(found["profiled_ms"], rel=0.02)
-    assert (dict(vars(_C)), dict(vars(native_product))) == untouched
-
-
-def test_functions_taken_out_of_the_extension_are_seen_too() -> None:
-    x = torch.randn(64, 64)
-    packed = native_product.pack(x, "fp32")
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with training_profile.watched_extension(), torch.profiler.profile(activities=activities) as seen:
-        native_product.product(x, packed)
-    assert "fastbert._C.product" in {event.key for event in seen.key_averages()}
 
 
 # Losses
