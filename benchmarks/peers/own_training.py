@@ -18,23 +18,19 @@ from fastbert.benchmarks.peers.training import (
     Peer,
 )
 from fastbert.ops import backend
-from fastbert.training.optimizer import adamw, clip_gradients
+from fastbert.training.optimizer import adamw
 
 
 class OwnUpdate:
-    """What a step of ours does to the weights; whatever fastbert's optimiser comes to do itself, this alone says."""
+    """What a step of ours does to the weights."""
 
     def __init__(self, model: nn.Module, lr: float = LEARNING_RATE) -> None:
         self.model = model
         self.optimizer = adamw(model, lr=lr, weight_decay=WEIGHT_DECAY)
 
     def clip(self) -> None:
-        """Scale the gradients so that their joint norm is at most 1."""
-        clip = getattr(self.optimizer, "clip_gradients", None)  # of an optimiser that scales gradients as it uses them
-        if clip is not None:
-            clip(MOST_NORM)
-        else:
-            clip_gradients(self.model.parameters(), MOST_NORM)
+        """Have the step scale the gradients so that their joint norm is at most 1."""
+        self.optimizer.clip_gradients(MOST_NORM)
 
     def step(self) -> None:
         """AdamW, after which there are no gradients."""
