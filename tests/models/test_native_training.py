@@ -212,6 +212,19 @@ def test_gradients_add_up_over_micro_batches(seed: int) -> None:
         torch.testing.assert_close(parameter.grad, apart[0][name] + apart[1][name], rtol=1e-6, atol=1e-7, msg=name)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["fp64", "bf16"])
+def test_torchs_default_dtype_changes_no_bit(dtype: torch.dtype, seed: int) -> None:
+    batch, model = random_batch([13, 40], CONFIG.vocab_size, 20, seed), model_of(seed)
+    expected, before = step(model, batch), torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        actual = step(model, batch)
+    finally:
+        torch.set_default_dtype(before)
+    for name, value in expected.items():
+        assert torch.equal(actual[name], value), name
+
+
 def test_a_graph_that_is_kept_gives_the_same_gradients_again(seed: int) -> None:
     batch, model = random_batch([13, 40], CONFIG.vocab_size, 20, seed), model_of(seed)
     loss = model(batch).loss
