@@ -105,11 +105,12 @@ def embedding_gradients(
     rstd: Tensor,
     weight: Tensor,
     token_dropout: TokenDropout | None,
+    wanted: Sequence[bool],
 ) -> tuple[list[Tensor], Tensor, Tensor]:
     """The gradients of the tables, dense and in their dtype, of weight and of bias, in that of weight.
 
     grad (tokens, width), fp32 or bf16. The gradient of a token's sum of embeddings is fp32, and every row of a table is
-    written once.
+    written once. Gradients of tables that are not `wanted` have no elements.
     """
     width, tokens = tables[0].shape[1], ids[0].shape[0]
     grad, _, grad_stride = rows_of(grad)
@@ -122,13 +123,15 @@ def embedding_gradients(
         weight.data_ptr(), DTYPES[weight.dtype], dropout, dsum.data_ptr(), sums.data_ptr(),
     )  # fmt: skip
     gradients = []
-    for one, table in zip(ids, tables):
-        gradient = empty(table.shape, table.dtype)
+    for one, table, want in zip(ids, tables, wanted, strict=True):
+        gradient = empty(table.shape if want else (0,), table.dtype)
+        gradients.append(gradient)
+        if not want:
+            continue
         _C.table_gradient(
             tokens, width, DTYPES[table.dtype], dsum.data_ptr(),
             one.data_ptr(), one.stride(0), one.dtype == torch.int64, table.shape[0], gradient.data_ptr(),
         )  # fmt: skip
-        gradients.append(gradient)
     # Apart, because the results of an operator may not share memory.
     return gradients, *(one.to(weight.dtype, copy=True) for one in sums)
 
