@@ -54,7 +54,7 @@ def forward(
 
     w, keep = weights, save != SAVE_NOTHING
     packed = _products(weights, dtype)
-    rows = _rows(x)
+    rows = native_product.together(x)
     tokens, width = x.shape
     bias = torch.cat((w.query_bias, w.key_bias, w.value_bias))
     qkv = _product(rows, packed.projections, bias, dtype=dtype)
@@ -104,7 +104,9 @@ def backward(
     problem = settings.problem(_split(qkv, settings), tf32)
     dcontext = _product(do, packed.attention_output).view(problem.q.shape)
     dqkv = native_attention.backward_joined(problem, context.view(problem.q.shape), lse, dcontext).flatten(1)
-    dw, db = _weight_gradient(dqkv, _rows(x).to(dtype), w.query, wanted.projections, sums=wanted.projection_biases)
+    dw, db = _weight_gradient(
+        dqkv, native_product.together(x).to(dtype), w.query, wanted.projections, sums=wanted.projection_biases
+    )
     dx = _product_onto(do if dz1 is None else dz1, dqkv, packed.projections).to(x.dtype) if wanted.x else _none(x)
     return [dx, dw, db, dwo, sums1, dw1, db1, dw2, sums2]
 
@@ -165,29 +167,15 @@ def _feed_forward_backward(
     return dy1, dw1.to(weights.intermediate.dtype), db1, dw2.to(weights.output.dtype)
 
 
-def _rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _split(qkv: Tensor, settings: LayerSettings) -> Tensor:
     return qkv.view(qkv.shape[0], 3, settings.heads, qkv.shape[1] // (3 * settings.heads))
 
 
-def _gelu(settings: LayerSettings) -> str:
-    return "gelu_tanh" if settings.tanh else "gelu"
-
-
 def _product(
-    x: Tensor,
-    weight: PackedWeight,
-    bias: Tensor | None = None,
-    *,
-    dtype: torch.dtype | None = None,
-    activation: str | None = None,
-    before: Tensor | None = None,
+    x: Tensor, weight: PackedWeight, bias: Tensor | None = None, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     out = memory.empty((x.shape[0], weight.columns), x.dtype if dtype is None else dtype)
-    return native_product.product(x, weight, bias, activation, out=out, before=before)
+    return native_product.product(x, weight, bias, out=out)
 
 
 def _product_onto(total: Tensor, x: Tensor, weight: PackedWeight) -> Tensor:

@@ -131,6 +131,22 @@ def test_a_layer_repeats_bit_for_bit(level: str, dtype: torch.dtype, seed: int) 
         assert torch.equal(value, alone[name]), name
 
 
+@pytest.mark.parametrize("kind", ["every-second", "columns", "one-row"])
+def test_tokens_of_any_stride(kind: str, seed: int) -> None:
+    """And gradients: rows may lie apart, with their elements, or be one and the same."""
+    batch, layer = random_batch([13, 1, 0, 40], CONFIG.vocab_size, 7, seed), random_layer(seed)
+
+    def strided(x: Tensor) -> Tensor:
+        if kind == "one-row":
+            return x[:1].expand_as(x)
+        return torch.stack((x, x), 1)[:, 0] if kind == "every-second" else x.t().contiguous().t()
+
+    x, grad = (strided(tensor) for tensor in operands(batch, 96, seed))
+    expected = run("native", layer, x.contiguous(), grad.contiguous(), batch)
+    for name, value in run("native", layer, x, grad, batch).items():
+        assert torch.equal(value, expected[name]), name
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 7, 50])
 def test_tokens_in_parts_give_the_same(tokens: int, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """The feed-forward network's tokens pass in parts; of no tokens every gradient is zero."""
