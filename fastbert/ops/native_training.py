@@ -104,9 +104,8 @@ def backward(
     problem = settings.problem(_split(qkv, settings), tf32)
     dcontext = _product(do, packed.attention_output).view(problem.q.shape)
     dqkv = native_attention.backward_joined(problem, context.view(problem.q.shape), lse, dcontext).flatten(1)
-    dw, db = _weight_gradient(
-        dqkv, native_product.together(x).to(dtype), w.query, wanted.projections, sums=wanted.projection_biases
-    )
+    rows = native_product.together(x).to(dtype)
+    dw, db = _weight_gradient(dqkv, rows, w.query, wanted.projections, sums=wanted.projection_biases)
     dx = _product_onto(do if dz1 is None else dz1, dqkv, packed.projections).to(x.dtype) if wanted.x else _none(x)
     return [dx, dw, db, dwo, sums1, dw1, db1, dw2, sums2]
 
