@@ -14,6 +14,7 @@ from batches import random_batch
 from torch import Tensor, nn
 
 from fastbert import BertConfig, BertForPreTraining, BertForSequenceClassification, PackedBatch, use_backend
+from fastbert.errors import UserError
 from fastbert.models.bert import Dropouts, Layer
 from fastbert.ops import memory, native_training
 
@@ -167,6 +168,32 @@ def test_frozen_weights_get_no_gradient_and_others_the_same(seed: int) -> None:
         parameter.requires_grad_("key" in name or "LayerNorm" in name)
     for name, gradient in run("native", layer, x, grad, batch).items():
         assert torch.equal(gradient, everything[name]), name
+
+
+@pytest.mark.parametrize(
+    "place", ["attention.output.LayerNorm.weight", "output.LayerNorm.bias", "output.dense.bias", "output.dense.weight"]
+)
+def test_weights_that_do_not_fit_are_named(place: str, seed: int) -> None:
+    """In training without gradients too, where torch would not look at their gradients' shapes."""
+    batch, layer = random_batch([13, 5], CONFIG.vocab_size, 7, seed), random_layer(seed)
+    x, grad = operands(batch, 96, seed)
+    parameter = layer.get_parameter(place)
+    parameter.data = parameter.data[..., :3].clone()
+    with pytest.raises(UserError, match=r" of a layer has shape \((96, )?3,?\): it must be \(96,"):
+        run("native", layer, x, grad, batch)
+    with torch.no_grad(), use_backend("native"), pytest.raises(UserError, match="of a layer has shape"):
+        layer(x, batch, Dropouts(batch, 0.1, 0.1, True))
+
+
+@pytest.mark.parametrize("hidden", [0.0, 0.1], ids=["attention", "both"])
+def test_keys_that_are_not_there_are_named(hidden: float, seed: int) -> None:
+    batch, layer = random_batch([13, 1, 40], CONFIG.vocab_size, 7, seed), random_layer(seed)
+    x, _ = operands(batch, 96, seed)
+    assert batch.dropout_key is not None
+    for key in (batch.dropout_key[:2], batch.dropout_key.int(), batch.dropout_key[:, None]):
+        wrong = replace(batch, dropout_key=key)
+        with use_backend("native"), pytest.raises(UserError, match=r"key must be (torch\.)?int64"):
+            layer(x, wrong, Dropouts(wrong, hidden, 0.1, True))
 
 
 def model_of(seed: int, kind: type[nn.Module] = BertForPreTraining) -> nn.Module:
