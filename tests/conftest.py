@@ -84,6 +84,16 @@ def seed(request: pytest.FixtureRequest) -> int:
     return int(request.config.option.seed)
 
 
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Puts the number of threads back."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """The folder of real text and checkpoints that the project does not ship; without it the test is skipped."""

@@ -124,6 +124,9 @@ def _masked(packed: Packed, labels: Tensor | None) -> tuple[Tensor, Tensor] | No
     if labels is None:
         if batch.masked_positions is None or batch.labels is None:
             return None
+        # As for the ids in `encode`: indexing would count a negative place from the end.
+        if batch.device.type == "cpu" and not torch.compiler.is_compiling():
+            _check_places(batch)
         return batch.masked_positions, batch.labels
     flat = packed.labels(labels)
     assert flat is not None
@@ -131,6 +134,18 @@ def _masked(packed: Packed, labels: Tensor | None) -> tuple[Tensor, Tensor] | No
         raise UserError(f"labels have shape {tuple(flat.shape)}, but the batch has {batch.num_tokens} tokens")
     places = (flat != IGNORE_INDEX).nonzero().flatten()
     return places, flat[places]
+
+
+def _check_places(batch: PackedBatch) -> None:
+    if batch.masked_positions is not None:
+        _check_range("masked_positions", batch.masked_positions, batch.num_tokens, "tokens of the batch")
+
+
+def _check_range(name: str, values: Tensor, size: int, of: str) -> None:
+    """Refuse numbers that are not at least 0 and below `size`; reads them."""
+    wrong = values[(values < 0) | (values >= size)]
+    if len(wrong):
+        raise UserError(f"{name} holds {int(wrong[0])}, outside the {size} {of}: correct the batch")
 
 
 def _mean(loss: CrossEntropy) -> Tensor:
@@ -219,14 +234,10 @@ class BertForPreTraining(_MaskedLanguageModel):
         for name, values, size, of in (
             ("labels", batch.labels, self.config.vocab_size, "entries of the vocabulary"),
             ("next_sentence_label", batch.next_sentence_label, 2, "classes"),
-            ("masked_positions", batch.masked_positions, batch.num_tokens, "tokens of the batch"),
         ):
-            if values is None:
-                continue
-            counted = values[values != IGNORE_INDEX] if name != "masked_positions" else values
-            wrong = counted[(counted < 0) | (counted >= size)]
-            if len(wrong):
-                raise UserError(f"{name} holds {int(wrong[0])}, outside the {size} {of}: correct the batch")
+            if values is not None:
+                _check_range(name, values[values != IGNORE_INDEX], size, of)
+        _check_places(batch)
 
 
 class BertForMaskedLM(_MaskedLanguageModel):

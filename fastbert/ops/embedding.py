@@ -206,20 +206,22 @@ def _backward(
     sequence_ids: Tensor | None,
     offsets: Tensor | None,
     site: int,
+    wanted: Sequence[bool],
 ) -> list[Tensor]:
-    """The gradients of the tables, of weight and of bias."""
+    """The gradients of the tables, without elements where they are not `wanted`, of weight and of bias."""
     token_dropout = _packed(p, key, sequence_ids, offsets, site)
     backward = native_rows.embedding_gradients if takes(grad, *tables, weight) else _Triton.backward
-    dtables, dweight, dbias = backward(grad, list(ids), list(tables), mean, rstd, weight, token_dropout)
+    dtables, dweight, dbias = backward(grad, list(ids), list(tables), mean, rstd, weight, token_dropout, wanted)
     return [*dtables, dweight, dbias]
 
 
 @_backward.register_fake
 def _(
     grad: Tensor, ids: Sequence[Tensor], tables: Sequence[Tensor], mean: Tensor, rstd: Tensor, weight: Tensor,
-    *draws: Any,
+    *others: Any,
 ) -> list[Tensor]:  # fmt: skip
-    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (*tables, weight, weight)]
+    of_tables = [table.new_empty(table.shape if want else 0) for table, want in zip(tables, others[-1], strict=True)]
+    return [*of_tables, weight.new_empty(weight.shape), weight.new_empty(weight.shape)]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -237,9 +239,12 @@ def _gradients(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if grad is None:
         return none, none, *[None] * 9
     *sources, weight, mean, rstd, key, sequence_ids, offsets = ctx.saved_tensors
-    draws = (p, key, sequence_ids, offsets, site)
-    gradients = _backward(grad, sources[:count], sources[count:], mean, rstd, weight, *draws)
-    return none, gradients[:count], gradients[count], gradients[count + 1], *[None] * 7
+    draws, wanted = (p, key, sequence_ids, offsets, site), ctx.needs_input_grad[1]
+    *gradients, dweight, dbias = _backward(
+        grad, sources[:count], sources[count:], mean, rstd, weight, *draws, list(wanted)
+    )
+    of_tables = [gradient if want else None for gradient, want in zip(gradients, wanted, strict=True)]
+    return none, of_tables, dweight, dbias, *[None] * 7
 
 
 _forward.register_autograd(_gradients, setup_context=_setup_context)
@@ -258,7 +263,11 @@ class _Triton:
     def backward(*arguments: Any) -> tuple[list[Tensor], Tensor, Tensor]:
         from fastbert.kernels import embedding_layer_norm as kernels
 
-        return kernels.backward(*arguments)
+        *given, wanted = arguments
+        # The tables' gradients are made together, all in one pass.
+        gradients, dweight, dbias = kernels.backward(*given)
+        of_tables = [one if want else one.new_empty(0) for one, want in zip(gradients, wanted, strict=True)]
+        return of_tables, dweight, dbias
 
 
 backend.register("embedding_layer_norm", "eager", _embedding_layer_norm)

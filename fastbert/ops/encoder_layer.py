@@ -157,6 +157,23 @@ def encoder_layer(
     return result
 
 
+def _check_draws(x: Tensor, settings: LayerSettings) -> None:
+    """Refuse what kernels would read as counters of dropout that are not there."""
+    sequences, tokens, long = len(settings.cu_seqlens) - 1, x.shape[0], (torch.int64,)
+    for name, tensor, count, dtypes in (
+        ("dropout_key", settings.dropout_key, sequences, long),
+        ("sequence_ids", settings.sequence_ids, tokens, (torch.int32, *long)),
+        ("offsets", settings.offsets, tokens, (torch.int32, *long)),
+    ):
+        if tensor is None:
+            continue
+        if tensor.dtype not in dtypes or tensor.shape != (count,) or tensor.device != x.device:
+            raise UserError(
+                f"{name} must be {' or '.join(map(str, reversed(dtypes)))} of shape ({count},) on {x.device}, not"
+                f" {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+            )
+
+
 _SETTINGS = tuple(LayerSettings.__dataclass_fields__)
 
 
@@ -209,6 +226,8 @@ def _forward(
         (cu_seqlens, max_seqlen, heads, eps, tanh, causal, layer, attention_p, hidden_p, dropout_key, sequence_ids,
          offsets)
     )  # fmt: skip
+    # Inside of the operator, where a compiled graph may look too.
+    _check_draws(x, settings)
     with backend.without_autocast(x.device):
         found: list[Tensor] = _kernels(native).forward(x, weights, settings, dtype, tf32, save)
     return found

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from fastbert.errors import UserError
 from fastbert.ops import backend, memory, native, native_product, packed_weights
 from fastbert.ops.gelu import bias_gelu
+from fastbert.ops.native_row_gradients import gelu_backward
 from fastbert.ops.product import product
 from fastbert.ops.product_table import prefers_own
 
@@ -90,16 +91,11 @@ def _linear_native(x: Tensor, weight: Tensor, bias: Tensor | None, activation: s
     if not (kept or backend.forced() == "native") or not prefers_own(native.DTYPES[dtype], len(rows), *weight.shape):
         return _linear(x, weight, bias, activation)
     if trains:
-        y, _ = _linear_trained(_together(rows.to(dtype)), weight, bias, activation)
+        y, _ = _linear_trained(native_product.together(rows.to(dtype)), weight, bias, activation)
     else:
         packed = packed_weights.packed(weight, native.DTYPES[dtype])
-        y = native_product.product(_together(rows), packed, bias, activation, out_dtype=dtype)
+        y = native_product.product(native_product.together(rows), packed, bias, activation, out_dtype=dtype)
     return y.view(*x.shape[:-1], weight.shape[0])
-
-
-def _together(rows: Tensor) -> Tensor:
-    """The rows, with neighbouring elements and apart from each other."""
-    return rows if rows.stride(1) == 1 and rows.stride(0) >= rows.shape[1] else rows.contiguous()
 
 
 @torch.library.custom_op("fastbert::linear_native", mutates_args=(), device_types="cpu")
@@ -123,9 +119,9 @@ def _native_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, weight and bias, each in its tensor's dtype; without elements where none is wanted."""
     of_x, of_weight, of_bias = wanted
-    if activation:
-        grad = torch.ops.aten.gelu_backward(grad, u, approximate=APPROXIMATIONS[activation])
-    grad = _together(grad)
+    if activation and u.shape[1]:
+        grad = gelu_backward(grad, u, None, activation == "gelu_tanh", sums=False)[0]
+    grad = native_product.together(grad)
     dx, dweight, dbias = x.new_empty(0), weight.new_empty(0), x.new_empty(0, dtype=torch.float32)
     if of_x:
         packed = packed_weights.packed(weight, native.DTYPES[x.dtype], transposed=True)

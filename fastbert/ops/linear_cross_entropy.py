@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fastbert.errors import UserError
 from fastbert.ops import backend, native_loss
+from fastbert.ops.native_row_tensors import takes
 from fastbert.packing import IGNORE_INDEX
 
 SERVED = (torch.bfloat16, torch.float16, torch.float32)
@@ -25,6 +26,22 @@ class CrossEntropy:
     loss_sum: Tensor
     count: Tensor
     correct: Tensor
+
+
+class Terms(NamedTuple):
+    """What a loss is made of, as `linear_cross_entropy` takes it."""
+
+    ignore_index: int
+    label_smoothing: float
+    z_loss: float
+
+
+class Wanted(NamedTuple):
+    """Which gradients are computed with the loss."""
+
+    x: bool
+    weight: bool
+    bias: bool
 
 
 def linear_cross_entropy(
@@ -63,12 +80,12 @@ def linear_cross_entropy(
         chosen = "eager"
     if not torch.compiler.is_compiling():
         _check_labels(labels, weight.shape[0], ignore_index)
+    terms = Terms(ignore_index, label_smoothing, z_loss)
     if chosen == "eager":
-        return _eager(x, weight, bias, labels, ignore_index, label_smoothing, z_loss)
+        return _eager(x, weight, bias, labels, terms)
     backend.refuse_forward_mode("linear_cross_entropy")
-    wanted = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (x, weight, bias)]
-    numbers = (ignore_index, label_smoothing, z_loss)
-    loss_sum, count, correct, _, _, _ = _forward(x.to(_operands(x)), weight, bias, labels, *numbers, *wanted)
+    wanted = (torch.is_grad_enabled() and t is not None and t.requires_grad for t in (x, weight, bias))
+    loss_sum, count, correct, _, _, _ = _forward(x.to(_operands(x)), weight, bias, labels, *terms, *wanted)
     return CrossEntropy(loss_sum, count, correct)
 
 
@@ -124,36 +141,21 @@ def _check_triton(x: Tensor, weight: Tensor, bias: Tensor | None) -> backend.Bac
 
 def _check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
     """Refuse labels outside the vocabulary; reads them, and so only under FASTBERT_DEBUG=1."""
-    if os.environ.get("FASTBERT_DEBUG", "0") in ("", "0"):
-        return
-    wrong = ((labels < 0) | (labels >= vocabulary)) & (labels != ignore_index)
-    if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        raise UserError(
-            f"labels[{row}]={int(labels[row])} is not in the vocabulary of {vocabulary} labels:"
-            f" rows without a label have ignore_index={ignore_index}"
-        )
+    if os.environ.get("FASTBERT_DEBUG", "0") not in ("", "0"):
+        native_loss.check_labels(labels, vocabulary, ignore_index)
 
 
-def _eager(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-) -> CrossEntropy:
+def _eager(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, terms: Terms) -> CrossEntropy:
     """The eager backend: torch's own operations, whose gradients torch knows."""
     logits = F.linear(x, weight, bias)
-    counted = labels != ignore_index
+    counted = labels != terms.ignore_index
     with backend.without_autocast(x.device):
         wide = logits.float()
         loss_sum = F.cross_entropy(
-            wide, labels, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="sum"
+            wide, labels, ignore_index=terms.ignore_index, label_smoothing=terms.label_smoothing, reduction="sum"
         )
-        if z_loss:
-            loss_sum = loss_sum + z_loss * wide.logsumexp(-1).square().masked_fill(~counted, 0.0).sum()
+        if terms.z_loss:
+            loss_sum = loss_sum + terms.z_loss * wide.logsumexp(-1).square().masked_fill(~counted, 0.0).sum()
     with torch.no_grad():
         correct = ((logits.argmax(-1) == labels) & counted).sum()
     return CrossEntropy(loss_sum, counted.sum(), correct)
@@ -176,15 +178,14 @@ def _forward(
 
     The gradients that are not wanted are empty.
     """
-    numbers = (ignore_index, label_smoothing, z_loss, want_dx, want_dweight, want_dbias)
-    serves = _kernels(x)
-    return serves.forward(x, weight, bias, labels.contiguous(), *numbers)
+    terms, wanted = Terms(ignore_index, label_smoothing, z_loss), Wanted(want_dx, want_dweight, want_dbias)
+    return _kernels(x).forward(x, weight, bias, labels.contiguous(), terms, wanted)
 
 
 def _kernels(x: Tensor) -> Any:
-    """What serves the operators on the device of x, where eager torch was not chosen."""
-    chosen = backend.choose("linear_cross_entropy", x.device)
-    return backend.implementation("linear_cross_entropy", "native" if chosen == "native" else "triton")
+    """What serves the operators on the device of x. Asked inside of them, by which time the call is served: backward
+    may run outside of the `use_backend` of its forward."""
+    return backend.implementation("linear_cross_entropy", "native" if takes(x) else "triton")
 
 
 @_forward.register_fake
@@ -252,10 +253,12 @@ class _Triton:
     """The kernels of `fastbert.kernels.linear_cross_entropy`, imported when they first run."""
 
     @staticmethod
-    def forward(*arguments: Any) -> tuple[Tensor, ...]:
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, terms: Terms, wanted: Wanted
+    ) -> tuple[Tensor, ...]:
         from fastbert.kernels import linear_cross_entropy as kernels
 
-        return kernels.forward(*arguments)
+        return kernels.forward(x, weight, bias, labels, *terms, *wanted)
 
     @staticmethod
     def backward(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,9 @@ from fastbert import _C
 from fastbert.errors import UserError
 from fastbert.ops import memory, native, native_product, packed_weights, product_table
 from fastbert.ops.native import DTYPES
+
+if TYPE_CHECKING:
+    from fastbert.ops.linear_cross_entropy import Terms, Wanted
 
 # Logits that exist at a time: fewer would write the weight's gradient more often.
 LOGITS_BYTES = 64 << 20
@@ -28,32 +33,23 @@ def serves(x: Tensor, weight: Tensor, bias: Tensor | None, operands: torch.dtype
 
 
 def forward(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    labels: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    want_dx: bool,
-    want_dweight: bool,
-    want_dbias: bool,
+    x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, terms: Terms, wanted: Wanted
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """loss_sum, count, correct, and the gradients of loss_sum by x (in its dtype), weight and bias (fp32).
 
-    x is bf16 or fp32, and so are the products; weight and bias may be either. The gradients that are not wanted are
-    empty. Raises UserError for a label that is neither in the vocabulary nor `ignore_index`.
+    x (rows, width) is bf16 or fp32, and so are the products; weight (vocabulary, width) and bias (vocabulary,) may be
+    either; labels int64 (rows,), contiguous. The gradients that are not wanted are empty. Raises UserError for a label
+    that is neither in the vocabulary nor `ignore_index`.
     """
-    _check_labels(labels, len(weight), ignore_index)
+    check_labels(labels, len(weight), terms.ignore_index)
     rows, element = len(x), DTYPES[x.dtype]
     x = x.contiguous()
-    gradients = want_dx or want_dweight or want_dbias
-    losses = torch.zeros(rows, dtype=torch.float32)
-    correct = torch.zeros(rows, dtype=torch.uint8)
-    dx = memory.empty(x.shape if want_dx else (0,), x.dtype)
-    dweight = memory.empty(weight.shape if want_dweight else (0,), torch.float32)
-    dbias = torch.zeros(len(weight) if want_dbias else 0, dtype=torch.float32)
-    if not rows and want_dweight:
+    losses = torch.zeros(rows, dtype=torch.float32, device="cpu")
+    correct = torch.zeros(rows, dtype=torch.uint8, device="cpu")
+    dx = memory.empty(x.shape if wanted.x else (0,), x.dtype)
+    dweight = memory.empty(weight.shape if wanted.weight else (0,), torch.float32)
+    dbias = torch.zeros(len(weight) if wanted.bias else 0, dtype=torch.float32, device="cpu")
+    if not rows and wanted.weight:
         dweight.zero_()
     packed = packed_weights.packed(weight, element)
     at_a_time = max(FEWEST_ROWS, LOGITS_BYTES // max(1, len(weight) * x.element_size()))
@@ -62,19 +58,19 @@ def forward(
         logits = memory.empty((part.stop - first, len(weight)), x.dtype)
         native_product.product(x[part], packed, bias, out=logits)
         _C.cross_entropy(
-            (logits.data_ptr(), element, len(weight)), len(logits), len(weight), labels[part].data_ptr(), ignore_index,
-            label_smoothing, z_loss, gradients, losses[part].data_ptr(), correct[part].data_ptr(),
+            (logits.data_ptr(), element, len(weight)), len(logits), len(weight), labels[part].data_ptr(), *terms,
+            any(wanted), losses[part].data_ptr(), correct[part].data_ptr(),
         )  # fmt: skip
-        if want_dx:
+        if wanted.x:
             backwards = packed_weights.packed(weight, element, transposed=True)
             native_product.product(logits, backwards, out=dx[part])
         sums = None
-        if want_dweight:
+        if wanted.weight:
             again = first > 0
-            sums = native_product.gradient_product(logits, x[part], sums=want_dbias, out=dweight, accumulate=again)[1]
-        if want_dbias:
+            sums = native_product.gradient_product(logits, x[part], sums=wanted.bias, out=dweight, accumulate=again)[1]
+        if wanted.bias:
             dbias += logits.sum(0, dtype=torch.float32) if sums is None else sums
-    count = (labels != ignore_index).sum()
+    count = (labels != terms.ignore_index).sum()
     return losses.sum(dtype=torch.float64).float(), count, correct.sum(), dx, dweight, dbias
 
 
@@ -85,7 +81,8 @@ def backward(
     return (dx * grad).to(dx.dtype), (dweight * grad).to(of_weight), (dbias * grad).to(of_bias)
 
 
-def _check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
+def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
+    """Refuse labels that are neither in the vocabulary nor `ignore_index`; reads them."""
     wrong = ((labels < 0) | (labels >= vocabulary)) & (labels != ignore_index)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])

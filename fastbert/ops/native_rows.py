@@ -7,6 +7,7 @@ native_row_gradients.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -59,10 +60,12 @@ __all__ = [
 ]
 
 
+# Mean and 1 / deviation of the rows that were normed, fp32 (rows,).
+_Statistics: TypeAlias = tuple[Tensor, Tensor]
+
+
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    y = empty(x.shape, x.dtype)
-    _norm(x, weight, bias, eps, y, None, None)
-    return y
+    return _norm(x, weight, bias, eps, None)
 
 
 def dropout_add_layer_norm(
@@ -75,10 +78,9 @@ def dropout_add_layer_norm(
     x_bias: Tensor | None,
     return_sum: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The norm and, with `return_sum`, the sum; else the norm twice."""
-    y = empty(x.shape, x.dtype)
+    """The norm of dropout(x + x_bias) + residual (rows, width) and, with `return_sum`, the sum; else the norm twice."""
     total = empty(x.shape, x.dtype) if return_sum else None
-    _sum_norm(x, x_bias, residual, weight, bias, eps, token_dropout, y, total, None, None)
+    y = _sum_norm(x, x_bias, residual, weight, bias, eps, token_dropout, total, None)
     return y, y if total is None else total
 
 
@@ -90,12 +92,11 @@ def _sum_norm(
     bias: Tensor,
     eps: float,
     token_dropout: TokenDropout | None,
-    y: Tensor,
     total: Tensor | None,
-    mean: Tensor | None,
-    rstd: Tensor | None,
-) -> None:
-    """Writes y, total and the statistics, where they are not None."""
+    statistics: _Statistics | None,
+) -> Tensor:
+    """y; total and the statistics are written where they are not None."""
+    y = empty(x.shape, x.dtype)
     x, rows, stride = rows_of(x)
     residual_stride = 0
     if residual is not None:
@@ -106,8 +107,9 @@ def _sum_norm(
         rows, x.shape[-1], DTYPES[x.dtype], x.data_ptr(), stride,
         native.address("residual", residual), residual_stride, native.address("x_bias", x_bias),
         weight.data_ptr(), bias.data_ptr(), dtype, eps, dropout, 0 if total is None else total.data_ptr(),
-        y.data_ptr(), 0 if mean is None else mean.data_ptr(), 0 if rstd is None else rstd.data_ptr(),
+        y.data_ptr(), *_addresses(statistics),
     )  # fmt: skip
+    return y
 
 
 def norm_forward(
@@ -126,27 +128,34 @@ def norm_forward(
     The sum is rounded to the dtype of x once, and what is normed is the rounded sum. Where nothing is added or dropped,
     total is `x` itself.
     """
-    y = empty(x.shape, x.dtype)
-    count = x.shape[0] if keep else 0
-    mean, rstd = torch.empty(count), torch.empty(count)
-    kept = (mean, rstd) if keep else (None, None)
+    statistics = _statistics(x.shape[0], keep)
+    kept = statistics if keep else None
     if x_bias is None and residual is None and token_dropout is None:
-        _norm(x, weight, bias, eps, y, *kept)
-        return y, x, mean, rstd
+        return _norm(x, weight, bias, eps, kept), x, *statistics
     total = empty(x.shape, x.dtype) if keep else x.new_empty(0)
-    _sum_norm(x, x_bias, residual, weight, bias, eps, token_dropout, y, total if keep else None, *kept)
-    return y, total, mean, rstd
+    y = _sum_norm(x, x_bias, residual, weight, bias, eps, token_dropout, total if keep else None, kept)
+    return y, total, *statistics
 
 
-def _norm(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, y: Tensor, mean: Tensor | None, rstd: Tensor | None
-) -> None:
+def _statistics(rows: int, keep: bool) -> _Statistics:
+    """Room for mean and rstd, fp32 (rows,); without elements unless they are kept."""
+    count = rows if keep else 0
+    return empty((count,), torch.float32), empty((count,), torch.float32)
+
+
+def _addresses(statistics: _Statistics | None) -> tuple[int, int]:
+    return (0, 0) if statistics is None else (statistics[0].data_ptr(), statistics[1].data_ptr())
+
+
+def _norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, statistics: _Statistics | None) -> Tensor:
+    y = empty(x.shape, x.dtype)
     x, rows, stride = rows_of(x)
     weight, bias, dtype = pair(weight, bias)
     _C.layer_norm(
         rows, x.shape[-1], DTYPES[x.dtype], x.data_ptr(), stride, weight.data_ptr(), bias.data_ptr(), dtype, eps,
-        y.data_ptr(), 0 if mean is None else mean.data_ptr(), 0 if rstd is None else rstd.data_ptr(),
+        y.data_ptr(), *_addresses(statistics),
     )  # fmt: skip
+    return y
 
 
 def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
@@ -163,9 +172,7 @@ def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
 def gelu_layer_norm(
     x: Tensor, bias: Tensor | None, weight: Tensor, norm_bias: Tensor, eps: float, approximate: str
 ) -> Tensor:
-    y = empty(x.shape, x.dtype)
-    _gelu_norm(x, bias, weight, norm_bias, eps, approximate == "tanh", y, 0, 0)
-    return y
+    return _gelu_norm(x, bias, weight, norm_bias, eps, approximate == "tanh", None)
 
 
 def gelu_norm_forward(
@@ -173,22 +180,27 @@ def gelu_norm_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """LayerNorm(GELU(x + x_bias)) (rows, width) in the dtype of x; mean and rstd of the GELU, fp32 (rows,), empty
     without `keep`."""
-    y, count = empty(x.shape, x.dtype), x.shape[0] if keep else 0
-    mean, rstd = torch.empty(count), torch.empty(count)
-    kept = (mean.data_ptr(), rstd.data_ptr()) if keep else (0, 0)
-    _gelu_norm(x, x_bias, weight, bias, eps, tanh, y, *kept)
-    return y, mean, rstd
+    statistics = _statistics(x.shape[0], keep)
+    return _gelu_norm(x, x_bias, weight, bias, eps, tanh, statistics if keep else None), *statistics
 
 
 def _gelu_norm(
-    x: Tensor, x_bias: Tensor | None, weight: Tensor, bias: Tensor, eps: float, tanh: bool, y: Tensor, *kept: int
-) -> None:
+    x: Tensor,
+    x_bias: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    tanh: bool,
+    statistics: _Statistics | None,
+) -> Tensor:
+    y = empty(x.shape, x.dtype)
     x, rows, stride = rows_of(x)
     weight, bias, x_bias, dtype = triple(weight, bias, x_bias)
     _C.gelu_layer_norm(
         rows, x.shape[-1], DTYPES[x.dtype], x.data_ptr(), stride, native.address("bias", x_bias),
-        weight.data_ptr(), bias.data_ptr(), dtype, eps, tanh, y.data_ptr(), *kept,
+        weight.data_ptr(), bias.data_ptr(), dtype, eps, tanh, y.data_ptr(), *_addresses(statistics),
     )  # fmt: skip
+    return y
 
 
 def serves_tables(tables: Sequence[Tensor], weight: Tensor, bias: Tensor) -> bool:
@@ -231,19 +243,18 @@ def embedding_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The result (tokens, width) in `dtype`; mean and rstd fp32 (tokens,), empty without `keep`."""
     tokens, width = ids[0].shape[0], tables[0].shape[1]
-    y, count = empty((tokens, width), dtype), tokens if keep else 0
-    mean, rstd = torch.empty(count), torch.empty(count)
+    y, statistics = empty((tokens, width), dtype), _statistics(tokens, keep)
     weight, bias, vectors = pair(weight, bias)
     dropout, _held = dropped(token_dropout, tokens)
     bad = _C.embedding_layer_norm(
         tokens, width, DTYPES[tables[0].dtype], DTYPES[dtype], table_arguments(ids, tables),
         weight.data_ptr(), bias.data_ptr(), vectors, eps, dropout, y.data_ptr(),
-        mean.data_ptr() if keep else 0, rstd.data_ptr() if keep else 0,
+        *_addresses(statistics if keep else None),
     )  # fmt: skip
     if bad is not None:
         table, place, wrong = bad
         refuse_id(wrong, place, table, tables)
-    return y, mean, rstd
+    return y, *statistics
 
 
 def softmax(

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fastbert._C import PackedWeight
+from fastbert.errors import UserError
 from fastbert.ops import memory, native_attention, native_product, native_row_gradients, native_rows, packed_weights
 from fastbert.ops.dropout import Site
 from fastbert.ops.native import DTYPES
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 # Tokens whose widened vectors exist at a time: they stay in the last cache, and memory does not grow with them.
 CHUNK = 2048
+
+
+_SQUARE = ("query", "key", "value", "attention_output")
 
 
 class _Products(NamedTuple):
@@ -52,9 +56,10 @@ def forward(
     """[y2] and, unless nothing is saved: qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, and y1 if all is."""
     from fastbert.ops.encoder_layer import SAVE_ALL, SAVE_NOTHING
 
+    _check(weights)
     w, keep = weights, save != SAVE_NOTHING
     packed = _products(weights, dtype)
-    rows = _rows(x)
+    rows = native_product.together(x)
     tokens, width = x.shape
     bias = torch.cat((w.query_bias, w.key_bias, w.value_bias))
     qkv = _product(rows, packed.projections, bias, dtype=dtype)
@@ -87,6 +92,7 @@ def backward(
     wanted: Wanted,
 ) -> list[Tensor]:
     """What `Wanted` names, in its order; the large ones are empty where they are not wanted."""
+    _check(weights)
     qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, *kept = saved
     w, packed = weights, _products(weights, dtype, transposed=True)
     y1 = kept[0] if kept else _normed_again(z1, w, settings)
@@ -104,9 +110,20 @@ def backward(
     problem = settings.problem(_split(qkv, settings), tf32)
     dcontext = _product(do, packed.attention_output).view(problem.q.shape)
     dqkv = native_attention.backward_joined(problem, context.view(problem.q.shape), lse, dcontext).flatten(1)
-    dw, db = _weight_gradient(dqkv, _rows(x).to(dtype), w.query, wanted.projections, sums=wanted.projection_biases)
+    rows = native_product.together(x).to(dtype)
+    dw, db = _weight_gradient(dqkv, rows, w.query, wanted.projections, sums=wanted.projection_biases)
     dx = _product_onto(do if dz1 is None else dz1, dqkv, packed.projections).to(x.dtype) if wanted.x else _none(x)
     return [dx, dw, db, dwo, sums1, dw1, db1, dw2, sums2]
+
+
+def _check(weights: LayerWeights) -> None:
+    """Refuse weights that do not fit together: kernels take vectors to be as long as rows."""
+    inner, width = len(weights.intermediate), weights.query.shape[1]
+    widened = {"intermediate": (inner, width), "output": (width, inner), "intermediate_bias": (inner,)}
+    for name, tensor in weights._asdict().items():
+        shape = widened.get(name, (width, width) if name in _SQUARE else (width,))
+        if tensor.shape != shape:
+            raise UserError(f"{name} of a layer has shape {tuple(tensor.shape)}: it must be {shape}")
 
 
 def _parts(tokens: int) -> list[slice]:
@@ -149,7 +166,7 @@ def _feed_forward_backward(
     du, h = (memory.empty((min(tokens, CHUNK), inner), u.dtype) for _ in range(2))
     dw1 = memory.empty(weights.intermediate.shape if wanted.intermediate else (0,), torch.float32)
     dw2 = memory.empty(weights.output.shape if wanted.output else (0,), torch.float32)
-    db1 = torch.zeros(inner)
+    db1 = torch.zeros(inner, dtype=torch.float32, device="cpu")
     for part in _parts(tokens):
         count, again = part.stop - part.start, part.start > 0
         native_product.gelu_gradient_product(df[part], packed.output, u[part], tanh, out=du[:count], again=h[:count])
@@ -165,29 +182,15 @@ def _feed_forward_backward(
     return dy1, dw1.to(weights.intermediate.dtype), db1, dw2.to(weights.output.dtype)
 
 
-def _rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _split(qkv: Tensor, settings: LayerSettings) -> Tensor:
     return qkv.view(qkv.shape[0], 3, settings.heads, qkv.shape[1] // (3 * settings.heads))
 
 
-def _gelu(settings: LayerSettings) -> str:
-    return "gelu_tanh" if settings.tanh else "gelu"
-
-
 def _product(
-    x: Tensor,
-    weight: PackedWeight,
-    bias: Tensor | None = None,
-    *,
-    dtype: torch.dtype | None = None,
-    activation: str | None = None,
-    before: Tensor | None = None,
+    x: Tensor, weight: PackedWeight, bias: Tensor | None = None, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     out = memory.empty((x.shape[0], weight.columns), x.dtype if dtype is None else dtype)
-    return native_product.product(x, weight, bias, activation, out=out, before=before)
+    return native_product.product(x, weight, bias, out=out)
 
 
 def _product_onto(total: Tensor, x: Tensor, weight: PackedWeight) -> Tensor:

@@ -2,10 +2,10 @@
 
 A copy must not be stale, and torch counts only some of the ways in which a weight changes: fused optimizers and writes
 through `.data` leave `Tensor._version` alone, and tensors made in inference mode have no such counter. So a copy is
-used while all of these are as they were: the tensor itself, where its memory lies, its version if it has one, and a
-fingerprint of 65 places of its memory. On top of that each step of any torch optimizer makes the copies
-of its weights stale, and `load_state_dict` and `eval` of our models, moves of them, and `forget` drop them. Our own
-AdamW writes copies anew in its pass over the weights. A copy that nobody else holds is written anew where it lies.
+used while all of these are as they were: the tensor itself, where and how its memory lies, its version if it has one,
+and a fingerprint of 65 places of its memory. On top of that each step of any torch optimizer makes the copies of its
+weights stale, and `load_state_dict` and `eval` of our models, moves of them, and `forget` drop them. Our own AdamW
+writes copies anew in its pass over the weights. A copy that nobody else holds is written anew where it lies.
 
 What this does not see are writes that torch does not count, and that also miss those places: a small part of a weight
 (up to 1/64 of it in one piece), or so little that in half precision hardly an element changes, written through `.data`,
@@ -78,11 +78,14 @@ def packed_together(
         copies.wanted = True
         return copies.packed
     with _lock:
-        if copies is not None and _refill(copies, weights):
+        # Once more: another thread may have written or replaced it, and multiply by it now.
+        found = _copies.get(first)
+        copies = None if found is None else found.get(key)
+        if copies is not None and (copies.state == state or _refill(copies, weights)):
             copies.weights, copies.state, copies.wanted = tuple(map(TensorWeakRef, weights)), state, True
             return copies.packed
         if copies is not None and found is not None:
-            found.pop(key, None)
+            del found[key]
         del copies  # its memory goes before that of the new ones comes
     made, rest = [], [weight.detach() for weight in weights]
     for count in counts:
@@ -194,7 +197,7 @@ def _state(weights: Sequence[Tensor]) -> tuple[Any, ...]:
         raise UserError(
             f"{error}: a weight of shape {tuple(weights[0].shape)} or one beside it has no storage"
         ) from None
-    return (fingerprint, *spans, *versions, *[weight.dtype for weight in weights])
+    return (fingerprint, *spans, *versions, *[(weight.dtype, weight.shape, weight.stride()) for weight in weights])
 
 
 def _span(weight: Tensor) -> int:

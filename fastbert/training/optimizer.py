@@ -115,7 +115,7 @@ class AdamW(torch.optim.AdamW):
         if not all(_is_plain(one.gradient) for one in used):
             self._check(used)
             return nn.utils.clip_grad_norm_([one.parameter for one in used], max_norm)
-        norm = torch.tensor(self._norm(used), dtype=torch.float64)
+        norm = torch.tensor(self._norm(used), dtype=torch.float64, device="cpu")
         # As torch computes it, in fp32 as far as that reaches.
         total = norm.float() if norm <= torch.finfo(torch.float32).max else norm
         factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
@@ -142,7 +142,7 @@ class AdamW(torch.optim.AdamW):
             return False
         state = self.state[weight]
         if not state:
-            state["step"] = torch.tensor(0.0, dtype=torch.float32)
+            state["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
             state["exp_avg"] = torch.zeros_like(weight)
             state["exp_avg_sq"] = torch.zeros_like(weight)
         moments = [state.get("exp_avg"), state.get("exp_avg_sq")]

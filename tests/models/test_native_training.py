@@ -14,6 +14,7 @@ from batches import random_batch
 from torch import Tensor, nn
 
 from fastbert import BertConfig, BertForPreTraining, BertForSequenceClassification, PackedBatch, use_backend
+from fastbert.errors import UserError
 from fastbert.models.bert import Dropouts, Layer
 from fastbert.ops import memory, native_training
 
@@ -131,6 +132,22 @@ def test_a_layer_repeats_bit_for_bit(level: str, dtype: torch.dtype, seed: int) 
         assert torch.equal(value, alone[name]), name
 
 
+@pytest.mark.parametrize("kind", ["every-second", "columns", "one-row"])
+def test_tokens_of_any_stride(kind: str, seed: int) -> None:
+    """And gradients: rows may lie apart, with their elements, or be one and the same."""
+    batch, layer = random_batch([13, 1, 0, 40], CONFIG.vocab_size, 7, seed), random_layer(seed)
+
+    def strided(x: Tensor) -> Tensor:
+        if kind == "one-row":
+            return x[:1].expand_as(x)
+        return torch.stack((x, x), 1)[:, 0] if kind == "every-second" else x.t().contiguous().t()
+
+    x, grad = (strided(tensor) for tensor in operands(batch, 96, seed))
+    expected = run("native", layer, x.contiguous(), grad.contiguous(), batch)
+    for name, value in run("native", layer, x, grad, batch).items():
+        assert torch.equal(value, expected[name]), name
+
+
 @pytest.mark.parametrize("tokens", [0, 1, 7, 50])
 def test_tokens_in_parts_give_the_same(tokens: int, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     """The feed-forward network's tokens pass in parts; of no tokens every gradient is zero."""
@@ -151,6 +168,32 @@ def test_frozen_weights_get_no_gradient_and_others_the_same(seed: int) -> None:
         parameter.requires_grad_("key" in name or "LayerNorm" in name)
     for name, gradient in run("native", layer, x, grad, batch).items():
         assert torch.equal(gradient, everything[name]), name
+
+
+@pytest.mark.parametrize(
+    "place", ["attention.output.LayerNorm.weight", "output.LayerNorm.bias", "output.dense.bias", "output.dense.weight"]
+)
+def test_weights_that_do_not_fit_are_named(place: str, seed: int) -> None:
+    """In training without gradients too, where torch would not look at their gradients' shapes."""
+    batch, layer = random_batch([13, 5], CONFIG.vocab_size, 7, seed), random_layer(seed)
+    x, grad = operands(batch, 96, seed)
+    parameter = layer.get_parameter(place)
+    parameter.data = parameter.data[..., :3].clone()
+    with pytest.raises(UserError, match=r" of a layer has shape \((96, )?3,?\): it must be \(96,"):
+        run("native", layer, x, grad, batch)
+    with torch.no_grad(), use_backend("native"), pytest.raises(UserError, match="of a layer has shape"):
+        layer(x, batch, Dropouts(batch, 0.1, 0.1, True))
+
+
+@pytest.mark.parametrize("hidden", [0.0, 0.1], ids=["attention", "both"])
+def test_keys_that_are_not_there_are_named(hidden: float, seed: int) -> None:
+    batch, layer = random_batch([13, 1, 40], CONFIG.vocab_size, 7, seed), random_layer(seed)
+    x, _ = operands(batch, 96, seed)
+    assert batch.dropout_key is not None
+    for key in (batch.dropout_key[:2], batch.dropout_key.int(), batch.dropout_key[:, None]):
+        wrong = replace(batch, dropout_key=key)
+        with use_backend("native"), pytest.raises(UserError, match=r"key must be (torch\.)?int64"):
+            layer(x, wrong, Dropouts(wrong, hidden, 0.1, True))
 
 
 def model_of(seed: int, kind: type[nn.Module] = BertForPreTraining) -> nn.Module:
@@ -210,6 +253,19 @@ def test_gradients_add_up_over_micro_batches(seed: int) -> None:
         model(batch).loss.backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, apart[0][name] + apart[1][name], rtol=1e-6, atol=1e-7, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["fp64", "bf16"])
+def test_torchs_default_dtype_changes_no_bit(dtype: torch.dtype, seed: int) -> None:
+    batch, model = random_batch([13, 40], CONFIG.vocab_size, 20, seed), model_of(seed)
+    expected, before = step(model, batch), torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        actual = step(model, batch)
+    finally:
+        torch.set_default_dtype(before)
+    for name, value in expected.items():
+        assert torch.equal(actual[name], value), name
 
 
 def test_a_graph_that_is_kept_gives_the_same_gradients_again(seed: int) -> None:

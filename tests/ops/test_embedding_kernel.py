@@ -317,7 +317,7 @@ def test_the_operators_keep_their_promises(with_dropout: bool, seed: int) -> Non
     torch.library.opcheck(torch.ops.fastbert.embedding_layer_norm.default, arguments)
     y, mean, rstd = torch.ops.fastbert.embedding_layer_norm(*arguments)
     plain = [table.detach() for table in tables]
-    arguments = (y.detach(), ids, plain, mean, rstd, weight.detach(), *draws)
+    arguments = (y.detach(), ids, plain, mean, rstd, weight.detach(), *draws, [True, False])
     torch.library.opcheck(torch.ops.fastbert.embedding_layer_norm_backward.default, arguments)
 
 

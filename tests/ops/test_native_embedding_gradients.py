@@ -132,6 +132,29 @@ def test_all_tokens_of_one_row_and_rows_without_any(threads: int, seed: int) -> 
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("frozen", [(0,), (1, 2), (0, 1, 2)])
+def test_frozen_tables_get_no_gradient_and_others_the_same(
+    frozen: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    ids, given, grad = inputs([50, 20, 2], 90, 33, torch.float32, seed)
+    expected, leaves = run(ids, given, grad)[1:], [x.detach().requires_grad_() for x in given]
+    for i in frozen:
+        leaves[i].requires_grad_(False)
+    made: list[int] = []
+
+    def counted(*arguments: Any) -> None:
+        made.append(arguments[-2])
+        original(*arguments)
+
+    original = _C.table_gradient
+    monkeypatch.setattr(_C, "table_gradient", counted)
+    with use_backend("native"):
+        ops.embedding_layer_norm(ids, leaves[:-2], *leaves[-2:]).backward(grad)
+    assert made == [len(table) for i, table in enumerate(given[:3]) if i not in frozen]
+    for i, (leaf, gradient) in enumerate(zip(leaves, expected, strict=True)):
+        assert leaf.grad is None if i in frozen else torch.equal(leaf.grad, gradient)
+
+
 def test_is_chosen_where_a_gradient_is_wanted(seed: int) -> None:
     ids, given, grad = inputs([50, 20], 90, 33, torch.float32, seed)
     drops = dropping(90, seed)
@@ -151,7 +174,7 @@ def test_the_operators_keep_their_promises(level: str, seed: int) -> None:
     bare = [x.detach() for x in leaves]
     for draws in (parts, (0.0, None, None, None, 0)):
         torch.library.opcheck(torch.ops.fastbert.embedding_layer_norm.default, (*arguments, *draws))
-        backward = (grad, ids, bare[:2], mean, rstd, bare[2], *draws)
+        backward = (grad, ids, bare[:2], mean, rstd, bare[2], *draws, [True, False])
         torch.library.opcheck(torch.ops.fastbert.embedding_layer_norm_backward.default, backward)
 
 
@@ -177,7 +200,9 @@ def test_gradients_touch_nothing_outside(behind: bool, dtype: torch.dtype, width
             tokens, width, NAMES[dtype], dsum.address, one.address, 1, True, rows, gradient.address
         )  # fmt: skip
     plain = [[one.tensor for one in fenced] for fenced in (ids, tables)]
-    expected = native_rows.embedding_gradients(grad.tensor, *plain, mean.tensor, rstd.tensor, weight.tensor, None)
+    expected = native_rows.embedding_gradients(
+        grad.tensor, *plain, mean.tensor, rstd.tensor, weight.tensor, None, [True] * 2
+    )
     assert all(torch.equal(one.tensor, two) for one, two in zip(gradients, expected[0]))
     assert torch.equal(sums.tensor, torch.stack(expected[1:]))
 

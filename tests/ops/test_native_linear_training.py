@@ -7,6 +7,7 @@ import cpu_kernels
 import pytest
 import torch
 from accuracy import assert_as_accurate
+from products import BF16, DTYPES, FP32, LEVELS, drawn
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,8 +18,6 @@ from fastbert.ops.backend import use_backend
 
 # Its package has a function of the same name.
 module = importlib.import_module("fastbert.ops.linear")
-BF16, FP32 = torch.bfloat16, torch.float32
-DTYPES = [pytest.param(BF16, id="bf16"), pytest.param(FP32, id="fp32")]
 ACTIVATIONS = [None, "gelu", "gelu_tanh"]
 SHAPES = [
     pytest.param(0, 40, 48, id="no-rows"),
@@ -45,15 +44,10 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.fixture(params=[name for name in cpu_kernels.KERNELS if name != "avx512-vnni"])
+@pytest.fixture(params=LEVELS)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     with cpu_kernels.running(request.param):
         yield request.param
-
-
-def drawn(seed: int, *shape: int, dtype: torch.dtype = FP32, scale: float = 1.0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed + sum(shape))
-    return (torch.randn(*shape, generator=generator) * scale).to(dtype)
 
 
 def operands(seed: int, rows: int, columns: int, depth: int, dtype: torch.dtype = FP32) -> tuple[Tensor, ...]:

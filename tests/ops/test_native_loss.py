@@ -133,6 +133,21 @@ def test_extreme_logits_are_as_torch_has_them(level: str) -> None:
             assert int(ours["correct"]) == right
 
 
+@pytest.mark.parametrize("later", ["eager", "native"])
+def test_backward_is_native_whatever_the_backend_is_by_then(later: str, seed: int) -> None:
+    """A graph that is kept, and weights in bf16, whose gradients are scaled by an operator of their own."""
+    *operands, labels = inputs(40, 100, 64, seed)
+    for dtype, keep in ((torch.float32, True), (torch.bfloat16, False)):
+        leaves = [tensor.to(dtype).requires_grad_() for tensor in operands]
+        expected = run("native", (*leaves, labels), dtype)
+        with use_backend("native"):
+            loss = ops.linear_cross_entropy(*leaves, labels).loss_sum
+        with use_backend(later):
+            gradients = torch.autograd.grad(loss, leaves, loss.new_tensor(0.37), retain_graph=keep)
+        for name, gradient in zip(("dx", "dweight", "dbias"), gradients, strict=True):
+            torch.testing.assert_close(gradient, expected[name], msg=name)
+
+
 def test_a_label_outside_the_vocabulary_is_named() -> None:
     x, weight, bias, labels = inputs(6, 33, 8, 0)
     labels[3] = 33

@@ -9,6 +9,7 @@ import pytest
 import torch
 from accuracy import assert_as_accurate
 from fences import Fenced
+from products import BF16, ELEMENTS, FP32, LEVELS, drawn, same_bits
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -16,9 +17,6 @@ from fastbert import _C
 from fastbert.errors import UserError
 from fastbert.ops.native_product import pack, product
 
-BF16, FP32 = torch.bfloat16, torch.float32
-ELEMENTS = [pytest.param("bf16", BF16, id="bf16"), pytest.param("fp32", FP32, id="fp32")]
-LEVELS = [name for name in cpu_kernels.KERNELS if name != "avx512-vnni"]  # which is one of int8
 SHAPES = [
     pytest.param(0, 64, 64, id="no-rows"),
     pytest.param(1, 96, 128, id="one-row"),
@@ -41,19 +39,6 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    """Puts the number of threads back."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def drawn(seed: int, *shape: int, dtype: torch.dtype = FP32, scale: float = 1.0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed + sum(shape))
-    return (torch.randn(*shape, generator=generator) * scale).to(dtype)
-
-
 def operands(seed: int, rows: int, columns: int, depth: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     weight = drawn(seed + 1, columns, depth, dtype=dtype, scale=max(depth, 1) ** -0.5)
     return drawn(seed, rows, depth, dtype=dtype), weight, drawn(seed + 2, columns, dtype=dtype)
@@ -62,11 +47,6 @@ def operands(seed: int, rows: int, columns: int, depth: int, dtype: torch.dtype)
 def fewer(rows: int, level: str) -> int:
     """As many rows as the emulator multiplies in a second or two."""
     return min(rows, 61) if level == "avx512-bf16" and cpu_kernels.in_software(level) else rows
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    kind = torch.int16 if a.dtype == BF16 else torch.int32
-    return a.dtype == b.dtype and torch.equal(a.contiguous().view(kind), b.contiguous().view(kind))
 
 
 @pytest.mark.parametrize(("element", "dtype"), ELEMENTS)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from accuracy import assert_as_accurate
 from fences import Fenced
+from products import BF16, ELEMENTS, FP32, LEVELS, drawn, same_bits
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,9 +16,6 @@ from fastbert import _C
 from fastbert.errors import UserError
 from fastbert.ops.native_product import gelu_gradient_product, pack, product
 
-BF16, FP32 = torch.bfloat16, torch.float32
-ELEMENTS = [pytest.param("bf16", BF16, id="bf16"), pytest.param("fp32", FP32, id="fp32")]
-LEVELS = [name for name in cpu_kernels.KERNELS if name != "avx512-vnni"]  # which is one of int8
 ACTIVATIONS = ["gelu", "gelu_tanh"]
 SHAPES = [
     pytest.param(0, 40, 40, id="no-rows"),
@@ -35,18 +33,8 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-def drawn(seed: int, *shape: int, dtype: torch.dtype = FP32, scale: float = 1.0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed + sum(shape))
-    return (torch.randn(*shape, generator=generator) * scale).to(dtype)
-
-
 def approximation(activation: str) -> str:
     return "tanh" if activation == "gelu_tanh" else "none"
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    kind = torch.int16 if a.dtype == BF16 else torch.int32
-    return a.dtype == b.dtype and torch.equal(a.contiguous().view(kind), b.contiguous().view(kind))
 
 
 def gelu_gradient(grad: Tensor, u: Tensor, activation: str) -> Tensor:

@@ -8,15 +8,12 @@ import pytest
 import torch
 from accuracy import assert_as_accurate
 from fences import Fenced
-from torch import Tensor
+from products import BF16, DTYPES, LEVELS, drawn, same_bits
 
 from fastbert import _C
 from fastbert.errors import UserError
 from fastbert.ops.native_product import gradient_product
 
-BF16, FP32 = torch.bfloat16, torch.float32
-DTYPES = [pytest.param(BF16, id="bf16"), pytest.param(FP32, id="fp32")]
-LEVELS = [name for name in cpu_kernels.KERNELS if name != "avx512-vnni"]  # which is one of int8
 SHAPES = [
     pytest.param(0, 40, 33, id="no-tokens"),
     pytest.param(1, 64, 32, id="one-token"),
@@ -38,25 +35,6 @@ SHAPES = [
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     with cpu_kernels.running(request.param):
         yield request.param
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    """Puts the number of threads back."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def drawn(seed: int, *shape: int, dtype: torch.dtype = FP32) -> Tensor:
-    generator = torch.Generator().manual_seed(seed + sum(shape))
-    return torch.randn(*shape, generator=generator).to(dtype)
-
-
-def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
-    assert a is not None
-    assert b is not None
-    return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

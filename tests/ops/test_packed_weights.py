@@ -136,6 +136,17 @@ def test_a_refreshed_copy_of_other_shapes_is_made_anew(seed: int) -> None:
     assert_fresh(x, weight)
 
 
+@pytest.mark.parametrize("element", ["fp32", "bf16"])
+def test_the_same_memory_read_in_another_way_is_seen(element: str, seed: int) -> None:
+    """Neither address nor version nor contents tell a square weight from its transpose, or rows from longer ones."""
+    weight = nn.Parameter(random(seed, IN, IN))
+    for seen in (lambda: weight.data.t(), lambda: weight.data.t().view(IN // 2, 2 * IN)):
+        packed_weights.packed(weight, element)
+        weight.data = seen()
+        fresh = native_product.pack(weight.detach().contiguous(), element)
+        assert bytes(packed_weights.packed(weight, element)) == bytes(fresh)
+
+
 def copy_in_place(weight: nn.Parameter, new: Tensor) -> None:
     with torch.no_grad():
         weight.copy_(new)

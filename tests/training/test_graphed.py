@@ -279,6 +279,9 @@ def test_ranges_are_those_of_the_model(seed: int) -> None:
         values[1] = value
         with pytest.raises(UserError, match=f"{name} holds {value}, outside the [0-9]+ "):
             model.check_ranges(replace(batch, **{name: values}))
+        if name == "masked_positions":
+            with pytest.raises(UserError, match=f"{name} holds {value}, outside the {batch.num_tokens} tokens"):
+                model(replace(batch, **{name: values}))
 
 
 def test_a_step_that_raised_leaves_nothing_to_the_next(tmp_path: Path, seed: int) -> None:
