@@ -61,8 +61,8 @@ def linear_cross_entropy(
     (Szegedy et al. 2016, section 7); `z_loss` adds z_loss * logsumexp(logits)^2 to the loss of each labelled row
     (Chowdhery et al. 2022, section 5). `correct` counts rows whose label is the first of the highest logits.
 
-    Under autocast x, weight and bias are cast to its dtype, as by eager torch. Logits are rounded to the dtype of x;
-    maxima, exponentials, sums and the loss are fp32. Gradients have the dtypes of what they belong to; that of the
+    Under autocast x, weight and bias are cast to its dtype, as by eager torch (the `native` backend adds the bias as it
+    is). Logits are rounded to the dtype of x; maxima, exponentials, sums and the loss are fp32. Gradients have the dtypes of what they belong to; that of the
     weight is summed in fp32. The `triton` backend serves bf16, fp16 and fp32, the `native` one bf16 and fp32 where the
     table of products says so: they keep the logits of a chunk of rows only, compute the gradients with the loss where
     one is asked for, and have no second derivatives.

@@ -120,16 +120,18 @@ def dropped(token_dropout: TokenDropout | None, rows: int) -> tuple[tuple[Any, .
     key, sequence_ids, offsets = held = (
         token_dropout.key.contiguous(), token_dropout.sequence_ids.contiguous(), token_dropout.offsets.contiguous()
     )  # fmt: skip
+    names = ("token_dropout.key", "token_dropout.sequence_ids", "token_dropout.offsets")
+    at_key, at_ids, at_offsets = map(native.address, names, held)
     wide = [ids.dtype == torch.int64 for ids in (sequence_ids, offsets)]
-    place = _C.first_outside(sequence_ids.data_ptr(), 1, wide[0], rows, key.shape[0])
+    place = _C.first_outside(at_ids, 1, wide[0], rows, key.shape[0])
     if place < rows:
         raise UserError(
             f"token_dropout.sequence_ids[{place}]={int(sequence_ids[place])} has no key: ids must be at least 0 and"
             f" below {key.shape[0]}, the number of keys"
         )
     threshold, keep = quantized(token_dropout.p)
-    ids = (sequence_ids.data_ptr(), wide[0], offsets.data_ptr(), wide[1])
-    return (key.data_ptr(), key.shape[0], *ids, token_dropout.site, threshold, keep), held
+    ids = (at_ids, wide[0], at_offsets, wide[1])
+    return (at_key, key.shape[0], *ids, token_dropout.site, threshold, keep), held
 
 
 def table_arguments(ids: Sequence[Tensor], tables: Sequence[Tensor]) -> list[tuple[int, int, bool, int, int, int]]:
