@@ -62,10 +62,10 @@ def linear_cross_entropy(
     (Chowdhery et al. 2022, section 5). `correct` counts rows whose label is the first of the highest logits.
 
     Under autocast x, weight and bias are cast to its dtype, as by eager torch (the `native` backend adds the bias as it
-    is). Logits are rounded to the dtype of x; maxima, exponentials, sums and the loss are fp32. Gradients have the dtypes of what they belong to; that of the
-    weight is summed in fp32. The `triton` backend serves bf16, fp16 and fp32, the `native` one bf16 and fp32 where the
-    table of products says so: they keep the logits of a chunk of rows only, compute the gradients with the loss where
-    one is asked for, and have no second derivatives.
+    is). Logits are rounded to the dtype of x; maxima, exponentials, sums and the loss are fp32. Gradients have the
+    dtypes of what they belong to; that of the weight is summed in fp32. The `triton` backend serves bf16, fp16 and
+    fp32, the `native` one bf16 and fp32 where the table of products says so: they keep the logits of a chunk of rows
+    only, compute the gradients with the loss where one is asked for, and have no second derivatives.
 
     A label that is neither in the vocabulary nor `ignore_index` is a UserError of the native backend that names its
     place; it makes the loss and the gradients NaN on the triton one (eager torch raises, or stops the GPU), where with

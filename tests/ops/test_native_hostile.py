@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 from fastbert import BertConfig, BertModel, ops, use_backend
 from fastbert.errors import UserError
 from fastbert.ops import native_product
+from fastbert.ops.dropout import TokenDropout
 
 CONFIG = BertConfig.preset("tiny", vocab_size=60, hidden_size=64, intermediate_size=96, num_attention_heads=2)
 
@@ -84,6 +85,14 @@ GIVEN_BACK: dict[str, Callable[[Tensor], Tensor]] = {
 def test_memory_that_was_given_back_is_not_taken_for_none(operation: str) -> None:
     with torch.no_grad(), use_backend("native"), pytest.raises(UserError, match="its memory was given back"):
         GIVEN_BACK[operation](given_back(torch.randn(64)))
+
+
+@pytest.mark.parametrize("name", ["key", "sequence_ids", "offsets"])
+def test_what_dropout_counts_by_is_there(name: str) -> None:
+    counters = {"key": torch.arange(2), "sequence_ids": torch.zeros(3).long(), "offsets": torch.arange(3)}
+    given_back(counters[name])
+    with use_backend("native"), pytest.raises(UserError, match=rf"token_dropout.{name} .* its memory was given back"):
+        ops.dropout(torch.randn(3, 64), TokenDropout(p=0.5, site=1, **counters))
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo], ids=str)
