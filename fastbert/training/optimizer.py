@@ -115,7 +115,7 @@ class AdamW(torch.optim.AdamW):
         if not all(_is_plain(one.gradient) for one in used):
             self._check(used)
             return nn.utils.clip_grad_norm_([one.parameter for one in used], max_norm)
-        norm = torch.tensor(self._norm(used), dtype=torch.float64)
+        norm = torch.tensor(self._norm(used), dtype=torch.float64, device="cpu")
         # As torch computes it, in fp32 as far as that reaches.
         total = norm.float() if norm <= torch.finfo(torch.float32).max else norm
         factor = (max_norm / (total + 1e-6)).clamp(max=1.0)
@@ -134,6 +134,8 @@ class AdamW(torch.optim.AdamW):
         """Whether the native step takes a parameter; makes its state as torch does."""
         group = self.param_groups[one.group]
         if any(group[name] for name in ("amsgrad", "maximize", "foreach", "capturable", "differentiable")):
+            return False
+        if not group.get("decoupled_weight_decay", True):
             return False
         if isinstance(group["lr"], Tensor) or any(isinstance(beta, Tensor) for beta in group["betas"]):
             return False
