@@ -77,7 +77,7 @@ def quantized(p: float) -> tuple[int, float]:
 
 
 def _keep_bits(scale: float, dtype: torch.dtype) -> int:
-    return int(torch.tensor(scale, dtype=dtype).view(_BITS[dtype]).item())
+    return int(torch.tensor(scale, dtype=dtype, device="cpu").view(_BITS[dtype]).item())
 
 
 def draw_keys(sequences: int, device: torch.device) -> Tensor:
@@ -98,7 +98,7 @@ def _token_mask(
 ) -> Tensor:
     threshold, scale = quantized(p)
     if dtype in _BITS and key.device.type == "cpu" and backend.choose("dropout", key.device) == "native":
-        mask = torch.empty(len(sequence_ids), width, dtype=dtype)
+        mask = torch.empty(len(sequence_ids), width, dtype=dtype, device="cpu")
         _C.token_dropout_mask(
             mask.view(_BITS[dtype]).numpy(),
             key.contiguous().numpy(),
@@ -129,7 +129,7 @@ def attention_mask(shape: tuple[int, int, int, int], p: float, key: Tensor, site
     """The mask of attention probabilities of sequences of one length: `shape` (sequences, heads, queries, keys)."""
     threshold, scale = quantized(p)
     if dtype in _BITS and backend.choose("dropout", key.device) == "native":
-        mask = torch.empty(shape, dtype=dtype)
+        mask = torch.empty(shape, dtype=dtype, device="cpu")
         _C.attention_dropout_mask(
             mask.view(_BITS[dtype]).numpy(), key.numpy(), site, threshold, _keep_bits(scale, dtype)
         )

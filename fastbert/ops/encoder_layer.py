@@ -18,7 +18,7 @@ from fastbert.errors import UserError
 from fastbert.ops import backend, native, native_layer
 from fastbert.ops.attention import HEAD_DIMS, tf32_allowed
 from fastbert.ops.attention_problem import AttentionProblem
-from fastbert.ops.dropout import Site, TokenDropout
+from fastbert.ops.dropout import Site, TokenDropout, check_token_dropout
 
 WIDEST = 8192  # of a row that the LayerNorm kernels keep in registers
 
@@ -149,12 +149,32 @@ def encoder_layer(
     backend.refuse_forward_mode("encoder_layer")
     if served not in ("triton", "training"):
         return native_layer.encoder_layer(x, weights, settings, product_dtype(x), served)
+    _check(x, weights, settings)
     trained = torch.is_grad_enabled() and (x.requires_grad or any(weight.requires_grad for weight in weights))
     save = (SAVE_CHEAPLY if recompute else SAVE_ALL) if trained else SAVE_NOTHING
     tf32 = product_dtype(x) == torch.float32 and tf32_allowed()
     flat = tuple(getattr(settings, name) for name in _SETTINGS)
     result: Tensor = _forward(x, *weights, *flat, product_dtype(x), tf32, save, served == "training")[0]
     return result
+
+
+def _check(x: Tensor, weights: LayerWeights, settings: LayerSettings) -> None:
+    """Refuse vectors and keys that kernels, which have nothing but their addresses, would read beyond the end."""
+    width, inner = x.shape[1], weights.intermediate.shape[0]
+    for name, vector in zip(LayerWeights._fields, weights, strict=True):
+        elements = inner if name == "intermediate_bias" else width
+        if name.endswith(("_bias", "_norm")) and vector.shape != (elements,):
+            shape = tuple(vector.shape)
+            raise UserError(f"{name} of layer {settings.layer} has shape {shape}: it must be ({elements},)")
+    key, sequences = settings.dropout_key, len(settings.cu_seqlens) - 1
+    if key is not None and (key.dtype != torch.int64 or key.shape != (sequences,) or key.device != x.device):
+        raise UserError(
+            f"dropout_key must be int64 of shape ({sequences},) on {x.device}, one a sequence, not {key.dtype}"
+            f" {tuple(key.shape)} on {key.device}"
+        )
+    dropped = settings.hidden_dropout(Site.ATTENTION_OUTPUT)
+    if dropped is not None:
+        check_token_dropout(dropped, x)
 
 
 _SETTINGS = tuple(LayerSettings.__dataclass_fields__)

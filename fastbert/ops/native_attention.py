@@ -42,7 +42,7 @@ def backward(
     dq, dk, dv = (memory.empty(x.shape, x.dtype) for x in (problem.q, problem.k, problem.v))
     dbias = None
     if problem.bias is not None and bias_gradient:
-        dbias = torch.zeros(problem.bias.shape, dtype=torch.float32)
+        dbias = torch.zeros(problem.bias.shape, dtype=torch.float32, device="cpu")
     _run_gradient(problem, out, lse, grad, (dq, dk, dv), dbias)
     return dq, dk, dv, None if dbias is None or problem.bias is None else dbias.to(problem.bias.dtype)
 

@@ -82,7 +82,7 @@ def _run(
             weights.output_norm, weights.output_norm_bias,
         )
     ]  # fmt: skip
-    y = torch.empty(x.shape, dtype=dtype)
+    y = torch.empty(x.shape, dtype=dtype, device="cpu")
     try:
         _C.encoder_layer(
             x=x.data_ptr(),

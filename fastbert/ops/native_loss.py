@@ -48,11 +48,11 @@ def forward(
     rows, element = len(x), DTYPES[x.dtype]
     x = x.contiguous()
     gradients = want_dx or want_dweight or want_dbias
-    losses = torch.zeros(rows, dtype=torch.float32)
-    correct = torch.zeros(rows, dtype=torch.uint8)
+    losses = torch.zeros(rows, dtype=torch.float32, device="cpu")
+    correct = torch.zeros(rows, dtype=torch.uint8, device="cpu")
     dx = memory.empty(x.shape if want_dx else (0,), x.dtype)
     dweight = memory.empty(weight.shape if want_dweight else (0,), torch.float32)
-    dbias = torch.zeros(len(weight) if want_dbias else 0, dtype=torch.float32)
+    dbias = torch.zeros(len(weight) if want_dbias else 0, dtype=torch.float32, device="cpu")
     if not rows and want_dweight:
         dweight.zero_()
     packed = packed_weights.packed(weight, element)

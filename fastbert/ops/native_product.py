@@ -73,8 +73,8 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     x = x.detach().resolve_neg()
     _check_matrix("x", x, None)
     rows, width = x.shape
-    integers = torch.empty((rows, width), dtype=torch.int8)
-    scales = torch.empty(rows, dtype=torch.float32)
+    integers = torch.empty((rows, width), dtype=torch.int8, device="cpu")
+    scales = torch.empty(rows, dtype=torch.float32, device="cpu")
     _native_quantize_rows(_matrix(x), rows, width, integers.data_ptr(), scales.data_ptr())
     return integers, scales
 
@@ -113,7 +113,7 @@ def product(
         dtype = x.dtype if out_dtype is None else out_dtype
         if dtype not in DTYPES:
             raise UserError(f"out_dtype={dtype} must be torch.bfloat16 or torch.float32")
-        out = torch.empty((rows, columns), dtype=dtype)
+        out = torch.empty((rows, columns), dtype=dtype, device="cpu")
     elif out_dtype not in (None, out.dtype):
         raise UserError(f"out has dtype {out.dtype}, which is not out_dtype={out_dtype}: leave one of them out")
     _check_result("out", out, (rows, columns), x=x)
@@ -225,7 +225,7 @@ def gradient_product(
         out = memory.empty((rows, columns), torch.float32)
     _check_result("out", out, (rows, columns), torch.float32, a=a, b=b)
     native.address("out", out)
-    total = torch.empty(rows, dtype=torch.float32) if sums else None
+    total = torch.empty(rows, dtype=torch.float32, device="cpu") if sums else None
     _native_gradient_product(
         _matrix(a),
         _matrix(b),

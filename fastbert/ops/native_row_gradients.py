@@ -44,7 +44,7 @@ def norm_gradients(
         grad_total, _, grad_total_stride = rows_of(grad_total.to(total.dtype))
     dx = empty(total.shape, total.dtype)
     dresidual = empty(total.shape, total.dtype) if residual and token_dropout is not None else None
-    sums = torch.empty((3 if x_bias else 2, width))
+    sums = empty((3 if x_bias else 2, width), torch.float32)
     mean, rstd, weight = mean.contiguous(), rstd.contiguous(), weight.contiguous()
     dropout, _held = dropped(token_dropout, rows)
     _C.norm_gradients(
@@ -68,7 +68,7 @@ def gelu_backward(
     grad, grad_rows, grad_stride = rows_of(grad.to(x.dtype))
     assert grad_rows == rows
     dx, y = empty(shape, x.dtype), empty(shape, x.dtype) if again else None
-    total = torch.empty(width) if sums else None
+    total = empty((width,), torch.float32) if sums else None
     bias = None if bias is None else bias.contiguous()
     _C.gelu_gradient(
         rows, width, DTYPES[x.dtype], grad.data_ptr(), grad_stride, x.data_ptr(), x_stride,
@@ -85,7 +85,7 @@ def gelu_norm_gradients(
     width = x.shape[1]
     x, rows, x_stride = rows_of(x)
     grad, _, grad_stride = rows_of(grad.to(x.dtype))
-    dx, sums = empty(x.shape, x.dtype), torch.empty((2 if x_bias is None else 3, width))
+    dx, sums = empty(x.shape, x.dtype), empty((2 if x_bias is None else 3, width), torch.float32)
     mean, rstd, weight = mean.contiguous(), rstd.contiguous(), weight.contiguous()
     if x_bias is not None:
         weight, x_bias, _ = pair(weight, x_bias)
@@ -113,7 +113,7 @@ def embedding_gradients(
     """
     width, tokens = tables[0].shape[1], ids[0].shape[0]
     grad, _, grad_stride = rows_of(grad)
-    dsum, sums = empty((tokens, width), torch.float32), torch.empty((2, width))
+    dsum, sums = empty((tokens, width), torch.float32), empty((2, width), torch.float32)
     mean, rstd, weight = mean.contiguous(), rstd.contiguous(), weight.contiguous()
     dropout, _held = dropped(token_dropout, tokens)
     _C.embedding_sum_gradient(

@@ -128,7 +128,7 @@ def norm_forward(
     """
     y = empty(x.shape, x.dtype)
     count = x.shape[0] if keep else 0
-    mean, rstd = torch.empty(count), torch.empty(count)
+    mean, rstd = empty((count,), torch.float32), empty((count,), torch.float32)
     kept = (mean, rstd) if keep else (None, None)
     if x_bias is None and residual is None and token_dropout is None:
         _norm(x, weight, bias, eps, y, *kept)
@@ -174,7 +174,7 @@ def gelu_norm_forward(
     """LayerNorm(GELU(x + x_bias)) (rows, width) in the dtype of x; mean and rstd of the GELU, fp32 (rows,), empty
     without `keep`."""
     y, count = empty(x.shape, x.dtype), x.shape[0] if keep else 0
-    mean, rstd = torch.empty(count), torch.empty(count)
+    mean, rstd = empty((count,), torch.float32), empty((count,), torch.float32)
     kept = (mean.data_ptr(), rstd.data_ptr()) if keep else (0, 0)
     _gelu_norm(x, x_bias, weight, bias, eps, tanh, y, *kept)
     return y, mean, rstd
@@ -232,7 +232,7 @@ def embedding_forward(
     """The result (tokens, width) in `dtype`; mean and rstd fp32 (tokens,), empty without `keep`."""
     tokens, width = ids[0].shape[0], tables[0].shape[1]
     y, count = empty((tokens, width), dtype), tokens if keep else 0
-    mean, rstd = torch.empty(count), torch.empty(count)
+    mean, rstd = empty((count,), torch.float32), empty((count,), torch.float32)
     weight, bias, vectors = pair(weight, bias)
     dropout, _held = dropped(token_dropout, tokens)
     bad = _C.embedding_layer_norm(

@@ -149,7 +149,7 @@ def _feed_forward_backward(
     du, h = (memory.empty((min(tokens, CHUNK), inner), u.dtype) for _ in range(2))
     dw1 = memory.empty(weights.intermediate.shape if wanted.intermediate else (0,), torch.float32)
     dw2 = memory.empty(weights.output.shape if wanted.output else (0,), torch.float32)
-    db1 = torch.zeros(inner)
+    db1 = torch.zeros(inner, dtype=torch.float32, device="cpu")
     for part in _parts(tokens):
         count, again = part.stop - part.start, part.start > 0
         native_product.gelu_gradient_product(df[part], packed.output, u[part], tanh, out=du[:count], again=h[:count])
@@ -166,7 +166,8 @@ def _feed_forward_backward(
 
 
 def _rows(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
+    """The rows, with neighbouring elements and apart from each other."""
+    return x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
 
 
 def _split(qkv: Tensor, settings: LayerSettings) -> Tensor:
