@@ -144,7 +144,7 @@ class AdamW(torch.optim.AdamW):
             return False
         state = self.state[weight]
         if not state:
-            state["step"] = torch.tensor(0.0, dtype=torch.float32)
+            state["step"] = torch.tensor(0.0, dtype=torch.float32, device=weight.device)
             state["exp_avg"] = torch.zeros_like(weight)
             state["exp_avg_sq"] = torch.zeros_like(weight)
         moments = [state.get("exp_avg"), state.get("exp_avg_sq")]

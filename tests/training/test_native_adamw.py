@@ -431,3 +431,14 @@ def test_decay_within_the_gradient_is_torchs(seed: int) -> None:
         given[0].grad = torch.ones(8, 8)
         optimizer.step()
     assert torch.equal(own[0], theirs[0])
+
+
+def test_the_first_step_where_another_device_is_the_default(seed: int) -> None:
+    own = [nn.Parameter(Draw(seed)(8, 8))]
+    theirs = twins(own)
+    for kind, given in ((AdamW, own), (torch.optim.AdamW, theirs)):
+        optimizer = kind(given, fused=True, **OPTIONS)
+        given[0].grad = torch.ones(8, 8)
+        with torch.device("meta"):
+            optimizer.step()
+    assert torch.equal(own[0], theirs[0])
