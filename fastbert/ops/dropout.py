@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastbert import _C
 from fastbert.errors import UserError
-from fastbert.ops import backend, reference
+from fastbert.ops import backend, native, reference
 
 # The bits of 1 / (1 - p) are handed to the native generator in the mask's own dtype.
 _BITS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16, torch.float16: torch.uint16}
@@ -77,7 +77,7 @@ def quantized(p: float) -> tuple[int, float]:
 
 
 def _keep_bits(scale: float, dtype: torch.dtype) -> int:
-    return int(torch.tensor(scale, dtype=dtype).view(_BITS[dtype]).item())
+    return int(torch.tensor(scale, dtype=dtype, device="cpu").view(_BITS[dtype]).item())
 
 
 def draw_keys(sequences: int, device: torch.device) -> Tensor:
@@ -97,7 +97,7 @@ def _token_mask(
     key: Tensor, sequence_ids: Tensor, offsets: Tensor, p: float, site: int, width: int, dtype: torch.dtype
 ) -> Tensor:
     threshold, scale = quantized(p)
-    if dtype in _BITS and key.device.type == "cpu" and backend.choose("dropout", key.device) == "native":
+    if key.device.type == "cpu" and _generates(dtype, key.device):
         mask = torch.empty(len(sequence_ids), width, dtype=dtype, device="cpu")
         _C.token_dropout_mask(
             mask.view(_BITS[dtype]).numpy(),
@@ -125,10 +125,15 @@ def _(key: Tensor, sequence_ids: Tensor, *others: Any) -> Tensor:
     return key.new_empty((sequence_ids.shape[0], width), dtype=dtype)
 
 
+def _generates(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the native generator writes masks; new tensors have no memory inside of torch.func's transforms."""
+    return dtype in _BITS and backend.choose("dropout", device) == "native" and not native.is_transformed()
+
+
 def attention_mask(shape: tuple[int, int, int, int], p: float, key: Tensor, site: int, dtype: torch.dtype) -> Tensor:
     """The mask of attention probabilities of sequences of one length: `shape` (sequences, heads, queries, keys)."""
     threshold, scale = quantized(p)
-    if dtype in _BITS and backend.choose("dropout", key.device) == "native":
+    if _generates(dtype, key.device):
         mask = torch.empty(shape, dtype=dtype, device="cpu")
         _C.attention_dropout_mask(
             mask.view(_BITS[dtype]).numpy(), key.numpy(), site, threshold, _keep_bits(scale, dtype)

@@ -18,7 +18,7 @@ from fastbert.errors import UserError
 from fastbert.ops import backend, native, native_layer
 from fastbert.ops.attention import HEAD_DIMS, tf32_allowed
 from fastbert.ops.attention_problem import AttentionProblem
-from fastbert.ops.dropout import Site, TokenDropout
+from fastbert.ops.dropout import Site, TokenDropout, check_token_dropout
 
 WIDEST = 8192  # of a row that the LayerNorm kernels keep in registers
 
@@ -157,21 +157,26 @@ def encoder_layer(
     return result
 
 
-def _check_draws(x: Tensor, settings: LayerSettings) -> None:
-    """Refuse what kernels would read as counters of dropout that are not there."""
-    sequences, tokens, long = len(settings.cu_seqlens) - 1, x.shape[0], (torch.int64,)
-    for name, tensor, count, dtypes in (
-        ("dropout_key", settings.dropout_key, sequences, long),
-        ("sequence_ids", settings.sequence_ids, tokens, (torch.int32, *long)),
-        ("offsets", settings.offsets, tokens, (torch.int32, *long)),
-    ):
-        if tensor is None:
-            continue
-        if tensor.dtype not in dtypes or tensor.shape != (count,) or tensor.device != x.device:
-            raise UserError(
-                f"{name} must be {' or '.join(map(str, reversed(dtypes)))} of shape ({count},) on {x.device}, not"
-                f" {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
-            )
+_SQUARE = ("query", "key", "value", "attention_output")
+
+
+def _check(x: Tensor, weights: LayerWeights, settings: LayerSettings) -> None:
+    """Refuse weights and keys that kernels, which have nothing but their addresses, would read beyond the end."""
+    inner, width = len(weights.intermediate), x.shape[1]
+    widened = {"intermediate": (inner, width), "output": (width, inner), "intermediate_bias": (inner,)}
+    for name, tensor in weights._asdict().items():
+        shape = widened.get(name, (width, width) if name in _SQUARE else (width,))
+        if tensor.shape != shape:
+            raise UserError(f"{name} of layer {settings.layer} has shape {tuple(tensor.shape)}: it must be {shape}")
+    key, sequences = settings.dropout_key, len(settings.cu_seqlens) - 1
+    if key is not None and (key.dtype != torch.int64 or key.shape != (sequences,) or key.device != x.device):
+        raise UserError(
+            f"dropout_key must be int64 of shape ({sequences},) on {x.device}, one a sequence, not {key.dtype}"
+            f" {tuple(key.shape)} on {key.device}"
+        )
+    dropped = settings.hidden_dropout(Site.ATTENTION_OUTPUT)
+    if dropped is not None:
+        check_token_dropout(dropped, x)
 
 
 _SETTINGS = tuple(LayerSettings.__dataclass_fields__)
@@ -227,7 +232,7 @@ def _forward(
          offsets)
     )  # fmt: skip
     # Inside of the operator, where a compiled graph may look too.
-    _check_draws(x, settings)
+    _check(x, weights, settings)
     with backend.without_autocast(x.device):
         found: list[Tensor] = _kernels(native).forward(x, weights, settings, dtype, tf32, save)
     return found

@@ -150,7 +150,8 @@ def scores_arguments(
     from fastbert.ops.dropout import quantized
 
     if scores.shape[3] > 1 and scores.stride(3) != 1:
-        scores = scores.contiguous()
+        # contiguous() would leave scores without elements as they are.
+        scores = scores.clone(memory_format=torch.contiguous_format)
     mask_strides: Sequence[int] = (0, 0, 0, 0)
     if mask is not None:
         mask = mask.expand(scores.shape)

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from fastbert._C import PackedWeight
-from fastbert.errors import UserError
 from fastbert.ops import memory, native_attention, native_product, native_row_gradients, native_rows, packed_weights
 from fastbert.ops.dropout import Site
 from fastbert.ops.native import DTYPES
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
 
 # Tokens whose widened vectors exist at a time: they stay in the last cache, and memory does not grow with them.
 CHUNK = 2048
-
-
-_SQUARE = ("query", "key", "value", "attention_output")
 
 
 class _Products(NamedTuple):
@@ -56,7 +52,6 @@ def forward(
     """[y2] and, unless nothing is saved: qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, and y1 if all is."""
     from fastbert.ops.encoder_layer import SAVE_ALL, SAVE_NOTHING
 
-    _check(weights)
     w, keep = weights, save != SAVE_NOTHING
     packed = _products(weights, dtype)
     rows = native_product.together(x)
@@ -92,7 +87,6 @@ def backward(
     wanted: Wanted,
 ) -> list[Tensor]:
     """What `Wanted` names, in its order; the large ones are empty where they are not wanted."""
-    _check(weights)
     qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, *kept = saved
     w, packed = weights, _products(weights, dtype, transposed=True)
     y1 = kept[0] if kept else _normed_again(z1, w, settings)
@@ -114,16 +108,6 @@ def backward(
     dw, db = _weight_gradient(dqkv, rows, w.query, wanted.projections, sums=wanted.projection_biases)
     dx = _product_onto(do if dz1 is None else dz1, dqkv, packed.projections).to(x.dtype) if wanted.x else _none(x)
     return [dx, dw, db, dwo, sums1, dw1, db1, dw2, sums2]
-
-
-def _check(weights: LayerWeights) -> None:
-    """Refuse weights that do not fit together: kernels take vectors to be as long as rows."""
-    inner, width = len(weights.intermediate), weights.query.shape[1]
-    widened = {"intermediate": (inner, width), "output": (width, inner), "intermediate_bias": (inner,)}
-    for name, tensor in weights._asdict().items():
-        shape = widened.get(name, (width, width) if name in _SQUARE else (width,))
-        if tensor.shape != shape:
-            raise UserError(f"{name} of a layer has shape {tuple(tensor.shape)}: it must be {shape}")
 
 
 def _parts(tokens: int) -> list[slice]:

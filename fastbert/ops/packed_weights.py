@@ -2,10 +2,11 @@
 
 A copy must not be stale, and torch counts only some of the ways in which a weight changes: fused optimizers and writes
 through `.data` leave `Tensor._version` alone, and tensors made in inference mode have no such counter. So a copy is
-used while all of these are as they were: the tensor itself, where and how its memory lies, its version if it has one,
-and a fingerprint of 65 places of its memory. On top of that each step of any torch optimizer makes the copies of its
-weights stale, and `load_state_dict` and `eval` of our models, moves of them, and `forget` drop them. Our own AdamW
-writes copies anew in its pass over the weights. A copy that nobody else holds is written anew where it lies.
+used while all of these are as they were: the tensor itself, where its memory lies and how it is read (shape, strides,
+sign), its version if it has one, and a fingerprint of 65 places of its memory. On top of that each step of any torch
+optimizer makes the copies of its weights stale, and `load_state_dict` and `eval` of our models, moves of them, and
+`forget` drop them. Our own AdamW writes copies anew in its pass over the weights. A copy that nobody else holds is
+written anew where it lies.
 
 What this does not see are writes that torch does not count, and that also miss those places: a small part of a weight
 (up to 1/64 of it in one piece), or so little that in half precision hardly an element changes, written through `.data`,
@@ -191,13 +192,15 @@ def _state(weights: Sequence[Tensor]) -> tuple[Any, ...]:
     """What must be as it was for a copy to hold."""
     spans = [(weight.data_ptr(), _span(weight)) for weight in weights]
     versions = [-1 if weight.is_inference() else weight._version for weight in weights]
+    # `weight.data = weight.data.t()` leaves all else as it was where the weight is square.
+    layouts = [(weight.shape, weight.stride(), weight.is_neg(), weight.dtype) for weight in weights]
     try:
         fingerprint = _C.fingerprint(spans)
     except ValueError as error:
         raise UserError(
             f"{error}: a weight of shape {tuple(weights[0].shape)} or one beside it has no storage"
         ) from None
-    return (fingerprint, *spans, *versions, *[(weight.dtype, weight.shape, weight.stride()) for weight in weights])
+    return (fingerprint, *spans, *versions, *layouts)
 
 
 def _span(weight: Tensor) -> int:

@@ -135,6 +135,8 @@ class AdamW(torch.optim.AdamW):
         group = self.param_groups[one.group]
         if any(group[name] for name in ("amsgrad", "maximize", "foreach", "capturable", "differentiable")):
             return False
+        if not group.get("decoupled_weight_decay", True):
+            return False
         if isinstance(group["lr"], Tensor) or any(isinstance(beta, Tensor) for beta in group["betas"]):
             return False
         weight, gradient = one.parameter, one.gradient
@@ -142,7 +144,7 @@ class AdamW(torch.optim.AdamW):
             return False
         state = self.state[weight]
         if not state:
-            state["step"] = torch.tensor(0.0, dtype=torch.float32, device="cpu")
+            state["step"] = torch.tensor(0.0, dtype=torch.float32, device=weight.device)
             state["exp_avg"] = torch.zeros_like(weight)
             state["exp_avg_sq"] = torch.zeros_like(weight)
         moments = [state.get("exp_avg"), state.get("exp_avg_sq")]

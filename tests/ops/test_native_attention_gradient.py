@@ -259,7 +259,7 @@ def test_touches_nothing_outside(
     results: list[Fenced] = []
     zeros = torch.zeros
 
-    def fenced(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def fenced(shape: tuple[int, ...], dtype: torch.dtype, **_: Any) -> Tensor:
         results.append(Fenced(zeros(shape, dtype=dtype), behind))
         return results[-1].tensor
 

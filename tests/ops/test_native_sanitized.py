@@ -27,6 +27,7 @@ BUILT_FROM = [
 ]
 SANITIZERS = "-fsanitize=address,undefined"
 APART = ("test_native_processes.py", "test_native_sanitized.py")  # of these, processes of their own are the matter
+GROWS = "tests/ops/test_memory.py::test_two_thousand_steps_of_any_size_do_not_grow"  # what is freed is kept for a while
 FILES = [
     *(
         str(file.relative_to(ROOT))
@@ -80,10 +81,12 @@ def test_native_tests_under_address_and_undefined_sanitizer(tmp_path: Path, seed
         **os.environ,
         "PYTHONPATH": str(installed),
         "LD_PRELOAD": preload,
-        "ASAN_OPTIONS": "detect_leaks=0",  # an interpreter that ends leaves much
+        # An interpreter that ends leaves much; a test asks for more memory than there is, which torch must report.
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "OMP_NUM_THREADS": "2",
     }
     environment.pop("PYTEST_XDIST_WORKER", None)
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--seed", str(seed), *FILES]
+    options = ["-q", "-x", "-p", "no:cacheprovider", "--seed", str(seed), "--deselect", GROWS]
+    command = [sys.executable, "-P", "-m", "pytest", *options, *FILES]
     assert subprocess.run(command, cwd=tree, env=environment).returncode == 0

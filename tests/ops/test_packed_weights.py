@@ -240,3 +240,16 @@ def test_linear_keeps_forward_derivatives(seed: int) -> None:
     with torch.no_grad(), forward_ad.dual_level():
         y = ops.linear(forward_ad.make_dual(x, torch.ones_like(x)), weight)
         assert forward_ad.unpack_dual(y).tangent is not None
+
+
+def test_another_layout_of_the_same_memory_is_seen(seed: int) -> None:
+    """Address, span, version and contents stay what they were."""
+    weight, x = nn.Parameter(random(seed, 40, 40)), random(seed + 1, 5, 40)
+    assert_fresh(x, weight)
+    weight.data = weight.data.t()
+    assert_fresh(x, weight)
+    with torch.no_grad():
+        packed_weights.packed(weight, "fp32")
+        weight.data = torch._neg_view(weight.data)
+        ours = native_product.product(x, packed_weights.packed(weight, "fp32"))
+    torch.testing.assert_close(ours, F.linear(x, weight.detach().resolve_neg()), atol=1e-5, rtol=1e-5)

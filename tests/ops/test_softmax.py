@@ -192,3 +192,9 @@ def test_triton_refuses_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with use_backend("triton"), pytest.raises(UserError, match="scores is on cpu: the triton backend needs"):
         ops.softmax(SCORES)
+
+
+@pytest.mark.parametrize("name", ["native", "eager"])
+def test_nothing_in_of_any_strides(name: str) -> None:
+    with use_backend(name):
+        assert ops.softmax(torch.empty(0, 2, 9, 5).transpose(2, 3)).shape == (0, 2, 5, 9)

@@ -419,3 +419,26 @@ def test_the_extension_refuses_copies_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="null"):
         _C.adamw([(0, *places[1:], step, 8, 8, 0)], settings, [], 1.0, False)
     assert (x == 1).all()
+
+
+def test_decay_within_the_gradient_is_torchs(seed: int) -> None:
+    """torch's group has a switch that makes Adam of AdamW."""
+    own = [nn.Parameter(Draw(seed)(8, 8))]
+    theirs = twins(own)
+    for kind, given in ((AdamW, own), (torch.optim.AdamW, theirs)):
+        optimizer = kind(given, weight_decay=0.5, fused=True, **OPTIONS)
+        optimizer.param_groups[0]["decoupled_weight_decay"] = False
+        given[0].grad = torch.ones(8, 8)
+        optimizer.step()
+    assert torch.equal(own[0], theirs[0])
+
+
+def test_the_first_step_where_another_device_is_the_default(seed: int) -> None:
+    own = [nn.Parameter(Draw(seed)(8, 8))]
+    theirs = twins(own)
+    for kind, given in ((AdamW, own), (torch.optim.AdamW, theirs)):
+        optimizer = kind(given, fused=True, **OPTIONS)
+        given[0].grad = torch.ones(8, 8)
+        with torch.device("meta"):
+            optimizer.step()
+    assert torch.equal(own[0], theirs[0])
