@@ -278,9 +278,9 @@ void whole_product(const Product& call) {
     const Plan plan = plan_of(call);
     const double work = static_cast<double>(call.rows) * static_cast<double>(call.weight->columns) *
                         static_cast<double>(std::max<std::size_t>(1, plan.depth));
-    // One thread for what takes it some microseconds, otherwise all: libgomp ends the threads that a region smaller
-    // than the one before has no use for, and starting them again takes longer than the product.
-    const int threads = work < 3e5 ? 1 : parallel_threads();
+    // One thread or all: libgomp ends the threads that a region smaller than the one before has no use for, and starting
+    // them again takes longer than the product.
+    const int threads = work < kWorthThreads ? 1 : parallel_threads();
     const std::size_t size = static_cast<std::size_t>(threads) * (plan.group_bytes + plan.thread_bytes);
     std::byte* memory = product_scratch(size);
     parallel(threads, [&](int thread, int running) { run(plan, memory, thread, running); });

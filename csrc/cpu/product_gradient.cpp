@@ -208,7 +208,7 @@ void gradient_product(const GradientProduct& call) {
     const Plan plan = plan_of(call);
     const double work = static_cast<double>(call.tokens) * static_cast<double>(call.rows) *
                         static_cast<double>(std::max<std::size_t>(1, call.columns));
-    const int threads = work < 3e5 ? 1 : parallel_threads();
+    const int threads = work < kWorthThreads ? 1 : parallel_threads();
     std::byte* memory = product_scratch(2 * plan.b_bytes + static_cast<std::size_t>(threads) * plan.thread_bytes);
     parallel(threads, [&](int thread, int running) {
         Worker(plan, static_cast<std::size_t>(thread), static_cast<std::size_t>(running), memory).run();

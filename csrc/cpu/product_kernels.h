@@ -33,6 +33,10 @@ const RowKernel& avx512_rows();
 // The one for the level in force.
 const RowKernel& row_kernel();
 
+// Multiplications from which threads are worth waking: some ten microseconds of one. Where other processes want the same
+// cores, a thread that is waited for may take milliseconds to come, so small products stay on one.
+inline constexpr double kWorthThreads = 1e6;
+
 // At least `size` bytes of the calling thread, aligned to 64, valid until its next product. They are kept: pages
 // touched for the first time cost more than the products that use them. Throws std::bad_alloc.
 std::byte* product_scratch(std::size_t size);

@@ -102,7 +102,7 @@ def test_views_ranges_and_sums_of_two(level: str, dtype: torch.dtype, seed: int)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_do_not_depend_on_threads(level: str, dtype: torch.dtype, seed: int, threads: None) -> None:
     tokens = 300 if cpu_kernels.in_software(level) and dtype == BF16 else 2100
-    shapes = ((70, 70), (1, 200), (330, 1))
+    shapes = ((70, 70), (1, 600), (600, 1))
     for rows, columns in shapes:
         a, b = drawn(seed, tokens, rows, dtype=dtype), drawn(seed + 1, tokens, columns, dtype=dtype)
         torch.set_num_threads(1)
