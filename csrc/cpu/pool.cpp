@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <compare>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -43,7 +44,17 @@ struct Page {
 
 struct Segment {
     std::size_t size = 0;
+    std::uint64_t number = 0;
     std::vector<Page> pages;
+};
+
+// Where a span begins. By age of its segment: systems map new ones below the old ones, and what goes to the lowest
+// address would leave the pages that are warm.
+struct Place {
+    std::uint64_t segment = 0;
+    std::byte* begin = nullptr;
+
+    auto operator<=>(const Place&) const = default;
 };
 
 class Pool {
@@ -66,10 +77,10 @@ public:
         if (++clock_ % kLookEvery == 0) give_back(kPatience);
         auto found = fit(size);
         if (found == free_.end()) found = grow(size);
-        std::byte* begin = found->first;
+        const auto [segment, begin] = found->first;
         const std::size_t rest = found->second - size;
         free_.erase(found);
-        if (rest) free_.emplace(begin + size, rest);
+        if (rest) free_.emplace(Place{segment, begin + size}, rest);
         for_pages(begin, size, [&](Page& page) {
             warm_ += page.warm ? 0 : kPage;
             page.warm = true;
@@ -85,20 +96,20 @@ public:
         for_pages(begin, size, [&](Page& page) { page.used = clock_; });
         in_use_ -= size;
         --blocks_;
-        const auto& [first, segment] = segment_of(begin);
-        auto next = free_.upper_bound(begin);
-        if (next != free_.end() && next->first == begin + size && next->first < first + segment.size) {
+        const Place place{segment_of(begin).second.number, begin};
+        auto next = free_.upper_bound(place);
+        if (next != free_.end() && next->first == Place{place.segment, begin + size}) {
             size += next->second;
             next = free_.erase(next);
         }
         if (next != free_.begin()) {
             const auto before = std::prev(next);
-            if (before->first + before->second == begin && before->first >= first) {
+            if (before->first.segment == place.segment && before->first.begin + before->second == begin) {
                 before->second += size;
                 return;
             }
         }
-        free_.emplace_hint(next, begin, size);
+        free_.emplace_hint(next, place, size);
     }
 
     void release() {
@@ -117,7 +128,7 @@ public:
     }
 
 private:
-    using Free = std::map<std::byte*, std::size_t>;
+    using Free = std::map<Place, std::size_t>;
     using Segments = std::map<std::byte*, Segment>;
 
     Free::iterator fit(std::size_t size) {
@@ -134,8 +145,8 @@ private:
             begin = map(bytes);
         }
         if (!begin) throw std::bad_alloc();
-        segments_.emplace(begin, Segment{bytes, std::vector<Page>(bytes / kPage)});
-        return free_.emplace(begin, bytes).first;
+        segments_.emplace(begin, Segment{bytes, ++mapped_, std::vector<Page>(bytes / kPage)});
+        return free_.emplace(Place{mapped_, begin}, bytes).first;
     }
 
     Segments::value_type& segment_of(std::byte* place) { return *std::prev(segments_.upper_bound(place)); }
@@ -151,9 +162,9 @@ private:
     // Give back the free pages that no block used while the last `patience` ones were taken.
     void give_back(std::uint64_t patience) {
         for (auto span = free_.begin(); span != free_.end();) {
-            const auto [begin, size] = *span;
-            auto& [first, segment] = segment_of(begin);
-            const auto from = static_cast<std::size_t>(begin - first);
+            const auto [place, size] = *span;
+            auto& [first, segment] = segment_of(place.begin);
+            const auto from = static_cast<std::size_t>(place.begin - first);
             const std::size_t last = (from + size) / kPage;
             std::size_t kept = 0;
             for (std::size_t page = round_up(from, kPage) / kPage; page < last; ++page) {
@@ -179,7 +190,8 @@ private:
     std::mutex mutex_;
     Free free_;
     Segments segments_;
-    std::uint64_t clock_ = 0;  // blocks taken
+    std::uint64_t clock_ = 0;   // blocks taken
+    std::uint64_t mapped_ = 0;  // segments so far
     std::size_t in_use_ = 0, warm_ = 0, peak_ = 0, blocks_ = 0;
 };
 

@@ -1,8 +1,8 @@
 // Memory for large tensors that come and go with every step of training, used again by the next step.
 //
-// Fresh pages cost several times what warm ones do. So blocks are cut from large mappings of huge pages, the lowest
-// place first, and a block that comes back is joined with its free neighbours: batches of any size are served from the
-// same warm pages, and memory stays as dense as the busiest moment needs.
+// Fresh pages cost several times what warm ones do. So blocks are cut from large mappings of huge pages, the oldest
+// mapping and its lowest place first, and a block that comes back is joined with its free neighbours: batches of any
+// size are served from the same warm pages, and memory stays as dense as the busiest moment needs.
 #pragma once
 
 #include <cstddef>

@@ -162,6 +162,25 @@ def test_two_thousand_steps_of_any_size_do_not_grow(seed: int) -> None:
     assert resident() < before + 16 * MEGABYTE
 
 
+def test_warm_pages_are_used_before_cold_ones() -> None:
+    """Also where the system maps the pool's second gigabyte below its first, as Linux does."""
+    memory.release()
+
+    def warm() -> int:
+        found = memory.statistics()
+        return found["in_use"] + found["free"]
+
+    torch.utils.deterministic.fill_uninitialized_memory = False  # what nobody writes to costs nothing
+    try:
+        kept = [memory.empty((size * MEGABYTE,), torch.uint8) for size in (900, 300)]
+        before = warm()
+        kept.clear()
+        memory.empty((900 * MEGABYTE,), torch.uint8)
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = True
+    assert warm() == before
+
+
 def test_a_huge_batch_does_not_hold_its_memory_for_ever() -> None:
     memory.empty((100 * MEGABYTE,), torch.uint8).fill_(1)
     assert memory.statistics()["free"] >= 100 * MEGABYTE
