@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -31,6 +32,15 @@ void check_offsets(const std::vector<std::int32_t>& offsets, std::size_t sequenc
     if (static_cast<std::size_t>(offsets[sequences]) != tokens)
         throw py::value_error("cu_seqlens ends at " + std::to_string(offsets[sequences]) + ", but there are " +
                               std::to_string(tokens) + " tokens: it must end there");
+}
+
+// Refuses places with which a kernel would leave the tokens.
+void check_rows(const std::vector<std::int64_t>& rows, std::size_t tokens) {
+    for (const std::int64_t row : rows) {
+        if (row < 0 || static_cast<std::size_t>(row) >= tokens)
+            throw py::value_error("rows holds " + std::to_string(row) + ", outside the " + std::to_string(tokens) +
+                                  " tokens");
+    }
 }
 
 // Vectors in fp32, one behind the other.
@@ -84,20 +94,28 @@ void check_shapes(const LayerProducts& products, const std::vector<Vector>& vect
 void bound_layer(Address x, const std::string& x_dtype, std::size_t x_stride, std::size_t tokens, std::size_t width,
                  const std::array<const PackedWeight*, 4>& weights, const std::vector<Vector>& vectors,
                  Address cu_seqlens, std::size_t sequences, std::size_t heads, float eps, bool tanh, bool causal,
-                 Address y, const std::string& y_dtype) {
+                 const std::optional<std::pair<Address, std::size_t>>& rows, Address y, const std::string& y_dtype) {
     const LayerProducts products{weights[0], weights[1], weights[2], weights[3]};
     check_shapes(products, vectors, heads);
     if (width != weights[1]->columns)
         throw py::value_error("x has " + std::to_string(width) + " columns, but the layer is " +
                               std::to_string(weights[1]->columns) + " wide");
-    if ((tokens && width && (!x || !y)) || !cu_seqlens) throw py::value_error("a tensor's memory was given back");
+    const std::size_t outputs = rows ? rows->second : tokens;
+    if ((tokens && width && !x) || (outputs && ((width && !y) || (rows && !rows->first))) || !cu_seqlens) throw py::value_error("a tensor's memory was given back");
     // Copies, made before other threads run again: these could write what was checked.
     const auto* given = reinterpret_cast<const std::int32_t*>(cu_seqlens);
     const std::vector<std::int32_t> offsets(given, given + sequences + 1);
     check_offsets(offsets, sequences, tokens);
+    std::vector<std::int64_t> wanted;
+    if (rows && outputs) {
+        const auto* places = reinterpret_cast<const std::int64_t*>(rows->first);
+        wanted.assign(places, places + outputs);
+        check_rows(wanted, tokens);
+    }
     const std::vector<float> values = joined(vectors);
     const LayerCall call{reinterpret_cast<const void*>(x), dtype_of(x_dtype), x_stride, reinterpret_cast<void*>(y),
-                         dtype_of(y_dtype), tokens, offsets.data(), sequences, heads, eps, tanh, causal};
+                         dtype_of(y_dtype), tokens, rows ? wanted.data() : nullptr, outputs, offsets.data(), sequences,
+                         heads, eps, tanh, causal};
     py::gil_scoped_release release;
     const std::size_t inner = weights[2]->columns;
     const float* rest = values.data() + 3 * width;
@@ -122,7 +140,7 @@ void bind_layer(py::module_& module) {
         py::arg("spans"), "A number that changes when memory, (address, bytes) each, is written all over.");
     module.def("encoder_layer", &bound_layer, py::kw_only(), py::arg("x"), py::arg("x_dtype"), py::arg("x_stride"),
                py::arg("tokens"), py::arg("width"), py::arg("products"), py::arg("vectors"), py::arg("cu_seqlens"), py::arg("sequences"),
-               py::arg("heads"), py::arg("eps"), py::arg("tanh"), py::arg("causal"), py::arg("y"), py::arg("y_dtype"));
+               py::arg("heads"), py::arg("eps"), py::arg("tanh"), py::arg("causal"), py::arg("rows"), py::arg("y"), py::arg("y_dtype"));
 }
 
 }  // namespace fastbert

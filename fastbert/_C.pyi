@@ -371,9 +371,11 @@ def encoder_layer(
     eps: float,
     tanh: bool,
     causal: bool,
+    rows: tuple[int, int] | None,
     y: int,
     y_dtype: str,
-) -> None: ...
+) -> None:
+    """`rows`: address and number of the places, int64, of the tokens whose output is wanted; None: all."""
 
 # bindings_pool.cpp
 

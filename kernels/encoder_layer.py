@@ -8,6 +8,8 @@
 
 Backward of a residual connection is an addition, and the products that end in it add: dy1 = dz2 + du W1 and
 dx = dz1 + dqkv Wqkv are one call each, and no pass over the tokens only adds.
+
+Where only some tokens' outputs are wanted (`LayerSettings.rows`), everything behind attention is of these alone.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ def forward(
     context, lse = attention.forward(problem)
     context = context.flatten(1)
     y1, z1, mean1, rstd1 = layer_norm.forward(
-        context @ weights.attention_output.to(dtype).t(),
+        settings.outputs(context) @ weights.attention_output.to(dtype).t(),
         weights.attention_output_bias,
-        x,
+        settings.outputs(x),
         weights.attention_norm,
         weights.attention_norm_bias,
         settings.eps,
@@ -71,7 +73,7 @@ def _joined_bias(weights: LayerWeights, dtype: torch.dtype) -> Tensor:
 
 
 def _split(qkv: Tensor, settings: LayerSettings) -> Tensor:
-    return qkv.view(qkv.shape[0], 3, settings.heads, -1)
+    return qkv.view(qkv.shape[0], 3, settings.heads, qkv.shape[1] // (3 * settings.heads))
 
 
 def _own(x: Tensor, weights: LayerWeights) -> bool:
@@ -125,15 +127,16 @@ def backward(
         dy1, None, z1, mean1, rstd1, w.attention_norm,
         settings.hidden_dropout(Site.ATTENTION_OUTPUT), x_bias=True, residual=True,
     )  # fmt: skip
-    dwo = product(do.t(), context, w.attention_output.dtype) if wanted.attention_output else _none(w.attention_output)
-    dcontext = do @ w.attention_output.to(dtype)
+    wo, of_wo = w.attention_output, wanted.attention_output
+    dwo = product(do.t(), settings.outputs(context), wo.dtype) if of_wo else _none(wo)
+    dcontext = settings.spread(do @ wo.to(dtype), len(x))
     problem = settings.problem(_split(qkv, settings), tf32)
     shape = problem.q.shape
     dqkv = attention.backward_joined(problem, context.view(shape), lse, dcontext.view(shape)).flatten(1)
     dw = product(dqkv.t(), x.to(dtype), w.query.dtype) if wanted.projections else _none(w.query)
     db = dqkv.sum(0, dtype=torch.float32) if wanted.projection_biases else _none(db1)
     if wanted.x:
-        dx = accumulate(do if dx is None else dx, dqkv, _joined(w, dtype)).to(x.dtype)
+        dx = accumulate(settings.spread(do if dx is None else dx, len(x)), dqkv, _joined(w, dtype)).to(x.dtype)
     else:
         dx = _none(x)
     return [dx, dw, db, dwo, sums1, dw1, db1, dw2, sums2]

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "cpu/arena.h"
 #include "cpu/attention.h"
@@ -34,19 +35,25 @@ private:
 
 struct Buffers {
     std::byte *projections, *context, *attended, *inner;
+    std::byte *taken_context = nullptr, *taken_x = nullptr;  // of the wanted tokens
     std::int8_t* integers = nullptr;
     float* scales = nullptr;
 
     Buffers(Parts& parts, const LayerCall& call, const LayerProducts& products) {
         const std::size_t size = size_of(call.y_dtype), width = products.attention_output->columns;
-        const std::size_t inner_width = products.intermediate->columns, chunk = std::min(call.tokens, kChunk);
+        const std::size_t inner_width = products.intermediate->columns, chunk = std::min(call.outputs, kChunk);
         projections = parts.take(call.tokens * 3 * width * size);
         context = parts.take(call.tokens * width * size);
-        attended = parts.take(call.tokens * width * size);
+        attended = parts.take(call.outputs * width * size);
         inner = parts.take(chunk * inner_width * size);
+        if (call.rows) {
+            taken_context = parts.take(call.outputs * width * size);
+            taken_x = parts.take(call.outputs * width * size_of(call.x_dtype));
+        }
         if (products.projections->element != Element::int8) return;
-        integers = reinterpret_cast<std::int8_t*>(parts.take(std::max(call.tokens * width, chunk * inner_width)));
-        scales = reinterpret_cast<float*>(parts.take(call.tokens * sizeof(float)));
+        const std::size_t most = std::max(call.tokens, call.outputs);
+        integers = reinterpret_cast<std::int8_t*>(parts.take(std::max(most * width, chunk * inner_width)));
+        scales = reinterpret_cast<float*>(parts.take(most * sizeof(float)));
     }
 };
 
@@ -111,10 +118,21 @@ void attend(const LayerCall& call, const Buffers& buffers, std::size_t width) {
     attention(attention_call);
 }
 
+// The wanted tokens' rows, one behind the other in `memory`; all of them where they are all wanted.
+Rows take(const Rows& from, const LayerCall& call, std::size_t width, std::byte* memory) {
+    if (!call.rows) return from;
+    const std::size_t size = size_of(from.dtype);
+    for (std::size_t i = 0; i < call.outputs; ++i) {
+        const std::byte* row = static_cast<const std::byte*>(from.data) + call.rows[i] * from.stride * size;
+        std::memcpy(memory + i * width * size, row, width * size);
+    }
+    return {memory, from.dtype, width, call.outputs};
+}
+
 }  // namespace
 
 void encoder_layer(const LayerCall& call, const LayerProducts& products, const LayerVectors& vectors) {
-    if (call.tokens == 0) return;
+    if (call.outputs == 0) return;
     Parts sizes(nullptr);
     Buffers(sizes, call, products);
     Parts parts(arena(sizes.used()));
@@ -126,14 +144,15 @@ void encoder_layer(const LayerCall& call, const LayerProducts& products, const L
     multiply(x, *products.projections, storing(buffers.projections, 3 * width, dtype, vectors.projections), buffers);
     attend(call, buffers, width);
 
-    const Rows context{buffers.context, dtype, width, call.tokens};
+    const Rows context = take({buffers.context, dtype, width, call.tokens}, call, width, buffers.taken_context);
+    const Rows residual = take(x, call, width, buffers.taken_x);
     Product output = storing(buffers.attended, width, dtype, vectors.attention_output);
-    behind_residual(output, x, vectors.attention_norm, vectors.attention_norm_bias, call.eps);
+    behind_residual(output, residual, vectors.attention_norm, vectors.attention_norm_bias, call.eps);
     multiply(context, *products.attention_output, output, buffers);
 
-    const Rows attended{buffers.attended, dtype, width, call.tokens};
-    for (std::size_t first = 0; first < call.tokens; first += kChunk) {
-        const Rows rows = attended.from(first, std::min(kChunk, call.tokens - first));
+    const Rows attended{buffers.attended, dtype, width, call.outputs};
+    for (std::size_t first = 0; first < call.outputs; first += kChunk) {
+        const Rows rows = attended.from(first, std::min(kChunk, call.outputs - first));
         Product widened = storing(buffers.inner, inner_width, dtype, vectors.intermediate);
         widened.epilogue.activation = call.tanh ? Epilogue::Activation::gelu_tanh : Epilogue::Activation::gelu;
         multiply(rows, *products.intermediate, widened, buffers);

@@ -28,9 +28,11 @@ struct LayerCall {
     const void* x;         // (tokens, width), rows `x_stride` elements apart
     Dtype x_dtype;
     std::size_t x_stride;
-    void* y;               // (tokens, width), contiguous; not x
+    void* y;               // (outputs, width), contiguous; not x
     Dtype y_dtype;         // of activations inside, too
     std::size_t tokens;
+    const std::int64_t* rows;  // (outputs,), the tokens whose output is wanted, each below `tokens`; or null: all
+    std::size_t outputs;   // as many as tokens without `rows`
     const std::int32_t* cu_seqlens;  // (sequences + 1,), from 0 up to tokens
     std::size_t sequences;
     std::size_t heads;

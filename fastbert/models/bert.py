@@ -5,10 +5,12 @@ The module tree gives the state dict the names of Hugging Face's `BertModel`, so
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fastbert import ops
@@ -189,6 +191,13 @@ class Dropouts:
             self.key = batch.dropout_key if batch.dropout_key is not None else draw_keys(len(batch), batch.device)
             self.sequence_ids, self.offsets = batch.sequence_ids, batch.offsets_in_sequence
 
+    def of(self, rows: Tensor) -> Dropouts:
+        """The dropout of these tokens, int64 (rows,), alone."""
+        some = copy(self)
+        if self.sequence_ids is not None and self.offsets is not None:
+            some.sequence_ids, some.offsets = (ids.index_select(0, rows) for ids in (self.sequence_ids, self.offsets))
+        return some
+
     def tokens(self, site: Site, layer: int = 0, p: float | None = None) -> TokenDropout | None:
         """Dropout on all token vectors at one site."""
         p = self.hidden if p is None else p
@@ -214,10 +223,22 @@ class Layer(nn.Module):
         self.quantization: Quantization | None = None
 
     def forward(
-        self, x: Tensor, batch: PackedBatch, dropouts: Dropouts, causal: bool = False, recompute: bool = False
+        self,
+        x: Tensor,
+        batch: PackedBatch,
+        dropouts: Dropouts,
+        causal: bool = False,
+        recompute: bool = False,
+        rows: Tensor | None = None,
     ) -> Tensor:
-        """x (tokens, hidden_size) -> the same shape. `recompute`: keep what is cheap to compute again out of memory."""
+        """x (tokens, hidden_size) -> the same shape, or (rows, hidden_size) of the tokens `rows`, int64, alone.
+
+        `recompute`: keep what is cheap to compute again out of memory.
+        """
         weights = self._plain_weights()
+        if weights is None and rows is not None:
+            # Adapters, hooks and other modules see every token.
+            return self(x, batch, dropouts, causal, recompute).index_select(0, rows)
         dropped = bool(dropouts.attention or dropouts.hidden)
         int8 = self.quantization == "int8"
         served = None
@@ -237,14 +258,15 @@ class Layer(nn.Module):
                 dropout_key=dropouts.key,
                 sequence_ids=dropouts.sequence_ids,
                 offsets=dropouts.offsets,
+                rows=rows,
             )
             return encoder_layer.encoder_layer(x, weights, settings, recompute=recompute, served=served)
         if recompute:
             return checkpoint(
-                self._composed, x, batch, dropouts, causal, use_reentrant=False, preserve_rng_state=False,
+                self._composed, x, batch, dropouts, causal, rows, use_reentrant=False, preserve_rng_state=False,
                 context_fn=_keeping_products,
             )  # fmt: skip
-        return self._composed(x, batch, dropouts, causal)
+        return self._composed(x, batch, dropouts, causal, rows)
 
     def native_element(self, tokens: int, dtype: torch.dtype) -> str | None:
         """What the CPU's kernels would multiply in this layer at so many tokens, or None where they do not serve it."""
@@ -254,7 +276,7 @@ class Layer(nn.Module):
         trains = torch.is_grad_enabled() or (self.training and self.drops)
         return native_layer.element_of(tokens, dtype, weights, self.heads, self.quantization == "int8" and not trains)
 
-    def _composed(self, x: Tensor, batch: PackedBatch, dropouts: Dropouts, causal: bool) -> Tensor:
+    def _composed(self, x: Tensor, batch: PackedBatch, dropouts: Dropouts, causal: bool, rows: Tensor | None) -> Tensor:
         """The layer put together from single operations; parts that are not plain run their own forward."""
         projections = self.attention.self
         q, k, v = (
@@ -274,7 +296,10 @@ class Layer(nn.Module):
             dropout_key=dropouts.key,
             dropout_site=Site.ATTENTION.of_layer(self.index),
         )
-        x = self.attention.output(context.flatten(1), x, dropouts.tokens(Site.ATTENTION_OUTPUT, self.index))
+        context = context.flatten(1)
+        if rows is not None:
+            context, x, dropouts = context.index_select(0, rows), x.index_select(0, rows), dropouts.of(rows)
+        x = self.attention.output(context, x, dropouts.tokens(Site.ATTENTION_OUTPUT, self.index))
         widened, bias = project_apart(self.intermediate.dense, x)
         inner = ops.bias_gelu(widened, bias, self.approximate)
         return self.output(inner, x, dropouts.tokens(Site.FEED_FORWARD_OUTPUT, self.index))
@@ -329,19 +354,31 @@ class Encoder(nn.Module):
         self.checkpointing: Checkpointing = "none"
 
     def forward(
-        self, x: Tensor, batch: PackedBatch, dropouts: Dropouts, causal: bool, keep_all: bool
+        self,
+        x: Tensor,
+        batch: PackedBatch,
+        dropouts: Dropouts,
+        causal: bool,
+        keep_all: bool,
+        rows: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
+        """The last layer's tokens, of `rows` alone where given, and with `keep_all` all tokens before and behind each
+        layer."""
         states = [x] if keep_all else []
         mode = self.checkpointing if self.training and torch.is_grad_enabled() else "none"
+        last = self.layer[-1] if rows is not None and len(self.layer) and not keep_all else None
+        if last is not None and not runs_as_written(last, Layer):
+            last = None
         for layer in self.layer:
+            options = (causal, mode == "selective", rows) if layer is last else (causal, mode == "selective")
             if mode == "layer":
                 # Dropout is replayed from its keys, so no generator's state has to be kept for the second computation.
-                x = checkpoint(layer, x, batch, dropouts, causal, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(layer, x, batch, dropouts, *options, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = layer(x, batch, dropouts, causal, mode == "selective")
+                x = layer(x, batch, dropouts, *options)
             if keep_all:
                 states.append(x)
-        return x, states
+        return x if rows is None or last is not None else x.index_select(0, rows), states
 
 
 class Pooler(nn.Module):
@@ -351,11 +388,20 @@ class Pooler(nn.Module):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x: Tensor, batch: PackedBatch) -> Tensor:
-        # An empty sequence has no first token: the clamp keeps its index legal, its row means nothing.
-        first = batch.cu_seqlens[:-1].long().clamp(max=max(len(x) - 1, 0))
-        firsts = x[first] if len(x) else x.new_zeros(len(batch), x.shape[1])
+    def forward(self, firsts: Tensor) -> Tensor:
+        """First tokens (sequences, hidden_size) -> the same shape."""
         return torch.tanh(project(self.dense, firsts))
+
+
+def first_places(batch: PackedBatch) -> Tensor:
+    """Where each sequence's first token is, int64 (sequences,), in a batch that has tokens."""
+    # An empty sequence has no first token: the clamp keeps its index legal, its row means nothing.
+    return batch.cu_seqlens[:-1].long().clamp(max=batch.num_tokens - 1)
+
+
+def first_tokens(x: Tensor, batch: PackedBatch) -> Tensor:
+    """Of hidden states (tokens, hidden_size) those that the pooler takes, (sequences, hidden_size)."""
+    return x[first_places(batch)] if len(x) else x.new_zeros(len(batch), x.shape[1])
 
 
 class Packed:
@@ -417,20 +463,34 @@ class BertModel(PreTrainedModel):
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embeddings.word_embeddings
 
-    def encode(self, batch: PackedBatch, causal: bool = False, keep_all: bool = False) -> tuple[Tensor, list[Tensor]]:
-        """Packed hidden states of the last layer (tokens, hidden_size); with `keep_all` also those before it."""
+    def encode(
+        self, batch: PackedBatch, causal: bool = False, keep_all: bool = False, rows: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Packed hidden states of the last layer (tokens, hidden_size); with `keep_all` also those before it.
+
+        With `rows`, int64 (rows,), the last layer's are (rows, hidden_size), of these tokens alone, and what nobody
+        reads is not computed: a loss that looks at one token in six saves half of the last layer.
+        """
         # On a GPU this would wait for the device, and a compiled graph cannot look at numbers.
         if batch.device.type == "cpu" and not torch.compiler.is_compiling():
             self.check_ranges(batch)
         config, tokens = self.config, batch.num_tokens
+        wanted = rows
         if self._library_multiplies_bf16(tokens):
             batch = batch.filled(ROWS_MULTIPLE)
+            if rows is not None:  # the first token again and again, for nobody
+                rows = F.pad(rows, (0, -len(rows) % ROWS_MULTIPLE))
         dropouts = Dropouts(batch, config.hidden_dropout_prob, config.attention_probs_dropout_prob, self.training)
         x = self.embeddings(batch, dropouts.tokens(Site.EMBEDDING))
-        x, states = self.encoder(x, batch, dropouts, causal, keep_all)
-        if batch.num_tokens == tokens:
-            return x, states
-        return x[:tokens], [state[:tokens] for state in states]
+        if rows is not None and has_hooks(self.encoder):  # which see every token
+            x, states = self.encoder(x, batch, dropouts, causal, keep_all)
+            x = x.index_select(0, rows)
+        else:
+            x, states = self.encoder(x, batch, dropouts, causal, keep_all, rows)
+        if batch.num_tokens != tokens:
+            states = [state[:tokens] for state in states]
+        count = tokens if wanted is None else len(wanted)
+        return x if len(x) == count else x[:count], states
 
     def _library_multiplies_bf16(self, tokens: int) -> bool:
         """Whether torch's library will multiply bf16 on the CPU, and not our kernels, which take any number of rows."""
@@ -470,6 +530,6 @@ class BertModel(PreTrainedModel):
         x, states = self.encode(packed.batch, keep_all=output_hidden_states)
         return EncoderOutput(
             last_hidden_state=packed.restore(x),
-            pooler_output=None if self.pooler is None else self.pooler(x, packed.batch),
+            pooler_output=None if self.pooler is None else self.pooler(first_tokens(x, packed.batch)),
             hidden_states=tuple(packed.restore(state) for state in states) if output_hidden_states else None,
         )

@@ -18,6 +18,8 @@ from fastbert.models.bert import (
     BertModel,
     Norm,
     Packed,
+    first_places,
+    first_tokens,
     is_plain,
     multiplies_in_bf16,
     project,
@@ -61,13 +63,13 @@ class PredictionHead(nn.Module):
         """Logits (rows, vocab_size) of hidden states (rows, hidden_size)."""
         return project(self.decoder, self.transform(x))
 
-    def loss(self, x: Tensor, places: Tensor, labels: Tensor) -> CrossEntropy:
-        """Cross-entropy of the labels at some places of the hidden states (tokens, hidden_size)."""
-        extra = -len(places) % ROWS_MULTIPLE if self._library_multiplies_bf16(len(places)) and len(x) else 0
+    def loss(self, x: Tensor, labels: Tensor) -> CrossEntropy:
+        """Cross-entropy of the labels (rows,) of hidden states (rows, hidden_size)."""
+        extra = -len(x) % ROWS_MULTIPLE if self._library_multiplies_bf16(len(x)) else 0
         if extra:  # rows without a label, which count for nothing
-            places = torch.cat((places, places.new_zeros(extra)))
-            labels = torch.cat((labels, labels.new_full((extra,), IGNORE_INDEX)))
-        x = self.transform(x[places])
+            x = F.pad(x, (0, 0, 0, extra))
+            labels = F.pad(labels, (0, extra), value=IGNORE_INDEX)
+        x = self.transform(x)
         if is_plain(self.decoder):
             return ops.linear_cross_entropy(x, self.decoder.weight, self.decoder.bias, labels)
         logits, counted = self.decoder(x), labels != IGNORE_INDEX
@@ -107,7 +109,33 @@ class BertWithHead(PreTrainedModel):
     def get_input_embeddings(self) -> nn.Embedding:
         return self.bert.embeddings.word_embeddings
 
-    def _classifier_dropout(self, batch: PackedBatch, x: Tensor, per_token: bool) -> Tensor:
+    def _encode_read(
+        self, batch: PackedBatch, places: Tensor | None, keep_all: bool = False
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Hidden states of each sequence's first token (sequences, hidden_size), which the pooler takes; those at
+        `places`, int64, or of all tokens; and with `keep_all` those of all tokens at every layer.
+
+        With `places` nothing else of the last layer is computed.
+        """
+        if places is None or not batch.num_tokens:
+            x, states = self.bert.encode(batch, keep_all=keep_all)
+            return first_tokens(x, batch), x if places is None else x[places], states
+        x, states = self.bert.encode(batch, keep_all=keep_all, rows=torch.cat((first_places(batch), places)))
+        return x[: len(batch)], x[len(batch) :], states
+
+    def _pool(self, firsts: Tensor) -> Tensor:
+        assert self.bert.pooler is not None
+        pooled: Tensor = self.bert.pooler(firsts)
+        return pooled
+
+    def _encode_pooled(self, batch: PackedBatch) -> Tensor:
+        """The pooled first tokens (sequences, hidden_size)."""
+        return self._pool(self._encode_read(batch, batch.input_ids.new_empty(0))[0])
+
+    def _classifier_dropout(
+        self, batch: PackedBatch, x: Tensor, per_token: bool, places: Tensor | None = None
+    ) -> Tensor:
+        """Of a row a sequence, or `per_token` of all tokens or those at `places`."""
         config = self.config
         p = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         if not self.training or not p:
@@ -115,7 +143,8 @@ class BertWithHead(PreTrainedModel):
         key = batch.dropout_key if batch.dropout_key is not None else draw_keys(len(batch), batch.device)
         rows = torch.arange(len(batch), device=batch.device)
         sequences, offsets = (batch.sequence_ids, batch.offsets_in_sequence) if per_token else (rows, 0 * rows)
-        return ops.dropout(x, TokenDropout(p, key, sequences, offsets, int(Site.HEAD)))
+        dropout = TokenDropout(p, key, sequences, offsets, int(Site.HEAD))
+        return ops.dropout(x, dropout if places is None else dropout.of(places))
 
 
 def _masked(packed: Packed, labels: Tensor | None) -> tuple[Tensor, Tensor] | None:
@@ -199,24 +228,22 @@ class BertForPreTraining(_MaskedLanguageModel):
         output_hidden_states: bool = False,
     ) -> PreTrainingOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        x, states = self.bert.encode(packed.batch, keep_all=output_hidden_states)
-        assert self.bert.pooler is not None
-        nsp_logits = project(self.cls.seq_relationship, self.bert.pooler(x, packed.batch))
+        masked = _masked(packed, labels)
+        firsts, x, states = self._encode_read(packed.batch, None if masked is None else masked[0], output_hidden_states)
+        nsp_logits = project(self.cls.seq_relationship, self._pool(firsts))
         output = PreTrainingOutput(
             seq_relationship_logits=nsp_logits,
             hidden_states=tuple(packed.restore(state) for state in states) if output_hidden_states else None,
         )
         losses = []
-        masked = _masked(packed, labels)
         if masked is None:
             output.prediction_logits = packed.restore(self.cls.predictions(x))
         else:
-            places, targets = masked
-            loss = self.cls.predictions.loss(x, places, targets)
+            loss = self.cls.predictions.loss(x, masked[1])
             output.mlm_loss_sum, output.mlm_count, output.mlm_correct = loss.loss_sum, loss.count, loss.correct
             losses.append(_mean(loss))
             if return_logits:
-                output.prediction_logits = self.cls.predictions(x[places])
+                output.prediction_logits = self.cls.predictions(x)
         target = packed.batch.next_sentence_label if next_sentence_label is None else next_sentence_label
         if target is not None:
             output.nsp_loss_sum = F.cross_entropy(nsp_logits.float(), target, reduction="sum")
@@ -263,13 +290,14 @@ class BertForMaskedLM(_MaskedLanguageModel):
         return_logits: bool = False,
     ) -> LogitsOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        x, _ = self.bert.encode(packed.batch)
         masked = _masked(packed, labels)
         if masked is None:
+            x, _ = self.bert.encode(packed.batch)
             return LogitsOutput(logits=packed.restore(self.cls.predictions(x)))
         places, targets = masked
-        logits = self.cls.predictions(x[places]) if return_logits else None
-        return LogitsOutput(loss=_mean(self.cls.predictions.loss(x, places, targets)), logits=logits)
+        x, _ = self.bert.encode(packed.batch, rows=places)
+        logits = self.cls.predictions(x) if return_logits else None
+        return LogitsOutput(loss=_mean(self.cls.predictions.loss(x, targets)), logits=logits)
 
 
 class BertForNextSentencePrediction(BertWithHead):
@@ -291,9 +319,7 @@ class BertForNextSentencePrediction(BertWithHead):
         labels: Tensor | None = None,
     ) -> LogitsOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        x, _ = self.bert.encode(packed.batch)
-        assert self.bert.pooler is not None
-        logits = project(self.cls.seq_relationship, self.bert.pooler(x, packed.batch))
+        logits = project(self.cls.seq_relationship, self._encode_pooled(packed.batch))
         target = packed.batch.next_sentence_label if labels is None else labels
         loss = None if target is None else F.cross_entropy(logits.float(), target.flatten())
         return LogitsOutput(loss=loss, logits=logits)
@@ -319,9 +345,7 @@ class BertForSequenceClassification(BertWithHead):
         labels: Tensor | None = None,
     ) -> LogitsOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        x, _ = self.bert.encode(packed.batch)
-        assert self.bert.pooler is not None
-        pooled = self._classifier_dropout(packed.batch, self.bert.pooler(x, packed.batch), per_token=False)
+        pooled = self._classifier_dropout(packed.batch, self._encode_pooled(packed.batch), per_token=False)
         logits = project(self.classifier, pooled)
         loss = None
         if labels is not None:
@@ -355,13 +379,13 @@ class BertForTokenClassification(BertWithHead):
         return_logits: bool = False,
     ) -> LogitsOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        x, _ = self.bert.encode(packed.batch)
-        x = self._classifier_dropout(packed.batch, x, per_token=True)
         masked = _masked(packed, labels)
-        if masked is None:
-            return LogitsOutput(logits=packed.restore(project(self.classifier, x)))
-        places, targets = masked
-        logits = project(self.classifier, x[places])
+        places, targets = (None, None) if masked is None else masked
+        x, _ = self.bert.encode(packed.batch, rows=places)
+        x = self._classifier_dropout(packed.batch, x, per_token=True, places=places)
+        logits = project(self.classifier, x)
+        if targets is None:
+            return LogitsOutput(logits=packed.restore(logits))
         return LogitsOutput(loss=F.cross_entropy(logits.float(), targets), logits=logits if return_logits else None)
 
 
@@ -446,9 +470,7 @@ class BertForMultipleChoice(BertWithHead):
         packed = Packed(*flat)
         if len(packed.batch) % num_choices:
             raise UserError(f"{len(packed.batch)} sequences cannot be split into questions of {num_choices} choices")
-        x, _ = self.bert.encode(packed.batch)
-        assert self.bert.pooler is not None
-        pooled = self._classifier_dropout(packed.batch, self.bert.pooler(x, packed.batch), per_token=False)
+        pooled = self._classifier_dropout(packed.batch, self._encode_pooled(packed.batch), per_token=False)
         logits = project(self.classifier, pooled).view(-1, num_choices)
         loss = None if labels is None else F.cross_entropy(logits.float(), labels.flatten())
         return LogitsOutput(loss=loss, logits=logits)

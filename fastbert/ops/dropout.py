@@ -7,7 +7,7 @@ device, for every batch that the sequence appears in, and when a checkpointed la
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -45,6 +45,11 @@ class TokenDropout:
     sequence_ids: Tensor
     offsets: Tensor
     site: int
+
+    def of(self, rows: Tensor) -> TokenDropout:
+        """The dropout that is of these tokens, int64 (rows,), alone."""
+        sequences, offsets = (ids.index_select(0, rows) for ids in (self.sequence_ids, self.offsets))
+        return replace(self, sequence_ids=sequences, offsets=offsets)
 
 
 def check_token_dropout(dropout: TokenDropout, x: Tensor) -> None:

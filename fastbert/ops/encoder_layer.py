@@ -8,7 +8,8 @@ from the other operations, which gives the same within rounding.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -63,14 +64,35 @@ class LayerSettings:
     """int64 (sequences,), with `sequence_ids` and `offsets` int64 (tokens,); None where nothing is dropped."""
     sequence_ids: Tensor | None
     offsets: Tensor | None
+    rows: Tensor | None = None
+    """int64 (rows,): the tokens whose output is wanted, some of them repeatedly perhaps; None: all, in their order.
+    Attention looks at every token; what follows it is computed of these alone."""
 
     def hidden_dropout(self, site: Site) -> TokenDropout | None:
-        """Dropout of token vectors at a site of this layer."""
+        """Dropout of the output's token vectors at a site of this layer."""
         if self.dropout_key is None or not self.hidden_p:
             return None
         assert self.sequence_ids is not None
         assert self.offsets is not None
-        return TokenDropout(self.hidden_p, self.dropout_key, self.sequence_ids, self.offsets, site.of_layer(self.layer))
+        dropout = TokenDropout(
+            self.hidden_p, self.dropout_key, self.sequence_ids, self.offsets, site.of_layer(self.layer)
+        )
+        return dropout if self.rows is None else dropout.of(self.rows)
+
+    def outputs(self, tokens: Tensor) -> Tensor:
+        """Of vectors (tokens, width) those of the output's tokens."""
+        return tokens if self.rows is None else tokens.index_select(0, self.rows)
+
+    def spread(
+        self, outputs: Tensor, tokens: int, zeros: Callable[[tuple[int, int], torch.dtype], Tensor] | None = None
+    ) -> Tensor:
+        """The gradient of what `outputs` took, in `zeros` (tokens, width) where nothing was taken; without `rows` the
+        gradient itself."""
+        if self.rows is None:
+            return outputs
+        shape = (tokens, outputs.shape[1])
+        spread = outputs.new_zeros(shape) if zeros is None else zeros(shape, outputs.dtype)
+        return spread.index_add_(0, self.rows, outputs)
 
     def problem(self, qkv: Tensor, tf32: bool) -> AttentionProblem:
         """The attention of joined projections (tokens, 3, heads, head_dim)."""
@@ -135,6 +157,8 @@ def encoder_layer(
 ) -> Tensor:
     """The layer's output, (tokens, width) like `x`, in the dtype of the products (autocast's, else that of `x`).
 
+    With `settings.rows` it is (rows, width), of these tokens alone.
+
     `served` is what `serves` answered. `recompute`: keep less for backward, which then computes LayerNorms again. GELU
     is never kept. Weights may be fp32 with products in half precision: their gradients are then accumulated and
     returned in fp32. Raises UserError for offsets that do not describe the tokens (on a GPU under FASTBERT_DEBUG=1).
@@ -147,6 +171,8 @@ def encoder_layer(
     if offsets.device != x.device:
         raise UserError(f"cu_seqlens is on {offsets.device}, x on {x.device}: move them to one device")
     backend.refuse_forward_mode("encoder_layer")
+    if settings.rows is not None:
+        _check_rows(settings.rows, x)
     if served not in ("triton", "training"):
         return native_layer.encoder_layer(x, weights, settings, product_dtype(x), served)
     trained = torch.is_grad_enabled() and (x.requires_grad or any(weight.requires_grad for weight in weights))
@@ -174,9 +200,14 @@ def _check(x: Tensor, weights: LayerWeights, settings: LayerSettings) -> None:
             f"dropout_key must be int64 of shape ({sequences},) on {x.device}, one a sequence, not {key.dtype}"
             f" {tuple(key.shape)} on {key.device}"
         )
-    dropped = settings.hidden_dropout(Site.ATTENTION_OUTPUT)
+    dropped = replace(settings, rows=None).hidden_dropout(Site.ATTENTION_OUTPUT)
     if dropped is not None:
         check_token_dropout(dropped, x)
+
+
+def _check_rows(rows: Tensor, x: Tensor) -> None:
+    if rows.dtype != torch.int64 or rows.dim() != 1 or rows.device != x.device:
+        raise UserError(f"rows must be int64 of shape (rows,) on {x.device}, not {rows.dtype} {tuple(rows.shape)}")
 
 
 _SETTINGS = tuple(LayerSettings.__dataclass_fields__)
@@ -217,6 +248,7 @@ def _forward(
     dropout_key: Tensor | None,
     sequence_ids: Tensor | None,
     offsets: Tensor | None,
+    rows: Tensor | None,
     dtype: torch.dtype,
     tf32: bool,
     save: int,
@@ -229,7 +261,7 @@ def _forward(
     )  # fmt: skip
     settings = _settings(
         (cu_seqlens, max_seqlen, heads, eps, tanh, causal, layer, attention_p, hidden_p, dropout_key, sequence_ids,
-         offsets)
+         offsets, rows)
     )  # fmt: skip
     # Inside of the operator, where a compiled graph may look too.
     _check(x, weights, settings)
@@ -255,18 +287,19 @@ def _(x: Tensor, *others: Any) -> list[Tensor]:
     settings = _settings(others[len(weights) : -4])
     dtype, _, save, _ = others[-4:]
     tokens, width = x.shape
+    outputs = tokens if settings.rows is None else settings.rows.shape[0]
 
     def empty(*shape: Any, kind: torch.dtype = dtype) -> Tensor:
         return x.new_empty(shape, dtype=kind)
 
-    y = empty(tokens, width)
+    y = empty(outputs, width)
     if save == SAVE_NOTHING:
         return [y]
-    statistics = [empty(tokens, kind=torch.float32) for _ in range(4)]
+    statistics = [empty(outputs, kind=torch.float32) for _ in range(4)]
     lse = empty(settings.heads, tokens, kind=torch.float32)
-    saved = [empty(tokens, 3 * width), empty(tokens, width), lse, empty(tokens, width), *statistics[:2]]
-    saved += [empty(tokens, weights.intermediate.shape[0]), empty(tokens, width), *statistics[2:]]
-    return [y, *saved, *([empty(tokens, width)] if save == SAVE_ALL else [])]
+    saved = [empty(tokens, 3 * width), empty(tokens, width), lse, empty(outputs, width), *statistics[:2]]
+    saved += [empty(outputs, weights.intermediate.shape[0]), empty(outputs, width), *statistics[2:]]
+    return [y, *saved, *([empty(outputs, width)] if save == SAVE_ALL else [])]
 
 
 class Wanted(NamedTuple):
@@ -302,6 +335,7 @@ def _backward(
     dropout_key: Tensor | None,
     sequence_ids: Tensor | None,
     offsets: Tensor | None,
+    rows: Tensor | None,
     dtype: torch.dtype,
     tf32: bool,
     native: bool,
@@ -310,7 +344,7 @@ def _backward(
     """The gradients in the order of `Wanted`."""
     settings = _settings(
         (cu_seqlens, max_seqlen, heads, eps, tanh, causal, layer, attention_p, hidden_p, dropout_key, sequence_ids,
-         offsets)
+         offsets, rows)
     )  # fmt: skip
     kernels = _kernels(native)
     found: list[Tensor] = kernels.backward(

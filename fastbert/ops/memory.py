@@ -48,6 +48,11 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     return tensor
 
 
+def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """As `empty`, of zeros."""
+    return empty(shape, dtype).zero_()
+
+
 def statistics() -> dict[str, int]:
     """Bytes `in_use` by tensors, `free` but kept warm for the next ones, and the `peak` of those in use; `blocks`."""
     return _C.pool_statistics()

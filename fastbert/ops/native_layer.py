@@ -43,14 +43,15 @@ def element_of(tokens: int, dtype: torch.dtype, weights: LayerWeights, heads: in
 def encoder_layer(
     x: Tensor, weights: LayerWeights, settings: LayerSettings, dtype: torch.dtype, element: str
 ) -> Tensor:
-    """The layer's output (tokens, width) in `dtype`, fp32 or bf16, which activations inside have too.
+    """The layer's output (tokens, width), or (rows, width) of `settings.rows`, in `dtype`, fp32 or bf16, which
+    activations inside have too.
 
     `element`: what products multiply, "bf16", "fp32" or "int8" (weights with a scale an output, tokens with one each).
     """
     # For what does not trace or transform, the dispatcher would only add its microseconds.
     run = _run if native.direct(x, *weights) else _traced
     numbers = (settings.heads, settings.eps, settings.tanh, settings.causal)
-    return run(x, list(weights), settings.cu_seqlens, *numbers, dtype, element)
+    return run(x, list(weights), settings.cu_seqlens, *numbers, settings.rows, dtype, element)
 
 
 def _run(
@@ -61,6 +62,7 @@ def _run(
     eps: float,
     tanh: bool,
     causal: bool,
+    rows: Tensor | None,
     dtype: torch.dtype,
     element: str,
 ) -> Tensor:
@@ -82,7 +84,9 @@ def _run(
             weights.output_norm, weights.output_norm_bias,
         )
     ]  # fmt: skip
-    y = torch.empty(x.shape, dtype=dtype, device="cpu")
+    if rows is not None:
+        rows = rows.contiguous()
+    y = torch.empty((x.shape[0] if rows is None else rows.shape[0], x.shape[1]), dtype=dtype, device="cpu")
     try:
         _C.encoder_layer(
             x=x.data_ptr(),
@@ -98,6 +102,7 @@ def _run(
             eps=eps,
             tanh=tanh,
             causal=causal,
+            rows=None if rows is None else (rows.data_ptr(), len(rows)),
             y=y.data_ptr(),
             y_dtype=DTYPES[dtype],
         )
@@ -111,4 +116,5 @@ _traced = torch.library.custom_op("fastbert::encoder_layer_native", _run, mutate
 
 @_traced.register_fake
 def _(x: Tensor, *others: Any) -> Tensor:
-    return x.new_empty(x.shape, dtype=others[-2])
+    rows, dtype, _ = others[-3:]
+    return x.new_empty((x.shape[0] if rows is None else rows.shape[0], x.shape[1]), dtype=dtype)

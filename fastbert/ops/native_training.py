@@ -8,7 +8,8 @@ GPUs, with the same tensors saved.
     z2 = y1 + dropout(h W2 + b2);  y2 = LayerNorm(z2)          z2 and statistics saved
 
 Weights are read from copies that are laid out for products, and for those of backward from transposed ones; both are
-made anew when a weight changes. Gradients of weights are sums over the tokens in fp32 that nothing rounds.
+made anew when a weight changes. Gradients of weights are sums over the tokens in fp32 that nothing rounds. Where only
+some tokens' outputs are wanted (`LayerSettings.rows`), everything behind attention is of these alone.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ def forward(
     context, lse = native_attention.forward(settings.problem(_split(qkv, settings), tf32), with_lse=keep)
     context = context.view(tokens, width)
     y1, z1, mean1, rstd1 = native_rows.norm_forward(
-        _product(context, packed.attention_output), w.attention_output_bias, rows.to(dtype), w.attention_norm,
-        w.attention_norm_bias, settings.eps, settings.hidden_dropout(Site.ATTENTION_OUTPUT), keep,
+        _product(settings.outputs(context), packed.attention_output), w.attention_output_bias,
+        settings.outputs(rows).to(dtype), w.attention_norm, w.attention_norm_bias, settings.eps,
+        settings.hidden_dropout(Site.ATTENTION_OUTPUT), keep,
     )  # fmt: skip
     u, f = _feed_forward(y1, packed, w.intermediate_bias, settings, keep)
     y2, z2, mean2, rstd2 = native_rows.norm_forward(
@@ -100,13 +102,16 @@ def backward(
         dy1, None, z1, mean1, rstd1, w.attention_norm, settings.hidden_dropout(Site.ATTENTION_OUTPUT),
         x_bias=True, residual=True,
     )  # fmt: skip
-    dwo = _weight_gradient(do, context, w.attention_output, wanted.attention_output)[0]
+    dwo = _weight_gradient(do, settings.outputs(context), w.attention_output, wanted.attention_output)[0]
     problem = settings.problem(_split(qkv, settings), tf32)
-    dcontext = _product(do, packed.attention_output).view(problem.q.shape)
-    dqkv = native_attention.backward_joined(problem, context.view(problem.q.shape), lse, dcontext).flatten(1)
+    shape, dcontext = problem.q.shape, settings.spread(_product(do, packed.attention_output), len(x), memory.zeros)
+    dqkv = native_attention.backward_joined(problem, context.view(shape), lse, dcontext.view(shape)).flatten(1)
     rows = native_product.together(x).to(dtype)
     dw, db = _weight_gradient(dqkv, rows, w.query, wanted.projections, sums=wanted.projection_biases)
-    dx = _product_onto(do if dz1 is None else dz1, dqkv, packed.projections).to(x.dtype) if wanted.x else _none(x)
+    if not wanted.x:
+        return [_none(x), dw, db, dwo, sums1, dw1, db1, dw2, sums2]
+    dx = settings.spread(do if dz1 is None else dz1, len(x), memory.zeros)
+    dx = _product_onto(dx, dqkv, packed.projections).to(x.dtype)
     return [dx, dw, db, dwo, sums1, dw1, db1, dw2, sums2]
 
 

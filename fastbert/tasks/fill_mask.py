@@ -53,8 +53,8 @@ def fill_mask(
         raise UserError(f"no {mask} in {text!r}: write {mask} where a word is to be filled in")
     model.eval()
     with torch.no_grad():
-        x, _ = model.bert.encode(batch)
-        logits = model.cls.predictions(x[places]).float()
+        x, _ = model.bert.encode(batch, rows=places)
+        logits = model.cls.predictions(x).float()
     logits[:, tokenizer.all_special_ids] = float("-inf")
     logits[:, len(tokenizer) :] = float("-inf")  # rows that only make the table's height a round number
     found = logits.softmax(-1).topk(top_k)

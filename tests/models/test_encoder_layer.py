@@ -282,13 +282,15 @@ def test_selective_checkpointing_keeps_less(seed: int) -> None:
     assert sizes["triton", "none"] < sizes["eager", "none"], sizes
 
 
-def test_the_operators_keep_their_promises(seed: int) -> None:
+@pytest.mark.parametrize("some", [False, True], ids=["", "rows"])
+def test_the_operators_keep_their_promises(some: bool, seed: int) -> None:
+    rows = torch.tensor([3, 0, 3, 50], device=DEVICE) if some else None
     batch, layer = batch_of(LENGTHS, seed), random_layer(seed)
     dropouts = Dropouts(batch, 0.1, 0.1, True)
     x = torch.randn(batch.num_tokens, 96, device=DEVICE).requires_grad_()
     numbers = (
         batch.cu_seqlens, 40, 3, 1e-12, False, False, 1, 0.1, 0.1, dropouts.key, dropouts.sequence_ids,
-        dropouts.offsets,
+        dropouts.offsets, rows,
     )  # fmt: skip
     weights = layer._plain_weights()
     assert weights is not None
@@ -299,7 +301,8 @@ def test_the_operators_keep_their_promises(seed: int) -> None:
         torch.library.opcheck(torch.ops.fastbert.encoder_layer.default, arguments, test_utils=checks)
     saved = [tensor.detach() for tensor in torch.ops.fastbert.encoder_layer(*arguments)[1:]]
     plain = [weight.detach() for weight in weights]
-    arguments = (torch.randn_like(x), saved, x.detach(), plain, *numbers, torch.float32, False, False, [True] * 9)
+    grad = torch.randn(len(x) if rows is None else len(rows), 96, device=DEVICE)
+    arguments = (grad, saved, x.detach(), plain, *numbers, torch.float32, False, False, [True] * 9)
     torch.library.opcheck(torch.ops.fastbert.encoder_layer_backward.default, arguments)
 
 

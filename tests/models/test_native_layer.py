@@ -245,7 +245,18 @@ def test_the_compiled_operator_is_sound(seed: int) -> None:
     weights = model.encoder.layer[0]._plain_weights()
     assert weights is not None
     x = torch.randn(14, 96).bfloat16()
-    arguments = (x, [w.detach() for w in weights], batch.cu_seqlens, 3, 1e-12, False, False, torch.bfloat16, "bf16")
+    arguments = (
+        x,
+        [w.detach() for w in weights],
+        batch.cu_seqlens,
+        3,
+        1e-12,
+        False,
+        False,
+        None,
+        torch.bfloat16,
+        "bf16",
+    )
     torch.library.opcheck(torch.ops.fastbert.encoder_layer_native.default, arguments)
 
 
