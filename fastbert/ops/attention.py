@@ -12,6 +12,7 @@ from fastbert.errors import UserError
 from fastbert.ops import attention_eager, backend, native, native_attention
 from fastbert.ops.attention_problem import AttentionProblem, check, check_offsets
 from fastbert.ops.dropout import draw_keys
+from fastbert.ops.operator import operator
 
 
 def attention(
@@ -161,7 +162,7 @@ def _problem(*values: Any) -> AttentionProblem:
     return AttentionProblem(**dict(zip(_FIELDS, values, strict=True)))
 
 
-@torch.library.custom_op("fastbert::attention", mutates_args=())
+@operator("fastbert::attention")
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -195,7 +196,7 @@ def _(q: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
     )
 
 
-@torch.library.custom_op("fastbert::attention_backward", mutates_args=())
+@operator("fastbert::attention_backward")
 def _backward(
     grad: Tensor,
     out: Tensor,

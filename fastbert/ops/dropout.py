@@ -17,6 +17,7 @@ from torch import Tensor
 from fastbert import _C
 from fastbert.errors import UserError
 from fastbert.ops import backend, native, reference
+from fastbert.ops.operator import operator
 
 # The bits of 1 / (1 - p) are handed to the native generator in the mask's own dtype.
 _BITS = {torch.float32: torch.uint32, torch.bfloat16: torch.uint16, torch.float16: torch.uint16}
@@ -117,7 +118,7 @@ def _token_mask(
     return reference.token_dropout_mask(width, p, key, sequence_ids, offsets, site).to(dtype)
 
 
-@torch.library.custom_op("fastbert::token_dropout_mask", mutates_args=())
+@operator("fastbert::token_dropout_mask")
 def _opaque_token_mask(
     key: Tensor, sequence_ids: Tensor, offsets: Tensor, p: float, site: int, width: int, dtype: torch.dtype
 ) -> Tensor:
@@ -194,7 +195,7 @@ def _native_serves(x: Tensor) -> bool:
     return calls.takes(x) and calls.plain(x) and calls.why_not(x) is None
 
 
-@torch.library.custom_op("fastbert::dropout", mutates_args=())
+@operator("fastbert::dropout")
 def _forward(x: Tensor, key: Tensor, sequence_ids: Tensor, offsets: Tensor, p: float, site: int) -> Tensor:
     """Its own gradient: what is applied to x forward is applied to the gradient backward."""
     from fastbert.ops import native_rows

@@ -16,6 +16,7 @@ from fastbert.ops.dropout import TokenDropout, check_token_dropout, dropout
 from fastbert.ops.embedding_ids import check_ids
 from fastbert.ops.native_row_tensors import recorded, takes
 from fastbert.ops.normalization import layer_norm
+from fastbert.ops.operator import operator
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 # Of the triton backend: what a program holds of one row, and the tables that its kernels take.
@@ -163,7 +164,7 @@ def _packed(
     return TokenDropout(p, key, sequence_ids, offsets, site)
 
 
-@torch.library.custom_op("fastbert::embedding_layer_norm", mutates_args=())
+@operator("fastbert::embedding_layer_norm")
 def _forward(
     ids: Sequence[Tensor],
     tables: Sequence[Tensor],
@@ -193,7 +194,7 @@ def _(
     return tables[0].new_empty(tokens, width, dtype=dtype), statistic, torch.empty_like(statistic)
 
 
-@torch.library.custom_op("fastbert::embedding_layer_norm_backward", mutates_args=())
+@operator("fastbert::embedding_layer_norm_backward")
 def _backward(
     grad: Tensor,
     ids: Sequence[Tensor],

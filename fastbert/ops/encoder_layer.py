@@ -20,6 +20,7 @@ from fastbert.ops import backend, native, native_layer
 from fastbert.ops.attention import HEAD_DIMS, tf32_allowed
 from fastbert.ops.attention_problem import AttentionProblem
 from fastbert.ops.dropout import Site, TokenDropout, check_token_dropout
+from fastbert.ops.operator import operator
 
 WIDEST = 8192  # of a row that the LayerNorm kernels keep in registers
 
@@ -217,7 +218,7 @@ def _settings(values: tuple[Any, ...]) -> LayerSettings:
     return LayerSettings(**dict(zip(_SETTINGS, values, strict=True)))
 
 
-@torch.library.custom_op("fastbert::encoder_layer", mutates_args=())
+@operator("fastbert::encoder_layer")
 def _forward(
     x: Tensor,
     query: Tensor,
@@ -317,7 +318,7 @@ class Wanted(NamedTuple):
     output_vectors: bool
 
 
-@torch.library.custom_op("fastbert::encoder_layer_backward", mutates_args=())
+@operator("fastbert::encoder_layer_backward")
 def _backward(
     grad: Tensor,
     saved: list[Tensor],

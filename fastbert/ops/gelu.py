@@ -12,6 +12,7 @@ from fastbert.errors import UserError
 from fastbert.ops import backend, native_rows
 from fastbert.ops.native_row_tensors import recorded, takes
 from fastbert.ops.normalization import check, choose, layer_norm_eager, statistics
+from fastbert.ops.operator import operator
 
 
 def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str = "none") -> Tensor:
@@ -99,7 +100,7 @@ def _gelu_layer_norm(
     return _gelu_norm(rows, bias, weight, norm_bias, eps, approximate == "tanh", save)[0].view(x.shape)
 
 
-@torch.library.custom_op("fastbert::gelu_layer_norm", mutates_args=())
+@operator("fastbert::gelu_layer_norm")
 def _gelu_norm(
     x: Tensor, x_bias: Tensor | None, weight: Tensor, bias: Tensor, eps: float, tanh: bool, save: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,7 +117,7 @@ def _(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape), *statistics(x, arguments[-1])
 
 
-@torch.library.custom_op("fastbert::gelu_layer_norm_backward", mutates_args=())
+@operator("fastbert::gelu_layer_norm_backward")
 def _gelu_norm_backward(
     grad: Tensor, x: Tensor, x_bias: Tensor | None, mean: Tensor, rstd: Tensor, weight: Tensor, tanh: bool
 ) -> tuple[Tensor, Tensor]:
@@ -150,7 +151,7 @@ def _gelu_norm_gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | N
 _gelu_norm.register_autograd(_gelu_norm_gradients, setup_context=_gelu_norm_context)
 
 
-@torch.library.custom_op("fastbert::bias_gelu", mutates_args=())
+@operator("fastbert::bias_gelu")
 def _forward(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
     if takes(x, bias):
         return native_rows.bias_gelu(x, bias, "tanh" if tanh else "none")
@@ -162,7 +163,7 @@ def _(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("fastbert::bias_gelu_backward", mutates_args=())
+@operator("fastbert::bias_gelu_backward")
 def gelu_backward(grad: Tensor, x: Tensor, bias: Tensor | None, tanh: bool, sums: bool) -> tuple[Tensor, Tensor]:
     """The gradient of x, and its sums over all but the last axis, fp32; without `sums` that is empty."""
     if takes(x, bias):

@@ -12,6 +12,7 @@ from fastbert.errors import UserError
 from fastbert.ops import backend, memory, native, native_product, packed_weights
 from fastbert.ops.gelu import bias_gelu
 from fastbert.ops.native_row_gradients import gelu_backward
+from fastbert.ops.operator import operator
 from fastbert.ops.product import product
 from fastbert.ops.product_table import prefers_own
 
@@ -98,7 +99,7 @@ def _linear_native(x: Tensor, weight: Tensor, bias: Tensor | None, activation: s
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
-@torch.library.custom_op("fastbert::linear_native", mutates_args=(), device_types="cpu")
+@operator("fastbert::linear_native", device_types="cpu")
 def _linear_trained(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> tuple[Tensor, Tensor]:
     """y = activation(u) and, with an activation, u = x weight^T + bias, both in the dtype of x (rows, in)."""
     shape = len(x), len(weight)
@@ -113,7 +114,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) ->
     return x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0] if activation else 0, weight.shape[0])
 
 
-@torch.library.custom_op("fastbert::linear_native_backward", mutates_args=(), device_types="cpu")
+@operator("fastbert::linear_native_backward", device_types="cpu")
 def _native_gradients(
     grad: Tensor, u: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, wanted: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -185,7 +186,7 @@ def _linear_triton(x: Tensor, weight: Tensor, bias: Tensor | None, activation: s
     return y.view(*x.shape[:-1], weight.shape[0])
 
 
-@torch.library.custom_op("fastbert::linear_gelu", mutates_args=())
+@operator("fastbert::linear_gelu")
 def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, keep: bool) -> tuple[Tensor, Tensor]:
     """y = gelu(u) and u = x weight^T + bias in the dtype of x (rows, in), to which the weight is cast.
 
@@ -207,7 +208,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, keep: bool) ->
     return x.new_empty(x.shape[0], weight.shape[0]), x.new_empty(x.shape[0] if keep else 0, weight.shape[0])
 
 
-@torch.library.custom_op("fastbert::linear_gelu_backward", mutates_args=())
+@operator("fastbert::linear_gelu_backward")
 def _gelu_gradient(
     grad: Tensor, u: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, sums: bool
 ) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from fastbert.errors import UserError
 from fastbert.ops import backend, native_loss
 from fastbert.ops.native_row_tensors import takes
+from fastbert.ops.operator import operator
 from fastbert.packing import IGNORE_INDEX
 
 SERVED = (torch.bfloat16, torch.float16, torch.float32)
@@ -161,7 +162,7 @@ def _eager(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, terms
     return CrossEntropy(loss_sum, counted.sum(), correct)
 
 
-@torch.library.custom_op("fastbert::linear_cross_entropy", mutates_args=())
+@operator("fastbert::linear_cross_entropy")
 def _forward(
     x: Tensor,
     weight: Tensor,
@@ -201,7 +202,7 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, *numbers: 
     )
 
 
-@torch.library.custom_op("fastbert::linear_cross_entropy_backward", mutates_args=())
+@operator("fastbert::linear_cross_entropy_backward")
 def _backward(
     grad: Tensor, dx: Tensor, dweight: Tensor, dbias: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:

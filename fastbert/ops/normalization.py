@@ -14,6 +14,7 @@ from fastbert.kernels.shipped_norm import WIDEST
 from fastbert.ops import backend, native_rows
 from fastbert.ops.dropout import TokenDropout, check_token_dropout, dropout
 from fastbert.ops.native_row_tensors import recorded, takes
+from fastbert.ops.operator import operator
 
 SERVED = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -203,7 +204,7 @@ def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     return _norm(rows, weight, bias, eps, recorded(x, weight, bias))[0].view(x.shape)
 
 
-@torch.library.custom_op("fastbert::layer_norm", mutates_args=())
+@operator("fastbert::layer_norm")
 def _norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, save: bool) -> tuple[Tensor, Tensor, Tensor]:
     """y (rows, width), mean and rstd fp32 (rows,), both empty without `save`."""
     if takes(x, weight, bias):
@@ -229,7 +230,7 @@ def _gradients_of(total: Tensor, weight: Tensor) -> Any:
     return kernels.gradients
 
 
-@torch.library.custom_op("fastbert::layer_norm_backward", mutates_args=())
+@operator("fastbert::layer_norm_backward")
 def _norm_backward(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """dx, and dweight and dbias as the rows of one fp32 tensor: an operator's results may not share memory."""
     dx, _, sums = _gradients_of(x, weight)(grad, None, x, mean, rstd, weight, None, x_bias=False, residual=False)
@@ -277,7 +278,7 @@ def _dropout_add_layer_norm(
     return y.view(x.shape), total.view(x.shape) if save else total
 
 
-@torch.library.custom_op("fastbert::dropout_add_layer_norm", mutates_args=())
+@operator("fastbert::dropout_add_layer_norm")
 def _add_norm(
     x: Tensor,
     x_bias: Tensor | None,
@@ -307,7 +308,7 @@ def _(x: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape if save else 0), *statistics(x, save)
 
 
-@torch.library.custom_op("fastbert::dropout_add_layer_norm_backward", mutates_args=())
+@operator("fastbert::dropout_add_layer_norm_backward")
 def _add_norm_backward(
     grad: Tensor,
     grad_total: Tensor | None,

@@ -12,6 +12,7 @@ from fastbert.errors import UserError
 from fastbert.ops import backend, native_rows
 from fastbert.ops.dropout import attention_mask, draw_keys
 from fastbert.ops.native_row_tensors import recorded
+from fastbert.ops.operator import operator
 
 
 def softmax(
@@ -137,7 +138,7 @@ def _probabilities(scores: Tensor, mask: Tensor | None) -> Tensor:
     return scores.masked_fill(unseen, 0.0).softmax(-1).masked_fill(unseen, 0.0)
 
 
-@torch.library.custom_op("fastbert::softmax", mutates_args=())
+@operator("fastbert::softmax")
 def _forward(
     scores: Tensor,
     mask: Tensor | None,
@@ -157,7 +158,7 @@ def _(scores: Tensor, *arguments: Any) -> Tensor:
     return torch.empty_like(scores, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("fastbert::softmax_backward", mutates_args=())
+@operator("fastbert::softmax_backward")
 def _backward(
     grad: Tensor,
     scores: Tensor,
