@@ -84,7 +84,7 @@ struct BlockKernel {
     void (*fill)(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
                  std::byte* panel);
     // Lay out `columns` columns of x, of `tokens` rows, as a part of a row panel whose depth is the tokens: from token
-    // `first` on, a multiple of 64, and filled up with zeros to a multiple of kStep bytes. x: bf16 or float, as the
+    // `first` on, a multiple of `fill_tokens`, and filled up with zeros to a multiple of kStep bytes. x: bf16 or float, as the
     // element. Each column's sum is added to `sums`, if not null. Panels are filled in the order of tokens, and have no
     // more room behind them than `panel_bytes` gives. Null for int8.
     void (*fill_columns)(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns, std::size_t first,
@@ -105,8 +105,11 @@ struct BlockKernel {
     // How many rows' sums take as long as reading the weights from memory: where fewer rows than these are left to a
     // thread, it takes fewer columns and more rows.
     std::size_t memory_rows = 16;
-    // The most tokens whose products are summed before the sums are added to a gradient in memory.
+    // The most tokens whose products are summed before the sums are added to a gradient in memory: a multiple of 64.
     std::size_t chunk = 1024;
+    // Tokens that are laid out for all panels of a block before the next ones, whole steps: where rows lie far apart
+    // the first cache holds few of them, and a panel ends inside of a line.
+    std::size_t fill_tokens = 64;
 };
 
 // The kernel for an element at the level in force (level.h).

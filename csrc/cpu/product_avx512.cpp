@@ -67,7 +67,9 @@ constexpr BlockKernel kernel_of() {
             .fill = fill<Value>,
             .fill_columns = fill_columns<kElement, Value>,
             .multiply = Kernel::multiply,
-            .finish = Kernel::finish_block};
+            .finish = Kernel::finish_block,
+            .chunk = 512,
+            .fill_tokens = kStep / bytes_of(kElement)};
 }
 
 FASTBERT_TARGET_END

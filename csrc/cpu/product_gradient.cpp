@@ -21,7 +21,7 @@ constexpr std::size_t part(std::size_t count, std::size_t index, std::size_t par
 constexpr std::size_t kShared = 768;
 // Columns of a, at most, that a thread lays out at once, and bytes of b that it uses for all of them before it goes on.
 constexpr std::size_t kRowBlock = 256, kColumnBytes = std::size_t{1} << 19;
-// Tokens that are laid out for all panels of a block before the next ones: a token's columns lie together.
+// Chunks are made of so many tokens.
 constexpr std::size_t kTokens = 64;
 
 // What is the same for all threads.
@@ -151,8 +151,9 @@ private:
 
     void lay_out_a(std::size_t token, std::size_t first, std::size_t last, float* sums) const {
         const std::size_t tokens = tokens_from(token), height = plan_.kernel.rows;
-        for (std::size_t begin = 0; begin < tokens; begin += kTokens) {
-            const std::size_t count = std::min(kTokens, tokens - begin);
+        const std::size_t step = plan_.kernel.fill_tokens;
+        for (std::size_t begin = 0; begin < tokens; begin += step) {
+            const std::size_t count = std::min(step, tokens - begin);
             std::byte* panel = own_;
             for (std::size_t row = first; row < last; row += height, panel += plan_.a_panel) {
                 plan_.kernel.fill_columns(plan_.a(token + begin, row), plan_.call.a_stride, count,
