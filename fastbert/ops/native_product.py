@@ -185,15 +185,7 @@ def gelu_gradient_product(
         _check_result(name, result, (rows, columns), x.dtype, x=x, **others)
         if _overlap(result, u) and _matrix(result) != _matrix(u):
             raise UserError(f"{name} lies in the memory of u: give it memory of its own, or u itself")
-    _native_product(
-        _matrix(x),
-        rows,
-        packed,
-        _matrix(out),
-        activation="gelu_tanh_gradient" if tanh else "gelu_gradient",
-        before=_matrix(u),
-        again=_matrix(again),
-    )
+    multiply_gelu_gradient(x, packed, u, tanh, out, again)
     return out, again
 
 
@@ -226,17 +218,64 @@ def gradient_product(
     _check_result("out", out, (rows, columns), torch.float32, a=a, b=b)
     native.address("out", out)
     total = memory.empty((rows,), torch.float32) if sums else None
+    multiply_transposed(a, b, out, total, accumulate)
+    return out, total
+
+
+# Without the checks of the above, which take longer than small products: for matrices that the caller made, of the
+# right shapes and dtypes, in memory of their own, elements of a row side by side.
+
+
+def multiply(
+    x: Tensor,
+    packed: PackedWeight,
+    out: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    before: Tensor | None = None,
+) -> Tensor:
+    """`product` of floats, written to `out`."""
+    bias = None if bias is None else _vector("bias", bias, packed.columns)
+    _native_product(
+        _matrix(x),
+        x.shape[0],
+        packed,
+        _matrix(out),
+        bias=0 if bias is None else bias.data_ptr(),
+        activation=activation,
+        residual=None if residual is None else _matrix(residual),
+        before=None if before is None else _matrix(before),
+    )
+    return out
+
+
+def multiply_gelu_gradient(x: Tensor, packed: PackedWeight, u: Tensor, tanh: bool, out: Tensor, again: Tensor) -> None:
+    """`gelu_gradient_product`, written to `out` and `again`."""
+    _native_product(
+        _matrix(x),
+        x.shape[0],
+        packed,
+        _matrix(out),
+        activation="gelu_tanh_gradient" if tanh else "gelu_gradient",
+        before=_matrix(u),
+        again=_matrix(again),
+    )
+
+
+def multiply_transposed(a: Tensor, b: Tensor, out: Tensor, sums: Tensor | None, accumulate: bool = False) -> None:
+    """`gradient_product`, written or added to `out`, and the sums of a's columns to `sums`."""
     _native_gradient_product(
         _matrix(a),
         _matrix(b),
-        tokens,
-        rows,
-        columns,
+        a.shape[0],
+        a.shape[1],
+        b.shape[1],
         _matrix(out),
-        0 if total is None else total.data_ptr(),
+        0 if sums is None else sums.data_ptr(),
         accumulate,
     )
-    return out, total
 
 
 def together(rows: Tensor) -> Tensor:
@@ -261,7 +300,7 @@ def _check_result(
 
 def _check_matrix(name: str, tensor: Tensor, shape: tuple[int, int] | None, meant: str = "(out, in)") -> None:
     """Refuse what is no matrix in this machine's memory whose rows lie apart and whole."""
-    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+    if not tensor.is_cpu or tensor.layout != torch.strided:
         raise UserError(f"{name} is on {tensor.device} ({tensor.layout}): it must be a dense tensor on the CPU")
     if tensor.dtype not in DTYPES:
         raise UserError(f"{name} has dtype {tensor.dtype}: it must be torch.bfloat16 or torch.float32")

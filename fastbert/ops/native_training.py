@@ -130,8 +130,8 @@ def _feed_forward(
     activation = "gelu_tanh" if settings.tanh else "gelu"
     for part in _parts(tokens):
         own, before = h[: part.stop - part.start], None if u is None else u[part]
-        native_product.product(y1[part], packed.intermediate, bias, activation, out=own, before=before)
-        native_product.product(own, packed.output, out=f[part])
+        native_product.multiply(y1[part], packed.intermediate, own, bias, activation=activation, before=before)
+        native_product.multiply(own, packed.output, f[part])
     return u, f
 
 
@@ -155,19 +155,19 @@ def _feed_forward_backward(
     du, h = (memory.empty((min(tokens, CHUNK), inner), u.dtype) for _ in range(2))
     dw1 = memory.empty(weights.intermediate.shape if wanted.intermediate else (0,), torch.float32)
     dw2 = memory.empty(weights.output.shape if wanted.output else (0,), torch.float32)
-    db1 = torch.zeros(inner, dtype=torch.float32, device="cpu")
+    db1, sums = memory.zeros((inner,), torch.float32), memory.empty((inner,), torch.float32)
     for part in _parts(tokens):
         count, again = part.stop - part.start, part.start > 0
-        native_product.gelu_gradient_product(df[part], packed.output, u[part], tanh, out=du[:count], again=h[:count])
+        own, inside = du[:count], h[:count]
+        native_product.multiply_gelu_gradient(df[part], packed.output, u[part], tanh, own, inside)
         if wanted.output:
-            native_product.gradient_product(df[part], h[:count], out=dw2, accumulate=again)
+            native_product.multiply_transposed(df[part], inside, dw2, None, again)
         if wanted.intermediate:
-            sums = native_product.gradient_product(du[:count], y1[part], sums=True, out=dw1, accumulate=again)[1]
-            assert sums is not None
+            native_product.multiply_transposed(own, y1[part], dw1, sums, again)
             db1 += sums
         else:
-            db1 += du[:count].sum(0, dtype=torch.float32)
-        _product_onto(dy1[part], du[:count], packed.intermediate)
+            db1 += own.sum(0, dtype=torch.float32)
+        _product_onto(dy1[part], own, packed.intermediate)
     return dy1, dw1.to(weights.intermediate.dtype), db1, dw2.to(weights.output.dtype)
 
 
@@ -179,12 +179,12 @@ def _product(
     x: Tensor, weight: PackedWeight, bias: Tensor | None = None, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     out = memory.empty((x.shape[0], weight.columns), x.dtype if dtype is None else dtype)
-    return native_product.product(x, weight, bias, out=out)
+    return native_product.multiply(x, weight, out, bias)
 
 
 def _product_onto(total: Tensor, x: Tensor, weight: PackedWeight) -> Tensor:
     """total + x weight^T, written over `total`."""
-    return native_product.product(x, weight, residual=total, out=total)
+    return native_product.multiply(x, weight, total, residual=total)
 
 
 def _weight_gradient(
@@ -193,8 +193,10 @@ def _weight_gradient(
     """grad^T x in the weight's dtype, empty unless `wanted`, and with `sums` those of the columns of `grad`, fp32."""
     if not wanted:
         return _none(weight), grad.sum(0, dtype=torch.float32) if sums else grad.new_empty(0, dtype=torch.float32)
-    found, columns = native_product.gradient_product(grad, x, sums=sums)
-    return found.to(weight.dtype), grad.new_empty(0, dtype=torch.float32) if columns is None else columns
+    found = memory.empty((grad.shape[1], x.shape[1]), torch.float32)
+    columns = memory.empty((grad.shape[1] if sums else 0,), torch.float32)
+    native_product.multiply_transposed(grad, x, found, columns if sums else None)
+    return found.to(weight.dtype), columns
 
 
 def _normed_again(z1: Tensor, weights: LayerWeights, settings: LayerSettings) -> Tensor:

@@ -15,6 +15,8 @@ from fastbert import _C
 from fastbert.errors import UserError
 from fastbert.ops import packed_weights
 
+_PLAIN = frozenset((Tensor, nn.Parameter))
+
 
 class GradientError(UserError):
     """A gradient holds a number that is not finite; no weight has been changed. `where` names parameter and place."""
@@ -241,8 +243,8 @@ class AdamW(torch.optim.AdamW):
 def _is_plain(x: Tensor) -> bool:
     """Whether the native step may read and write a tensor's memory as so many fp32 numbers."""
     return (
-        type(x) in (Tensor, nn.Parameter)
-        and x.device.type == "cpu"
+        type(x) in _PLAIN
+        and x.is_cpu
         and x.dtype == torch.float32
         and x.layout == torch.strided
         and x.is_contiguous()
