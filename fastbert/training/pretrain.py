@@ -172,7 +172,7 @@ def choose_device(config: PretrainConfig, reporter: Reporter) -> tuple[torch.dev
         )
     device = torch.device(name)
     if config.dtype == "auto":
-        dtype, reason = fastest_dtype(device)
+        dtype, reason = fastest_dtype(device, training=True)
     else:
         dtype, reason = DTYPES[config.dtype], "as asked"
     if dtype == torch.float16 and device.type == "cpu":

@@ -4,13 +4,16 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
+import cpu_kernels
 import pytest
 import torch
 
+from fastbert import use_backend
 from fastbert.config import BertConfig
 from fastbert.data.python_text import python_documents
 from fastbert.errors import UserError
 from fastbert.models import BertForMaskedLM, BertForPreTraining
+from fastbert.ops import backend
 from fastbert.tasks.fill_mask import fill_mask
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training.config import Budget, PretrainConfig
@@ -188,3 +191,17 @@ def test_demo_takes_a_folder_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo-2").mkdir()
     assert free_folder(tmp_path / "demo") == tmp_path / "demo-3"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "inference", "training"),
+    [("amx", "bf16", "bf16"), ("avx512", "fp32", "bf16"), ("avx2", "fp32", "fp32")],
+)
+def test_the_fastest_dtype_of_a_cpu(kernel: str, inference: str, training: str) -> None:
+    names, cpu = {torch.bfloat16: "bf16", torch.float32: "fp32"}, torch.device("cpu")
+    with cpu_kernels.running(kernel):
+        assert names[backend.fastest_dtype(cpu)[0]] == inference
+        assert names[backend.fastest_dtype(cpu, training=True)[0]] == training
+        if kernel == "avx512":
+            with use_backend("eager"):  # torch's library would convert each operand
+                assert backend.fastest_dtype(cpu, training=True)[0] == torch.float32
