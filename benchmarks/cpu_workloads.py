@@ -81,6 +81,11 @@ def encoder_operations(config: BertConfig, lengths: Sequence[int]) -> float:
     return float(config.num_hidden_layers * (products + attention) + 2 * width * width * len(lengths))
 
 
+def unread_operations(config: BertConfig) -> float:
+    """Of the last layer, for a token whose output nothing reads: what is behind attention."""
+    return 2.0 * config.hidden_size * (config.hidden_size + 2 * config.intermediate_size)
+
+
 def products(config: BertConfig, quick: bool = False) -> list[Workload]:
     """The products of one layer (the attention's output, both of the feed-forward network, queries, keys and values in
     one) for several numbers of tokens, each with as many weights as the model has layers."""

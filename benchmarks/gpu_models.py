@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastbert.benchmarks.cpu_workloads import unread_operations
 from fastbert.benchmarks.gpu_check import judge
 from fastbert.benchmarks.gpu_device import Device, open_device
 from fastbert.benchmarks.gpu_graphs import GRAPHS, replayed_states, replayed_steps
@@ -23,7 +24,7 @@ from fastbert.ops import backend
 from fastbert.packing import PackedBatch
 from fastbert.training.optimizer import adamw, clip_gradients
 
-TOKENS = 32768
+TOKENS, MASKED = 32768, 0.15
 SLOT, SLOT_TOKENS = 512, 509  # a slot of BERT-large, and the real tokens of the two sequences that share it
 SETTINGS = {"lr": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1.0}
 TRANSFORMERS, PLAIN = "transformers sdpa", "torch padded"
@@ -35,7 +36,7 @@ def make_batch(config: BertConfig, lengths: Tensor, seed: int) -> PackedBatch:
     generator = torch.Generator().manual_seed(seed)
     total, sequences = int(lengths.sum()), len(lengths)
     ids = torch.randint(5, config.vocab_size, (total,), generator=generator)
-    masked = torch.randperm(total, generator=generator)[: round(0.15 * total)].sort().values
+    masked = torch.randperm(total, generator=generator)[: round(MASKED * total)].sort().values
     return PackedBatch(
         input_ids=ids,
         cu_seqlens=torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0))).int(),
@@ -268,7 +269,9 @@ def run_pretraining(name: str, dry: bool, seconds: float, without: Sequence[str]
         model.zero_grad(set_to_none=True)
         device.free()
     real = int(lengths.sum())
-    work = Work(tokens=real, operations=3 * real * operations_per_token(config, lengths.tolist()))
+    read = len(lengths) + round(MASKED * real)  # from the last layer: first tokens and masked places
+    unread = (real - min(real, read)) * unread_operations(config)
+    work = Work(tokens=real, operations=3 * (real * operations_per_token(config, lengths.tolist()) - unread))
     case.rows = contest(
         device,
         name,

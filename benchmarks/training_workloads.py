@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fastbert.benchmarks.cpu_workloads import FIRST_ID, SEED, Workload, encoder_operations
+from fastbert.benchmarks.cpu_workloads import FIRST_ID, SEED, Workload, encoder_operations, unread_operations
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
+from fastbert.training.demo import BATCH_SIZE, MAX_LENGTH, SHAPE
 
 MASKED = 0.15
 CLS, SEP, MASK = 101, 102, 103  # in the released vocabularies
@@ -25,6 +26,7 @@ WIKI_BATCHES, FINETUNE_BATCHES = 4, 8
 FINETUNED = BertConfig(
     hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536, num_labels=LABELS
 )
+DEMO_FULL = 0.86  # of the demonstration's sequences
 LEARNED_VOCABULARY = 8000
 LEARNED_FROM = 40_000  # sentences
 
@@ -104,13 +106,15 @@ def _workload(
 
 def step_operations(config: BertConfig, lengths: Sequence[int], masked: int) -> float:
     """Useful multiplications and additions of a step's matrix products and attention: the forward pass, and twice as
-    much for the gradients of both factors of each product. What is computed again is not counted.
+    much for the gradients of both factors of each product. Neither what is computed again nor what nothing reads is
+    counted: of the last layer, behind attention, all but first tokens and masked places.
 
     `masked` places have the vocabulary's logits; a classifier has its labels, next-sentence prediction two.
     """
-    width = config.hidden_size
+    width, tokens = config.hidden_size, sum(lengths)
+    unread = tokens - min(tokens, len(lengths) + masked)
     head = masked * 2 * (width * width + width * config.vocab_size) + len(lengths) * 2 * width * LABELS
-    return 3.0 * (encoder_operations(config, lengths) + head)
+    return 3.0 * (encoder_operations(config, lengths) - unread * unread_operations(config) + head)
 
 
 # Where lengths and tokens come from
@@ -220,9 +224,17 @@ def builders(sources: Sources) -> dict[str, Callable[[], TrainingWorkload]]:
     for size in sizes:
         name = f"{size} {sequences}x{length}"
         found[name] = lambda size=size, name=name: full(size, name)
+    found["demo"] = lambda: _demonstration(sources.quick)
     found["wiki-en"] = lambda: _sentences(sources, sizes[0], sequences)
     found["finetune"] = lambda: _finetune(sources, sequences)
     return found
+
+
+def _demonstration(quick: bool) -> TrainingWorkload:
+    """The model of `fastbert demo`, and sequences that fill its length as its text does."""
+    sequences, length = (4, 16) if quick else (BATCH_SIZE, round(DEMO_FULL * MAX_LENGTH))
+    batches = random_batches(np.full(sequences, length), sequences, SHAPE.vocab_size)
+    return pretraining("demo", "the demonstration's model", SHAPE, batches)
 
 
 def _sentences(sources: Sources, size: str, sequences: int) -> TrainingWorkload:

@@ -61,7 +61,7 @@ class Config:
     """encoder, training: the model's size (default: base, of training base and mini; with --quick tiny)."""
     workloads: tuple[str, ...] = ()
     """Only those with one of these parts in the name. encoder: lognormal full-128 full-512 latency-16 latency-128;
-    training: base mini wiki-en finetune."""
+    training: base mini demo wiki-en finetune."""
     rounds: int | None = None
     """encoder, training: turns of each contender (default: 7; with --quick 3)."""
     products: bool = False
