@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fastbert import ops
@@ -39,9 +40,10 @@ def multiplies_in_bf16(weight: Tensor) -> bool:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether something wants to see the module run."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    """Whether something wants to see the module run, or all modules."""
+    return (
+        bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
+        or _has_any_global_hook()
     )
 
 
@@ -482,11 +484,11 @@ class BertModel(PreTrainedModel):
                 rows = F.pad(rows, (0, -len(rows) % ROWS_MULTIPLE))
         dropouts = Dropouts(batch, config.hidden_dropout_prob, config.attention_probs_dropout_prob, self.training)
         x = self.embeddings(batch, dropouts.tokens(Site.EMBEDDING))
-        if rows is not None and has_hooks(self.encoder):  # which see every token
-            x, states = self.encoder(x, batch, dropouts, causal, keep_all)
-            x = x.index_select(0, rows)
-        else:
+        if rows is not None and runs_as_written(self.encoder, Encoder):
             x, states = self.encoder(x, batch, dropouts, causal, keep_all, rows)
+        else:  # hooks and other classes see every token
+            x, states = self.encoder(x, batch, dropouts, causal, keep_all)
+            x = x if rows is None else x.index_select(0, rows)
         if batch.num_tokens != tokens:
             states = [state[:tokens] for state in states]
         count = tokens if wanted is None else len(wanted)

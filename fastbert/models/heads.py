@@ -153,6 +153,9 @@ def _masked(packed: Packed, labels: Tensor | None) -> tuple[Tensor, Tensor] | No
     if labels is None:
         if batch.masked_positions is None or batch.labels is None:
             return None
+        places = batch.masked_positions
+        if places.dtype != torch.int64 or places.dim() != 1:
+            raise UserError(f"masked_positions must be int64 (places,), not {places.dtype} {tuple(places.shape)}")
         # As for the ids in `encode`: indexing would count a negative place from the end.
         if batch.device.type == "cpu" and not torch.compiler.is_compiling():
             _check_places(batch)

@@ -49,9 +49,14 @@ def address(name: str, tensor: Tensor | None) -> int:
     if tensor is None:
         return 0
     place = tensor.data_ptr()
-    if not place and tensor.numel():
+    if tensor.numel() and (not place or was_freed(tensor)):
         raise UserError(f"{name} of shape {tuple(tensor.shape)} has no storage: its memory was given back")
     return place
+
+
+def was_freed(view: Tensor) -> bool:
+    """Whether a tensor is a part, not at the beginning, of memory that was given back: its address is not 0 then."""
+    return view.storage_offset() != 0 and not view.untyped_storage().data_ptr()
 
 
 def direct(*tensors: Tensor | None) -> bool:
@@ -67,7 +72,10 @@ def direct(*tensors: Tensor | None) -> bool:
         or forward_ad._current_level >= 0
     ):
         return False
-    return all(x is None or (type(x) in (Tensor, torch.nn.Parameter) and not x.is_neg()) for x in tensors)
+    return all(
+        x is None or (type(x) in (Tensor, torch.nn.Parameter) and not x.is_neg() and not x._is_zerotensor())
+        for x in tensors
+    )
 
 
 def is_transformed() -> bool:

@@ -89,13 +89,16 @@ def _run(
     y = torch.empty((x.shape[0] if rows is None else rows.shape[0], x.shape[1]), dtype=dtype, device="cpu")
     try:
         _C.encoder_layer(
-            x=x.data_ptr(),
+            x=native.address("x", x),
             x_dtype=DTYPES[x.dtype],
             x_stride=x.stride(0),
             tokens=x.shape[0],
             width=x.shape[1],
             products=products,
-            vectors=[(vector.data_ptr(), vector.numel(), DTYPES[vector.dtype]) for vector in vectors],
+            vectors=[
+                (0 if native.was_freed(vector) else vector.data_ptr(), vector.numel(), DTYPES[vector.dtype])
+                for vector in vectors
+            ],
             cu_seqlens=cu_seqlens.data_ptr(),
             sequences=len(cu_seqlens) - 1,
             heads=heads,

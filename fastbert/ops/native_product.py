@@ -109,6 +109,7 @@ def product(
     x = x.detach().resolve_neg()
     rows, columns = x.shape[0] if x.dim() else 0, packed.columns
     _check_matrix("x", x, (rows, packed.depth))
+    native.address("x", x)
     if out is None:
         dtype = x.dtype if out_dtype is None else out_dtype
         if dtype not in DTYPES:

@@ -45,6 +45,7 @@ def norm_gradients(
     dx = empty(total.shape, total.dtype)
     dresidual = empty(total.shape, total.dtype) if residual and token_dropout is not None else None
     sums = empty((3 if x_bias else 2, width), torch.float32)
+    native.address("weight", weight)
     mean, rstd, weight = mean.contiguous(), rstd.contiguous(), weight.contiguous()
     dropout, _held = dropped(token_dropout, rows)
     _C.norm_gradients(
@@ -86,6 +87,7 @@ def gelu_norm_gradients(
     x, rows, x_stride = rows_of(x)
     grad, _, grad_stride = rows_of(grad.to(x.dtype))
     dx, sums = empty(x.shape, x.dtype), empty((2 if x_bias is None else 3, width), torch.float32)
+    native.address("weight", weight)
     mean, rstd, weight = mean.contiguous(), rstd.contiguous(), weight.contiguous()
     if x_bias is not None:
         weight, x_bias, _ = pair(weight, x_bias)
@@ -115,6 +117,7 @@ def embedding_gradients(
     width, tokens = tables[0].shape[1], ids[0].shape[0]
     grad, _, grad_stride = rows_of(grad)
     dsum, sums = empty((tokens, width), torch.float32), empty((2, width), torch.float32)
+    native.address("weight", weight)
     mean, rstd, weight = mean.contiguous(), rstd.contiguous(), weight.contiguous()
     dropout, _held = dropped(token_dropout, tokens)
     _C.embedding_sum_gradient(

@@ -94,6 +94,8 @@ def rows_of(x: Tensor) -> tuple[Tensor, int, int]:
 
 def pair(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, str]:
     """Two vectors as kernels take them, and their one dtype."""
+    native.address("weight", a)
+    native.address("bias", b)
     if a.dtype != b.dtype:
         a, b = a.float(), b.float()
     return a.contiguous(), b.contiguous(), DTYPES[a.dtype]
@@ -103,6 +105,8 @@ def triple(a: Tensor, b: Tensor, c: Tensor | None) -> tuple[Tensor, Tensor, Tens
     if c is None:
         a, b, name = pair(a, b)
         return a, b, None, name
+    for name, vector in (("weight", a), ("bias", b), ("x_bias", c)):
+        native.address(name, vector)
     if not a.dtype == b.dtype == c.dtype:
         a, b, c = a.float(), b.float(), c.float()
     return a.contiguous(), b.contiguous(), c.contiguous(), DTYPES[a.dtype]

@@ -20,7 +20,16 @@ import torch
 from torch import Tensor
 
 from fastbert._C import PackedWeight
-from fastbert.ops import memory, native_attention, native_product, native_row_gradients, native_rows, packed_weights
+from fastbert.errors import UserError
+from fastbert.ops import (
+    memory,
+    native,
+    native_attention,
+    native_product,
+    native_row_gradients,
+    native_rows,
+    packed_weights,
+)
 from fastbert.ops.dropout import Site
 from fastbert.ops.native import DTYPES
 
@@ -55,9 +64,13 @@ def forward(
 
     w, keep = weights, save != SAVE_NOTHING
     packed = _products(weights, dtype)
+    native.address("x", x)
     rows = native_product.together(x)
     tokens, width = x.shape
-    bias = torch.cat((w.query_bias, w.key_bias, w.value_bias))
+    biases = (w.query_bias, w.key_bias, w.value_bias)
+    for one in biases:
+        native.address("a bias of the projections", one)  # torch would read it
+    bias = torch.cat(biases)
     qkv = _product(rows, packed.projections, bias, dtype=dtype)
     context, lse = native_attention.forward(settings.problem(_split(qkv, settings), tf32), with_lse=keep)
     context = context.view(tokens, width)
@@ -90,7 +103,10 @@ def backward(
 ) -> list[Tensor]:
     """What `Wanted` names, in its order; the large ones are empty where they are not wanted."""
     qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, *kept = saved
+    native.address("x", x)
+    qkv, context, u, *kept = (native_product.together(tensor) for tensor in (qkv, context, u, *kept))
     w, packed = weights, _products(weights, dtype, transposed=True)
+    _check_unchanged([qkv, context, u, z1, z2, *kept], x, lse, w, packed, settings, dtype)
     y1 = kept[0] if kept else _normed_again(z1, w, settings)
     df, dz2, sums2 = native_row_gradients.norm_gradients(
         grad.to(dtype), None, z2, mean2, rstd2, w.output_norm, settings.hidden_dropout(Site.FEED_FORWARD_OUTPUT),
@@ -113,6 +129,36 @@ def backward(
     dx = settings.spread(do if dz1 is None else dz1, len(x), memory.zeros)
     dx = _product_onto(dx, dqkv, packed.projections).to(x.dtype)
     return [dx, dw, db, dwo, sums1, dw1, db1, dw2, sums2]
+
+
+def _check_unchanged(
+    saved: list[Tensor],
+    x: Tensor,
+    lse: Tensor,
+    weights: LayerWeights,
+    packed: _Products,
+    settings: LayerSettings,
+    dtype: torch.dtype,
+) -> None:
+    """Refuse what has another shape than forward had it: torch does not see a new `.data`, and kernels would read
+    beyond the end."""
+    qkv, context, u, z1, z2, *kept = saved
+    (rows, width), inner, tokens = z1.shape, u.shape[1], lse.shape[1]
+    shapes = [tuple(tensor.shape) for tensor in (x, qkv, context, u, z2, *kept)]
+    wanted = [(tokens, width), (tokens, 3 * width), (tokens, width), (rows, inner), (rows, width)]
+    copies = [(copy.columns, copy.depth) for copy in packed]
+    vectors = (weights.attention_norm, weights.attention_norm_bias, weights.output_norm)
+    same = (
+        shapes == wanted + [(rows, width)] * len(kept)
+        and copies == [(width, 3 * width), (width, width), (width, inner), (inner, width)]
+        and all(vector.shape == (width,) for vector in vectors)
+        and all(tensor.dtype == dtype for tensor in saved)
+    )
+    if not same:
+        raise UserError(
+            f"x, a weight or what was saved of layer {settings.layer} changed its shape or dtype between forward and"
+            " backward: run forward again"
+        )
 
 
 def _parts(tokens: int) -> list[slice]:

@@ -46,10 +46,13 @@ class Operator:
         self._differentiable = _differentiable(self._name, self._function, formula, setup_context)
 
     def __call__(self, *arguments: Any) -> Any:
+        if torch.compiler.is_compiling():  # first: a compiler may not look at what follows
+            return self._traced(*arguments)
         structure = tuple(len(one) if type(one) is list else None for one in arguments)
         flat = _flattened(arguments, structure)
         tensors = [one for one in flat if isinstance(one, Tensor)]
-        if torch.autograd.profiler._is_profiler_enabled or not native.direct(*tensors):
+        watched = torch.autograd.profiler._is_profiler_enabled or torch._C._len_torch_function_stack()
+        if watched or not native.direct(*tensors):
             return self._traced(*arguments)
         if not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors):
             return self._function(*arguments)

@@ -190,7 +190,7 @@ class Refresh:
 
 def _state(weights: Sequence[Tensor]) -> tuple[Any, ...]:
     """What must be as it was for a copy to hold."""
-    spans = [(weight.data_ptr(), _span(weight)) for weight in weights]
+    spans = [(0 if native.was_freed(weight) else weight.data_ptr(), _span(weight)) for weight in weights]
     versions = [-1 if weight.is_inference() else weight._version for weight in weights]
     # `weight.data = weight.data.t()` leaves all else as it was where the weight is square.
     layouts = [(weight.shape, weight.stride(), weight.is_neg(), weight.dtype) for weight in weights]

@@ -409,3 +409,63 @@ def test_tokens_that_share_their_memory(seed: int) -> None:
     x = torch.randn(1, 96, generator=torch.Generator().manual_seed(seed)).expand(38, 96)
     dropouts = Dropouts(batch, 0.1, 0.1, True)
     assert torch.equal(layer(x, batch, dropouts), layer(x.contiguous(), batch, dropouts))
+
+
+@pytest.mark.parametrize("change", ["weight", "widths", "x", "norm"])
+def test_other_shapes_between_forward_and_backward_are_refused(change: str, seed: int) -> None:
+    """torch does not see a new `.data`, and kernels would read and write beyond the end."""
+    batch, layer = random_batch([13, 1, 26], CONFIG.vocab_size, 7, seed), random_layer(seed)
+    x = torch.randn(40, 96).requires_grad_()
+    leaf = x * 1
+    with use_backend("native"):
+        y = layer(leaf, batch, Dropouts(batch, 0.1, 0.1, True))
+        if change == "weight":
+            layer.intermediate.dense.weight.data = torch.randn(64, 96)
+        elif change == "widths":
+            layer.intermediate.dense.weight.data = torch.randn(320, 96)
+            layer.output.dense.weight.data = torch.randn(96, 320)
+        elif change == "x":
+            leaf.data = torch.randn(1, 96)
+        else:
+            layer.output.LayerNorm.weight.data = torch.randn(5)
+        with pytest.raises(UserError, match="layer 1 changed its shape or dtype between forward and backward"):
+            y.sum().backward()
+
+
+def test_saved_tensors_may_come_back_with_gaps(seed: int) -> None:
+    batch, layer = random_batch([13, 1, 26], CONFIG.vocab_size, 7, seed), random_layer(seed)
+    x, grad = operands(batch, 96, seed)
+
+    def spread(tensor: Tensor) -> Tensor:
+        if tensor.dim() != 2 or isinstance(tensor, nn.Parameter):
+            return tensor
+        wide = tensor.new_full((tensor.shape[0], 2 * tensor.shape[1]), 7)
+        wide[:, ::2] = tensor
+        return wide[:, ::2]
+
+    plain = run("native", layer, x, grad, batch)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, spread):
+        spaced = run("native", layer, x, grad, batch)
+    for name, value in plain.items():
+        assert torch.equal(value, spaced[name]), name
+
+
+@pytest.mark.parametrize("part", ["x", "query.bias", "output.dense.weight", "output.LayerNorm.weight"])
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_parts_of_memory_that_was_given_back_are_named(part: str, training: bool, seed: int) -> None:
+    batch, layer = random_batch([13, 1, 26], CONFIG.vocab_size, 7, seed), random_layer(seed)
+    x = torch.randn(40, 96)
+
+    def gone(tensor: Tensor) -> Tensor:
+        buffer = torch.zeros(tensor.numel() + 16)
+        view = buffer[16:].view(tensor.shape)
+        buffer.untyped_storage().resize_(0)
+        return view
+
+    if part == "x":
+        x = gone(x)
+    else:
+        place = f"attention.self.{part}" if part == "query.bias" else part
+        layer.get_parameter(place).data = gone(layer.get_parameter(place))
+    with use_backend("native"), torch.set_grad_enabled(training), pytest.raises(UserError, match="given back"):
+        layer(x, batch, Dropouts(batch, 0.0, 0.0, False))

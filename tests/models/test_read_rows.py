@@ -236,6 +236,42 @@ def test_a_layer_of_another_class_computes_all_tokens(seed: int) -> None:
         assert torch.equal(model.encode(batch, rows=rows)[0], model.encode(batch)[0][rows])
 
 
+def test_an_encoder_of_another_class_computes_all_tokens(seed: int) -> None:
+    class Old(Encoder):
+        def forward(self, x, batch, dropouts, causal, keep_all):  # as of a user who knows of no rows
+            return super().forward(x, batch, dropouts, causal, keep_all)
+
+    model, batch = BertForPreTraining(CONFIG).eval(), random_batch(LENGTHS, 120, 9, seed)
+    with torch.no_grad():
+        plain = model(batch).loss
+        model.bert.encoder.__class__ = Old
+        torch.testing.assert_close(model(batch).loss, plain)
+
+
+def test_hooks_on_all_modules_see_every_token(seed: int) -> None:
+    model, batch, seen = BertForPreTraining(CONFIG).eval(), random_batch(LENGTHS, 120, 9, seed), []
+
+    def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(module, Layer):
+            seen.append(len(output))
+
+    handle = nn.modules.module.register_module_forward_hook(hook)
+    try:
+        with torch.no_grad():
+            model(batch)
+    finally:
+        handle.remove()
+    assert seen == [batch.num_tokens] * 2
+
+
+@pytest.mark.parametrize("places", [torch.ones(61, dtype=torch.bool), torch.tensor([3, 5]).int()])
+@pytest.mark.parametrize("kind", [BertForPreTraining, BertForMaskedLM])
+def test_places_of_another_dtype_are_named(kind: type[PreTrainedModel], places: Tensor, seed: int) -> None:
+    batch = replace(random_batch(LENGTHS, 120, 2, seed), masked_positions=places)
+    with pytest.raises(UserError, match=f"masked_positions must be int64 .places,., not {places.dtype}"):
+        kind(CONFIG)(batch)
+
+
 @pytest.mark.parametrize(
     ("batch", "count"),
     [

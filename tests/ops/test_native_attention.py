@@ -255,7 +255,7 @@ def test_through_the_operator_and_compiled(seed: int) -> None:
     cu = offsets(lengths)
     expected = run("native", tensors, lengths, lengths)
     arguments = (*tensors, cu, cu, 20, 20, False, 0.0, None, 0, None, 0.25, False, "native")
-    torch.library.opcheck(_forward, arguments)
+    torch.library.opcheck(torch.ops.fastbert.attention.default, arguments)
     assert torch.equal(_forward(*arguments)[0], expected)
 
     @torch.compile(fullgraph=True, backend="aot_eager")

@@ -16,7 +16,7 @@ from torch import Tensor
 from fastbert import ops, use_backend
 from fastbert.errors import UserError
 from fastbert.ops import native_attention
-from fastbert.ops.attention import _backward, _forward
+from fastbert.ops.attention import _forward
 from fastbert.ops.attention_problem import AttentionProblem
 
 DTYPES = [pytest.param(torch.float32, id="fp32"), pytest.param(torch.bfloat16, id="bf16")]
@@ -281,9 +281,9 @@ def test_operators_and_compiled_programs(seed: int) -> None:
     tensors = [x.requires_grad_() for x in given.tensors]
     cu, key = offsets([5, 20]), torch.tensor([3, 4])
     arguments = (*tensors, cu, cu, 20, 20, True, 0.1, key, 7, bias, 0.25, False, "native")
-    torch.library.opcheck(_forward, arguments)
+    torch.library.opcheck(torch.ops.fastbert.attention.default, arguments)
     out, lse = _forward(*arguments)
-    torch.library.opcheck(_backward, (given.grad, out.detach(), lse.detach(), *(
+    torch.library.opcheck(torch.ops.fastbert.attention_backward.default, (given.grad, out.detach(), lse.detach(), *(
         x.detach() if isinstance(x, Tensor) else x for x in arguments), True))  # fmt: skip
 
     def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
