@@ -240,7 +240,7 @@ class Layer(nn.Module):
         weights = self._plain_weights()
         if weights is None and rows is not None:
             # Adapters, hooks and other modules see every token.
-            return self(x, batch, dropouts, causal, recompute).index_select(0, rows)
+            return self.forward(x, batch, dropouts, causal, recompute).index_select(0, rows)
         dropped = bool(dropouts.attention or dropouts.hidden)
         int8 = self.quantization == "int8"
         served = None
