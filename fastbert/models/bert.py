@@ -6,18 +6,18 @@ The module tree gives the state dict the names of Hugging Face's `BertModel`, so
 from __future__ import annotations
 
 from copy import copy
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from fastbert import ops
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models.outputs import EncoderOutput
+from fastbert.models.plain import has_hooks, holds_both, is_plain, project, project_apart, runs_as_written
 from fastbert.models.pretrained import Checkpointing, PreTrainedModel, Quantization
 from fastbert.ops import encoder_layer, native_layer
 from fastbert.ops.backend import choose
@@ -28,7 +28,6 @@ from fastbert.packing import PackedBatch, pad, unpad
 # tokens all differ, so without rounding every step would compile anew and memory would grow by megabytes a step.
 ROWS_MULTIPLE = 64
 CPU = torch.device("cpu")
-PLAIN_TENSORS = (nn.Parameter, Tensor)
 
 
 def multiplies_in_bf16(weight: Tensor) -> bool:
@@ -37,46 +36,6 @@ def multiplies_in_bf16(weight: Tensor) -> bool:
         return False
     autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
     return autocast or weight.dtype == torch.bfloat16
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether something wants to see the module run, or all modules."""
-    return (
-        bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
-        or _has_any_global_hook()
-    )
-
-
-def runs_as_written(module: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether calling the module does what its class says: no subclass, no hooks, no forward of its own."""
-    return type(module) is kind and not has_hooks(module) and "forward" not in module.__dict__
-
-
-def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether a linear layer is nothing but its weight and bias: no hooks, adapters, quantisation, parametrisation."""
-    return runs_as_written(module, nn.Linear) and holds_both(module)
-
-
-def holds_both(module: nn.Module) -> bool:
-    """Whether a module's weight and bias are parameters of its own, neither left out nor computed from others."""
-    # Looked up where modules keep them: `module.weight` costs ten times as much, and a small batch has many layers.
-    held = module._parameters
-    return type(held.get("weight")) in PLAIN_TENSORS and type(held.get("bias")) in PLAIN_TENSORS
-
-
-def project_apart(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """A linear layer's product, and the bias still to be added by what follows; None if it has been added."""
-    if is_plain(module):
-        return ops.linear(x, module.weight), module.bias
-    return module(x), None
-
-
-def project(module: nn.Module, x: Tensor) -> Tensor:
-    """A linear layer, by our own operation if it is plain."""
-    if is_plain(module):
-        return ops.linear(x, module.weight, module.bias)
-    product: Tensor = module(x)
-    return product
 
 
 def _keeping_products() -> Any:

@@ -20,12 +20,10 @@ from fastbert.models.bert import (
     Packed,
     first_places,
     first_tokens,
-    is_plain,
     multiplies_in_bf16,
-    project,
-    project_apart,
 )
 from fastbert.models.outputs import LogitsOutput, PreTrainingOutput, SpanOutput
+from fastbert.models.plain import is_plain, project, project_apart
 from fastbert.models.pretrained import PreTrainedModel, resized
 from fastbert.ops.backend import choose
 from fastbert.ops.dropout import Site, TokenDropout, draw_keys

@@ -1,7 +1,7 @@
 """Operators of torch that are called past torch's dispatcher where nobody watches it.
 
-An operator of `torch.library` costs a training step some hundred microseconds each time: its schema is gone through
-for every argument, and so are trees of its inputs. What compilers, modes, transforms, tracers and profilers want of it
+An operator of `torch.library` with many arguments is slow to call: its schema is gone through for each of them, and so
+are trees of its inputs. What compilers, modes, transforms, tracers and profilers want of it
 is its name, its fake and its formula; a plain call wants the result. So plain calls run the function itself, with the
 same formula for its gradients.
 """

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Iterator
 from dataclasses import replace
 
+import layers
 import pytest
 import torch
 from accuracy import assert_as_accurate
@@ -44,13 +45,7 @@ def batch_of(lengths: list[int], seed: int) -> PackedBatch:
 
 
 def random_layer(seed: int, config: BertConfig = CONFIG) -> Layer:
-    """Weights and biases that all matter."""
-    layer = Layer(config, 1).to(DEVICE)
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in layer.parameters():
-        spread = 1 / parameter.shape[-1] ** 0.5 if parameter.dim() == 2 else 0.5
-        parameter.data = (torch.randn(parameter.shape, generator=generator) * spread).to(DEVICE)
-    return layer
+    return layers.random_layer(seed, config).to(DEVICE)
 
 
 def run(

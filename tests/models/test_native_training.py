@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import cpu_kernels
 import emulator
+import layers
 import pytest
 import torch
 from accuracy import assert_as_accurate
@@ -54,13 +55,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def random_layer(seed: int, config: BertConfig = CONFIG) -> Layer:
-    """Weights and biases that all matter."""
-    layer = Layer(config, 1)
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in layer.parameters():
-        spread = 1 / parameter.shape[-1] ** 0.5 if parameter.dim() == 2 else 0.5
-        parameter.data = torch.randn(parameter.shape, generator=generator) * spread
-    return layer
+    return layers.random_layer(seed, config)
 
 
 def operands(batch: PackedBatch, width: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import layers
 import pytest
 import torch
 from accuracy import assert_as_accurate
@@ -42,14 +43,8 @@ def backend(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def random_layer(seed: int) -> Layer:
-    """Weights and biases that all matter."""
-    layer = Layer(CONFIG, 1)
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in layer.parameters():
-        spread = 1 / parameter.shape[-1] ** 0.5 if parameter.dim() == 2 else 0.5
-        parameter.data = torch.randn(parameter.shape, generator=generator) * spread
-    return layer
+def random_layer(seed: int, config: BertConfig = CONFIG) -> Layer:
+    return layers.random_layer(seed, config)
 
 
 def run(backend: str, layer: Layer, x: Tensor, grad: Tensor, batch: PackedBatch, **options: Any) -> dict[str, Tensor]:

@@ -36,6 +36,7 @@ FILES = [
     ),
     "tests/models/test_native_layer.py",
     "tests/models/test_native_training.py",
+    "tests/models/test_read_rows.py",
     "tests/ops/test_memory.py",
     "tests/ops/test_packed_weights.py",
     "tests/training/test_native_adamw.py",
