@@ -24,7 +24,8 @@ from fastbert.benchmarks.gpu_padded import PaddedLayer, key_mask, padded, slots
 from fastbert.benchmarks.gpu_worker import announce
 from fastbert.benchmarks.harness import OWN
 from fastbert.config import BertConfig
-from fastbert.models.bert import Dropouts, Layer
+from fastbert.models.bert import Layer
+from fastbert.models.layers import Dropouts
 from fastbert.ops import backend
 from fastbert.packing import PackedBatch
 

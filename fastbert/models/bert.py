@@ -5,23 +5,23 @@ The module tree gives the state dict the names of Hugging Face's `BertModel`, so
 
 from __future__ import annotations
 
-from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 from fastbert import ops
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
+from fastbert.models.layers import Dropouts, LayerNumbers, keeping_products, self_attention, whole_layer
 from fastbert.models.outputs import EncoderOutput
 from fastbert.models.plain import has_hooks, holds_both, is_plain, project, project_apart, runs_as_written
 from fastbert.models.pretrained import Checkpointing, PreTrainedModel, Quantization
 from fastbert.ops import encoder_layer, native_layer
 from fastbert.ops.backend import choose
-from fastbert.ops.dropout import Site, TokenDropout, draw_keys
+from fastbert.ops.dropout import Site, TokenDropout
 from fastbert.packing import PackedBatch, pad, unpad
 
 # oneDNN, which multiplies bf16 on CPUs, compiles and keeps a kernel for each number of rows it meets. Batches of packed
@@ -36,25 +36,6 @@ def multiplies_in_bf16(weight: Tensor) -> bool:
         return False
     autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
     return autocast or weight.dtype == torch.bfloat16
-
-
-def _keeping_products() -> Any:
-    """For selective checkpointing: matrix products and attention are kept, what lies between is computed again."""
-
-    def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        kept = operation in _PRODUCTS or (operation.namespace == "fastbert" and "attention" in operation.name())
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
-
-    return create_selective_checkpoint_contexts(policy)
-
-
-_PRODUCTS = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.linear.default,
-    torch.ops.aten.bmm.default,
-    torch.ops.aten.baddbmm.default,
-}
 
 
 class Norm(nn.Module):
@@ -139,36 +120,6 @@ class Intermediate(nn.Module):
         self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
 
 
-class Dropouts:
-    """The dropout of one forward pass: gives each site its `TokenDropout`, or None when nothing is dropped."""
-
-    def __init__(self, batch: PackedBatch, hidden: float, attention: float, training: bool) -> None:
-        self.hidden = hidden if training else 0.0
-        self.attention = attention if training else 0.0
-        self.key: Tensor | None = None
-        self.sequence_ids: Tensor | None = None
-        self.offsets: Tensor | None = None
-        if self.hidden or self.attention:
-            self.key = batch.dropout_key if batch.dropout_key is not None else draw_keys(len(batch), batch.device)
-            self.sequence_ids, self.offsets = batch.sequence_ids, batch.offsets_in_sequence
-
-    def of(self, rows: Tensor) -> Dropouts:
-        """The dropout of these tokens, int64 (rows,), alone."""
-        some = copy(self)
-        if self.sequence_ids is not None and self.offsets is not None:
-            some.sequence_ids, some.offsets = (ids.index_select(0, rows) for ids in (self.sequence_ids, self.offsets))
-        return some
-
-    def tokens(self, site: Site, layer: int = 0, p: float | None = None) -> TokenDropout | None:
-        """Dropout on all token vectors at one site."""
-        p = self.hidden if p is None else p
-        if self.key is None or not p:
-            return None
-        assert self.sequence_ids is not None
-        assert self.offsets is not None
-        return TokenDropout(p, self.key, self.sequence_ids, self.offsets, site.of_layer(layer))
-
-
 class Layer(nn.Module):
     """One encoder layer: self-attention, then the feed-forward network, each with dropout, residual and LayerNorm."""
 
@@ -200,32 +151,17 @@ class Layer(nn.Module):
         if weights is None and rows is not None:
             # Adapters, hooks and other modules see every token.
             return self.forward(x, batch, dropouts, causal, recompute).index_select(0, rows)
-        dropped = bool(dropouts.attention or dropouts.hidden)
-        int8 = self.quantization == "int8"
-        served = None
         if weights is not None:
-            served = encoder_layer.serves(x, weights, self.heads, dropped=dropped, int8=int8)
-        if weights is not None and served is not None:
-            settings = encoder_layer.LayerSettings(
-                cu_seqlens=batch.cu_seqlens,
-                max_seqlen=batch.max_seqlen,
-                heads=self.heads,
-                eps=self.output.LayerNorm.eps,
-                tanh=self.approximate == "tanh",
-                causal=causal,
-                layer=self.index,
-                attention_p=dropouts.attention,
-                hidden_p=dropouts.hidden,
-                dropout_key=dropouts.key,
-                sequence_ids=dropouts.sequence_ids,
-                offsets=dropouts.offsets,
-                rows=rows,
-            )
-            return encoder_layer.encoder_layer(x, weights, settings, recompute=recompute, served=served)
+            eps, tanh, int8 = self.output.LayerNorm.eps, self.approximate == "tanh", self.quantization == "int8"
+            numbers = LayerNumbers(self.heads, self.index, eps, tanh, int8)
+            options: Any = {"causal": causal, "recompute": recompute, "rows": rows}
+            whole = whole_layer(x, weights, numbers, batch, dropouts, **options)
+            if whole is not None:
+                return whole
         if recompute:
             return checkpoint(
                 self._composed, x, batch, dropouts, causal, rows, use_reentrant=False, preserve_rng_state=False,
-                context_fn=_keeping_products,
+                context_fn=keeping_products,
             )  # fmt: skip
         return self._composed(x, batch, dropouts, causal, rows)
 
@@ -239,25 +175,9 @@ class Layer(nn.Module):
 
     def _composed(self, x: Tensor, batch: PackedBatch, dropouts: Dropouts, causal: bool, rows: Tensor | None) -> Tensor:
         """The layer put together from single operations; parts that are not plain run their own forward."""
-        projections = self.attention.self
-        q, k, v = (
-            project(part, x).unflatten(-1, (self.heads, -1))
-            for part in (projections.query, projections.key, projections.value)
-        )
-        context = ops.attention(
-            q,
-            k,
-            v,
-            batch.cu_seqlens,
-            batch.cu_seqlens,
-            batch.max_seqlen,
-            batch.max_seqlen,
-            causal=causal,
-            dropout_p=dropouts.attention,
-            dropout_key=dropouts.key,
-            dropout_site=Site.ATTENTION.of_layer(self.index),
-        )
-        context = context.flatten(1)
+        own = self.attention.self
+        projections = (own.query, own.key, own.value)
+        context = self_attention(x, projections, self.heads, self.index, batch, dropouts, causal=causal)
         if rows is not None:
             context, x, dropouts = context.index_select(0, rows), x.index_select(0, rows), dropouts.of(rows)
         x = self.attention.output(context, x, dropouts.tokens(Site.ATTENTION_OUTPUT, self.index))

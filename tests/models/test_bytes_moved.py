@@ -12,7 +12,8 @@ from batches import random_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastbert import BertConfig
-from fastbert.models.bert import Dropouts, Layer
+from fastbert.models.bert import Layer
+from fastbert.models.layers import Dropouts
 from fastbert.ops.encoder_layer import SAVE_ALL, LayerSettings, Wanted
 
 pytest.importorskip("triton", reason="needs triton")

@@ -14,7 +14,8 @@ from torch import nn
 from fastbert import BertConfig, BertForPreTraining, BertModel, use_backend
 from fastbert.errors import UserError
 from fastbert.models import bert
-from fastbert.models.bert import Dropouts, Layer
+from fastbert.models.bert import Layer
+from fastbert.models.layers import Dropouts
 from fastbert.ops import encoder_layer
 from fastbert.packing import PackedBatch
 

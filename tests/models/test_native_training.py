@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from fastbert import BertConfig, BertForPreTraining, BertForSequenceClassification, PackedBatch, use_backend
 from fastbert.errors import UserError
-from fastbert.models.bert import Dropouts, Layer
+from fastbert.models.bert import Layer
+from fastbert.models.layers import Dropouts
 from fastbert.ops import memory, native_training
 from fastbert.training.optimizer import adamw
 

@@ -24,7 +24,8 @@ from fastbert import (
     use_backend,
 )
 from fastbert.errors import UserError
-from fastbert.models.bert import Dropouts, Encoder, Layer
+from fastbert.models.bert import Encoder, Layer
+from fastbert.models.layers import Dropouts
 from fastbert.models.pretrained import PreTrainedModel
 from fastbert.ops import encoder_layer
 
