@@ -302,6 +302,24 @@ def test_ids_and_masks_that_do_not_fit(seed: int) -> None:
         model()
 
 
+@pytest.mark.filterwarnings("ignore")
+@torch.no_grad()
+def test_compilers_tracers_and_exporters(seed: int) -> None:
+    """Compiled around, since an encoder is one operation a layer already; traced and exported as the original."""
+    model, given = toy("BertModel", seed), inputs(seed, masks()["right"])
+    there = real(masks()["right"])
+    before = model(**given).last_hidden_state
+    fastbert.accelerate(model)
+    compiled = torch.compile(model, backend="eager")(**given).last_hidden_state
+    torch.testing.assert_close(compiled[there], before[there], rtol=1e-4, atol=1e-4)
+    assert not compiled[~there].any()
+    exported = torch.export.export(model, (), given).module()(**given).last_hidden_state
+    torch.testing.assert_close(exported, before, rtol=1e-4, atol=1e-4)
+    arguments = (given["input_ids"], given["attention_mask"])
+    traced = torch.jit.trace(lambda *inner: model(*inner).last_hidden_state, arguments, check_trace=False)
+    torch.testing.assert_close(traced(*arguments), before, rtol=1e-4, atol=1e-4)
+
+
 @torch.no_grad()
 def test_quantised_layers_stay_close(seed: int) -> None:
     model, given = toy("BertModel", seed), inputs(seed, masks()["right"])
