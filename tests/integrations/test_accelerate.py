@@ -306,7 +306,7 @@ def test_ids_and_masks_that_do_not_fit(seed: int) -> None:
 @torch.no_grad()
 def test_compilers_tracers_and_exporters(seed: int) -> None:
     """Compiled around, since an encoder is one operation a layer already; traced and exported as the original."""
-    model, given = toy("BertModel", seed), inputs(seed, masks()["right"])
+    model, given = toy("BertModel", seed).requires_grad_(False), inputs(seed, masks()["right"])
     there = real(masks()["right"])
     before = model(**given).last_hidden_state
     fastbert.accelerate(model)
