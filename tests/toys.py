@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 VOCABULARY, COLUMNS = 211, 19
 SHAPE = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, "pad_token_id": 1}
-WIDE = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 80}
-DISTILBERT = {"dim": 48, "n_layers": 3, "n_heads": 4, "hidden_dim": 80}
+WIDE = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 80}
+DISTILBERT = {"dim": 64, "n_layers": 3, "n_heads": 2, "hidden_dim": 80}
 FAMILIES = ("Bert", "Roberta", "XLMRoberta", "Camembert", "Electra", "DistilBert")
 
 

@@ -167,7 +167,7 @@ def test_backward_hooks_and_frozen_parts(seed: int) -> None:
         seen: list[Tensor] = []
         model.encoder.layer[2].register_full_backward_hook(lambda m, i, o, seen=seen: seen.append(o[0]))
         value = model(**given).last_hidden_state[THERE]
-        found.append((gradients(model, value, torch.ones_like(value) * torch.arange(48)), seen))
+        found.append((gradients(model, value, torch.ones_like(value) * torch.arange(64)), seen))
     close(found[1][0], found[0][0])
     assert len(found[1][1]) == 1
     assert found[1][1][0].shape == found[0][1][0].shape
@@ -215,7 +215,7 @@ def test_gradient_checkpointing(dropout: float, seed: int, monkeypatch: pytest.M
         model.gradient_checkpointing_enable()
         torch.manual_seed(seed)
         value = model(**given).last_hidden_state[THERE]
-        found.append(gradients(model, value, torch.ones_like(value) * torch.arange(48)))
+        found.append(gradients(model, value, torch.ones_like(value) * torch.arange(64)))
     assert calls.count(original) == 3
     close(found[1], found[0])
 
