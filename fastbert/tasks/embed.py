@@ -28,8 +28,8 @@ from fastbert.tokenizers import WordPieceTokenizer
 
 logger = logging.getLogger("fastbert")
 
-# Tokens that the model computes at a time: few enough for their activations to stay in a CPU's caches, or enough to fill
-# a GPU.
+# Tokens that the model computes at a time: few enough for their activations to stay in a CPU's caches, or enough to
+# fill a GPU.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 # What is read before it is sorted, computed and handed over; a longer text is a chunk of its own.
 CHUNK_TEXTS = {"cpu": 8192, "cuda": 32768}
@@ -140,9 +140,7 @@ def embed_chunks(
 class _Embedder:
     """A model with all that is decided once."""
 
-    def __init__(
-        self, model: BertModel, tokenizer: WordPieceTokenizer, options: EmbedOptions, counts: Counts
-    ) -> None:
+    def __init__(self, model: BertModel, tokenizer: WordPieceTokenizer, options: EmbedOptions, counts: Counts) -> None:
         settings = settings_of(model)
         if len(tokenizer) > model.config.vocab_size:
             raise UserError(

@@ -142,7 +142,7 @@ def _dense(folder: Path) -> Dense:
     weights = folder / DENSE_WEIGHTS
     if not weights.is_file():
         raise UserError(
-            f"{folder}: holds no {DENSE_WEIGHTS}; save the model again with sentence-transformers 3 or later, which writes it"
+            f"{folder}: holds no {DENSE_WEIGHTS}; save the model again with sentence-transformers 3 or later"
         )
     try:
         tensors = load_file(weights)
@@ -168,8 +168,6 @@ def _length(value: Any, folder: Path) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 3):
         raise CheckpointError(f"{folder}: max_seq_length={value!r} must be a whole number, at least 3")
     return value
-
-
 
 
 def _object(path: Path) -> dict[str, Any]:

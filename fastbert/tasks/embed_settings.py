@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -13,7 +13,14 @@ from fastbert.errors import UserError
 from fastbert.ops import native_product
 from fastbert.tasks.pooling import check_pooling
 
-ACTIVATIONS = ("Identity", "Tanh", "GELU", "ReLU", "Sigmoid")
+# By the names of torch's modules.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Identity": lambda x: x,
+    "Tanh": torch.tanh,
+    "GELU": F.gelu,
+    "ReLU": torch.relu,
+    "Sigmoid": torch.sigmoid,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +34,9 @@ class Dense:
     def __call__(self, x: Tensor) -> Tensor:
         """x fp32 (texts, in) on the CPU -> (texts, out); a text's bits do not depend on the others."""
         y = native_product.product(x, native_product.pack(self.weight, "fp32"), self.bias)
-        if self.activation == "Identity":
-            return y
         # In fp64, so that how torch cuts the work for its vector units is rounded away.
         y = y.double()
-        activate = {"Tanh": torch.tanh, "GELU": F.gelu, "ReLU": torch.relu, "Sigmoid": torch.sigmoid}
-        return activate[self.activation](y).float()
+        return ACTIVATIONS[self.activation](y).float()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

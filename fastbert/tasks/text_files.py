@@ -130,5 +130,5 @@ def _decompressed(raw: IO[bytes], path: Path) -> Any:
         case ".gz":
             return gzip.GzipFile(fileobj=raw)
         case ".xz":
-            return io.BufferedReader(lzma.LZMAFile(raw))  # type: ignore[arg-type]
+            return io.BufferedReader(lzma.LZMAFile(raw))
     return raw

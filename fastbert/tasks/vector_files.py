@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
@@ -43,7 +44,8 @@ class VectorFile:
         if self.path.suffix not in WRITERS:
             raise UserError(f"{self.path}: must end in {', '.join(WRITERS)}")
         if self.path.is_dir() or not self.path.parent.is_dir():
-            raise UserError(f"{self.path}: {'a folder' if self.path.is_dir() else 'its folder is missing'}; name a file")
+            wrong = "is a folder" if self.path.is_dir() else "cannot be made: its folder is missing"
+            raise UserError(f"{self.path} {wrong}; name a file")
         if self.path.exists() and not overwrite:
             raise UserError(f"{self.path} exists; give another name, or --overwrite to replace it")
         self._make = WRITERS[self.path.suffix]
@@ -151,10 +153,9 @@ WRITERS: dict[str, Callable[[Path, int], VectorWriter]] = {".npy": _Npy, ".parqu
 
 def _pyarrow() -> tuple[Any, Any]:
     try:
-        import pyarrow
-        import pyarrow.parquet
+        # By name, since it comes without types.
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError:
         raise UserError(
             ".parquet needs the package pyarrow: `pip install 'fastbert-engine[data]'`, or write .npy or .jsonl"
         ) from None
-    return pyarrow, pyarrow.parquet

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 import torch
@@ -58,9 +59,9 @@ def test_windows_count_each_token_once(model: BertModel, seed: int, size: int) -
     starts = window_starts(size, room).tolist()
     assert starts[0] == 0
     assert starts[-1] + room == size
-    assert all(before + room - after >= room // 4 for before, after in zip(starts, starts[1:]))
+    assert all(before + room - after >= room // 4 for before, after in pairwise(starts))
     windows = [states(model, [ids[0], *body[start : start + room], ids[-1]]) for start in starts]
-    borders = [0, *[(before + after + room) // 2 for before, after in zip(starts, starts[1:])], size]
+    borders = [0, *[(before + after + room) // 2 for before, after in pairwise(starts)], size]
     own = [x[1 + begin - s : 1 + end - s] for x, s, begin, end in zip(windows, starts, borders, borders[1:])]
     tokens = torch.cat([windows[0][:1], *own, windows[-1][-1:]])
     assert len(tokens) == size + 2
