@@ -13,11 +13,11 @@ from fastbert.tasks.embed_folder import load_embedder
 
 
 class Embedder:
-    """A folder's model in fp32 or bf16; int8 is the fp32 model quantised."""
+    """A folder's model in fp32 or bf16; int8 is the bf16 model quantised."""
 
     def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None:
         torch.set_num_threads(threads)
-        model, self.tokenizer, _ = load_embedder(folder, dtype=torch.bfloat16 if dtype == "bf16" else torch.float32)
+        model, self.tokenizer, _ = load_embedder(folder, dtype=torch.float32 if dtype == "fp32" else torch.bfloat16)
         self.model: Any = model.quantize("int8" if dtype == "int8" else None)
 
     def open(self, arrays: Arrays) -> dict[str, Any]:

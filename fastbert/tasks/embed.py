@@ -32,7 +32,7 @@ logger = logging.getLogger("fastbert")
 # fill a GPU.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 # What is read before it is sorted, computed and handed over; a longer text is a chunk of its own.
-CHUNK_TEXTS = {"cpu": 8192, "cuda": 32768}
+CHUNK_TEXTS = {"cpu": 1024, "cuda": 32768}
 CHUNK_CHARACTERS = 1 << 24
 
 

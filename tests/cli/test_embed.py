@@ -42,7 +42,7 @@ def test_the_file_holds_what_the_model_gives(
     out = tmp_path / "v.npy"
     flags = ("--model", model, "--text", text, "--out", out, "--dtype", dtype, "--device", "cpu")
     assert embed(*flags, "--pooling", "max", "--normalize", "--max-length", 20, "--long", "windows") == 0
-    encoder, tokenizer, _ = load_embedder(model, dtype=torch.bfloat16 if dtype == "bf16" else None)
+    encoder, tokenizer, _ = load_embedder(model, dtype=None if dtype == "fp32" else torch.bfloat16)
     encoder.quantize("int8" if dtype == "int8" else None)
     options = {"pooling": "max", "normalize": True, "max_length": 20, "long": "windows"}
     wanted = encoder.embed(text.read_text().splitlines(), tokenizer, **options)

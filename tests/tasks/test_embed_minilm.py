@@ -19,7 +19,9 @@ from fastbert.tasks.embed_folder import load_embedder
 
 PAIRS = 150  # of the 1,500; all of them with --slow
 DIFFERENCE = {"fp32": 2e-6, "bf16": None, "int8": None}
-COSINE = {"fp32": 0.999999, "bf16": 0.9999, "int8": 0.99}
+# Of rank correlations; int8 is held to less.
+CORRELATION = {"fp32": 0.001, "bf16": 0.001, "int8": 0.002}
+COSINE = {"fp32": 0.999999, "bf16": 0.9999, "int8": 0.98}
 HOSTILE = ["", " ", "\u0000\ufffd", "a" * 5000, "[MASK] [SEP] [CLS]", "日本語 текст é", "1 " * 600, "🙂" * 50]
 
 
@@ -52,7 +54,7 @@ def reference(folder: Path, pairs: tuple[list[str], np.ndarray]) -> np.ndarray:
 
 
 def of_kind(folder: Path, kind: str) -> tuple[BertModel, object]:
-    model, tokenizer, _ = load_embedder(folder, dtype=torch.bfloat16 if kind == "bf16" else None)
+    model, tokenizer, _ = load_embedder(folder, dtype=None if kind == "fp32" else torch.bfloat16)
     return model.quantize("int8" if kind == "int8" else None), tokenizer
 
 
@@ -76,7 +78,7 @@ def test_rank_correlation_equals_that_of_sentence_transformers(
     cosines = (reference * found).sum(1)
     theirs, ours = (spearman((x[::2] * x[1::2]).sum(1), scores) for x in (reference, found))
     print(f"{kind}: {len(scores)} pairs, Spearman {ours:.5f}, reference {theirs:.5f}, cosine >= {cosines.min():.6f}")
-    assert abs(ours - theirs) < 0.001
+    assert abs(ours - theirs) < CORRELATION[kind]
     assert cosines.min() > COSINE[kind]
     if DIFFERENCE[kind] is not None:
         assert np.abs(found - reference).max() < DIFFERENCE[kind]
