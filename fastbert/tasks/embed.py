@@ -291,7 +291,11 @@ def _reporting(progress: bool | Callable[[int], None], total: int | None) -> Ite
     elif progress:
         from fastbert.cli.common import Bars
 
-        with Bars(quiet=False) as bars:
+        try:
+            bars = Bars(quiet=False)
+        except ImportError:
+            raise UserError("progress=True needs the package rich: `pip install rich`, or give a function") from None
+        with bars:
             yield bars.stage("embedding", total)
     else:
         yield lambda done: None

@@ -1,6 +1,7 @@
 """`model.embed`: pooling as its definition says, windows, options, and what it refuses."""
 
 import logging
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -156,6 +157,10 @@ def test_progress_is_told(model: BertModel, monkeypatch: pytest.MonkeyPatch, see
     told: list[int] = []
     model.embed(random_texts(seed, 20), TOKENIZER, progress=told.append)
     assert told == [8, 16, 20]
+    model.embed(["a", "b"], TOKENIZER, progress=True)  # no terminal, no bar
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    with pytest.raises(UserError, match="needs the package rich"):
+        model.embed(["a"], TOKENIZER, progress=True)
 
 
 @pytest.mark.parametrize(
