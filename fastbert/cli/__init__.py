@@ -25,6 +25,7 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
     },
     {
         "fill-mask": ("fill_mask", "fill in the blanks of a sentence with a trained model"),
+        "embed": ("embed", "a vector for each text of a file: .npy, .parquet or .jsonl"),
     },
     {
         "bench": ("bench", "throughput against the alternatives, here and now: table, JSON, chart"),
