@@ -17,7 +17,7 @@ from fastbert.checkpoints.names import DECODER, is_encoders, match
 from fastbert.checkpoints.source import Weights
 from fastbert.checkpoints.stored import Stored, equal, fill
 from fastbert.config import BertConfig
-from fastbert.errors import CheckpointError, UserError
+from fastbert.errors import CheckpointError
 
 if TYPE_CHECKING:
     from fastbert.models.pretrained import PreTrainedModel
@@ -75,12 +75,21 @@ def check_config(config: BertConfig, weights: Weights) -> None:
             f"{place}: holds {found} encoder layers, but config.json says"
             f" num_hidden_layers={shown(config.num_hidden_layers)}"
         )
-    total = sum(stored.count for stored in tensors.values())
-    if not found and config.num_parameters() > total:
-        raise CheckpointError(f"{place}: holds no encoder layer under BERT's names; it is another kind of model")
+    check_size(config, weights)
+
+
+def check_size(config: BertConfig, weights: Weights) -> None:
+    """Refuse a config.json that asks for much more than the files hold. Raises `CheckpointError`."""
+    total = sum(stored.count for stored in weights.tensors.values())
+    if config.num_parameters() > 4 * total + MOST_NEW or config.num_hidden_layers > len(weights.tensors):
+        raise CheckpointError(
+            f"{weights.place}: config.json asks for {shown(config.num_parameters())} weights in"
+            f" {shown(config.num_hidden_layers)} layers, but the files hold {total:,}; they belong to different models"
+        )
     if config.num_labels * config.hidden_size > max(total, MOST_NEW):
-        raise UserError(
-            f"{place}: config.json says num_labels={shown(config.num_labels)}, more than weights in the files"
+        raise CheckpointError(
+            f"{weights.place}: config.json says num_labels={config.num_labels:,}, a head larger than all that the files"
+            " hold"
         )
 
 
@@ -95,7 +104,7 @@ def load(model: PreTrainedModel, weights: Weights, dtype: torch.dtype | None) ->
     matched = match(weights.tensors, own, model.base_model_prefix, weights.place)
     found = {name: weights.tensors[matched[name]] for name in own if name in matched}
     _check(model, weights.place, own, found)
-    _check_tied(model, weights, matched)
+    check_tied(model, weights, matched)
     missing = sorted(own.keys() - found.keys())
     dtypes = {stored.dtype for stored in found.values()}
     materialise(model, dtype or (dtypes.pop() if len(dtypes) == 1 else torch.float32))
@@ -134,7 +143,7 @@ def _check(
         )
 
 
-def _check_tied(model: PreTrainedModel, weights: Weights, matched: Mapping[str, str]) -> None:
+def check_tied(model: PreTrainedModel, weights: Weights, matched: Mapping[str, str]) -> None:
     """A decoder that a checkpoint holds beside the token embedding must be the same."""
     table = next(iter(name for name in matched if name.endswith("embeddings.word_embeddings.weight")), None)
     if DECODER not in model.tied_keys or DECODER not in matched or table is None:

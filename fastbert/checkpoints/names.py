@@ -24,8 +24,9 @@ DECODER, DECODER_BIAS, OUTPUT_BIAS = (
 
 
 def match(names: Iterable[str], own: Collection[str], prefix: str, place: Path) -> dict[str, str]:
-    """A model's names -> a checkpoint's, with or without the prefix, LayerNorms' old names too; names that the model
-    does not have stand for themselves. Raises `CheckpointError` where two of the checkpoint's are one of the model's."""
+    """A model's names -> a checkpoint's, which may have the prefix or not, and old names of LayerNorms; names that the
+    model does not have stand for themselves. Raises `CheckpointError` where two of a checkpoint's are the same weight.
+    """
     matched: dict[str, str] = {}
     for name in names:
         if name.endswith(IGNORED):

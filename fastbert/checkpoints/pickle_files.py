@@ -57,9 +57,7 @@ def _read_stream(file: PlainFile) -> tuple[Any, Places]:
             raise CheckpointError(f"{file.path}: a pickle, but none that torch.save wrote")
     _, version, system, values, keys = parts
     if version != VERSION or not isinstance(system, dict) or system.get("little_endian") is not True:
-        raise CheckpointError(
-            f"{file.path}: of another version of the format than {VERSION}, or of a big-endian machine"
-        )
+        raise CheckpointError(f"{file.path}: of another version than {VERSION}, or of a big-endian machine")
     if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or len(set(keys)) != len(keys):
         raise CheckpointError(f"{file.path}: damaged: no list of storages behind the pickle")
     storages = {view.storage.key: view.storage for view in _views(values)}
@@ -156,7 +154,7 @@ def _content(file: PlainFile, member: zipfile.ZipInfo, most: int) -> bytes:
         )
     data = file.read(_begin(file, member), member.file_size)
     if zlib.crc32(data) != member.CRC:
-        raise CheckpointError(f"{file.path}: damaged: {shown(member.filename)} has another checksum than it should")
+        raise CheckpointError(f"{file.path}: damaged: {shown(member.filename)} has another checksum")
     return data
 
 

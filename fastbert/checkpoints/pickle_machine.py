@@ -103,8 +103,8 @@ class Refused(Exception):
 def run(data: bytes, place: str, start: int = 0) -> tuple[Any, int]:
     """The value of the pickle that begins at byte `start`, and where the bytes behind it begin.
 
-    Values are None, bools, numbers, strings, bytes, lists, tuples and dictionaries of such, and the classes above. Raises
-    `CheckpointError`.
+    Values are None, bools, numbers, strings, bytes, lists, tuples and dictionaries of such, and the classes above.
+    Raises `CheckpointError`.
     """
     stream = io.BytesIO(data)
     stream.seek(start)
@@ -261,27 +261,11 @@ def _constant(value: Any) -> Callable[[_Machine, Any], None]:
 
 # Opcodes whose argument is the value.
 _PUSHES = frozenset(
-    [
-        "INT",
-        "BININT",
-        "BININT1",
-        "BININT2",
-        "LONG",
-        "LONG1",
-        "LONG4",
-        "FLOAT",
-        "BINFLOAT",
-        "STRING",
-        "BINSTRING",
-        "SHORT_BINSTRING",
-        "UNICODE",
-        "BINUNICODE",
-        "SHORT_BINUNICODE",
-        "BINUNICODE8",
-        "BINBYTES",
-        "SHORT_BINBYTES",
-        "BINBYTES8",
-    ]
+    {
+        *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+        *("STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+        *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+    }
 )
 _OPCODES: dict[str, Callable[[_Machine, Any], None]] = {
     "NONE": _constant(None),

@@ -1,4 +1,4 @@
-"""safetensors, one file or shards with an index: read with a suspicious eye, written so that nothing is ever half there.
+"""safetensors, one file or shards with an index: read with a suspicious eye, written so that nothing is half there.
 
 A file is a number of eight bytes, so many bytes of JSON (name -> dtype, shape, begin and end), and the tensors' bytes
 with nothing between or behind them. That is checked, of the whole file, before a name of it is believed.
@@ -104,7 +104,7 @@ def _check_tiling(path: Path, found: Mapping[str, Stored], base: int, room: int)
         at += stored.extent
     if at != base + room:
         raise CheckpointError(
-            f"{path}: not a whole safetensors file: its tensors take {at - base:,} bytes, behind its header are {room:,}"
+            f"{path}: not a whole safetensors file: its tensors take {at - base:,} bytes, of {room:,} behind its header"
         )
 
 

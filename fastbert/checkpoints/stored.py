@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -122,12 +123,12 @@ def _jobs(file: PlainFile, stored: Stored, tensor: Tensor) -> list[Callable[[], 
     flat = tensor.detach().view(-1)
     whole = stored.checked is None or (stored.checked.offset, stored.checked.size) == (stored.offset, stored.extent)
     if stored.stride is not None or not whole:
-        return [lambda: _read_apart(file, stored, tensor.detach())]
+        return [partial(_read_apart, file, stored, tensor.detach())]
     if stored.checked is not None:
-        return [lambda: _read_checked(file, stored, flat)]
+        return [partial(_read_checked, file, stored, flat)]
     step = 16 * PIECE // stored.dtype.itemsize
     starts = [*range(0, stored.count, step), stored.count]
-    return [lambda start=start, stop=stop: _read_part(file, stored, flat, start, stop) for start, stop in pairwise(starts)]  # type: ignore[misc]  # fmt: skip
+    return [partial(_read_part, file, stored, flat, start, stop) for start, stop in pairwise(starts)]
 
 
 def _read_part(file: PlainFile, stored: Stored, flat: Tensor, start: int, stop: int) -> None:

@@ -97,7 +97,7 @@ def _stored(prefix: Path, name: str, fields: list[tuple[int, Any]], shards: int)
     if not all(isinstance(value, int) for value in (shard, offset, size, crc)) or not shard < shards:
         raise CheckpointError(f"{place} is damaged: it lies in no data file")
     if size != math.prod(shape) * DTYPES[code].itemsize:
-        raise CheckpointError(f"{place} has {size:,} bytes, which {DTYPES[code]} of shape {shown(shape)} does not take")
+        raise CheckpointError(f"{place} has {size:,} bytes, not those of {shown(shape)}")
     checked = Checked(offset, size, crc, crc32c, masked)
     return Stored(data_file(prefix, shard, shards), offset, DTYPES[code], shape, checked=checked)
 
@@ -150,8 +150,8 @@ def _text(key: bytes) -> str:
 def write_bundle(prefix: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write contiguous tensors on the CPU as a checkpoint of one data file.
 
-    Both files are whole before they get their names, the index last. Raises `CheckpointError` for dtypes that the format
-    does not have, and where the disk refuses.
+    Both files are whole before they get their names, the index last. Raises `CheckpointError` for a dtype that the
+    format does not have, and where the disk refuses.
     """
     numbers = {dtype: number for number, dtype in DTYPES.items()}
     for name, tensor in tensors.items():

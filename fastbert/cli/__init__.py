@@ -27,6 +27,9 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
         "fill-mask": ("fill_mask", "fill in the blanks of a sentence with a trained model"),
     },
     {
+        "convert": ("convert", "between Hugging Face folders, old pickles and TensorFlow checkpoints, with a report"),
+    },
+    {
         "bench": ("bench", "throughput against the alternatives, here and now: table, JSON, chart"),
         "doctor": ("doctor", "what was built, which backend runs what, and why not the faster one"),
     },
