@@ -111,5 +111,8 @@ def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 def shown(value: object) -> str:
     """A value from a file in an error's one line, cut short."""
-    text = repr(value) if not isinstance(value, int) or abs(value) < 1 << 200 else "a number of over 60 digits"
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits; lists in lists
+        return "something too long to show"
     return text if len(text) <= 100 else f"{text[:97]}..."

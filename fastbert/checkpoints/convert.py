@@ -279,9 +279,11 @@ def _complete(out: Path) -> Iterator[Path]:
         if not target.exists():
             partial.rename(target)
             return
-        for old in target.glob("model-*-of-*.safetensors"):
-            old.unlink()
-        for file in sorted(partial.iterdir()):
-            file.replace(target / file.name)
+        names = sorted(path.name for path in partial.iterdir())
+        for name in names:
+            (partial / name).replace(target / name)
+        for old in target.glob("model*.safetensors*"):
+            if old.name not in names:
+                old.unlink()
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -3,7 +3,7 @@
 A CRC is what is left of the data, read as a polynomial over GF(2), when it is divided by the CRC's polynomial P. Long
 data is first divided by a multiple of P with few terms, x^(32 A) + x^(32 B) + x^(32 C) + 1: since its exponents are
 multiples of 32, that takes three exclusive-ors of whole words, thousands of them at a time, and leaves A words. These
-are folded in half, and in half again, by tables of what a fixed number of zero bytes makes of a remainder.
+are folded in half, and in half again, by tables of what so many zero bytes make of a remainder.
 """
 
 from __future__ import annotations
@@ -74,23 +74,29 @@ def _fold(words: Words) -> int:
     words = np.concatenate((np.zeros(length - len(words), np.uint32), words))
     while len(words) > 1:
         first, second = words[: len(words) // 2], words[len(words) // 2 :]
-        low, high = _tables(second.nbytes.bit_length() - 1)
-        words = low[first & 0xFFFF] ^ high[first >> 16] ^ second
-    low, high = _tables(2)  # a word has to leave the register too
-    return int(low[words[0] & 0xFFFF] ^ high[words[0] >> 16])
+        words = _moved(first, second.nbytes.bit_length() - 1) ^ second
+    return int(_moved(words, 2)[0])  # a word has to leave the register too
+
+
+def _moved(states: Words, log_length: int) -> Words:
+    """States behind 2**log_length zero bytes."""
+    moved = np.zeros_like(states)
+    for byte, table in enumerate(_tables(log_length)):
+        moved ^= table[states >> np.uint32(8 * byte) & np.uint32(0xFF)]
+    return moved
 
 
 @functools.cache
-def _tables(log_length: int) -> tuple[Words, Words]:
-    """What 2**log_length zero bytes make of the lower and of the upper 16 bits of a state."""
+def _tables(log_length: int) -> tuple[Words, ...]:
+    """What 2**log_length zero bytes make of each value of each of a state's four bytes."""
     images = _images(log_length)
     tables = []
-    for half in (images[:16], images[16:]):
+    for byte in range(4):
         table = np.zeros(1, np.uint32)
-        for image in half:
+        for image in images[8 * byte : 8 * byte + 8]:
             table = np.concatenate((table, table ^ np.uint32(image)))
         tables.append(table)
-    return tables[0], tables[1]
+    return tuple(tables)
 
 
 @functools.cache

@@ -39,7 +39,7 @@ def read_pickle(path: Path) -> dict[str, Stored]:
         else:
             values, places = _read_stream(file)
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path}: holds a {type(values).__name__}, not a dictionary of tensors (a state_dict)")
+        raise CheckpointError(f"{path}: what is pickled is no dictionary of tensors; save model.state_dict()")
     views = {name: value for name, value in values.items() if isinstance(name, str) and isinstance(value, View)}
     if not views:
         raise CheckpointError(f"{path}: holds no tensors under names; save model.state_dict()")
@@ -162,6 +162,8 @@ def _stored(path: Path, name: str, view: View, places: Places) -> Stored:
     """A tensor of the pickle as a place in the file, all of it within its storage."""
     place = f"{path}: {shown(name)}"
     check_shape(place, view.shape)
+    if view.storage.key not in places:
+        raise CheckpointError(f"{place} lies in the storage {shown(view.storage.key)}, which is missing")
     begin, size, checked = places[view.storage.key]
     item = view.dtype.itemsize
     if view.storage.size != size:

@@ -9,7 +9,7 @@ from fastbert.checkpoints.bounded import read_json_file, shown
 from fastbert.checkpoints.stored import Stored
 from fastbert.errors import CheckpointError
 
-MOST_SHARDS = 10_000
+MOST_SHARDS, MOST_NAME = 10_000, 255
 
 
 def read_shards(index: Path, read: Callable[[Path], dict[str, Stored]]) -> dict[str, Stored]:
@@ -49,8 +49,8 @@ def _inside(index: Path, name: str) -> Path:
     if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
         raise CheckpointError(f"{index}: names the shard {shown(name)}, which is no plain file name")
     path = index.parent / name
-    if not path.exists():
-        raise CheckpointError(f"{path}: missing, though the index names it; fetch the checkpoint again")
+    if len(name) > MOST_NAME or not path.exists():
+        raise CheckpointError(f"{index}: names the shard {shown(name)}, which is missing; fetch the checkpoint again")
     check_link(path)
     return path
 

@@ -121,11 +121,13 @@ def _jobs(file: PlainFile, stored: Stored, tensor: Tensor) -> list[Callable[[], 
     if not stored.count:
         return []
     flat = tensor.detach().view(-1)
-    whole = stored.checked is None or (stored.checked.offset, stored.checked.size) == (stored.offset, stored.extent)
-    if stored.stride is not None or not whole:
+    if stored.checked is not None and (stored.checked.offset, stored.checked.size) == (stored.offset, stored.extent):
+        if stored.stride is None:
+            return [partial(_read_checked, file, stored, flat)]
+        if len(stored.shape) == 2 and stored.stride == (1, stored.shape[0]):
+            return [partial(_read_checked, file, stored, tensor.detach().T)]
+    if stored.stride is not None or stored.checked is not None:
         return [partial(_read_apart, file, stored, tensor.detach())]
-    if stored.checked is not None:
-        return [partial(_read_checked, file, stored, flat)]
     step = 16 * PIECE // stored.dtype.itemsize
     starts = [*range(0, stored.count, step), stored.count]
     return [partial(_read_part, file, stored, flat, start, stop) for start, stop in pairwise(starts)]
@@ -144,18 +146,23 @@ def _read_part(file: PlainFile, stored: Stored, flat: Tensor, start: int, stop: 
         flat[begin : begin + len(part)].copy_(part)
 
 
-def _read_checked(file: PlainFile, stored: Stored, flat: Tensor) -> None:
-    """A contiguous tensor that has a checksum of its own, taken of each piece while it is in the cache."""
+def _read_checked(file: PlainFile, stored: Stored, target: Tensor) -> None:
+    """A tensor that has a checksum of its own, taken of each piece while it is in the cache. `target` has its elements
+    in the file's order: flat, or a transposed matrix."""
     assert stored.checked is not None
-    item, value = stored.dtype.itemsize, 0
-    piece = torch.empty(min(PIECE // item, stored.count), dtype=stored.dtype)
-    for begin in range(0, stored.count, len(piece)):
-        target = flat[begin : begin + len(piece)]
-        part = target if flat.dtype == stored.dtype else piece[: len(target)]
-        file.read_into(_bytes(part), stored.offset + begin * item)
-        value = stored.checked.update(_bytes(part), value)
-        if part is not target:
-            target.copy_(part)
+    value, at = 0, stored.offset
+    rows = max(1, PIECE * len(target) // (stored.count * stored.dtype.itemsize))
+    piece = torch.empty((min(rows, len(target)), *target.shape[1:]), dtype=stored.dtype)
+    straight = target.dtype == stored.dtype and target.is_contiguous()
+    for begin in range(0, len(target), rows):
+        part = target[begin : begin + rows]
+        read = part if straight else piece[: len(part)]
+        memory = _bytes(read.view(-1))
+        file.read_into(memory, at)
+        value = stored.checked.update(memory, value)
+        at += len(memory)
+        if read is not part:
+            part.copy_(read)
     _compare(file, stored.checked, value)
 
 

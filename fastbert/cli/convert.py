@@ -60,7 +60,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
     from fastbert.checkpoints.convert import Options, convert
 
-    source = require(config.source, "SOURCE", "the folder of the model to convert")
+    source = require(config.source or None, "SOURCE", "the folder of the model to convert")
     out = require(config.out, "--out", "the folder to write")
     if config.report is not None and config.report.is_dir():
         raise UserError(f"--report {config.report}: is a folder; name a file")
