@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -95,7 +94,7 @@ def fill(pairs: Iterable[tuple[Stored, Tensor]]) -> None:
             if stored.file not in files:
                 files[stored.file] = PlainFile(stored.file)
         jobs = [job for stored, tensor in work for job in _jobs(files[stored.file], stored, tensor)]
-        threads = min(MOST_THREADS, len(os.sched_getaffinity(0)), len(jobs))
+        threads = min(MOST_THREADS, torch.get_num_threads(), len(jobs))
         if threads > 1:
             with ThreadPoolExecutor(threads) as pool:
                 for done in [pool.submit(job) for job in jobs]:
