@@ -26,7 +26,7 @@ class Config:
     cache; write a Hugging Face folder or a TensorFlow checkpoint. Says what became of every tensor; fails, and writes
     nothing, where weights of the encoder are missing or of the wrong shape."""
 
-    source: Annotated[str, tyro.conf.Positional] = ""
+    source: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")] = None
     """Folder, TensorFlow prefix (FOLDER/bert_model.ckpt), or org/name in the Hub's local cache."""
     out: Path | None = None
     """Folder to write."""
@@ -60,7 +60,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
     from fastbert.checkpoints.convert import Options, convert
 
-    source = require(config.source or None, "SOURCE", "the folder of the model to convert")
+    source = require(config.source, "SOURCE", "the folder of the model to convert")
     out = require(config.out, "--out", "the folder to write")
     if config.report is not None and config.report.is_dir():
         raise UserError(f"--report {config.report}: is a folder; name a file")

@@ -1,5 +1,6 @@
 """pytorch_model.bin without executing it: the same tensors that torch reads, from both containers, of every dtype."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,23 @@ def test_pickles_are_read_only_when_asked(form: str, tmp_path: Path) -> None:
     assert model.config == CONFIG
     whole = BertForPreTraining.from_pretrained(tmp_path / "whole").state_dict()
     assert [name for name, value in model.state_dict().items() if not torch.equal(value, whole[name])] == []
+
+
+def test_shards_with_an_index_are_read(tmp_path: Path) -> None:
+    expected = BertForPreTraining.from_pretrained(save(tmp_path)).state_dict()
+    (tmp_path / "model.safetensors").unlink()
+    names = list(expected)
+    files = {name: f"pytorch_model-0000{1 + (index % 2)}-of-00002.bin" for index, name in enumerate(names)}
+    for file in set(files.values()):
+        torch.save({name: expected[name] for name in names if files[name] == file}, tmp_path / file)
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(UserError, match="pass pickles=True"):
+        BertModel.from_pretrained(tmp_path)
+    found = BertForPreTraining.from_pretrained(tmp_path, pickles=True).state_dict()
+    assert [name for name, value in found.items() if not torch.equal(value, expected[name])] == []
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files | {names[0]: "../x.bin"}}))
+    with pytest.raises(CheckpointError, match="which is no plain file name"):
+        BertModel.from_pretrained(tmp_path, pickles=True)
 
 
 def test_a_checksum_of_the_zip_is_compared(tmp_path: Path) -> None:
