@@ -28,6 +28,9 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
         "embed": ("embed", "a vector for each text of a file: .npy, .parquet or .jsonl"),
     },
     {
+        "convert": ("convert", "between Hugging Face folders, old pickles and TensorFlow checkpoints, with a report"),
+    },
+    {
         "bench": ("bench", "throughput against the alternatives, here and now: table, JSON, chart"),
         "doctor": ("doctor", "what was built, which backend runs what, and why not the faster one"),
     },
