@@ -30,6 +30,7 @@ PACKAGES = [
     "fastbert.benchmarks.peers",
     "fastbert.cli",
     "fastbert.data",
+    "fastbert.integrations",
     "fastbert.kernels",
     "fastbert.models",
     "fastbert.ops",

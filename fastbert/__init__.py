@@ -15,6 +15,7 @@ if _PathFinder.find_spec("fastbert._C", __path__) is None:
 
 if _TYPE_CHECKING:
     from fastbert.config import BertConfig
+    from fastbert.integrations.accelerate import accelerate, restore
     from fastbert.models import (
         BertForMaskedLM,
         BertForMultipleChoice,
@@ -43,6 +44,8 @@ _HOMES = {
     "BertModel": "fastbert.models",
     "PackedBatch": "fastbert.packing",
     "WordPieceTokenizer": "fastbert.tokenizers",
+    "accelerate": "fastbert.integrations.accelerate",
+    "restore": "fastbert.integrations.accelerate",
     "use_backend": "fastbert.ops.backend",
 }
 
@@ -58,6 +61,8 @@ __all__ = [
     "BertModel",
     "PackedBatch",
     "WordPieceTokenizer",
+    "accelerate",
+    "restore",
     "use_backend",
 ]
 

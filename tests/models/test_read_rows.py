@@ -70,8 +70,10 @@ def test_a_layer_of_some_tokens_is_the_layer(backend: str, dtype: torch.dtype, r
     ours = run(backend, layer, x, grad, batch, rows=torch.tensor(ROWS), recompute=recompute)
     theirs = run("eager", layer, x, grad, batch)
     exact = run("eager", layer.double(), x.double(), grad.double(), batch)
+    # Sums over so few rows are a handful of roundings: which of two has the luckier ones is chance.
+    factor = 3.0 if dtype == torch.float32 else 6.0
     for name, truth in exact.items():
-        assert_as_accurate(ours[name], theirs[name], truth, name, factor=3.0)
+        assert_as_accurate(ours[name], theirs[name], truth, name, factor=factor)
 
 
 def test_native_rows_have_the_bits_they_have_among_all(seed: int) -> None:

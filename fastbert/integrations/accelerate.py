@@ -1,0 +1,151 @@
+"""`accelerate(model)`: one line that makes a model of another library fast, in place; `restore(model)` undoes it.
+
+Nothing of the model changes but the forward of its encoders: parameters stay where they are, so state dicts,
+optimizers, saving, hooks and adapters work on as before, in either state.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, Literal, TypeVar
+
+from torch import nn
+
+from fastbert.errors import UserError
+from fastbert.integrations import torch_encoder
+from fastbert.integrations.families import FAMILIES, Family, family_of, is_prediction_head
+from fastbert.integrations.packed_forward import PackedForward, Replaced
+from fastbert.integrations.packed_heads import PackedHead
+from fastbert.integrations.torch_encoder import TorchEncoderForward
+
+logger = logging.getLogger("fastbert")
+Model = TypeVar("Model", bound=nn.Module)
+# Models whose heads read the first column of the hidden states, also where there is no pooler.
+READS_FIRST = ("ForSequenceClassification", "ForMultipleChoice")
+
+
+def accelerate(model: Model, *, quantize: Literal["int8"] | None = None) -> Model:
+    """Run a model's encoders on fastbert's kernels, in place; returns the same object.
+
+    `model` is, or holds somewhere inside (a SentenceTransformer for example), encoders of transformers 5, BertModel and
+    every BertFor*, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, or a `torch.nn.TransformerEncoder` (post-LN,
+    batch_first). Parameters are used where they are, in their dtype, in training and in inference; state
+    dicts, output classes and arguments stay the same. Padded batches are unpadded once, inside.
+
+    What differs: outputs at padding are zeros, and dropout masks come from fastbert's own generator. What is not served
+    (4-D masks, output_attentions, decoders, ...) takes the original forward, and a warning says so once; layers with
+    hooks run their own forward on padded states, LoRA, quantised and parametrised modules theirs on packed ones.
+    `quantize="int8"`: in inference on CPUs, layers multiply integers (see `BertModel.quantize`).
+
+    Raises UserError, with the model as it was, where it holds no encoder that is known, or one that cannot be served.
+    """
+    if quantize not in (None, "int8"):
+        raise UserError(f'quantize={quantize!r}: choose "int8", or leave it out')
+    if not isinstance(model, nn.Module):
+        raise UserError(f"accelerate takes a torch.nn.Module, not {type(model).__name__}")
+    replacements = list(_replacements(model, quantize == "int8"))
+    if not any(isinstance(found, PackedForward | TorchEncoderForward) for _, found in replacements):
+        if _is_ours(model):
+            return model
+        raise UserError(_unknown(model))
+    for module, found in replacements:
+        module.forward = found  # type: ignore[assignment]
+    for line in explain(model):
+        logger.info("%s", line)
+    return model
+
+
+def restore(model: Model) -> Model:
+    """Give a model that `accelerate` changed its own forward back, in place; returns the same object."""
+    for module in model.modules():
+        if isinstance(module.__dict__.get("forward"), Replaced):
+            del module.forward
+    return model
+
+
+def explain(model: nn.Module) -> list[str]:
+    """What of a model is accelerated and what is not, a line each: encoders, layers that run their own forward, and
+    why calls so far took the original forward."""
+    lines = []
+    for module in model.modules():
+        found = module.__dict__.get("forward")
+        if not isinstance(found, Replaced):
+            continue
+        if isinstance(found, PackedForward | TorchEncoderForward):
+            lines.append(f"{found.where}: {type(module).__name__} on fastbert's kernels")
+            lines += [f"{found.where}: layer {i} runs its own forward: {why}" for i, why in found.closed_layers()]
+        lines += [f"{found.where}: the original forward for calls with {reason}" for reason in found.reasons]
+    return lines
+
+
+def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, Replaced]]:
+    """The modules whose forward is to be replaced, each with what stands in for it; checks all before any is."""
+    reads_first = type(model).__name__.endswith(READS_FIRST) or any(
+        type(module).__name__.endswith(READS_FIRST) for module in model.modules()
+    )
+    for name, module in model.named_modules():
+        where = name or type(model).__name__
+        family = family_of(module)
+        encoder = family is not None or torch_encoder.is_encoder(module)
+        if not encoder and not is_prediction_head(module):
+            continue
+        own = module.__dict__.get("forward")
+        if own is not None and not isinstance(own, Replaced):
+            if not encoder:
+                continue
+            raise UserError(
+                f"{where} ({type(module).__name__}) has a forward of its own, put there by {_origin(own)}: undo that"
+                " first, the model is unchanged"
+            )
+        if family is not None:
+            _check(module, family, where)
+            first = reads_first or family.pooler(module) is not None
+            yield module, PackedForward(module, where, family, reads_first=first, int8=int8)
+        elif encoder:
+            torch_encoder.check(module, where)
+            yield module, TorchEncoderForward(module, where, int8=int8)
+        else:
+            yield module, PackedHead(module, where)
+
+
+def _check(module: nn.Module, family: Family, where: str) -> None:
+    """Refuse an encoder that is not built as this version of fastbert knows it."""
+    try:
+        for layer in family.stack(module)[1]:
+            if family.as_written(layer):
+                family.parts(layer)
+        family.tables(module.embeddings)
+    except AttributeError as error:
+        raise UserError(
+            f"{where} ({type(module).__name__}) is built in another way than in transformers 5: {error}; the model is"
+            " unchanged"
+        ) from None
+
+
+def _origin(function: Any) -> str:
+    return str(getattr(function, "__module__", None) or type(function).__module__)
+
+
+def _is_ours(model: nn.Module) -> bool:
+    from fastbert.models.pretrained import PreTrainedModel
+
+    return any(isinstance(module, PreTrainedModel) for module in model.modules())
+
+
+def _unknown(model: nn.Module) -> str:
+    """Which module stops acceleration."""
+    known = ", ".join(family.model for family in FAMILIES)
+    stopping: nn.Module = model
+    name = ""
+    for path, module in model.named_modules():
+        # The outermost encoder of transformers, inside heads and pipelines.
+        base: Any = getattr(module, "base_model", None)
+        if hasattr(module, "config") and base is module:
+            stopping, name = module, path
+            break
+    place = f"{name} ({type(stopping).__name__})" if name else type(stopping).__name__
+    return (
+        f"{place} is no encoder that fastbert can accelerate: it knows {known} of transformers and"
+        " torch.nn.TransformerEncoder; the model is unchanged"
+    )
