@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from fastbert.errors import UserError
 
@@ -20,6 +20,7 @@ PRESETS: dict[str, tuple[int, int, int]] = {
     "base": (12, 768, 12),
     "large": (24, 1024, 16),
 }
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 
 
@@ -30,6 +31,11 @@ class BertConfig:
     The field names and their meaning are those of `transformers.BertConfig`. Raises `UserError` for values that cannot
     make a model.
     """
+
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [
+        f"{task}_{what}" for task in ("mlm", "nsp") for what in ("loss_sum", "count", "correct")
+    ]
+    """What of a model's outputs transformers' Trainer does not hand on as predictions."""
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -46,6 +52,10 @@ class BertConfig:
     pad_token_id: int = 0
     classifier_dropout: float | None = None
     num_labels: int = 2
+    label_names: tuple[str, ...] | None = None
+    """The names of the labels, transformers' `id2label`; they count where there are `num_labels` of them."""
+    problem_type: str | None = None
+    """What a sequence classifier's labels are: None follows their number and dtype, or one of `PROBLEM_TYPES`."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -77,6 +87,11 @@ class BertConfig:
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or not value > 0:
                 raise UserError(f"{name}={value!r} must be a positive number")
+        if self.problem_type is not None and self.problem_type not in PROBLEM_TYPES:
+            raise UserError(f"problem_type={self.problem_type!r} is not one of {', '.join(PROBLEM_TYPES)}, or None")
+        names = self.label_names
+        if names is not None and not (isinstance(names, tuple) and all(isinstance(name, str) for name in names)):
+            raise UserError(f"label_names={names!r} must be a tuple of strings, or None")
         if not isinstance(self.pad_token_id, int) or not 0 <= self.pad_token_id < self.vocab_size:
             raise UserError(f"pad_token_id={self.pad_token_id!r} lies outside the vocabulary of {self.vocab_size}")
 
@@ -89,6 +104,19 @@ class BertConfig:
     def gelu_approximation(self) -> str:
         """`"none"` for GELU by the error function, `"tanh"` for its approximation (torch's names)."""
         return ACTIVATIONS[self.hidden_act]
+
+    @property
+    def id2label(self) -> dict[int, str]:
+        """The name of each label: LABEL_0, LABEL_1, ... where none were given."""
+        names = self.label_names
+        if names is None or len(names) != self.num_labels:
+            return {index: f"LABEL_{index}" for index in range(self.num_labels)}
+        return dict(enumerate(names))
+
+    @property
+    def label2id(self) -> dict[str, int]:
+        """The label of each name."""
+        return {name: index for index, name in self.id2label.items()}
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> BertConfig:
@@ -113,8 +141,11 @@ class BertConfig:
             raise UserError(f"{source}: a BERT decoder (is_decoder=true) is not supported")
         known = {field.name for field in fields(cls)}
         chosen = {name: value for name, value in values.items() if name in known}
-        if "num_labels" not in chosen and isinstance(values.get("id2label"), dict) and values["id2label"]:
-            chosen["num_labels"] = len(values["id2label"])
+        if isinstance(chosen.get("label_names"), list):  # as JSON has it
+            chosen["label_names"] = tuple(chosen["label_names"])
+        names = _label_names(values.get("id2label"))
+        if names is not None:
+            chosen = {"num_labels": len(names), "label_names": names, **chosen}
         if chosen.get("pad_token_id", 0) is None:
             del chosen["pad_token_id"]
         try:
@@ -139,10 +170,12 @@ class BertConfig:
     def to_dict(self, architecture: str | None = None) -> dict[str, Any]:
         """The dictionary that transformers' `BertConfig.from_dict` reads back as the same model."""
         values = asdict(self)
-        labels = values.pop("num_labels")
-        values["id2label"] = {str(index): f"LABEL_{index}" for index in range(labels)}
-        values["label2id"] = {f"LABEL_{index}": index for index in range(labels)}
+        del values["num_labels"], values["label_names"]
+        values["id2label"] = {str(index): name for index, name in self.id2label.items()}
+        values["label2id"] = self.label2id
         values["model_type"] = "bert"
+        if self.problem_type is None:
+            del values["problem_type"]
         if architecture:
             values["architectures"] = [architecture]
         return dict(sorted(values.items()))
@@ -156,3 +189,25 @@ class BertConfig:
         if heads:
             total += width * width + width + 2 * width + self.vocab_size + 2 * width + 2
         return total
+
+
+def _label_names(id2label: Any) -> tuple[str, ...] | None:
+    """The names in the order of their labels, LABEL_i where one is missing; None where there are none."""
+    if not isinstance(id2label, dict) or not id2label:
+        return None
+    names = {str(index): str(name) for index, name in id2label.items()}
+    return tuple(names.get(str(index), f"LABEL_{index}") for index in range(len(names)))
+
+
+# transformers' Trainer sets these on the config of whatever it trains; an encoder that generates nothing has no use for
+# them, so they are let pass and change nothing. All other fields stay as they are made.
+_IDLE = ("use_cache", "bos_token_id", "eos_token_id")
+_frozen = BertConfig.__setattr__
+
+
+def _set(self: BertConfig, name: str, value: Any) -> None:
+    if name not in _IDLE:
+        _frozen(self, name, value)
+
+
+BertConfig.__setattr__ = _set  # type: ignore[assignment, method-assign]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fastbert.config import BertConfig
 from fastbert.errors import CheckpointError, UserError
+from fastbert.models.compatibility import Compatibility
 from fastbert.ops import packed_weights
 from fastbert.ops.backend import fastest_dtype
 
@@ -29,7 +30,7 @@ Quantization = Literal["int8"]
 IGNORED = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
-class PreTrainedModel(nn.Module):
+class PreTrainedModel(Compatibility):
     """What all models share: their config, how weights begin, and `from_pretrained` with `save_pretrained`."""
 
     base_model_prefix: ClassVar[str] = "bert"
@@ -108,10 +109,6 @@ class PreTrainedModel(nn.Module):
 
     def _resize_output(self, rows: int) -> None:
         """Make what predicts tokens as large as the token embedding; models that predict none have nothing to do."""
-
-    def num_parameters(self) -> int:
-        """The number of distinct parameters (tied ones count once)."""
-        return sum(parameter.numel() for parameter in self.parameters())
 
     def checkpoint_activations(self, mode: Checkpointing | bool = "layer") -> None:
         """Keep less in training and compute it again in the backward pass: `"layer"` (or True) keeps only each layer's
