@@ -36,6 +36,8 @@ class BertConfig:
         f"{task}_{what}" for task in ("mlm", "nsp") for what in ("loss_sum", "count", "correct")
     ]
     """What of a model's outputs transformers' Trainer does not hand on as predictions."""
+    _commit_hash: ClassVar[None] = None
+    """The revision on the Hub, which transformers' pipelines look for: a config does not know it."""
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -145,7 +147,8 @@ class BertConfig:
             chosen["label_names"] = tuple(chosen["label_names"])
         names = _label_names(values.get("id2label"))
         if names is not None:
-            chosen = {"num_labels": len(names), "label_names": names, **chosen}
+            given = any(name != f"LABEL_{index}" for index, name in enumerate(names))
+            chosen = {"num_labels": len(names), "label_names": names if given else None, **chosen}
         if chosen.get("pad_token_id", 0) is None:
             del chosen["pad_token_id"]
         try:

@@ -73,6 +73,7 @@ class HeadOutput(ModelOutput, dict):  # type: ignore[misc]
     anything else for a tuple, or leave it on the GPU. What it holds are its attributes, which nothing takes away."""
 
     __eq__ = object.__eq__
+    __ne__ = object.__ne__
     __hash__ = object.__hash__  # type: ignore[assignment]
 
     def copy(self) -> Self:
