@@ -25,6 +25,7 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
     },
     {
         "fill-mask": ("fill_mask", "fill in the blanks of a sentence with a trained model"),
+        "verify": ("verify", "a Hugging Face model as it is and accelerated, side by side on your text"),
     },
     {
         "bench": ("bench", "throughput against the alternatives, here and now: table, JSON, chart"),
