@@ -125,6 +125,16 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             for dtype in ("fp32", "bf16", "int8")
         },
         **{
+            f"accelerated {dtype}": Entry(
+                "transformers_encoder",
+                "AcceleratedEncoder",
+                ("fastbert", *ENCODERS),
+                ("fastbert-engine", *ENCODERS),
+                {"dtype": dtype},
+            )
+            for dtype in ("fp32", "bf16", "int8")
+        },
+        **{
             f"transformers {attention} {dtype}": Entry(
                 "transformers_encoder", "Encoder", ENCODERS, ENCODERS, {"dtype": dtype, "attention": attention}
             )

@@ -50,7 +50,7 @@ def accelerate(model: Model, *, quantize: Literal["int8"] | None = None) -> Mode
             return model
         raise UserError(_unknown(model))
     for module, found in replacements:
-        module.forward = found  # type: ignore[assignment]
+        module.forward = found
     for line in explain(model):
         logger.info("%s", line)
     return model

@@ -50,6 +50,22 @@ class Replaced:
         parameters = list(self.__signature__.parameters.values())[1:]
         self.__signature__ = self.__signature__.replace(parameters=parameters)
 
+    @property
+    def __code__(self) -> Any:
+        """What exporters read the names of a forward's arguments from."""
+        return inspect.unwrap(type(self.module).forward).__code__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            from fastbert.integrations.uncompiled import outside_graph
+
+            return outside_graph(self.compute, args, kwargs)
+        return self.compute(*args, **kwargs)
+
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module computes now."""
+        raise NotImplementedError
+
     def original(self, *args: Any, **kwargs: Any) -> Any:
         """What the module's class computes."""
         return type(self.module).forward(self.module, *args, **kwargs)
@@ -70,7 +86,7 @@ class PackedForward(Replaced):
         self.reads_first = reads_first
         self.int8 = int8
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(self.family.order, args, strict=False)), **kwargs}
         reason = f"{len(args)} arguments by position" if len(args) > len(self.family.order) else self._unserved(given)
         if reason is None:
@@ -204,7 +220,7 @@ class PackedForward(Replaced):
     def _library_multiplies_bf16(self, parts: list[LayerParts | None], tokens: int) -> bool:
         """Whether torch's bf16 library multiplies on a CPU: it prepares a kernel for each number of rows it meets, so
         that it should meet few."""
-        if torch.compiler.is_compiling() or not multiplies_in_bf16(next(self.module.parameters())):
+        if not multiplies_in_bf16(next(self.module.parameters())):
             return False
         known = [part for part in parts if part is not None]
         return library_multiplies_bf16(known, tokens, torch.bfloat16, self.int8)
@@ -228,7 +244,7 @@ class PackedForward(Replaced):
         weight = next(self.module.parameters())
         if torch.is_autocast_enabled(padded.device.type) and padded.dtype != weight.dtype:
             padded = padded.to(weight.dtype)
-        if layout.slots is not None and not torch.compiler.is_compiling():
+        if layout.slots is not None:
             setattr(padded, SLOTS, layout.slots)
         return padded
 

@@ -19,7 +19,7 @@ from fastbert.packing import pad
 class PackedHead(Replaced):
     """Logits (rows, columns, vocab_size) of hidden states (rows, columns, hidden_size); zeros at padding."""
 
-    def __call__(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def compute(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
         module: nn.Module = self.module
         head = (
             None if is_touched(module) or _has_any_global_hook() or torch.jit.is_tracing() else prediction_head(module)

@@ -56,8 +56,10 @@ def run_layer(
 ) -> Tensor:
     """x (tokens, hidden_size) -> the same shape: as one operation where all parts are plain, else put together from
     single ones, parts that are not plain running their own forward."""
-    drops = copy(dropouts)
-    drops.attention, drops.hidden = parts.attention_p, parts.output_p
+    drops = dropouts
+    if (drops.attention, drops.hidden) != (parts.attention_p, parts.output_p):
+        drops = copy(dropouts)
+        drops.attention, drops.hidden = parts.attention_p, parts.output_p
     weights, numbers = _plain(parts, index, int8)
     if weights is not None and numbers is not None:
         whole = whole_layer(x, weights, numbers, batch, drops)
@@ -149,7 +151,16 @@ def has_hooks(module: nn.Module) -> bool:
 
 def is_touched(module: nn.Module) -> bool:
     """Whether a module or one inside it has hooks: what they see then must be what they always saw."""
-    return any(has_hooks(part) for part in module.modules())
+    # By hand: `modules()` remembers what it has seen, which costs a small batch several times as much as looking.
+    waiting: list[nn.Module | None] = [module]
+    while waiting:
+        part = waiting.pop()
+        if part is None:
+            continue
+        if has_hooks(part):
+            return True
+        waiting.extend(part._modules.values())
+    return False
 
 
 def _widen(parts: LayerParts, x: Tensor) -> Tensor:

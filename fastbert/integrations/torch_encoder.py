@@ -54,7 +54,7 @@ class TorchEncoderForward(Replaced):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_views": {}}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(ORDER, args, strict=False)), **kwargs}
         src, padding = given.get("src"), given.get("src_key_padding_mask")
         reason = self._unserved(src, padding, given)
@@ -108,7 +108,7 @@ class TorchEncoderForward(Replaced):
         return layout.restore(x.to(src.dtype) if torch.is_autocast_enabled(src.device.type) else x)
 
     def _library_multiplies_bf16(self, parts: list[LayerParts], x: Tensor) -> bool:
-        if torch.compiler.is_compiling() or not multiplies_in_bf16(x):
+        if not multiplies_in_bf16(x):
             return False
         return library_multiplies_bf16(parts, len(x), torch.bfloat16, self.int8)
 
