@@ -145,10 +145,10 @@ class BertConfig:
         chosen = {name: value for name, value in values.items() if name in known}
         if isinstance(chosen.get("label_names"), list):  # as JSON has it
             chosen["label_names"] = tuple(chosen["label_names"])
-        names = _label_names(values.get("id2label"))
+        names = chosen.get("label_names") or _label_names(values.get("id2label"))
         if names is not None:
             given = any(name != f"LABEL_{index}" for index, name in enumerate(names))
-            chosen = {"num_labels": len(names), "label_names": names if given else None, **chosen}
+            chosen = {"num_labels": len(names), **chosen, "label_names": names if given else None}
         if chosen.get("pad_token_id", 0) is None:
             del chosen["pad_token_id"]
         try:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
 from fastbert.errors import UserError
@@ -37,8 +38,7 @@ class Side:
         if settings["threads"]:
             torch.set_num_threads(settings["threads"])
         self.device = torch.device(settings["device"])
-        transformers: Any = import_module("transformers")
-        transformers.logging.set_verbosity_error()
+        transformers.utils.logging.set_verbosity_error()
         self.tokenizer = _loaded(transformers.AutoTokenizer, settings["model"])
         loader = getattr(transformers, CLASSES[settings["task"]])
         self.model = _loaded(loader, settings["model"], dtype=DTYPES[settings["dtype"]]).to(self.device).eval()
@@ -115,10 +115,8 @@ class Side:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         status = Path("/proc/self/status")
-        for line in status.read_text().splitlines() if status.exists() else ():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) << 10
-        return None
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE) if status.exists() else None
+        return int(found[1]) << 10 if found else None
 
 
 def _loaded(loader: Any, name: str, **options: Any) -> Any:

@@ -103,7 +103,7 @@ def verify(
     """Run `texts` through a model of transformers as it is and through the same model accelerated, and compare.
 
     `model` is a folder, or the id of a model in the local Hub cache; nothing is downloaded. Each side is a process of
-    its own; batches are of `batch_size` texts in the order given, cut to `max_length` tokens and padded, for both alike.
+    its own; batches are of `batch_size` texts in the order given, cut to `max_length` tokens, padded, for both alike.
     All outputs are compared; then both sides are timed in turn, `rounds` times. `progress` is told what is done, how
     far it is, and of how much. Raises UserError for wrong input, and for a model that cannot be accelerated.
     """
@@ -122,15 +122,19 @@ def verify(
         "model": os.fspath(model), "task": task, "max_length": max_length, "batch_size": batch_size, "dtype": dtype,
         "device": device, "threads": threads,
     }  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="fastbert-verify-") as folder, _Worker(settings, folder, False) as original:
+    with (
+        tempfile.TemporaryDirectory(prefix="fastbert-verify-") as folder,
+        _Worker(settings, folder, accelerate=False) as original,
+        _Worker(settings, folder, accelerate=True) as accelerated,
+    ):
         tell("loading", 0, 2)
         facts = original.load(texts)
         tell("loading", 1, 2)
-        with _Worker(settings, folder, True) as accelerated:
-            accelerated.load(texts)
-            found = _compare(original, accelerated, facts["lengths"], tell)
-            seconds, share = _time(original, accelerated, found.seconds, rounds, tell)
-            ends = [side.ask("finish") for side in (original, accelerated)]
+        accelerated.load(texts)
+        tell("loading", 2, 2)
+        found = _compare(original, accelerated, facts["lengths"], tell)
+        seconds, share = _time(original, accelerated, found.seconds, rounds, tell)
+        ends = [side.ask("finish") for side in (original, accelerated)]
     tokens = sum(map(sum, facts["lengths"]))
     timed = sum(sum(facts["lengths"][batch]) for batch in share), sum(len(facts["lengths"][batch]) for batch in share)
     sides = [
@@ -151,7 +155,7 @@ def verify(
 class _Worker:
     """One side's process, asked over a pipe."""
 
-    def __init__(self, settings: dict[str, Any], folder: str, accelerate: bool) -> None:
+    def __init__(self, settings: dict[str, Any], folder: str, *, accelerate: bool) -> None:
         self.settings = {**settings, "accelerate": accelerate}
         self.output = Path(folder) / ("accelerated" if accelerate else "original")
         self.said = self.output.with_suffix(".log")
@@ -220,7 +224,8 @@ class _Found:
         """Rows of both sides; `lengths`: how many of them are each text's, None for one a text."""
         one, other = one.astype(np.float64), other.astype(np.float64)
         # The same infinity on both sides is no difference.
-        difference = np.abs(np.where(one == other, 0.0, one - other))
+        with np.errstate(invalid="ignore"):
+            difference = np.abs(np.where(one == other, 0.0, one - other))
         self.largest = float(np.maximum(self.largest, difference.max(initial=0.0)))  # a NaN stays one
         self.total, self.values = self.total + float(difference.sum()), self.values + difference.size
         self.tokens.append(_cosines(one, other))
