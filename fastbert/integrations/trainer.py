@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import transformers
 from torch import Tensor
 
+from fastbert.errors import UserError
 from fastbert.models.pretrained import PreTrainedModel
 
 
@@ -35,6 +35,31 @@ class SavesModels:
         (folder / "config.json").write_text(config, encoding="utf-8")
 
 
-class Trainer(SavesModels, transformers.Trainer):
-    """`transformers.Trainer` whose checkpoints and `save_model` folders `from_pretrained` loads, fastbert's and
-    transformers'."""
+if TYPE_CHECKING:
+    import transformers
+
+    class Trainer(SavesModels, transformers.Trainer):
+        """Made when it is first asked for, since it needs transformers: see `_trainer`."""
+
+
+def __getattr__(name: str) -> object:
+    if name != "Trainer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = _trainer()
+    return globals()[name]
+
+
+def _trainer() -> type:
+    try:
+        from transformers import Trainer as Base
+    except ImportError as error:
+        raise UserError(
+            f"the Trainer is that of transformers ({error}): `pip install -U transformers accelerate`"
+        ) from None
+
+    class Trainer(SavesModels, Base):
+        """`transformers.Trainer` whose checkpoints and `save_model` folders `from_pretrained` loads, fastbert's and
+        transformers'."""
+
+    Trainer.__qualname__ = Trainer.__name__
+    return Trainer

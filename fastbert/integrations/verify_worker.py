@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 
 from fastbert.errors import UserError
@@ -37,6 +36,8 @@ class Side:
     def __init__(self, settings: dict[str, Any], texts: list[str]) -> None:
         if settings["threads"]:
             torch.set_num_threads(settings["threads"])
+        import transformers
+
         self.device = torch.device(settings["device"])
         transformers.utils.logging.set_verbosity_error()
         self.tokenizer = _loaded(transformers.AutoTokenizer, settings["model"])
@@ -136,6 +137,8 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     logging.basicConfig(level=logging.ERROR)
+    import transformers  # noqa: F401  (while the other process does the same)
+
     side: Any = None
     for line in sys.stdin:
         question = json.loads(line)

@@ -1,6 +1,7 @@
 """Hugging Face's Trainer with fastbert's models: losses, predictions and files as of transformers' own models."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -258,3 +259,14 @@ def test_models_of_transformers_are_saved_as_ever(make: Any, tmp_path: Path) -> 
     trainer = make("MaskedLM", transformers)
     trainer.save_model(str(tmp_path / "theirs"))
     assert fastbert.BertForMaskedLM.from_pretrained(tmp_path / "theirs").new_weights == ()
+
+
+def test_without_transformers_there_is_a_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastbert.integrations import trainer
+
+    monkeypatch.delitem(vars(trainer), "Trainer", raising=False)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(UserError, match=r"Trainer is that of transformers .*pip install"):
+        _ = trainer.Trainer
+    with pytest.raises(AttributeError, match="no attribute 'Coach'"):
+        _ = trainer.Coach
