@@ -57,8 +57,9 @@ def register_attention(name: str = "fastbert") -> str:
     `model.set_attn_implementation("fastbert")` use it: outputs at real tokens are sdpa's up to rounding, forward and
     backward, in training with dropout of its own random numbers. Attention of padding tokens is zero in the encoders of
     `SELF_ATTENTION`. Calls that are not served (4-D masks, sliding windows shorter than the text, caches, position
-    biases, other devices and dtypes, traced and compiled code) go to transformers' sdpa, which the log says once for
-    each reason; `output_attentions=True` is computed eagerly; soft caps and attention sinks are refused.
+    biases, other devices and dtypes) go to transformers' sdpa, and the log says so once for each reason; traced and
+    compiled code goes there too. `output_attentions=True` is computed eagerly; soft caps and attention sinks are
+    refused.
 
     Registering again is harmless. Raises UserError without transformers, and for a name that is another's.
     """
@@ -144,8 +145,9 @@ def attention_mask(
     within = skips and local_size is not None and kv_length < local_size
     both_ways = function is masking_utils.bidirectional_mask_function or within
     kept = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    # A traced graph cannot look at the mask; and with a cache, queries and keys are not of the same tokens.
-    known = (causal or both_ways) and not is_tracing(kept) and not isinstance(q_offset, Tensor)
+    # Traces and transforms cannot look at the mask; and with a cache, queries and keys are not of the same tokens.
+    traced = is_tracing(kept) or native.is_transformed()
+    known = (causal or both_ways) and not traced and not isinstance(q_offset, Tensor)
     known = known and (kept is None or kept.shape == (batch_size, kv_length))
     known = known and (both_ways or (q_offset == 0 and kv_offset == 0 and q_length == kv_length))
     if not known or causal:
@@ -197,7 +199,7 @@ def attention_forward(
             )
     if options.get("output_attentions"):
         return _with_probabilities(module, query, key, value, attention_mask, dropout, scaling, is_causal)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or native.is_transformed():
         return _sdpa(module, query, key, value, attention_mask, dropout, scaling, is_causal, **options)
     given = (query, key, value)
     padding = _padding(attention_mask)
@@ -300,8 +302,6 @@ def _not_served(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> st
         return "queries, keys and values are empty, or not of one dtype and as many rows"
     if not 0.0 <= dropout < 1.0:
         return f"dropout={dropout}"
-    if torch.jit.is_tracing() or native.is_transformed():
-        return "it is traced or transformed (torch.jit, torch.func)"
     if forced() == "eager":
         return None
     if device == "cpu" and (dtype not in (torch.float32, torch.bfloat16) or dim > MAX_HEAD_DIM):

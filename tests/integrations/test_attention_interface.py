@@ -207,19 +207,26 @@ def test_cross_attention_of_equal_length_keeps_every_query(kind: str, seed: int)
         assert_as_accurate(*tensors, what=f"tensor {number}")
 
 
-def test_a_decoder_with_a_cache_writes_what_it_writes_with_sdpa(seed: int) -> None:
-    config = transformers.BertConfig(**SHAPE, is_decoder=True)
+@pytest.mark.parametrize("name", ["BertLMHeadModel", "LlamaForCausalLM", "MistralForCausalLM"])
+def test_a_decoder_with_a_cache_writes_what_it_writes_with_sdpa(name: str, seed: int) -> None:
+    kind = getattr(transformers, name)
+    own: dict[str, Any] = {**SHAPE, "is_decoder": True}
+    if name != "BertLMHeadModel":
+        own = {**WITHOUT_DROPOUT, "num_attention_heads": 4, "num_key_value_heads": 2}
+    own |= {"sliding_window": 4} if name.startswith("Mistral") else {}
     torch.manual_seed(seed)
-    model = transformers.BertLMHeadModel(config).eval()
+    model = kind(kind.config_class(**own, initializer_range=0.3)).eval()
     mask = padding("left")[:2]
     ids = torch.randint(3, 60, mask.shape)
-    texts = []
     options = {"max_new_tokens": 6, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    for name in ("fastbert", "sdpa"):
-        model.set_attn_implementation(name)
+    texts, logits = [], []
+    for implementation in ("fastbert", "sdpa"):
+        model.set_attn_implementation(implementation)
         texts.append(model.generate(ids, attention_mask=mask, **options))
+        logits.append(model(ids, attention_mask=mask).logits[mask.bool()])
     assert texts[0].shape == (2, COLUMNS + 6)
     assert torch.equal(*texts)
+    assert torch.allclose(*logits, atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
@@ -397,6 +404,47 @@ def test_compiled_it_computes_the_same(kind: str, seed: int) -> None:
         layer.compile(backend="eager")
     partly = layers(input_ids=mask + 5, attention_mask=mask).last_hidden_state
     assert torch.allclose(plain[mask.bool()], partly[mask.bool()], atol=1e-5)
+
+
+class States(torch.nn.Module):
+    """A model's hidden states, from two tensors, as tracers want it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        states: Tensor = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        return states
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("tracer", ["jit", "export"])
+def test_what_is_traced_serves_other_masks(tracer: str, seed: int) -> None:
+    model, ids = States(build(CONFIGS["bert"](), seed, "fastbert")).requires_grad_(False), padding("none") + 5
+    given = (ids, padding("right"))
+    if tracer == "jit":
+        traced = torch.jit.trace(model, given, check_trace=False)
+    else:
+        traced = torch.export.export(model, given).module()
+    for kind in ("right", "left", "holes"):
+        kept = padding(kind).bool()
+        assert torch.allclose(traced(ids, padding(kind))[kept], model(ids, padding(kind))[kept], atol=1e-5)
+
+
+def test_transforms_of_torch_differentiate_it(seed: int) -> None:
+    model, mask = States(build(CONFIGS["bert"](), seed, "fastbert")), padding("right")
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        states: Tensor = torch.func.functional_call(model, parameters, (mask + 5, mask))
+        return states[mask.bool()].square().mean()
+
+    parameters = dict(model.named_parameters())
+    gradients = torch.func.grad(loss)(parameters)
+    loss(parameters).backward()
+    for name, parameter in parameters.items():
+        if parameter.grad is not None:
+            assert torch.allclose(gradients[name], parameter.grad, atol=1e-6), name
 
 
 @pytest.mark.parametrize("kind", ["right", "left"])
