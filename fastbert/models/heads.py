@@ -22,6 +22,7 @@ from fastbert.models.bert import (
     first_tokens,
     multiplies_in_bf16,
 )
+from fastbert.models.labels import check_places, check_range, class_loss, masked_places, mean_of, part_of
 from fastbert.models.outputs import LogitsOutput, PreTrainingOutput, SpanOutput
 from fastbert.models.plain import is_plain, project, project_apart
 from fastbert.models.pretrained import PreTrainedModel, resized
@@ -149,49 +150,6 @@ class BertWithHead(PreTrainedModel):
         return ops.dropout(x, dropout if places is None else dropout.of(places))
 
 
-def _masked(packed: Packed, labels: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """The places that have a label, and their labels: the batch's own, or those of a label per token."""
-    batch = packed.batch
-    if labels is None:
-        if batch.masked_positions is None or batch.labels is None:
-            return None
-        places = batch.masked_positions
-        if places.dtype != torch.int64 or places.dim() != 1:
-            raise UserError(f"masked_positions must be int64 (places,), not {places.dtype} {tuple(places.shape)}")
-        # As for the ids in `encode`: indexing would count a negative place from the end.
-        if batch.device.type == "cpu" and not torch.compiler.is_compiling():
-            _check_places(batch)
-        return batch.masked_positions, batch.labels
-    flat = packed.labels(labels)
-    assert flat is not None
-    if flat.shape != batch.input_ids.shape:
-        raise UserError(f"labels have shape {tuple(flat.shape)}, but the batch has {batch.num_tokens} tokens")
-    places = (flat != IGNORE_INDEX).nonzero().flatten()
-    return places, flat[places]
-
-
-def _check_places(batch: PackedBatch) -> None:
-    if batch.masked_positions is not None:
-        _check_range("masked_positions", batch.masked_positions, batch.num_tokens, "tokens of the batch")
-
-
-def _check_range(name: str, values: Tensor, size: int, of: str) -> None:
-    """Refuse numbers that are not at least 0 and below `size`; reads them."""
-    wrong = values[(values < 0) | (values >= size)]
-    if len(wrong):
-        raise UserError(f"{name} holds {int(wrong[0])}, outside the {size} {of}: correct the batch")
-
-
-def _mean(loss: CrossEntropy, items: Tensor | int | None = None) -> Tensor:
-    """The mean over the labels, or over so many `items`, of which this batch holds a part."""
-    return loss.loss_sum / (loss.count.clamp(min=1) if items is None else items)
-
-
-def _part(loss: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
-    """A mean over this batch's labels as its part of a mean over `items` of several batches."""
-    return loss if items is None else loss * (labels != IGNORE_INDEX).sum() / items
-
-
 class _MaskedLanguageModel(BertWithHead):
     """A model whose decoder is tied to the token embedding."""
 
@@ -238,7 +196,7 @@ class BertForPreTraining(_MaskedLanguageModel):
         output_hidden_states: bool = False,
     ) -> PreTrainingOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        masked = _masked(packed, labels)
+        masked = masked_places(packed, labels)
         every = masked is None or self._shows_all(packed, return_logits)
         read = None if every or masked is None else masked[0]
         firsts, x, states = self._encode_read(packed.batch, read, output_hidden_states)
@@ -255,7 +213,7 @@ class BertForPreTraining(_MaskedLanguageModel):
         if masked is not None:
             loss = self.cls.predictions.loss(x[masked[0]] if every else x, masked[1])
             output.mlm_loss_sum, output.mlm_count, output.mlm_correct = loss.loss_sum, loss.count, loss.correct
-            losses.append(_mean(loss))
+            losses.append(mean_of(loss))
         target = packed.batch.next_sentence_label if next_sentence_label is None else next_sentence_label
         if target is not None:
             output.nsp_loss_sum = F.cross_entropy(nsp_logits.float(), target, reduction="sum")
@@ -275,8 +233,8 @@ class BertForPreTraining(_MaskedLanguageModel):
             ("next_sentence_label", batch.next_sentence_label, 2, "classes"),
         ):
             if values is not None:
-                _check_range(name, values[values != IGNORE_INDEX], size, of)
-        _check_places(batch)
+                check_range(name, values[values != IGNORE_INDEX], size, of)
+        check_places(batch)
 
 
 class BertForMaskedLM(_MaskedLanguageModel):
@@ -305,7 +263,7 @@ class BertForMaskedLM(_MaskedLanguageModel):
         num_items_in_batch: Tensor | int | None = None,
     ) -> LogitsOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        masked = _masked(packed, labels)
+        masked = masked_places(packed, labels)
         if masked is None or self._shows_all(packed, return_logits):
             x, _ = self.bert.encode(packed.batch)
             logits: Tensor | None = packed.restore(self.cls.predictions(x))
@@ -313,7 +271,7 @@ class BertForMaskedLM(_MaskedLanguageModel):
         else:
             x, _ = self.bert.encode(packed.batch, rows=masked[0])
             logits = self.cls.predictions(x) if return_logits else None
-        loss = None if masked is None else _mean(self.cls.predictions.loss(x, masked[1]), num_items_in_batch)
+        loss = None if masked is None else mean_of(self.cls.predictions.loss(x, masked[1]), num_items_in_batch)
         return LogitsOutput(loss=loss, logits=logits)
 
 
@@ -341,9 +299,7 @@ class BertForNextSentencePrediction(BertWithHead):
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
         logits = project(self.cls.seq_relationship, self._encode_pooled(packed.batch))
         target = packed.batch.next_sentence_label if labels is None else labels
-        loss = None
-        if target is not None:
-            loss = _part(F.cross_entropy(logits.float(), target.flatten()), target, num_items_in_batch)
+        loss = None if target is None else class_loss(logits, target.flatten(), num_items_in_batch)
         return LogitsOutput(loss=loss, logits=logits)
 
 
@@ -374,18 +330,19 @@ class BertForSequenceClassification(BertWithHead):
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
         pooled = self._classifier_dropout(packed.batch, self._encode_pooled(packed.batch), per_token=False)
         logits = project(self.classifier, pooled)
-        loss = None if labels is None else _part(self._loss(logits.float(), labels), labels, num_items_in_batch)
+        loss = None if labels is None else self._loss(logits.float(), labels, num_items_in_batch)
         return LogitsOutput(loss=loss, logits=logits)
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def _loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
         problem = self.config.problem_type
         if problem is None and (self.config.num_labels == 1 or labels.is_floating_point()):
             problem = "regression"
         if problem == "regression":
-            return F.mse_loss(logits.view(labels.shape), labels.float())
+            return part_of(F.mse_loss(logits.view(labels.shape), labels.float()), labels.numel(), items)
         if problem == "multi_label_classification":
-            return F.binary_cross_entropy_with_logits(logits, labels.float())
-        return F.cross_entropy(logits, labels.flatten(), ignore_index=IGNORE_INDEX)
+            loss = F.binary_cross_entropy_with_logits(logits, labels.float())
+            return part_of(loss, labels.numel(), items)
+        return class_loss(logits, labels.flatten(), items)
 
 
 class BertForTokenClassification(BertWithHead):
@@ -413,7 +370,7 @@ class BertForTokenClassification(BertWithHead):
         num_items_in_batch: Tensor | int | None = None,
     ) -> LogitsOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        masked = _masked(packed, labels)
+        masked = masked_places(packed, labels)
         every = masked is None or self._shows_all(packed, return_logits)
         places = None if every or masked is None else masked[0]
         x, _ = self.bert.encode(packed.batch, rows=places)
@@ -423,9 +380,7 @@ class BertForTokenClassification(BertWithHead):
         if masked is None:
             return LogitsOutput(logits=shown)
         read, targets = logits[masked[0]] if every else logits, masked[1]
-        return LogitsOutput(
-            loss=_part(F.cross_entropy(read.float(), targets), targets, num_items_in_batch), logits=shown
-        )
+        return LogitsOutput(loss=class_loss(read, targets, num_items_in_batch), logits=shown)
 
 
 class BertForQuestionAnswering(BertWithHead):
@@ -514,7 +469,5 @@ class BertForMultipleChoice(BertWithHead):
             raise UserError(f"{len(packed.batch)} sequences cannot be split into questions of {num_choices} choices")
         pooled = self._classifier_dropout(packed.batch, self._encode_pooled(packed.batch), per_token=False)
         logits = project(self.classifier, pooled).view(-1, num_choices)
-        loss = None
-        if labels is not None:
-            loss = _part(F.cross_entropy(logits.float(), labels.flatten()), labels, num_items_in_batch)
+        loss = None if labels is None else class_loss(logits, labels.flatten(), num_items_in_batch)
         return LogitsOutput(loss=loss, logits=logits)

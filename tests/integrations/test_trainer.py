@@ -167,6 +167,17 @@ def test_accumulated_gradients_are_those_of_one_large_batch(head: str, make: Any
         assert torch.allclose(a, b, atol=1e-4)
 
 
+@pytest.mark.parametrize("head", ["MaskedLM", "TokenClassification", "SequenceClassification"])
+def test_a_batch_without_labels_takes_no_part_in_a_mean_over_several(head: str, make: Any) -> None:
+    model = make(head, fastbert).model.train()
+    ids = torch.arange(5, 17).view(2, 6)
+    labels = torch.full((2,) if head == "SequenceClassification" else ids.shape, -100)
+    loss = model(ids, labels=labels, num_items_in_batch=torch.tensor(7)).loss
+    loss.backward()
+    assert float(loss.detach()) == 0.0
+    assert all(p.grad is None or float(p.grad.abs().max()) == 0.0 for p in model.parameters())
+
+
 def test_metrics_see_a_prediction_for_every_token(make: Any) -> None:
     seen = []
 
