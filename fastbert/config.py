@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from fastbert.checkpoints.bounded import read_json_file, shown
 from fastbert.errors import UserError
@@ -21,6 +21,7 @@ PRESETS: dict[str, tuple[int, int, int]] = {
     "base": (12, 768, 12),
     "large": (24, 1024, 16),
 }
+PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 CONFIGS = ("config.json", "bert_config.json")  # the second is that of the first releases
 MOST_LABELS = 1 << 20
@@ -39,6 +40,13 @@ class BertConfig:
     make a model.
     """
 
+    keys_to_ignore_at_inference: ClassVar[list[str]] = [
+        f"{task}_{what}" for task in ("mlm", "nsp") for what in ("loss_sum", "count", "correct")
+    ]
+    """What of a model's outputs transformers' Trainer does not hand on as predictions."""
+    _commit_hash: ClassVar[None] = None
+    """The revision on the Hub, which transformers' pipelines look for: a config does not know it."""
+
     vocab_size: int = 30522
     hidden_size: int = 768
     num_hidden_layers: int = 12
@@ -54,7 +62,12 @@ class BertConfig:
     pad_token_id: int = 0
     classifier_dropout: float | None = None
     num_labels: int = 2
+    label_names: tuple[str, ...] | None = None
+    """The names of the labels, transformers' `id2label`; they count where there are `num_labels` of them."""
+    problem_type: str | None = None
+    """What a sequence classifier's labels are: None follows their number and dtype, or one of `PROBLEM_TYPES`."""
     extra: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What config.json said that is no field of ours: it is written again."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -88,6 +101,12 @@ class BertConfig:
             value = getattr(self, name)
             if not _is_number(value) or not 0 < value < math.inf:
                 raise UserError(f"{name}={shown(value)} must be a positive number")
+        if self.problem_type is not None and self.problem_type not in PROBLEM_TYPES:
+            kinds = ", ".join(PROBLEM_TYPES)
+            raise UserError(f"problem_type={shown(self.problem_type)} is not one of {kinds}, or None")
+        names = self.label_names
+        if names is not None and not (isinstance(names, tuple) and all(isinstance(name, str) for name in names)):
+            raise UserError(f"label_names={shown(names)} must be a tuple of strings, or None")
         pad = self.pad_token_id
         if not isinstance(pad, int) or isinstance(pad, bool) or not 0 <= pad < self.vocab_size:
             raise UserError(f"pad_token_id={shown(pad)} lies outside the vocabulary of {self.vocab_size}")
@@ -101,6 +120,19 @@ class BertConfig:
     def gelu_approximation(self) -> str:
         """`"none"` for GELU by the error function, `"tanh"` for its approximation (torch's names)."""
         return ACTIVATIONS[self.hidden_act]
+
+    @property
+    def id2label(self) -> dict[int, str]:
+        """The name of each label: LABEL_0, LABEL_1, ... where none were given."""
+        names = self.label_names
+        if names is None or len(names) != self.num_labels:
+            return {index: f"LABEL_{index}" for index in range(self.num_labels)}
+        return dict(enumerate(names))
+
+    @property
+    def label2id(self) -> dict[str, int]:
+        """The label of each name."""
+        return {name: index for index, name in self.id2label.items()}
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> BertConfig:
@@ -130,11 +162,15 @@ class BertConfig:
             raise UserError(f"{source}: a quantised checkpoint (quantization_config) is not supported")
         known = {item.name for item in fields(cls)} - {"extra"}
         chosen = {name: value for name, value in values.items() if name in known}
-        labels = values.get("id2label")
-        if "num_labels" not in chosen and isinstance(labels, dict) and labels:
-            chosen["num_labels"] = len(labels)
-        rest = {name: value for name, value in values.items() if name not in known and name not in _NOT_KEPT}
-        extra = rest.pop("extra", None)
+        if isinstance(chosen.get("label_names"), list):  # as JSON has it
+            chosen["label_names"] = tuple(chosen["label_names"])
+        names = chosen.get("label_names") or _label_names(values.get("id2label"))
+        if names is not None:
+            given = any(name != f"LABEL_{index}" for index, name in enumerate(names))
+            chosen = {"num_labels": len(names), **chosen, "label_names": names if given else None}
+        named = {*known, *_NOT_KEPT, "id2label", "label2id", "extra"}
+        rest = {name: value for name, value in values.items() if name not in named}
+        extra = values.get("extra")
         chosen["extra"] = {**rest, **(extra if isinstance(extra, dict) else {})}
         if chosen.get("pad_token_id", 0) is None:
             del chosen["pad_token_id"]
@@ -163,16 +199,13 @@ class BertConfig:
     def to_dict(self, architecture: str | None = None) -> dict[str, Any]:
         """The dictionary that transformers' `BertConfig.from_dict` reads back as the same model."""
         values = asdict(self)
-        labels, extra = values.pop("num_labels"), values.pop("extra")
-        names, numbers = extra.pop("id2label", None), extra.pop("label2id", None)
-        names = {str(index): name for index, name in names.items()} if isinstance(names, dict) else {}
-        if names.keys() != {str(index) for index in range(labels)} or not all(
-            isinstance(x, str) for x in names.values()
-        ):
-            names, numbers = {str(index): f"LABEL_{index}" for index in range(labels)}, None
-        if not isinstance(numbers, dict):
-            numbers = {name: int(index) for index, name in names.items()}
-        values = {**extra, **values, "id2label": names, "label2id": numbers, "model_type": "bert"}
+        extra = values.pop("extra")
+        del values["num_labels"], values["label_names"]
+        values["id2label"] = {str(index): name for index, name in self.id2label.items()}
+        values["label2id"] = self.label2id
+        values = {**extra, **values, "model_type": "bert"}
+        if self.problem_type is None:
+            del values["problem_type"]
         if architecture:
             values["architectures"] = [architecture]
         return dict(sorted(values.items()))
@@ -190,3 +223,25 @@ class BertConfig:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _label_names(id2label: Any) -> tuple[str, ...] | None:
+    """The names in the order of their labels, LABEL_i where one is missing; None where there are none."""
+    if not isinstance(id2label, dict) or not id2label:
+        return None
+    names = {str(index): str(name) for index, name in id2label.items()}
+    return tuple(names.get(str(index), f"LABEL_{index}") for index in range(len(names)))
+
+
+# transformers' Trainer sets these on the config of whatever it trains; an encoder that generates nothing has no use for
+# them, so they are let pass and change nothing. All other fields stay as they are made.
+_IDLE = ("use_cache", "bos_token_id", "eos_token_id")
+_frozen = BertConfig.__setattr__
+
+
+def _set(self: BertConfig, name: str, value: Any) -> None:
+    if name not in _IDLE:
+        _frozen(self, name, value)
+
+
+BertConfig.__setattr__ = _set  # type: ignore[assignment, method-assign]

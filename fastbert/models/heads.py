@@ -22,6 +22,7 @@ from fastbert.models.bert import (
     first_tokens,
     multiplies_in_bf16,
 )
+from fastbert.models.labels import check_places, check_range, class_loss, masked_places, mean_of, part_of
 from fastbert.models.outputs import LogitsOutput, PreTrainingOutput, SpanOutput
 from fastbert.models.plain import is_plain, project, project_apart
 from fastbert.models.pretrained import PreTrainedModel, resized
@@ -121,6 +122,10 @@ class BertWithHead(PreTrainedModel):
         x, states = self.bert.encode(batch, keep_all=keep_all, rows=torch.cat((first_places(batch), places)))
         return x[: len(batch)], x[len(batch) :], states
 
+    def _shows_all(self, packed: Packed, return_logits: bool | None) -> bool:
+        """Whether logits of every position are returned beside a loss: in evaluation, of padded input."""
+        return return_logits is None and packed.slots is not None and not self.training
+
     def _pool(self, firsts: Tensor) -> Tensor:
         assert self.bert.pooler is not None
         pooled: Tensor = self.bert.pooler(firsts)
@@ -143,43 +148,6 @@ class BertWithHead(PreTrainedModel):
         sequences, offsets = (batch.sequence_ids, batch.offsets_in_sequence) if per_token else (rows, 0 * rows)
         dropout = TokenDropout(p, key, sequences, offsets, int(Site.HEAD))
         return ops.dropout(x, dropout if places is None else dropout.of(places))
-
-
-def _masked(packed: Packed, labels: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """The places that have a label, and their labels: the batch's own, or those of a label per token."""
-    batch = packed.batch
-    if labels is None:
-        if batch.masked_positions is None or batch.labels is None:
-            return None
-        places = batch.masked_positions
-        if places.dtype != torch.int64 or places.dim() != 1:
-            raise UserError(f"masked_positions must be int64 (places,), not {places.dtype} {tuple(places.shape)}")
-        # As for the ids in `encode`: indexing would count a negative place from the end.
-        if batch.device.type == "cpu" and not torch.compiler.is_compiling():
-            _check_places(batch)
-        return batch.masked_positions, batch.labels
-    flat = packed.labels(labels)
-    assert flat is not None
-    if flat.shape != batch.input_ids.shape:
-        raise UserError(f"labels have shape {tuple(flat.shape)}, but the batch has {batch.num_tokens} tokens")
-    places = (flat != IGNORE_INDEX).nonzero().flatten()
-    return places, flat[places]
-
-
-def _check_places(batch: PackedBatch) -> None:
-    if batch.masked_positions is not None:
-        _check_range("masked_positions", batch.masked_positions, batch.num_tokens, "tokens of the batch")
-
-
-def _check_range(name: str, values: Tensor, size: int, of: str) -> None:
-    """Refuse numbers that are not at least 0 and below `size`; reads them."""
-    wrong = values[(values < 0) | (values >= size)]
-    if len(wrong):
-        raise UserError(f"{name} holds {int(wrong[0])}, outside the {size} {of}: correct the batch")
-
-
-def _mean(loss: CrossEntropy) -> Tensor:
-    return loss.loss_sum / loss.count.clamp(min=1)
 
 
 class _MaskedLanguageModel(BertWithHead):
@@ -205,9 +173,8 @@ class BertForPreTraining(_MaskedLanguageModel):
     """Masked LM and next-sentence prediction together (Devlin et al. 2019, section 3.1).
 
     Labels come with the `PackedBatch` (`masked_positions`, `labels`, `next_sentence_label`) or as `labels` (B, S) int64
-    with -100 where there is none and `next_sentence_label` (B,), 0 = B follows A. `prediction_logits` is left out when
-    labels are given, unless `return_logits=True`: then it holds the labelled positions only. Without labels the logits
-    of every position are returned.
+    with -100 where there is none and `next_sentence_label` (B,), 0 = B follows A. `prediction_logits` is as the logits
+    of `BertForMaskedLM`.
     """
 
     def __init__(self, config: BertConfig) -> None:
@@ -225,26 +192,28 @@ class BertForPreTraining(_MaskedLanguageModel):
         input_ids: Tensor | None = None,
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
-        return_logits: bool = False,
+        return_logits: bool | None = None,
         output_hidden_states: bool = False,
     ) -> PreTrainingOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        masked = _masked(packed, labels)
-        firsts, x, states = self._encode_read(packed.batch, None if masked is None else masked[0], output_hidden_states)
+        masked = masked_places(packed, labels)
+        every = masked is None or self._shows_all(packed, return_logits)
+        read = None if every or masked is None else masked[0]
+        firsts, x, states = self._encode_read(packed.batch, read, output_hidden_states)
         nsp_logits = project(self.cls.seq_relationship, self._pool(firsts))
         output = PreTrainingOutput(
             seq_relationship_logits=nsp_logits,
             hidden_states=tuple(packed.restore(state) for state in states) if output_hidden_states else None,
         )
         losses = []
-        if masked is None:
+        if every:
             output.prediction_logits = packed.restore(self.cls.predictions(x))
-        else:
-            loss = self.cls.predictions.loss(x, masked[1])
+        elif return_logits:
+            output.prediction_logits = self.cls.predictions(x)
+        if masked is not None:
+            loss = self.cls.predictions.loss(x[masked[0]] if every else x, masked[1])
             output.mlm_loss_sum, output.mlm_count, output.mlm_correct = loss.loss_sum, loss.count, loss.correct
-            losses.append(_mean(loss))
-            if return_logits:
-                output.prediction_logits = self.cls.predictions(x)
+            losses.append(mean_of(loss))
         target = packed.batch.next_sentence_label if next_sentence_label is None else next_sentence_label
         if target is not None:
             output.nsp_loss_sum = F.cross_entropy(nsp_logits.float(), target, reduction="sum")
@@ -264,15 +233,17 @@ class BertForPreTraining(_MaskedLanguageModel):
             ("next_sentence_label", batch.next_sentence_label, 2, "classes"),
         ):
             if values is not None:
-                _check_range(name, values[values != IGNORE_INDEX], size, of)
-        _check_places(batch)
+                check_range(name, values[values != IGNORE_INDEX], size, of)
+        check_places(batch)
 
 
 class BertForMaskedLM(_MaskedLanguageModel):
-    """BERT with the masked-LM head. `logits` are (..., vocab_size): every position without labels, and with labels the
-    labelled positions, only when `return_logits=True`."""
+    """BERT with the masked-LM head. `logits` are (..., vocab_size): every position without labels. With labels they are
+    left out, unless `return_logits=True`, for the labelled positions, or, unless it is False, for every position of
+    padded input in evaluation. `num_items_in_batch`: the loss is the sum over the labels divided by it."""
 
     with_pooler = False
+    accepts_loss_kwargs = True
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -288,21 +259,26 @@ class BertForMaskedLM(_MaskedLanguageModel):
         *,
         input_ids: Tensor | None = None,
         labels: Tensor | None = None,
-        return_logits: bool = False,
+        return_logits: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> LogitsOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        masked = _masked(packed, labels)
-        if masked is None:
+        masked = masked_places(packed, labels)
+        if masked is None or self._shows_all(packed, return_logits):
             x, _ = self.bert.encode(packed.batch)
-            return LogitsOutput(logits=packed.restore(self.cls.predictions(x)))
-        places, targets = masked
-        x, _ = self.bert.encode(packed.batch, rows=places)
-        logits = self.cls.predictions(x) if return_logits else None
-        return LogitsOutput(loss=_mean(self.cls.predictions.loss(x, targets)), logits=logits)
+            logits: Tensor | None = packed.restore(self.cls.predictions(x))
+            x = x if masked is None else x[masked[0]]
+        else:
+            x, _ = self.bert.encode(packed.batch, rows=masked[0])
+            logits = self.cls.predictions(x) if return_logits else None
+        loss = None if masked is None else mean_of(self.cls.predictions.loss(x, masked[1]), num_items_in_batch)
+        return LogitsOutput(loss=loss, logits=logits)
 
 
 class BertForNextSentencePrediction(BertWithHead):
     """BERT with the next-sentence head; `logits` (sequences, 2), class 0 = B follows A."""
+
+    accepts_loss_kwargs = True
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -318,17 +294,22 @@ class BertForNextSentencePrediction(BertWithHead):
         *,
         input_ids: Tensor | None = None,
         labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> LogitsOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
         logits = project(self.cls.seq_relationship, self._encode_pooled(packed.batch))
         target = packed.batch.next_sentence_label if labels is None else labels
-        loss = None if target is None else F.cross_entropy(logits.float(), target.flatten())
+        loss = None if target is None else class_loss(logits, target.flatten(), num_items_in_batch)
         return LogitsOutput(loss=loss, logits=logits)
 
 
 class BertForSequenceClassification(BertWithHead):
-    """softmax(W C) of the pooled first token; `logits` (sequences, num_labels). With `num_labels=1`, or labels that are
-    floating-point, the loss is the mean squared error (regression), else cross-entropy."""
+    """softmax(W C) of the pooled first token; `logits` (sequences, num_labels). The loss follows the config's
+    `problem_type`: squared error (regression), cross-entropy (single_label_classification) or, with a label of 0 or 1
+    for each class, binary cross-entropy (multi_label_classification). Where it is None, `num_labels=1` or labels that
+    are floating-point mean regression, others one class each. `num_items_in_batch` is as in `BertForMaskedLM`."""
+
+    accepts_loss_kwargs = True
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -344,24 +325,32 @@ class BertForSequenceClassification(BertWithHead):
         *,
         input_ids: Tensor | None = None,
         labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> LogitsOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
         pooled = self._classifier_dropout(packed.batch, self._encode_pooled(packed.batch), per_token=False)
         logits = project(self.classifier, pooled)
-        loss = None
-        if labels is not None:
-            if self.config.num_labels == 1 or labels.is_floating_point():
-                loss = F.mse_loss(logits.float().view(labels.shape), labels.float())
-            else:
-                loss = F.cross_entropy(logits.float(), labels.flatten(), ignore_index=IGNORE_INDEX)
+        loss = None if labels is None else self._loss(logits.float(), labels, num_items_in_batch)
         return LogitsOutput(loss=loss, logits=logits)
+
+    def _loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
+        problem = self.config.problem_type
+        if problem is None and (self.config.num_labels == 1 or labels.is_floating_point()):
+            problem = "regression"
+        if problem == "regression":
+            return part_of(F.mse_loss(logits.view(labels.shape), labels.float()), labels.numel(), items)
+        if problem == "multi_label_classification":
+            loss = F.binary_cross_entropy_with_logits(logits, labels.float())
+            return part_of(loss, labels.numel(), items)
+        return class_loss(logits, labels.flatten(), items)
 
 
 class BertForTokenClassification(BertWithHead):
-    """One class a token; `logits` (..., num_labels): every token without labels, and with labels (-100 where there is
-    none) the labelled tokens, only when `return_logits=True`."""
+    """One class a token; `logits` (..., num_labels), labels -100 where there is none; which logits are returned beside
+    a loss, and `num_items_in_batch`, is as in `BertForMaskedLM`."""
 
     with_pooler = False
+    accepts_loss_kwargs = True
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -377,17 +366,21 @@ class BertForTokenClassification(BertWithHead):
         *,
         input_ids: Tensor | None = None,
         labels: Tensor | None = None,
-        return_logits: bool = False,
+        return_logits: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> LogitsOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        masked = _masked(packed, labels)
-        places, targets = (None, None) if masked is None else masked
+        masked = masked_places(packed, labels)
+        every = masked is None or self._shows_all(packed, return_logits)
+        places = None if every or masked is None else masked[0]
         x, _ = self.bert.encode(packed.batch, rows=places)
         x = self._classifier_dropout(packed.batch, x, per_token=True, places=places)
         logits = project(self.classifier, x)
-        if targets is None:
-            return LogitsOutput(logits=packed.restore(logits))
-        return LogitsOutput(loss=F.cross_entropy(logits.float(), targets), logits=logits if return_logits else None)
+        shown = packed.restore(logits) if every else logits if return_logits else None
+        if masked is None:
+            return LogitsOutput(logits=shown)
+        read, targets = logits[masked[0]] if every else logits, masked[1]
+        return LogitsOutput(loss=class_loss(read, targets, num_items_in_batch), logits=shown)
 
 
 class BertForQuestionAnswering(BertWithHead):
@@ -441,6 +434,8 @@ class BertForMultipleChoice(BertWithHead):
     choices); `labels` int64 (questions,). A `PackedBatch` holds the choices of a question next to each other and needs
     `num_choices`."""
 
+    accepts_loss_kwargs = True
+
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
         self.classifier = nn.Linear(config.hidden_size, 1)
@@ -456,6 +451,7 @@ class BertForMultipleChoice(BertWithHead):
         input_ids: Tensor | None = None,
         labels: Tensor | None = None,
         num_choices: int | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> LogitsOutput:
         given = batch if isinstance(batch, Tensor) else input_ids
         if given is not None:
@@ -473,5 +469,5 @@ class BertForMultipleChoice(BertWithHead):
             raise UserError(f"{len(packed.batch)} sequences cannot be split into questions of {num_choices} choices")
         pooled = self._classifier_dropout(packed.batch, self._encode_pooled(packed.batch), per_token=False)
         logits = project(self.classifier, pooled).view(-1, num_choices)
-        loss = None if labels is None else F.cross_entropy(logits.float(), labels.flatten())
+        loss = None if labels is None else class_loss(logits, labels.flatten(), num_items_in_batch)
         return LogitsOutput(loss=loss, logits=logits)

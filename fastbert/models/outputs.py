@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NoReturn, Self
 
 from torch import Tensor
 
 
 class ModelOutput:
     """Base of the outputs: `output.loss`, `output["loss"]` and `output[0]` are the same; fields that are None are left
-    out of keys and indices."""
+    out of keys and indices. `output["name"] = value` sets a field, or adds one behind them.
+
+    It counts as a `Mapping`, and is made anew from one (`type(output)({"loss": ...})`), as loops do that walk through
+    nested results.
+    """
+
+    def __post_init__(self) -> None:
+        first = getattr(self, fields(self)[0].name)  # type: ignore[arg-type]
+        if isinstance(first, Mapping | Iterator):
+            setattr(self, fields(self)[0].name, None)  # type: ignore[arg-type]
+            for name, value in dict(first).items():
+                self[name] = value
 
     def keys(self) -> list[str]:
         """The names of the fields that hold something."""
-        return [field.name for field in fields(self) if getattr(self, field.name) is not None]  # type: ignore[arg-type]
+        return [name for name, value in vars(self).items() if value is not None]
 
     def to_tuple(self) -> tuple[Any, ...]:
         """The fields that hold something, in order."""
-        return tuple(getattr(self, name) for name in self.keys())
+        return tuple(value for value in vars(self).values() if value is not None)
 
     def __getitem__(self, key: str | int | slice) -> Any:
         if isinstance(key, str):
@@ -27,6 +39,9 @@ class ModelOutput:
                 raise KeyError(key)
             return getattr(self, key)
         return self.to_tuple()[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        setattr(self, key, value)
 
     def __contains__(self, key: object) -> bool:
         return key in self.keys()
@@ -37,12 +52,43 @@ class ModelOutput:
     def __len__(self) -> int:
         return len(self.keys())
 
+    def get(self, key: str, default: Any = None) -> Any:
+        """A field that holds something, or the default."""
+        return self[key] if key in self.keys() else default
+
+    def values(self) -> list[Any]:
+        """What the fields hold, in order."""
+        return list(self.to_tuple())
+
     def items(self) -> list[tuple[str, Any]]:
         """Names and values of the fields that hold something."""
-        return [(name, getattr(self, name)) for name in self.keys()]
+        return list(zip(self.keys(), self.to_tuple(), strict=True))
 
 
-@dataclass
+Mapping.register(ModelOutput)
+
+
+class HeadOutput(ModelOutput, dict):  # type: ignore[misc]
+    """Base of what heads return: also a dictionary to those who ask, since transformers' Trainer and pipelines take
+    anything else for a tuple, or leave it on the GPU. What it holds are its attributes, which nothing takes away."""
+
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def copy(self) -> Self:
+        """Another output that holds the same."""
+        return copy(self)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__}: fields are set, not taken away; dict(output) is a dictionary to change"
+        )
+
+    __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+
+@dataclass(eq=False)
 class EncoderOutput(ModelOutput):
     """`last_hidden_state` (tokens, hidden_size) packed or (sequences, length, hidden_size) padded; `pooler_output`
     (sequences, hidden_size); `hidden_states`: the embeddings' and each layer's output, when asked for."""
@@ -52,8 +98,8 @@ class EncoderOutput(ModelOutput):
     hidden_states: tuple[Tensor, ...] | None = None
 
 
-@dataclass
-class PreTrainingOutput(ModelOutput):
+@dataclass(eq=False)
+class PreTrainingOutput(HeadOutput):
     """`loss` = masked-LM loss + next-sentence loss, fp32 means; `prediction_logits` (..., vocab_size);
     `seq_relationship_logits` (sequences, 2). With labels: sums and counts, for losses weighted over several batches."""
 
@@ -69,8 +115,8 @@ class PreTrainingOutput(ModelOutput):
     nsp_correct: Tensor | None = None
 
 
-@dataclass
-class LogitsOutput(ModelOutput):
+@dataclass(eq=False)
+class LogitsOutput(HeadOutput):
     """`loss` when labels were given, fp32 mean over the labels; `logits`, of the shape the head documents."""
 
     loss: Tensor | None = None
@@ -78,8 +124,8 @@ class LogitsOutput(ModelOutput):
     hidden_states: tuple[Tensor, ...] | None = None
 
 
-@dataclass
-class SpanOutput(ModelOutput):
+@dataclass(eq=False)
+class SpanOutput(HeadOutput):
     """`start_logits` and `end_logits`, one per token; `loss` is the mean of both cross-entropies."""
 
     loss: Tensor | None = None

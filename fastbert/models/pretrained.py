@@ -18,6 +18,7 @@ from fastbert.checkpoints.safetensors_files import in_bytes, write_safetensors
 from fastbert.checkpoints.source import Weights, config_place, find_source, find_weights
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
+from fastbert.models.compatibility import Compatibility
 from fastbert.ops import packed_weights
 from fastbert.ops.backend import fastest_dtype
 
@@ -25,7 +26,7 @@ Checkpointing = Literal["none", "layer", "selective"]
 Quantization = Literal["int8"]
 
 
-class PreTrainedModel(nn.Module):
+class PreTrainedModel(Compatibility):
     """What all models share: their config, how weights begin, and `from_pretrained` with `save_pretrained`."""
 
     base_model_prefix: ClassVar[str] = "bert"
@@ -104,10 +105,6 @@ class PreTrainedModel(nn.Module):
 
     def _resize_output(self, rows: int) -> None:
         """Make what predicts tokens as large as the token embedding; models that predict none have nothing to do."""
-
-    def num_parameters(self) -> int:
-        """The number of distinct parameters (tied ones count once)."""
-        return sum(parameter.numel() for parameter in self.parameters())
 
     def checkpoint_activations(self, mode: Checkpointing | bool = "layer") -> None:
         """Keep less in training and compute it again in the backward pass: `"layer"` (or True) keeps only each layer's

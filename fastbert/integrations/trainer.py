@@ -1,0 +1,65 @@
+"""transformers' Trainer, saving fastbert's models whole.
+
+`transformers.Trainer` itself trains and evaluates fastbert's models. What it saves of models that are no
+`PreTrainedModel` of its own library is a bare state dict, without a config, and it cannot save tied weights so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fastbert.errors import UserError
+from fastbert.models.pretrained import PreTrainedModel
+
+
+class SavesModels:
+    """To be named before a Trainer of transformers among a class's bases: its models' files are whole."""
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
+        """Write weights and config of a fastbert model as its `save_pretrained` does, and what else a Trainer saves."""
+        trainer: Any = self
+        model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+        if not isinstance(model, PreTrainedModel):
+            super()._save(output_dir, state_dict)  # type: ignore[misc]
+            return
+        folder = Path(trainer.args.output_dir if output_dir is None else output_dir)
+        tensors = model.state_dict() if state_dict is None else state_dict
+        kept = {name: tensor.contiguous() for name, tensor in tensors.items() if name not in model.tied_keys}
+        super()._save(os.fspath(folder), kept)  # type: ignore[misc]
+        config = json.dumps(model.config.to_dict(architecture=type(model).__name__), indent=2) + "\n"
+        (folder / "config.json").write_text(config, encoding="utf-8")
+
+
+if TYPE_CHECKING:
+    import transformers
+
+    class Trainer(SavesModels, transformers.Trainer):
+        """Made when it is first asked for, since it needs transformers: see `_trainer`."""
+
+
+def __getattr__(name: str) -> object:
+    if name != "Trainer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = _trainer()
+    return globals()[name]
+
+
+def _trainer() -> type:
+    try:
+        from transformers import Trainer as Base
+    except ImportError as error:
+        raise UserError(
+            f"the Trainer is that of transformers ({error}): `pip install -U transformers accelerate`"
+        ) from None
+
+    class Trainer(SavesModels, Base):
+        """`transformers.Trainer` whose checkpoints and `save_model` folders `from_pretrained` loads, fastbert's and
+        transformers'."""
+
+    Trainer.__qualname__ = Trainer.__name__
+    return Trainer

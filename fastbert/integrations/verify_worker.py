@@ -1,0 +1,159 @@
+"""One side of `fastbert verify` in a process of its own: a model of transformers, as it is or accelerated.
+
+Questions and answers are lines of JSON; hidden states travel as files of raw numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastbert.errors import UserError
+
+# What is loaded for a task, and the outputs that are compared: the first ones of these that there are.
+CLASSES = {
+    "base": "AutoModel",
+    "fill-mask": "AutoModelForMaskedLM",
+    "text-classification": "AutoModelForSequenceClassification",
+    "token-classification": "AutoModelForTokenClassification",
+}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Side:
+    """A model with its batches of token ids."""
+
+    def __init__(self, settings: dict[str, Any], texts: list[str]) -> None:
+        if settings["threads"]:
+            torch.set_num_threads(settings["threads"])
+        import transformers
+
+        self.device = torch.device(settings["device"])
+        transformers.utils.logging.set_verbosity_error()
+        self.tokenizer = _loaded(transformers.AutoTokenizer, settings["model"])
+        loader = getattr(transformers, CLASSES[settings["task"]])
+        self.model = _loaded(loader, settings["model"], dtype=DTYPES[settings["dtype"]]).to(self.device).eval()
+        if settings["accelerate"]:
+            from fastbert.integrations.accelerate import accelerate
+
+            accelerate(self.model)
+        self.batches = list(self._tokenize(texts, settings["batch_size"], settings["max_length"]))
+        self._forget_peak()
+
+    def _tokenize(self, texts: list[str], size: int, max_length: int) -> Iterator[dict[str, Tensor]]:
+        # RoBERTa and its kin count positions from behind the padding's own.
+        embeddings = getattr(self.model.base_model, "embeddings", None)
+        first = getattr(embeddings, "padding_idx", -1) + 1
+        limit = min(max_length, self.model.config.max_position_embeddings - first)
+        for start in range(0, len(texts), size):
+            batch = self.tokenizer(
+                texts[start : start + size], padding=True, truncation=True, max_length=limit, return_tensors="pt"
+            )
+            yield dict(batch.to(self.device))
+
+    def facts(self) -> dict[str, Any]:
+        """What is compared: class, size, and the tokens of each text, padding left out."""
+        lengths = [batch["attention_mask"].sum(1).tolist() for batch in self.batches]
+        return {
+            "architecture": type(self.model).__name__,
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "lengths": lengths,
+            "slots": sum(batch["attention_mask"].numel() for batch in self.batches),
+        }
+
+    def compute(self, batch: int, file: str) -> dict[str, Any]:
+        """Write the outputs of a batch at real tokens, fp32 (rows, width), to a file; returns shape and seconds."""
+        started = time.perf_counter()
+        output = self._run(batch)
+        seconds = time.perf_counter() - started
+        values = output[self.batches[batch]["attention_mask"].bool()] if output.dim() == 3 else output
+        values.float().cpu().numpy().tofile(file)
+        return {"shape": list(values.shape), "of_tokens": output.dim() == 3, "seconds": seconds}
+
+    def time(self, batches: list[int]) -> float:
+        """Seconds that some batches take."""
+        started = time.perf_counter()
+        for batch in batches:
+            self._run(batch)
+        return time.perf_counter() - started
+
+    def finish(self) -> dict[str, Any]:
+        """The process's peak memory in bytes since the model was loaded (of the GPU, on one), where it is known, and
+        what of the model was not accelerated."""
+        from fastbert.integrations.accelerate import explain
+
+        notes = [line for line in explain(self.model) if not line.endswith("on fastbert's kernels")]
+        return {"peak_bytes": self._peak(), "notes": notes}
+
+    @torch.inference_mode()
+    def _run(self, batch: int) -> Tensor:
+        output = self.model(**self.batches[batch])
+        result: Tensor = output["last_hidden_state"] if "last_hidden_state" in output else output["logits"]
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return result
+
+    def _forget_peak(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            return
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            return
+
+    def _peak(self) -> int | None:
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        status = Path("/proc/self/status")
+        found = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE) if status.exists() else None
+        return int(found[1]) << 10 if found else None
+
+
+def _loaded(loader: Any, name: str, **options: Any) -> Any:
+    try:
+        return loader.from_pretrained(name, local_files_only=True, **options)
+    except (OSError, ValueError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"{name}: transformers cannot load it ({first}); give a folder with config.json, weights and tokenizer, or"
+            " the id of a model that is in the local Hub cache: nothing is downloaded here"
+        ) from None
+
+
+def serve() -> None:
+    """Answer questions from standard input until it ends: first what to load, then methods of it."""
+    # Whatever a library prints must not get between the answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    logging.basicConfig(level=logging.ERROR)
+    import transformers  # noqa: F401  (while the other process does the same)
+
+    side: Any = None
+    for line in sys.stdin:
+        question = json.loads(line)
+        method = question.pop("do")
+        try:
+            if method == "load":
+                side = Side(question["settings"], question["texts"])
+                answer = {"result": side.facts()}
+            else:
+                answer = {"result": getattr(side, method)(**question)}
+        except UserError as error:
+            answer = {"wrong": str(error)}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    serve()
