@@ -61,6 +61,13 @@ PackedWeight pack(const Matrix& weight, std::size_t columns, std::size_t depth, 
     return pack_weight(pointer<const void>(address), from, stride, columns, depth, to, transposed);
 }
 
+PackedWeight room(std::size_t columns, std::size_t depth, const std::string& element) {
+    constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max() / 1024;
+    require(columns <= kMost / std::max<std::size_t>(depth, 1), "the weight is larger than the memory");
+    py::gil_scoped_release release;
+    return packed_room(columns, depth, element_of(element));
+}
+
 void pack_again(PackedWeight& packed, bool transposed, std::size_t offset, const Matrix& weight, std::size_t first,
                 std::size_t last) {
     const auto& [address, dtype, stride] = weight;
@@ -151,6 +158,8 @@ void bind_product(py::module_& module) {
     py::class_<PackedWeight>(module, "PackedWeight", "A weight (columns, depth) as CPU products read it.")
         .def(py::init(&pack), py::arg("weight"), py::arg("columns"), py::arg("depth"), py::arg("element"),
              py::arg("transposed") = false)
+        .def_static("room", &room, py::arg("columns"), py::arg("depth"), py::arg("element"),
+                    "Of so many columns, bf16 or fp32, not yet written: refill_copies writes them.")
         .def("__bytes__",
              [](const PackedWeight& weight) {
                  return py::bytes(reinterpret_cast<const char*>(weight.bytes.get()),

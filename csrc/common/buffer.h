@@ -16,10 +16,11 @@
 
 namespace fastbert {
 
+inline constexpr std::size_t kHugePage = std::size_t{1} << 21;
+
 // Asks for huge pages behind a large block. Without them, first touching a page costs about as much as filling it.
 inline void advise_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-    constexpr std::size_t kHugePage = std::size_t{1} << 21;
     const std::size_t begin = (reinterpret_cast<std::size_t>(data) + kHugePage - 1) & ~(kHugePage - 1);
     const std::size_t end = (reinterpret_cast<std::size_t>(data) + bytes) & ~(kHugePage - 1);
     if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
@@ -60,7 +61,6 @@ public:
     T* data() { return data_; }
 
 private:
-    static constexpr std::size_t kHugePage = std::size_t{1} << 21;
     static constexpr std::size_t kLarge = std::size_t{1} << 22;
 
     std::size_t bytes_, mapped_ = 0;

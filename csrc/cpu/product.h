@@ -121,6 +121,9 @@ const BlockKernel& block_kernel(Element element);
 PackedWeight pack_weight(const void* weight, Dtype dtype, std::size_t stride, std::size_t columns, std::size_t depth,
                          Element element, bool transposed = false);
 
+// Memory for a weight of bf16 or fp32 whose rows `repack` then writes: only what is padding is written, zeros.
+PackedWeight packed_room(std::size_t columns, std::size_t depth, Element element);
+
 // Rows first..last of a weight (out, in) anew into a packed copy, of which the weight's row 0 is row `offset`: columns
 // offset + first.. over the whole depth, or, where the copy is a transposed one, as much depth of all columns. On the
 // calling thread; threads may repack ranges of one copy at once where each begins and ends at a multiple of 32 rows.

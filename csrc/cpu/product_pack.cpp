@@ -7,6 +7,7 @@
 #include <new>
 #include <stdexcept>
 
+#include "common/buffer.h"
 #include "cpu/parallel.h"
 #include "cpu/product.h"
 #include "cpu/product_place.h"
@@ -86,10 +87,14 @@ void place(PackedWeight& packed, bool transposed, std::size_t offset, const void
     (transposed ? kernel.depth : kernel.columns)(rows, to, offset + first);
 }
 
-}  // namespace
+void clear_padding(PackedWeight& packed, std::size_t first, std::size_t last) {
+    for (std::size_t panel = first; panel < last; ++panel) {
+        if ((panel + 1) * kPanel > packed.columns || packed.depth < packed.padded_depth)
+            std::memset(packed.bytes.get() + panel * packed.panel_bytes(), 0, packed.panel_bytes());
+    }
+}
 
-PackedWeight pack_weight(const void* weight, Dtype dtype, std::size_t stride, std::size_t columns, std::size_t depth,
-                         Element element, bool transposed) {
+PackedWeight allocate(std::size_t columns, std::size_t depth, Element element) {
     PackedWeight packed;
     packed.element = element;
     packed.columns = columns;
@@ -97,18 +102,32 @@ PackedWeight pack_weight(const void* weight, Dtype dtype, std::size_t stride, st
     packed.padded_columns = round_up(columns, kColumns);
     packed.padded_depth = round_up(depth, kStep / bytes_of(element));
     const std::size_t size = std::max(kStep, packed.padded_columns * packed.padded_depth * bytes_of(element));
-    packed.bytes = {static_cast<std::byte*>(std::aligned_alloc(64, size)), [](std::byte* p) { std::free(p); }};
+    // A weight is packed where a program starts, which then waits for the system to find it pages: large ones are few.
+    const std::size_t alignment = size < kHugePage ? 64 : kHugePage;
+    packed.bytes = {static_cast<std::byte*>(std::aligned_alloc(alignment, round_up(size, 64))),
+                    [](std::byte* p) { std::free(p); }};
     if (!packed.bytes) throw std::bad_alloc();
+    advise_huge_pages(packed.bytes.get(), size);
+    return packed;
+}
+
+}  // namespace
+
+PackedWeight packed_room(std::size_t columns, std::size_t depth, Element element) {
+    if (element == Element::int8) throw std::invalid_argument("int8 weights are packed as a whole");
+    PackedWeight packed = allocate(columns, depth, element);
+    clear_padding(packed, 0, packed.padded_columns / kPanel);
+    return packed;
+}
+
+PackedWeight pack_weight(const void* weight, Dtype dtype, std::size_t stride, std::size_t columns, std::size_t depth,
+                         Element element, bool transposed) {
+    PackedWeight packed = allocate(columns, depth, element);
     if (element == Element::int8) {
         packed.scales = std::make_unique<float[]>(packed.padded_columns);
         packed.sums = std::make_unique<std::int32_t[]>(packed.padded_columns);
     }
-    const auto clear = [&](std::size_t first, std::size_t last) {
-        for (std::size_t panel = first; panel < last; ++panel) {
-            if ((panel + 1) * kPanel > columns || depth < packed.padded_depth)
-                std::memset(packed.bytes.get() + panel * packed.panel_bytes(), 0, packed.panel_bytes());
-        }
-    };
+    const auto clear = [&](std::size_t first, std::size_t last) { clear_padding(packed, first, last); };
     if (element == Element::int8) {
         parallel_ranges(packed.padded_columns / kPanel, 8, [&](std::size_t first, std::size_t last) {
             clear(first, last);

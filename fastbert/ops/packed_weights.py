@@ -31,7 +31,7 @@ from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from fastbert import _C
 from fastbert.errors import UserError
-from fastbert.ops import native, native_product
+from fastbert.ops import mapped_files, native, native_product
 
 
 @dataclass(eq=False)
@@ -88,10 +88,14 @@ def packed_together(
         if copies is not None and found is not None:
             del found[key]
         del copies  # its memory goes before that of the new ones comes
-    made, rest = [], [weight.detach() for weight in weights]
-    for count in counts:
-        own, rest = rest[:count], rest[count:]
-        made.append(native_product.pack((torch.cat(own) if count > 1 else own[0]).contiguous(), element, transposed))
+    made = _joined(weights, counts, element, transposed)
+    if made is None:
+        made, rest = [], [weight.detach() for weight in weights]
+        for count in counts:
+            own, rest = rest[:count], rest[count:]
+            joined = (torch.cat(own) if count > 1 else own[0]).contiguous()
+            made.append(native_product.pack(joined, element, transposed))
+    mapped_files.give_back(weights)
     copies = _Copies(tuple(map(TensorWeakRef, weights)), counts, transposed, tuple(made), state)
     with _lock:
         _watch()
@@ -101,6 +105,25 @@ def packed_together(
             del found[next(iter(found))]
         found[key] = copies
     return copies.packed
+
+
+def _joined(
+    weights: Sequence[Tensor], counts: tuple[int, ...], element: str, transposed: bool
+) -> list[_C.PackedWeight] | None:
+    """New copies, each weight written to its place in them: none is laid beside others first. None where some are not
+    of the kind that can be, or do not fit each other."""
+    if element not in ("bf16", "fp32") or any(weight.dim() != 2 for weight in weights):
+        return None
+    made, at = [], 0
+    for count in counts:
+        rows, width = sum(weight.shape[0] for weight in weights[at : at + count]), weights[at].shape[1]
+        made.append(_C.PackedWeight.room(*((width, rows) if transposed else (rows, width)), element))
+        at += count
+    parts = _parts(made, counts, transposed, weights)
+    if parts is None:
+        return None
+    _C.refill_copies(parts)
+    return made
 
 
 def _references(packed: tuple[_C.PackedWeight, ...]) -> tuple[int, ...]:
@@ -120,26 +143,36 @@ def _alone(copies: _Copies) -> bool:
 def _refill(copies: _Copies, weights: Sequence[Tensor]) -> bool:
     """Write stale copies anew where they lie; False where that cannot be: somebody holds them, or the weights have
     other shapes by now."""
-    if not _alone(copies):
+    parts = _parts(copies.packed, copies.counts, copies.transposed, weights) if _alone(copies) else None
+    if parts is None:
         return False
+    copies.state = None
+    _C.refill_copies(parts)
+    return True
+
+
+def _parts(
+    copies: Sequence[_C.PackedWeight], counts: tuple[int, ...], transposed: bool, weights: Sequence[Tensor]
+) -> list[tuple[_C.PackedWeight, bool, int, tuple[int, str, int], int]] | None:
+    """Which rows of which copy each weight is; None where one has another shape or kind than copies take."""
     parts, at = [], 0
-    for packed, count in zip(copies.packed, copies.counts, strict=True):
+    for packed, count in zip(copies, counts, strict=True):
         offset, (rows, width) = 0, (packed.columns, packed.depth)
-        if copies.transposed:
+        if transposed:
             rows, width = width, rows
         for weight in weights[at : at + count]:
             plain = weight.dim() == 2 and weight.is_contiguous() and weight.dtype in native.DTYPES
             if packed.element == "int8" or not plain or weight.is_neg() or weight.shape[1] != width:
-                return False
+                return None
+            if weight.device.type != "cpu" or native.was_freed(weight):
+                return None
             matrix = (weight.data_ptr(), native.DTYPES[weight.dtype], width)
-            parts.append((packed, copies.transposed, offset, matrix, weight.shape[0]))
+            parts.append((packed, transposed, offset, matrix, weight.shape[0]))
             offset += weight.shape[0]
         if offset != rows:
-            return False
+            return None
         at += count
-    copies.state = None
-    _C.refill_copies(parts)
-    return True
+    return parts
 
 
 class Refresh:
