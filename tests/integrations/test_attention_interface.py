@@ -249,6 +249,16 @@ def test_a_mask_of_the_users_own_goes_to_sdpa_and_is_said_once(
     assert "BertSelfAttention runs in transformers' sdpa: the mask is one of its own" in caplog.messages[0]
 
 
+def test_in_inference_mode_a_mask_that_can_be_written_to_has_no_note() -> None:
+    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
+
+    kept = padding("right").bool()
+    with torch.inference_mode():
+        for function, noted in ((causal_mask_function, False), (bidirectional_mask_function, True)):
+            mask = attention.attention_mask(3, 17, 17, 0, 0, function, kept, device="cpu")
+            assert (attention._padding(mask) is not None) == noted
+
+
 @pytest.mark.parametrize("change", ["written", "cut"])
 def test_a_mask_that_was_changed_counts_as_it_is(change: str, seed: int) -> None:
     kept = padding("right").bool()
