@@ -183,6 +183,10 @@ class BertConfig:
             values["architectures"] = [architecture]
         return dict(sorted(values.items()))
 
+    def to_json_string(self) -> str:
+        """`to_dict` as text, which transformers' callbacks write beside a run."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
+
     def num_parameters(self, heads: bool = False) -> int:
         """Parameters of the encoder with its pooler, or of the pre-training model with both (tied) heads."""
         width, inner = self.hidden_size, self.intermediate_size
