@@ -28,6 +28,7 @@ PACKAGES = [
     "fastbert",
     "fastbert.benchmarks",
     "fastbert.benchmarks.peers",
+    "fastbert.checkpoints",
     "fastbert.cli",
     "fastbert.data",
     "fastbert.integrations",

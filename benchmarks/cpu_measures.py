@@ -25,6 +25,7 @@ REFERENCES = {
     "encoder": ("transformers eager fp32", "transformers sdpa fp32", "fastbert fp32"),
     "product": ("torch fp32", "fastbert fp32"),
     "training": ("transformers fp32", "fastbert fp32"),
+    "embed": ("sentence-transformers fp32 by 32", "fastbert fp32"),
 }
 # The smallest cosine of any token's values with the reference's that still counts as the same result.
 SMALLEST_COSINE = {"fp32": 0.99999, "bf16": 0.999, "int8": 0.98}

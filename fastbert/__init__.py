@@ -16,6 +16,7 @@ if _PathFinder.find_spec("fastbert._C", __path__) is None:
 if _TYPE_CHECKING:
     from fastbert.config import BertConfig
     from fastbert.integrations.accelerate import accelerate, restore
+    from fastbert.integrations.attention import register_attention
     from fastbert.models import (
         BertForMaskedLM,
         BertForMultipleChoice,
@@ -45,6 +46,7 @@ _HOMES = {
     "PackedBatch": "fastbert.packing",
     "WordPieceTokenizer": "fastbert.tokenizers",
     "accelerate": "fastbert.integrations.accelerate",
+    "register_attention": "fastbert.integrations.attention",
     "restore": "fastbert.integrations.accelerate",
     "use_backend": "fastbert.ops.backend",
 }
@@ -62,6 +64,7 @@ __all__ = [
     "PackedBatch",
     "WordPieceTokenizer",
     "accelerate",
+    "register_attention",
     "restore",
     "use_backend",
 ]

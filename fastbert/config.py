@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, fields, replace
+import math
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from fastbert.checkpoints.bounded import read_json_file, shown
 from fastbert.errors import UserError
 
 PresetName = Literal["tiny", "mini", "small", "medium", "base", "large"]
@@ -22,13 +23,20 @@ PRESETS: dict[str, tuple[int, int, int]] = {
 }
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+CONFIGS = ("config.json", "bert_config.json")  # the second is that of the first releases
+MOST_LABELS = 1 << 20
+# Layers of the same shape, which `fastbert.accelerate` serves.
+RELATIVES = ("roberta", "xlm-roberta", "distilbert", "electra")
+# Keys that tell of the file or its writer and are not handed on: some are written anew, `auto_map` names code.
+_NOT_KEPT = ("model_type", "architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "auto_map")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig:
     """A BERT encoder as published (Devlin et al. 2019, section 3 and appendix A.2); the defaults are BERT-base.
 
-    The field names and their meaning are those of `transformers.BertConfig`. Raises `UserError` for values that cannot
+    The field names and their meaning are those of `transformers.BertConfig`. `extra` keeps what else its file said (the
+    names of labels, settings of other programs) for the file it is saved to. Raises `UserError` for values that cannot
     make a model.
     """
 
@@ -58,6 +66,8 @@ class BertConfig:
     """The names of the labels, transformers' `id2label`; they count where there are `num_labels` of them."""
     problem_type: str | None = None
     """What a sequence classifier's labels are: None follows their number and dtype, or one of `PROBLEM_TYPES`."""
+    extra: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What config.json said that is no field of ours: it is written again."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -72,30 +82,34 @@ class BertConfig:
         ):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise UserError(f"{name}={value!r} must be a positive integer")
+                raise UserError(f"{name}={shown(value)} must be a positive integer")
+        if self.num_labels > MOST_LABELS:
+            raise UserError(f"num_labels={shown(self.num_labels)} is more than the {MOST_LABELS:,} that are believed")
         if self.hidden_size % self.num_attention_heads:
             raise UserError(
                 f"hidden_size={self.hidden_size} must be a multiple of num_attention_heads={self.num_attention_heads}"
             )
         if not isinstance(self.hidden_act, str) or self.hidden_act not in ACTIVATIONS:
-            raise UserError(f"hidden_act={self.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}")
+            raise UserError(f"hidden_act={shown(self.hidden_act)} is not one of {', '.join(ACTIVATIONS)}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
             value = getattr(self, name)
             if value is None and name == "classifier_dropout":
                 continue
-            if not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
-                raise UserError(f"{name}={value!r} must be a number from 0 up to, not including, 1")
+            if not _is_number(value) or not 0.0 <= value < 1.0:
+                raise UserError(f"{name}={shown(value)} must be a number from 0 up to, not including, 1")
         for name in ("initializer_range", "layer_norm_eps"):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not value > 0:
-                raise UserError(f"{name}={value!r} must be a positive number")
+            if not _is_number(value) or not 0 < value < math.inf:
+                raise UserError(f"{name}={shown(value)} must be a positive number")
         if self.problem_type is not None and self.problem_type not in PROBLEM_TYPES:
-            raise UserError(f"problem_type={self.problem_type!r} is not one of {', '.join(PROBLEM_TYPES)}, or None")
+            kinds = ", ".join(PROBLEM_TYPES)
+            raise UserError(f"problem_type={shown(self.problem_type)} is not one of {kinds}, or None")
         names = self.label_names
         if names is not None and not (isinstance(names, tuple) and all(isinstance(name, str) for name in names)):
-            raise UserError(f"label_names={names!r} must be a tuple of strings, or None")
-        if not isinstance(self.pad_token_id, int) or not 0 <= self.pad_token_id < self.vocab_size:
-            raise UserError(f"pad_token_id={self.pad_token_id!r} lies outside the vocabulary of {self.vocab_size}")
+            raise UserError(f"label_names={shown(names)} must be a tuple of strings, or None")
+        pad = self.pad_token_id
+        if not isinstance(pad, int) or isinstance(pad, bool) or not 0 <= pad < self.vocab_size:
+            raise UserError(f"pad_token_id={shown(pad)} lies outside the vocabulary of {self.vocab_size}")
 
     @property
     def head_dim(self) -> int:
@@ -135,13 +149,18 @@ class BertConfig:
 
         Raises `UserError` where the dictionary describes a model that is not BERT as published.
         """
-        if values.get("model_type", "bert") != "bert":
-            raise UserError(f"{source}: model_type={values['model_type']!r} is not supported, only 'bert'")
+        kind = values.get("model_type", "bert")
+        if kind != "bert":
+            cure = "; load it with transformers and give it to fastbert.accelerate" if kind in RELATIVES else ""
+            raise UserError(f"{source}: model_type={shown(kind)} is not supported, only 'bert'{cure}")
         if values.get("position_embedding_type", "absolute") not in ("absolute", None):
-            raise UserError(f"{source}: position_embedding_type={values['position_embedding_type']!r} is not supported")
+            kind = shown(values["position_embedding_type"])
+            raise UserError(f"{source}: position_embedding_type={kind} is not supported")
         if values.get("is_decoder") or values.get("add_cross_attention"):
             raise UserError(f"{source}: a BERT decoder (is_decoder=true) is not supported")
-        known = {field.name for field in fields(cls)}
+        if values.get("quantization_config") is not None:
+            raise UserError(f"{source}: a quantised checkpoint (quantization_config) is not supported")
+        known = {item.name for item in fields(cls)} - {"extra"}
         chosen = {name: value for name, value in values.items() if name in known}
         if isinstance(chosen.get("label_names"), list):  # as JSON has it
             chosen["label_names"] = tuple(chosen["label_names"])
@@ -149,6 +168,10 @@ class BertConfig:
         if names is not None:
             given = any(name != f"LABEL_{index}" for index, name in enumerate(names))
             chosen = {"num_labels": len(names), **chosen, "label_names": names if given else None}
+        named = {*known, *_NOT_KEPT, "id2label", "label2id", "extra"}
+        rest = {name: value for name, value in values.items() if name not in named}
+        extra = values.get("extra")
+        chosen["extra"] = {**rest, **(extra if isinstance(extra, dict) else {})}
         if chosen.get("pad_token_id", 0) is None:
             del chosen["pad_token_id"]
         try:
@@ -158,25 +181,29 @@ class BertConfig:
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> BertConfig:
-        """Read `config.json` of a model folder, or the given JSON file."""
-        file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
-        try:
-            values = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise UserError(f"{file}: no such file; a model folder holds a config.json") from None
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise UserError(f"{file}: not a JSON file ({error})") from None
+        """Read `config.json` (or `bert_config.json`) of a model folder, or the given JSON file."""
+        file = Path(path)
+        if file.is_dir():
+            file = next((file / name for name in CONFIGS if (file / name).exists()), file / CONFIGS[0])
+        if not file.exists():
+            raise UserError(f"{file}: no such file; a model folder holds a config.json")
+        values = read_json_file(file)
         if not isinstance(values, dict):
             raise UserError(f"{file}: must hold a JSON object, not a {type(values).__name__}")
-        return cls.from_dict(values, source=str(file))
+        config = cls.from_dict(values, source=str(file))
+        if "num_attention_heads" not in values and config.hidden_size != cls.hidden_size:
+            # The one size that no weight's shape tells: a wrong guess would load, and compute something else.
+            raise UserError(f"{file}: says nothing of num_attention_heads; add what the model was trained with")
+        return config
 
     def to_dict(self, architecture: str | None = None) -> dict[str, Any]:
         """The dictionary that transformers' `BertConfig.from_dict` reads back as the same model."""
         values = asdict(self)
+        extra = values.pop("extra")
         del values["num_labels"], values["label_names"]
         values["id2label"] = {str(index): name for index, name in self.id2label.items()}
         values["label2id"] = self.label2id
-        values["model_type"] = "bert"
+        values = {**extra, **values, "model_type": "bert"}
         if self.problem_type is None:
             del values["problem_type"]
         if architecture:
@@ -196,6 +223,10 @@ class BertConfig:
         if heads:
             total += width * width + width + 2 * width + self.vocab_size + 2 * width + 2
         return total
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _label_names(id2label: Any) -> tuple[str, ...] | None:

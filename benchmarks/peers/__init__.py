@@ -107,7 +107,27 @@ class TrainingPeer(Protocol):
         """Loss, gradient norm and samples of the gradient on the first batch without dropout, fp64 (count,)."""
 
 
+class EmbedderPeer(Protocol):
+    """A model that gives a vector for each text, on the CPU with exactly so many threads.
+
+    Args of the constructor: a sentence-transformers folder; what it computes in, "fp32", "bf16" or "int8"; the number
+    of threads; a folder for files of its own. `texts_of` reads what `open` is given.
+    """
+
+    def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None: ...
+
+    def open(self, arrays: Arrays) -> dict[str, Any]:
+        """Take the texts, untimed; what is returned stands in the row's details."""
+
+    def run(self) -> Any:
+        """What is timed: from the list of texts to their vectors."""
+
+    def values(self, result: Any) -> np.ndarray:
+        """The vectors as fp32 (texts, width); not timed."""
+
+
 ENCODERS = ("torch", "transformers")
+SENTENCES = ("sentence-transformers", *ENCODERS)
 EXPORTED = ("onnx", "onnxruntime", *ENCODERS)
 
 REGISTRY: dict[str, dict[str, Entry]] = {
@@ -168,6 +188,38 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             for dtype in ("bf16", "fp32")
         },
     },
+    "embed": {
+        **{
+            f"fastbert {dtype}": Entry(
+                "own_embedder", "Embedder", ("fastbert",), ("fastbert-engine",), {"dtype": dtype}
+            )
+            for dtype in ("fp32", "bf16", "int8")
+        },
+        **{
+            f"sentence-transformers {dtype} by {batch}": Entry(
+                "sentence_transformers_embedder",
+                "Embedder",
+                ("sentence_transformers",),
+                SENTENCES,
+                {"dtype": dtype, "batch": batch},
+            )
+            for dtype, batch in (("fp32", 32), ("fp32", 64), ("fp32", 128), ("bf16", 32))
+        },
+        **{
+            f"{module} {dtype} by 32": Entry(
+                "sentence_transformers_embedder",
+                attribute,
+                (*needs, "sentence_transformers"),
+                (*needs, *SENTENCES),
+                {"dtype": dtype, "batch": 32},
+            )
+            for module, attribute, needs, dtypes in (
+                ("onnxruntime", "OnnxRuntime", ("onnx", "onnxruntime"), ("fp32", "int8")),
+                ("openvino", "OpenVino", ("openvino",), ("fp32", "bf16")),
+            )
+            for dtype in dtypes
+        },
+    },
     "product": {
         f"{name} {dtype}": Entry("encoder_products", attribute, ("torch",), ("torch",), {"dtype": dtype})
         for name, attribute, dtypes in (
@@ -206,6 +258,11 @@ def distributions(kind: str) -> tuple[str, ...]:
     """The distributions whose versions belong to a measurement of this kind."""
     found = [name for entry in _entries(kind).values() for name in entry.distributions]
     return tuple(dict.fromkeys([*found, "numpy", "torch"]))
+
+
+def texts_of(arrays: Arrays) -> list[str]:
+    """The texts of an embedding workload: lines of UTF-8 in the array `texts`, uint8."""
+    return arrays["texts"].tobytes().decode().split("\n")
 
 
 def thread_environment(threads: int) -> dict[str, str]:

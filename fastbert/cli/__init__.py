@@ -25,7 +25,11 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
     },
     {
         "fill-mask": ("fill_mask", "fill in the blanks of a sentence with a trained model"),
+        "embed": ("embed", "a vector for each text of a file: .npy, .parquet or .jsonl"),
         "verify": ("verify", "a Hugging Face model as it is and accelerated, side by side on your text"),
+    },
+    {
+        "convert": ("convert", "between Hugging Face folders, old pickles and TensorFlow checkpoints, with a report"),
     },
     {
         "bench": ("bench", "throughput against the alternatives, here and now: table, JSON, chart"),

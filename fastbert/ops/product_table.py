@@ -4,12 +4,15 @@ A choice is a function of the CPU, the level, the element, the shape of the weig
 the same on every run. The shipped rule follows measurements (docs/performance-cpu.md): ours but for fp32 without
 AVX-512, and for floats in plain C++. `fastbert doctor --tune` on a machine without a GPU measures this CPU's, and what
 it saves goes before the shipped rule. Where a text meets the library in one batch and ours in another, its bits differ
-between the two.
+between the two; the library itself may sum few rows otherwise than many. `same_in_every_batch` rules both out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +36,25 @@ SHIPPED = {
 Table = dict[str, dict[str, str]]
 # For code that torch.compile traces, which cannot ask the extension.
 _LEVEL_AT_IMPORT = _C.cpu_level()
+_steady: ContextVar[bool] = ContextVar("fastbert_same_in_every_batch", default=False)
+
+
+@contextlib.contextmanager
+def same_in_every_batch() -> Iterator[None]:
+    """Within it, and on this thread, products of ours are preferred whatever the tables say, so that a text has the
+    same bits in every batch. Floats in plain C++ are the exception: there the library is several times as fast, and
+    `use_backend("native")` is for whoever wants the bits."""
+    token = _steady.set(True)
+    try:
+        yield
+    finally:
+        _steady.reset(token)
+
+
+def _must_be_own(element: str) -> bool:
+    if backend.forced() == "native":
+        return True
+    return _steady.get() and (element == "int8" or cpu_level.level() != "portable")
 
 
 def prefers_own(element: str, rows: int, columns: int, depth: int) -> bool:
@@ -40,7 +62,7 @@ def prefers_own(element: str, rows: int, columns: int, depth: int) -> bool:
 
     All are where the native backend is forced, so that fp32 too has the same bits in every batch.
     """
-    if backend.forced() == "native":
+    if _must_be_own(element):
         return True
     return _prefers_own(element, row_class(rows), columns, depth, cpu_level.level())
 
@@ -54,6 +76,8 @@ def prefers_own_layer(element: str, rows: int, width: int, inner: int) -> bool:
         return True
     if torch.compiler.is_compiling():
         return SHIPPED[_LEVEL_AT_IMPORT][element] == OWN
+    if _must_be_own(element):
+        return True
     return _prefers_own_layer(element, row_class(rows), width, inner, cpu_level.level())
 
 

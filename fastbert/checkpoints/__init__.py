@@ -1,0 +1,1 @@
+"""Checkpoints, read without trusting them: safetensors, pickles that are not executed, TensorFlow's; and written."""

@@ -1,0 +1,289 @@
+"""From any checkpoint to a Hugging Face folder or a TensorFlow checkpoint, with an account of every tensor.
+
+Tensors are copied from file to file under other names, and no model computes or is initialised on the way: what the
+source lacks is not made up, and what it holds beyond the model is named.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastbert.checkpoints import loading, names
+from fastbert.checkpoints.bounded import read_json_file
+from fastbert.checkpoints.carried import Target, carry_tokenizer
+from fastbert.checkpoints.hub import MAIN
+from fastbert.checkpoints.names import is_encoders, is_training_state, is_transposed, match, to_tensorflow
+from fastbert.checkpoints.safetensors_files import in_bytes, write_safetensors
+from fastbert.checkpoints.source import Weights, config_place, find_source, find_weights
+from fastbert.checkpoints.stored import Stored, fill
+from fastbert.checkpoints.tensorflow import write_bundle
+from fastbert.config import CONFIGS, BertConfig
+from fastbert.errors import UserError
+
+PREFIX = "bert_model.ckpt"
+MODEL_CLASSES = (
+    "BertModel",
+    "BertForPreTraining",
+    "BertForMaskedLM",
+    "BertForNextSentencePrediction",
+    "BertForSequenceClassification",
+    "BertForTokenClassification",
+    "BertForMultipleChoice",
+    "BertForQuestionAnswering",
+)
+_WITH_CLASSIFIER = ("BertForSequenceClassification", "BertForTokenClassification", "BertForMultipleChoice")
+_FILES = {"hf": ("config.json", "*.safetensors"), "tensorflow": ("bert_config.json", f"{PREFIX}.*")}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to convert."""
+
+    to: Target = "hf"
+    dtype: torch.dtype | None = None
+    """Of the weights; None: as they are."""
+    pickles: bool = False
+    """Read `pytorch_model.bin`, without executing the pickle in it."""
+    revision: str = MAIN
+    """Of a model in the Hub's cache."""
+    model_class: str | None = None
+    """One of `MODEL_CLASSES`; None: the one whose head the weights are."""
+    tokenizer: Path | None = None
+    """Folder or vocab.txt to take the tokenizer from; None: from beside the weights."""
+    max_shard_size: int | str | None = None
+    """Of a file of weights, in bytes or as "2GB"."""
+    overwrite: bool = False
+    """Replace what an earlier conversion wrote."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A tensor that was copied: its names, and what became of it on the way ("renamed", "transposed", "converted")."""
+
+    name: str
+    source: str
+    shape: tuple[int, ...]
+    dtype: str
+    changes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a conversion did, or would not do."""
+
+    source: str
+    out: str
+    to: Target
+    model_class: str
+    tensors: list[Moved]
+    missing: list[str]
+    """Weights of the model that the source lacks; they were not made up."""
+    wrong_shape: dict[str, str]
+    """Weights that have another shape than the configuration says."""
+    left_out: dict[str, str]
+    """Tensors of the source that were not copied, and why."""
+    files: list[str]
+    """What lies in `out` now; nothing if the encoder is not whole."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the encoder has all its weights, in their shapes."""
+        return not self.wrong_shape and not any(map(is_encoders, self.missing))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a JSON file."""
+        return {"kind": "conversion", "whole": self.whole, **asdict(self)}
+
+
+def convert(source: str | Path, out: Path, options: Options = Options()) -> Report:
+    """Write what `source` holds to the folder `out`; a folder that is not whole is never left there.
+
+    Where weights of the encoder are missing or of the wrong shape nothing is written, and the report says which.
+    Raises `UserError` and `CheckpointError` as `from_pretrained` does.
+    """
+    place = find_source(source, options.revision)
+    _refuse_present(place, out, options)
+    config = BertConfig.from_pretrained(config_place(place))
+    weights = find_weights(place, options.pickles)
+    loading.check_size(config, weights)
+    kind = options.model_class or choose_class(weights, _architectures(place))
+    plan, report = _plan(weights, config, kind, out, options)
+    if not report.whole:
+        return report
+    with _complete(out) as folder:
+        _write(folder, plan, _with_labels(config, plan), kind, options)
+        carry_tokenizer(options.tokenizer, weights.folder, folder, config.vocab_size, options.to)
+        report.files.extend(sorted(path.name for path in folder.iterdir()))
+    return report
+
+
+def choose_class(weights: Weights, architectures: list[str]) -> str:
+    """The class that has a place for the heads among the weights; of several, the one that config.json names."""
+
+    def has(head: str) -> bool:
+        return any(name.startswith(head) for name in weights.tensors)
+
+    if has("cls.predictions."):
+        return "BertForPreTraining" if has("cls.seq_relationship.") else "BertForMaskedLM"
+    if has("cls.seq_relationship."):
+        return "BertForNextSentencePrediction"
+    if has("qa_outputs."):
+        return "BertForQuestionAnswering"
+    if has("classifier."):
+        return next((name for name in architectures if name in _WITH_CLASSIFIER), _WITH_CLASSIFIER[0])
+    return "BertModel"
+
+
+def _architectures(place: Path) -> list[str]:
+    """The classes that config.json names."""
+    folder = config_place(place)
+    file = next(folder / name for name in CONFIGS if (folder / name).exists())
+    named = read_json_file(file).get("architectures")
+    return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
+
+
+def _plan(
+    weights: Weights, config: BertConfig, kind: str, out: Path, options: Options
+) -> tuple[dict[str, Stored], Report]:
+    """Which tensor goes where, under which name; and the report of it."""
+    from fastbert import models
+
+    if kind not in MODEL_CLASSES:
+        raise UserError(f"--model-class {kind} is not one of {', '.join(MODEL_CLASSES)}")
+    model = loading.outline(getattr(models, kind), config)
+    own = loading.own_shapes(model)
+    matched = match(weights.tensors, own, model.base_model_prefix, weights.place)
+    loading.check_tied(model, weights, matched)
+    plan: dict[str, Stored] = {}
+    moved, wrong = [], {}
+    for name in own:
+        if name not in matched:
+            continue
+        stored = weights.tensors[matched[name]]
+        if stored.shape != own[name] and not (_is_open(name) and stored.shape[1:] == own[name][1:]):
+            wrong[name] = f"{stored.shape}, but the configuration says {own[name]}"
+            continue
+        plan[name] = stored
+        moved.append(_moved(name, matched[name], stored, weights, options))
+    taken = {matched[name] for name in plan} | {matched[name] for name in wrong}
+    left_out = {
+        weights.origins.get(name, name): _reason(name, kind, model.tied_keys)
+        for name in weights.tensors
+        if name not in taken
+    }
+    missing = sorted(own.keys() - matched.keys())
+    report = Report(str(weights.place), str(out), options.to, kind, moved, missing, wrong, left_out, [])
+    return plan, report
+
+
+def _is_open(name: str) -> bool:
+    """Whether a weight's first size is a number of labels, which TensorFlow's configurations do not say."""
+    return name.startswith("classifier.")
+
+
+def _moved(name: str, key: str, stored: Stored, weights: Weights, options: Options) -> Moved:
+    source = weights.origins.get(key, key)
+    target = _target_name(name, options.to)
+    turned = [is_transposed(one) and len(stored.shape) == 2 for one in (source, target)]
+    dtype = _dtype(stored, options.dtype)
+    changes = {"renamed": target != source, "transposed": turned[0] != turned[1], "converted": dtype != stored.dtype}
+    shape = stored.shape[::-1] if turned[1] else stored.shape
+    return Moved(target, source, shape, str(dtype), tuple(what for what, happened in changes.items() if happened))
+
+
+def _target_name(name: str, to: Target) -> str:
+    """The name that a weight of one of our models has in the output."""
+    if to == "hf":
+        return name
+    full = f"bert.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
+    theirs = to_tensorflow(full)
+    assert theirs is not None, f"{name} has no name in TensorFlow's checkpoints"
+    return theirs
+
+
+def _dtype(stored: Stored, wanted: torch.dtype | None) -> torch.dtype:
+    return wanted if wanted is not None and stored.dtype.is_floating_point else stored.dtype
+
+
+def _reason(name: str, kind: str, tied: tuple[str, ...]) -> str:
+    """Why a tensor is not copied."""
+    if is_training_state(name):
+        return "the optimizer's"
+    if name.endswith(names.IGNORED):
+        return "a buffer, made anew"
+    if name in tied:
+        return "tied to another weight"
+    return f"no part of {kind}"
+
+
+def _with_labels(config: BertConfig, plan: dict[str, Stored]) -> BertConfig:
+    """The configuration with as many labels as a classifier among the weights has."""
+    from dataclasses import replace
+
+    stored = plan.get("classifier.bias")
+    labels = config.num_labels if stored is None or len(stored.shape) != 1 else stored.shape[0]
+    return config if labels in (1, config.num_labels) else replace(config, num_labels=labels)
+
+
+def _write(folder: Path, plan: dict[str, Stored], config: BertConfig, kind: str, options: Options) -> None:
+    """Weights and configuration."""
+    tensors = {name: torch.empty(stored.shape, dtype=_dtype(stored, options.dtype)) for name, stored in plan.items()}
+    fill((stored, tensors[name]) for name, stored in plan.items())
+    text = json.dumps(config.to_dict(architecture=kind), indent=2) + "\n"
+    if options.to == "hf":
+        size = options.max_shard_size
+        write_safetensors(folder, tensors, None if size is None else in_bytes(size))
+        (folder / "config.json").write_text(text, encoding="utf-8")
+        return
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        theirs = _target_name(name, options.to)
+        renamed[theirs] = tensor.T.contiguous() if is_transposed(theirs) else tensor
+    write_bundle(folder / PREFIX, renamed)
+    (folder / "bert_config.json").write_text(text, encoding="utf-8")
+
+
+def _refuse_present(place: Path, out: Path, options: Options) -> None:
+    """Refuse an `out` that is no folder, that is the source, or that holds weights which would be lost or preferred."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file; name a folder")
+    folder = place if place.is_dir() else place.parent
+    if out.exists() and out.samefile(folder):
+        raise UserError(f"--out {out}: is the source; name another folder")
+    for to, patterns in _FILES.items():
+        present = sorted(path.name for pattern in patterns for path in out.glob(pattern))
+        if present and to != options.to:
+            raise UserError(f"--out {out}: holds {present[0]}, other weights than these; name another folder")
+        if present and not options.overwrite:
+            raise UserError(f"--out {out}: already holds {present[0]}; replace it with --overwrite")
+
+
+@contextmanager
+def _complete(out: Path) -> Iterator[Path]:
+    """A folder to write to; what it holds at the end is moved to `out`, and an interrupt before that leaves nothing."""
+    target = out.absolute()
+    partial = target / ".partial" if target.exists() else target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        if not target.exists():
+            partial.rename(target)
+            return
+        names = sorted(path.name for path in partial.iterdir())
+        for name in names:
+            (partial / name).replace(target / name)
+        for old in target.glob("model*.safetensors*"):
+            if old.name not in names:
+                old.unlink()
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -1,0 +1,110 @@
+"""`fastbert convert`: between Hugging Face folders, old pickles and TensorFlow checkpoints, with a report."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from fastbert.cli.common import console, output, require
+from fastbert.errors import UserError
+
+if TYPE_CHECKING:
+    from fastbert.checkpoints.convert import Report
+
+NOT_WHOLE = 1
+SHOWN = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Convert a model: read a Hugging Face folder, pytorch_model.bin, a TensorFlow checkpoint or a model in the Hub's
+    cache; write a Hugging Face folder or a TensorFlow checkpoint. Says what became of every tensor; fails, and writes
+    nothing, where weights of the encoder are missing or of the wrong shape."""
+
+    source: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")] = None
+    """Folder, TensorFlow prefix (FOLDER/bert_model.ckpt), or org/name in the Hub's local cache."""
+    out: Path | None = None
+    """Folder to write."""
+    to: Literal["hf", "tensorflow"] = "hf"
+    """What to write: config.json and model.safetensors, or bert_config.json and bert_model.ckpt."""
+    dtype: Literal["keep", "fp32", "bf16", "fp16"] = "keep"
+    """Of the weights that are written."""
+    pickles: bool = False
+    """Read pytorch_model.bin; its pickle is not executed."""
+    revision: str = "main"
+    """Branch, tag or commit of a model in the Hub's cache."""
+    model_class: str | None = None
+    """BertModel, BertForMaskedLM, ... (default: what the weights in the source are)."""
+    tokenizer: Path | None = None
+    """Folder or vocab.txt of the tokenizer to take along (default: that beside the weights)."""
+    max_shard_size: str | None = None
+    """Split larger weights into files of this size, 2GB for example."""
+    report: Path | None = None
+    """JSON file for the report."""
+    overwrite: bool = False
+    """Replace a conversion that is in --out already."""
+
+    def __post_init__(self) -> None:
+        if self.max_shard_size is not None and self.to != "hf":
+            raise UserError("--max-shard-size belongs to --to hf; a TensorFlow checkpoint has one data file here")
+
+
+def run(config: Config, *, quiet: bool = False) -> int:
+    """Convert, and report."""
+    import torch
+
+    from fastbert.checkpoints.convert import Options, convert
+
+    source = require(config.source, "SOURCE", "the folder of the model to convert")
+    out = require(config.out, "--out", "the folder to write")
+    if config.report is not None and config.report.is_dir():
+        raise UserError(f"--report {config.report}: is a folder; name a file")
+    dtypes = {"keep": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    options = Options(
+        to=config.to,
+        dtype=dtypes[config.dtype],
+        pickles=config.pickles,
+        revision=config.revision,
+        model_class=config.model_class,
+        tokenizer=config.tokenizer,
+        max_shard_size=config.max_shard_size,
+        overwrite=config.overwrite,
+    )
+    with console(quiet).status(f"converting {source}"):
+        report = convert(source, out, options)
+    if config.report is not None:
+        config.report.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
+    output(describe(report))
+    return 0 if report.whole else NOT_WHOLE
+
+
+def describe(report: Report) -> str:
+    """The report in lines for people."""
+    counts = Counter(what for moved in report.tensors for what in moved.changes)
+    said = ", ".join(f"{count} {what}" for what, count in counts.items()) or "under their own names"
+    lines = [f"{report.source} -> {report.out}: {report.model_class}, {len(report.tensors)} tensors ({said})"]
+    lines += _listed("missing from the source, not made up", report.missing)
+    lines += _listed("of the wrong shape", [f"{name} {what}" for name, what in report.wrong_shape.items()])
+    reasons: dict[str, list[str]] = {}
+    for name, reason in report.left_out.items():
+        reasons.setdefault(reason, []).append(name)
+    for reason, left_out in reasons.items():
+        lines += _listed(f"left out, {reason}", left_out)
+    if report.whole:
+        lines.append(f"wrote {', '.join(report.files)}")
+    else:
+        lines.append("wrote nothing: the encoder is not whole")
+    return "\n".join(lines)
+
+
+def _listed(title: str, names: list[str]) -> list[str]:
+    """A line with how many there are, and one for each of the first."""
+    if not names:
+        return []
+    more = [f"    and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
+    return [f"  {title}: {len(names)}", *(f"    {name}" for name in names[:SHOWN]), *more]

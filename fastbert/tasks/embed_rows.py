@@ -1,0 +1,188 @@
+"""Texts as rows of tokens, and rows as packed batches: what an embedder does before the model runs.
+
+A row is what the model sees at once: a text, the beginning of a long one, or one of its windows. Each row contributes
+the vectors of a range of its tokens, so that of overlapping windows each token of the text counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastbert.errors import UserError
+from fastbert.packing import PackedBatch
+from fastbert.tokenizers import WordPieceTokenizer
+
+LONG = ("truncate", "windows", "error")
+SPECIAL = 2  # [CLS] and [SEP]
+SHOWN = 40  # characters of a text in an error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cutting:
+    """What happens to texts of more than `max_length` tokens, special ones included: one of `LONG`."""
+
+    max_length: int
+    long: str
+    left: bool = False
+    """Truncation takes from the beginning."""
+
+    @property
+    def room(self) -> int:
+        """Tokens of a row besides the special ones."""
+        return self.max_length - SPECIAL
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """Rows of some texts, int64 arrays with an item a row: `texts` (sorted), where its tokens without the special ones
+    begin in `ids` and how many they are, and the range of the row's tokens (0 is [CLS]) that counts."""
+
+    ids: np.ndarray
+    texts: np.ndarray
+    begins: np.ndarray
+    sizes: np.ndarray
+    firsts: np.ndarray
+    ends: np.ndarray
+    truncated: int
+    """Texts of which tokens were left out."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row, special ones included."""
+        return self.sizes + SPECIAL
+
+    def batches(self, batch_tokens: int) -> Iterator[np.ndarray]:
+        """Rows by length, longest first, in groups of at most `batch_tokens` tokens; a longer row stands alone."""
+        lengths = self.lengths
+        order = np.argsort(-lengths, kind="stable")
+        ends = np.cumsum(lengths[order])
+        first = done = 0
+        while first < len(order):
+            last = max(first + 1, int(np.searchsorted(ends, done + batch_tokens, side="right")))
+            yield order[first:last]
+            first, done = last, int(ends[last - 1])
+
+
+def read_rows(tokenizer: WordPieceTokenizer, texts: Sequence[str], cutting: Cutting, first: int = 0) -> Rows:
+    """Tokenize texts, the first of which is text `first` to the reader of an error."""
+    # One token more than is kept tells a text that is longer.
+    most = None if cutting.long == "windows" or cutting.left else cutting.max_length + 1
+    try:
+        # The model has the other cores.
+        ids, offsets = tokenizer.encode_ragged(texts, True, max_length=most, threads=1)
+    except TypeError:
+        check_texts(texts, first)
+        raise
+    sizes = np.diff(offsets) - SPECIAL
+    long = sizes > cutting.room
+    if cutting.long == "error" and long.any():
+        index = int(long.argmax())
+        tokens = len(tokenizer.encode_ragged([texts[index]], True)[0])
+        shown = texts[index][:SHOWN] + ("..." if len(texts[index]) > SHOWN else "")
+        raise UserError(
+            f"texts[{first + index}] has {tokens} tokens, more than max_length={cutting.max_length}: {shown!r}; cut it,"
+            " or use long='truncate' or long='windows'"
+        )
+    begins, numbers = offsets[:-1] + 1, np.arange(len(sizes))
+    if cutting.long == "windows" and long.any():
+        return _windows(ids, begins, sizes, cutting.room)
+    kept = np.minimum(sizes, cutting.room)
+    begins = begins + (sizes - kept) if cutting.left else begins
+    nothing = np.zeros_like(kept)
+    return Rows(
+        ids=ids,
+        texts=numbers,
+        begins=begins,
+        sizes=kept,
+        firsts=nothing,
+        ends=kept + SPECIAL,
+        truncated=int(long.sum()),
+    )
+
+
+def check_texts(texts: Sequence[object], first: int = 0) -> None:
+    """Refuse what is no text, by its index."""
+    for index, text in enumerate(texts, first):
+        if not isinstance(text, str):
+            raise UserError(f"texts[{index}] must be a string, not {type(text).__name__}")
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise UserError(
+                f"texts[{index}] holds a lone surrogate (half of a character): clean it first, with"
+                ' text.encode("utf-8", "replace").decode() for example'
+            )
+
+
+def window_starts(size: int, room: int) -> np.ndarray:
+    """Where the windows of a text of `size` tokens begin, each `room` tokens wide: spread evenly, neighbours share at
+    least a quarter."""
+    if size <= room:
+        return np.zeros(1, dtype=np.int64)
+    shared = room // 4
+    count = -(-(size - shared) // (room - shared))
+    return np.arange(count) * (size - room) // (count - 1)
+
+
+def _windows(ids: np.ndarray, begins: np.ndarray, sizes: np.ndarray, room: int) -> Rows:
+    """Windows of the long texts, the others whole. What two windows share counts from each up to its middle, where
+    tokens see as much before as behind them; [CLS] counts from the first window, [SEP] from the last."""
+    starts = [window_starts(size, room) for size in sizes.tolist()]
+    counts = np.array([len(one) for one in starts])
+    texts = np.repeat(np.arange(len(sizes)), counts)
+    start = np.concatenate(starts)
+    is_first, is_last = np.zeros(len(texts), dtype=bool), np.zeros(len(texts), dtype=bool)
+    last = np.cumsum(counts) - 1
+    is_last[last] = True
+    is_first[last - counts + 1] = True
+    width = np.minimum(sizes, room)[texts]
+    # Between a window and the next of the same text: the middle of what they share, counted in the text's tokens.
+    middle = (start[1:] + start[:-1] + width[:-1]) // 2
+    own_end = np.where(is_last, width + SPECIAL, 1)
+    own_end[:-1] += np.where(is_last[:-1], 0, middle - start[:-1])
+    own_first = np.where(is_first, 0, 1)
+    own_first[1:] += np.where(is_first[1:], 0, middle - start[1:])
+    return Rows(
+        ids=ids,
+        texts=texts,
+        begins=begins[texts] + start,
+        sizes=width,
+        firsts=own_first,
+        ends=own_end,
+        truncated=0,
+    )
+
+
+def packed(rows: Rows, chosen: np.ndarray, cls: int, sep: int) -> PackedBatch:
+    """The chosen rows as one batch, between [CLS] and [SEP]."""
+    lengths = rows.lengths[chosen]
+    offsets = np.zeros(len(chosen) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    sequences = np.repeat(np.arange(len(chosen)), lengths)
+    positions = np.arange(offsets[-1]) - offsets[sequences]
+    # A row's special tokens lie in the ids too, or are other tokens where it was cut: they are written over these.
+    ids = rows.ids[np.repeat(rows.begins[chosen] - 1, lengths) + positions].astype(np.int64)
+    ids[offsets[:-1]], ids[offsets[1:] - 1] = cls, sep
+    return PackedBatch(
+        input_ids=torch.from_numpy(ids),
+        cu_seqlens=torch.from_numpy(offsets.astype(np.int32)),
+        max_seqlen=int(lengths.max()),
+        position_ids=torch.from_numpy(positions),
+        sequence_ids=torch.from_numpy(sequences),
+    )
+
+
+def counted_tokens(rows: Rows, chosen: np.ndarray) -> tuple[Tensor | None, Tensor]:
+    """The tokens of a batch of the chosen rows that count, int64, None for all; and where each row's begin and end
+    among them, int64 (rows + 1,)."""
+    lengths, counts = rows.lengths[chosen], (rows.ends - rows.firsts)[chosen]
+    offsets = np.zeros(len(chosen) + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    if (counts == lengths).all():
+        return None, torch.from_numpy(offsets)
+    begins = np.cumsum(lengths) - lengths + rows.firsts[chosen]
+    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
+    return torch.from_numpy(np.repeat(begins, counts) + within), torch.from_numpy(offsets)

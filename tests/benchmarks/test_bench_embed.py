@@ -1,0 +1,120 @@
+"""The benchmark of embeddings from end to end on a toy: peers, verdicts, rows, files."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from embedding import random_texts, saved, small_model, small_tokenizer
+
+from fastbert.benchmarks import bench_embed, cpu_measures, cpu_peak, embed_contender, harness, peers
+from fastbert.benchmarks.bench_embed import Options
+from fastbert.benchmarks.embed_contender import EmbedContender
+from fastbert.errors import UserError
+
+QUICK = ("fastbert int8", "sentence-transformers bf16 by 32", "onnxruntime fp32 by 32")
+REFERENCE = "sentence-transformers fp32 by 32"
+
+
+@pytest.fixture(autouse=True)
+def _threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(cpu_peak, "COPY_BYTES", 1 << 20)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def model(tmp_path: Path, seed: int) -> Path:
+    """A folder whose vectors are divided by their length, as all contenders have it."""
+    folder = saved(tmp_path / "model", seed)
+    kinds = ["Transformer", "Pooling", "Normalize"]
+    paths = ["", "1_Pooling", "2_Normalize"]
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling/config.json").write_text('{"word_embedding_dimension": 32, "pooling_mode_mean_tokens": true}')
+    (folder / "2_Normalize").mkdir()
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(zip(kinds, paths))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    return folder
+
+
+def test_the_work_is_that_of_real_tokens(model: Path, seed: int) -> None:
+    texts = random_texts(seed, 9)
+    work = embed_contender.workload("toy", texts, model)
+    batch = small_tokenizer().pack(texts, max_length=48)
+    assert (work.tokens, work.texts) == (batch.num_tokens, 9)
+    config = small_model(seed).config
+    products = batch.num_tokens * (8 * config.hidden_size**2 + 4 * config.hidden_size * config.intermediate_size)
+    attention = 4 * config.hidden_size * int(batch.cu_seqlens.diff().long().square().sum())
+    assert work.operations == config.num_hidden_layers * (products + attention)
+    assert peers.texts_of(work.arrays) == texts
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow, id=name)
+        for name in peers.names("embed")
+        if name != REFERENCE
+    ],
+)
+def test_every_adapter_gives_the_vectors_of_the_reference(name: str, model: Path, seed: int, tmp_path: Path) -> None:
+    for one in (REFERENCE, name):
+        if peers.missing("embed", one):
+            pytest.skip(f"{one} is not installed")
+    path = tmp_path / "workload.npz"
+    embed_contender.workload("toy", random_texts(seed, 40), model).save(path)
+    found = []
+    for one in (REFERENCE, name):
+        contender = EmbedContender("embed", one, str(model), 1, str(tmp_path / "scratch"))
+        contender.load()
+        contender.open(str(path))
+        assert contender.time().seconds > 0
+        contender.save(str(tmp_path / "values.npy"))
+        found.append(np.load(tmp_path / "values.npy"))
+    assert found[1].dtype == np.float32
+    assert found[1].shape == (40, 32)
+    if name.startswith("onnxruntime int8"):  # as exact as it is
+        return
+    dtype = cpu_measures.dtype_of("embed", name)
+    assert cpu_measures.compare(*found, dtype, "reference").outputs in harness.AGREEING
+
+
+def test_rows_say_how_many_texts_a_second(model: Path, seed: int, tmp_path: Path) -> None:
+    text = tmp_path / "texts.txt"
+    text.write_text("\n\n".join(["a b", *random_texts(seed, 30)]))
+    options = Options(
+        folder=model, text=text, texts=12, contenders=("fastbert fp32",), threads=1, rounds=1, isolate=False
+    )
+    result = bench_embed.run(options, lambda line: None)
+    [row] = result.rows
+    assert (row.contender, row.workload) == ("fastbert fp32", "texts.txt")
+    assert row.outputs in ("close", "not compared")
+    assert row.details["texts_per_second"] == pytest.approx(12 / row.median_ms * 1e3, rel=1e-3)
+    assert f"{row.details['texts_per_second']:,.0f} texts/s" in row.details["note"]
+    bench_embed.publish(result, options, tmp_path / "rows.json", None)
+    assert json.loads((tmp_path / "rows.json").read_text())[0]["machine"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"model": "tiny"}, "--folder"),
+        ({"texts": 0}, "--texts 0"),
+        ({"contenders": ("nobody",)}, "no contender is called like 'nobody'"),
+    ],
+)
+def test_wrong_options_are_named(options: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Options(**options)
+
+
+def test_a_text_file_without_text_is_an_error(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_text("\n \n")
+    with pytest.raises(UserError, match="holds no text"):
+        bench_embed.run(Options(folder=model, text=tmp_path / "t.txt"), lambda line: None)

@@ -1,0 +1,410 @@
+"""Damaged and hostile model folders, by name: each is refused in one line, at once, in little memory.
+
+python -m checkpoints.hostile FOLDER     all of them, with little more memory than an interpreter takes
+"""
+
+import io
+import json
+import os
+import pickle
+import re
+import resource
+import struct
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from checkpoints.toy import configured, edited, replaced, save
+
+from fastbert import BertModel
+from fastbert.checkpoints.sstable import read_table, varint, write_table
+from fastbert.errors import UserError
+
+Damage = Callable[[Path], Any]
+WORDS, WEIGHTS, INDEX = "bert.embeddings.word_embeddings.weight", "model.safetensors", "model.safetensors.index.json"
+PICKLED, TABLE, DATA = "pytorch_model.bin", "bert_model.ckpt.index", "bert_model.ckpt.data-00000-of-00001"
+
+
+def entry(**values: Any) -> Damage:
+    return edited(lambda header: header[WORDS].update(values))
+
+
+def moved(by: int) -> Damage:
+    """The second tensor begins so many bytes later (or earlier)."""
+
+    def change(header: dict[str, Any]) -> None:
+        placed = [value["data_offsets"] for name, value in header.items() if name != "__metadata__"]
+        second = sorted(placed)[1]
+        second[0] += by
+        second[1] += by
+
+    return edited(change)
+
+
+def instead(make: Damage) -> Damage:
+    """Something that is no plain file in place of the weights."""
+
+    def damage(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        make(folder / WEIGHTS)
+
+    return damage
+
+
+def long_file(folder: Path) -> None:
+    """A header of 120 MB, in a file that takes no room."""
+    with (folder / WEIGHTS).open("wb") as file:
+        file.write(struct.pack("<Q", 120 << 20))
+        file.truncate(130 << 20)
+
+
+SAFETENSORS: dict[str, Damage] = {
+    "empty": replaced(WEIGHTS, b""),
+    "seven-bytes": replaced(WEIGHTS, b"1234567"),
+    "half-of-it": replaced(WEIGHTS, lambda data: data[: len(data) // 2]),
+    "last-byte-missing": replaced(WEIGHTS, lambda data: data[:-1]),
+    "a-byte-more": replaced(WEIGHTS, lambda data: data + b"\0"),
+    "header-over-100-MB": long_file,
+    "header-of-2^63": replaced(WEIGHTS, lambda data: struct.pack("<Q", 1 << 63) + data[8:]),
+    "header-no-json": edited(lambda header: b"{" * 64),
+    "header-no-utf8": edited(lambda header: b'{"\xff": 1}'),
+    "header-a-list": edited(lambda header: [header]),
+    "header-nested": edited(lambda header: b"[" * 1_000_000),
+    "header-nested-objects": edited(lambda header: b'{"a":' * 300_000),
+    "key-twice": edited(
+        lambda header: (
+            b'{"a":'
+            + json.dumps(header[WORDS]).encode()
+            + b","
+            + json.dumps(header)[1:].encode().replace(b"__metadata__", b"a")
+        )
+    ),
+    "digits": edited(lambda header: b'{"a": ' + b"9" * 100_000 + b"}"),
+    "overlap": moved(-4),
+    "hole": moved(4),
+    "out-of-range": entry(data_offsets=[10**9, 10**9 + 1280]),
+    "offsets-swapped": entry(data_offsets=[1280, 0]),
+    "offsets-negative": entry(data_offsets=[-1280, 0]),
+    "offsets-missing": edited(lambda header: header[WORDS].pop("data_offsets") and None),
+    "dtype-unknown": entry(dtype="F6_E3M2"),
+    "dtype-another": entry(dtype="F16"),
+    "dtype-no-string": entry(dtype=["F32"]),
+    "dtype-integers": entry(dtype="I32"),
+    "shape-negative": entry(shape=[-40, -8]),
+    "shape-absurd": entry(shape=[1 << 62, 1 << 62]),
+    "shape-absurd-and-empty": entry(shape=[0, 1 << 62]),
+    "shape-digits": entry(shape=[10**4000]),
+    "shape-true": entry(shape=[True, 320]),
+    "shape-floats": entry(shape=[40.0, 8.0]),
+    "shape-of-many": entry(shape=[40, 8, *[1] * 10_000]),
+    "shape-no-list": entry(shape=320),
+    "nothing-but-metadata": replaced(WEIGHTS, struct.pack("<Q", 19) + b'{"__metadata__":{}}'),
+    "another-models": edited(lambda header: {name.replace("bert.", "gpt."): value for name, value in header.items()}),
+    "encoder-weight-missing": edited(
+        lambda header: {name.replace("layer.1.output", "x"): value for name, value in header.items()}
+    ),
+    "a-weight-twice": edited(
+        lambda header: {
+            name.replace("layer.1.attention.self.key.bias", "layer.1.attention.output.LayerNorm.beta"): value
+            for name, value in header.items()
+        }
+    ),
+    "a-folder": instead(Path.mkdir),
+    "a-pipe": instead(os.mkfifo),
+    "a-device": instead(lambda path: path.symlink_to("/dev/zero")),
+    "a-link-to-itself": instead(lambda path: path.symlink_to(path.name)),
+}
+
+
+def mapped(change: Callable[[dict[str, Any]], Any]) -> Damage:
+    """Another weight_map in the index."""
+
+    def damage(folder: Path) -> None:
+        index = json.loads((folder / INDEX).read_text())
+        changed = change(index["weight_map"])
+        index["weight_map"] = index["weight_map"] if changed is None else changed
+        (folder / INDEX).write_text(json.dumps(index))
+
+    return damage
+
+
+def linked_out(folder: Path) -> None:
+    """A shard that is a link to a file outside."""
+    first = sorted(folder.glob("model-*"))[0]
+    outside = folder.with_name(f"{folder.name}-outside")
+    first.rename(outside)
+    first.symlink_to(outside)
+
+
+def held_twice(folder: Path) -> None:
+    first, second = sorted(folder.glob("model-*"))[:2]
+    second.write_bytes(first.read_bytes())
+
+
+SHARDS: dict[str, Damage] = {
+    **{f"named-{name}": mapped(lambda names, path=path: names.update({WORDS: path})) for name, path in {
+        "parent": "../model.safetensors", "absolute": "/etc/passwd", "nul": "a\0b", "nothing": "", "here": ".",
+        "up": "..", "backslash": "..\\a", "missing": "absent.safetensors", "long": "x" * 100_000, "number": 7,
+    }.items()},
+    "a-link-out": linked_out,
+    "tensor-in-two": held_twice,
+    "tensor-promised": mapped(lambda names: names.update({"bert.x": names[WORDS]})),
+    "tensor-not-named": mapped(lambda names: names.pop(WORDS) and None),
+    "index-empty": mapped(lambda names: {}),
+    "index-a-list": mapped(lambda names: list(names)),
+    "index-no-json": replaced(INDEX, "{"),
+    "index-of-5-MB": replaced(INDEX, lambda data: data + b" " * (5 << 20)),
+    "index-of-many": mapped(lambda names: {f"a{i}": f"{i}.safetensors" for i in range(50_000)}),
+}  # fmt: skip
+
+CONFIGS: dict[str, Damage] = {
+    "hidden_size-10^12": configured(hidden_size=10**12),
+    "hidden_size-10^400": configured(hidden_size=10**400),
+    "hidden_size--1": configured(hidden_size=-1),
+    "hidden_size-text": configured(hidden_size="768"),
+    "hidden_size-nested": configured(hidden_size={"a": [1]}),
+    "hidden_size-true": configured(hidden_size=True),
+    "hidden_size-null": configured(hidden_size=None),
+    "hidden_size-missing": configured(hidden_size=...),
+    "heads-missing": configured(num_attention_heads=...),
+    "layers-10^9": configured(num_hidden_layers=10**9),
+    "layers-3": configured(num_hidden_layers=3),
+    "vocab_size-10^12": configured(vocab_size=10**12),
+    "intermediate_size-10^15": configured(intermediate_size=10**15),
+    "positions-10^18": configured(max_position_embeddings=10**18),
+    "labels-10^18": configured(num_labels=10**18, id2label=..., label2id=...),
+    "labels-2^20": configured(num_labels=1 << 21, id2label=..., label2id=...),
+    "eps-nan": configured(layer_norm_eps=float("nan")),
+    "eps-inf": replaced("config.json", lambda data: data.replace(b"1e-12", b"1e400")),
+    "dropout-nan": configured(hidden_dropout_prob=float("nan")),
+    "dropout-true": configured(hidden_dropout_prob=False),
+    "pad-true": configured(pad_token_id=True),
+    "not-an-object": replaced("config.json", "[1, 2]"),
+    "not-json": replaced("config.json", "{'a': 1}"),
+    "empty-file": replaced("config.json", ""),
+    "ten-megabytes": replaced("config.json", lambda data: data[:1] + b" " * (10 << 20) + data[1:]),
+    "nested": replaced("config.json", '{"a":' * 100_000),
+    "digits": replaced("config.json", '{"hidden_size": ' + "9" * 10_000 + "}"),
+    "utf-16": replaced("config.json", lambda data: data.decode().encode("utf-16")),
+    "roberta": configured(model_type="roberta"),
+    "model_type-nested": configured(model_type=["bert"]),
+    "decoder": configured(is_decoder=True),
+    "quantised": configured(quantization_config={"bits": 4}),
+}
+
+
+class Trap:
+    """What runs code wherever a pickle is executed."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = function, arguments
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+def pickled(change: Callable[[Any], Any], new: bool = True) -> Damage:
+    """Another value in pytorch_model.bin."""
+
+    def damage(folder: Path) -> None:
+        state = torch.load(folder / PICKLED, weights_only=True)
+        changed = change(state)
+        value = state if changed is None else changed
+        torch.save(value, folder / PICKLED, _use_new_zipfile_serialization=new)
+
+    return damage
+
+
+def program(
+    change: Callable[[bytes], bytes], compression: int = zipfile.ZIP_STORED, extra: str | None = None
+) -> Damage:
+    """Another pickle in the zip; everything else as it was."""
+
+    def damage(folder: Path) -> None:
+        with zipfile.ZipFile(folder / PICKLED) as old:
+            content = {name: old.read(name) for name in old.namelist()}
+        with zipfile.ZipFile(folder / PICKLED, "w", compression) as new:
+            for name, data in content.items():
+                new.writestr(name, change(data) if name.endswith("data.pkl") else data)
+            if extra:
+                new.writestr(extra, b"\0" * 100_000_000)
+
+    return damage
+
+
+def viewed(storage: bytes, offset: int, shape: tuple[int, ...], stride: tuple[int, ...]) -> Damage:
+    """A pickle of one tensor: a view like this of the zip's storage 0 with so many elements."""
+    numbers = [pickle.dumps(value, 2)[2:-1] for value in (offset, shape, stride)]
+    start = b"\x80\x02}X\x01\x00\x00\x00actorch._utils\n_rebuild_tensor_v2\n("
+    place = b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu" + storage + b"tQ"
+    return program(lambda _: start + place + b"".join(numbers) + b"\x89}tRs.")
+
+
+def harmful(text: bytes) -> Damage:
+    return program(lambda _: text)
+
+
+MARK = "FASTBERT_TEST_TRAP"
+PICKLES: dict[str, Damage] = {
+    "os.system": pickled(lambda state: Trap(os.system, f"touch ${MARK}")),
+    "os.system-in-a-dictionary": pickled(lambda state: state.update(a=Trap(os.system, f"touch ${MARK}"))),
+    "os.system-stream": pickled(lambda state: Trap(os.system, f"touch ${MARK}"), new=False),
+    "exec": pickled(lambda state: state.update(a=Trap(exec, f"import os; open(os.environ['{MARK}'], 'w')"))),
+    "eval-by-stack": harmful(b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R."),
+    "instance": harmful(b"(S'touch x'\nios\nsystem\n."),
+    "object": harmful(b"(cos\nsystem\nS'touch x'\no."),
+    "new-object": harmful(b"\x80\x02ccollections\nOrderedDict\n)\x81."),
+    "extension": harmful(b"\x82\x01."),
+    "getattr": harmful(b"c__builtin__\ngetattr\n."),
+    "load-from-bytes": harmful(b"ctorch.storage\n_load_from_bytes\n(C\x00tR."),
+    "called-twice": harmful(b"ccollections\nOrderedDict\n)R)R."),
+    "memo-missing": harmful(b"h\x07."),
+    "no-end": harmful(b"]"),
+    "empty-stack": harmful(b"\x80\x02."),
+    "no-dictionary": harmful(b"K\x01."),
+    "a-million-opcodes": harmful(b"]" + b"0]" * 1_000_000 + b"."),
+    "doubled-lists": harmful(b"]q\x00" + b"".join(b"(h%ch%cl\x71%c" % (i, i, i + 1) for i in range(200)) + b"."),
+    "nested-lists": harmful(b"(" * 100_000 + b"l" * 100_000 + b"."),
+    "nested-tuples": harmful(b")" + b"\x85" * 300_000 + b"."),
+    "a-key-of-tuples": harmful(b"})" + b"\x85" * 300_000 + b"K\x01s."),
+    "long-number": harmful(b"\x8b" + struct.pack("<i", 1_000_000) + b"\xff" * 1_000_000 + b"."),
+    "many-digits": harmful(b"I" + b"9" * 100_000 + b"\n."),
+    "length-of-2^63": harmful(b"\x8e" + struct.pack("<Q", 1 << 63) + b"."),
+    "storage-larger": viewed(b"J\x00\x00\x00\x70", 0, (8,), (1,)),
+    "storage-absurd": viewed(b"\x8a\x0a" + b"\xff" * 9 + b"\x00", 0, (8,), (1,)),
+    "offset-behind": viewed(b"M@\x01", 10**6, (8,), (1,)),
+    "offset-negative": viewed(b"M@\x01", -8, (8,), (1,)),
+    "strides-behind": viewed(b"M@\x01", 0, (40, 8), (80, 1)),
+    "strides-negative": viewed(b"M@\x01", 0, (40, 8), (-8, 1)),
+    "strides-of-zero": viewed(b"M@\x01", 0, (40, 8), (0, 0)),
+    "strides-overlapping": viewed(b"M@\x01", 0, (30, 8), (7, 1)),
+    "strides-too-few": viewed(b"M@\x01", 0, (40, 8), (8,)),
+    "size-of-many-digits": viewed(b"M@\x01", 0, (1 << 40_000, 8), (8, 1)),
+    "size-absurd": viewed(b"M@\x01", 0, (1 << 40, 1 << 40), (1, 1)),
+    "expanded": viewed(b"M@\x01", 0, (1 << 39,), (0,)),
+    "compressed": program(lambda data: data, zipfile.ZIP_DEFLATED),
+    "zip-bomb": program(lambda data: data, zipfile.ZIP_DEFLATED, "archive/data/9999"),
+    "two-pickles": program(lambda data: data, extra="other/data.pkl"),
+    "half-of-it": replaced(PICKLED, lambda data: data[: len(data) // 2]),
+    "end-missing": replaced(PICKLED, lambda data: data[:-30]),
+    "empty": replaced(PICKLED, b""),
+    "text": replaced(PICKLED, b"hello\n"),
+    "no-tensors": pickled(lambda state: {"a": 1}),
+    "a-tensor": pickled(lambda state: torch.zeros(3)),
+    "a-module": pickled(lambda state: torch.nn.Linear(2, 2)),
+    "stream-cut": replaced(PICKLED, lambda data: stream(data)[:-1]),
+    "stream-longer": replaced(PICKLED, lambda data: stream(data) + b"\0"),
+    "stream-big-endian": replaced(
+        PICKLED,
+        lambda data: re.sub(rb"(little_endianq.)\x88", lambda found: found[1] + b"\x89", stream(data), flags=re.DOTALL),
+    ),
+}
+
+
+def stream(data: bytes) -> bytes:
+    """A zip of torch.save as its old container."""
+    file = io.BytesIO()
+    torch.save(torch.load(io.BytesIO(data), weights_only=True), file, _use_new_zipfile_serialization=False)
+    return file.getvalue()
+
+
+def listed(change: Callable[[dict[bytes, bytes]], Any]) -> Damage:
+    """Other entries in TensorFlow's index."""
+
+    def damage(folder: Path) -> None:
+        table = read_table((folder / TABLE).read_bytes())
+        changed = change(table)
+        (folder / TABLE).write_bytes(write_table(list((table if changed is None else changed).items())))
+
+    return damage
+
+
+TF_WORDS = b"bert/embeddings/word_embeddings"
+
+
+def described(*fields: bytes) -> Damage:
+    return listed(lambda table: table.update({TF_WORDS: b"".join(fields)}))
+
+
+FLOAT, SHAPE = b"\x08\x01", b"\x12\x08\x12\x02\x08\x28\x12\x02\x08\x08"
+TENSORFLOW: dict[str, Damage] = {
+    "index-empty": replaced(TABLE, b""),
+    "index-cut": replaced(TABLE, lambda data: data[:-1]),
+    "index-halved": replaced(TABLE, lambda data: data[: len(data) // 2]),
+    "index-flipped": replaced(TABLE, lambda data: data[:100] + bytes([data[100] ^ 1]) + data[101:]),
+    "index-of-5-MB": replaced(TABLE, lambda data: b"\0" * (5 << 20) + data),
+    "header-missing": listed(lambda table: table.pop(b"") and None),
+    "data-files-2^40": listed(lambda table: table.update({b"": b"\x08" + varint(1 << 40)})),
+    "big-endian": listed(lambda table: table.update({b"": b"\x08\x01\x10\x01"})),
+    "keys-out-of-order": listed(lambda table: dict(reversed(list(table.items())))),
+    "name-no-utf8": listed(lambda table: table.update({b"\xff": table[TF_WORDS]})),
+    "data-missing": lambda folder: (folder / DATA).unlink(),
+    "data-cut": replaced(DATA, lambda data: data[: len(data) // 2]),
+    "data-flipped": replaced(DATA, lambda data: data[:50] + bytes([data[50] ^ 1]) + data[51:]),
+    "dtype-unknown": described(b"\x08\x63", SHAPE),
+    "dtype-missing": described(SHAPE),
+    "shape-absurd": described(FLOAT, b"\x12\x0c\x12\x0a\x08" + varint(1 << 62)),
+    "shape-negative": described(FLOAT, b"\x12\x0d\x12\x0b\x08" + varint((1 << 64) - 1)),
+    "shape-unknown": described(FLOAT, b"\x12\x02\x18\x01"),
+    "size-another": described(FLOAT, SHAPE, b"\x28\x05"),
+    "offset-behind": described(FLOAT, SHAPE, b"\x20" + varint(1 << 50), b"\x28" + varint(1280)),
+    "data-file-behind": described(FLOAT, SHAPE, b"\x18\x05", b"\x28" + varint(1280)),
+    "number-without-end": described(b"\x08" + b"\xff" * 20),
+    "field-without-end": described(FLOAT, b"\x12\x7f\x01"),
+    "field-of-unknown-kind": described(b"\x0b"),
+    "slices": described(FLOAT, SHAPE, b"\x28" + varint(1280), b"\x3a\x00"),
+    "crc-of-another-kind": described(FLOAT, SHAPE, b"\x28" + varint(1280), b"\x32\x01a"),
+    "encoder-weight-missing": listed(lambda table: table.pop(TF_WORDS) and None),
+}
+
+FORMS: dict[str, tuple[str, dict[str, Damage]]] = {
+    "safetensors": ("safetensors", SAFETENSORS),
+    "shards": ("shards", SHARDS),
+    "config": ("safetensors", CONFIGS),
+    "pickle": ("zip", PICKLES),
+    "tensorflow": ("tensorflow", TENSORFLOW),
+}
+
+
+def refuse(folder: Path) -> tuple[str, float]:
+    """The error that loading raises, and how many seconds of the processor that took."""
+    start = time.process_time()
+    try:
+        BertModel.from_pretrained(folder, pickles=True)
+    except UserError as error:
+        return str(error), time.process_time() - start
+    raise AssertionError(f"{folder} was loaded")
+
+
+def main(root: Path) -> None:
+    """Refuse everything with 200 MB more memory than the interpreter takes now."""
+    folders = {}
+    for form, (base, damages) in FORMS.items():
+        for name, damage in damages.items():
+            folders[form, name] = save(root / f"{form}-{len(folders)}", base)
+            damage(folders[form, name])
+    with torch.no_grad():
+        BertModel.from_pretrained(save(root / "whole"))
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * 4096 + (200 << 20),) * 2)
+    failed = []
+    for (form, name), folder in folders.items():
+        try:
+            message, seconds = refuse(folder)
+            problem = "slow" if seconds > 1 else "lines" if "\n" in message or len(message) > 1500 else None
+        except BaseException as error:  # noqa: BLE001 - all are reported
+            message, problem = repr(error)[:300], "another error"
+        if problem:
+            failed.append(f"{form} {name}: {problem}: {message}")
+        else:
+            print(f"{form} {name} {seconds:.2f}: {message}")
+    if failed:
+        sys.exit("\n".join(failed))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

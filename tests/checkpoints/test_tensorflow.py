@@ -1,0 +1,163 @@
+"""TensorFlow's checkpoints without TensorFlow: checksums, tables, bundles, names; against files that it wrote."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints.toy import CONFIG, save
+
+from fastbert import BertConfig, BertForPreTraining, BertModel
+from fastbert.checkpoints import crc32c as crc
+from fastbert.checkpoints.loading import outline, own_shapes
+from fastbert.checkpoints.names import from_tensorflow, is_training_state, to_tensorflow, weights_of_bundle
+from fastbert.checkpoints.sstable import TableError, read_table, unpack_snappy, varint, write_table
+from fastbert.checkpoints.tensorflow import data_file, index_file, read_bundle, write_bundle
+from fastbert.errors import CheckpointError, UserError
+
+
+def plain_crc(data: bytes) -> int:
+    """Bit by bit, as the definition says."""
+    state = 0xFFFFFFFF
+    for byte in data:
+        state ^= byte
+        for _ in range(8):
+            state = state >> 1 ^ (crc.POLYNOMIAL if state & 1 else 0)
+    return state ^ 0xFFFFFFFF
+
+
+def test_the_crc_is_castagnolis() -> None:
+    assert crc.crc32c(b"123456789") == 0xE3069283
+    assert crc.crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
+    assert crc.crc32c(b"\xff" * 32) == 0x62A8AB43
+    assert crc.crc32c(bytes(range(32))) == 0x46DD794E
+
+
+@pytest.mark.parametrize(
+    "size", [0, 1, 3, 4, 5, 63, 64, 4 * crc.A - 1, 4 * crc.A, 4 * crc.A + 4, 4 * crc.BLOCK, 4 * crc.BLOCK + 9]
+)
+def test_the_crc_of_any_length_in_any_pieces(size: int, seed: int) -> None:
+    data = random.Random(seed).randbytes(size)
+    expected = plain_crc(data)
+    assert crc.crc32c(data) == expected
+    cut = random.Random(seed).randrange(size + 1)
+    assert crc.crc32c(data[cut:], crc.crc32c(data[:cut])) == expected
+
+
+def test_the_polynomial_of_four_terms_is_a_multiple() -> None:
+    def remainder(exponent: int) -> int:
+        value, polynomial = 1, int(f"{crc.POLYNOMIAL:032b}"[::-1], 2) | 1 << 32
+        for _ in range(exponent):
+            value <<= 1
+            value ^= polynomial if value >> 32 else 0
+        return value
+
+    assert remainder(32 * crc.A) ^ remainder(32 * crc.B) ^ remainder(32 * crc.C) ^ 1 == 0
+
+
+def test_tables_are_read_as_written(seed: int) -> None:
+    draw = random.Random(seed)
+    keys = {b"", *(draw.randbytes(draw.randrange(1, 60)) for _ in range(3000))}
+    entries = [(key, draw.randbytes(draw.randrange(300))) for key in sorted(keys)]
+    assert list(read_table(write_table(entries)).items()) == entries
+    assert read_table(write_table([])) == {}
+
+
+@pytest.mark.parametrize(
+    ("packed", "plain"),
+    [
+        pytest.param(b"\x00", b"", id="empty"),
+        pytest.param(b"\x03\x08abc", b"abc", id="literal"),
+        pytest.param(b"\x0a\x04ab\x1e\x02\x00", b"ab" * 5, id="copy-of-itself"),
+        pytest.param(b"\x06\x08abc\x0a\x03\x00", b"abcabc", id="copy-two-bytes"),
+        pytest.param(b"\x07\x08abc\x01\x03", b"abcabca", id="copy-one-byte"),
+        pytest.param(b"\x06\x08abc\x0b\x03\x00\x00\x00", b"abcabc", id="copy-four-bytes"),
+        pytest.param(varint(70) + b"\xf0\x45" + b"x" * 70, b"x" * 70, id="long-literal"),
+    ],
+)
+def test_snappy_is_undone(packed: bytes, plain: bytes) -> None:
+    assert unpack_snappy(packed) == plain
+
+
+@pytest.mark.parametrize("packed", [b"\x03\x08ab", b"\x05\x04ab\x06\x09\x00", b"\xff\xff\xff\x7f\x00", b"\x05\x00a"])
+def test_damaged_snappy_is_refused(packed: bytes) -> None:
+    with pytest.raises(TableError):
+        unpack_snappy(packed)
+
+
+def test_every_dtype_is_read_as_written(tmp_path: Path) -> None:
+    dtypes = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
+    tensors = {f"a/{dtype}": torch.arange(12).to(dtype).reshape(3, 4) for dtype in dtypes}
+    tensors |= {"scalar": torch.tensor(1.5), "empty": torch.zeros(0, 3), "long": torch.randn(700_001)}
+    write_bundle(tmp_path / "model.ckpt", tensors)
+    found = read_bundle(tmp_path / "model.ckpt")
+    assert found.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name].read(), tensor), name
+    with pytest.raises(CheckpointError, match="which this format lacks"):
+        write_bundle(tmp_path / "other.ckpt", {"a": torch.zeros(2).to(torch.float8_e5m2)})
+    assert not list(tmp_path.glob("other*"))
+
+
+def test_a_file_of_tensorflow_is_written_again_byte_for_byte(data_dir: Path, tmp_path: Path) -> None:
+    theirs, ours = data_dir / "checkpoints/tf-toy-keras-bert/bert_model.ckpt", tmp_path / "bert_model.ckpt"
+    write_bundle(ours, {name: stored.read() for name, stored in read_bundle(theirs).items()})
+    assert index_file(ours).read_bytes() == index_file(theirs).read_bytes()
+    assert data_file(ours, 0, 1).read_bytes() == data_file(theirs, 0, 1).read_bytes()
+
+
+def test_every_name_of_a_full_release_has_its_place(data_dir: Path) -> None:
+    bundle = read_bundle(data_dir / "checkpoints/tf-bert-base-index/bert_model.ckpt")
+    weights, origins = weights_of_bundle(bundle)
+    width = bundle["bert/pooler/dense/bias"].shape[0]
+    layers = sum(name.endswith("query/bias") for name in bundle)
+    config = BertConfig(
+        hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64, intermediate_size=4 * width
+    )
+    own = own_shapes(outline(BertForPreTraining, config))
+    assert {name: stored.shape for name, stored in weights.items()} == own
+    assert {to_tensorflow(name) for name in own} == set(origins.values()) == set(bundle)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("bert/encoder/layer_11/attention/self/query/kernel", "bert.encoder.layer.11.attention.self.query.weight"),
+        ("bert/embeddings/LayerNorm/gamma", "bert.embeddings.LayerNorm.weight"),
+        ("bert/embeddings/token_type_embeddings", "bert.embeddings.token_type_embeddings.weight"),
+        ("cls/predictions/transform/LayerNorm/beta", "cls.predictions.transform.LayerNorm.bias"),
+        ("cls/squad/output_weights", "qa_outputs.weight"),
+        ("output_weights", "classifier.weight"),
+        ("output_bias", "classifier.bias"),
+    ],
+)
+def test_names_travel_both_ways(theirs: str, ours: str) -> None:
+    assert from_tensorflow(theirs) == ours
+    assert to_tensorflow(ours) == theirs
+    assert from_tensorflow(f"{theirs}/adam_v") is None
+    assert is_training_state(f"{theirs}/adam_v")
+
+
+def test_a_release_is_loaded_as_it_lies(data_dir: Path) -> None:
+    folder = data_dir / "checkpoints/tf-toy-keras-bert"
+    model = BertForPreTraining.from_pretrained(folder)
+    raw = {name: stored.read() for name, stored in read_bundle(folder / "bert_model.ckpt").items()}
+    query = model.bert.encoder.layer[1].attention.self.query
+    assert torch.equal(query.weight, raw["bert/encoder/layer_1/attention/self/query/kernel"].T)
+    assert torch.equal(model.cls.seq_relationship.weight, raw["cls/seq_relationship/output_weights"])
+    assert torch.equal(model.cls.predictions.decoder.weight, raw["bert/embeddings/word_embeddings"])
+    assert model.new_weights == ()
+    by_prefix = BertModel.from_pretrained(folder / "bert_model.ckpt")
+    assert torch.equal(by_prefix.pooler.dense.weight, model.bert.pooler.dense.weight)
+
+
+def test_of_several_checkpoints_the_named_one_is_taken(tmp_path: Path) -> None:
+    folder = save(tmp_path / "run", "tensorflow")
+    for path in list(folder.glob("bert_model.ckpt.*")):
+        path.with_name(path.name.replace("bert_model.ckpt", "model.ckpt-10")).write_bytes(path.read_bytes())
+    with pytest.raises(UserError, match="holds 2 TensorFlow checkpoints; name one of them"):
+        BertModel.from_pretrained(folder)
+    (folder / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-10"\nall_model_checkpoint_paths: "x"\n')
+    assert BertModel.from_pretrained(folder).config == CONFIG
+    assert BertModel.from_pretrained(folder / "bert_model.ckpt.index").config == CONFIG

@@ -1,0 +1,196 @@
+"""`fastbert convert`: bit-exact between all formats, with an account of every tensor, and nothing made up."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tyro", reason="the command line needs tyro")
+
+import torch
+from checkpoints.toy import CONFIG, configured, save
+from safetensors.torch import load_file, save_file
+
+from fastbert import BertForPreTraining, WordPieceTokenizer, cli, models
+from fastbert.checkpoints.convert import MODEL_CLASSES
+
+VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(35))]
+
+
+def convert(*words: object) -> int:
+    return cli.main(["convert", *map(str, words)])
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(first: Path, second: Path) -> bool:
+    a, b = weights(first), weights(second)
+    return a.keys() == b.keys() and all(a[name].dtype == b[name].dtype and a[name].equal(b[name]) for name in a)
+
+
+@pytest.mark.parametrize("name", MODEL_CLASSES)
+def test_there_and_back_is_bit_exact(name: str, tmp_path: Path) -> None:
+    source = tmp_path / "a"
+    getattr(models, name)(CONFIG).save_pretrained(source)
+    configured(custom=[1, 2])(source)
+    WordPieceTokenizer(VOCABULARY, do_lower_case=False).save_pretrained(source)
+    assert convert(source, "--out", tmp_path / "b", "--to", "tensorflow", "--report", tmp_path / "report.json") == 0
+    named = sorted(path.name for path in (tmp_path / "b").iterdir())
+    assert named == ["bert_config.json", "bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.index", "vocab.txt"]
+    assert convert(tmp_path / "b", "--out", tmp_path / "c") == 0
+    assert same(source, tmp_path / "c")
+    first, last = (json.loads((tmp_path / place / "config.json").read_text()) for place in "ac")
+    assert first == last
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["whole"]
+    assert report["model_class"] == name
+    assert (report["missing"], report["wrong_shape"], report["left_out"]) == ([], {}, {})
+    assert {moved["source"] for moved in report["tensors"]} == weights(source).keys()
+    turned = {moved["source"] for moved in report["tensors"] if "transposed" in moved["changes"]}
+    assert all(weights(source)[key].dim() == 2 and "embeddings" not in key for key in turned)
+    assert len(turned) >= 6 * CONFIG.num_hidden_layers
+
+
+@pytest.mark.parametrize("form", ["shards", "zip", "stream", "tensorflow"])
+def test_every_form_becomes_the_same_file(form: str, tmp_path: Path) -> None:
+    whole = save(tmp_path / "whole")
+    assert convert(save(tmp_path / form, form), "--pickles", "--out", tmp_path / "out") == 0
+    assert same(whole, tmp_path / "out")
+    model = BertForPreTraining.from_pretrained(tmp_path / "out")
+    assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
+
+
+def test_a_release_with_optimizer_is_converted(
+    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = data_dir / "checkpoints/tf-toy-keras-bert"
+    assert convert(source, "--out", tmp_path / "a") == 0
+    printed = capsys.readouterr().out
+    assert "BertForPreTraining, 46 tensors (46 renamed, 14 transposed)" in printed
+    assert "left out, the optimizer's: 93" in printed
+    tokenizer = WordPieceTokenizer.from_pretrained(tmp_path / "a")
+    assert tokenizer.vocab_size == 15
+    transformers = pytest.importorskip("transformers")
+    theirs, report = transformers.AutoModelForPreTraining.from_pretrained(tmp_path / "a", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    ids = torch.arange(15)[None]
+    with torch.no_grad():
+        expected = theirs.eval()(ids).prediction_logits
+        found = BertForPreTraining.from_pretrained(source)(ids).prediction_logits
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    # Written again, its weights lie in the files as TensorFlow laid them.
+    assert convert(tmp_path / "a", "--out", tmp_path / "b", "--to", "tensorflow") == 0
+    from fastbert.checkpoints.tensorflow import read_bundle
+
+    first, second = (read_bundle(folder / "bert_model.ckpt") for folder in (source, tmp_path / "b"))
+    assert all(stored.read().equal(first[name].read()) for name, stored in second.items())
+    assert all(stored.checked.value == first[name].checked.value for name, stored in second.items())
+
+
+def test_real_pickles_are_converted(data_dir: Path, tmp_path: Path) -> None:
+    source = data_dir / "checkpoints/hf-ner-bert-camphr"
+    assert convert(source, "--out", tmp_path / "out", "--pickles", "--report", tmp_path / "r.json") == 0
+    expected = torch.load(source / "pytorch_model.bin", weights_only=True)
+    found = weights(tmp_path / "out")
+    assert all(found[name].equal(expected[name]) for name in found)
+    assert json.loads((tmp_path / "r.json").read_text())["left_out"] == {
+        "bert.embeddings.position_ids": "a buffer, made anew"
+    }
+    assert json.loads((tmp_path / "out/config.json").read_text())["id2label"]["8"] == "I-LOC"
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        pytest.param(
+            lambda found: [found.pop("bert.encoder.layer.1.output.dense.bias")],
+            "missing from the source, not made up: 1\n    bert.encoder.layer.1.output.dense.bias",
+            id="missing",
+        ),
+        pytest.param(
+            lambda found: found.update({"bert.embeddings.position_embeddings.weight": torch.zeros(9, 8)}),
+            "of the wrong shape: 1\n    bert.embeddings.position_embeddings.weight (9, 8), but the configuration says"
+            " (16, 8)",
+            id="shape",
+        ),
+    ],
+)
+def test_an_encoder_that_is_not_whole_is_not_written(
+    change, line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = save(tmp_path / "a")
+    found = weights(source)
+    change(found)
+    save_file(found, source / "model.safetensors")
+    assert convert(source, "--out", tmp_path / "b", "--report", tmp_path / "report.json") == 1
+    printed = capsys.readouterr().out
+    assert line in printed
+    assert "wrote nothing: the encoder is not whole" in printed
+    assert not (tmp_path / "b").exists()
+    assert not json.loads((tmp_path / "report.json").read_text())["whole"]
+
+
+def test_a_head_that_is_asked_for_is_not_made_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = save(tmp_path / "a")
+    words = ("--out", tmp_path / "b", "--model-class", "BertForSequenceClassification", "--dtype", "bf16")
+    assert convert(source, *words, "--max-shard-size", "2KB") == 0
+    printed = capsys.readouterr().out
+    assert "missing from the source, not made up: 2\n    classifier.bias\n    classifier.weight" in printed
+    assert "left out, no part of BertForSequenceClassification: 7" in printed
+    shards = [load_file(file) for file in (tmp_path / "b").glob("model-*.safetensors")]
+    found = {name: tensor for shard in shards for name, tensor in shard.items()}
+    assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
+    assert not any("classifier" in name or "cls" in name for name in found)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "SOURCE is missing"),
+        ("SOURCE", "--out is missing"),
+        ("SOURCE --out SOURCE", "is the source; name another folder"),
+        ("SOURCE --out FILE", "is a file; name a folder"),
+        ("SOURCE --out FULL", "already holds config.json; replace it with --overwrite"),
+        ("SOURCE --out FULL --to tensorflow", "holds config.json, other weights than these"),
+        ("SOURCE --out OUT --to tensorflow --max-shard-size 1GB", "--max-shard-size belongs to --to hf"),
+        ("SOURCE --out OUT --max-shard-size much", "max_shard_size='much' must be"),
+        ("SOURCE --out OUT --model-class BertForNothing", "--model-class BertForNothing is not one of BertModel"),
+        ("SOURCE --out OUT --tokenizer LONG", "has a vocabulary of 40, but the tokenizer has 41 entries"),
+        ("SOURCE --out OUT --tokenizer NONE", "NONE"),
+        ("NONE --out OUT", "no such folder"),
+        ("org/absent --out OUT", "fetch it with `hf download org/absent`"),
+        ("PICKLE --out OUT", "pass pickles=True"),
+    ],
+)
+def test_wrong_input_is_one_line_and_leaves_nothing(
+    words: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    places = {name: tmp_path / name.lower() for name in ("SOURCE", "OUT", "FULL", "FILE", "NONE", "PICKLE", "LONG")}
+    save(places["SOURCE"])
+    save(places["FULL"])
+    save(places["PICKLE"], "zip")
+    WordPieceTokenizer([*VOCABULARY, "more"]).save_pretrained(places["LONG"])
+    places["FILE"].write_text("")
+    before = sorted(tmp_path.rglob("*"))
+    assert convert(*(places.get(word, word) for word in words.split())) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert message.replace("NONE", str(places["NONE"])) in printed.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_earlier_conversion_is_replaced(tmp_path: Path) -> None:
+    source = save(tmp_path / "a")
+    out = tmp_path / "b"
+    assert convert(source, "--out", out, "--max-shard-size", "2KB") == 0
+    assert convert(source, "--out", out, "--overwrite") == 0
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
+    assert same(source, out)
+    assert convert(source, "--out", out, "--max-shard-size", "2KB", "--overwrite") == 0
+    assert not (out / "model.safetensors").exists()
+    assert BertForPreTraining.from_pretrained(out).new_weights == ()

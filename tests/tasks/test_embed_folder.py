@@ -1,0 +1,195 @@
+"""Folders of sentence-transformers: what is read, what is refused by name, and the same vectors as theirs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from embedding import random_texts, saved
+from safetensors.torch import save_file
+
+from fastbert.errors import CheckpointError, UserError
+from fastbert.tasks.embed_folder import OLD_POOLINGS, load_embedder
+
+TYPE = "sentence_transformers.models."
+
+
+def make(folder: Path, seed: int, modules: list[str], configs: dict[str, Any], encoder: str = "") -> Path:
+    """A folder with these modules and JSON files."""
+    saved(folder / encoder, seed)
+    entries = []
+    for index, kind in enumerate(modules):
+        path = encoder if kind == "Transformer" else f"{index}_{kind}"
+        (folder / path).mkdir(exist_ok=True)
+        entries.append({"idx": index, "name": str(index), "path": path, "type": f"{TYPE}{kind}"})
+    (folder / "modules.json").write_text(json.dumps(entries))
+    for name, content in configs.items():
+        (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def dense(folder: Path, seed: int, activation: str = "Tanh") -> dict[str, torch.Tensor]:
+    """Writes the weights and config of a Dense module."""
+    generator = torch.Generator().manual_seed(seed)
+    folder.mkdir(exist_ok=True)
+    tensors = {
+        "linear.weight": torch.randn(7, 32, generator=generator),
+        "linear.bias": torch.randn(7, generator=generator),
+    }
+    save_file(tensors, folder / "model.safetensors")
+    config = {"in_features": 32, "out_features": 7, "activation_function": f"torch.nn.modules.activation.{activation}"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return tensors
+
+
+BASIC = ["Transformer", "Pooling"]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max", "cls"])
+@pytest.mark.parametrize("old", [True, False])
+def test_pooling_of_old_and_new_releases(tmp_path: Path, seed: int, pooling: str, old: bool) -> None:
+    config = {key: mode == pooling for key, mode in OLD_POOLINGS.items()} if old else {"pooling_mode": pooling}
+    folder = make(tmp_path / "m", seed, BASIC, {"1_Pooling/config.json": config})
+    model, tokenizer, settings = load_embedder(folder)
+    assert (settings.pooling, settings.normalize) == (pooling, False)
+    texts = random_texts(seed, 10)
+    found = model.embed(texts, tokenizer)
+    assert torch.equal(found, model.embed(texts, tokenizer, pooling=pooling))
+    assert not torch.equal(found, model.embed(texts, tokenizer, pooling="mean" if pooling == "cls" else "cls"))
+
+
+def test_a_plain_folder_has_the_mean(tmp_path: Path, seed: int) -> None:
+    model, tokenizer, settings = load_embedder(saved(tmp_path / "m", seed))
+    assert (settings.pooling, settings.normalize, settings.max_length) == ("mean", False, None)
+    assert torch.equal(model.embed(["a b"], tokenizer), model.embed(["a b"], tokenizer, pooling="mean"))
+
+
+def test_everything_that_a_folder_says(tmp_path: Path, seed: int) -> None:
+    modules = ["Transformer", "Pooling", "Dropout", "Dense", "Normalize"]
+    configs = {
+        "1_Pooling/config.json": {"pooling_mode": ["max"]},
+        "0_Transformer/sentence_bert_config.json": {"max_seq_length": 9, "do_lower_case": False},
+        "config_sentence_transformers.json": {"prompts": {"q": "q u ", "d": ""}, "default_prompt_name": "q"},
+    }
+    folder = make(tmp_path / "m", seed, modules, configs, encoder="0_Transformer")
+    tensors = dense(folder / "3_Dense", seed)
+    model, tokenizer, settings = load_embedder(folder)
+    assert (settings.pooling, settings.normalize, settings.max_length) == ("max", True, 9)
+    found = model.embed(["a b", "a b c d e f g h i j"], tokenizer)
+    assert found.shape == (2, 7)
+    plain, _, _ = load_embedder(folder / "0_Transformer")
+    pooled = plain.embed(["q u a b", "q u a b c d e"], tokenizer, pooling="max")
+    wanted = torch.tanh(pooled @ tensors["linear.weight"].T + tensors["linear.bias"])
+    torch.testing.assert_close(found, torch.nn.functional.normalize(wanted), rtol=1e-4, atol=1e-5)
+    assert torch.equal(model.embed(["q u a b"], tokenizer, prompt="d")[0], found[0])
+    assert model.embed([], tokenizer).shape == (0, 7)
+    with pytest.raises(UserError, match="prompt='x' is unknown: the model has 'q', 'd'"):
+        model.embed(["a"], tokenizer, prompt="x")
+
+
+@pytest.mark.parametrize("activation", ["Identity", "GELU", "ReLU", "Sigmoid", "Tanh"])
+def test_a_dense_layer_gives_the_same_bits_in_every_batch(tmp_path: Path, seed: int, activation: str) -> None:
+    folder = make(tmp_path / "m", seed, [*BASIC, "Dense"], {"1_Pooling/config.json": {}})
+    tensors = dense(folder / "2_Dense", seed, activation)
+    model, tokenizer, _ = load_embedder(folder)
+    texts = random_texts(seed, 33)
+    whole = model.embed(texts, tokenizer)
+    assert all(torch.equal(model.embed([text], tokenizer)[0], row) for text, row in zip(texts[:9], whole))
+    plain = load_embedder(saved(tmp_path / "plain", seed))[0].embed(texts, tokenizer)
+    wanted = getattr(torch.nn, activation)()(plain @ tensors["linear.weight"].T + tensors["linear.bias"])
+    torch.testing.assert_close(whole, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_lower_case_that_the_tokenizer_leaves_to_the_folder(tmp_path: Path, seed: int) -> None:
+    configs = {"1_Pooling/config.json": {}, "sentence_bert_config.json": {"do_lower_case": True}}
+    folder = make(tmp_path / "m", seed, BASIC, configs)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "do_lower_case": False, "strip_accents": None}))
+    _, tokenizer, _ = load_embedder(folder)
+    assert tokenizer.tokenize("A É b") == ["a", "[UNK]", "b"]
+
+
+POOLED = {"1_Pooling/config.json": {"pooling_mode": "mean"}}
+
+
+@pytest.mark.parametrize(
+    ("modules", "configs", "words"),
+    [
+        pytest.param([*BASIC, "CNN"], POOLED, "the module CNN", id="cnn"),
+        pytest.param(["Router"], {}, "the module Router", id="router"),
+        pytest.param(["Transformer", "WeightedLayerPooling"], {}, "WeightedLayerPooling", id="layers"),
+        pytest.param([*BASIC, "Transformer"], POOLED, "no other one", id="two-encoders"),
+        pytest.param([*BASIC, "Normalize", "Dense"], POOLED, "the module Dense", id="dense-behind-normalize"),
+        pytest.param(["Transformer"], {}, "names no Pooling", id="no-pooling"),
+        pytest.param(BASIC, {"1_Pooling/config.json": {"pooling_mode": "lasttoken"}}, "'lasttoken'", id="last-token"),
+        pytest.param(BASIC, {"1_Pooling/config.json": {"pooling_mode": ["cls", "mean"]}}, "'cls', 'mean'", id="two"),
+        pytest.param(BASIC, {"1_Pooling/config.json": {"pooling_mode": 3}}, "pooling 3", id="number"),
+        pytest.param(BASIC, {"1_Pooling/config.json": {"include_prompt": False}}, "include_prompt", id="prompt"),
+        pytest.param(BASIC, {"1_Pooling/config.json": [1]}, "must hold a JSON object", id="list"),
+        pytest.param(BASIC, {}, "1_Pooling/config.json: missing", id="missing"),
+        pytest.param(
+            BASIC, {**POOLED, "sentence_bert_config.json": {"max_seq_length": "x"}}, "max_seq_length='x'", id="length"
+        ),
+        pytest.param(
+            BASIC, {**POOLED, "config_sentence_transformers.json": {"prompts": [1]}}, "prompts must be", id="prompts"
+        ),
+        pytest.param([*BASIC, "Dense"], {**POOLED, "2_Dense/config.json": {}}, "holds no model.safetensors", id="bin"),
+        pytest.param(
+            [*BASIC, "Dense"],
+            {**POOLED, "2_Dense/config.json": {"activation_function": "os.system"}},
+            "activation system",
+            id="code",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(
+    tmp_path: Path, seed: int, modules: list[str], configs: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        load_embedder(make(tmp_path / "m", seed, modules, configs))
+
+
+@pytest.mark.parametrize("content", [b"[", b"{}", b"[]", b'[{"type": "a"}]', b'[{"type": "a", "path": "../up"}]'])
+def test_a_damaged_list_of_modules_is_an_error(tmp_path: Path, seed: int, content: bytes) -> None:
+    folder = saved(tmp_path / "m", seed)
+    (folder / "modules.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"modules\.json"):
+        load_embedder(folder)
+
+
+@pytest.mark.parametrize("damage", ["shape", "bytes"])
+def test_a_damaged_dense_layer_is_an_error(tmp_path: Path, seed: int, damage: str) -> None:
+    folder = make(tmp_path / "m", seed, [*BASIC, "Dense"], POOLED)
+    dense(folder / "2_Dense", seed)
+    if damage == "shape":
+        save_file({"linear.weight": torch.zeros(7, 31)}, folder / "2_Dense/model.safetensors")
+    else:
+        (folder / "2_Dense/model.safetensors").write_bytes(b"x" * 100)
+    with pytest.raises(CheckpointError, match="2_Dense"):
+        load_embedder(folder)
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such folder"):
+        load_embedder(tmp_path / "none")
+
+
+@pytest.mark.parametrize("parts", [["Pooling"], ["Pooling", "Dense", "Normalize"]])
+def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, seed: int, parts: list[str]) -> None:
+    """The reference writes the folder and reads it."""
+    library = pytest.importorskip("sentence_transformers")
+    models = pytest.importorskip("sentence_transformers.models")
+    saved(tmp_path / "m", seed)
+    encoder = models.Transformer(str(tmp_path / "m"), max_seq_length=20)
+    made = {
+        "Pooling": lambda: models.Pooling(32, pooling_mode="max" if "Dense" in parts else "cls"),
+        "Dense": lambda: models.Dense(32, 5),
+        "Normalize": models.Normalize,
+    }
+    reference = library.SentenceTransformer(modules=[encoder, *(made[part]() for part in parts)], device="cpu")
+    reference.save(str(tmp_path / "theirs"))
+    model, tokenizer, _ = load_embedder(tmp_path / "theirs")
+    texts = ["", *random_texts(seed, 20)]
+    wanted = torch.from_numpy(reference.encode(texts, show_progress_bar=False))
+    torch.testing.assert_close(model.embed(texts, tokenizer), wanted, rtol=1e-4, atol=2e-6)
