@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -209,6 +210,10 @@ class BertConfig:
         if architecture:
             values["architectures"] = [architecture]
         return dict(sorted(values.items()))
+
+    def to_json_string(self) -> str:
+        """`to_dict` as text, which transformers' callbacks write beside a run."""
+        return json.dumps(self.to_dict(), indent=2) + "\n"
 
     def num_parameters(self, heads: bool = False) -> int:
         """Parameters of the encoder with its pooler, or of the pre-training model with both (tied) heads."""

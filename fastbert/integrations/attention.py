@@ -167,13 +167,16 @@ def attention_mask(
         if kept is not None:
             mask = mask.masked_fill(~kept[:, None, None, :], torch.finfo(dtype).min)
         mask = mask.expand(batch_size, 1, q_length, kv_length)
+    # In inference mode nothing counts writes, so only a mask that cannot be written to may be known by a note.
+    if mask.is_inference() and 0 not in mask.stride():
+        return mask
     # On the memory, not on the tensor: checkpoints of activations hand on tensors that only share it.
     setattr(mask.untyped_storage(), NOTE, Padding(kept, not both_ways, _state(mask)))
     return mask
 
 
 def _state(mask: Tensor) -> tuple[Any, ...]:
-    """What is another once a mask was cut or written to; in inference mode nothing counts the writes."""
+    """What is another once a mask was cut or written to."""
     version = None if mask.is_inference() else mask._version
     return version, mask.dtype, mask.shape, mask.stride(), mask.storage_offset()
 

@@ -32,7 +32,9 @@ class SavesModels:
         kept = {name: tensor.contiguous() for name, tensor in tensors.items() if name not in model.tied_keys}
         super()._save(os.fspath(folder), kept)  # type: ignore[misc]
         config = json.dumps(model.config.to_dict(architecture=type(model).__name__), indent=2) + "\n"
-        (folder / "config.json").write_text(config, encoding="utf-8")
+        partial = folder / "config.json.partial"
+        partial.write_text(config, encoding="utf-8")
+        partial.replace(folder / "config.json")
 
 
 if TYPE_CHECKING:

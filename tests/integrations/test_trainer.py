@@ -1,5 +1,6 @@
 """Hugging Face's Trainer with fastbert's models: losses, predictions and files as of transformers' own models."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -258,6 +259,11 @@ def test_what_the_trainer_asks_in_passing(make: Any) -> None:
     assert ours.floating_point_ops({"input_ids": torch.ones(2, 3)}) > 0
     for option in ({}, {"only_trainable": True}, {"exclude_embeddings": True}):
         assert ours.model.num_parameters(**option) == theirs.model.num_parameters(**option)
+    assert json.loads(ours.model.config.to_json_string())["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
+    ours.model.config.use_cache = True  # an encoder has none, so nothing changes
+    assert ours.model.config == fastbert.BertConfig.from_dict(ours.model.config.to_dict())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        ours.model.config.hidden_size = 96
     with pytest.raises(UserError, match="every_n_layers=2"):
         ours.model.gradient_checkpointing_enable(every_n_layers=2)
     ours.model.gradient_checkpointing_enable({"use_reentrant": False})
