@@ -202,7 +202,14 @@ def pad(values: Tensor, slots: Tensor, shape: tuple[int, int], fill: float = 0) 
     Differentiable; places without a value hold `fill`.
     """
     flat = values.new_full((shape[0] * shape[1], *values.shape[1:]), fill)
-    return flat.index_copy(0, slots, values).view(*shape, *values.shape[1:])
+    # In place, since out of place would write all of it once more; transforms do not let plain tensors be written to.
+    spread = flat.index_copy(0, slots, values) if _is_transformed() else flat.index_copy_(0, slots, values)
+    return spread.view(*shape, *values.shape[1:])
+
+
+def _is_transformed() -> bool:
+    """Whether torch.func transforms what is computed."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def unpad(

@@ -15,7 +15,7 @@ from fastbert.checkpoints import names as checkpoint_names
 from fastbert.checkpoints.bounded import shown
 from fastbert.checkpoints.names import DECODER, is_encoders, match
 from fastbert.checkpoints.source import Weights
-from fastbert.checkpoints.stored import Stored, equal, fill
+from fastbert.checkpoints.stored import Stored, equal, fill, map_tensors
 from fastbert.config import BertConfig
 from fastbert.errors import CheckpointError
 
@@ -93,8 +93,8 @@ def check_size(config: BertConfig, weights: Weights) -> None:
         )
 
 
-def load(model: PreTrainedModel, weights: Weights, dtype: torch.dtype | None) -> None:
-    """Give a model that `outline` made its weights.
+def load(model: PreTrainedModel, weights: Weights, dtype: torch.dtype | None, *, mapped: bool = True) -> None:
+    """Give a model that `outline` made its weights; `mapped`: those that can stay in their files stay there.
 
     Weights of a task (and the pooler) that the checkpoint lacks are initialised, and a warning names them; what has no
     place in the model is logged. Raises `CheckpointError` for what belongs to the embeddings or layers and is missing,
@@ -107,9 +107,11 @@ def load(model: PreTrainedModel, weights: Weights, dtype: torch.dtype | None) ->
     check_tied(model, weights, matched)
     missing = sorted(own.keys() - found.keys())
     dtypes = {stored.dtype for stored in found.values()}
-    materialise(model, dtype or (dtypes.pop() if len(dtypes) == 1 else torch.float32))
+    chosen = dtype or (dtypes.pop() if len(dtypes) == 1 else torch.float32)
+    views = map_tensors({name: one for name, one in found.items() if mapped and one.dtype == chosen})
+    materialise(model, chosen, views)
     parameters = model.state_dict(keep_vars=True)
-    fill((stored, parameters[name]) for name, stored in found.items())
+    fill((stored, parameters[name]) for name, stored in found.items() if name not in views)
     model.new_weights = tuple(missing)
     if missing:
         initialise(model, missing)
@@ -164,9 +166,11 @@ def _report(model: PreTrainedModel, place: Path, left_out: list[str]) -> None:
             logger.log(level, "%s: not used by %s: %s", place, type(model).__name__, ", ".join(names))
 
 
-def materialise(model: nn.Module, dtype: torch.dtype) -> None:
-    """Give the parameters of a model on the meta device memory on the CPU, not yet written; tied ones share theirs."""
-    made: dict[int, nn.Parameter] = {}
+def materialise(model: nn.Module, dtype: torch.dtype, given: Mapping[str, Tensor]) -> None:
+    """Give the parameters of a model on the meta device memory on the CPU: what is `given` by name, else memory that is
+    not yet written; tied ones share theirs."""
+    named = model.state_dict(keep_vars=True)
+    made = {id(named[name]): nn.Parameter(one, requires_grad=named[name].requires_grad) for name, one in given.items()}
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fastbert.checkpoints.bounded import PlainFile
 from fastbert.errors import CheckpointError
+from fastbert.ops.mapped_files import map_file
 
 # Read, checked and converted at once: fits a core's cache with its converted copy.
 PIECE = 1 << 20
@@ -105,6 +106,29 @@ def fill(pairs: Iterable[tuple[Stored, Tensor]]) -> None:
     finally:
         for file in files.values():
             file.close()
+
+
+def map_tensors(named: Mapping[str, Stored]) -> dict[str, Tensor]:
+    """Of tensors that lie in their files as they would in memory, views of the mapped files, each with a storage of its
+    own; others are left out, and all where the system does not map."""
+    files: dict[Path, Tensor] = {}
+    found = {}
+    for name, stored in named.items():
+        if stored.stride is not None or stored.checked is not None or not stored.count:
+            continue
+        if stored.offset % stored.dtype.itemsize:
+            continue
+        try:
+            if stored.file not in files:
+                files[stored.file] = map_file(stored.file)
+        except (OSError, ValueError):
+            continue
+        data = files[stored.file].numpy()
+        if stored.offset + stored.extent > len(data):
+            raise CheckpointError(f"{stored.file}: was cut short while it was read")
+        own = torch.from_numpy(data[stored.offset : stored.offset + stored.extent])
+        found[name] = own.view(stored.dtype).view(stored.shape)
+    return found
 
 
 def equal(first: Stored, second: Stored) -> bool:

@@ -28,6 +28,8 @@ class Family:
     output: str = "BaseModelOutputWithPoolingAndCrossAttentions"
     order: tuple[str, ...] = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "inputs_embeds")
     """The arguments of forward that may be given by position."""
+    idle: tuple[str, ...] = ()
+    """Arguments that forward takes and does not look at."""
 
     def stack(self, model: Any) -> tuple[nn.Module, nn.ModuleList]:
         """The module that runs the layers, and the layers."""
@@ -166,6 +168,7 @@ FAMILIES: tuple[Family, ...] = (
         f"{HOME}.distilbert.modeling_distilbert",
         "BaseModelOutput",
         ("input_ids", "attention_mask", "inputs_embeds", "position_ids"),
+        ("token_type_ids",),
     ),
 )
 

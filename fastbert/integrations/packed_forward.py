@@ -100,7 +100,7 @@ class PackedForward(Replaced):
         if has_hooks(stack) or has_hooks(layers) or not is_own(stack, self.family.home):
             return f"a {type(stack).__name__} that has hooks or a forward of its own"
         for name, value in given.items():
-            if name not in self.family.order and name not in IDLE and value is not None and value is not False:
+            if name not in (*self.family.order, *self.family.idle, *IDLE) and value is not None and value is not False:
                 return name
         return None
 

@@ -155,6 +155,7 @@ class PreTrainedModel(Compatibility):
         dtype: torch.dtype | Literal["fastest"] | None = None,
         pickles: bool = False,
         revision: str = MAIN,
+        mapped: bool = True,
         **overrides: Any,
     ) -> Self:
         """Load a model's folder, or a model of the Hugging Face Hub (`org/name`) that lies in its local cache, at
@@ -163,6 +164,10 @@ class PreTrainedModel(Compatibility):
         A folder holds `config.json` with `model.safetensors` or its shards; or, with `pickles=True`,
         `pytorch_model.bin`, whose pickle is read but not executed; or a TensorFlow checkpoint with `bert_config.json`
         (`source` may also be its prefix, `folder/bert_model.ckpt`). docs/checkpoints.md tells what is read and refused.
+
+        Weights in safetensors, in the dtype they have there, are mapped: a page of the file is read when it is first
+        looked at, and changes stay in memory. So the file must not be written to in place while the model lives (what
+        `save_pretrained` writes takes a file's name when it is whole); `mapped=False` reads all of it at once.
 
         Weights keep the checkpoint's dtype unless `dtype` is given: `"fastest"` is bf16 where this machine's GPU, or
         else its CPU, multiplies bf16 in hardware, else the best it has; `fastbert doctor` says which and why.
@@ -181,7 +186,7 @@ class PreTrainedModel(Compatibility):
         weights = find_weights(place, pickles)
         loading.check_config(config, weights)
         model = loading.outline(cls, config)
-        loading.load(model, weights, dtype)
+        loading.load(model, weights, dtype, mapped=mapped)
         return model.eval()
 
     def save_pretrained(self, folder: str | Path, *, max_shard_size: int | str | None = None) -> None:

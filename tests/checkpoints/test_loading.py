@@ -65,7 +65,7 @@ def test_all_forms_hold_the_same_model(form: str, tmp_path: Path) -> None:
     ],
 )
 def test_old_and_other_names_are_understood(names: dict[str, str], tmp_path: Path) -> None:
-    expected = BertForPreTraining.from_pretrained(save(tmp_path / "model")).state_dict()
+    expected = BertForPreTraining.from_pretrained(save(tmp_path / "model"), mapped=False).state_dict()
     renamed(tmp_path / "model", names)
     model = BertForPreTraining.from_pretrained(tmp_path / "model")
     assert model.new_weights == ()

@@ -1,0 +1,92 @@
+"""Weights that stay in their files: what is written to them, what goes again, and what the file keeps."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fastbert import BertConfig, BertModel
+from fastbert.ops import mapped_files, packed_weights
+
+CONFIG = BertConfig(vocab_size=64, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    BertModel(CONFIG).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def batch() -> torch.Tensor:
+    return torch.arange(12).view(2, 6)
+
+
+@torch.no_grad()
+def test_writes_stay_in_memory_and_outlive_the_copies(folder: Path) -> None:
+    before = (folder / "model.safetensors").read_bytes()
+    model = BertModel.from_pretrained(folder)
+    weight = model.encoder.layer[0].output.dense.weight
+    weight[3, 5:9] = 7.0
+    first = model(batch()).last_hidden_state  # packs the weights, whose pages may go then
+    mapped_files.give_back(model.parameters())
+    assert weight[3, 5:9].tolist() == [7.0] * 4
+    assert torch.equal(model(batch()).last_hidden_state, first)
+    packed_weights.forget(model.parameters())
+    assert torch.equal(model(batch()).last_hidden_state, first)
+    assert (folder / "model.safetensors").read_bytes() == before
+    again = BertModel.from_pretrained(folder, mapped=False)
+    assert not torch.equal(again.encoder.layer[0].output.dense.weight, weight)
+
+
+@torch.no_grad()
+def test_mapped_or_not_gives_the_same(folder: Path) -> None:
+    mapped, read = BertModel.from_pretrained(folder), BertModel.from_pretrained(folder, mapped=False)
+    assert torch.equal(mapped(batch()).last_hidden_state, read(batch()).last_hidden_state)
+    mapped.save_pretrained(folder)  # over the file that it lies in
+    assert torch.equal(mapped(batch()).last_hidden_state, read(batch()).last_hidden_state)
+    loaded = BertModel.from_pretrained(folder)
+    assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), read.parameters(), strict=True))
+
+
+def test_training_a_mapped_model(folder: Path) -> None:
+    losses = []
+    for mapped in (True, False):
+        model = BertModel.from_pretrained(folder, mapped=mapped, hidden_dropout_prob=0.0).train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        found = []
+        for _ in range(4):
+            model.eval()
+            loss = model(batch()).last_hidden_state.square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found.append(loss.item())
+        losses.append(found)
+    assert losses[0] == losses[1]
+
+
+def test_pages_of_a_file_go_and_those_that_were_written_to_stay(tmp_path: Path) -> None:
+    if not Path("/proc/self/pagemap").exists():
+        pytest.skip("needs Linux's pagemap")
+    (tmp_path / "numbers").write_bytes(np.arange(1 << 20, dtype=np.float32).tobytes())
+    numbers = mapped_files.map_file(tmp_path / "numbers").view(torch.float32)
+    numbers.sum()
+    begin = numbers.data_ptr()
+    assert not mapped_files._is_written(begin, begin + (1 << 20))
+    mapped_files.give_back([numbers[: 1 << 18]])
+    assert numbers[77] == 77.0
+    numbers[5000] = -1.0
+    assert mapped_files._is_written(begin, begin + (1 << 20))
+    mapped_files.give_back([numbers[: 1 << 18]])
+    assert numbers[5000] == -1.0
+    assert numbers[5001] == 5001.0
+    ranges = len(mapped_files._ranges)
+    del numbers
+    assert len(mapped_files._ranges) == ranges - 1
+
+
+def test_tensors_of_ones_own_are_left_alone() -> None:
+    tensor = torch.ones(1 << 20)
+    mapped_files.give_back([tensor, torch.empty(0)])
+    assert tensor.min() == 1.0
