@@ -19,7 +19,7 @@ class Config:
     """Write one vector for each text of a file, in the order of the texts, as the model's folder says or as asked."""
 
     model: str | None = None
-    """Folder of the model: one of sentence-transformers, or any Hugging Face BERT folder."""
+    """Folder of the model, one of sentence-transformers or any Hugging Face BERT; or its name in the Hub's cache."""
     text: str | None = None
     """File with the texts: .txt, one a line; .jsonl, .csv or .tsv with --column; also .gz and .xz; - for lines from
     standard input."""

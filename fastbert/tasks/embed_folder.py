@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from fastbert.checkpoints.source import find_source
 from fastbert.errors import CheckpointError, UserError
 from fastbert.models.bert import BertModel
 from fastbert.tasks.embed_settings import ACTIVATIONS, Dense, EmbedSettings
@@ -43,16 +44,16 @@ OLD_POOLINGS = {
 
 
 def load_embedder(
-    folder: str | Path, *, dtype: torch.dtype | None = None
+    source: str | Path, *, dtype: torch.dtype | None = None
 ) -> tuple[BertModel, WordPieceTokenizer, EmbedSettings]:
     """A model in eval mode, its tokenizer, and what its folder says of embeddings, which `model.embed` then follows.
 
-    `folder` is one of sentence-transformers, or a plain Hugging Face folder, whose embeddings are the mean of all
-    tokens. Raises UserError for parts that are not supported, by name, and CheckpointError for damaged files.
+    `source` is a folder of sentence-transformers, or a plain Hugging Face one, whose embeddings are the mean of all
+    tokens, or the name of either in the Hub's local cache. Raises UserError for parts that are not supported, by name, and CheckpointError for damaged files.
     """
-    folder = Path(folder)
+    folder = find_source(source)
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; name that of a sentence-transformers or Hugging Face model")
+        raise UserError(f"{folder}: is no folder; name that of a sentence-transformers or Hugging Face model")
     place, settings, lower_case = read_settings(folder)
     model = BertModel.from_pretrained(place, dtype=dtype)
     model.embed_settings = settings  # type: ignore[assignment]

@@ -176,8 +176,8 @@ def test_the_table_chooses(own: bool, seed: int, used: list[str], monkeypatch: p
 def test_copies_are_used_until_a_step_changes_the_weight(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward each use one copy of the parameter however often it is multiplied, and never a stale one."""
     packs = []
-    pack = native_product.pack
-    monkeypatch.setattr(packed_weights.native_product, "pack", lambda *a, **o: packs.append(a[2]) or pack(*a, **o))
+    pack = packed_weights._joined
+    monkeypatch.setattr(packed_weights, "_joined", lambda *a: packs.append(a[3]) or pack(*a))
     weight = torch.nn.Parameter(drawn(seed, 40, 50))
     x, upstream = drawn(seed, 20, 50).requires_grad_(), drawn(seed, 20, 40)
     optimizer = torch.optim.SGD([weight], lr=1.0)
