@@ -49,7 +49,8 @@ def load_embedder(
     """A model in eval mode, its tokenizer, and what its folder says of embeddings, which `model.embed` then follows.
 
     `source` is a folder of sentence-transformers, or a plain Hugging Face one, whose embeddings are the mean of all
-    tokens, or the name of either in the Hub's local cache. Raises UserError for parts that are not supported, by name, and CheckpointError for damaged files.
+    tokens, or the name of either in the Hub's local cache. Raises UserError for parts that are not supported, by name,
+    and CheckpointError for damaged files.
     """
     folder = find_source(source)
     if not folder.is_dir():
