@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fastbert.checkpoints.safetensors_files import WEIGHTS
 from fastbert.errors import UserError
 from fastbert.models.pretrained import PreTrainedModel
 
@@ -30,7 +31,12 @@ class SavesModels:
         folder = Path(trainer.args.output_dir if output_dir is None else output_dir)
         tensors = model.state_dict() if state_dict is None else state_dict
         kept = {name: tensor.contiguous() for name, tensor in tensors.items() if name not in model.tied_keys}
+        # The weights may be mapped from the very file, which the library writes to in place.
+        before, aside = folder / WEIGHTS, folder / f"{WEIGHTS}.before"
+        if before.is_file():
+            before.replace(aside)
         super()._save(os.fspath(folder), kept)  # type: ignore[misc]
+        aside.unlink(missing_ok=True)
         config = json.dumps(model.config.to_dict(architecture=type(model).__name__), indent=2) + "\n"
         partial = folder / "config.json.partial"
         partial.write_text(config, encoding="utf-8")
