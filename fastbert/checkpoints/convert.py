@@ -7,9 +7,6 @@ source lacks is not made up, and what it holds beyond the model is named.
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +23,7 @@ from fastbert.checkpoints.safetensors_files import in_bytes, write_safetensors
 from fastbert.checkpoints.source import Weights, config_place, find_source, find_weights
 from fastbert.checkpoints.stored import Stored, fill
 from fastbert.checkpoints.tensorflow import write_bundle
+from fastbert.checkpoints.whole_folder import whole_folder
 from fastbert.config import CONFIGS, BertConfig
 from fastbert.errors import UserError
 
@@ -119,7 +117,7 @@ def convert(source: str | Path, out: Path, options: Options = Options()) -> Repo
     plan, report = _plan(weights, config, kind, out, options)
     if not report.whole:
         return report
-    with _complete(out) as folder:
+    with whole_folder(out, superseded=("model*.safetensors*",)) as folder:
         _write(folder, plan, _with_labels(config, plan), kind, options)
         carry_tokenizer(options.tokenizer, weights.folder, folder, config.vocab_size, options.to)
         report.files.extend(sorted(path.name for path in folder.iterdir()))
@@ -265,25 +263,3 @@ def _refuse_present(place: Path, out: Path, options: Options) -> None:
             raise UserError(f"--out {out}: holds {present[0]}, other weights than these; name another folder")
         if present and not options.overwrite:
             raise UserError(f"--out {out}: already holds {present[0]}; replace it with --overwrite")
-
-
-@contextmanager
-def _complete(out: Path) -> Iterator[Path]:
-    """A folder to write to; what it holds at the end is moved to `out`, and an interrupt before that leaves nothing."""
-    target = out.absolute()
-    partial = target / ".partial" if target.exists() else target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        if not target.exists():
-            partial.rename(target)
-            return
-        names = sorted(path.name for path in partial.iterdir())
-        for name in names:
-            (partial / name).replace(target / name)
-        for old in target.glob("model*.safetensors*"):
-            if old.name not in names:
-                old.unlink()
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

@@ -94,8 +94,9 @@ def run(config: Config, *, quiet: bool = False) -> int:
             raise UserError(f"{flag} belongs to {homes}, not to `fastbert bench {config.what}`")
     for name in ("what", "json", "chart"):
         given.pop(name, None)
-    measure = {"tokenizer": _tokenizer, "encoder": _encoder, "training": _training, "embed": _embed}[config.what]
-    return measure(config, given, quiet)
+    if config.what == "tokenizer":
+        return _tokenizer(config, given, quiet)
+    return _on_cpu(f"bench_{config.what}", config, given, quiet)
 
 
 def _tokenizer(config: Config, given: dict[str, Any], quiet: bool) -> int:
@@ -108,38 +109,16 @@ def _tokenizer(config: Config, given: dict[str, Any], quiet: bool) -> int:
     return 0
 
 
-def _encoder(config: Config, given: dict[str, Any], quiet: bool) -> int:
-    bench_encoder = import_module("fastbert.benchmarks.bench_encoder")
-    cpu_report = import_module("fastbert.benchmarks.cpu_report")
+def _on_cpu(module: str, config: Config, given: dict[str, Any], quiet: bool) -> int:
+    """Measure what a benchmark module of CPUs measures, show it and write it to files."""
+    bench = import_module(f"fastbert.benchmarks.{module}")
     cpu_command = import_module("fastbert.benchmarks.cpu_command")
-    options = bench_encoder.Options(**given)
+    options = bench.Options(**given)
     cpu_command.check_files(config.json, config.chart)
-    result = _measured(bench_encoder, options, quiet)
-    cpu_report.show(result)
-    bench_encoder.publish(result, options, config.json, config.chart)
-    return 0
-
-
-def _training(config: Config, given: dict[str, Any], quiet: bool) -> int:
-    bench_training = import_module("fastbert.benchmarks.bench_training")
-    cpu_command = import_module("fastbert.benchmarks.cpu_command")
-    options = bench_training.Options(**given)
-    cpu_command.check_files(config.json, config.chart)
-    measured = _measured(bench_training, options, quiet)
-    bench_training.show(measured)
-    bench_training.publish(measured, options, config.json, config.chart)
-    return 0
-
-
-def _embed(config: Config, given: dict[str, Any], quiet: bool) -> int:
-    bench_embed = import_module("fastbert.benchmarks.bench_embed")
-    cpu_report = import_module("fastbert.benchmarks.cpu_report")
-    cpu_command = import_module("fastbert.benchmarks.cpu_command")
-    options = bench_embed.Options(**given)
-    cpu_command.check_files(config.json, config.chart)
-    result = _measured(bench_embed, options, quiet)
-    cpu_report.show(result)
-    bench_embed.publish(result, options, config.json, config.chart)
+    result = _measured(bench, options, quiet)
+    show = getattr(bench, "show", None) or import_module("fastbert.benchmarks.cpu_report").show
+    show(result)
+    bench.publish(result, options, config.json, config.chart)
     return 0
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from fastbert.checkpoints.whole_folder import whole_folder
 from fastbert.cli.common import Bars, output, require
 from fastbert.errors import UserError
 
@@ -111,7 +109,7 @@ def _build(config: Config, quiet: bool) -> None:
         tokenizer = WordPieceTokenizer(vocabulary, do_lower_case=not config.cased)
         measured = measure_coverage(tokenizer, split.held_out)
     report = {"kind": "vocabulary", **_source(config, split), "coverage": measured.to_dict()}
-    with _complete(out) as folder:
+    with whole_folder(out, superseded=("tokenizer.json",)) as folder:
         tokenizer.save_pretrained(folder)
         report_file = _write_report(config, report, folder)
     output(
@@ -187,7 +185,7 @@ def _save_extension(
     config: Config, out: Path, extension: Extension, model: PreTrainedModel | None, report: dict[str, Any]
 ) -> Path:
     """Write tokenizer, report and model; returns where the report is."""
-    with _complete(out) as folder:
+    with whole_folder(out, superseded=("tokenizer.json",)) as folder:
         extension.tokenizer.save_pretrained(folder)
         named = _write_report(config, report, folder)
         if config.model is not None and model is not None:
@@ -261,26 +259,6 @@ def _refuse_present(out: Path, names: tuple[str, ...], overwrite: bool, with_mod
             f"--out {out}: holds a model, which would not fit another vocabulary; choose another folder, or --extend it"
             " with --model"
         )
-
-
-@contextmanager
-def _complete(out: Path) -> Iterator[Path]:
-    """A folder to write to; what it holds at the end is moved to `out`, and an interrupt before that leaves nothing."""
-    target = out.absolute()
-    partial = target / ".partial" if target.exists() else target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        if not target.exists():
-            partial.rename(target)
-            return
-        # transformers would read an older tokenizer.json in place of the new vocab.txt.
-        (target / "tokenizer.json").unlink(missing_ok=True)
-        for file in sorted(partial.iterdir()):
-            file.replace(target / file.name)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _words(paths: tuple[Path, ...]) -> str:

@@ -75,7 +75,9 @@ def explain(model: nn.Module) -> list[str]:
         if found is None:
             continue
         if isinstance(found, PackedForward | TorchEncoderForward):
-            lines.append(f"{found.where}: {type(module).__name__} on fastbert's kernels")
+            decodes = isinstance(found, PackedForward) and found.family.decodes(module)
+            runs = "its original forward, since it decodes" if decodes else "fastbert's kernels"
+            lines.append(f"{found.where}: {type(module).__name__} on {runs}")
             lines += [f"{found.where}: layer {i} runs its own forward: {why}" for i, why in found.closed_layers()]
         lines += [f"{found.where}: the original forward for calls with {reason}" for reason in found.reasons]
     return lines

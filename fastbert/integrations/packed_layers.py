@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from fastbert import ops
 from fastbert.integrations.untouched import gelu_of, is_by_token, is_norm_by_token, is_plain_norm, is_pointwise
-from fastbert.models.layers import Dropouts, LayerNumbers, self_attention, whole_layer
+from fastbert.models.layers import Dropouts, LayerNumbers, layer_weights, self_attention, whole_layer
 from fastbert.models.plain import is_plain, project_apart
 from fastbert.ops import native_layer
 from fastbert.ops.backend import choose
@@ -109,28 +109,9 @@ def _plain(parts: LayerParts, index: int, int8: bool) -> tuple[LayerWeights | No
         return None, None
     if norms[0].eps != norms[1].eps:
         return None, None
-    held: list[Any] = [linear._parameters for linear in parts.linears]
-    query, key, value, inside, widening, narrowing = held
-    first, last = (norm._parameters for norm in norms)
-    weights = LayerWeights(
-        query=query["weight"],
-        key=key["weight"],
-        value=value["weight"],
-        query_bias=query["bias"],
-        key_bias=key["bias"],
-        value_bias=value["bias"],
-        attention_output=inside["weight"],
-        attention_output_bias=inside["bias"],
-        attention_norm=first["weight"],
-        attention_norm_bias=first["bias"],
-        intermediate=widening["weight"],
-        intermediate_bias=widening["bias"],
-        output=narrowing["weight"],
-        output_bias=narrowing["bias"],
-        output_norm=last["weight"],
-        output_norm_bias=last["bias"],
+    return layer_weights(parts.linears, norms), LayerNumbers(
+        parts.heads, index, norms[0].eps, approximation == "tanh", int8
     )
-    return weights, LayerNumbers(parts.heads, index, norms[0].eps, approximation == "tanh", int8)
 
 
 def _widen(parts: LayerParts, x: Tensor) -> Tensor:

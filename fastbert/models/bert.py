@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from fastbert import ops
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
-from fastbert.models.layers import Dropouts, LayerNumbers, keeping_products, self_attention, whole_layer
+from fastbert.models.layers import Dropouts, LayerNumbers, keeping_products, layer_weights, self_attention, whole_layer
 from fastbert.models.outputs import EncoderOutput
 from fastbert.models.plain import has_hooks, holds_both, is_plain, project, project_apart, runs_as_written
 from fastbert.models.pretrained import Checkpointing, PreTrainedModel, Quantization
@@ -204,26 +204,7 @@ class Layer(nn.Module):
             return None
         if not (runs_as_written(first, Output) and runs_as_written(last, Output)) or norms[0].eps != norms[1].eps:
             return None
-        query, key, value, inside, widening, narrowing = (linear._parameters for linear in linears)
-        first_norm, last_norm = (norm._parameters for norm in norms)
-        return encoder_layer.LayerWeights(
-            query=query["weight"],
-            key=key["weight"],
-            value=value["weight"],
-            query_bias=query["bias"],
-            key_bias=key["bias"],
-            value_bias=value["bias"],
-            attention_output=inside["weight"],
-            attention_output_bias=inside["bias"],
-            attention_norm=first_norm["weight"],
-            attention_norm_bias=first_norm["bias"],
-            intermediate=widening["weight"],
-            intermediate_bias=widening["bias"],
-            output=narrowing["weight"],
-            output_bias=narrowing["bias"],
-            output_norm=last_norm["weight"],
-            output_norm_bias=last_norm["bias"],
-        )
+        return layer_weights(linears, norms)
 
 
 class Encoder(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,33 @@ class LayerNumbers:
     """GELU by its approximation."""
     int8: bool
     """Quantised, where nothing is trained."""
+
+
+def layer_weights(linears: Sequence[nn.Module], norms: Sequence[nn.Module]) -> encoder_layer.LayerWeights:
+    """The parameters of plain modules: the products of queries, keys, values, the attention's output, and both of the
+    feed-forward network; the LayerNorms behind attention and behind the layer."""
+    held: list[Any] = [linear._parameters for linear in linears]
+    query, key, value, inside, widening, narrowing = held
+    of_norms: list[Any] = [norm._parameters for norm in norms]
+    first, last = of_norms
+    return encoder_layer.LayerWeights(
+        query=query["weight"],
+        key=key["weight"],
+        value=value["weight"],
+        query_bias=query["bias"],
+        key_bias=key["bias"],
+        value_bias=value["bias"],
+        attention_output=inside["weight"],
+        attention_output_bias=inside["bias"],
+        attention_norm=first["weight"],
+        attention_norm_bias=first["bias"],
+        intermediate=widening["weight"],
+        intermediate_bias=widening["bias"],
+        output=narrowing["weight"],
+        output_bias=narrowing["bias"],
+        output_norm=last["weight"],
+        output_norm_bias=last["bias"],
+    )
 
 
 def whole_layer(
