@@ -1,0 +1,1 @@
+"""The metrics of the tasks, by the field's own libraries."""

@@ -1,0 +1,104 @@
+"""Examples as rows of tokens, laid end to end, and the batches that are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastbert.packing import PackedBatch
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TaskBatch:
+    """What a model sees at once: the packed rows, their targets by name, and for sequence to sequence the packed rows
+    of the decoder."""
+
+    inputs: PackedBatch
+    targets: dict[str, Tensor]
+    decoder: PackedBatch | None = None
+
+    def to(self, device: torch.device | str) -> TaskBatch:
+        """The batch on another device."""
+        return TaskBatch(
+            inputs=self.inputs.to(device),
+            targets={name: tensor.to(device) for name, tensor in self.targets.items()},
+            decoder=None if self.decoder is None else self.decoder.to(device),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rows:
+    """Rows of tokens, special ones included: row i has the tokens `offsets[i]` up to `offsets[i + 1]`.
+
+    `input_ids` and `token_type_ids` are int32 (tokens,), `offsets` int64 (rows + 1,), `examples` int64 (rows,) the
+    example of the dataset that each row belongs to (sorted; an example may have several rows: windows, choices).
+    `per_unit` rows next to each other are trained on together: the choices of a question. `unit_targets` have an item
+    a unit, `token_targets` an item a token. `decoder`: the decoder's rows, one for each row here.
+    """
+
+    input_ids: np.ndarray
+    token_type_ids: np.ndarray
+    offsets: np.ndarray
+    examples: np.ndarray
+    per_unit: int = 1
+    unit_targets: Mapping[str, np.ndarray] = field(default_factory=dict)
+    token_targets: Mapping[str, np.ndarray] = field(default_factory=dict)
+    decoder: Rows | None = None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def units(self) -> int:
+        """What a training batch is counted in."""
+        return len(self) // self.per_unit
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row."""
+        return np.diff(self.offsets)
+
+    def batch(self, units: np.ndarray, keys: np.ndarray | None = None) -> TaskBatch:
+        """The units of these numbers, in this order, with their targets; `keys`, int64, one a unit, decide dropout."""
+        rows = (units[:, None] * self.per_unit + np.arange(self.per_unit)).ravel()
+        row_keys = None if keys is None else (keys[:, None] + np.arange(self.per_unit)).ravel()
+        places, targets = self._places(rows), {}
+        for name, values in self.unit_targets.items():
+            targets[name] = torch.from_numpy(values[units])
+        for name, values in self.token_targets.items():
+            targets[name] = torch.from_numpy(values[places])
+        decoder = None if self.decoder is None else self.decoder.packed(rows, row_keys)
+        return TaskBatch(inputs=self.packed(rows, row_keys), targets=targets, decoder=decoder)
+
+    def packed(self, rows: np.ndarray, keys: np.ndarray | None = None) -> PackedBatch:
+        """The rows of these numbers, in this order, without targets."""
+        places, lengths = self._places(rows), self.lengths[rows]
+        cu_seqlens = np.zeros(len(rows) + 1, dtype=np.int32)
+        np.cumsum(lengths, out=cu_seqlens[1:])
+        return PackedBatch(
+            input_ids=torch.from_numpy(self.input_ids[places].astype(np.int64)),
+            token_type_ids=torch.from_numpy(self.token_type_ids[places].astype(np.int64)),
+            cu_seqlens=torch.from_numpy(cu_seqlens),
+            max_seqlen=int(lengths.max(initial=0)),
+            dropout_key=None if keys is None else torch.from_numpy(keys.astype(np.int64)),
+        )
+
+    def by_length(self, batch_tokens: int) -> Iterator[np.ndarray]:
+        """All rows, longest first, in groups of at most `batch_tokens` tokens; a longer row stands alone."""
+        order = np.argsort(-self.lengths, kind="stable")
+        ends = np.cumsum(self.lengths[order])
+        first = done = 0
+        while first < len(order):
+            last = max(first + 1, int(np.searchsorted(ends, done + batch_tokens, side="right")))
+            yield order[first:last]
+            first, done = last, int(ends[last - 1])
+
+    def _places(self, rows: np.ndarray) -> np.ndarray:
+        """Where the tokens of these rows are, in the order of the rows."""
+        lengths = self.lengths[rows]
+        ends = np.cumsum(lengths)
+        return np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.offsets[rows] - (ends - lengths), lengths)
