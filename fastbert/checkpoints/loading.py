@@ -93,12 +93,14 @@ def check_size(config: BertConfig, weights: Weights) -> None:
         )
 
 
-def load(model: PreTrainedModel, weights: Weights, dtype: torch.dtype | None, *, mapped: bool = True) -> None:
+def load(
+    model: PreTrainedModel, weights: Weights, dtype: torch.dtype | None, *, mapped: bool = True, warn: bool = True
+) -> None:
     """Give a model that `outline` made its weights; `mapped`: those that can stay in their files stay there.
 
-    Weights of a task (and the pooler) that the checkpoint lacks are initialised, and a warning names them; what has no
-    place in the model is logged. Raises `CheckpointError` for what belongs to the embeddings or layers and is missing,
-    for other shapes, for weights that are no floating-point numbers, and for a decoder that is not tied.
+    Weights of a task (and the pooler) that the checkpoint lacks are initialised; with `warn` a warning names them. What
+    has no place in the model is logged. Raises `CheckpointError` for what belongs to the embeddings or layers and is
+    missing, for other shapes, for weights that are no floating-point numbers, and for a decoder that is not tied.
     """
     own = own_shapes(model)
     matched = match(weights.tensors, own, model.base_model_prefix, weights.place)
@@ -115,7 +117,8 @@ def load(model: PreTrainedModel, weights: Weights, dtype: torch.dtype | None, *,
     model.new_weights = tuple(missing)
     if missing:
         initialise(model, missing)
-        logger.warning("%s: new weights for %s", weights.place, ", ".join(missing))
+        if warn:
+            logger.warning("%s: new weights for %s", weights.place, ", ".join(missing))
     _report(model, weights.place, sorted(matched.keys() - own.keys() - set(model.tied_keys)))
 
 

@@ -24,6 +24,10 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
         "plot": ("plot", "compare runs in a picture"),
     },
     {
+        "finetune": ("finetune", "fine-tune on a task: classes, numbers, tags, answers, choices, written text"),
+        "predict": ("predict", "a fine-tuned model on a file or on standard input"),
+    },
+    {
         "fill-mask": ("fill_mask", "fill in the blanks of a sentence with a trained model"),
         "embed": ("embed", "a vector for each text of a file: .npy, .parquet or .jsonl"),
         "verify": ("verify", "a Hugging Face model as it is and accelerated, side by side on your text"),

@@ -5,13 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from fastbert.cli.common import Bars, output, require
-from fastbert.errors import UserError
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +51,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     from fastbert.tasks.embed import EmbedOptions
     from fastbert.tasks.embed_files import embed_file
     from fastbert.tasks.embed_folder import load_embedder
+    from fastbert.tasks.inference import choose_inference
     from fastbert.tasks.text_files import TextFile
     from fastbert.tasks.vector_files import VectorFile
 
@@ -68,7 +65,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     )
     # What could fail at the end is looked at before the model is loaded.
     file, texts = VectorFile(out, overwrite=config.overwrite), TextFile(text, config.column)
-    device, dtype, why = _where(config.device, config.dtype)
+    device, dtype, why = choose_inference(config.device, config.dtype)
     model, tokenizer, _ = load_embedder(model_name, dtype=dtype)
     if config.dtype == "int8":
         model.quantize("int8")
@@ -83,24 +80,3 @@ def run(config: Config, *, quiet: bool = False) -> int:
         report = embed_file(model.to(device), tokenizer, texts, file, options, progress)
     output(str(report))
     return 0
-
-
-def _where(device: str, dtype: str) -> tuple[str, torch.dtype, str]:
-    """The device, the weights' dtype, and what is multiplied in words."""
-    import torch
-
-    from fastbert.ops.backend import fastest_dtype
-
-    has_gpu = torch.cuda.is_available()
-    if device == "cuda" and not has_gpu:
-        raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
-    if device == "auto":
-        device = "cuda" if has_gpu and dtype != "int8" else "cpu"
-    if dtype == "int8":
-        if device != "cpu":
-            raise UserError("--dtype int8 is for CPUs; use --device cpu, or --dtype bf16")
-        return device, torch.bfloat16, "int8"  # what lies between the products is then half as large
-    if dtype == "auto":
-        chosen, reason = fastest_dtype(torch.device(device))
-        return device, chosen, f"{str(chosen).removeprefix('torch.')} ({reason})"
-    return device, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype], dtype

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 import torch
@@ -33,6 +31,7 @@ from fastbert.training.optimizer import (
     learning_rate_factor,
     set_learning_rate,
 )
+from fastbert.training.stopping import Stopped, StopRequest
 
 logger = logging.getLogger("fastbert")
 EVALUATIONS, CHECKPOINTS, CHECKPOINT_STEPS = 10, 20, 1000  # a run's defaults, unless flags say otherwise
@@ -40,15 +39,6 @@ EVALUATIONS, CHECKPOINTS, CHECKPOINT_STEPS = 10, 20, 1000  # a run's defaults, u
 
 class TrainingError(UserError):
     """Training cannot go on, the loss is no number for example."""
-
-
-class Stopped(Exception):
-    """A signal asked the run to stop; its state is saved. `signal` is the signal's number."""
-
-    def __init__(self, number: int, saved: Path) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}; continue with --resume")
-        self.signal = number
-        self.saved = saved
 
 
 class Data(Protocol):
@@ -119,7 +109,7 @@ class Trainer:
         self.last_learning_rate = config.lr
         self._computed_seconds = 0.0
         self.log: MetricsLog | None = None
-        self._stop_signal: int | None = None
+        self.stop = StopRequest(self.reporter.on_message)
         if config.checkpoint_activations:
             model.checkpoint_activations(config.checkpoint_mode)
         if device.type == "cpu":
@@ -178,7 +168,7 @@ class Trainer:
         the state is saved, and `TrainingError` when the loss is not a number."""
         self.log = MetricsLog(self.folder / "metrics.jsonl", self.step if self.step else None)
         validation: Metrics | None = None
-        with self._signals(), _prefetch(self._load) as fetch:
+        with self.stop.listening(), _prefetch(self._load) as fetch:
             totals, logged_tokens, logged_seconds = Totals(), self.tokens, self.seconds
             finished = self.budget.progress(self.step, self.seconds)
             steps: deque[_Step] = deque()  # those whose own losses have not been reported
@@ -198,7 +188,7 @@ class Trainer:
                 log = self.step == 1 or self.step % self.config.log_every == 0 or finished >= 1.0
                 evaluate = self._due(self.config.eval_every, EVALUATIONS, None, before, finished)
                 save = self._due(self.config.checkpoint_every, CHECKPOINTS, CHECKPOINT_STEPS, before, finished)
-                if log or evaluate or save or self._stop_signal is not None:
+                if log or evaluate or save or self.stop.number is not None:
                     if self.graphs is not None:
                         self._wait(steps, time.perf_counter())
                     read = self._read(steps, totals, keep=0)
@@ -211,9 +201,9 @@ class Trainer:
                 self._announce(read)
                 if evaluate:
                     validation = self.validate()
-                if self._stop_signal is not None:
+                if self.stop.number is not None:
                     self._announce(self._read(steps, totals, keep=0))
-                    raise Stopped(self._stop_signal, self.save())
+                    raise Stopped(self.stop.number, self.save())
                 if save:
                     self.save()
         memory.release()
@@ -359,27 +349,6 @@ class Trainer:
         if every is not None:
             return self.step % every == 0
         return int(now * parts) > int(before * parts) or (steps is not None and self.step % steps == 0)
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """The first SIGINT or SIGTERM lets the step end and saves; a second SIGINT stops at once."""
-
-        def ask_to_stop(number: int, frame: FrameType | None) -> None:
-            if self._stop_signal is not None and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            self._stop_signal = number
-            self.reporter.on_message("stopping after this step, saving a checkpoint")
-
-        try:
-            previous = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # signals belong to the main thread; elsewhere the caller stops the run
-            yield
-            return
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
 
 def _kernels(device: torch.device) -> str:

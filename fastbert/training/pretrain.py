@@ -22,12 +22,12 @@ from fastbert.data.shard_format import IndexReader
 from fastbert.data.shards import TokenShards, prepare
 from fastbert.errors import UserError
 from fastbert.models.heads import BertForPreTraining
-from fastbert.ops.backend import fastest_dtype
 from fastbert.packing import PackedBatch
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.training import train_vocabulary
 from fastbert.training.checkpoint import sha256, write_atomic
 from fastbert.training.config import Budget, PretrainConfig
+from fastbert.training.device import choose_device
 from fastbert.training.kernel_table import FILE as KERNEL_TABLE
 from fastbert.training.kernel_table import kernels_of_run
 from fastbert.training.loop import Reporter, Trainer
@@ -35,7 +35,6 @@ from fastbert.training.metrics import Metrics
 from fastbert.training.plot import plot_runs
 
 FORMAT_VERSION = 1
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # What a run leaves in its folder, and all that --overwrite removes.
 RUN_FILES = (
     "config.json",
@@ -89,7 +88,7 @@ def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> Pretra
     """
     reporter = reporter or Reporter()
     config = _open_folder(config)
-    device, dtype = choose_device(config, reporter)
+    device, dtype = choose_device(config.device, config.dtype, reporter.on_message)
     _check_inputs(config)
     if config.overwrite:
         _remove_run(config.out)
@@ -161,26 +160,6 @@ def _pretrain(config: PretrainConfig, device: torch.device, dtype: torch.dtype, 
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return PretrainResult(config.out, validation, unigram, loss_curve, folder)
-
-
-def choose_device(config: PretrainConfig, reporter: Reporter) -> tuple[torch.device, torch.dtype]:
-    """The device and the dtype of matrix products that `config` asks for; `auto` is the fastest, and is reported."""
-    name = config.device if config.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            "--device cuda: torch finds no CUDA device here; use --device cpu or install a CUDA build of torch"
-        )
-    device = torch.device(name)
-    if config.dtype == "auto":
-        dtype, reason = fastest_dtype(device, training=True)
-    else:
-        dtype, reason = DTYPES[config.dtype], "as asked"
-    if dtype == torch.float16 and device.type == "cpu":
-        raise UserError("--dtype fp16 needs a GPU; on a CPU use bf16 or fp32")
-    where = torch.cuda.get_device_name(device) if name == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    short = next(key for key, value in DTYPES.items() if value == dtype)
-    reporter.on_message(f"training on {where} in {short} ({reason})")
-    return device, dtype
 
 
 def model_config(config: PretrainConfig, vocab_size: int | None) -> BertConfig:

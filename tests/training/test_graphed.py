@@ -183,7 +183,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, seed: int) -> Non
 
     def stop(metrics, finished: float) -> None:
         if metrics.step == 2:
-            first.trainer._stop_signal = signal.SIGINT
+            first.trainer.stop.number = signal.SIGINT
 
     first.trainer.reporter.on_step = stop
     with pytest.raises(Stopped):

@@ -1,0 +1,117 @@
+"""How weights begin and how fast each of them learns: schedules, layer-wise rates, freezing, re-initialisation."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from fastbert.errors import UserError
+from fastbert.finetuning.config import FinetuneConfig
+from fastbert.models.bert import BertModel
+from fastbert.training.optimizer import AdamW, decayed
+
+_LAYER = re.compile(r"(?:^|\.)encoder\.layer\.(\d+)\.")
+CUT_FRACTION, RATIO = 0.1, 32.0  # of ULMFiT's schedule (Howard and Ruder 2018, section 3.2)
+
+
+def factor(schedule: str, warmup: float, step: int, total: int) -> float:
+    """The learning rate of a step, counted from 0, as a fraction of its peak.
+
+    linear: rises over the first `warmup` of the steps, then falls to zero; constant: does not fall; slanted-triangular:
+    rises over the first tenth to the peak and falls to 1/32 of it.
+    """
+    if schedule == "slanted-triangular":
+        cut = max(math.floor(total * CUT_FRACTION), 1)
+        part = step / cut if step < cut else 1 - (step - cut) / (cut * (1 / CUT_FRACTION - 1))
+        return (1 + max(part, 0.0) * (RATIO - 1)) / RATIO
+    rising = math.ceil(total * warmup)
+    if step < rising:
+        return step / rising
+    return 1.0 if schedule == "constant" else max(0.0, (total - step) / max(1, total - rising))
+
+
+def group_of(name: str, layers: int) -> int:
+    """Which group of layers a parameter belongs to, from the bottom: 0 the embeddings, 1 to `layers` the layers, then
+    the head with the pooler."""
+    found = _LAYER.search(name)
+    if found:
+        return int(found[1]) + 1
+    return 0 if "embeddings." in name else layers + 1
+
+
+def optimizer(model: nn.Module, config: FinetuneConfig, lr: float) -> AdamW:
+    """AdamW whose groups differ in weight decay and, with `layer_decay`, in their rate's share of the peak."""
+    layers: int = model.config.num_hidden_layers  # type: ignore[union-attr,assignment]
+    groups: dict[tuple[int, bool], list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad or config.gradual_unfreezing:
+            depth = layers + 1 - group_of(name, layers) if config.layer_decay < 1 else 0
+            groups.setdefault((depth, decayed(name, parameter)), []).append((name, parameter))
+    return AdamW(
+        [
+            {
+                "params": named,
+                "weight_decay": config.weight_decay if decays else 0.0,
+                "share": config.layer_decay**depth,
+            }
+            for (depth, decays), named in sorted(groups.items())
+        ],
+        lr=lr,
+        betas=(0.9, 0.999),
+        eps=1e-6,
+        fused=True,
+    )
+
+
+def set_rates(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Use `lr` in the next step, each group its share of it."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["share"]
+
+
+def freeze(model: nn.Module, trained: Iterable[int]) -> None:
+    """Let only the parameters of these groups learn (`group_of`)."""
+    layers: int = model.config.num_hidden_layers  # type: ignore[union-attr,assignment]
+    chosen = set(trained)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(group_of(name, layers) in chosen)
+
+
+def unfrozen(epoch: int, layers: int) -> range:
+    """The groups that learn in an epoch of gradual unfreezing: the head, then one more group in each epoch."""
+    return range(max(layers + 1 - epoch, 0), layers + 2)
+
+
+def start_anew(model: nn.Module, names: Iterable[str], std: float, seed: int) -> None:
+    """Draw weights as a new model's are, the same for a seed whatever was drawn before."""
+    generator, wanted = torch.Generator().manual_seed(seed), set(names)
+    for name, parameter in model.named_parameters():
+        if name not in wanted:
+            continue
+        with torch.no_grad():
+            if name.endswith("LayerNorm.weight"):
+                parameter.fill_(1.0)
+            elif name.endswith("bias"):
+                parameter.zero_()
+            else:
+                nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std, generator=generator)
+
+
+def top_layers(model: nn.Module, count: int) -> list[str]:
+    """The parameters of the topmost layers of the encoder, and of its pooler."""
+    layers: int = model.config.num_hidden_layers  # type: ignore[union-attr,assignment]
+    if count > layers:
+        raise UserError(f"--reinit-layers {count}: the model has {layers} layers")
+    first = layers - count
+    encoders = [name for name, module in model.named_modules() if isinstance(module, BertModel)]
+    return [
+        name
+        for name, _ in model.named_parameters()
+        if any(
+            name.startswith(f"{encoder}.pooler.") or first < group_of(name, layers) <= layers for encoder in encoders
+        )
+    ]

@@ -1,0 +1,311 @@
+"""A whole fine-tuning run: from examples and a pre-trained model to the best model, its scores and its predictions."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import platform
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastbert.checkpoints.bounded import read_json_file
+from fastbert.checkpoints.source import find_source
+from fastbert.checkpoints.whole_folder import whole_folder
+from fastbert.errors import UserError
+from fastbert.finetuning import results, start
+from fastbert.finetuning.config import FinetuneConfig, Trial
+from fastbert.finetuning.curves import plot_run
+from fastbert.finetuning.fit import Fit, Scores, Setting
+from fastbert.finetuning.log import Log, Record, Reporter
+from fastbert.finetuning.results import TrialResult
+from fastbert.models.pretrained import PreTrainedModel
+from fastbert.tasks.examples import Dataset
+from fastbert.tasks.predicting import outputs_of
+from fastbert.tasks.prediction_files import write_predictions
+from fastbert.tasks.registry import make_task, save_task
+from fastbert.tasks.rows import Rows
+from fastbert.tasks.task import Columns, Prediction, Task, TaskSettings
+from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.training import checkpoint
+from fastbert.training.checkpoint import write_atomic
+from fastbert.training.device import choose_device
+from fastbert.training.stopping import StopRequest
+
+FORMAT_VERSION = 1
+RUN_FILES = ("config.json", "metrics.jsonl", "loss.png", results.FILE)
+RUN_FOLDERS = ("checkpoints", "model", "predictions")
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """Where the run is, its trials, and the best point of its grid: file -> metric -> mean, std and value per seed."""
+
+    folder: Path
+    metric: str
+    trials: list[TrialResult]
+    best: Trial
+    scores: dict[str, dict[str, dict[str, Any]]]
+    model: Path
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """A file to evaluate on, encoded once."""
+
+    name: str
+    dataset: Dataset[Any]
+    rows: Rows
+
+
+def finetune(config: FinetuneConfig, reporter: Reporter | None = None) -> FinetuneResult:
+    """Fine-tune as `config` says, or continue the run in `config.out` when `config.resume` is set.
+
+    Raises `UserError` (one line: value, place, cure) for input that cannot be trained on, and `Stopped` after SIGINT or
+    SIGTERM, when a checkpoint has been written. The same configuration and machine give the same model, bit for bit,
+    also across interruptions.
+    """
+    reporter = reporter or Reporter()
+    config = _open_folder(config)
+    device, dtype = choose_device(config.device, config.dtype, reporter.on_message)
+    previous = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(config.deterministic or previous)
+    try:
+        return _Run(config, device, dtype, reporter).run()
+    finally:
+        torch.use_deterministic_algorithms(previous)
+
+
+def task_settings(config: FinetuneConfig) -> TaskSettings:
+    """What of a run's flags the task wants to know."""
+    return TaskSettings(
+        max_length=config.length,
+        stride=config.stride,
+        n_best=config.n_best,
+        max_answer_length=config.max_answer_length,
+        null_threshold=config.null_threshold,
+        unanswerable=config.unanswerable,
+        context_tokens=config.context_tokens,
+        strict=config.strict,
+        columns=Columns(
+            text=config.text_column, pair=config.pair_column, label=config.label_column, id=config.id_column
+        ),
+        metric=config.metric,
+        beams=config.beams,
+        max_target_length=config.max_target_length,
+    )
+
+
+class _Run:
+    """A run's data, read and encoded once, and its trials one after the other."""
+
+    def __init__(self, config: FinetuneConfig, device: torch.device, dtype: torch.dtype, reporter: Reporter) -> None:
+        self.config, self.device, self.dtype, self.reporter = config, device, dtype, reporter
+        assert config.task is not None
+        assert config.model is not None
+        assert config.train is not None
+        self.place = find_source(config.model)
+        self.task: Task[Any] = make_task(config.task, task_settings(config))
+        if self.task.main_metric not in self.task.metrics:
+            raise UserError(f"--metric {config.metric}: {config.task} has {', '.join(self.task.metrics)}")
+        train = self.task.read(str(config.train), labelled=True)
+        self.task.learn_labels(train)
+        start.model_config(self.task, self.place, config)
+        self.tokenizer = WordPieceTokenizer.from_pretrained(self.place)
+        evaluations = [self.task.read(str(path), labelled=True) for path in config.eval]
+        self.rows = self.task.encode(train, self.tokenizer, labelled=True)
+        names = _names(config.eval)
+        for dataset in evaluations:
+            self.task.check_labels(dataset)
+        self.evaluations = [
+            _Evaluation(name, dataset, self.task.encode(dataset, self.tokenizer, labelled=False))
+            for name, dataset in zip(names, evaluations, strict=True)
+        ]
+        if not self.rows.units:
+            raise UserError(f"{config.train}: no example can be trained on")
+        counted = ", ".join(f"{len(one.dataset):,} in {one.name}" for one in self.evaluations) or "none to evaluate on"
+        kept = "" if self.rows.units == len(train) else f" in {self.rows.units:,} rows"
+        reporter.on_message(
+            f"{len(train):,} training examples{kept}, {len(self.rows.input_ids):,} tokens; evaluation: {counted}"
+        )
+        if self.task.labels is not None:
+            shown = ", ".join(self.task.labels[:10]) + (", ..." if len(self.task.labels) > 10 else "")
+            reporter.on_message(f"{len(self.task.labels)} labels: {shown}")
+
+    def run(self) -> FinetuneResult:
+        config, out = self.config, self.config.out
+        if config.overwrite:
+            _remove_run(out)
+        out.mkdir(parents=True, exist_ok=True)
+        _record(config)
+        trials = config.trials()
+        done = results.read(out) if config.resume else []
+        finished = {one.trial for one in done}
+        under_way = checkpoint.load_last(out / "checkpoints") if config.resume else None
+        log = Log(out / "metrics.jsonl", _kept(finished, under_way) if config.resume else None)
+        stop = StopRequest(self.reporter.on_message)
+        with stop.listening():
+            for number, trial in enumerate(trials, start=1):
+                if trial in finished:
+                    continue
+                self.reporter.on_trial(number, len(trials), str(trial))
+                continued = under_way is not None and Trial(**under_way.state["trial"]) == trial
+                done.append(self._trial(trial, log, stop, continued))
+                self._keep(done)
+                results.write(out, self.task.name, self.task.main_metric, done, len(trials))
+        best = results.best_point(done)
+        with contextlib.suppress(UserError):
+            plot_run(out, self.task.main_metric)
+        if not stop.number:
+            shutil.rmtree(out / "checkpoints", ignore_errors=True)
+        return FinetuneResult(
+            folder=out,
+            metric=self.task.main_metric,
+            trials=done,
+            best=best[0].trial,
+            scores=results.summary(best),
+            model=out / "model",
+        )
+
+    def _trial(self, trial: Trial, log: Log, stop: StopRequest, continued: bool) -> TrialResult:
+        """Train once, from the beginning or from its checkpoint."""
+        folder = self.config.out / "checkpoints"
+        if not continued:
+            shutil.rmtree(folder, ignore_errors=True)
+        model = start.begin(self.task, self.place, self.config, trial.seed)
+        if not continued and model.new_weights:
+            self.reporter.on_message(f"new weights: {', '.join(model.new_weights)}")
+        setting = Setting(
+            config=self.config,
+            rows=self.rows,
+            objective=self.task.loss,
+            items=self.task.items,
+            evaluate=self._evaluate if self.evaluations else None,
+            choose=self._choose,
+            folder=folder,
+            device=self.device,
+            dtype=self.dtype,
+            log=log,
+            reporter=self.reporter,
+        )
+        fit = Fit(model, trial, setting, stop)
+        if continued:
+            fit.resume()
+        return TrialResult.of(trial, fit.run())
+
+    def _evaluate(self, model: Any) -> Scores:
+        return {one.name: self.task.score(one.dataset, self._predict(model, one)) for one in self.evaluations}
+
+    def _predict(self, model: Any, one: _Evaluation) -> list[Prediction]:
+        outputs = outputs_of(self.task, model, one.rows, dtype=self.dtype)
+        return self.task.decode(one.dataset, one.rows, outputs)
+
+    def _choose(self, scores: Scores) -> float:
+        first, metric = self.evaluations[0], self.task.main_metric
+        if metric not in scores[first.name]:
+            raise UserError(
+                f"--metric {metric}: is not defined on {first.dataset.path}; choose one of"
+                f" {', '.join(scores[first.name])}"
+            )
+        return scores[first.name][metric]
+
+    def _keep(self, done: Sequence[TrialResult]) -> None:
+        """If the newest trial is the best, its model becomes the run's, with its predictions."""
+        newest, before = done[-1], [one.value for one in done[:-1] if one.value is not None]
+        if newest.value is not None and before and newest.value <= max(before):
+            return
+        out, best = self.config.out, self.config.out / "checkpoints" / "best"
+        with whole_folder(out / "model") as folder:
+            for path in best.iterdir():
+                path.replace(folder / path.name)
+            self.tokenizer.save_pretrained(folder)
+            save_task(self.task, folder)
+        if self.evaluations:
+            model: PreTrainedModel = self.task.head.from_pretrained(out / "model").to(self.device)
+            (out / "predictions").mkdir(exist_ok=True)
+            for one in self.evaluations:
+                path = out / "predictions" / f"{one.name}.jsonl"
+                write_predictions(path, self.task.name, one.dataset, self._predict(model, one))
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """A short name for each file: its own, with its folder's where two are equal."""
+    names = [path.name for path in paths]
+    return [name if names.count(name) == 1 else f"{path.parent.name}-{name}" for name, path in zip(names, paths)]
+
+
+def _kept(finished: set[Trial], under_way: Any) -> Any:
+    """Which lines of metrics.jsonl a resumed run keeps."""
+    trial = None if under_way is None else Trial(**under_way.state["trial"])
+    names = ("lr", "batch_size", "epochs", "seed")
+
+    def keep(record: Record) -> bool:
+        own = Trial(**{name: record[name] for name in names})
+        return own in finished or (own == trial and record["step"] <= under_way.state["step"])
+
+    return keep
+
+
+def _open_folder(config: FinetuneConfig) -> FinetuneConfig:
+    """Refuse a folder that holds a run unless it is to be continued or replaced; returns the run's configuration."""
+    out = config.out
+    if out.exists() and not out.is_dir():
+        raise UserError(f"--out {out}: is a file; give a folder")
+    holds_run = any((out / name).exists() for name in (*RUN_FILES, "checkpoints"))
+    if config.resume:
+        if not (out / "config.json").exists():
+            raise UserError(f"--out {out}: holds no run to resume; leave --resume out to start one")
+        return config.resumed_from(read_run(out))
+    if holds_run and not config.overwrite:
+        raise UserError(f"--out {out}: already holds a run; continue it with --resume or replace it with --overwrite")
+    for name, meaning in (
+        ("task", "classification, regression, tagging, span, choice or seq2seq"),
+        ("model", "the folder of a pre-trained model"),
+        ("train", "a file with training examples"),
+    ):
+        if getattr(config, name) is None:
+            raise UserError(f"--{name} is missing: {meaning}")
+    if holds_run:
+        read_run(out)  # so that --overwrite empties no other folder
+        removed = [(out / name).resolve() for name in (*RUN_FILES, *RUN_FOLDERS)]
+        given = [("--model", Path(str(config.model))), ("--train", config.train)]
+        for flag, path in [*given, *(("--eval", path) for path in config.eval)]:
+            if path is not None and any(path.resolve().is_relative_to(gone) for gone in removed):
+                raise UserError(f"{flag} {path}: belongs to the run that --overwrite removes; copy it elsewhere first")
+    return config
+
+
+def _remove_run(out: Path) -> None:
+    for name in RUN_FILES:
+        (out / name).unlink(missing_ok=True)
+    for name in RUN_FOLDERS:
+        shutil.rmtree(out / name, ignore_errors=True)
+
+
+def _record(config: FinetuneConfig) -> None:
+    """Write RUN/config.json when the run begins, and when it is resumed, since --seeds may be new."""
+    values = {
+        "format_version": FORMAT_VERSION,
+        "finetune": replace(config, resume=False, overwrite=False).to_dict(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    write_atomic(config.out / "config.json", json.dumps(values, indent=2) + "\n")
+
+
+def read_run(folder: Path) -> FinetuneConfig:
+    """The configuration of the fine-tuning run in `folder`. Raises UserError where it holds something else."""
+    path = folder / "config.json"
+    saved = read_json_file(path) if path.is_file() else None
+    if not isinstance(saved, dict) or not isinstance(saved.get("finetune"), dict):
+        raise UserError(f"{folder}: holds no fine-tuning run of fastbert; choose another --out")
+    if not isinstance(saved.get("format_version"), int) or saved["format_version"] > FORMAT_VERSION:
+        raise UserError(f"{path}: written by a newer fastbert; update fastbert")
+    try:
+        return FinetuneConfig.from_dict(saved["finetune"])
+    except TypeError as error:
+        raise UserError(f"{path}: not a run's configuration ({error})") from None

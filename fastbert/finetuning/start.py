@@ -1,0 +1,55 @@
+"""The model that a trial begins with: pre-trained weights, and a head of the task's own drawn from the trial's seed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastbert.checkpoints import loading
+from fastbert.checkpoints.names import match
+from fastbert.checkpoints.source import config_place, find_weights
+from fastbert.config import BertConfig
+from fastbert.errors import UserError
+from fastbert.finetuning.config import FinetuneConfig
+from fastbert.finetuning.recipe import start_anew, top_layers
+from fastbert.models.pretrained import PreTrainedModel
+from fastbert.tasks.task import Task
+
+
+def model_config(task: Task[Any], place: Path, config: FinetuneConfig) -> BertConfig:
+    """The pre-trained config with what the task and the flags change. Raises UserError for what does not fit."""
+    bert = BertConfig.from_pretrained(config_place(place))
+    if task.settings.max_length > bert.max_position_embeddings:
+        raise UserError(
+            f"--max-length {task.settings.max_length} is more than the {bert.max_position_embeddings} positions of"
+            f" {place}; lower it"
+        )
+    if config.reinit_layers > bert.num_hidden_layers:
+        raise UserError(f"--reinit-layers {config.reinit_layers}: {place} has {bert.num_hidden_layers} layers")
+    if config.dropout is not None:
+        drop = config.dropout
+        bert = replace(bert, hidden_dropout_prob=drop, attention_probs_dropout_prob=drop, classifier_dropout=drop)
+    return task.head_config(bert)
+
+
+def begin(task: Task[Any], place: Path, config: FinetuneConfig, seed: int) -> PreTrainedModel:
+    """The task's model in fp32: the encoder of `place`, and the head of `place` if it has the same labels; else a new
+    one, drawn from `seed` alone."""
+    bert = model_config(task, place, config)
+    model = loading.outline(task.head, bert)
+    weights = find_weights(place)
+    other = BertConfig.from_pretrained(config_place(place)).label_names
+    own = loading.own_shapes(model)
+    for name, stored in match(weights.tensors, own, model.base_model_prefix, weights.place).items():
+        # A head for other classes is of no use, whatever its shape.
+        is_head = name in own and not name.startswith(f"{model.base_model_prefix}.")
+        if is_head and (weights.tensors[stored].shape != own[name] or other != bert.label_names):
+            del weights.tensors[stored]
+    loading.load(model, weights, torch.float32, warn=False)
+    start_anew(model, model.new_weights, bert.initializer_range, seed)
+    if config.reinit_layers:
+        start_anew(model, top_layers(model, config.reinit_layers), bert.initializer_range, seed)
+    return model

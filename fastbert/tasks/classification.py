@@ -1,0 +1,93 @@
+"""A class for each text or pair of texts: CoLA, SST-2, MRPC, QQP, QNLI, MNLI, RTE, WNLI, SNLI, stance, intents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+
+import numpy as np
+
+from fastbert.config import BertConfig
+from fastbert.errors import UserError
+from fastbert.models.heads import BertForSequenceClassification
+from fastbert.tasks.examples import Dataset, TextExample
+from fastbert.tasks.rows import Rows
+from fastbert.tasks.task import Prediction
+from fastbert.tasks.texts import TextTask
+from fastbert.tokenizers import WordPieceTokenizer
+
+SHOWN = 8  # labels in an error
+
+
+class Classification(TextTask):
+    """softmax(W C), C the pooled first token (Devlin et al. 2019, section 4.1); labels are sorted as strings, numbers
+    by their value."""
+
+    name = "classification"
+    head = BertForSequenceClassification
+    metrics = ("accuracy", "f1", "macro_f1", "matthews")
+
+    def learn_labels(self, train: Dataset[TextExample]) -> None:
+        if self.labels is not None:
+            return
+        found = {str(example.label) for example in train}
+        if len(found) < 2:
+            raise UserError(
+                f"{train.path}: all {len(train)} examples have the label {next(iter(found), None)!r}; training needs"
+                " two classes or more"
+            )
+        numbers = all(label.removeprefix("-").isdecimal() for label in found)
+        self.labels = tuple(sorted(found, key=int if numbers else None))
+
+    def check_labels(self, dataset: Dataset[TextExample]) -> None:
+        known = self._known()
+        unknown = [
+            (i, str(e.label)) for i, e in enumerate(dataset) if e.label is not None and str(e.label) not in known
+        ]
+        if unknown:
+            index, label = unknown[0]
+            names = ", ".join(known[:SHOWN]) + (", ..." if len(known) > SHOWN else "")
+            close = get_close_matches(label, known, n=1)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
+            more = f" ({len(unknown)} such examples in all)" if len(unknown) > 1 else ""
+            raise UserError(
+                f"{dataset.where(index)}: the label {label!r} is not one of the training set's: {names}{meant}{more}"
+            )
+
+    def head_config(self, config: BertConfig) -> BertConfig:
+        return replace(super().head_config(config), problem_type="single_label_classification")
+
+    def encode(self, dataset: Dataset[TextExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
+        rows = self.rows(dataset, tokenizer)
+        if not labelled:
+            return rows
+        self.check_labels(dataset)
+        numbers = {label: number for number, label in enumerate(self._known())}
+        labels = np.array([numbers[str(example.label)] for example in dataset], dtype=np.int64)
+        return replace(rows, unit_targets={"labels": labels})
+
+    def decode(self, dataset: Dataset[TextExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
+        known = self._known()
+        logits = np.stack(outputs).astype(np.float64)
+        powers = np.exp(logits - logits.max(-1, keepdims=True))
+        probabilities = powers / powers.sum(-1, keepdims=True)
+        return [
+            {
+                "id": example.id,
+                "label": known[int(row.argmax())],
+                "probabilities": {label: round(float(p), 6) for label, p in zip(known, row, strict=True)},
+            }
+            for example, row in zip(dataset, probabilities, strict=True)
+        ]
+
+    def score(self, dataset: Dataset[TextExample], predictions: Sequence[Prediction]) -> dict[str, float]:
+        from fastbert.tasks.metrics.classification import classification_scores
+
+        gold = [str(example.label) for example in dataset]
+        return classification_scores(gold, [str(one["label"]) for one in predictions], self._known())
+
+    def _known(self) -> tuple[str, ...]:
+        if self.labels is None:
+            raise AssertionError("learn_labels comes first")
+        return self.labels

@@ -1,0 +1,63 @@
+"""What a model says of rows: packed batches of about equal length, longest first, in any order the same."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastbert.tasks.examples import Dataset
+from fastbert.tasks.rows import Rows, TaskBatch
+from fastbert.tasks.task import Prediction, Task
+from fastbert.tokenizers import WordPieceTokenizer
+
+BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
+    """Products in `dtype`; nothing to do for fp32."""
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
+
+
+def outputs_of(
+    task: Task[Any],
+    model: Any,
+    rows: Rows,
+    *,
+    dtype: torch.dtype = torch.float32,
+    batch_tokens: int | None = None,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> list[np.ndarray]:
+    """The outputs of each row, in the order of the rows; `progress` is told the rows done. Leaves the model in eval
+    mode."""
+    model.eval()
+    device, done = model.device, 0
+    most = batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
+    outputs: list[Any] = [None] * len(rows)
+    with torch.no_grad(), autocast(device, dtype):
+        for chosen in rows.by_length(most):
+            batch = TaskBatch(inputs=rows.packed(chosen).to(device), targets={})
+            for row, values in zip(chosen.tolist(), task.outputs(model, batch), strict=True):
+                outputs[row] = values
+            done += len(chosen)
+            progress(done)
+    return outputs
+
+
+def predict(
+    task: Task[Any],
+    model: Any,
+    tokenizer: WordPieceTokenizer,
+    dataset: Dataset[Any],
+    *,
+    dtype: torch.dtype = torch.float32,
+    batch_tokens: int | None = None,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> list[Prediction]:
+    """A prediction for each example of a dataset, whose labels are not looked at."""
+    rows = task.encode(dataset, tokenizer, labelled=False)
+    outputs = outputs_of(task, model, rows, dtype=dtype, batch_tokens=batch_tokens, progress=progress)
+    return task.decode(dataset, rows, outputs)

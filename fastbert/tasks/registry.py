@@ -1,0 +1,63 @@
+"""The tasks by name, and what a trained model's folder says of its own."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from fastbert.checkpoints.bounded import read_json_file
+from fastbert.errors import CheckpointError, UserError
+from fastbert.tasks.task import Columns, Task, TaskSettings
+
+TASKS = {
+    "classification": ("classification", "Classification"),
+    "regression": ("regression", "Regression"),
+    "tagging": ("tagging", "Tagging"),
+    "span": ("span", "SpanAnswers"),
+    "choice": ("choice", "Choice"),
+    "seq2seq": ("seq2seq", "SequenceToSequence"),
+}
+FILE, FORMAT_VERSION = "fastbert_task.json", 1
+
+
+def make_task(name: str, settings: TaskSettings, labels: Sequence[str] | None = None) -> Task[Any]:
+    """The task of a name. Raises UserError for another name."""
+    if name not in TASKS:
+        raise UserError(f"--task {name}: choose one of {', '.join(TASKS)}")
+    module, kind = TASKS[name]
+    task: Task[Any] = getattr(importlib.import_module(f"fastbert.tasks.{module}"), kind)(settings, labels)
+    return task
+
+
+def save_task(task: Task[Any], folder: Path) -> None:
+    """Write how a model is to be used beside its weights."""
+    settings = {name: value for name, value in asdict(task.settings).items() if name != "strict"}
+    values = {"format_version": FORMAT_VERSION, "task": task.name, "labels": task.labels, "settings": settings}
+    partial = folder / f"{FILE}.partial"
+    partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    partial.replace(folder / FILE)
+
+
+def load_task(folder: Path, **overrides: Any) -> Task[Any]:
+    """The task that a model's folder was trained for; `overrides` replace settings that are not None.
+
+    Raises UserError for a folder without one, and CheckpointError for a damaged file.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        raise UserError(f"{folder}: holds no {FILE}, so name the task with --task")
+    values = read_json_file(path)
+    try:
+        if values["format_version"] > FORMAT_VERSION:
+            raise UserError(f"{path}: written by a newer fastbert (format {values['format_version']}); update fastbert")
+        known = {one.name for one in fields(TaskSettings)}
+        settings = {name: value for name, value in values["settings"].items() if name in known}
+        settings["columns"] = Columns(**settings.get("columns", {}))
+        settings |= {name: value for name, value in overrides.items() if value is not None}
+        return make_task(values["task"], TaskSettings(**settings), values["labels"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path}: damaged ({error}); name the task with --task") from None

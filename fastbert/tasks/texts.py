@@ -1,0 +1,57 @@
+"""Texts and pairs of texts as rows of tokens: what classification and regression share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastbert.errors import UserError
+from fastbert.tasks.examples import Dataset, TextExample
+from fastbert.tasks.rows import Rows, TaskBatch
+from fastbert.tasks.task import Task
+from fastbert.tokenizers import WordPieceTokenizer
+
+
+class TextTask(Task[TextExample]):
+    """A task that says one thing of a text or a pair of texts."""
+
+    regression = False
+
+    def read(self, path: str, *, labelled: bool = True) -> Dataset[TextExample]:
+        from fastbert.tasks.readers.texts import read_texts
+
+        return read_texts(path, self.settings.columns, labelled=labelled, regression=self.regression)
+
+    def rows(self, dataset: Dataset[TextExample], tokenizer: WordPieceTokenizer) -> Rows:
+        """`[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]` of each example, cut to `max_length`, the longer text of
+        a pair first."""
+        pairs = [example.pair for example in dataset]
+        paired = pairs[0] is not None if pairs else False
+        for index, pair in enumerate(pairs):
+            if (pair is not None) != paired:
+                first, other = ("a pair", "a single text") if paired else ("a single text", "a pair")
+                raise UserError(
+                    f"{dataset.where(index)}: is {other}, but the file begins with {first}; keep them in separate files"
+                )
+        if not pairs:
+            raise UserError(f"{dataset.path}: has no examples")
+        texts = [example.text for example in dataset]
+        batch = tokenizer.pack(texts, pairs if paired else None, max_length=self.settings.max_length)  # type: ignore[arg-type]
+        return Rows(
+            input_ids=batch.input_ids.numpy().astype(np.int32),
+            token_type_ids=batch.token_type_ids.numpy().astype(np.int32),
+            offsets=batch.cu_seqlens.numpy().astype(np.int64),
+            examples=np.arange(len(dataset)),
+        )
+
+    def items(self, batch: TaskBatch) -> int:
+        return len(batch.inputs)
+
+    def loss(self, model: Any, batch: TaskBatch, items: int) -> torch.Tensor:
+        loss: torch.Tensor = model(batch.inputs, labels=batch.targets["labels"], num_items_in_batch=items).loss
+        return loss
+
+    def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:
+        return list(model(batch.inputs).logits.float().cpu().numpy())

@@ -1,0 +1,58 @@
+"""A fine-tuned model with all that its folder says of its use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fastbert.checkpoints.source import config_place, find_source
+from fastbert.config import BertConfig
+from fastbert.errors import UserError
+from fastbert.tasks.inference import choose_inference
+from fastbert.tasks.registry import FILE, load_task, make_task
+from fastbert.tasks.task import Columns, Task, TaskSettings
+from fastbert.tokenizers import WordPieceTokenizer
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model in eval mode, its task and tokenizer, and what it multiplies where, in words."""
+
+    task: Task[Any]
+    model: Any
+    tokenizer: WordPieceTokenizer
+    how: str
+
+
+def load_trained(
+    source: str,
+    *,
+    task: str | None = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    columns: Columns | None = None,
+    **settings: Any,
+) -> Trained:
+    """Load a fine-tuned model for prediction.
+
+    The folder's own file says which task it was trained for; `task` names it for models of other libraries, whose
+    labels are those of config.json. `settings` that are not None replace those of training. Raises UserError for a
+    folder that does not fit, and CheckpointError for damaged files.
+    """
+    folder = find_source(source)
+    given = {"columns": columns or Columns(), **settings}
+    if task is None or (folder / FILE).is_file():
+        chosen = load_task(folder, **given)
+        if task is not None and chosen.name != task:
+            raise UserError(f"--task {task}: {folder} was trained for {chosen.name}; leave --task out")
+    else:
+        config = BertConfig.from_pretrained(config_place(folder))
+        most = min(TaskSettings().max_length if task != "span" else 384, config.max_position_embeddings)
+        known = {name: value for name, value in given.items() if value is not None}
+        labels = tuple(config.id2label.values()) if task in ("classification", "tagging") else None
+        chosen = make_task(task, TaskSettings(**{"max_length": most, **known}), labels)
+    place, weights, why = choose_inference(device, dtype)
+    model = chosen.head.from_pretrained(folder, dtype=weights)
+    if dtype == "int8":
+        model.quantize("int8")
+    return Trained(chosen, model.to(place), WordPieceTokenizer.from_pretrained(folder), f"{why} on {place}")

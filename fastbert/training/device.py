@@ -1,0 +1,33 @@
+"""Where a run trains, and in which dtype it multiplies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from fastbert.errors import UserError
+from fastbert.ops.backend import fastest_dtype
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+def choose_device(device: str, dtype: str, on_message: Callable[[str], None]) -> tuple[torch.device, torch.dtype]:
+    """The device (auto, cpu or cuda) and the dtype of matrix products (auto or one of `DTYPES`); `auto` is the fastest,
+    and is reported."""
+    name = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError(
+            "--device cuda: torch finds no CUDA device here; use --device cpu or install a CUDA build of torch"
+        )
+    place = torch.device(name)
+    if dtype == "auto":
+        chosen, reason = fastest_dtype(place, training=True)
+    else:
+        chosen, reason = DTYPES[dtype], "as asked"
+    if chosen == torch.float16 and place.type == "cpu":
+        raise UserError("--dtype fp16 needs a GPU; on a CPU use bf16 or fp32")
+    where = torch.cuda.get_device_name(place) if name == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    short = next(key for key, value in DTYPES.items() if value == chosen)
+    on_message(f"training on {where} in {short} ({reason})")
+    return place, chosen

@@ -1,0 +1,66 @@
+"""A run's flags: what they make of a grid, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fastbert.errors import UserError
+from fastbert.finetuning.config import FinetuneConfig, Trial
+
+
+def test_one_trial_by_default() -> None:
+    assert FinetuneConfig().trials() == [Trial(lr=5e-5, batch_size=32, epochs=3, seed=0)]
+
+
+def test_the_papers_grid_has_eighteen_points() -> None:
+    trials = FinetuneConfig(grid="paper", seeds=2, seed=7).trials()
+    assert len(trials) == 36
+    assert {one.lr for one in trials} == {5e-5, 3e-5, 2e-5}
+    assert {one.batch_size for one in trials} == {16, 32}
+    assert {one.epochs for one in trials} == {2, 3, 4}
+    assert [one.seed for one in trials[:3]] == [7, 8, 7]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"seeds": 0}, "--seeds 0 must be at least 1"),
+        ({"lr": (0.0,)}, "--lr 0.0 must be above 0"),
+        ({"batch_size": (0,)}, "--batch-size 0 must be at least 1"),
+        ({"warmup": 1.0}, "--warmup 1.0 must be from 0 to below 1"),
+        ({"layer_decay": 0.0}, "--layer-decay 0.0 must be above 0"),
+        ({"grid": "paper", "lr": (1e-5,)}, "--grid paper sets --lr"),
+        ({"frozen": True, "lora": 8}, "--frozen and --lora exclude each other"),
+        ({"early_stopping": 2}, "--early-stopping needs --eval"),
+        ({"resume": True, "overwrite": True}, "--resume and --overwrite exclude each other"),
+    ],
+)
+def test_wrong_flags(flags: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        FinetuneConfig(**flags)  # type: ignore[arg-type]
+
+
+def test_there_and_back() -> None:
+    config = FinetuneConfig(task="span", train=Path("a.json"), eval=(Path("b.json"), Path("c")), lr=(1e-5, 2e-5))
+    assert FinetuneConfig.from_dict(config.to_dict()) == config
+
+
+def test_a_newer_versions_flags() -> None:
+    with pytest.raises(UserError, match="unknown here: update fastbert"):
+        FinetuneConfig.from_dict({**FinetuneConfig().to_dict(), "new": 1})
+
+
+def test_resuming_takes_the_runs_own_flags() -> None:
+    saved = FinetuneConfig(task="span", lr=(1e-5,), seeds=2)
+    assert FinetuneConfig(resume=True).resumed_from(saved).lr == (1e-5,)
+    assert FinetuneConfig(resume=True, seeds=5).resumed_from(saved).seeds == 5
+    with pytest.raises(UserError, match=r"--lr \(2e-05,\) differs from the run being resumed"):
+        FinetuneConfig(resume=True, lr=(2e-5,)).resumed_from(saved)
+
+
+def test_spans_see_longer_rows() -> None:
+    assert FinetuneConfig(task="span").length == 384
+    assert FinetuneConfig(task="tagging").length == 128
+    assert FinetuneConfig(task="span", max_length=100).length == 100

@@ -1,0 +1,302 @@
+"""Whole fine-tuning runs on toy tasks: what they learn, what they leave, and how they continue."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from toy_tasks import sentiment, similarity, toy_folder
+
+from fastbert.errors import UserError
+from fastbert.finetuning.config import FinetuneConfig
+from fastbert.finetuning.log import Reporter, read_log
+from fastbert.finetuning.run import finetune, read_run
+from fastbert.training.stopping import Stopped
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("toy")
+    toy_folder(folder / "model")
+    sentiment(folder / "train.tsv", 192, seed=1)
+    sentiment(folder / "dev.tsv", 64, seed=2)
+    sentiment(folder / "other.tsv", 40, seed=3)
+    similarity(folder / "pairs.tsv", 256, seed=4)
+    similarity(folder / "pairs-dev.tsv", 64, seed=5)
+    return folder
+
+
+def config(place: Path, out: Path, **flags: Any) -> FinetuneConfig:
+    chosen = {
+        "task": "classification",
+        "model": str(place / "model"),
+        "train": place / "train.tsv",
+        "eval": (place / "dev.tsv",),
+        "out": out,
+        "epochs": (3.0,),
+        "lr": (5e-3,),
+        "batch_size": (16,),
+        "max_length": 32,
+        "device": "cpu",
+        "dtype": "fp32",
+    }
+    return FinetuneConfig(**{**chosen, **flags})
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_run_learns_and_leaves_its_files(place: Path, tmp_path: Path) -> None:
+    result = finetune(config(place, tmp_path / "run"))
+    assert result.scores["dev.tsv"]["accuracy"]["mean"] > 95
+    run = tmp_path / "run"
+    names = {path.name for path in run.iterdir()}
+    assert names == {"config.json", "loss.png", "metrics.jsonl", "model", "predictions", "results.json"}
+    assert read_run(run) == config(place, run)
+    stored = json.loads((run / "results.json").read_text())
+    assert stored["results"]["dev.tsv"]["accuracy"] == result.scores["dev.tsv"]["accuracy"]
+    assert stored["finished"] is True
+    lines = read_log(run / "metrics.jsonl")
+    assert [line["step"] for line in lines if line["split"] == "train"] == [1, 10, 20, 30, 36]
+    assert [line["step"] for line in lines if line["split"] == "validation"] == [12, 24, 36]
+    predictions = [json.loads(line) for line in (run / "predictions" / "dev.tsv.jsonl").read_text().splitlines()]
+    assert len(predictions) == 64
+    assert predictions[0]["label"] in ("bad", "good")
+    assert sum(predictions[0]["probabilities"].values()) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_model_loads_in_transformers_with_its_labels(place: Path, tmp_path: Path) -> None:
+    finetune(config(place, tmp_path / "run"))
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "run" / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "run" / "model")
+    assert model.config.id2label == {0: "bad", 1: "good"}
+    text = "the river was bright and they found a house"
+    with torch.no_grad():
+        logits = model(**tokenizer(text, return_tensors="pt")).logits
+    assert int(logits.argmax()) == 1
+
+
+def test_regression(place: Path, tmp_path: Path) -> None:
+    flags = {"task": "regression", "train": place / "pairs.tsv", "eval": (place / "pairs-dev.tsv",), "epochs": (12.0,)}
+    result = finetune(config(place, tmp_path / "run", **flags))
+    assert result.metric == "spearman"
+    assert result.scores["pairs-dev.tsv"]["pearson"]["mean"] > 80
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(result.model)
+    assert model.config.num_labels == 1
+    assert model.config.problem_type == "regression"
+
+
+def test_seeds_have_mean_and_deviation(place: Path, tmp_path: Path) -> None:
+    result = finetune(config(place, tmp_path / "run", seeds=3, epochs=(0.5,), lr=(1e-3,)))
+    values = [one.value for one in result.trials]
+    accuracy = result.scores["dev.tsv"]["accuracy"]
+    assert [one.trial.seed for one in result.trials] == [0, 1, 2]
+    assert len(set(values)) > 1
+    assert accuracy["per_seed"] == pytest.approx(values, abs=1e-4)
+    mean = sum(values) / 3  # type: ignore[arg-type]
+    assert accuracy["mean"] == pytest.approx(mean, abs=1e-3)
+    assert accuracy["std"] == pytest.approx((sum((v - mean) ** 2 for v in values) / 2) ** 0.5, abs=1e-3)  # type: ignore[operator]
+
+
+def test_a_grid_finds_its_best_point(place: Path, tmp_path: Path) -> None:
+    result = finetune(config(place, tmp_path / "run", lr=(1e-7, 5e-3), epochs=(2.0,)))
+    assert result.best.lr == 5e-3
+    assert len(json.loads((tmp_path / "run" / "results.json").read_text())["grid"]) == 2
+    # The model that is kept is the best trial's.
+    predictions = (tmp_path / "run" / "predictions" / "dev.tsv.jsonl").read_text().splitlines()
+    gold = [line.split("\t")[0] for line in (place / "dev.tsv").read_text().splitlines()[1:]]
+    right = sum(json.loads(line)["label"] == label for line, label in zip(predictions, gold, strict=True))
+    assert 100 * right / 64 == pytest.approx(result.scores["dev.tsv"]["accuracy"]["mean"], abs=1e-3)
+
+
+def test_several_files_to_evaluate_on(place: Path, tmp_path: Path) -> None:
+    files = (place / "dev.tsv", place / "other.tsv")
+    result = finetune(config(place, tmp_path / "run", eval=files, epochs=(1.0,)))
+    assert set(result.scores) == {"dev.tsv", "other.tsv"}
+    assert {path.name for path in (tmp_path / "run" / "predictions").iterdir()} == {
+        "dev.tsv.jsonl",
+        "other.tsv.jsonl",
+    }
+
+
+def test_without_a_file_to_evaluate_on_the_last_model_is_kept(place: Path, tmp_path: Path) -> None:
+    result = finetune(config(place, tmp_path / "run", eval=(), epochs=(1.0,)))
+    assert result.scores == {}
+    assert result.trials[0].best_step == 12
+    assert (result.model / "model.safetensors").exists()
+
+
+def test_a_frozen_encoder_stays_bit_for_bit(place: Path, tmp_path: Path) -> None:
+    finetune(config(place, tmp_path / "run", frozen=True, epochs=(1.0,)))
+    before, after = weights(place / "model"), weights(tmp_path / "run" / "model")
+    changed = {name for name, tensor in after.items() if not torch.equal(tensor, before.get(name[5:], tensor + 1))}
+    assert changed == {
+        "classifier.weight",
+        "classifier.bias",
+        "bert.pooler.dense.weight",
+        "bert.pooler.dense.bias",
+    }
+
+
+def test_micro_batches_change_nothing_but_rounding(place: Path, tmp_path: Path) -> None:
+    losses = []
+    for name, size in (("whole", None), ("parts", 5)):
+        finetune(config(place, tmp_path / name, micro_batch=size, epochs=(1.0,), lr=(1e-4,), log_every=1, dropout=0.0))
+        losses.append([x["loss"] for x in read_log(tmp_path / name / "metrics.jsonl") if x["split"] == "train"])
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+@pytest.mark.parametrize("flags", [{"layer_decay": 0.5}, {"gradual_unfreezing": True}, {"reinit_layers": 1}])
+def test_recipes_learn_too(place: Path, tmp_path: Path, flags: dict[str, Any]) -> None:
+    result = finetune(config(place, tmp_path / "run", epochs=(5.0,), schedule="slanted-triangular", **flags))
+    assert result.scores["dev.tsv"]["accuracy"]["mean"] > 90
+
+
+def test_early_stopping_ends_a_run_that_no_longer_improves(place: Path, tmp_path: Path) -> None:
+    flags = {"epochs": (50.0,), "eval_every": 12, "early_stopping": 2, "schedule": "constant"}
+    result = finetune(config(place, tmp_path / "run", **flags))
+    assert result.trials[0].steps < 600
+    assert result.trials[0].steps - result.trials[0].best_step == 24
+
+
+class _Interrupted(Reporter):
+    """Asks the run to stop at a step, as a signal does."""
+
+    def __init__(self, step: int, trial: int) -> None:
+        super().__init__()
+        self.trial = 0
+
+        def on_trial(number: int, total: int, name: str) -> None:
+            self.trial = number
+
+        def on_step(record: dict[str, Any], progress: float) -> None:
+            if self.trial == trial and record["step"] == step:
+                signal.raise_signal(signal.SIGINT)
+
+        self.on_trial, self.on_step = on_trial, on_step  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("trial", "step"), [(1, 5), (1, 12), (2, 17), (2, 24)])
+def test_an_interrupted_run_continues_bit_for_bit(place: Path, tmp_path: Path, trial: int, step: int) -> None:
+    flags = {"seeds": 2, "epochs": (2.0,), "lr": (1e-3,), "log_every": 1}
+    whole = finetune(config(place, tmp_path / "whole", **flags))
+    with pytest.raises(Stopped):
+        finetune(config(place, tmp_path / "parts", **flags), _Interrupted(step, trial))
+    parts = finetune(FinetuneConfig(out=tmp_path / "parts", resume=True))
+    assert [replace(one, seconds=0) for one in parts.trials] == [replace(one, seconds=0) for one in whole.trials]
+    assert same(weights(parts.model), weights(whole.model))
+    logs = [read_log(tmp_path / name / "metrics.jsonl") for name in ("whole", "parts")]
+    assert [(x["seed"], x["step"], x.get("loss")) for x in logs[0]] == [
+        (x["seed"], x["step"], x.get("loss")) for x in logs[1]
+    ]
+
+
+def test_more_seeds_are_added_by_resuming(place: Path, tmp_path: Path) -> None:
+    first = finetune(config(place, tmp_path / "run", epochs=(1.0,)))
+    more = finetune(FinetuneConfig(out=tmp_path / "run", resume=True, seeds=3))
+    assert more.trials[0] == first.trials[0]
+    assert len(more.trials) == 3
+
+
+def test_the_same_seed_gives_the_same_bits(place: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    first = finetune(config(place, tmp_path / "first", epochs=(1.0,)))
+    torch.manual_seed(2)
+    second = finetune(config(place, tmp_path / "second", epochs=(1.0,)))
+    assert same(weights(first.model), weights(second.model))
+
+
+def test_a_head_for_the_same_labels_is_kept(place: Path, tmp_path: Path) -> None:
+    first = finetune(config(place, tmp_path / "first"))
+    again = config(place, tmp_path / "second", model=str(first.model), lr=(1e-9,), epochs=(0.1,))
+    assert finetune(again).scores["dev.tsv"]["accuracy"]["mean"] > 95
+    sentiment(tmp_path / "other.tsv", 96, seed=1, names=("no", "yes"))
+    other = config(place, tmp_path / "third", model=str(first.model), train=tmp_path / "other.tsv", eval=())
+    messages: list[str] = []
+    finetune(replace(other, epochs=(0.2,)), Reporter(on_message=messages.append))
+    assert "new weights: classifier.bias, classifier.weight" in messages
+
+
+def wrong(place: Path, tmp_path: Path, **flags: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        finetune(config(place, tmp_path / "run", **flags))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_label_that_training_never_saw(place: Path, tmp_path: Path) -> None:
+    path = tmp_path / "dev.tsv"
+    path.write_text("label\tsentence\ngood\ta day\nGood\tthe road\nugly\ta river\n")
+    message = wrong(place, tmp_path, eval=(path,))
+    assert f"{path}, line 3: the label 'Good' is not one of the training set's: bad, good" in message
+    assert "did you mean 'good'?" in message
+    assert "2 such examples" in message
+
+
+def test_one_label_is_nothing_to_learn(place: Path, tmp_path: Path) -> None:
+    path = tmp_path / "train.tsv"
+    path.write_text("label\tsentence\ngood\ta day\ngood\tthe road\n")
+    assert "all 2 examples have the label 'good'" in wrong(place, tmp_path, train=path)
+
+
+def test_pairs_and_single_texts_mixed(place: Path, tmp_path: Path) -> None:
+    path = tmp_path / "train.jsonl"
+    records = [{"text": "a", "label": "x"}, {"text": "a", "text_pair": "b", "label": "y"}]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    message = wrong(place, tmp_path, train=path)
+    assert f"{path}, line 2" in message
+
+
+def test_longer_than_the_models_positions(place: Path, tmp_path: Path) -> None:
+    assert "--max-length 65 is more than the 64 positions" in wrong(place, tmp_path, max_length=65)
+
+
+def test_a_metric_of_another_task(place: Path, tmp_path: Path) -> None:
+    assert "--metric pearson: classification has accuracy" in wrong(place, tmp_path, metric="pearson")
+
+
+def test_a_metric_that_is_not_defined(place: Path, tmp_path: Path) -> None:
+    path = tmp_path / "dev.tsv"
+    path.write_text("label\tsentence\ngood\ta day\ngood\tthe road\n")
+    message = wrong(place, tmp_path, metric="matthews", eval=(path,), epochs=(0.1,))
+    assert f"--metric matthews: is not defined on {path}" in message
+
+
+def test_a_gradient_that_is_not_finite(place: Path, tmp_path: Path) -> None:
+    message = wrong(place, tmp_path, lr=(1e30,), warmup=0.0)
+    assert "the gradient is not a finite number" in message
+    assert "use an --lr below 1e+30" in message
+
+
+def test_a_folder_that_holds_a_run(place: Path, tmp_path: Path) -> None:
+    finetune(config(place, tmp_path / "run", epochs=(0.1,)))
+    assert "already holds a run" in wrong(place, tmp_path)
+    result = finetune(config(place, tmp_path / "run", epochs=(0.2,), overwrite=True))
+    assert result.best.epochs == 0.2
+
+
+def test_overwriting_spares_other_folders(place: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"mine": true}')
+    assert "holds no fine-tuning run" in wrong(place, tmp_path, overwrite=True)
+    assert (folder / "config.json").read_text() == '{"mine": true}'
+
+
+def test_a_run_is_not_trained_from_the_model_that_it_removes(place: Path, tmp_path: Path) -> None:
+    finetune(config(place, tmp_path / "run", epochs=(0.1,)))
+    message = wrong(place, tmp_path, model=str(tmp_path / "run" / "model"), overwrite=True)
+    assert "belongs to the run that --overwrite removes" in message

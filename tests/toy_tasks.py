@@ -1,0 +1,59 @@
+"""A pre-trained folder of a few thousand weights, and files of tasks that it learns in seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+from fastbert import BertConfig, BertModel, WordPieceTokenizer
+
+GOOD, BAD = ("bright", "kind", "warm", "calm", "fresh"), ("dull", "cruel", "cold", "harsh", "stale")
+PLAIN = ("the", "a", "house", "river", "was", "and", "looked", "quite", "day", "road", "they", "found")
+PIECES = ("un", "##ly", "##s", ".", ",", "?", "0", "1", "2")
+VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PLAIN, *GOOD, *BAD, *PIECES)
+
+
+def toy_folder(folder: Path, seed: int = 0, **config: object) -> Path:
+    """A model's folder as pre-training leaves it."""
+    shape = {
+        "vocab_size": len(VOCABULARY),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.1,
+    }
+    model = BertModel(BertConfig(**{**shape, **config}))  # type: ignore[arg-type]
+    model.init_weights(seed=seed)
+    model.save_pretrained(folder)
+    WordPieceTokenizer(list(VOCABULARY), do_lower_case=True).save_pretrained(folder)
+    return folder
+
+
+def sentence(random: Random, good: bool, words: int = 8) -> str:
+    """Plain words with one that is good or bad among them."""
+    chosen = random.choices(PLAIN, k=words)
+    chosen[random.randrange(words)] = random.choice(GOOD if good else BAD)
+    return " ".join(chosen)
+
+
+def sentiment(path: Path, count: int, seed: int = 0, names: tuple[str, str] = ("bad", "good")) -> Path:
+    """A file with a label and a sentence a line."""
+    random = Random(seed)
+    rows = [random.randrange(2) for _ in range(count)]
+    lines = ["label\tsentence", *(f"{names[kind]}\t{sentence(random, bool(kind))}" for kind in rows)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def similarity(path: Path, count: int, seed: int = 0) -> Path:
+    """A file with a score and two sentences a line: 5 where both have the same mood, else 0, with a little noise."""
+    random = Random(seed)
+    lines = ["score\tsentence1\tsentence2"]
+    for _ in range(count):
+        first, second = random.randrange(2), random.randrange(2)
+        score = 4.8 * (first == second) + random.random() / 5
+        lines.append(f"{score:.3f}\t{sentence(random, bool(first), 4)}\t{sentence(random, bool(second), 4)}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
