@@ -72,8 +72,8 @@ def read_squad(
         without = len(seen) - len(examples)
         set_aside(
             f"{name}: {len(lost)} answers are not in their context where `answer_start` says, the first that of"
-            f" question {own}: {answer.text[:60]!r} at {answer.start}; they are left out, and so are {without} questions"
-            " that have no other"
+            f" question {own}: {answer.text[:60]!r} at {answer.start}; left out, with {without} questions that have no"
+            " other answer"
         )
     if not examples:
         raise UserError(
