@@ -10,8 +10,8 @@ ROUGES = ("rouge1", "rouge2", "rougeL")
 
 
 def generation_scores(references: Sequence[str], written: Sequence[str]) -> dict[str, float]:
-    """`rougeL`, `rouge1`, `rouge2` (the mean F-measures over the examples, with Porter's stemmer, as summarisation reports
-    them) and `bleu` (of the corpus, sacreBLEU's defaults: tokenizer 13a, mixed case), in percent.
+    """`rougeL`, `rouge1`, `rouge2` (the mean F-measures over the examples, with Porter's stemmer, as summarisation
+    reports them) and `bleu` (of the corpus, sacreBLEU's defaults: tokenizer 13a, mixed case), in percent.
 
     ROUGE knows the letters a to z and digits only: of other scripts it sees nothing.
     """

@@ -2,9 +2,9 @@
 
 - `paper`, that of BERT's Table 1: the mean of nine numbers, MNLI's two test sets counted apart and WNLI left out; F1 of
   MRPC and QQP, Spearman of STS-B, Matthews of CoLA, accuracy of the others.
-- `official`, that of the leaderboard: the mean over nine tasks, WNLI among them, where a task with two metrics (MRPC and
-  QQP: F1 and accuracy; STS-B: Pearson and Spearman) or two test sets (MNLI) counts with their mean. The diagnostics, AX,
-  stand apart.
+- `official`, that of the leaderboard: the mean over nine tasks, WNLI among them, where a task with two metrics (MRPC
+  and QQP: F1 and accuracy; STS-B: Pearson and Spearman) or two test sets (MNLI) counts with their mean. The
+  diagnostics, AX, stand apart.
 """
 
 from __future__ import annotations

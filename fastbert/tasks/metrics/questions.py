@@ -50,13 +50,13 @@ def squad_scores(
     A dataset in which a question has no answer is scored by the rules of SQuAD 2.0, where the right answer to it is the
     empty text: then also `HasAns_f1`, `HasAns_exact`, `NoAns_f1` and `NoAns_exact`, of the questions with and without.
     With `no_answer_probabilities`, an answer whose question's lies above `threshold` counts as none, and `best_f1`,
-    `best_exact` are the scores under the best threshold, `best_f1_thresh`, `best_exact_thresh`, which are no percentages.
-    A question without prediction counts as wrong, and the log says so.
+    `best_exact` are the scores under the best threshold: `best_f1_thresh`, `best_exact_thresh`, no percentages. A
+    question without prediction counts as wrong, and the log says so.
     """
     missing = [example.id for example in dataset if example.id not in predictions]
     if missing:
-        logger.warning("%d of %d questions have no prediction and count as wrong, the first %s",
-                       len(missing), len(dataset), missing[0])  # fmt: skip
+        counted = f"{len(missing)} of {len(dataset)} questions have no prediction and count as wrong"
+        logger.warning("%s: %s, the first %s", dataset.path, counted, missing[0])
     has_none = any(not example.answers for example in dataset)
     pairs = [_best(example, predictions.get(example.id), has_none) for example in dataset]
     raw = {"exact": np.array([pair[0] for pair in pairs]), "f1": np.array([pair[1] for pair in pairs])}

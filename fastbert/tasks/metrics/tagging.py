@@ -12,9 +12,11 @@ from fastbert.tasks.readers.tags import scheme_of, to_bio
 logger = logging.getLogger("fastbert")
 
 
-def tagging_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
-    """`accuracy` over words; where the gold tags follow a scheme of entities also `f1`, `precision` and `recall` of whole
-    entities and `f1_TYPE` of each type, in percent.
+def tagging_scores(
+    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], *, where: str = "the evaluation set"
+) -> dict[str, float]:
+    """`accuracy` over words; where the gold tags follow a scheme of entities also `f1`, `precision` and `recall` of
+    whole entities and `f1_TYPE` of each type, in percent.
 
     Entities are those of seqeval's default mode, which are those of conlleval: what a scheme does not allow is read
     leniently, so that `I-` after `O` begins an entity.
@@ -31,7 +33,7 @@ def tagging_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[s
     if scheme is None:
         return {"accuracy": accuracy}
     if not any(tag != "O" for tags in gold for tag in tags):
-        logger.warning("the evaluation set has no entity: recall and F1 are 0 by convention")
+        logger.warning("%s: has no entity: recall and F1 are 0 by convention", where)
     seqeval = library("seqeval.metrics")
     x, y = [list(to_bio(tags, scheme)) for tags in gold], [list(to_bio(tags, scheme)) for tags in predicted]
     with warnings.catch_warnings():
