@@ -90,7 +90,7 @@ def read_rows(tokenizer: WordPieceTokenizer, texts: Sequence[str], cutting: Cutt
         )
     begins, numbers = offsets[:-1] + 1, np.arange(len(sizes))
     if cutting.long == "windows" and long.any():
-        return _windows(ids, begins, sizes, cutting.room)
+        return windowed(ids, begins, sizes, cutting.room)
     kept = np.minimum(sizes, cutting.room)
     begins = begins + (sizes - kept) if cutting.left else begins
     nothing = np.zeros_like(kept)
@@ -127,7 +127,7 @@ def window_starts(size: int, room: int) -> np.ndarray:
     return np.arange(count) * (size - room) // (count - 1)
 
 
-def _windows(ids: np.ndarray, begins: np.ndarray, sizes: np.ndarray, room: int) -> Rows:
+def windowed(ids: np.ndarray, begins: np.ndarray, sizes: np.ndarray, room: int) -> Rows:
     """Windows of the long texts, the others whole. What two windows share counts from each up to its middle, where
     tokens see as much before as behind them; [CLS] counts from the first window, [SEP] from the last."""
     starts = [window_starts(size, room) for size in sizes.tolist()]

@@ -1,0 +1,117 @@
+"""Multiple choice: which ending follows a prompt, as in SWAG and CODAH (Devlin et al. 2019, section 4.4).
+
+Each ending is a row of its own, `[CLS] prompt [SEP] start ending [SEP]`, cut as transformers cuts pairs; the rows of an
+example are a unit, over which the softmax goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fastbert.errors import UserError
+from fastbert.models.heads import BertForMultipleChoice
+from fastbert.tasks.examples import ChoiceExample, Dataset
+from fastbert.tasks.rows import Rows, TaskBatch
+from fastbert.tasks.task import Prediction, Task
+from fastbert.tokenizers import WordPieceTokenizer
+
+LEAST_LENGTH = 5  # the special tokens of a pair, and a token of each
+
+
+class Choice(Task[ChoiceExample]):
+    """One of the endings of a prompt."""
+
+    name = "choice"
+    head = BertForMultipleChoice
+    metrics = ("accuracy",)
+
+    def read(self, path: str, *, labelled: bool = True) -> Dataset[ChoiceExample]:
+        from fastbert.tasks.readers.choices import read_choices
+
+        dataset: Dataset[ChoiceExample] = read_choices(path, self.settings.columns, labelled=labelled)
+        return dataset
+
+    def encode(self, dataset: Dataset[ChoiceExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
+        if self.settings.max_length < LEAST_LENGTH:
+            raise UserError(
+                f"max_length={self.settings.max_length} leaves no room for a prompt and an ending: use {LEAST_LENGTH}"
+                " or more, 128 say"
+            )
+        choices = self._choices(dataset)
+        labels = self._labels(dataset, choices) if labelled else None
+        prompts = [example.prompt for example in dataset for _ in range(choices)]
+        endings = [
+            f"{example.start} {ending}" if example.start else ending
+            for example in dataset
+            for ending in example.endings
+        ]
+        packed = tokenizer.pack(prompts, endings, self.settings.max_length)
+        return Rows(
+            input_ids=packed.input_ids.numpy().astype(np.int32),
+            token_type_ids=packed.token_type_ids.numpy().astype(np.int32),
+            offsets=packed.cu_seqlens.numpy().astype(np.int64),
+            examples=np.repeat(np.arange(len(dataset)), choices),
+            per_unit=choices,
+            unit_targets={} if labels is None else {"labels": labels},
+        )
+
+    @staticmethod
+    def _choices(dataset: Dataset[ChoiceExample]) -> int:
+        """The number of choices of every example."""
+        if not len(dataset):
+            raise UserError(f"{dataset.path} holds no question: name a file that does")
+        choices = len(dataset[0].endings)
+        for index, example in enumerate(dataset):
+            if len(example.endings) < 2:
+                raise UserError(
+                    f"{dataset.where(index)}: {len(example.endings)} endings leave no choice: give 2 or more"
+                )
+            if len(example.endings) != choices:
+                raise UserError(
+                    f"{dataset.where(index)}: {len(example.endings)} endings, but {choices} in {dataset[0].place}: give"
+                    " every question as many"
+                )
+        return choices
+
+    @staticmethod
+    def _labels(dataset: Dataset[ChoiceExample], choices: int) -> np.ndarray:
+        """The endings that are right, int64."""
+        for index, example in enumerate(dataset):
+            if example.label is None:
+                raise UserError(f"{dataset.where(index)}: nothing says which ending is right: name the column")
+            if not 0 <= example.label < choices:
+                raise UserError(
+                    f"{dataset.where(index)}: the label {example.label} is none of the endings 0 to {choices - 1}"
+                )
+        return np.array([example.label for example in dataset], dtype=np.int64)
+
+    def items(self, batch: TaskBatch) -> int:
+        return len(batch.targets["labels"])
+
+    def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
+        labels = batch.targets["labels"]
+        choices = len(batch.inputs) // len(labels)
+        loss: Tensor = model(batch.inputs, labels=labels, num_choices=choices, num_items_in_batch=items).loss
+        return loss
+
+    def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:
+        """The score of each row, which stands for an ending, (1,)."""
+        return list(model(batch.inputs, num_choices=1).logits.float().cpu().numpy())
+
+    def decode(self, dataset: Dataset[ChoiceExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
+        """The likeliest ending, and the probability of each."""
+        logits = np.concatenate(outputs).astype(np.float64).reshape(-1, rows.per_unit)
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        probabilities = (weights / weights.sum(axis=1, keepdims=True)).tolist()
+        return [
+            {"id": example.id, "label": label, "probabilities": of_endings}
+            for example, label, of_endings in zip(dataset, logits.argmax(axis=1).tolist(), probabilities, strict=True)
+        ]
+
+    def score(self, dataset: Dataset[ChoiceExample], predictions: Sequence[Prediction]) -> dict[str, float]:
+        right = [example.label == prediction["label"] for example, prediction in zip(dataset, predictions, strict=True)]
+        return {"accuracy": 100 * float(np.mean(right))}

@@ -1,0 +1,153 @@
+"""Questions and their contexts as rows of tokens: `[CLS] question [SEP] window of the context [SEP]`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fastbert.errors import UserError
+from fastbert.tasks.examples import Dataset, QuestionExample
+from fastbert.tasks.ragged import bounds, runs
+from fastbert.tasks.rows import Rows
+from fastbert.tokenizers import WordPieceTokenizer
+
+QUESTION_LENGTH = 64  # tokens to which questions are cut, as BERT's own code does
+SPECIAL = 3
+NOWHERE = -1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SpanRows(Rows):
+    """Rows with the place of each token in its context: the first character, and the one behind the last; -1 for what
+    is none of the context. int32 (tokens,)."""
+
+    begins: np.ndarray
+    ends: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Contexts:
+    """The tokens of contexts, each context once: context c has `offsets[c]` up to `offsets[c + 1]`."""
+
+    ids: np.ndarray
+    begins: np.ndarray
+    ends: np.ndarray
+    offsets: np.ndarray
+    of_examples: np.ndarray
+    """The context of each example."""
+    characters: int
+    """Of the longest context."""
+
+    def spans(self, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The first and the last token that hold any of the characters `starts` up to `stops` of each example, counted
+        in the tokens of all contexts; the first is behind the last where no token holds any."""
+        # Characters counted through all contexts rise from token to token, except where a tokenizer reorders
+        # combining marks; running extremes rise always, and a search in them finds the same token.
+        stride = self.characters + 2
+        base = np.repeat(np.arange(len(self.offsets) - 1) * stride, np.diff(self.offsets))
+        ends = np.maximum.accumulate(base + self.ends)
+        begins = np.minimum.accumulate((base + self.begins)[::-1])[::-1]
+        base = self.of_examples * stride
+        # Beyond the context there is no token of it: these searches must not reach the next one's.
+        low, high = self.offsets[:-1][self.of_examples], self.offsets[1:][self.of_examples]
+        first = np.searchsorted(ends, base + np.clip(starts, 0, stride - 1), side="right")
+        last = np.searchsorted(begins, base + np.clip(stops, 0, stride - 1), side="left") - 1
+        return np.clip(first, low, high), np.clip(last, low - 1, high - 1)
+
+
+def read_contexts(dataset: Dataset[QuestionExample], tokenizer: WordPieceTokenizer) -> Contexts:
+    """Tokenize the contexts of a dataset."""
+    numbers: dict[str, int] = {}
+    of_examples = np.fromiter(
+        (numbers.setdefault(example.context, len(numbers)) for example in dataset), np.int64, len(dataset)
+    )
+    ids, begins, ends, _, offsets = tokenizer.encode_aligned_ragged(list(numbers))
+    return Contexts(
+        ids=ids,
+        begins=begins,
+        ends=ends,
+        offsets=offsets,
+        of_examples=of_examples,
+        characters=max(map(len, numbers)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Windows:
+    """Which part of its context each row has, int64 (rows,): its example, the tokens of the question, where the part
+    begins in the tokens of all contexts, and how many tokens it has."""
+
+    examples: np.ndarray
+    questions: np.ndarray
+    begins: np.ndarray
+    sizes: np.ndarray
+
+    def targets(self, first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where in each row the spans from the tokens `first` to `last` of each example begin and end; 0, [CLS], in
+        rows that do not hold the whole span."""
+        first, last = first[self.examples], last[self.examples]
+        whole = (first <= last) & (first >= self.begins) & (last < self.begins + self.sizes)
+        before = self.questions + 2 - self.begins
+        return np.where(whole, first + before, 0), np.where(whole, last + before, 0)
+
+
+def cut_windows(
+    dataset: Dataset[QuestionExample], contexts: Contexts, questions: np.ndarray, max_length: int, stride: int
+) -> Windows:
+    """The windows of every example, of which neighbours share `stride` tokens; the last one is what is left."""
+    room = max_length - SPECIAL - questions
+    whole = np.diff(contexts.offsets)[contexts.of_examples]
+    long = whole > room
+    # The room must hold a token, and windows must go on.
+    least = np.where(long, stride + 1, 1)
+    if (room < least).any():
+        index = int(np.argmax(room < least))
+        raise UserError(
+            f"{dataset.where(index)}: max_length={max_length} leaves {max(room[index], 0)} tokens for the context beside"
+            f" the question's {questions[index]}, and neighbouring windows are to share {stride} of them: use a larger"
+            " max_length, or a smaller stride"
+        )
+    step = np.maximum(room - stride, 1)
+    counts = np.where(long, 1 - (room - whole) // step, 1)
+    examples = np.repeat(np.arange(len(dataset)), counts)
+    shift = (np.arange(len(examples)) - np.repeat(bounds(counts)[:-1], counts)) * step[examples]
+    return Windows(
+        examples=examples,
+        questions=questions[examples],
+        begins=contexts.offsets[contexts.of_examples][examples] + shift,
+        sizes=np.minimum(room[examples], whole[examples] - shift),
+    )
+
+
+def lay_out(
+    windows: Windows,
+    contexts: Contexts,
+    question_ids: np.ndarray,
+    question_begins: np.ndarray,
+    tokenizer: WordPieceTokenizer,
+    targets: dict[str, np.ndarray],
+) -> SpanRows:
+    """The rows of windows; an example's question begins at `question_begins` of `question_ids`."""
+    offsets = bounds(windows.questions + windows.sizes + SPECIAL)
+    begin = offsets[:-1]
+    input_ids = np.full(offsets[-1], tokenizer.sep_token_id, dtype=np.int32)
+    input_ids[begin] = tokenizer.cls_token_id
+    to, of = runs(begin + 1, windows.questions), runs(question_begins[windows.examples], windows.questions)
+    input_ids[to] = question_ids[of]
+    context = begin + windows.questions + 2
+    token_type_ids = np.zeros_like(input_ids)
+    token_type_ids[runs(context, windows.sizes + 1)] = 1
+    to, of = runs(context, windows.sizes), runs(windows.begins, windows.sizes)
+    input_ids[to] = contexts.ids[of]
+    begins, ends = np.full_like(input_ids, NOWHERE), np.full_like(input_ids, NOWHERE)
+    begins[to], ends[to] = contexts.begins[of], contexts.ends[of]
+    return SpanRows(
+        input_ids=input_ids,
+        token_type_ids=token_type_ids,
+        offsets=offsets,
+        examples=windows.examples,
+        unit_targets=targets,
+        begins=begins,
+        ends=ends,
+    )

@@ -1,0 +1,244 @@
+"""Tagging: a tag for each word of a sentence, as named entities (BIO, IOB1, BIOES) or parts of speech.
+
+The first sub-token of a word carries its tag (Devlin et al. 2019, section 5.3). A word that becomes no token, as one of
+control characters, is not there for the model, as in transformers; it is tagged `O`, or with the first tag where there
+is no `O`. Sentences that are longer than a row are cut into windows, in one of which each word is tagged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastbert.errors import UserError
+from fastbert.models.heads import BertForTokenClassification
+from fastbert.packing import IGNORE_INDEX, PackedBatch
+from fastbert.tasks.embed_rows import SPECIAL, windowed
+from fastbert.tasks.entities import Scheme
+from fastbert.tasks.examples import Dataset, TaggedExample
+from fastbert.tasks.ragged import bounds, runs
+from fastbert.tasks.rows import Rows, TaskBatch
+from fastbert.tasks.task import Prediction, Task
+from fastbert.tokenizers import WordPieceTokenizer
+
+OUTSIDE = "O"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TagRows(Rows):
+    """Rows of sentences, and the words that are tagged in them: row i has the words `word_offsets[i]` up to
+    `word_offsets[i + 1]` of `words`, their numbers among all words of the dataset; `places`, where in the row their
+    first tokens are; and `labels`, -100 where they are unknown. All int64. Batches have them as their labels."""
+
+    word_offsets: np.ndarray
+    words: np.ndarray
+    places: np.ndarray
+    labels: np.ndarray
+
+    def packed(self, rows: np.ndarray, keys: np.ndarray | None = None) -> PackedBatch:
+        batch = super().packed(rows, keys)
+        counts = np.diff(self.word_offsets)[rows]
+        chosen = runs(self.word_offsets[rows], counts)
+        begins = bounds(self.lengths[rows])[:-1]
+        return replace(
+            batch,
+            masked_positions=torch.from_numpy(np.repeat(begins, counts) + self.places[chosen]),
+            labels=torch.from_numpy(self.labels[chosen]),
+        )
+
+
+class Tagging(Task[TaggedExample]):
+    """A tag for each word."""
+
+    name = "tagging"
+    head = BertForTokenClassification
+    metrics = ("f1", "precision", "recall", "accuracy")
+
+    @property
+    def main_metric(self) -> str:
+        """F1 of entities, or accuracy where tags are none."""
+        return self.settings.metric or ("f1" if self.labels and Scheme(self.labels).is_chunks else "accuracy")
+
+    def read(self, path: str, *, labelled: bool = True) -> Dataset[TaggedExample]:
+        from fastbert.tasks.readers.conll import read_conll
+
+        dataset: Dataset[TaggedExample] = read_conll(path, self.settings.columns, labelled=labelled)
+        return dataset
+
+    def learn_labels(self, train: Dataset[TaggedExample]) -> None:
+        if self.labels is not None:
+            return
+        labels = sorted({tag for example in train for tag in example.tags or ()})
+        if len(labels) < 2:
+            found = f"one tag, {labels[0]!r}" if labels else "no tags"
+            raise UserError(f"{train.path} holds {found}, and there is nothing to learn: name the column of the tags")
+        self.labels = tuple(labels)
+
+    def check_labels(self, dataset: Dataset[TaggedExample]) -> None:
+        known = set(self._known_labels())
+        for index, example in enumerate(dataset):
+            for word, tag in enumerate(example.tags or ()):
+                if tag not in known:
+                    raise UserError(
+                        f"{dataset.where(index)}: the tag {tag!r} of word {word + 1}, {example.words[word]!r}, is none"
+                        f" of the {len(known)} of the training set ({', '.join(self._known_labels()[:9])}"
+                        f"{', ...' if len(known) > 9 else ''}): correct it, or train with examples of it"
+                    )
+
+    def encode(self, dataset: Dataset[TaggedExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> TagRows:
+        room = self._checked_room(dataset)
+        ids, of_words = tokenizer.encode_ragged([word for example in dataset for word in example.words])
+        sentences = bounds(np.fromiter((len(example.words) for example in dataset), np.int64, len(dataset)))
+        begins = of_words[sentences]
+        windows = windowed(ids, begins[:-1], np.diff(begins), room)
+        # What counts of each window, in tokens of the dataset; together they are all tokens, each once.
+        first = windows.begins + np.maximum(windows.firsts, 1) - 1
+        end = windows.begins + np.minimum(windows.ends - 1, windows.sizes)
+        with_tokens = np.flatnonzero(np.diff(of_words))
+        first_tokens = of_words[with_tokens]
+        first_word, end_word = np.searchsorted(first_tokens, first), np.searchsorted(first_tokens, end)
+        # A row in which no word begins, as the middle of a very long one or a sentence without tokens, says nothing.
+        kept = np.flatnonzero(end_word > first_word)
+        first_word, counts = first_word[kept], (end_word - first_word)[kept]
+        examples = windows.texts[kept]
+        row_begins, sizes = windows.begins[kept], windows.sizes[kept]
+        if self.settings.context_tokens:
+            before, behind = self._context(dataset, begins, examples, row_begins, sizes, room)
+            row_begins, sizes = row_begins - before, sizes + before + behind
+        chosen = runs(first_word, counts)
+        words = with_tokens[chosen]
+        offsets = bounds(sizes + SPECIAL)
+        input_ids = np.empty(offsets[-1], dtype=np.int32)
+        input_ids[offsets[:-1]], input_ids[offsets[1:] - 1] = tokenizer.cls_token_id, tokenizer.sep_token_id
+        input_ids[runs(offsets[:-1] + 1, sizes)] = ids[runs(row_begins, sizes)]
+        return TagRows(
+            input_ids=input_ids,
+            token_type_ids=np.zeros_like(input_ids),
+            offsets=offsets,
+            examples=examples,
+            word_offsets=bounds(counts),
+            words=words,
+            places=first_tokens[chosen] - np.repeat(row_begins - 1, counts),
+            labels=self._label_numbers(dataset, sentences)[words] if labelled else np.full_like(words, IGNORE_INDEX),
+        )
+
+    def _checked_room(self, dataset: Dataset[TaggedExample]) -> int:
+        """The tokens of a row besides the special ones."""
+        if not len(dataset):
+            raise UserError(f"{dataset.path} holds no sentence: name a file that does")
+        room = self.settings.max_length - SPECIAL
+        if room < 1:
+            raise UserError(
+                f"max_length={self.settings.max_length} leaves no room beside [CLS] and [SEP]: use 3 or more, 128 say"
+            )
+        if self.settings.context_tokens < 0:
+            raise UserError(f"context_tokens={self.settings.context_tokens} must be at least 0")
+        return room
+
+    def _context(
+        self,
+        dataset: Dataset[TaggedExample],
+        begins: np.ndarray,
+        examples: np.ndarray,
+        row_begins: np.ndarray,
+        sizes: np.ndarray,
+        room: int,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of neighbouring sentences before and behind each row: as many on both sides, as far as there are
+        some and the row has room."""
+        documents = np.fromiter((example.document for example in dataset), np.int64, len(dataset))
+        changes = np.flatnonzero(np.diff(documents)) + 1
+        number = np.searchsorted(changes, examples, side="right")
+        limits = begins[np.concatenate(([0], changes, [len(dataset)]))]
+        free = room - sizes
+        before = np.minimum(row_begins - limits[number], self.settings.context_tokens)
+        behind = np.minimum(limits[number + 1] - row_begins - sizes, self.settings.context_tokens)
+        before = np.minimum(before, np.maximum(free // 2, free - behind))
+        return before, np.minimum(behind, free - before)
+
+    def _label_numbers(self, dataset: Dataset[TaggedExample], sentences: np.ndarray) -> np.ndarray:
+        """The class of every word of a dataset, int64."""
+        numbers = {label: number for number, label in enumerate(self._known_labels())}
+        for index, example in enumerate(dataset):
+            if example.tags is None or len(example.tags) != len(example.words):
+                count = "no tags" if example.tags is None else f"{len(example.tags)} tags"
+                raise UserError(f"{dataset.where(index)}: {len(example.words)} words have {count}: give each word one")
+        tags = chain.from_iterable(example.tags or () for example in dataset)
+        found = np.fromiter((numbers.get(tag, -1) for tag in tags), np.int64, sentences[-1])
+        if (found < 0).any():
+            self.check_labels(dataset)
+        return found
+
+    def _known_labels(self) -> tuple[str, ...]:
+        if self.labels is None:
+            raise UserError("the tags are not known: learn_labels takes them from a training set")
+        return self.labels
+
+    def items(self, batch: TaskBatch) -> int:
+        labels = batch.inputs.labels
+        return 0 if labels is None else int((labels != IGNORE_INDEX).sum())
+
+    def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
+        loss: Tensor = model(batch.inputs, num_items_in_batch=items).loss
+        return loss
+
+    def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:
+        """The logits (words, labels) of each row's words."""
+        places = batch.inputs.masked_positions
+        assert places is not None
+        logits = model(batch.inputs, return_logits=True, num_items_in_batch=1).logits.float().cpu().numpy()
+        ends = np.searchsorted(places.cpu().numpy(), batch.inputs.cu_seqlens.cpu().numpy()[1:])
+        return np.split(logits, ends[:-1])
+
+    def decode(self, dataset: Dataset[TaggedExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
+        """Tags and their probabilities; `entities` count words from 0, `end` is behind the last one. A word without a
+        token has probability 0."""
+        assert isinstance(rows, TagRows)
+        labels = self._known_labels()
+        sentences = bounds(np.fromiter((len(example.words) for example in dataset), np.int64, len(dataset)))
+        classes = np.full(sentences[-1], labels.index(OUTSIDE) if OUTSIDE in labels else 0)
+        probability = np.zeros(sentences[-1])
+        if len(rows):
+            logits = np.concatenate(outputs).astype(np.float64)
+            best = logits.argmax(axis=1)
+            classes[rows.words] = best
+            # Of the largest logit, so that the numerator is exp(0).
+            probability[rows.words] = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
+        chunks = Scheme(labels).chunks(classes, sentences)
+        names = np.array(labels, dtype=object)[classes].tolist()
+        numbers, bound = probability.tolist(), sentences.tolist()
+        predictions = []
+        for index, example in enumerate(dataset):
+            begin, end = bound[index], bound[index + 1]
+            entities = [
+                {
+                    "type": kind,
+                    "start": a - begin,
+                    "end": b - begin,
+                    "text": " ".join(example.words[a - begin : b - begin]),
+                }
+                for kind, a, b in chunks[index]
+            ]
+            predictions.append(
+                {
+                    "id": example.id,
+                    "words": list(example.words),
+                    "tags": names[begin:end],
+                    "entities": entities,
+                    "probability": numbers[begin:end],
+                }
+            )
+        return predictions
+
+    def score(self, dataset: Dataset[TaggedExample], predictions: Sequence[Prediction]) -> dict[str, float]:
+        from fastbert.tasks.metrics import tagging_scores
+
+        gold = [list(example.tags or ()) for example in dataset]
+        scores: dict[str, float] = tagging_scores(gold, [prediction["tags"] for prediction in predictions])
+        return scores
