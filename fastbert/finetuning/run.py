@@ -26,7 +26,6 @@ from fastbert.finetuning.results import TrialResult
 from fastbert.models.pretrained import PreTrainedModel
 from fastbert.tasks.examples import Dataset
 from fastbert.tasks.predicting import outputs_of
-from fastbert.tasks.prediction_files import write_predictions
 from fastbert.tasks.registry import make_task, save_task
 from fastbert.tasks.rows import Rows
 from fastbert.tasks.task import Columns, Prediction, Task, TaskSettings
@@ -226,6 +225,8 @@ class _Run:
             save_task(self.task, folder)
         if self.evaluations:
             model: PreTrainedModel = self.task.head.from_pretrained(out / "model").to(self.device)
+            from fastbert.tasks.prediction_files import write_predictions
+
             (out / "predictions").mkdir(exist_ok=True)
             for one in self.evaluations:
                 path = out / "predictions" / f"{one.name}.jsonl"

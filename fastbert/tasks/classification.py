@@ -85,7 +85,9 @@ class Classification(TextTask):
         from fastbert.tasks.metrics.classification import classification_scores
 
         gold = [str(example.label) for example in dataset]
-        return classification_scores(gold, [str(one["label"]) for one in predictions], self._known())
+        return classification_scores(
+            gold, [str(one["label"]) for one in predictions], self._known(), where=dataset.path
+        )
 
     def _known(self) -> tuple[str, ...]:
         if self.labels is None:

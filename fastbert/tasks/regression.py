@@ -38,6 +38,7 @@ class Regression(TextTask):
         return [{"id": example.id, "score": float(row[0])} for example, row in zip(dataset, outputs, strict=True)]
 
     def score(self, dataset: Dataset[TextExample], predictions: Sequence[Prediction]) -> dict[str, float]:
-        from fastbert.tasks.metrics.regression import regression_scores
+        from fastbert.tasks.metrics.classification import regression_scores
 
-        return regression_scores([float(e.label) for e in dataset], [float(one["score"]) for one in predictions])  # type: ignore[arg-type]
+        gold = [float(example.label) for example in dataset]  # type: ignore[arg-type]
+        return regression_scores(gold, [float(one["score"]) for one in predictions], where=dataset.path)

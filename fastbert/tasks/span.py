@@ -29,7 +29,7 @@ class SpanAnswers(Task[QuestionExample]):
 
     name = "span"
     head = BertForQuestionAnswering
-    metrics = ("f1", "em")
+    metrics = ("f1", "exact_match")
 
     def __init__(self, settings: TaskSettings, labels: Sequence[str] | None = None) -> None:
         super().__init__(settings, None)
@@ -135,7 +135,7 @@ class SpanAnswers(Task[QuestionExample]):
         return find_answers(dataset, rows, outputs, search)
 
     def score(self, dataset: Dataset[QuestionExample], predictions: Sequence[Prediction]) -> dict[str, float]:
-        from fastbert.tasks.metrics import squad_scores
+        from fastbert.tasks.metrics.questions import squad_scores
 
         texts = {prediction["id"]: prediction["text"] for prediction in predictions}
         differences = None

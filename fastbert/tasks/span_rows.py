@@ -104,8 +104,8 @@ def cut_windows(
     if (room < least).any():
         index = int(np.argmax(room < least))
         raise UserError(
-            f"{dataset.where(index)}: max_length={max_length} leaves {max(room[index], 0)} tokens for the context beside"
-            f" the question's {questions[index]}, and neighbouring windows are to share {stride} of them: use a larger"
+            f"{dataset.where(index)}: max_length={max_length} leaves {max(room[index], 0)} tokens for the context beside the"
+            f" question's {questions[index]}, and neighbouring windows are to share {stride} of them: use a larger"
             " max_length, or a smaller stride"
         )
     step = np.maximum(room - stride, 1)

@@ -237,8 +237,7 @@ class Tagging(Task[TaggedExample]):
         return predictions
 
     def score(self, dataset: Dataset[TaggedExample], predictions: Sequence[Prediction]) -> dict[str, float]:
-        from fastbert.tasks.metrics import tagging_scores
+        from fastbert.tasks.metrics.tagging import tagging_scores
 
         gold = [list(example.tags or ()) for example in dataset]
-        scores: dict[str, float] = tagging_scores(gold, [prediction["tags"] for prediction in predictions])
-        return scores
+        return tagging_scores(gold, [prediction["tags"] for prediction in predictions], where=dataset.path)

@@ -15,9 +15,7 @@ from fastbert.finetuning.config import FinetuneConfig
 
 def model(layers: int = 3) -> BertForSequenceClassification:
     return BertForSequenceClassification(
-        BertConfig(
-            vocab_size=30, hidden_size=8, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=16
-        )
+        BertConfig(vocab_size=30, hidden_size=8, num_hidden_layers=layers, num_attention_heads=2, intermediate_size=16)
     )
 
 

