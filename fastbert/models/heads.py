@@ -33,6 +33,11 @@ from fastbert.ops.product_table import prefers_own
 from fastbert.packing import IGNORE_INDEX, PackedBatch
 
 
+def shown_states(packed: Packed, states: list[Tensor]) -> tuple[Tensor, ...] | None:
+    """Hidden states as outputs hold them: those of the embeddings and of each layer, None where none were kept."""
+    return tuple(packed.restore(state) for state in states) or None
+
+
 class PredictionTransform(nn.Module):
     """Dense, GELU, LayerNorm: what a hidden state goes through before the vocabulary product."""
 
@@ -131,9 +136,10 @@ class BertWithHead(PreTrainedModel):
         pooled: Tensor = self.bert.pooler(firsts)
         return pooled
 
-    def _encode_pooled(self, batch: PackedBatch) -> Tensor:
-        """The pooled first tokens (sequences, hidden_size)."""
-        return self._pool(self._encode_read(batch, batch.input_ids.new_empty(0))[0])
+    def _encode_pooled(self, batch: PackedBatch, keep_all: bool = False) -> tuple[Tensor, list[Tensor]]:
+        """The pooled first tokens (sequences, hidden_size), and with `keep_all` all tokens at every layer."""
+        firsts, _, states = self._encode_read(batch, batch.input_ids.new_empty(0), keep_all)
+        return self._pool(firsts), states
 
     def _classifier_dropout(
         self, batch: PackedBatch, x: Tensor, per_token: bool, places: Tensor | None = None
@@ -203,7 +209,7 @@ class BertForPreTraining(_MaskedLanguageModel):
         nsp_logits = project(self.cls.seq_relationship, self._pool(firsts))
         output = PreTrainingOutput(
             seq_relationship_logits=nsp_logits,
-            hidden_states=tuple(packed.restore(state) for state in states) if output_hidden_states else None,
+            hidden_states=shown_states(packed, states),
         )
         losses = []
         if every:
@@ -261,18 +267,19 @@ class BertForMaskedLM(_MaskedLanguageModel):
         labels: Tensor | None = None,
         return_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        output_hidden_states: bool = False,
     ) -> LogitsOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
         masked = masked_places(packed, labels)
         if masked is None or self._shows_all(packed, return_logits):
-            x, _ = self.bert.encode(packed.batch)
+            x, states = self.bert.encode(packed.batch, keep_all=output_hidden_states)
             logits: Tensor | None = packed.restore(self.cls.predictions(x))
             x = x if masked is None else x[masked[0]]
         else:
-            x, _ = self.bert.encode(packed.batch, rows=masked[0])
+            x, states = self.bert.encode(packed.batch, keep_all=output_hidden_states, rows=masked[0])
             logits = self.cls.predictions(x) if return_logits else None
         loss = None if masked is None else mean_of(self.cls.predictions.loss(x, masked[1]), num_items_in_batch)
-        return LogitsOutput(loss=loss, logits=logits)
+        return LogitsOutput(loss=loss, logits=logits, hidden_states=shown_states(packed, states))
 
 
 class BertForNextSentencePrediction(BertWithHead):
@@ -295,12 +302,14 @@ class BertForNextSentencePrediction(BertWithHead):
         input_ids: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        output_hidden_states: bool = False,
     ) -> LogitsOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        logits = project(self.cls.seq_relationship, self._encode_pooled(packed.batch))
+        pooled, states = self._encode_pooled(packed.batch, output_hidden_states)
+        logits = project(self.cls.seq_relationship, pooled)
         target = packed.batch.next_sentence_label if labels is None else labels
         loss = None if target is None else class_loss(logits, target.flatten(), num_items_in_batch)
-        return LogitsOutput(loss=loss, logits=logits)
+        return LogitsOutput(loss=loss, logits=logits, hidden_states=shown_states(packed, states))
 
 
 class BertForSequenceClassification(BertWithHead):
@@ -326,12 +335,14 @@ class BertForSequenceClassification(BertWithHead):
         input_ids: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        output_hidden_states: bool = False,
     ) -> LogitsOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        pooled = self._classifier_dropout(packed.batch, self._encode_pooled(packed.batch), per_token=False)
+        pooled, states = self._encode_pooled(packed.batch, output_hidden_states)
+        pooled = self._classifier_dropout(packed.batch, pooled, per_token=False)
         logits = project(self.classifier, pooled)
         loss = None if labels is None else self._loss(logits.float(), labels, num_items_in_batch)
-        return LogitsOutput(loss=loss, logits=logits)
+        return LogitsOutput(loss=loss, logits=logits, hidden_states=shown_states(packed, states))
 
     def _loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
         problem = self.config.problem_type
@@ -368,19 +379,22 @@ class BertForTokenClassification(BertWithHead):
         labels: Tensor | None = None,
         return_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        output_hidden_states: bool = False,
     ) -> LogitsOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
         masked = masked_places(packed, labels)
         every = masked is None or self._shows_all(packed, return_logits)
         places = None if every or masked is None else masked[0]
-        x, _ = self.bert.encode(packed.batch, rows=places)
+        x, states = self.bert.encode(packed.batch, keep_all=output_hidden_states, rows=places)
         x = self._classifier_dropout(packed.batch, x, per_token=True, places=places)
         logits = project(self.classifier, x)
         shown = packed.restore(logits) if every else logits if return_logits else None
+        kept = shown_states(packed, states)
         if masked is None:
-            return LogitsOutput(logits=shown)
+            return LogitsOutput(logits=shown, hidden_states=kept)
         read, targets = logits[masked[0]] if every else logits, masked[1]
-        return LogitsOutput(loss=class_loss(read, targets, num_items_in_batch), logits=shown)
+        loss = class_loss(read, targets, num_items_in_batch)
+        return LogitsOutput(loss=loss, logits=shown, hidden_states=kept)
 
 
 class BertForQuestionAnswering(BertWithHead):
@@ -404,16 +418,18 @@ class BertForQuestionAnswering(BertWithHead):
         input_ids: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
+        output_hidden_states: bool = False,
     ) -> SpanOutput:
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        x, _ = self.bert.encode(packed.batch)
+        x, states = self.bert.encode(packed.batch, keep_all=output_hidden_states)
         logits = project(self.qa_outputs, x).float()
         loss = None
         if start_positions is not None and end_positions is not None:
             targets = (start_positions.flatten(), end_positions.flatten())
             loss = torch.stack([self._span_loss(packed, logits[:, i], targets[i]) for i in range(2)]).mean()
         start, end = (packed.restore(logits[:, i]) for i in range(2))
-        return SpanOutput(loss=loss, start_logits=start, end_logits=end)
+        kept = shown_states(packed, states)
+        return SpanOutput(loss=loss, start_logits=start, end_logits=end, hidden_states=kept)
 
     @staticmethod
     def _span_loss(packed: Packed, logits: Tensor, targets: Tensor) -> Tensor:
@@ -452,6 +468,7 @@ class BertForMultipleChoice(BertWithHead):
         labels: Tensor | None = None,
         num_choices: int | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        output_hidden_states: bool = False,
     ) -> LogitsOutput:
         given = batch if isinstance(batch, Tensor) else input_ids
         if given is not None:
@@ -467,7 +484,8 @@ class BertForMultipleChoice(BertWithHead):
         packed = Packed(*flat)
         if len(packed.batch) % num_choices:
             raise UserError(f"{len(packed.batch)} sequences cannot be split into questions of {num_choices} choices")
-        pooled = self._classifier_dropout(packed.batch, self._encode_pooled(packed.batch), per_token=False)
+        pooled, states = self._encode_pooled(packed.batch, output_hidden_states)
+        pooled = self._classifier_dropout(packed.batch, pooled, per_token=False)
         logits = project(self.classifier, pooled).view(-1, num_choices)
         loss = None if labels is None else class_loss(logits, labels.flatten(), num_items_in_batch)
-        return LogitsOutput(loss=loss, logits=logits)
+        return LogitsOutput(loss=loss, logits=logits, hidden_states=shown_states(packed, states))
