@@ -25,6 +25,7 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
     },
     {
         "fill-mask": ("fill_mask", "fill in the blanks of a sentence with a trained model"),
+        "evaluate": ("evaluate", "score a file of predictions by the metrics of its task; average GLUE's"),
         "embed": ("embed", "a vector for each text of a file: .npy, .parquet or .jsonl"),
         "verify": ("verify", "a Hugging Face model as it is and accelerated, side by side on your text"),
     },

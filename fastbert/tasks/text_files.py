@@ -11,6 +11,7 @@ import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -59,31 +60,20 @@ class TextFile:
 
     def __iter__(self) -> Iterator[str]:
         if self.path is None:
-            if sys.stdin is None:
-                raise UserError("standard input is closed: name a file")
-            yield from self._lines(sys.stdin.buffer)
+            yield from utf8_lines(standard_input(), self.name)
             return
-        try:
-            with self.path.open("rb") as raw:
-                self._raw = raw
-                read = {".txt": self._lines, ".jsonl": self._json}.get(self.kind, self._table)
-                yield from read(_decompressed(raw, self.path))
-        except EOFError:
-            raise UserError(f"{self.path}: ends too early; copy or download it again") from None
-        except (lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
-            raise UserError(f"{self.path}: no intact {self.path.suffix} file ({error})") from None
-
-    def _lines(self, stream: Iterable[bytes]) -> Iterator[str]:
-        for number, line in enumerate(stream, 1):
-            line = line.removesuffix(b"\n").removesuffix(b"\r")
-            try:
-                yield (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).decode("utf-8")
-            except UnicodeDecodeError as error:
-                where = f"{self.name}, line {number}, byte {error.start + 1}"
-                raise UserError(f"{where}: not UTF-8 (0x{line[error.start]:02x}); save the file as UTF-8") from None
+        with self.path.open("rb") as raw, decompressed(raw, self.path) as stream:
+            self._raw = raw
+            match self.kind:
+                case ".txt":
+                    yield from utf8_lines(stream, self.name)
+                case ".jsonl":
+                    yield from self._json(stream)
+                case _:
+                    yield from self._table(stream)
 
     def _json(self, stream: Iterable[bytes]) -> Iterator[str]:
-        for number, line in enumerate(self._lines(stream), 1):
+        for number, line in enumerate(utf8_lines(stream, self.name), 1):
             if not line.strip():
                 continue
             where = f"{self.name}, line {number}"
@@ -97,8 +87,7 @@ class TextFile:
             text = record[self.column]
             if not isinstance(text, str):
                 raise UserError(f"{where}: {self.column!r} must be a string, not {type(text).__name__}")
-            # JSON can spell half of a character.
-            yield _SURROGATE.sub("\ufffd", text) if _SURROGATE.search(text) else text
+            yield whole_characters(text)
 
     def _table(self, stream: Any) -> Iterator[str]:
         # The limit, 128 KiB by default, is one of the whole process.
@@ -125,10 +114,41 @@ class TextFile:
             raise UserError(f"{self.name}, after line {rows.line_num}: not UTF-8 ({error.reason})") from None
 
 
-def _decompressed(raw: IO[bytes], path: Path) -> Any:
-    match path.suffix.lower():
-        case ".gz":
-            return gzip.GzipFile(fileobj=raw)
-        case ".xz":
-            return io.BufferedReader(lzma.LZMAFile(raw))
-    return raw
+def standard_input() -> IO[bytes]:
+    """The bytes of standard input."""
+    if sys.stdin is None:
+        raise UserError("standard input is closed: name a file")
+    return sys.stdin.buffer
+
+
+@contextmanager
+def decompressed(raw: IO[bytes], path: Path) -> Iterator[Any]:
+    """The bytes of an open file, unpacked as its name says; an archive that breaks while it is read is a UserError."""
+    try:
+        match path.suffix.lower():
+            case ".gz":
+                yield gzip.GzipFile(fileobj=raw)
+            case ".xz":
+                yield io.BufferedReader(lzma.LZMAFile(raw))  # noqa: SIM115 (whoever opened `raw` closes it)
+            case _:
+                yield raw
+    except EOFError:
+        raise UserError(f"{path}: ends too early; copy or download it again") from None
+    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path}: no intact {path.suffix} file ({error})") from None
+
+
+def utf8_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
+    """Lines as editors count them: ended by a line feed, perhaps after a carriage return, by nothing else."""
+    for number, line in enumerate(stream, 1):
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
+        try:
+            yield (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).decode("utf-8")
+        except UnicodeDecodeError as error:
+            where = f"{name}, line {number}, byte {error.start + 1}"
+            raise UserError(f"{where}: not UTF-8 (0x{line[error.start]:02x}); save the file as UTF-8") from None
+
+
+def whole_characters(text: str) -> str:
+    """The text without the halves of characters that JSON can spell."""
+    return _SURROGATE.sub("\ufffd", text) if _SURROGATE.search(text) else text

@@ -1,0 +1,121 @@
+"""`fastbert evaluate`: the metrics of a file of predictions, and GLUE's averages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fastbert.cli.common import output, require
+from fastbert.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Score predictions, whoever has made them, against a gold file; or average the results of all tasks of GLUE."""
+
+    task: Literal["classification", "regression", "tagging", "span", "choice", "seq2seq"] | None = None
+    """Kind of task."""
+    gold: str | None = None
+    """File with the right answers: any form in which the task is trained."""
+    predictions: Path | None = None
+    """File to score: .jsonl with an id and a label, score, tags or text; SQuAD's .json; CoNLL; .tsv with id and
+    prediction (GLUE's submissions); or .txt, one a line in the order of the gold file."""
+    no_answer: Path | None = None
+    """JSON of the probability that a question has no answer, by id (SQuAD 2.0): adds scores at the best threshold."""
+    text_column: str | None = None
+    """Column of the text in the gold file, where its name is not a usual one; or its number, from 1."""
+    pair_column: str | None = None
+    """Column of the second text."""
+    label_column: str | None = None
+    """Column of the label, number, tag or target."""
+    id_column: str | None = None
+    """Column of the examples' ids."""
+    glue: Path | None = None
+    """Folder with the results of GLUE's tasks, TASK.json or TASK/results.json: prints both averages."""
+    json: Path | None = None
+    """File to write the metrics to."""
+
+
+def run(config: Config, *, quiet: bool = False) -> int:
+    """Print the metrics, a line each."""
+    if config.json is not None and not config.json.absolute().parent.is_dir():
+        raise UserError(f"--json {config.json}: no such folder {config.json.parent}; make it first")
+    scores = _glue(config) if config.glue is not None else _score(config)
+    width = max(map(len, scores))
+    output("\n".join(f"{name:<{width}}  {value:>9.4f}" for name, value in scores.items()))
+    if config.json is not None:
+        from fastbert.training.checkpoint import write_atomic
+
+        write_atomic(config.json, json.dumps(scores, indent=2) + "\n")
+    return 0
+
+
+def _score(config: Config) -> dict[str, float]:
+    task = require(config.task, "--task", "classification, regression, tagging, span, choice or seq2seq")
+    gold = require(config.gold, "--gold", "the file with the right answers")
+    predictions = require(config.predictions, "--predictions", "the file to score")
+    if config.no_answer is not None and task != "span":
+        raise UserError(f"--no-answer {config.no_answer} is for --task span; leave it out")
+    from fastbert.tasks.prediction_files import read_no_answer_probabilities, read_predictions
+    from fastbert.tasks.scoring import read_gold, score_predictions
+    from fastbert.tasks.task import Columns
+
+    columns = Columns(text=config.text_column, pair=config.pair_column, label=config.label_column, id=config.id_column)
+    dataset = read_gold(task, gold, columns)
+    predicted = read_predictions(predictions, task, dataset)
+    probabilities = None if config.no_answer is None else read_no_answer_probabilities(config.no_answer, dataset)
+    return score_predictions(task, dataset, predicted, probabilities)
+
+
+def _glue(config: Config) -> dict[str, float]:
+    """The number of every task that the folder has, and the averages for which it has all."""
+    others = (config.task, config.gold, config.predictions, config.no_answer)
+    if any(value is not None for value in others):
+        raise UserError("--glue averages results that exist: leave --task, --gold and --predictions out")
+    from fastbert.tasks.metrics.glue import AVERAGED, GLUE, glue_average, glue_numbers
+
+    assert config.glue is not None
+    if not config.glue.is_dir():
+        raise UserError(f"--glue {config.glue}: no such folder")
+    found = _results(config.glue)
+    if not found:
+        raise UserError(
+            f"--glue {config.glue}: holds no result of a task of GLUE; name them {next(iter(GLUE))}.json ..."
+        )
+    scores: dict[str, float] = {}
+    for convention, tasks in AVERAGED.items():
+        have = {name: result for name, result in found.items() if name in tasks}
+        scores |= {f"{convention} {name}": number for name, number in glue_numbers(have, convention).items()}
+        if set(tasks) <= set(have):
+            scores[f"{convention} average"] = glue_average(have, convention)
+    missing = {convention: [name for name in tasks if name not in found] for convention, tasks in AVERAGED.items()}
+    for convention, names in missing.items():
+        if names:
+            output(f"no {convention} average: no result for {', '.join(names)}")
+    return scores
+
+
+def _results(folder: Path) -> dict[str, Mapping[str, float]]:
+    """The metrics of each task of GLUE that a folder has results of."""
+    from fastbert.tasks.metrics.glue import glue_name
+    from fastbert.tasks.readers.tables import read_json
+
+    found: dict[str, Mapping[str, float]] = {}
+    for path in sorted([*folder.glob("*.json"), *folder.glob("*/results.json")]):
+        try:
+            name = glue_name(path.parent.name if path.name == "results.json" and path.parent != folder else path.stem)
+        except UserError:
+            continue  # another file
+        if name in found:
+            raise UserError(f"{path}: a second result for {name}; leave one out")
+        content = read_json(path)
+        if not isinstance(content, dict):
+            raise UserError(f"{path}, line 1: must be an object of metrics by name")
+        # Of several seeds, the mean.
+        plain = {metric: value["mean"] if isinstance(value, dict) and "mean" in value else value
+                 for metric, value in content.items()}  # fmt: skip
+        found[name] = {metric: float(value) for metric, value in plain.items() if isinstance(value, int | float)}
+    return found

@@ -1,0 +1,93 @@
+"""Metrics of classes and of numbers, by scikit-learn and scipy; in percent, as GLUE publishes them."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+
+from fastbert.tasks.metrics.library import library
+
+logger = logging.getLogger("fastbert")
+EVALUATION_SET = "the evaluation set"
+
+# How files name the class that F1 is about, where there are two.
+POSITIVE = ("1", "entailment", "true", "yes", "positive", "pos", "duplicate", "paraphrase", "acceptable")
+
+
+def positive_class(labels: Sequence[str]) -> str:
+    """The one of two labels whose F1 counts: the one that is named like it (`1`, `entailment`, `true`, `yes`,
+    `positive`, ...), else the second in order."""
+    named = [label for label in labels if label.lower() in POSITIVE]
+    return named[0] if len(named) == 1 else labels[1]
+
+
+def classification_scores(
+    gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str], *, where: str = EVALUATION_SET
+) -> dict[str, float]:
+    """`accuracy`, `f1`, `macro_f1` and `matthews`, in percent.
+
+    `f1` is that of the `positive_class` if there are two labels, else `macro_f1`: the mean over the classes that occur
+    in `gold` or `predicted`. A class of `labels` without a gold example is named in the log. Where all gold examples
+    are of one class, Matthews' correlation is not defined: it is left out, and the log says so. `where`: the file.
+    """
+    _same_length(gold, predicted)
+    sklearn = library("sklearn.metrics")
+    missing = [label for label in labels if label not in set(gold)]
+    if missing:
+        some = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        counted = "1 class has" if len(missing) == 1 else f"{len(missing)} of {len(labels)} classes have"
+        logger.warning("%s: %s no example: %s", where, counted, some)
+    macro = 100 * float(sklearn.f1_score(gold, predicted, average="macro", zero_division=0))
+    scores = {"accuracy": 100 * float(sklearn.accuracy_score(gold, predicted))}
+    if len(labels) == 2:
+        positive = [positive_class(labels)]
+        scores["f1"] = 100 * float(sklearn.f1_score(gold, predicted, labels=positive, average="micro", zero_division=0))
+    else:
+        scores["f1"] = macro
+    scores["macro_f1"] = macro
+    if len(set(gold)) == 1:
+        known = f"all {len(gold)} examples are of the class {gold[0]!r}"
+        logger.warning("%s: %s: Matthews' correlation is not defined and left out", where, known)
+    else:
+        scores["matthews"] = 100 * float(sklearn.matthews_corrcoef(gold, predicted))
+    return scores
+
+
+def regression_scores(
+    gold: Sequence[float], predicted: Sequence[float], *, where: str = EVALUATION_SET
+) -> dict[str, float]:
+    """`pearson_spearman`, the mean of `pearson` and `spearman`, in percent; and `mse`, in squares of the labels' unit.
+
+    Where all gold or all predicted numbers are the same, correlations are not defined: they are left out, and the log
+    says so.
+    """
+    _same_length(gold, predicted)
+    stats = library("scipy.stats")
+    x, y = np.asarray(gold, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
+    scores = {"mse": float(np.mean((x - y) ** 2))}
+    for name, values in (("gold", x), ("predicted", y)):
+        if np.all(values == values[0]):
+            count = f"all {len(values)} {name} numbers are {values[0]:g}" if len(values) > 1 else "there is one example"
+            logger.warning("%s: %s: correlations are not defined and left out", where, count)
+            return scores
+    with warnings.catch_warnings():
+        # A spread of a few rounding errors is next to none, as scipy warns; what it then says may be nan.
+        warnings.simplefilter("ignore")
+        pearson, spearman = float(stats.pearsonr(x, y)[0]), float(stats.spearmanr(x, y)[0])
+    if not np.isfinite([pearson, spearman]).all():
+        logger.warning("%s: the numbers hardly differ: correlations are not defined and left out", where)
+        return scores
+    return {
+        "pearson_spearman": 50 * (pearson + spearman),
+        "pearson": 100 * pearson,
+        "spearman": 100 * spearman,
+        **scores,
+    }
+
+
+def _same_length(gold: Sequence[object], predicted: Sequence[object]) -> None:
+    if len(gold) != len(predicted) or not gold:
+        raise ValueError(f"{len(predicted)} predictions for {len(gold)} examples; there must be one for each")

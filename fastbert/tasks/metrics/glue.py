@@ -1,0 +1,92 @@
+"""GLUE's tasks: their metrics, and the average over them by the two conventions that are in use.
+
+- `paper`, that of BERT's Table 1: the mean of nine numbers, MNLI's two test sets counted apart and WNLI left out; F1 of
+  MRPC and QQP, Spearman of STS-B, Matthews of CoLA, accuracy of the others.
+- `official`, that of the leaderboard: the mean over nine tasks, WNLI among them, where a task with two metrics (MRPC
+  and QQP: F1 and accuracy; STS-B: Pearson and Spearman) or two test sets (MNLI) counts with their mean. The
+  diagnostics, AX, stand apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from fastbert.errors import UserError
+
+Convention = Literal["paper", "official"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueTask:
+    """A task of GLUE: the metrics by which each convention judges it, the mean of them where there are two."""
+
+    paper: tuple[str, ...] = ("accuracy",)
+    official: tuple[str, ...] = ("accuracy",)
+
+
+GLUE: Mapping[str, GlueTask] = {
+    "CoLA": GlueTask(paper=("matthews",), official=("matthews",)),
+    "SST-2": GlueTask(),
+    "MRPC": GlueTask(paper=("f1",), official=("f1", "accuracy")),
+    "STS-B": GlueTask(paper=("spearman",), official=("pearson", "spearman")),
+    "QQP": GlueTask(paper=("f1",), official=("f1", "accuracy")),
+    "MNLI-m": GlueTask(),
+    "MNLI-mm": GlueTask(),
+    "QNLI": GlueTask(),
+    "RTE": GlueTask(),
+    "WNLI": GlueTask(),
+    "AX": GlueTask(paper=("matthews",), official=("matthews",)),
+}
+AVERAGED: Mapping[Convention, tuple[str, ...]] = {
+    "paper": tuple(task for task in GLUE if task not in ("WNLI", "AX")),
+    "official": tuple(task for task in GLUE if task != "AX"),
+}
+_PLAIN = {"".join(filter(str.isalnum, name)).lower(): name for name in GLUE}
+_PLAIN |= {"stsb": "STS-B", "mnli": "MNLI-m", "mnlimatched": "MNLI-m", "mnlimismatched": "MNLI-mm", "diagnostic": "AX"}
+
+
+def glue_name(name: str) -> str:
+    """GLUE's own name of a task, however it is spelled: `sst2`, `mnli_mm`, `STS-B`."""
+    found = _PLAIN.get("".join(filter(str.isalnum, name)).lower())
+    if found is None:
+        raise UserError(f"{name!r} is no task of GLUE; these are: {', '.join(GLUE)}")
+    return found
+
+
+def glue_numbers(
+    results: Mapping[str, float | Mapping[str, float]], convention: Convention = "paper"
+) -> dict[str, float]:
+    """The number of each task: of its metrics, in percent, or the number itself where it is given."""
+    numbers: dict[str, float] = {}
+    for given, result in results.items():
+        name = glue_name(given)
+        if name in numbers:
+            raise UserError(f"two results for {name}: leave one out")
+        if not isinstance(result, Mapping):
+            numbers[name] = float(result)
+            continue
+        wanted = getattr(GLUE[name], convention)
+        missing = [metric for metric in wanted if metric not in result]
+        if missing:
+            raise UserError(
+                f"{name}: no {' and no '.join(missing)} among its results ({', '.join(result) or 'none'}), which the"
+                f" {convention} average needs"
+            )
+        numbers[name] = sum(result[metric] for metric in wanted) / len(wanted)
+    return numbers
+
+
+def glue_average(results: Mapping[str, float | Mapping[str, float]], convention: Convention = "paper") -> float:
+    """The average over GLUE by a convention; `results` are by task, each its metrics or its number, in percent."""
+    if convention not in AVERAGED:
+        raise UserError(f"convention={convention!r} must be one of {', '.join(AVERAGED)}")
+    numbers = glue_numbers(results, convention)
+    missing = [task for task in AVERAGED[convention] if task not in numbers]
+    if missing:
+        raise UserError(f"no result for {', '.join(missing)}: the {convention} average is over all of them")
+    if convention == "official":
+        numbers["MNLI"] = (numbers.pop("MNLI-m") + numbers.pop("MNLI-mm")) / 2
+    counted = [number for name, number in numbers.items() if name in AVERAGED[convention] or name == "MNLI"]
+    return sum(counted) / len(counted)

@@ -1,0 +1,49 @@
+"""Metrics of tags: entities by seqeval, words by counting; in percent."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+
+from fastbert.tasks.metrics.library import library
+from fastbert.tasks.readers.tags import scheme_of, to_bio
+
+logger = logging.getLogger("fastbert")
+
+
+def tagging_scores(
+    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], *, where: str = "the evaluation set"
+) -> dict[str, float]:
+    """`accuracy` over words; where the gold tags follow a scheme of entities also `f1`, `precision` and `recall` of
+    whole entities and `f1_TYPE` of each type, in percent.
+
+    Entities are those of seqeval's default mode, which are those of conlleval: what a scheme does not allow is read
+    leniently, so that `I-` after `O` begins an entity.
+    """
+    lengths = [len(tags) for tags in gold]
+    if lengths != [len(tags) for tags in predicted]:
+        raise ValueError("predictions must have as many sentences as the gold tags, and each as many tags")
+    words = sum(lengths)
+    if not words:
+        raise ValueError("there are no tags to compare")
+    right = sum(a == b for one, other in zip(gold, predicted) for a, b in zip(one, other))
+    accuracy = 100 * right / words
+    scheme = scheme_of(gold)
+    if scheme is None:
+        return {"accuracy": accuracy}
+    if not any(tag != "O" for tags in gold for tag in tags):
+        logger.warning("%s: has no entity: recall and F1 are 0 by convention", where)
+    seqeval = library("seqeval.metrics")
+    x, y = [list(to_bio(tags, scheme)) for tags in gold], [list(to_bio(tags, scheme)) for tags in predicted]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of types that are never predicted
+        report = seqeval.classification_report(x, y, output_dict=True, zero_division=0) if _any(x) or _any(y) else {}
+    total = report.pop("micro avg", {"precision": 0.0, "recall": 0.0, "f1-score": 0.0})
+    scores = {"f1": total["f1-score"], "precision": total["precision"], "recall": total["recall"]}
+    scores |= {f"f1_{kind}": row["f1-score"] for kind, row in sorted(report.items()) if not kind.endswith(" avg")}
+    return {name: 100 * float(value) for name, value in scores.items()} | {"accuracy": accuracy}
+
+
+def _any(sentences: Sequence[Sequence[str]]) -> bool:
+    return any(tag != "O" for tags in sentences for tag in tags)

@@ -1,0 +1,72 @@
+"""What a cell says, checked: a class, a number, a choice; and the names of a table's rows."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from fastbert.errors import UserError
+from fastbert.tasks.readers.tables import Row, Table
+from fastbert.tasks.text_files import whole_characters
+
+logger = logging.getLogger("fastbert")
+IDS = ("index", "id", "idx", "pairID")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def class_name(value: Any, where: str, name: str) -> str:
+    """A label that must be the name of a class; JSON may hold an integer or a truth value."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise UserError(f"{where}: {name} is empty; fill it in or leave the row out")
+    if not isinstance(value, str):
+        raise UserError(f"{where}: {name} must be a string or an integer, not {type(value).__name__}")
+    return whole_characters(value.strip())
+
+
+def number(value: Any, where: str, name: str) -> float:
+    """A label that must be a finite number."""
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        value = float(value)
+    # An integer of JSON may be larger than any float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
+        shown = repr(value) if len(repr(value)) < 50 else "it"
+        raise UserError(f"{where}: {name} must be a finite number, and {shown} is none")
+    return float(value)
+
+
+def choice_of(value: Any, where: str, name: str, choices: int) -> int:
+    """The number of a choice, from 0."""
+    if isinstance(value, str) and value.strip().isdecimal() and value.isascii():
+        value = int(value) if len(value) < 10 else choices
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < choices:
+        raise UserError(f"{where}: {name} must be a number from 0 to {choices - 1}, not {str(value)[:40]!r}")
+    return value
+
+
+def row_ids(table: Table, rows: Sequence[tuple[int, Row]], column: str | None) -> list[str]:
+    """The names of numbered rows: what the column says that the user named, else one of the usual names if its cells
+    are unique, else their numbers."""
+    numbers = [str(i) for i, _ in rows]
+    place = table.first(IDS) if column is None else table.named(column, "--id-column")
+    if place is None:
+        return numbers
+    lines: dict[str, int] = {}
+    for _, row in rows:
+        value = row.cells[place]
+        if column is None and (not isinstance(value, str | int) or value == ""):
+            return numbers
+        name = class_name(value, table.where(row), table.column(place))
+        if name in lines:
+            message = f"{table.where(row)}: {table.column(place)} {name!r} is also that of line {lines[name]}"
+            if column is not None:
+                raise UserError(f"{message}; name a column of unique ids with --id-column")
+            logger.warning("%s; the examples are numbered instead", message)
+            return numbers
+        lines[name] = row.line
+    return list(lines)

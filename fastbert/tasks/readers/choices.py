@@ -1,0 +1,121 @@
+"""Prompts with possible endings: SWAG, CODAH, HellaSwag and COPA, and JSON lines of the same kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fastbert.errors import UserError
+from fastbert.tasks.examples import ChoiceExample, Dataset
+from fastbert.tasks.readers.cells import choice_of, row_ids
+from fastbert.tasks.readers.tables import Names, Row, Table, read_table
+from fastbert.tasks.text_files import whole_characters
+
+if TYPE_CHECKING:
+    from fastbert.tasks.task import Columns
+
+PROMPTS = ("sent1", "prompt", "ctx", "premise", "context", "question")
+STARTS = ("sent2",)
+LISTS = ("endings", "choices")
+CODAH_WIDTH = 7  # category, prompt, four endings, label
+
+
+def read_choices(path: str, columns: Columns, *, labelled: bool) -> Dataset[ChoiceExample]:
+    """The examples of a file: SWAG's CSV or JSON (`sent1`, `sent2`, `ending0` ..., `label`), CODAH's TSV without a
+    header, or objects of `prompt` and `endings` or `choices`, a list, or `choice1`, `choice2` ...; labels are from 0.
+
+    `columns` name others for the prompt (text), what all endings begin with (pair), label and id. All examples have as
+    many endings. Without `labelled`, labels are not looked at. Raises UserError with file and line.
+    """
+    table = read_table(path, is_header=_is_header)
+    if not table.rows:
+        raise UserError(f"{table.path}, line 1: has a header and no rows")
+    prompt, start, label = _columns(table, columns, labelled)
+    endings_of = _endings(table)
+    ids = row_ids(table, list(enumerate(table.rows)), columns.id)
+    examples: list[ChoiceExample] = []
+    for row, own in zip(table.rows, ids):
+        endings = endings_of(row)
+        if examples and len(endings) != len(examples[0].endings):
+            raise UserError(
+                f"{table.where(row)}: has {len(endings)} endings, not {len(examples[0].endings)} as the first example;"
+                " give each as many"
+            )
+        examples.append(
+            ChoiceExample(
+                id=own,
+                place=f"line {row.line}",
+                prompt=table.text(row, prompt),
+                endings=endings,
+                start="" if start is None else table.text(row, start, empty=True),
+                label=None if label is None else _label(table, row, label, len(endings)),
+            )
+        )
+    return Dataset(table.path, tuple(examples))
+
+
+def _label(table: Table, row: Row, place: int, choices: int) -> int:
+    return choice_of(row.cells[place], table.where(row), table.column(place), choices)
+
+
+def _is_header(cells: Names) -> bool:
+    """CODAH has no names, but a number at the end of seven cells."""
+    return not (len(cells) == CODAH_WIDTH and cells[-1].strip() in ("0", "1", "2", "3"))
+
+
+def _columns(table: Table, columns: Columns, labelled: bool) -> tuple[int, int | None, int | None]:
+    if columns.text is not None:
+        prompt: int | None = table.named(columns.text, "--text-column")
+    else:
+        prompt = 1 if table.names is None else table.first(PROMPTS)
+    if prompt is None:
+        raise UserError(
+            f"{table.path}, line 1: which column holds the prompt is not clear ({table.shape}); name it with"
+            " --text-column, what endings begin with by --pair-column, the rest by --label-column and --id-column"
+        )
+    start = table.first(STARTS)
+    if columns.pair is not None:
+        start = table.named(columns.pair, "--pair-column")
+    if not labelled:
+        return prompt, start, None
+    if columns.label is not None:
+        return prompt, start, table.named(columns.label, "--label-column")
+    label = CODAH_WIDTH - 1 if table.names is None else table.find("label")
+    if label is None:
+        raise UserError(f"{table.path}, line 1: no column 'label' ({table.shape}); name another with --label-column")
+    return prompt, start, label
+
+
+def _endings(table: Table) -> Callable[[Row], tuple[str, ...]]:
+    """What takes the endings from a row."""
+    place = table.first(LISTS)
+    if place is not None:
+        return lambda row: _listed(table, row, place)
+    if table.names is None:
+        places = list(range(2, CODAH_WIDTH - 1))
+    else:
+        places = []
+        for pattern, first in (("ending{}", 0), ("ending{}", 1), ("choice{}", 0), ("choice{}", 1)):
+            while not places or places[-1] is not None:
+                found = table.find(pattern.format(first + len(places)))
+                if found is None:
+                    break
+                places.append(found)
+            if places:
+                break
+    if len(places) < 2:
+        raise UserError(
+            f"{table.path}, line 1: no endings ({table.shape}); they must be in columns ending0, ending1 ... or"
+            f" choice1, choice2 ..., or in a list, {' or '.join(LISTS)}"
+        )
+    return lambda row: tuple(table.text(row, place) for place in places)
+
+
+def _listed(table: Table, row: Row, place: int) -> tuple[str, ...]:
+    value = row.cells[place]
+    if not isinstance(value, list) or len(value) < 2 or not all(isinstance(item, str) for item in value):
+        raise UserError(f"{table.where(row)}: {table.column(place)} must be a list of two or more strings")
+    for i, item in enumerate(value):
+        if not item.strip():
+            raise UserError(f"{table.where(row)}: item {i} of {table.column(place)} is empty")
+    return tuple(map(whole_characters, value))

@@ -1,0 +1,114 @@
+"""Texts and what is to be written for them: tables, JSON lines, or two files of lines that belong together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastbert.errors import UserError
+from fastbert.tasks.examples import Dataset, SequenceExample
+from fastbert.tasks.readers.cells import row_ids
+from fastbert.tasks.readers.tables import Row, Table, read_lines, read_table
+from fastbert.tasks.text_files import STDIN
+
+if TYPE_CHECKING:
+    from fastbert.tasks.task import Columns
+
+PAIRS = (
+    ("source", "target"),
+    ("document", "summary"),
+    ("article", "highlights"),
+    ("dialogue", "summary"),
+    ("text", "summary"),
+    ("input", "output"),
+)
+NESTED = "translation"  # {"translation": {"en": ..., "de": ...}}, as the datasets library writes pairs of languages
+
+
+def read_sequences(path: str, columns: Columns, *, labelled: bool) -> Dataset[SequenceExample]:
+    """The examples of a file: a table or JSON lines of source and target by their usual names or by `columns` (text,
+    label, id), or two files of lines, `a.en,a.de`. Without `labelled`, targets are not looked at, sources may be empty,
+    and plain lines (`.txt`, or `-` for standard input) are sources. Raises UserError with file and line.
+    """
+    files = path.split(",")
+    if len(files) > 1 and not Path(path).exists():
+        return _parallel(path, files, columns, labelled)
+    names = {name for pair in PAIRS for name in pair} | {columns.text, columns.label, columns.id}
+    numbered = columns.text is not None and columns.text.isdecimal()
+    table = read_table(path, is_header=lambda cells: bool(names & set(cells)) or not (numbered or len(cells) == 1))
+    table = _flat(table, columns)
+    if not table.rows:
+        raise UserError(f"{table.path}, line 1: has a header and no rows")
+    source, target = _places(table, columns, labelled)
+    ids = row_ids(table, list(enumerate(table.rows)), columns.id)
+    examples = [
+        SequenceExample(
+            id=own,
+            place=f"line {row.line}",
+            source=table.text(row, source, empty=not labelled),
+            target=None if target is None else table.text(row, target),
+        )
+        for own, row in zip(ids, table.rows)
+    ]
+    if not any(example.source for example in examples):
+        raise UserError(f"{table.where(table.rows[0])}: {table.column(source)} is empty in all rows")
+    return Dataset(table.path, tuple(examples))
+
+
+def _places(table: Table, columns: Columns, labelled: bool) -> tuple[int, int | None]:
+    if columns.text is None and columns.label is None:
+        if table.names is None and table.width == 1 and not labelled:
+            return 0, None
+        for source, target in PAIRS:
+            first, second = table.find(source), table.find(target)
+            if first is not None and (second is not None or not labelled):
+                return first, second if labelled else None
+    elif columns.text is not None and (columns.label is not None or not labelled):
+        source_place = table.named(columns.text, "--text-column")
+        if not labelled or columns.label is None:
+            return source_place, None
+        return source_place, table.named(columns.label, "--label-column")
+    raise UserError(
+        f"{table.path}, line 1: which columns hold source and target is not clear ({table.shape}); name them with"
+        " --text-column and --label-column"
+    )
+
+
+def _flat(table: Table, columns: Columns) -> Table:
+    """The table of the objects under `translation`, where that is all there is."""
+    place = table.find(NESTED)
+    if place is None or columns.text is None or table.find(columns.text) is not None:
+        return table
+    names: dict[str, None] = {}
+    for row in table.rows:
+        if not isinstance(row.cells[place], dict):
+            raise UserError(f"{table.where(row)}: {NESTED!r} must be an object of texts by language")
+        names.update(dict.fromkeys(row.cells[place]))
+    return Table(
+        table.path, tuple(names), [Row(row.line, tuple(map(row.cells[place].get, names))) for row in table.rows]
+    )
+
+
+def _parallel(path: str, files: list[str], columns: Columns, labelled: bool) -> Dataset[SequenceExample]:
+    """Two files of lines, the first with the sources."""
+    if len(files) != 2 or STDIN in files:
+        raise UserError(f"{path}: must be one file, or two with a comma between them, source and target")
+    if any((columns.text, columns.label, columns.id)):
+        raise UserError(f"{path}: files of lines have no columns; leave --text-column and the like out")
+    sources = read_lines(files[0])
+    targets = read_lines(files[1]) if labelled else [None] * len(sources)
+    if len(sources) != len(targets):
+        line = min(len(sources), len(targets)) + 1
+        raise UserError(
+            f"{files[0]} has {len(sources)} lines and {files[1]} {len(targets)}: from line {line} on there is no pair;"
+            " both must have as many"
+        )
+    examples = []
+    for i, (source, target) in enumerate(zip(sources, targets)):
+        for file, text in zip(files, (source, target)):
+            if labelled and text is not None and not text.strip():
+                raise UserError(f"{file}, line {i + 1}: is empty; leave the pair out of both files")
+        examples.append(SequenceExample(id=str(i), place=f"line {i + 1}", source=source, target=target))
+    if not examples:
+        raise UserError(f"{files[0]}, line 1: the file is empty")
+    return Dataset(files[0], tuple(examples))

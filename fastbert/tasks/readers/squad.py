@@ -1,0 +1,158 @@
+"""Questions about contexts: SQuAD 1.1 and 2.0, or JSON lines of one question each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastbert.errors import UserError
+from fastbert.tasks.examples import Answer, Dataset, QuestionExample
+from fastbert.tasks.readers.tables import name_of, plain_name, read_json, read_table
+from fastbert.tasks.text_files import whole_characters
+
+
+@dataclass(frozen=True)
+class _Question:
+    """A question as the file has it, and where."""
+
+    where: str
+    fields: Mapping[str, Any]
+    context: str
+
+
+def read_squad(
+    path: str, *, labelled: bool, set_aside: Callable[[str], None], spans: bool = True
+) -> Dataset[QuestionExample]:
+    """The questions of a file, in its order: SQuAD's JSON, or JSON lines of `id`, `question`, `context`, `answers`.
+
+    With `labelled` and `spans`, every answer is the context's own text at its `start`. One that is not there, but
+    within the words that it touches, is moved, as BERT's own reader tolerates it; white space need not agree. What is
+    nowhere is left out, with its question if nothing remains; one call of `set_aside` counts them and names the first.
+    Without `spans` answers stay as the file has them, which is what scoring compares with. Without `labelled` they are
+    not looked at. Raises UserError, naming file and question.
+    """
+    name = name_of(path)
+    is_lines = plain_name(path).endswith((".jsonl", ".ndjson"))
+    seen: dict[str, str] = {}
+    examples: list[QuestionExample] = []
+    lost: list[tuple[str, Answer]] = []
+    for question in _of_lines(path) if is_lines else _of_squad(name, read_json(path)):
+        own = question.fields.get("id")
+        if isinstance(own, int) and not isinstance(own, bool):
+            own = str(own)
+        if not isinstance(own, str) or not own:
+            raise UserError(f"{question.where}: has no id; give every question its own")
+        place = f"question {own}"
+        if own in seen:
+            raise UserError(f"{question.where}: the id {own} is also that of {seen[own]}; give every question its own")
+        seen[own] = question.where.removeprefix(f"{name}, ")
+        text = question.fields.get("question")
+        if not isinstance(text, str) or not text.strip():
+            raise UserError(f"{name}, {place}: has no text under 'question'")
+        if not question.context.strip():
+            raise UserError(f"{name}, {place}: its context is empty")
+        answers = _answers(f"{name}, {place}", question.fields) if labelled else None
+        if answers and spans:
+            found = [(answer, _located(question.context, answer)) for answer in answers]
+            lost.extend((own, answer) for answer, at in found if at is None)
+            answers = tuple(at for _, at in found if at is not None)
+            if not answers:
+                continue
+        examples.append(
+            QuestionExample(
+                id=own, place=place, question=whole_characters(text), context=question.context, answers=answers
+            )
+        )
+    if not seen:
+        raise UserError(f"{name}, line 1: has no questions")
+    if lost:
+        own, answer = lost[0]
+        without = len(seen) - len(examples)
+        set_aside(
+            f"{name}: {len(lost)} answers are not in their context where `answer_start` says, the first that of"
+            f" question {own}: {answer.text[:60]!r} at {answer.start}; left out, with {without} questions that have no"
+            " other answer"
+        )
+    if not examples:
+        raise UserError(
+            f"{name}, question {lost[0][0]} ff.: no answer is in its context; is `answer_start` in characters?"
+        )
+    return Dataset(name, tuple(examples))
+
+
+def _of_squad(name: str, content: Any) -> Iterator[_Question]:
+    articles = content.get("data") if isinstance(content, dict) else None
+    if not isinstance(articles, list):
+        raise UserError(f"{name}, line 1: is not SQuAD's JSON: an object with a list under 'data'")
+    for a, article in enumerate(articles, 1):
+        paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
+        if not isinstance(paragraphs, list):
+            raise UserError(f"{name}, article {a}: has no list under 'paragraphs'")
+        for p, paragraph in enumerate(paragraphs, 1):
+            where = f"{name}, article {a}, paragraph {p}"
+            if not isinstance(paragraph, dict) or not isinstance(paragraph.get("context"), str):
+                raise UserError(f"{where}: has no string under 'context'")
+            if not isinstance(paragraph.get("qas"), list):
+                raise UserError(f"{where}: has no list under 'qas'")
+            context = whole_characters(paragraph["context"])
+            for q, fields in enumerate(paragraph["qas"], 1):
+                if not isinstance(fields, dict):
+                    raise UserError(f"{where}, question {q}: must be a JSON object, not {type(fields).__name__}")
+                yield _Question(f"{where}, question {q}", fields, context)
+
+
+def _of_lines(path: str) -> Iterator[_Question]:
+    table = read_table(path)
+    for row in table.rows:
+        fields = dict(zip(table.names or (), row.cells))
+        context = fields.get("context")
+        if not isinstance(context, str):
+            raise UserError(f"{table.where(row)}: has no string under 'context'")
+        yield _Question(table.where(row), fields, whole_characters(context))
+
+
+def _answers(where: str, fields: Mapping[str, Any]) -> tuple[Answer, ...]:
+    """The answers as the file has them."""
+    impossible = fields.get("is_impossible")
+    given = fields.get("answers")
+    if isinstance(given, dict):  # as the datasets library writes them: lists of texts and of starts
+        texts, starts = given.get("text"), given.get("answer_start")
+        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+            raise UserError(f"{where}: its 'answers' must hold lists of the same length, 'text' and 'answer_start'")
+        given = [{"text": text, "answer_start": start} for text, start in zip(texts, starts)]
+        impossible = not given if impossible is None else impossible
+    if impossible:
+        return ()
+    if not isinstance(given, list) or not given:
+        raise UserError(f'{where}: has no answers; where there is none, say so with "is_impossible": true')
+    answers = []
+    for answer in given:
+        text = answer.get("text") if isinstance(answer, dict) else None
+        start = answer.get("answer_start") if isinstance(answer, dict) else None
+        if not isinstance(text, str) or not isinstance(start, int) or isinstance(start, bool):
+            raise UserError(f"{where}: an answer must have a string 'text' and a whole number 'answer_start'")
+        if not text.strip():
+            raise UserError(f"{where}: an answer's text is empty")
+        answers.append(Answer(whole_characters(text), start))
+    return tuple(answers)
+
+
+def _located(context: str, answer: Answer) -> Answer | None:
+    """The answer as the context spells it, where it is; None where it is not."""
+    first, last = answer.start, answer.start + len(answer.text)
+    if not 0 <= first < len(context):
+        return None
+    if context[first:last] == answer.text and not answer.text[0].isspace() and not answer.text[-1].isspace():
+        return answer
+    pattern = re.compile(r"\s+".join(map(re.escape, answer.text.split())))
+    found = pattern.match(context, first + len(answer.text) - len(answer.text.lstrip()))
+    if found is None:
+        # The words that the span touches, as BERT's reader compares them.
+        while first > 0 and not context[first - 1].isspace():
+            first -= 1
+        while last < len(context) and not context[last].isspace():
+            last += 1
+        found = pattern.search(context, first, last)
+    return None if found is None else Answer(found[0], found.start())
