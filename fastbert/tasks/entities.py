@@ -19,14 +19,13 @@ _STARTS_AT[np.ix_([_OUT, _END, _SINGLE], [_IN, _END])] = True
 
 
 class Scheme:
-    """What the tags of a set mean for entities. Sets in which some tag is neither O nor begins with B-, I-, E- or S-
-    are none of entities: parts of speech, say."""
+    """What the tags of a set mean for entities. Each is O, or B, I, E or S, with its type behind a hyphen or without a
+    type, which is then `_`; a set with another tag is none of entities: parts of speech, say."""
 
     def __init__(self, labels: Sequence[str]) -> None:
-        parts = [(label[:1], label[2:]) for label in labels]
-        self.is_chunks = all(label == "O" or label[:2] in ("B-", "I-", "E-", "S-") for label in labels) and any(
-            label != "O" for label in labels
-        )
+        parts = [(label[:1], label[2:] or "_") for label in labels]
+        of_chunks = [label[:1] in tuple("BIES") and label[1:2] in ("", "-") for label in labels]
+        self.is_chunks = any(of_chunks) and all(label == "O" or fits for label, fits in zip(labels, of_chunks))
         if self.is_chunks:
             self._types = sorted({kind for prefix, kind in parts if prefix != "O"})
             # Behind all labels: the end of a sentence, which is outside.

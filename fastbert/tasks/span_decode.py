@@ -7,6 +7,7 @@ compete. Only where no pair is an answer, which transformers answers with "empty
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from fastbert.tasks.span_rows import NOWHERE, SpanRows
 from fastbert.tasks.task import Prediction
 
 AT_ONCE = 512  # rows
+FIRST_MARK = "\u0300"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,12 +166,19 @@ def _predictions(
     scores, begins, ends = spans.scores.tolist(), spans.begins.tolist(), spans.ends.tolist()
     bound, nulls = limits.tolist(), null_scores.tolist()
     for number, index in enumerate(examples.tolist()):
-        example, chosen = dataset[index], range(bound[number], bound[number + 1])
-        best: list[dict[str, Any]] = [
-            {"text": example.context[begins[i] : ends[i]], "start": begins[i], "end": ends[i], "score": scores[i]}
-            for i in chosen
-        ]
-        yield _prediction(example.id, best, nulls[number], search)
+        context = dataset[index].context
+        best: list[dict[str, Any]] = []
+        for i in range(bound[number], bound[number + 1]):
+            begin, end = begins[i], _character_end(context, ends[i])
+            best.append({"text": context[begin:end], "start": begin, "end": end, "score": scores[i]})
+        yield _prediction(dataset[index].id, best, nulls[number], search)
+
+
+def _character_end(text: str, end: int) -> int:
+    """The end of the character that ends here, with the accents behind it, which belong to no token."""
+    while end < len(text) and text[end] >= FIRST_MARK and unicodedata.category(text[end]) in ("Mn", "Me"):
+        end += 1
+    return end
 
 
 def _prediction(name: str, best: list[dict[str, Any]], null_score: float, search: Search) -> Prediction:

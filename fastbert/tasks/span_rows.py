@@ -103,9 +103,10 @@ def cut_windows(
     least = np.where(long, stride + 1, 1)
     if (room < least).any():
         index = int(np.argmax(room < least))
+        left = max(int(room[index]), 0)
         raise UserError(
-            f"{dataset.where(index)}: max_length={max_length} leaves {max(room[index], 0)} tokens for the context beside the"
-            f" question's {questions[index]}, and neighbouring windows are to share {stride} of them: use a larger"
+            f"{dataset.where(index)}: max_length={max_length} leaves {left} tokens to the context, beside"
+            f" a question of {questions[index]}, and neighbouring windows are to share {stride} of them: use a larger"
             " max_length, or a smaller stride"
         )
     step = np.maximum(room - stride, 1)

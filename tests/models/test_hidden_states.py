@@ -1,4 +1,4 @@
-"""Every head returns the hidden states of all layers when asked, those of transformers, and the same loss as without."""
+"""Every head returns the hidden states of all layers when asked: those of transformers, with the same loss."""
 
 from __future__ import annotations
 
