@@ -47,13 +47,13 @@ def sentiment(path: Path, count: int, seed: int = 0, names: tuple[str, str] = ("
     return path
 
 
-def similarity(path: Path, count: int, seed: int = 0) -> Path:
-    """A file with a score and two sentences a line: 5 where both have the same mood, else 0, with a little noise."""
+def moods(path: Path, count: int, seed: int = 0) -> Path:
+    """A file with a score and two sentences a line: 2.4 for each that is good, with a little noise."""
     random = Random(seed)
     lines = ["score\tsentence1\tsentence2"]
     for _ in range(count):
         first, second = random.randrange(2), random.randrange(2)
-        score = 4.8 * (first == second) + random.random() / 5
+        score = 2.4 * (first + second) + random.random() / 5
         lines.append(f"{score:.3f}\t{sentence(random, bool(first), 4)}\t{sentence(random, bool(second), 4)}")
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
