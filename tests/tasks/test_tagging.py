@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from task_twins import WORDS, all_outputs, batches, gradient_difference, our_tokenizer, rows_of, their_tokenizer, twins
 
 from fastbert.errors import UserError
@@ -162,6 +164,20 @@ def test_every_word_is_tagged_once_in_windows_of_any_size(seed: int, max_length:
     reverse = [index for one in reversed(range(len(rows))) for index in np.flatnonzero(row == one)]
     assert batch.inputs.input_ids[batch.inputs.masked_positions].tolist() == tokens[reverse].tolist()
     assert batch.inputs.labels.tolist() == rows.labels[reverse].tolist()
+
+
+@given(st.lists(st.lists(st.text(max_size=8), max_size=6), min_size=1, max_size=4), st.integers(3, 9))
+def test_any_words_are_tagged(sentences: list[list[str]], max_length: int) -> None:
+    data = dataset(*(sentence(words, ["O"] * len(words), number) for number, words in enumerate(sentences)))
+    tagging = task(max_length, context_tokens=1)
+    rows = tagging.encode(data, our_tokenizer(), labelled=True)
+    logits = [np.eye(len(TAGS), dtype=np.float32)[[0] * count] for count in np.diff(rows.word_offsets)]
+    tagged = 0
+    for words, prediction in zip(sentences, tagging.decode(data, rows, logits), strict=True):
+        assert prediction["words"] == words
+        assert len(prediction["tags"]) == len(words)
+        tagged += prediction["tags"].count(TAGS[0])
+    assert tagged == len(rows.words) == len(np.unique(rows.words))
 
 
 def test_context_is_that_of_the_document_on_both_sides() -> None:
