@@ -213,6 +213,7 @@ def json_values(text: str, name: str) -> Iterator[tuple[int, Any]]:
             inside, between = text[place] != "]", False
             place = _skip_space(text, place + 1)
             if not inside and place < end:
+                line += text.count("\n", counted, place)
                 raise UserError(f"{name}, line {line}: something follows the end of the JSON array")
             continue
         try:
