@@ -32,8 +32,7 @@ class Choice(Task[ChoiceExample]):
     def read(self, path: str, *, labelled: bool = True) -> Dataset[ChoiceExample]:
         from fastbert.tasks.readers.choices import read_choices
 
-        dataset: Dataset[ChoiceExample] = read_choices(path, self.settings.columns, labelled=labelled)
-        return dataset
+        return read_choices(path, self.settings.columns, labelled=labelled)
 
     def encode(self, dataset: Dataset[ChoiceExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
         if self.settings.max_length < LEAST_LENGTH:

@@ -6,6 +6,7 @@ first, the context second, long contexts in windows, an answer that a window doe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -40,8 +41,7 @@ class SpanAnswers(Task[QuestionExample]):
     def read(self, path: str, *, labelled: bool = True) -> Dataset[QuestionExample]:
         from fastbert.tasks.readers.squad import read_squad
 
-        dataset: Dataset[QuestionExample] = read_squad(path, labelled=labelled, set_aside=self.set_aside)
-        return dataset
+        return read_squad(path, labelled=labelled, set_aside=self.set_aside)
 
     def head_config(self, config: BertConfig) -> BertConfig:
         """A start and an end, which have no names."""
@@ -138,8 +138,8 @@ class SpanAnswers(Task[QuestionExample]):
         from fastbert.tasks.metrics.questions import squad_scores
 
         texts = {prediction["id"]: prediction["text"] for prediction in predictions}
-        differences = None
-        if self.settings.unanswerable:
-            differences = {prediction["id"]: prediction["null_score_difference"] for prediction in predictions}
-        scores: dict[str, float] = squad_scores(dataset, texts, differences)
-        return scores
+        if not self.settings.unanswerable:
+            return squad_scores(dataset, texts)
+        # No difference turns an answer into none here, since decoding has; the best threshold is one of differences.
+        differences = {prediction["id"]: prediction["null_score_difference"] for prediction in predictions}
+        return squad_scores(dataset, texts, differences, math.inf)

@@ -20,14 +20,12 @@ from fastbert.errors import UserError
 from fastbert.models.heads import BertForTokenClassification
 from fastbert.packing import IGNORE_INDEX, PackedBatch
 from fastbert.tasks.embed_rows import SPECIAL, windowed
-from fastbert.tasks.entities import Scheme
 from fastbert.tasks.examples import Dataset, TaggedExample
 from fastbert.tasks.ragged import bounds, runs
+from fastbert.tasks.readers.tags import OUTSIDE, scheme_of, spans_of
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.task import Prediction, Task
 from fastbert.tokenizers import WordPieceTokenizer
-
-OUTSIDE = "O"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,13 +61,12 @@ class Tagging(Task[TaggedExample]):
     @property
     def main_metric(self) -> str:
         """F1 of entities, or accuracy where tags are none."""
-        return self.settings.metric or ("f1" if self.labels and Scheme(self.labels).is_chunks else "accuracy")
+        return self.settings.metric or ("f1" if self.labels and scheme_of(self.labels) else "accuracy")
 
     def read(self, path: str, *, labelled: bool = True) -> Dataset[TaggedExample]:
         from fastbert.tasks.readers.conll import read_conll
 
-        dataset: Dataset[TaggedExample] = read_conll(path, self.settings.columns, labelled=labelled)
-        return dataset
+        return read_conll(path, self.settings.columns, labelled=labelled)
 
     def learn_labels(self, train: Dataset[TaggedExample]) -> None:
         if self.labels is not None:
@@ -210,26 +207,20 @@ class Tagging(Task[TaggedExample]):
             classes[rows.words] = best
             # Of the largest logit, so that the numerator is exp(0).
             probability[rows.words] = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
-        chunks = Scheme(labels).chunks(classes, sentences)
         names = np.array(labels, dtype=object)[classes].tolist()
-        numbers, bound = probability.tolist(), sentences.tolist()
+        numbers, bound, scheme = probability.tolist(), sentences.tolist(), scheme_of(labels)
         predictions = []
-        for index, example in enumerate(dataset):
-            begin, end = bound[index], bound[index + 1]
+        for example, begin, end in zip(dataset, bound, bound[1:]):
+            tags = names[begin:end]
             entities = [
-                {
-                    "type": kind,
-                    "start": a - begin,
-                    "end": b - begin,
-                    "text": " ".join(example.words[a - begin : b - begin]),
-                }
-                for kind, a, b in chunks[index]
+                {"type": kind, "start": first, "end": last, "text": " ".join(example.words[first:last])}
+                for first, last, kind in (spans_of(tags, scheme) if scheme else ())
             ]
             predictions.append(
                 {
                     "id": example.id,
                     "words": list(example.words),
-                    "tags": names[begin:end],
+                    "tags": tags,
                     "entities": entities,
                     "probability": numbers[begin:end],
                 }
@@ -239,5 +230,5 @@ class Tagging(Task[TaggedExample]):
     def score(self, dataset: Dataset[TaggedExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         from fastbert.tasks.metrics.tagging import tagging_scores
 
-        gold = [list(example.tags or ()) for example in dataset]
+        gold = [example.tags or () for example in dataset]
         return tagging_scores(gold, [prediction["tags"] for prediction in predictions], where=dataset.path)

@@ -1,5 +1,6 @@
 """Tagging against transformers' recipe for token classification, written out here: rows, labels, losses, tags."""
 
+import itertools
 import json
 import random
 import tarfile
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from task_twins import WORDS, all_outputs, batches, gradient_difference, our_tokenizer, rows_of, their_tokenizer, twins
 
 from fastbert.errors import UserError
@@ -18,7 +21,7 @@ from fastbert.tasks.tagging import Tagging, TagRows
 from fastbert.tasks.task import TaskSettings
 
 TAGS = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
-ODD = ["", "\u200b", "\x00", "a" * 150, "\u0301", "\ue000"]  # words that become no token, or one, or many
+ODD = ["", "\u200b", "\x00", "a" * 150, "ab" * 45, "\u0301", "\ue000"]  # words that become no token, or one, or many
 
 
 def sentence(words: list[str], tags: list[str] | None = None, number: int = 0, document: int = 0) -> TaggedExample:
@@ -163,6 +166,20 @@ def test_every_word_is_tagged_once_in_windows_of_any_size(seed: int, max_length:
     assert batch.inputs.labels.tolist() == rows.labels[reverse].tolist()
 
 
+@given(st.lists(st.lists(st.text(max_size=8), max_size=6), min_size=1, max_size=4), st.integers(3, 9))
+def test_any_words_are_tagged(sentences: list[list[str]], max_length: int) -> None:
+    data = dataset(*(sentence(words, ["O"] * len(words), number) for number, words in enumerate(sentences)))
+    tagging = task(max_length, context_tokens=1)
+    rows = tagging.encode(data, our_tokenizer(), labelled=True)
+    logits = [np.eye(len(TAGS), dtype=np.float32)[[0] * count] for count in np.diff(rows.word_offsets)]
+    tagged = 0
+    for words, prediction in zip(sentences, tagging.decode(data, rows, logits), strict=True):
+        assert prediction["words"] == words
+        assert len(prediction["tags"]) == len(words)
+        tagged += prediction["tags"].count(TAGS[0])
+    assert tagged == len(rows.words) == len(np.unique(rows.words))
+
+
 def test_context_is_that_of_the_document_on_both_sides() -> None:
     letters = [sentence(list(text), ["O"] * len(text), number, document) for number, (text, document) in enumerate(
         [("abc", 0), ("de", 0), ("fghi", 0), ("jk", 1), ("lmnopq", 1), ("r", 2)]
@@ -267,6 +284,40 @@ def test_entities_have_the_words_of_the_user() -> None:
     assert second["entities"] == [{"type": "LOC", "start": 0, "end": 1, "text": "Ada"}]
 
 
+def test_any_sequence_of_tags_has_the_entities_of_seqeval(seed: int) -> None:
+    metrics = pytest.importorskip("seqeval.metrics.sequence_labeling")
+    labels = ["O", *(f"{prefix}-{kind}" for prefix in "BIES" for kind in ("X", "Y-Z"))]
+    rng = random.Random(seed)
+    tags = [list(chosen) for size in (1, 2) for chosen in itertools.product(labels, repeat=size)]
+    tags += [[rng.choice(labels) for _ in range(rng.randint(1, 12))] for _ in range(500)]
+    tagging = Tagging(TaskSettings(), labels)
+    data = dataset(*(sentence(["x"] * len(one)) for one in tags))
+    rows = tagging.encode(data, our_tokenizer(), labelled=False)
+    logits = np.eye(len(labels), dtype=np.float32)
+    outputs = [logits[[labels.index(tag) for tag in one]] for one in tags]
+    for one, prediction in zip(tags, tagging.decode(data, rows, outputs), strict=True):
+        found = [(entity["type"], entity["start"], entity["end"] - 1) for entity in prediction["entities"]]
+        assert found == metrics.get_entities(one), one
+
+
+def test_a_file_is_read_tagged_and_scored(tmp_path: Path) -> None:
+    file = tmp_path / "ner.conll"
+    file.write_text("Ada\tB-PER\nLovelace\tI-PER\nsaw\tO\n\nParis\tB-LOC\n", encoding="utf-8")
+    tagging = Tagging(TaskSettings())
+    data = tagging.read(str(file))
+    tagging.learn_labels(data)
+    assert tagging.labels == ("B-LOC", "B-PER", "I-PER", "O")
+    rows = tagging.encode(data, our_tokenizer(), labelled=True)
+    logits = np.eye(4, dtype=np.float32)[rows.labels]
+    right = tagging.decode(data, rows, [logits[:3], logits[3:]])
+    scores = tagging.score(data, right)
+    assert (scores["f1"], scores["accuracy"]) == (100.0, 100.0)
+    assert set(tagging.metrics) <= set(scores)
+    wrong = tagging.decode(data, rows, [logits[:3], np.roll(logits[3:], 1)])
+    assert tagging.score(data, wrong)["accuracy"] == 75.0
+    assert tagging.read(str(file), labelled=False)[0].tags is None
+
+
 def read(data_dir: Path, archive: str, file: str) -> Dataset[TaggedExample]:
     """A file of the data folder: word and tag in a line, an empty line behind each sentence."""
     with tarfile.open(data_dir / f"finetune/{archive}.tar.xz") as opened:
@@ -304,3 +355,4 @@ def test_real_tags_come_back_from_their_own_labels(
     found = [[(one["type"], one["start"], one["end"] - 1) for one in each["entities"]] for each in predictions]
     assert found == expected
     assert any(found) == entities
+    assert tagging.score(test, predictions)[tagging.main_metric] == 100.0
