@@ -151,4 +151,4 @@ def utf8_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
 
 def whole_characters(text: str) -> str:
     """The text without the halves of characters that JSON can spell."""
-    return _SURROGATE.sub("\ufffd", text) if _SURROGATE.search(text) else text
+    return text if text.isascii() or not _SURROGATE.search(text) else _SURROGATE.sub("\ufffd", text)

@@ -160,7 +160,7 @@ def _is_comment(line: str, separator: str | None) -> bool:
 
 def _place(name: str, column: str, width: int, flag: str) -> int:
     """The place of a column that the user names by number or name."""
-    if column.isdecimal() and 1 <= int(column) <= width:
+    if column.isascii() and column.isdecimal() and len(column) < 10 and 1 <= int(column) <= width:
         return int(column) - 1
     names = COLUMN_NAMES.get(width, ())
     if column.lower() in names:
@@ -177,7 +177,7 @@ def _of_objects(path: str, columns: Columns, labelled: bool) -> Dataset[TaggedEx
     examples: list[TaggedExample] = []
     ids: dict[str, int] = {}
     for i, row in enumerate(table.rows):
-        own = str(i) if name is None or row.cells[name] is None else str(row.cells[name])
+        own = str(i) if name is None or row.cells[name] is None else whole_characters(str(row.cells[name]))
         if own in ids:
             raise UserError(f"{table.where(row)}: the id {own!r} is also that of line {ids[own]}; give each its own")
         ids[own] = row.line

@@ -44,6 +44,7 @@ def read_squad(
             own = str(own)
         if not isinstance(own, str) or not own:
             raise UserError(f"{question.where}: has no id; give every question its own")
+        own = whole_characters(own)
         place = f"question {own}"
         if own in seen:
             raise UserError(f"{question.where}: the id {own} is also that of {seen[own]}; give every question its own")

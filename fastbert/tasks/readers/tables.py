@@ -58,10 +58,10 @@ class Table:
         return len(self.names) if self.names is not None else len(self.rows[0].cells) if self.rows else 0
 
     def find(self, name: str) -> int | None:
-        """The place of the column of this name, or without a header of this number, from 1; None if there is none."""
+        """The place of the column of this name, else of this number, from 1; None if there is none."""
         if self.names is not None and name in self.names:
             return self.names.index(name)
-        if self.names is None and name.isdecimal() and 1 <= int(name) <= self.width:
+        if name.isascii() and name.isdecimal() and len(name) < 10 and 1 <= int(name) <= self.width:
             return int(name) - 1
         return None
 
@@ -124,14 +124,14 @@ def read_table(
             return _of_records(name, json_values(_whole_text(stream, name), name))
         if kind == ".csv":
             return _of_rows(name, _csv_rows(stream, name), is_header, forgives)
+        if kind == ".tsv":
+            rows = (Row(i, tuple(line.split("\t"))) for i, line in enumerate(utf8_lines(stream, name), 1) if line)
+            return _of_rows(name, rows, is_header, forgives)
         lines = list(enumerate(utf8_lines(stream, name), 1))
-    if kind == ".txt" and next((line for _, line in lines if line.strip()), "").lstrip().startswith("{"):
-        kind = ".jsonl"
-    if kind == ".jsonl":
+    if next((line for _, line in lines if line.strip()), "").lstrip().startswith("{") or kind == ".jsonl":
         return _of_records(name, json_lines(lines, name))
-    # An empty line of plain text is a text; under a header it is the end of a file, or somebody's ornament.
-    rows = (Row(number, tuple(line.split("\t"))) for number, line in lines if line or kind == ".txt")
-    return _of_rows(name, rows, is_header, forgives)
+    # An empty line of plain text is a text; in a table it is the end of a file, or somebody's ornament.
+    return _of_rows(name, (Row(i, tuple(line.split("\t"))) for i, line in lines), is_header, forgives)
 
 
 def name_of(path: str | Path) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fastbert.errors import UserError
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.readers.cells import IDS, class_name, number, row_ids
-from fastbert.tasks.readers.tables import Names, Row, Table, kind_of, name_of, read_json, read_table
+from fastbert.tasks.readers.tables import Names, Row, Table, kind_of, name_of, plain_name, read_json, read_table
 from fastbert.tasks.text_files import STDIN, whole_characters
 
 if TYPE_CHECKING:
@@ -53,11 +53,12 @@ class _Places:
 
 def read_texts(path: str, columns: Columns, *, labelled: bool, regression: bool) -> Dataset[TextExample]:
     """The examples of a file: the forms of GLUE, of SNLI, of CLINC150 (`data_full.json#train`, or `#val+oos_val`), or
-    any table whose columns are known by their names or by `columns` (numbers from 1 where there is no header).
+    any table whose columns are known by their names or by `columns`, names or numbers from 1. Columns of which only
+    numbers are known have no header.
 
     Without `labelled`, labels are not looked at, texts may be empty, and a file of plain lines, `-` for standard input
-    included, has a text a line, or two with a TAB between them. Examples of SNLI and MNLI without a gold label, and the
-    broken rows of QQP's official file, are counted, reported and left out of what is labelled.
+    included, has a text a line, or two with a TAB between them. The broken rows of QQP's official files, and of what is
+    labelled the examples of SNLI and MNLI without a gold label, are counted, reported and left out.
 
     Raises UserError with file and line.
     """
@@ -69,7 +70,7 @@ def read_texts(path: str, columns: Columns, *, labelled: bool, regression: bool)
         raise UserError(f"{table.path}, line 1: has a header and no rows")
     places = _places(table, columns, labelled=labelled, regression=regression)
     rows = list(enumerate(table.rows))
-    if labelled and table.names is not None and QQP.issubset(table.names):
+    if table.names is not None and QQP.issubset(table.names):
         rows = _whole_questions(table, places, rows)
     if labelled:
         rows = _with_gold(table, places, rows)
@@ -98,9 +99,7 @@ def _label(table: Table, row: Row, place: int, regression: bool) -> str | float:
 
 def _is_header(cells: Names, columns: Columns) -> bool:
     named = {columns.text, columns.pair, columns.label, columns.id} - {None}
-    if named & set(cells):
-        return True
-    return not all(str(name).isdecimal() for name in named) or (not named and bool(KNOWN & set(cells)))
+    return bool((named | KNOWN) & set(cells)) or not all(str(name).isdecimal() for name in named)
 
 
 def _places(table: Table, columns: Columns, *, labelled: bool, regression: bool) -> _Places:
@@ -191,7 +190,7 @@ def _with_gold(table: Table, places: _Places, rows: list[tuple[int, Row]]) -> li
 def _split_of(path: str) -> tuple[str, list[str] | None]:
     """`file.json#train+oos_train` as file and splits; a file of that very name is that file."""
     file, sign, splits = path.rpartition("#")
-    if not sign or Path(path).exists():
+    if not sign or Path(path).exists() or not plain_name(file).endswith(".json"):
         return path, None
     return file, splits.split("+")
 

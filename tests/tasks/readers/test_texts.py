@@ -145,6 +145,8 @@ def test_columns_by_number_without_header(tmp_path: Path) -> None:
         ("A b.", "0", "0"),
         ("C d.", "1", "1"),
     ]
+    assert read(tsv(tmp_path, "text|x", "A b.|0"), text="1", label="2")[0].label == "0", "below a header"
+    path = tsv(tmp_path, "A b.|0", "C d.|1")
     with pytest.raises(UserError, match=r"t.tsv, line 1: no column '3' \(its cells: 'A b.', '0'"):
         read(path, text="1", label="3")
 
@@ -213,6 +215,8 @@ def test_splits_of_one_json_file(tmp_path: Path) -> None:
         read(f"{path}#train")
     with pytest.raises(UserError, match=r"has the splits val, oos_val, train; name one"):
         read(path)
+    with pytest.raises(UserError, match=r"c#/data.tsv: no such file"):
+        read("c#/data.tsv")
     with pytest.raises(UserError, match=r"has no split 'test' \(val, oos_val, train\)"):
         read(f"{path}#test")
     tsv(tmp_path, "text|label", "A|x", name="a#b.tsv")
