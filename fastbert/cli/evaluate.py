@@ -1,4 +1,4 @@
-"""`fastbert evaluate`: the metrics of a file of predictions, and GLUE's averages."""
+"""`fastbert evaluate`: the metrics of a fine-tuned model or of a file of predictions, and GLUE's averages."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from fastbert.cli.common import output, require
+from fastbert.cli.common import Bars, output, require
 from fastbert.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Score predictions, whoever has made them, against a gold file; or average the results of all tasks of GLUE."""
+    """Score a fine-tuned model, or predictions, whoever has made them, against a gold file; or average the results of
+    all tasks of GLUE."""
 
     task: Literal["classification", "regression", "tagging", "span", "choice", "seq2seq"] | None = None
-    """Kind of task."""
+    """Kind of task (with --model: where its folder does not say)."""
     gold: str | None = None
     """File with the right answers: any form in which the task is trained."""
+    model: str | None = None
+    """Folder of a fine-tuned model, which then makes the predictions."""
     predictions: Path | None = None
     """File to score: .jsonl with an id and a label, score, tags or text; SQuAD's .json; CoNLL; .tsv with id and
     prediction (GLUE's submissions); or .txt, one a line in the order of the gold file."""
@@ -33,6 +36,12 @@ class Config:
     """Column of the label, number, tag or target."""
     id_column: str | None = None
     """Column of the examples' ids."""
+    batch_tokens: int | None = None
+    """With --model: tokens to compute at a time (default: 4096, on a GPU 65536)."""
+    dtype: Literal["auto", "fp32", "bf16", "int8"] = "auto"
+    """With --model: what to multiply; auto is the fastest of fp32 and bf16 here."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """With --model: where to compute; auto takes a GPU if there is one."""
     glue: Path | None = None
     """Folder with the results of GLUE's tasks, TASK.json or TASK/results.json: prints both averages."""
     json: Path | None = None
@@ -43,7 +52,10 @@ def run(config: Config, *, quiet: bool = False) -> int:
     """Print the metrics, a line each."""
     if config.json is not None and not config.json.absolute().parent.is_dir():
         raise UserError(f"--json {config.json}: no such folder {config.json.parent}; make it first")
-    scores = _glue(config) if config.glue is not None else _score(config)
+    if config.glue is not None:
+        scores = _glue(config)
+    else:
+        scores = _score_model(config, quiet) if config.model is not None else _score(config)
     width = max(map(len, scores))
     output("\n".join(f"{name:<{width}}  {value:>9.4f}" for name, value in scores.items()))
     if config.json is not None:
@@ -61,20 +73,51 @@ def _score(config: Config) -> dict[str, float]:
         raise UserError(f"--no-answer {config.no_answer} is for --task span; leave it out")
     from fastbert.tasks.prediction_files import read_no_answer_probabilities, read_predictions
     from fastbert.tasks.scoring import read_gold, score_predictions
-    from fastbert.tasks.task import Columns
 
-    columns = Columns(text=config.text_column, pair=config.pair_column, label=config.label_column, id=config.id_column)
-    dataset = read_gold(task, gold, columns)
+    dataset = read_gold(task, gold, columns(config))
     predicted = read_predictions(predictions, task, dataset)
     probabilities = None if config.no_answer is None else read_no_answer_probabilities(config.no_answer, dataset)
     return score_predictions(task, dataset, predicted, probabilities)
 
 
+def _score_model(config: Config, quiet: bool) -> dict[str, float]:
+    gold = require(config.gold, "--gold", "the file with the right answers")
+    if config.predictions is not None or config.no_answer is not None:
+        raise UserError("--model makes the predictions itself: leave --predictions and --no-answer out")
+    from fastbert.tasks.predicting import predict
+    from fastbert.tasks.trained import load_trained
+
+    assert config.model is not None
+    with Bars(quiet) as bars:
+        where = {"device": config.device, "dtype": config.dtype}
+        trained = load_trained(config.model, task=config.task, columns=columns(config), **where)
+        dataset = trained.task.read(gold, labelled=True)
+        trained.task.check_labels(dataset)
+        bars.message(f"{trained.task.name}, {len(dataset):,} examples, {trained.how}")
+        update = bars.stage("predicting", None)
+        predictions = predict(
+            trained.task,
+            trained.model,
+            trained.tokenizer,
+            dataset,
+            batch_tokens=config.batch_tokens,
+            progress=lambda rows: update(rows, f"{rows:,} rows"),
+        )
+    return trained.task.score(dataset, predictions)
+
+
+def columns(config: Config) -> Any:
+    """The columns that were named."""
+    from fastbert.tasks.task import Columns
+
+    return Columns(text=config.text_column, pair=config.pair_column, label=config.label_column, id=config.id_column)
+
+
 def _glue(config: Config) -> dict[str, float]:
     """The number of every task that the folder has, and the averages for which it has all."""
-    others = (config.task, config.gold, config.predictions, config.no_answer)
+    others = (config.task, config.gold, config.predictions, config.no_answer, config.model)
     if any(value is not None for value in others):
-        raise UserError("--glue averages results that exist: leave --task, --gold and --predictions out")
+        raise UserError("--glue averages results that exist: leave --task, --gold, --model and --predictions out")
     from fastbert.tasks.metrics.glue import AVERAGED, GLUE, glue_average, glue_numbers
 
     assert config.glue is not None
@@ -114,8 +157,19 @@ def _results(folder: Path) -> dict[str, Mapping[str, float]]:
         content = read_json(path)
         if not isinstance(content, dict):
             raise UserError(f"{path}, line 1: must be an object of metrics by name")
-        # Of several seeds, the mean.
-        plain = {metric: value["mean"] if isinstance(value, dict) and "mean" in value else value
-                 for metric, value in content.items()}  # fmt: skip
-        found[name] = {metric: float(value) for metric, value in plain.items() if isinstance(value, int | float)}
+        for task, metrics in zip((name, "MNLI-mm") if name == "MNLI-m" else (name,), _of_files(content)):
+            # Of several seeds, the mean.
+            plain = {
+                metric: value["mean"] if isinstance(value, dict) and "mean" in value else value
+                for metric, value in metrics.items()
+            }
+            found[task] = {metric: float(value) for metric, value in plain.items() if isinstance(value, int | float)}
     return found
+
+
+def _of_files(content: dict[str, Any]) -> list[dict[str, Any]]:
+    """The metrics of each file that a run was evaluated on; other results are of one file."""
+    results = content.get("results")
+    if not isinstance(results, dict):
+        return [content]
+    return [metrics for metrics in results.values() if isinstance(metrics, dict)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from fastbert.cli.common import Bars, output, require
+from fastbert.errors import UserError
 from fastbert.finetuning.config import TaskName
 
 
@@ -43,6 +43,9 @@ class Config:
     """What to multiply: auto is the fastest of fp32 and bf16 here; int8, on CPUs, is faster still and less exact."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute: auto takes a GPU if there is one."""
+    glue: str | None = None
+    """Name of the GLUE task whose test set --text is: writes TASK.tsv as GLUE's server wants it into the folder --out, and
+    submission.zip of all tasks that are there."""
     overwrite: bool = False
     """Replace the file if it exists."""
 
@@ -51,31 +54,36 @@ def run(config: Config, *, quiet: bool = False) -> int:
     """Write a prediction for each example."""
     source = require(config.model, "--model", "the folder of a fine-tuned model")
     text = require(config.text, "--text", "a file with the examples, or - for standard input")
-    if config.out is not None and config.out.exists() and not config.overwrite:
-        from fastbert.errors import UserError
-
-        raise UserError(f"--out {config.out}: exists; replace it with --overwrite")
+    from fastbert.tasks.glue_submission import write_submission
     from fastbert.tasks.predicting import predict
-    from fastbert.tasks.prediction_files import write_predictions
+    from fastbert.tasks.prediction_files import file_kind, write_predictions
     from fastbert.tasks.task import Columns
     from fastbert.tasks.trained import load_trained
 
-    columns = Columns(text=config.text_column, pair=config.pair_column, id=config.id_column)
+    out = config.out
+    if config.glue is not None:
+        out = require(out, "--out", "with --glue the folder of the submission")
+        if out.is_file():
+            raise UserError(f"--out {out}: is a file; --glue writes to a folder")
+    elif out is not None and out.exists() and not config.overwrite:
+        raise UserError(f"--out {out}: exists; replace it with --overwrite")
     with Bars(quiet) as bars:
         trained = load_trained(
             source,
             task=config.task,
             device=config.device,
             dtype=config.dtype,
-            columns=columns,
+            columns=Columns(text=config.text_column, pair=config.pair_column, id=config.id_column),
             n_best=config.n_best,
             null_threshold=config.null_threshold,
             beams=config.beams,
         )
         bars.message(f"{trained.task.name}: {trained.how}")
+        if out is not None and config.glue is None:
+            file_kind(out, trained.task.name)
         dataset = trained.task.read(text, labelled=False)
         update = bars.stage("predicting", None)
-        predictions: list[dict[str, Any]] = predict(
+        predictions = predict(
             trained.task,
             trained.model,
             trained.tokenizer,
@@ -83,10 +91,12 @@ def run(config: Config, *, quiet: bool = False) -> int:
             batch_tokens=config.batch_tokens,
             progress=lambda rows: update(rows, f"{rows:,} rows"),
         )
-    if config.out is None:
-        for one in predictions:
-            output(json.dumps(one, ensure_ascii=False))
+    if config.glue is not None:
+        output(
+            f"{write_submission(out, {config.glue: predictions})}: {len(predictions):,} predictions of {config.glue}"
+        )  # type: ignore[arg-type]
         return 0
-    write_predictions(config.out, trained.task.name, dataset, predictions)
-    output(f"{config.out}: {len(predictions):,} predictions")
+    write_predictions(out or "-", trained.task.name, dataset, predictions)
+    if out is not None:
+        output(f"{out}: {len(predictions):,} predictions")
     return 0

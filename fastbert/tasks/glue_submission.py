@@ -43,8 +43,9 @@ def write_submission(folder: str | Path, predictions: Mapping[str, Sequence[Pred
     """Write `CoLA.tsv`, `MNLI-m.tsv` ... and `submission.zip` with all of them; returns the latter's path.
 
     `predictions` are those of the official test sets, in their order, by task. Rows are numbered from 0. STS-B's scores
-    are cut to 0 to 5 and have three decimals. A file of another length than the official one, and a task that is left
-    out, are no errors but named in the log. Raises UserError for a label that the server does not know.
+    are cut to 0 to 5 and have three decimals. Files of other tasks that the folder holds already are zipped with them.
+    A file of another length than the official one, and a task that is left out, are no errors but named in the log.
+    Raises UserError for a label that the server does not know.
     """
     texts: dict[str, str] = {}
     for given, items in predictions.items():
@@ -55,6 +56,8 @@ def write_submission(folder: str | Path, predictions: Mapping[str, Sequence[Pred
             logger.warning("%s.tsv: has %d rows, the official test set %d", task, len(items), ROWS[task])
         rows = [f"{i}\t{_cell(task, item, f'{task}.tsv, line {i + 2}')}\n" for i, item in enumerate(items)]
         texts[f"{task}.tsv"] = "index\tprediction\n" + "".join(rows)
+    before = [Path(folder) / f"{task}.tsv" for task in GLUE if f"{task}.tsv" not in texts]
+    texts |= {path.name: path.read_text(encoding="utf-8") for path in before if path.is_file()}
     missing = [task for task in GLUE if f"{task}.tsv" not in texts]
     if missing:
         logger.warning("%s: without %s; the server asks for a file of every task", folder, ", ".join(missing))

@@ -60,7 +60,7 @@ def write_predictions(
     """
     _same_ids(dataset, predictions)
     key = VALUES[task_name]
-    match ".jsonl" if str(path) == STDIN else _kind(path, task_name):
+    match ".jsonl" if str(path) == STDIN else file_kind(path, task_name):
         case ".jsonl":
             text = "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions)
         case ".json":
@@ -100,7 +100,7 @@ def read_predictions(path: str | Path, task_name: str, dataset: Dataset[Any]) ->
     Raises UserError, naming file and line, for ids that are missing, unknown or there twice, for another number of
     predictions, and for what is no prediction of the task.
     """
-    kind = _kind(path, task_name)
+    kind = file_kind(path, task_name)
     if kind == ".jsonl":
         found = list(_of_json_lines(path, task_name))
     elif kind == ".json":
@@ -126,7 +126,8 @@ def read_no_answer_probabilities(path: str | Path, dataset: Dataset[Any]) -> dic
     return {str(item.id): number(item.value, item.where, "the probability that there is no answer") for item in found}
 
 
-def _kind(path: str | Path, task_name: str) -> str:
+def file_kind(path: str | Path, task_name: str) -> str:
+    """The ending that says how a file holds predictions. Raises UserError for one that cannot hold the task's."""
     kinds = (".jsonl", *KINDS[task_name])
     if str(path) == STDIN:
         raise UserError(f"predictions of standard input: write them to a {' or '.join(kinds)} file")
