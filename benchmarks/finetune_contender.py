@@ -72,7 +72,7 @@ class Contender:
             train = Dataset(train.path, train.examples[: spec["limit"]])
         self.task.learn_labels(train)
         self.rows = self.task.encode(train, tokenizer, labelled=True)
-        self.gold = self.task.read(spec["eval"], labelled=True)
+        self.gold = self.task.read_gold(spec["eval"])
         self.gold_rows = self.task.encode(self.gold, tokenizer, labelled=False)
         self.trial = Trial(lr=spec["lr"], batch_size=spec["batch_size"], epochs=spec["epochs"], seed=spec["seed"])
         self.model = start.begin(self.task, place, self.config, spec["seed"])

@@ -91,7 +91,7 @@ def _score_model(config: Config, quiet: bool) -> dict[str, float]:
     with Bars(quiet) as bars:
         where = {"device": config.device, "dtype": config.dtype}
         trained = load_trained(config.model, task=config.task, columns=columns(config), **where)
-        dataset = trained.task.read(gold, labelled=True)
+        dataset = trained.task.read_gold(gold)
         trained.task.check_labels(dataset)
         bars.message(f"{trained.task.name}, {len(dataset):,} examples, {trained.how}")
         update = bars.stage("predicting", None)

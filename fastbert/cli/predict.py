@@ -44,8 +44,8 @@ class Config:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute: auto takes a GPU if there is one."""
     glue: str | None = None
-    """Name of the GLUE task whose test set --text is: writes TASK.tsv as GLUE's server wants it into the folder --out, and
-    submission.zip of all tasks that are there."""
+    """Name of the GLUE task whose test set --text is: writes TASK.tsv as GLUE's server wants it into the folder --out,
+    and submission.zip of all tasks that are there."""
     overwrite: bool = False
     """Replace the file if it exists."""
 
@@ -91,10 +91,9 @@ def run(config: Config, *, quiet: bool = False) -> int:
             batch_tokens=config.batch_tokens,
             progress=lambda rows: update(rows, f"{rows:,} rows"),
         )
-    if config.glue is not None:
-        output(
-            f"{write_submission(out, {config.glue: predictions})}: {len(predictions):,} predictions of {config.glue}"
-        )  # type: ignore[arg-type]
+    if config.glue is not None and out is not None:
+        archive = write_submission(out, {config.glue: predictions})
+        output(f"{archive}: with {len(predictions):,} predictions of {config.glue}")
         return 0
     write_predictions(out or "-", trained.task.name, dataset, predictions)
     if out is not None:

@@ -115,7 +115,7 @@ class _Run:
         self.task.learn_labels(train)
         start.model_config(self.task, self.place, config)
         self.tokenizer = WordPieceTokenizer.from_pretrained(self.place)
-        evaluations = [self.task.read(str(path), labelled=True) for path in config.eval]
+        evaluations = [self.task.read_gold(str(path)) for path in config.eval]
         self.rows = self.task.encode(train, self.tokenizer, labelled=True)
         names = _names(config.eval)
         for dataset in evaluations:

@@ -28,7 +28,7 @@ VALUES = {
     "choice": "label",
     "seq2seq": "text",
 }
-NO_ANSWER = "no_answer_probability"
+NO_ANSWER = "null_score_difference"  # of a question: how much better no answer scores than the best one
 # The kinds of files that can hold a task's predictions, beside JSON lines.
 KINDS = {
     "classification": (".tsv", ".txt"),
@@ -84,8 +84,8 @@ def write_predictions(
     write_atomic(Path(path), text)
 
 
-def write_no_answer_probabilities(path: str | Path, predictions: Sequence[Prediction]) -> None:
-    """Write what SQuAD 2.0's scorer reads beside the answers: how probable it is of each question to have none."""
+def write_null_scores(path: str | Path, predictions: Sequence[Prediction]) -> None:
+    """Write what SQuAD 2.0's scorer reads beside the answers: how much each question seems to have none."""
     from fastbert.training.checkpoint import write_atomic
 
     content = {prediction["id"]: prediction[NO_ANSWER] for prediction in predictions}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,9 @@ def score_predictions(
 
             said = {prediction["id"]: prediction["text"] for prediction in predictions}
             if no_answer_probabilities is None and all(NO_ANSWER in prediction for prediction in predictions):
-                no_answer_probabilities = {prediction["id"]: prediction[NO_ANSWER] for prediction in predictions}
+                # Differences of scores: none of them turns an answer into none, since prediction has.
+                differences = {prediction["id"]: prediction[NO_ANSWER] for prediction in predictions}
+                return squad_scores(dataset, said, differences, math.inf)
             return squad_scores(dataset, said, no_answer_probabilities)
         case "choice":
             right = sum(example.label == value for example, value in zip(dataset, values))

@@ -43,6 +43,12 @@ class SpanAnswers(Task[QuestionExample]):
 
         return read_squad(path, labelled=labelled, set_aside=self.set_aside)
 
+    def read_gold(self, path: str) -> Dataset[QuestionExample]:
+        """Answers as the file has them, wherever they stand."""
+        from fastbert.tasks.readers.squad import read_squad
+
+        return read_squad(path, labelled=True, set_aside=self.set_aside, spans=False)
+
     def head_config(self, config: BertConfig) -> BertConfig:
         """A start and an end, which have no names."""
         return replace(config, num_labels=2, label_names=None)

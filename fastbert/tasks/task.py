@@ -83,6 +83,10 @@ class Task(ABC, Generic[E]):
     def read(self, path: str, *, labelled: bool = True) -> Dataset[E]:
         """The examples of a file; with `labelled`, one without a label is an error. UserError names file and line."""
 
+    def read_gold(self, path: str) -> Dataset[E]:
+        """The labelled examples of a file to score predictions of, whether or not they could be trained on."""
+        return self.read(path, labelled=True)
+
     def learn_labels(self, train: Dataset[E]) -> None:
         """Take the classes from the training set, unless they are known."""
 

@@ -82,7 +82,7 @@ def test_columns_and_probabilities(tmp_path: Path, capsys: pytest.CaptureFixture
         (("--task", "choice", "--gold", "g", "--predictions", "p", "--no-answer", "n.json"), "is for --task span"),
         (("--task", "poetry"), "poetry"),
         (("--glue", "nowhere"), "--glue nowhere: no such folder"),
-        (("--glue", ".", "--task", "span"), "leave --task, --gold and --predictions out"),
+        (("--glue", ".", "--task", "span"), "leave --task, --gold, --model and --predictions out"),
         (("--glue", ".", "--json", "nowhere/x.json"), "no such folder nowhere"),
     ],
 )

@@ -19,7 +19,7 @@ from fastbert.tasks.examples import (
 from fastbert.tasks.prediction_files import (
     read_no_answer_probabilities,
     read_predictions,
-    write_no_answer_probabilities,
+    write_null_scores,
     write_predictions,
 )
 
@@ -68,10 +68,10 @@ def test_all_that_predictions_say_is_in_json_lines(tmp_path: Path, capsys: pytes
 
 
 def test_squad_with_probabilities(tmp_path: Path) -> None:
-    predictions = [{"id": name, "text": "x", "no_answer_probability": p} for name, p in (("q1", 0.25), ("q2", 1.0))]
+    predictions = [{"id": name, "text": "x", "null_score_difference": p} for name, p in (("q1", 0.25), ("q2", 1.0))]
     write_predictions(tmp_path / "p.jsonl", "span", QUESTIONS, predictions)
     assert read_predictions(tmp_path / "p.jsonl", "span", QUESTIONS) == predictions
-    write_no_answer_probabilities(tmp_path / "n.json", predictions)
+    write_null_scores(tmp_path / "n.json", predictions)
     assert read_no_answer_probabilities(tmp_path / "n.json", QUESTIONS) == {"q1": 0.25, "q2": 1.0}
 
 
