@@ -55,7 +55,8 @@ def spans_of(tags: Sequence[str], scheme: Scheme) -> Iterator[tuple[int, int, st
     a word inside an entity that has not begun begins it."""
     begun, kind = 0, ""  # of the entity that goes on, whose type is empty outside
     for i, tag in enumerate(tags):
-        place, own = (OUTSIDE, "") if tag == OUTSIDE else (tag[0], tag[2:])
+        # What is no tag of a scheme, as others may predict it, is outside.
+        place, own = (tag[0], tag[2:]) if tag[1:2] == "-" else (OUTSIDE, "")
         if kind and (own != kind or place in "BSU"):
             yield begun, i, kind
             kind = ""

@@ -48,6 +48,7 @@ def test_a_few_mistakes_do_not_make_another_scheme() -> None:
         (("I-X", "I-X"), "BIOES", ("B-X", "I-X"), 2),
         (("B-X", "I-X"), "IOB1", ("B-X", "I-X"), 1),
         ((), "BIO", (), 0),
+        (("B-X", "NNP", "I-X"), "BIO", ("B-X", "O", "B-X"), 2),
     ],
 )
 def test_mistakes_are_counted_and_read_as_conlleval_reads_them(
