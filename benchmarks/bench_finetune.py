@@ -30,6 +30,7 @@ from fastbert.benchmarks.isolation import Isolated
 from fastbert.benchmarks.texts import find_data
 from fastbert.errors import UserError
 
+TURN_SECONDS = 20.0  # a turn is no longer, if its steps can be fewer
 HOME = "fastbert.benchmarks.finetune_contender:Contender"
 CONTENDERS = ("fastbert", "fastbert bf16", "Trainer fp32", "Trainer bf16")
 PACKAGES = ("fastbert-engine", "torch", "transformers", "accelerate", "scikit-learn", "scipy", "seqeval")
@@ -98,12 +99,11 @@ class Bench:
         times: dict[str, list[float]] = {}
         losses: dict[str, list[float]] = {}
         try:
-            for name in self.options.contenders:
-                self._start(name)
+            counts = {name: self._start(name, losses) for name in self.options.contenders}
             for turn in range(self.options.turns):
                 for name, member in self.members.items():
-                    found = member.call("steps", count=self.options.steps)
-                    losses.setdefault(name, []).extend(found["losses"])
+                    found = member.call("steps", count=counts[name])
+                    losses[name] += found["losses"]
                     if found["losses"]:
                         times.setdefault(name, []).append(found["seconds"] / len(found["losses"]) * 1e3)
                     print(f"{self.name}: turn {turn + 1}: {name}: {times[name][-1]:.1f} ms a step", file=sys.stderr)
@@ -115,12 +115,17 @@ class Bench:
                 member.close()
         return self._rows(times, losses, ended)
 
-    def _start(self, name: str) -> None:
+    def _start(self, name: str, losses: dict[str, list[float]]) -> int:
+        """Start a contender and let it take its first step; returns the steps of its turns, fewer if one is long."""
         place = self.folder / name.replace(" ", "-")
         place.mkdir()
         member = Isolated(HOME, {"name": name, "spec": str(self.spec)}, environment(self.options.threads, place))
         self.members[name] = member
         member.call("open")
+        losses[name] = member.call("steps", count=1)["losses"]
+        found = member.call("steps", count=1)
+        losses[name] += found["losses"]
+        return max(1, min(self.options.steps, int(TURN_SECONDS / found["seconds"])))
 
     def _rows(
         self, times: dict[str, list[float]], losses: dict[str, list[float]], ended: dict[str, Any]
@@ -144,7 +149,6 @@ class Bench:
                     "losses_compared": min(len(pairs), self.options.compared),
                     "dtype": "bf16" if "bf16" in name else "fp32",
                     "threads": self.options.threads,
-                    "steps_timed": self.options.steps * len(turns),
                     "seed": self.options.seed,
                     "dropout": self.options.dropout,
                     **({"ended": ended[name]} if name in ended else {}),

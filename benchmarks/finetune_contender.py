@@ -180,9 +180,13 @@ class Contender:
             def _get_train_sampler(self, *_: Any, **__: Any) -> Any:
                 return torch.utils.data.SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
 
-            def compute_loss(self, *given: Any, **options: Any) -> Any:
-                """The loss, seen before the Trainer rounds it."""
-                loss = super().compute_loss(*given, **options)
+            def compute_loss(self, model: Any, inputs: Any, *given: Any, **options: Any) -> Any:
+                """The loss, seen before the Trainer rounds it. Where transformers' loss of spans counts padding among
+                the places of an answer, that is left out, as it is of ours."""
+                if contender.task.name == "span":
+                    loss = span_loss(model(**inputs), inputs)
+                else:
+                    loss = super().compute_loss(model, inputs, *given, **options)
                 contender.seen = float(loss)
                 return loss
 
@@ -235,7 +239,7 @@ class Contender:
                 output = self.model(**inputs)
                 if self.task.name == "span":
                     values = torch.stack((output.start_logits, output.end_logits), -1)
-                    parts = [values[i, : int(n)] for i, n in enumerate(batch.cu_seqlens.diff())]
+                    parts = [values[i, : int(n)].T for i, n in enumerate(batch.cu_seqlens.diff())]
                 elif self.task.name == "tagging":
                     # Those of the first tokens of words, which alone are scored.
                     assert labels is not None
@@ -253,10 +257,21 @@ class Contender:
         return list(values.split(torch.bincount(sequences, minlength=len(batch)).tolist()))
 
 
+def span_loss(output: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The mean of both cross-entropies over the places that are no padding."""
+    padding = inputs["attention_mask"] == 0
+    losses = [
+        torch.nn.functional.cross_entropy(logits.float().masked_fill(padding, -torch.inf), inputs[target])
+        for logits, target in ((output.start_logits, "start_positions"), (output.end_logits, "end_positions"))
+    ]
+    return torch.stack(losses).mean()
+
+
 def padded(task: str, rows: Rows, units: np.ndarray) -> dict[str, torch.Tensor]:
     """Units as a padded batch under transformers' names."""
     batch = rows.batch(units)
     inputs = batch.inputs.unpack()
     if task == "choice":
         inputs = {name: values.view(len(units), rows.per_unit, -1) for name, values in inputs.items()}
-    return {**inputs, **batch.targets}
+    names = {"start": "start_positions", "end": "end_positions"}
+    return {**inputs, **{names.get(name, name): target for name, target in batch.targets.items()}}
