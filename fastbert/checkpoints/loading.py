@@ -108,14 +108,20 @@ def load(model: PreTrainedModel, weights: Weights, dtype: torch.dtype | None, *,
     missing = sorted(own.keys() - found.keys())
     dtypes = {stored.dtype for stored in found.values()}
     chosen = dtype or (dtypes.pop() if len(dtypes) == 1 else torch.float32)
-    views = map_tensors({name: one for name, one in found.items() if mapped and one.dtype == chosen})
+    # What two weights begin with is mapped for one of them alone: each changes by itself.
+    once = {id(one): name for name, one in reversed(found.items())}
+    views = map_tensors(
+        {name: one for name, one in found.items() if mapped and one.dtype == chosen and once[id(one)] == name}
+    )
     materialise(model, chosen, views)
     parameters = model.state_dict(keep_vars=True)
     fill((stored, parameters[name]) for name, stored in found.items() if name not in views)
     model.new_weights = tuple(missing)
     if missing:
         initialise(model, missing)
-        logger.warning("%s: new weights for %s", weights.place, ", ".join(missing))
+        more = f" and {len(missing) - 12} more" if len(missing) > 16 else ""
+        shown_names = missing[:12] if more else missing
+        logger.warning("%s: new weights for %s%s", weights.place, ", ".join(shown_names), more)
     _report(model, weights.place, sorted(matched.keys() - own.keys() - set(model.tied_keys)))
 
 
