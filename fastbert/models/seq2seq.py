@@ -29,6 +29,7 @@ from fastbert.models.seq2seq_files import tied_names, weights_for
 from fastbert.models.sequence_config import SequenceConfig
 from fastbert.ops.dropout import Site
 from fastbert.ops.linear_cross_entropy import CrossEntropy
+from fastbert.ops.product_table import same_in_every_batch
 from fastbert.packing import PackedBatch
 
 
@@ -195,13 +196,17 @@ class BertForSequenceToSequence(PreTrainedModel):
             return Generated([], [], [])
         check_sources(source)
         training = self.training
-        self.train(False)
+        if training:
+            self.train(False)
         try:
-            decoding = self._decoding(source, settings, begin)
-            write = greedy if settings.beams == 1 else beam_search
-            return write(decoding, len(source), end, settings)
+            # Nor is what is written for a source changed by others that leave the batch.
+            with same_in_every_batch():
+                decoding = self._decoding(source, settings, begin)
+                write = greedy if settings.beams == 1 else beam_search
+                return write(decoding, len(source), end, settings)
         finally:
-            self.train(training)
+            if training:
+                self.train()
 
     def can_generate(self) -> bool:
         """It does, but by its own `generate`, not by transformers'."""
