@@ -100,7 +100,7 @@ def load(model: PreTrainedModel, weights: Weights, dtype: torch.dtype | None, *,
     place in the model is logged. Raises `CheckpointError` for what belongs to the embeddings or layers and is missing,
     for other shapes, for weights that are no floating-point numbers, and for a decoder that is not tied.
     """
-    own = own_shapes(model)
+    weights, own = model.named_weights(weights), own_shapes(model)
     matched = match(weights.tensors, own, model.base_model_prefix, weights.place)
     found = {name: weights.tensors[matched[name]] for name in own if name in matched}
     _check(model, weights.place, own, found)

@@ -187,7 +187,7 @@ class PreTrainedModel(Compatibility):
         weights = find_weights(place, pickles)
         loading.check_config(config, weights)
         model = loading.outline(cls, config)
-        loading.load(model, model.named_weights(weights), dtype, mapped=mapped)
+        loading.load(model, weights, dtype, mapped=mapped)
         return model.eval()
 
     def named_weights(self, weights: Weights) -> Weights:
@@ -208,7 +208,6 @@ class PreTrainedModel(Compatibility):
         partial = folder / "config.json.partial"
         partial.write_text(config, encoding="utf-8")
         partial.replace(folder / "config.json")
-
 
     def _tensors_of_files(self) -> dict[str, Tensor]:
         """The weights by name, on the CPU. What two of the names in files have in common is written twice."""
