@@ -45,8 +45,13 @@ def writer(name: str, seed: int, **changes: Any) -> BertForSequenceToSequence:
                 parameter.normal_(0.0, 0.1, generator=generator)
             else:
                 parameter.normal_(0.0, 0.5 if "embeddings" in place else 0.3, generator=generator)
-        model.head.bias[END] += 2.0
-    return model.eval()
+        # As likely as it takes for a text in some to end at each token.
+        model.eval()
+        (ids, mask), (target, target_mask) = ragged(seed, 16), targets(seed, 16)
+        logits = model(ids, target, mask, target_mask, return_logits=True).logits[target_mask[:, 1:].bool()]
+        least = logits.max(-1).values - logits[:, END]
+        model.head.bias[END] += least.quantile(0.15)
+    return model
 
 
 def ragged(seed: int, rows: int = 7, longest: int = 15, least: int = 1) -> tuple[Tensor, Tensor]:

@@ -157,12 +157,9 @@ class BertForSequenceToSequence(PreTrainedModel):
             check_sources(source)
         return self._states(source, read)
 
-    def _rounded(self, source: PackedBatch, read: PackedBatch) -> tuple[PackedBatch, PackedBatch]:
-        """Sources and what is read of their targets, of as many tokens as torch's products in bf16 should meet."""
-        weight = self.get_input_embeddings().weight
-        if torch.compiler.is_compiling() or not multiplies_in_bf16(weight):
-            return source, read
-        return rounded(source, read)
+    def _rounds(self) -> bool:
+        """Whether torch's products in bf16 should meet few numbers of rows: see `ROWS_MULTIPLE`."""
+        return not torch.compiler.is_compiling() and multiplies_in_bf16(self.get_input_embeddings().weight)
 
     @torch.no_grad()
     def generate(
@@ -233,16 +230,9 @@ def check_positions(written: int, before: int, size: int) -> None:
         )
 
 
-def rounded(source: PackedBatch, read: PackedBatch) -> tuple[PackedBatch, PackedBatch]:
-    """Both with a dummy sequence that rounds their tokens up to `ROWS_MULTIPLE`: see there."""
-    extras = [-one.num_tokens % ROWS_MULTIPLE for one in (source, read)]
-    if not any(extras):
-        return source, read
-    first, second = (
-        one.padded_to(one.num_tokens + extra, len(one) + 1, max_seqlen=max(one.max_seqlen, extra))
-        for one, extra in zip((source, read), extras, strict=True)
-    )
-    return first, second
+def filled(batch: PackedBatch, extra: int) -> PackedBatch:
+    """The batch with a dummy sequence of `extra` tokens behind it, or of none."""
+    return batch.padded_to(batch.num_tokens + extra, len(batch) + 1, max_seqlen=max(batch.max_seqlen, extra))
 
 
 def without_first(read: PackedBatch) -> PackedBatch:
@@ -308,7 +298,8 @@ class EncoderDecoder(BertForSequenceToSequence):
         if read.device.type == "cpu" and not torch.compiler.is_compiling():
             self.encoder.check_ranges(read)
         config, count = self.config, read.num_tokens
-        source, read = self._rounded(source, read)
+        if self._rounds():
+            source, read = (filled(one, -one.num_tokens % ROWS_MULTIPLE) for one in (source, read))
         states, _ = self.encoder.encode(source)
         p = (config.hidden_dropout_prob, config.attention_probs_dropout_prob)
         dropouts = Dropouts(read, *p, self.training)
@@ -342,7 +333,10 @@ class PrefixModel(BertForSequenceToSequence, _MaskedLanguageModel):
     def _states(self, source: PackedBatch, read: PackedBatch) -> Tensor:
         # The source's last token stands for the one with which targets begin.
         config, numbers = self.config, torch.arange(read.num_tokens, device=read.device)
-        source, written = self._rounded(source, without_first(read))
+        written = without_first(read)
+        if self._rounds():  # both are one batch
+            source = filled(source, -(source.num_tokens + written.num_tokens) % ROWS_MULTIPLE)
+            written = filled(written, 0)
         rows = prefix_rows(source, written)
         if source.device.type == "cpu" and not torch.compiler.is_compiling():
             self.bert.check_ranges(rows.batch)

@@ -22,6 +22,13 @@ from fastbert.packing import PackedBatch, unpad
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}
 
 
+def assert_near(grad: Tensor | None, expected: Tensor | None) -> None:
+    """Sums of many terms, of which each is as exact as the largest."""
+    assert grad is not None
+    assert expected is not None
+    torch.testing.assert_close(grad, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()) + 1e-6)
+
+
 def packed(ids: Tensor, mask: Tensor, **more: Any) -> PackedBatch:
     return replace(unpad(ids, mask)[0], **more)
 
@@ -58,7 +65,7 @@ def test_an_encoder_decoder_is_transformers(name: str, seed: int, tmp_path: Path
             (one for one in shared if one.removeprefix("decoder.bert.") == place.removeprefix("encoder.")), None
         )
         grad = expected[place] if second is None else expected[place] + expected[second]
-        torch.testing.assert_close(parameter.grad, grad, **CLOSE)
+        assert_near(parameter.grad, grad)
 
 
 def test_a_prefix_mask_is_the_dense_one(seed: int, tmp_path: Path) -> None:
@@ -87,7 +94,7 @@ def test_a_prefix_mask_is_the_dense_one(seed: int, tmp_path: Path) -> None:
     (losses / count * upstream).backward()
     grads = {name: parameter.grad for name, parameter in other.named_parameters()}
     for place, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, grads[place], **CLOSE)
+        assert_near(parameter.grad, grads[place])
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -130,7 +137,7 @@ def test_what_is_computed_again_is_the_same(name: str, mode: Any, seed: int) -> 
         found.append((loss.detach(), [parameter.grad.clone() for parameter in model.parameters()]))
     torch.testing.assert_close(found[0][0], found[1][0], **CLOSE)
     for one, other in zip(found[0][1], found[1][1], strict=True):
-        torch.testing.assert_close(one, other, **CLOSE)
+        assert_near(one, other)
     assert float((model.eval()(source, target).loss - found[0][0]).detach().abs()) > 1e-3, "dropout must do something"
 
 
