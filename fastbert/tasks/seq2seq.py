@@ -91,7 +91,7 @@ class SequenceToSequence(Task[SequenceExample]):
         if not len(longer):
             return ids, offsets
         first = int(longer[0])
-        others = f", as are those of {len(longer) - 1:,} others" if len(longer) > 1 else ""
+        others = f", and so are {len(longer) - 1:,} more" if len(longer) > 1 else ""
         self.set_aside(
             f"{dataset.where(first)}: the target has {lengths[first]:,} tokens, more than max_target_length={most}, and"
             f" is cut{others}"
@@ -129,8 +129,6 @@ class SequenceToSequence(Task[SequenceExample]):
         ]
 
     def score(self, dataset: Dataset[SequenceExample], predictions: Sequence[Prediction]) -> dict[str, float]:
-        from fastbert.tasks.metrics.generation import generation_scores
-
         if not len(dataset):
             raise UserError(f"{dataset.path}: holds no example to score")
         gold = []
@@ -138,6 +136,8 @@ class SequenceToSequence(Task[SequenceExample]):
             if example.target is None:
                 raise UserError(f"{dataset.where(index)}: has no target to score against")
             gold.append(example.target)
+        from fastbert.tasks.metrics.generation import generation_scores
+
         scores: dict[str, float] = generation_scores(gold, [str(one["text"]) for one in predictions])
         return scores
 
