@@ -119,9 +119,7 @@ def load(model: PreTrainedModel, weights: Weights, dtype: torch.dtype | None, *,
     model.new_weights = tuple(missing)
     if missing:
         initialise(model, missing)
-        more = f" and {len(missing) - 12} more" if len(missing) > 16 else ""
-        shown_names = missing[:12] if more else missing
-        logger.warning("%s: new weights for %s%s", weights.place, ", ".join(shown_names), more)
+        logger.warning("%s: new weights for %s", weights.place, ", ".join(missing))
     _report(model, weights.place, sorted(matched.keys() - own.keys() - set(model.tied_keys)))
 
 
