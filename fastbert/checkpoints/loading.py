@@ -102,7 +102,7 @@ def load(
     has no place in the model is logged. Raises `CheckpointError` for what belongs to the embeddings or layers and is
     missing, for other shapes, for weights that are no floating-point numbers, and for a decoder that is not tied.
     """
-    own = own_shapes(model)
+    weights, own = model.named_weights(weights), own_shapes(model)
     matched = match(weights.tensors, own, model.base_model_prefix, weights.place)
     found = {name: weights.tensors[matched[name]] for name in own if name in matched}
     _check(model, weights.place, own, found)
@@ -110,7 +110,11 @@ def load(
     missing = sorted(own.keys() - found.keys())
     dtypes = {stored.dtype for stored in found.values()}
     chosen = dtype or (dtypes.pop() if len(dtypes) == 1 else torch.float32)
-    views = map_tensors({name: one for name, one in found.items() if mapped and one.dtype == chosen})
+    # What two weights begin with is mapped for one of them alone: each changes by itself.
+    once = {id(one): name for name, one in reversed(found.items())}
+    views = map_tensors(
+        {name: one for name, one in found.items() if mapped and one.dtype == chosen and once[id(one)] == name}
+    )
     materialise(model, chosen, views)
     parameters = model.state_dict(keep_vars=True)
     fill((stored, parameters[name]) for name, stored in found.items() if name not in views)

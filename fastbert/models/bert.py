@@ -120,6 +120,16 @@ class Intermediate(nn.Module):
         self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
 
 
+def feed_forward(
+    widening: Intermediate, narrowing: Output, x: Tensor, approximate: str, dropouts: Dropouts, index: int
+) -> Tensor:
+    """The second half of a layer, whose dropout `index` counts: x (tokens, hidden_size) -> the same shape."""
+    widened, bias = project_apart(widening.dense, x)
+    inner = ops.bias_gelu(widened, bias, approximate)
+    narrowed: Tensor = narrowing(inner, x, dropouts.tokens(Site.FEED_FORWARD_OUTPUT, index))
+    return narrowed
+
+
 class Layer(nn.Module):
     """One encoder layer: self-attention, then the feed-forward network, each with dropout, residual and LayerNorm."""
 
@@ -181,9 +191,7 @@ class Layer(nn.Module):
         if rows is not None:
             context, x, dropouts = context.index_select(0, rows), x.index_select(0, rows), dropouts.of(rows)
         x = self.attention.output(context, x, dropouts.tokens(Site.ATTENTION_OUTPUT, self.index))
-        widened, bias = project_apart(self.intermediate.dense, x)
-        inner = ops.bias_gelu(widened, bias, self.approximate)
-        return self.output(inner, x, dropouts.tokens(Site.FEED_FORWARD_OUTPUT, self.index))
+        return feed_forward(self.intermediate, self.output, x, self.approximate, dropouts, self.index)
 
     def _plain_weights(self) -> encoder_layer.LayerWeights | None:
         """The layer's parameters, if nothing but them decides what it computes: no hooks, adapters, other modules."""

@@ -16,7 +16,7 @@ class Compatibility(nn.Module):
     input_modalities: ClassVar[str] = "text"
     accepts_loss_kwargs: ClassVar[bool] = False
     """Whether forward takes `num_items_in_batch`, the labels of all batches whose gradients are summed."""
-    tied_keys: ClassVar[tuple[str, ...]] = ()
+    tied_keys: tuple[str, ...] = ()
 
     @property
     def _keys_to_ignore_on_save(self) -> list[str] | None:

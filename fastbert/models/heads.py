@@ -67,7 +67,7 @@ class PredictionHead(nn.Module):
         """Logits (rows, vocab_size) of hidden states (rows, hidden_size)."""
         return project(self.decoder, self.transform(x))
 
-    def loss(self, x: Tensor, labels: Tensor) -> CrossEntropy:
+    def loss(self, x: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> CrossEntropy:
         """Cross-entropy of the labels (rows,) of hidden states (rows, hidden_size)."""
         extra = -len(x) % ROWS_MULTIPLE if self._library_multiplies_bf16(len(x)) else 0
         if extra:  # rows without a label, which count for nothing
@@ -75,9 +75,12 @@ class PredictionHead(nn.Module):
             labels = F.pad(labels, (0, extra), value=IGNORE_INDEX)
         x = self.transform(x)
         if is_plain(self.decoder):
-            return ops.linear_cross_entropy(x, self.decoder.weight, self.decoder.bias, labels)
+            weight, bias = self.decoder.weight, self.decoder.bias
+            return ops.linear_cross_entropy(x, weight, bias, labels, label_smoothing=label_smoothing)
         logits, counted = self.decoder(x), labels != IGNORE_INDEX
-        loss = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
+        loss = F.cross_entropy(
+            logits.float(), labels, ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing, reduction="sum"
+        )
         return CrossEntropy(loss, counted.sum(), ((logits.argmax(-1) == labels) & counted).sum())
 
     def _library_multiplies_bf16(self, rows: int) -> bool:

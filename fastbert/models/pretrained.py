@@ -30,7 +30,8 @@ class PreTrainedModel(Compatibility):
     """What all models share: their config, how weights begin, and `from_pretrained` with `save_pretrained`."""
 
     base_model_prefix: ClassVar[str] = "bert"
-    tied_keys: ClassVar[tuple[str, ...]] = ()
+    config_type: ClassVar[type[BertConfig]] = BertConfig
+    tied_keys: tuple[str, ...] = ()
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -180,14 +181,18 @@ class PreTrainedModel(Compatibility):
                 raise UserError(f'dtype={dtype!r} must be a torch dtype, "fastest", or None for the checkpoint\'s own')
             dtype = fastest_dtype(torch.device("cuda" if torch.cuda.is_available() else "cpu"))[0]
         place = find_source(source, revision)
-        config = BertConfig.from_pretrained(config_place(place))
+        config = cls.config_type.from_pretrained(config_place(place))
         if overrides:
-            config = BertConfig.from_dict({**config.to_dict(), **overrides}, source=str(place))
+            config = cls.config_type.from_dict({**config.to_dict(), **overrides}, source=str(place))
         weights = find_weights(place, pickles)
         loading.check_config(config, weights)
         model = loading.outline(cls, config)
         loading.load(model, weights, dtype, mapped=mapped)
         return model.eval()
+
+    def named_weights(self, weights: Weights) -> Weights:
+        """A checkpoint's weights by the names that this model has for them; where they are BERT's, nothing to do."""
+        return weights
 
     def save_pretrained(self, folder: str | Path, *, max_shard_size: int | str | None = None) -> None:
         """Write `config.json` and `model.safetensors`, which `transformers.AutoModel` loads unchanged.
@@ -197,16 +202,22 @@ class PreTrainedModel(Compatibility):
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        tensors = {
-            name: tensor.detach().contiguous().cpu()
-            for name, tensor in self.state_dict().items()
-            if name not in self.tied_keys
-        }
+        tensors = self._tensors_of_files()
         write_safetensors(folder, tensors, None if max_shard_size is None else in_bytes(max_shard_size))
         config = json.dumps(self.config.to_dict(architecture=type(self).__name__), indent=2) + "\n"
         partial = folder / "config.json.partial"
         partial.write_text(config, encoding="utf-8")
         partial.replace(folder / "config.json")
+
+    def _tensors_of_files(self) -> dict[str, Tensor]:
+        """The weights by name, on the CPU. What two of the names in files have in common is written twice."""
+        left_out, seen, tensors = self._keys_to_ignore_on_save or (), set(), {}
+        for name, tensor in self.state_dict(keep_vars=True).items():
+            if name not in left_out:
+                own = tensor.detach().contiguous().cpu()
+                tensors[name] = own.clone() if id(tensor) in seen else own
+                seen.add(id(tensor))
+        return tensors
 
 
 def _forget_copies(module: nn.Module, *_: Any) -> None:

@@ -31,6 +31,8 @@ class Site(IntEnum):
     ATTENTION_OUTPUT = 2
     FEED_FORWARD_OUTPUT = 3
     HEAD = 4
+    CROSS_ATTENTION = 5
+    CROSS_ATTENTION_OUTPUT = 6
 
     def of_layer(self, layer: int) -> int:
         """The counter word of this site in one layer."""

@@ -1,0 +1,209 @@
+"""Writing text token by token: greedy, or a beam search with the rules of transformers' `generate`.
+
+A source that is done leaves the batch at once, so no more is computed than what is still being written.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fastbert.errors import UserError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationSettings:
+    """How targets are written. `max_target_length` counts tokens with those at begin and end, as in training.
+
+    `beams`: hypotheses that are kept of each source; 1 takes the likeliest token each time. A finished hypothesis
+    counts the sum of its tokens' log probabilities divided by their number to the power of `length_penalty`: above 0
+    favours long ones. `early_stopping`: a source is done when it has as many finished hypotheses as beams; else it goes
+    on until none that is open could become better at its present length.
+    """
+
+    beams: int = 1
+    max_target_length: int = 64
+    length_penalty: float = 1.0
+    early_stopping: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in (("beams", 1), ("max_target_length", 2)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise UserError(f"{name}={value!r} must be an integer of at least {least}")
+        penalty = self.length_penalty
+        if not isinstance(penalty, int | float) or not math.isfinite(penalty):
+            raise UserError(f"length_penalty={penalty!r} must be a finite number")
+
+    @property
+    def room(self) -> int:
+        """Tokens that are written at most, the end among them."""
+        return self.max_target_length - 1
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What was written for each source: ids without begin and end; its score, as `GenerationSettings` defines it; and
+    whether it came to an end by itself."""
+
+    tokens: list[list[int]]
+    scores: list[float]
+    ended: list[bool]
+
+
+class Decoding(Protocol):
+    """A model in the midst of writing, one row a hypothesis; the rows of a source lie side by side."""
+
+    def first(self) -> Tensor:
+        """Logits (sources, vocabulary) of the first tokens, of one row a source."""
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Logits (rows, vocabulary) of the tokens behind `tokens`, int64 (rows,), which are now written."""
+
+    def select(self, rows: Tensor, sources: Tensor | None, readers: int) -> None:
+        """Go on with these rows, int64: with `readers` rows for each of `sources`, int64, or of all sources (None)."""
+
+
+def greedy(decoding: Decoding, count: int, end: int, settings: GenerationSettings) -> Generated:
+    """The likeliest token each time, for `count` sources."""
+    logits = decoding.first()
+    written = torch.full((count, settings.room), end, device=logits.device)
+    totals, lengths = torch.zeros(count, device=logits.device), torch.zeros_like(written[:, 0])
+    rows = torch.arange(count, device=logits.device)
+    for step in range(settings.room):
+        wide = logits.float()
+        tokens = wide.argmax(-1)
+        totals[rows] += wide.gather(1, tokens[:, None])[:, 0] - wide.logsumexp(-1)
+        written[rows, step], lengths[rows] = tokens, step + 1
+        open_rows = (tokens != end).nonzero().flatten()
+        if not len(open_rows) or step + 1 == settings.room:
+            break
+        if len(open_rows) < len(tokens):
+            rows, tokens = rows[open_rows], tokens[open_rows]
+            decoding.select(open_rows, open_rows, 1)
+        logits = decoding.step(tokens)
+    scores = totals / lengths.float() ** settings.length_penalty
+    return _without_end(written, lengths, scores, end)
+
+
+def beam_search(decoding: Decoding, count: int, end: int, settings: GenerationSettings) -> Generated:
+    """The best finished hypothesis of each of `count` sources.
+
+    Each step takes the 2 * beams best continuations of a source's hypotheses. Those among the first `beams` that end
+    are finished; the best `beams` that do not end are continued.
+    """
+    logits = decoding.first()
+    beams, width = settings.beams, logits.shape[1]
+    if 2 * beams > width:
+        raise UserError(f"beams={beams} must be at most half of the vocabulary's {width} tokens")
+    search = _Search(count, settings, logits.device)
+    best = _Best(count, settings.room, logits.device)
+    for step in range(settings.room):
+        scores, parents, tokens = search.continuations(logits)
+        done = search.finish(step, scores, parents, tokens, tokens == end)
+        last = step + 1 == settings.room
+        closed = torch.ones_like(done) if last else done
+        best.take(search, closed)
+        if last or bool(done.all()):
+            break
+        # One look at the device a step, as above: which sources go on.
+        going = (~done).nonzero().flatten()
+        rows, tokens = search.go_on(step, scores, parents, tokens, tokens == end, going)
+        some = None if len(going) == len(done) else going
+        decoding.select(rows, some, beams)
+        logits = decoding.step(tokens)
+    return _without_end(best.written, best.lengths, best.scores, end)
+
+
+class _Search:
+    """The hypotheses of the sources that are not done: those that are open, and the best that are finished."""
+
+    def __init__(self, count: int, settings: GenerationSettings, device: torch.device) -> None:
+        beams, room = settings.beams, settings.room
+        self.settings = settings
+        self.sources = torch.arange(count, device=device)
+        self.totals = torch.zeros(count, 1, device=device)
+        self.open = torch.zeros(count, 1, room, dtype=torch.int64, device=device)
+        self.finished = torch.zeros(count, beams, room, dtype=torch.int64, device=device)
+        self.lengths = torch.zeros(count, beams, dtype=torch.int64, device=device)
+        self.scores = torch.full((count, beams), -math.inf, device=device)
+
+    def continuations(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The 2 * beams best of each source, best first: sums of log probabilities, which hypothesis they continue,
+        and by which token; (sources, 2 * beams) each."""
+        count, hypotheses = self.totals.shape
+        wide = logits.float()
+        likeliest = wide.topk(2 * self.settings.beams, dim=-1)
+        logs = likeliest.values - wide.logsumexp(-1, keepdim=True)
+        sums = (logs.view(count, hypotheses, -1) + self.totals[..., None]).flatten(1)
+        chosen = sums.topk(2 * self.settings.beams, dim=-1)
+        tokens = likeliest.indices.view(count, -1).gather(1, chosen.indices)
+        return chosen.values, chosen.indices // likeliest.indices.shape[1], tokens
+
+    def finish(self, step: int, sums: Tensor, parents: Tensor, tokens: Tensor, ends: Tensor) -> Tensor:
+        """Keep the best finished hypotheses, and say of which sources no more can come: bool (sources,)."""
+        beams, length = self.settings.beams, step + 1
+        whole = length == self.settings.room
+        scores = sums[:, :beams] / length**self.settings.length_penalty
+        if not whole:
+            scores = scores.masked_fill(~ends[:, :beams], -math.inf)
+        texts = self._continued(step, parents[:, :beams], tokens[:, :beams])
+        merged = torch.cat((self.scores, scores), dim=1).topk(beams, dim=1)
+        self.scores, chosen = merged.values, merged.indices
+        lengths = torch.cat((self.lengths, torch.full_like(tokens[:, :beams], length)), dim=1)
+        self.lengths = lengths.gather(1, chosen)
+        room = texts.shape[-1]
+        self.finished = torch.cat((self.finished, texts), dim=1).gather(1, chosen[..., None].expand(-1, -1, room))
+        full = self.scores[:, -1] > -math.inf
+        if self.settings.early_stopping:
+            return full
+        likeliest = sums.masked_fill(ends, -math.inf).amax(1) / length**self.settings.length_penalty
+        return full & (likeliest <= self.scores[:, -1])
+
+    def go_on(
+        self, step: int, sums: Tensor, parents: Tensor, tokens: Tensor, ends: Tensor, going: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Continue the sources `going`, int64, alone: the rows from which their hypotheses come, and their tokens."""
+        beams, before = self.settings.beams, self.totals.shape[1]
+        chosen = sums.masked_fill(ends, -math.inf).topk(beams, dim=1)
+        texts = self._continued(step, parents.gather(1, chosen.indices), tokens.gather(1, chosen.indices))
+        rows = torch.arange(len(sums), device=sums.device)[:, None] * before + parents.gather(1, chosen.indices)
+        self.totals, self.open = chosen.values[going], texts[going]
+        self.sources, self.finished = self.sources[going], self.finished[going]
+        self.lengths, self.scores = self.lengths[going], self.scores[going]
+        return rows[going].flatten(), self.open[:, :, step].flatten()
+
+    def _continued(self, step: int, parents: Tensor, tokens: Tensor) -> Tensor:
+        """The hypotheses `parents` with one more token: (sources, hypotheses, room)."""
+        texts = self.open.gather(1, parents[..., None].expand(-1, -1, self.open.shape[-1]))
+        texts[..., step] = tokens
+        return texts
+
+
+class _Best:
+    """The best hypothesis of every source that is done."""
+
+    def __init__(self, count: int, room: int, device: torch.device) -> None:
+        self.written = torch.zeros(count, room, dtype=torch.int64, device=device)
+        self.lengths = torch.zeros(count, dtype=torch.int64, device=device)
+        self.scores = torch.zeros(count, device=device)
+
+    def take(self, search: _Search, closed: Tensor) -> None:
+        """Take the best of the sources that are `closed`, bool."""
+        places = search.sources[closed]
+        self.written[places] = search.finished[closed, 0]
+        self.lengths[places] = search.lengths[closed, 0]
+        self.scores[places] = search.scores[closed, 0]
+
+
+def _without_end(written: Tensor, lengths: Tensor, scores: Tensor, end: int) -> Generated:
+    texts, ended = [], []
+    for row, length in zip(written.tolist(), lengths.tolist(), strict=True):
+        row = row[:length]
+        ended.append(bool(row) and row[-1] == end)
+        texts.append(row[:-1] if ended[-1] else row)
+    return Generated(texts, scores.tolist(), ended)
