@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from random import Random
 
@@ -55,5 +56,54 @@ def moods(path: Path, count: int, seed: int = 0) -> Path:
         first, second = random.randrange(2), random.randrange(2)
         score = 2.4 * (first + second) + random.random() / 5
         lines.append(f"{score:.3f}\t{sentence(random, bool(first), 4)}\t{sentence(random, bool(second), 4)}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def tagged(path: Path, count: int, seed: int = 0) -> Path:
+    """A word and its tag a line: good and bad words are entities."""
+    random = Random(seed)
+    kinds = {**dict.fromkeys(GOOD, "B-GOOD"), **dict.fromkeys(BAD, "B-BAD")}
+    blocks = []
+    for _ in range(count):
+        words = sentence(random, bool(random.randrange(2)), 6).split()
+        blocks.append("".join(f"{word}\t{kinds.get(word, 'O')}\n" for word in words))
+    path.write_text("\n".join(blocks), encoding="utf-8")
+    return path
+
+
+def questions(path: Path, count: int, seed: int = 0) -> Path:
+    """SQuAD's JSON: the answer is the good or bad word of the context."""
+    random = Random(seed)
+    paragraphs = []
+    for number in range(count):
+        context = sentence(random, bool(random.randrange(2)), 7)
+        answer = next(word for word in context.split() if word in GOOD + BAD)
+        one = {"text": answer, "answer_start": context.index(answer)}
+        question = {"id": f"q{number}", "question": "they found ?", "answers": [one]}
+        paragraphs.append({"context": context, "qas": [question]})
+    path.write_text(json.dumps({"version": "1.1", "data": [{"title": "toy", "paragraphs": paragraphs}]}))
+    return path
+
+
+def choices(path: Path, count: int, seed: int = 0) -> Path:
+    """JSON lines: of four endings one is good."""
+    random = Random(seed)
+    lines = []
+    for _ in range(count):
+        label = random.randrange(4)
+        endings = [sentence(random, number == label, 3) for number in range(4)]
+        lines.append(json.dumps({"prompt": "the day was", "endings": endings, "label": label}))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def echoes(path: Path, count: int, seed: int = 0) -> Path:
+    """A text and its good or bad word, a line each."""
+    random = Random(seed)
+    lines = ["source\ttarget"]
+    for _ in range(count):
+        text = sentence(random, bool(random.randrange(2)), 4)
+        lines.append(f"{text}\t{next(word for word in text.split() if word in GOOD + BAD)}")
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path

@@ -37,6 +37,7 @@ from fastbert.training.stopping import StopRequest
 
 FORMAT_VERSION = 1
 RUN_FILES = ("config.json", "metrics.jsonl", "loss.png", results.FILE)
+MOST_NAMED = 6  # new weights in a message
 RUN_FOLDERS = ("checkpoints", "model", "predictions")
 
 
@@ -70,11 +71,10 @@ def finetune(config: FinetuneConfig, reporter: Reporter | None = None) -> Finetu
     """
     reporter = reporter or Reporter()
     config = _open_folder(config)
-    device, dtype = choose_device(config.device, config.dtype, reporter.on_message)
     previous = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(config.deterministic or previous)
     try:
-        return _Run(config, device, dtype, reporter).run()
+        return _Run(config, reporter).run()
     finally:
         torch.use_deterministic_algorithms(previous)
 
@@ -96,14 +96,16 @@ def task_settings(config: FinetuneConfig) -> TaskSettings:
         metric=config.metric,
         beams=config.beams,
         max_target_length=config.max_target_length,
+        decoder=config.decoder,
+        decoder_layers=config.decoder_layers,
     )
 
 
 class _Run:
     """A run's data, read and encoded once, and its trials one after the other."""
 
-    def __init__(self, config: FinetuneConfig, device: torch.device, dtype: torch.dtype, reporter: Reporter) -> None:
-        self.config, self.device, self.dtype, self.reporter = config, device, dtype, reporter
+    def __init__(self, config: FinetuneConfig, reporter: Reporter) -> None:
+        self.config, self.reporter = config, reporter
         assert config.task is not None
         assert config.model is not None
         assert config.train is not None
@@ -126,6 +128,7 @@ class _Run:
         ]
         if not self.rows.units:
             raise UserError(f"{config.train}: no example can be trained on")
+        self.device, self.dtype = choose_device(config.device, config.dtype, reporter.on_message)
         counted = ", ".join(f"{len(one.dataset):,} in {one.name}" for one in self.evaluations) or "none to evaluate on"
         kept = "" if self.rows.units == len(train) else f" in {self.rows.units:,} rows"
         reporter.on_message(
@@ -177,7 +180,9 @@ class _Run:
             shutil.rmtree(folder, ignore_errors=True)
         model = start.begin(self.task, self.place, self.config, trial.seed)
         if not continued and model.new_weights:
-            self.reporter.on_message(f"new weights: {', '.join(model.new_weights)}")
+            names = model.new_weights
+            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+            self.reporter.on_message(f"new weights: {', '.join(names[:MOST_NAMED])}{more}")
         setting = Setting(
             config=self.config,
             rows=self.rows,
