@@ -69,10 +69,9 @@ def step(model: Any, given: dict[str, torch.Tensor]) -> tuple[torch.Tensor, floa
 
 @pytest.mark.filterwarnings("ignore:Unsupported layer type")  # peft, of LayerNorms
 @pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("mask", ["right", "none"])
-def test_forward_and_a_step_are_those_of_transformers(name: str, mask: str, pair: tuple[Any, Any], seed: int) -> None:
+def test_forward_and_a_step_are_those_of_transformers(name: str, pair: tuple[Any, Any], seed: int) -> None:
     theirs, ours = (with_adapters(model, seed=seed, **CONFIGS[name]) for model in pair)
-    given = inputs(seed, masks()[mask], segments=True)
+    given = inputs(seed, masks()["right"], segments=True)
     plain = pair[1].eval().get_submodule("classifier")
     assert type(plain).__name__ == "ModulesToSaveWrapper"
     expected, found = step(theirs, given), step(ours, given)
@@ -134,8 +133,8 @@ def test_our_functions_train_a_hundredth_and_the_head(pair: tuple[Any, Any], see
     # The model itself has the adapters: it is trained as before.
     given = inputs(seed, masks()["right"])
     losses = []
-    optimizer = torch.optim.Adam([one for one in model.parameters() if one.requires_grad], lr=1e-2)
-    for _ in range(30):
+    optimizer = torch.optim.Adam([one for one in model.parameters() if one.requires_grad], lr=3e-2)
+    for _ in range(10):
         loss = model(**given, labels=LABELS).loss
         loss.backward()
         optimizer.step()
