@@ -68,7 +68,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     )
     # What could fail at the end is looked at before the model is loaded.
     file, texts = VectorFile(out, overwrite=config.overwrite), TextFile(text, config.column)
-    device, dtype, why = _where(config.device, config.dtype)
+    device, dtype, why = choose_place(config.device, config.dtype)
     model, tokenizer, _ = load_embedder(model_name, dtype=dtype)
     if config.dtype == "int8":
         model.quantize("int8")
@@ -85,7 +85,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     return 0
 
 
-def _where(device: str, dtype: str) -> tuple[str, torch.dtype, str]:
+def choose_place(device: str, dtype: str) -> tuple[str, torch.dtype, str]:
     """The device, the weights' dtype, and what is multiplied in words."""
     import torch
 
