@@ -196,6 +196,7 @@ def imported_modules(tree: ast.AST) -> set[str]:
 OF_OTHER_LIBRARIES = {
     *(ROOT / "fastbert" / "integrations").glob("*.py"),
     ROOT / "fastbert" / "tasks" / "verify.py",
+    ROOT / "fastbert" / "finetuning" / "adapters.py",
 }
 
 

@@ -7,6 +7,7 @@ source lacks is not made up, and what it holds beyond the model is named.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def convert(source: str | Path, out: Path, options: Options = Options()) -> Repo
     config = BertConfig.from_pretrained(config_place(place))
     weights = find_weights(place, options.pickles)
     loading.check_size(config, weights)
-    kind = options.model_class or choose_class(weights, _architectures(place))
+    kind = options.model_class or choose_class(weights.tensors, named_classes(config_place(place)))
     plan, report = _plan(weights, config, kind, out, options)
     if not report.whole:
         return report
@@ -124,11 +125,12 @@ def convert(source: str | Path, out: Path, options: Options = Options()) -> Repo
     return report
 
 
-def choose_class(weights: Weights, architectures: list[str]) -> str:
-    """The class that has a place for the heads among the weights; of several, the one that config.json names."""
+def choose_class(tensors: Collection[str], architectures: list[str]) -> str:
+    """The class that has a place for the heads among tensors of these names; of several, the one that config.json
+    names."""
 
     def has(head: str) -> bool:
-        return any(name.startswith(head) for name in weights.tensors)
+        return any(name.startswith(head) for name in tensors)
 
     if has("cls.predictions."):
         return "BertForPreTraining" if has("cls.seq_relationship.") else "BertForMaskedLM"
@@ -141,9 +143,8 @@ def choose_class(weights: Weights, architectures: list[str]) -> str:
     return "BertModel"
 
 
-def _architectures(place: Path) -> list[str]:
+def named_classes(folder: Path) -> list[str]:
     """The classes that config.json names."""
-    folder = config_place(place)
     file = next(folder / name for name in CONFIGS if (folder / name).exists())
     named = read_json_file(file).get("architectures")
     return [name for name in named if isinstance(name, str)] if isinstance(named, list) else []

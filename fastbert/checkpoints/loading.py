@@ -174,10 +174,15 @@ def _report(model: PreTrainedModel, place: Path, left_out: list[str]) -> None:
 
 
 def materialise(model: nn.Module, dtype: torch.dtype, given: Mapping[str, Tensor]) -> None:
-    """Give the parameters of a model on the meta device memory on the CPU: what is `given` by name, else memory that is
-    not yet written; tied ones share theirs."""
+    """Give the parameters of a model on the meta device memory on the CPU: what is `given` by name, parameters as they
+    are, else memory that is not yet written; tied ones share theirs."""
     named = model.state_dict(keep_vars=True)
-    made = {id(named[name]): nn.Parameter(one, requires_grad=named[name].requires_grad) for name, one in given.items()}
+    made = {
+        id(named[name]): one
+        if isinstance(one, nn.Parameter)
+        else nn.Parameter(one, requires_grad=named[name].requires_grad)
+        for name, one in given.items()
+    }
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is None:

@@ -42,6 +42,11 @@ DTYPES = {
 
 def read_safetensors(path: Path) -> dict[str, Stored]:
     """Where the tensors of a file lie. Raises `CheckpointError` for a file that is not wholly what the format says."""
+    return read_with_metadata(path)[0]
+
+
+def read_with_metadata(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
+    """Like `read_safetensors`, and what the file says of itself: texts by name."""
     with PlainFile(path) as file:
         if file.size < 8:
             raise CheckpointError(f"{path}: not a whole safetensors file: {file.size} bytes")
@@ -57,10 +62,12 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
         room = file.size - 8 - length
     if not isinstance(header, dict):
         raise CheckpointError(f"{path}: not a safetensors file: its header is no JSON object")
-    header.pop("__metadata__", None)
+    said = header.pop("__metadata__", None)
+    texts = said.items() if isinstance(said, dict) else ()
+    metadata = {name: text for name, text in texts if isinstance(text, str)}
     found = {name: _entry(path, name, entry, 8 + length) for name, entry in header.items()}
     _check_tiling(path, found, 8 + length, room)
-    return found
+    return found, metadata
 
 
 def _entry(path: Path, name: str, entry: Any, base: int) -> Stored:

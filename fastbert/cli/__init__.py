@@ -31,10 +31,14 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
         "fill-mask": ("fill_mask", "fill in the blanks of a sentence with a trained model"),
         "evaluate": ("evaluate", "score a file of predictions by the metrics of its task; average GLUE's"),
         "embed": ("embed", "a vector for each text of a file: .npy, .parquet or .jsonl"),
+        "features": ("features", "hidden states of chosen layers to a file, or a tagger on them: Table 7 of the paper"),
         "verify": ("verify", "a Hugging Face model as it is and accelerated, side by side on your text"),
     },
     {
-        "convert": ("convert", "between Hugging Face folders, old pickles and TensorFlow checkpoints, with a report"),
+        "convert": (
+            "convert",
+            "between Hugging Face folders, old pickles, TensorFlow checkpoints and deltas, with a report",
+        ),
     },
     {
         "bench": ("bench", "throughput against the alternatives, here and now: table, JSON, chart"),

@@ -1,4 +1,4 @@
-"""`fastbert convert`: between Hugging Face folders, old pickles and TensorFlow checkpoints, with a report."""
+"""`fastbert convert`: between Hugging Face folders, old pickles, TensorFlow checkpoints and deltas, with a report."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fastbert.errors import UserError
 
 if TYPE_CHECKING:
     from fastbert.checkpoints.convert import Report
+    from fastbert.checkpoints.delta import DeltaReport
 
 NOT_WHOLE = 1
 SHOWN = 12
@@ -24,12 +25,18 @@ SHOWN = 12
 class Config:
     """Convert a model: read a Hugging Face folder, pytorch_model.bin, a TensorFlow checkpoint or a model in the Hub's
     cache; write a Hugging Face folder or a TensorFlow checkpoint. Says what became of every tensor; fails, and writes
-    nothing, where weights of the encoder are missing or of the wrong shape."""
+    nothing, where weights of the encoder are missing or of the wrong shape. With --base, write what a fine-tuned model
+    has that its base has not to a file, or make the model of base and file again."""
 
     source: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")] = None
-    """Folder, TensorFlow prefix (FOLDER/bert_model.ckpt), or org/name in the Hub's local cache."""
+    """Folder, TensorFlow prefix (FOLDER/bert_model.ckpt), org/name in the Hub's local cache, or with --base a delta
+    file."""
     out: Path | None = None
-    """Folder to write."""
+    """Folder to write; the delta's file where --base is given with a model."""
+    base: str | None = None
+    """Model that SOURCE was fine-tuned from: write only what differs, or make the model again of what differs."""
+    bits: int | None = None
+    """Round the differences of matrices to so many bits each, 1 to 8 (default: the model comes back bit by bit)."""
     to: Literal["hf", "tensorflow"] = "hf"
     """What to write: config.json and model.safetensors, or bert_config.json and bert_model.ckpt."""
     dtype: Literal["keep", "fp32", "bf16", "fp16"] = "keep"
@@ -52,18 +59,28 @@ class Config:
     def __post_init__(self) -> None:
         if self.max_shard_size is not None and self.to != "hf":
             raise UserError("--max-shard-size belongs to --to hf; a TensorFlow checkpoint has one data file here")
+        if self.bits is not None and self.base is None:
+            raise UserError("--bits belongs to a delta: name the model that SOURCE was fine-tuned from with --base")
+        if self.base is not None:
+            usual = {"to": "hf", "dtype": "keep", "pickles": False, "revision": "main"}
+            usual |= dict.fromkeys(("model_class", "tokenizer", "max_shard_size"))
+            for name, value in usual.items():
+                if getattr(self, name) != value:
+                    raise UserError(f"--{name.replace('_', '-')} does not go with --base: convert the model first")
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Convert, and report."""
-    import torch
-
-    from fastbert.checkpoints.convert import Options, convert
-
     source = require(config.source, "SOURCE", "the folder of the model to convert")
     out = require(config.out, "--out", "the folder to write")
     if config.report is not None and config.report.is_dir():
         raise UserError(f"--report {config.report}: is a folder; name a file")
+    if config.base is not None:
+        return _run_delta(config, source, out, config.base, quiet)
+    import torch
+
+    from fastbert.checkpoints.convert import Options, convert
+
     dtypes = {"keep": None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     options = Options(
         to=config.to,
@@ -81,6 +98,46 @@ def run(config: Config, *, quiet: bool = False) -> int:
         config.report.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
     output(describe(report))
     return 0 if report.whole else NOT_WHOLE
+
+
+def _run_delta(config: Config, source: str, out: Path, base: str, quiet: bool) -> int:
+    """From a model to a delta, or back."""
+    from fastbert.checkpoints.delta import restore_delta, write_delta
+
+    if Path(source).is_file():
+        if config.bits is not None or config.report is not None:
+            raise UserError(f"{source} is a delta file: --bits and --report belong to writing one")
+        with console(quiet).status(f"restoring {source}"):
+            files = restore_delta(source, base, out, overwrite=config.overwrite)
+        output(f"{source} + {base} -> {out}: wrote {', '.join(files)}")
+        return 0
+    with console(quiet).status(f"comparing {source} with {base}"):
+        report = write_delta(source, base, out, bits=config.bits, overwrite=config.overwrite)
+    if config.report is not None:
+        config.report.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
+    output(describe_delta(report))
+    return 0
+
+
+def describe_delta(report: DeltaReport) -> str:
+    """The report in lines for people."""
+    kept = {"same": "the base's", "exact": "exact differences", "rounded": f"rounded to {report.bits} bits"}
+    said = ", ".join(f"{count} {kept.get(coding, 'new')}" for coding, count in report.tensors.items())
+    share = 100 * report.bytes / max(report.model_bytes, 1)
+    lines = [
+        f"{report.model} - {report.base} -> {report.out}: {report.bytes:,} bytes, {share:.2f} % of the model's"
+        f" {report.model_bytes:,}",
+        f"  {sum(report.tensors.values())} tensors: {said}",
+    ]
+    if report.error is None:
+        lines.append("  comes back bit by bit")
+    else:
+        error = report.error
+        lines.append(
+            f"  rounded numbers are off by {error.rms:.2g} (root mean square; at most {error.max:.2g}), of"
+            f" {error.difference_rms:.2g} that they differ from the base's"
+        )
+    return "\n".join(lines)
 
 
 def describe(report: Report) -> str:

@@ -5,7 +5,7 @@ The module tree gives the state dict the names of Hugging Face's `BertModel`, so
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,15 @@ from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models.layers import Dropouts, LayerNumbers, keeping_products, layer_weights, self_attention, whole_layer
 from fastbert.models.outputs import EncoderOutput
-from fastbert.models.plain import has_hooks, holds_both, is_plain, project, project_apart, runs_as_written
+from fastbert.models.plain import (
+    has_hooks,
+    holds_both,
+    is_plain,
+    is_plain_table,
+    project,
+    project_apart,
+    runs_as_written,
+)
 from fastbert.models.pretrained import Checkpointing, PreTrainedModel, Quantization
 from fastbert.ops import encoder_layer, native_layer
 from fastbert.ops.backend import choose
@@ -39,7 +47,8 @@ def multiplies_in_bf16(weight: Tensor) -> bool:
 
 
 class Norm(nn.Module):
-    """The parameters of a LayerNorm; the operation is fused with what comes before it."""
+    """A LayerNorm, which is fused with what comes before it; its own forward runs where hooks, adapters or another
+    module in its place want to see it."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -47,8 +56,17 @@ class Norm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width))
         self.eps = eps
 
+    def forward(self, x: Tensor) -> Tensor:
+        """x (rows, width) -> the same shape."""
+        return ops.layer_norm(x, self.weight, self.bias, self.eps)
+
     def extra_repr(self) -> str:
         return f"{self.weight.numel()}, eps={self.eps}"
+
+
+def is_plain_norm(module: nn.Module) -> TypeGuard[Norm]:
+    """Whether a LayerNorm is nothing but its weight, bias and epsilon."""
+    return runs_as_written(module, Norm) and holds_both(module)
 
 
 class Embeddings(nn.Module):
@@ -62,14 +80,14 @@ class Embeddings(nn.Module):
         self.LayerNorm = Norm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, batch: PackedBatch, dropout: TokenDropout | None) -> Tensor:
-        return ops.embedding_layer_norm(
-            (batch.input_ids, batch.position_ids, batch.token_type_ids),
-            (self.word_embeddings.weight, self.position_embeddings.weight, self.token_type_embeddings.weight),
-            self.LayerNorm.weight,
-            self.LayerNorm.bias,
-            self.LayerNorm.eps,
-            dropout,
-        )
+        ids = (batch.input_ids, batch.position_ids, batch.token_type_ids)
+        tables = (self.word_embeddings, self.position_embeddings, self.token_type_embeddings)
+        norm = self.LayerNorm
+        if all(is_plain_table(table) for table in tables) and is_plain_norm(norm):
+            weights = tuple(table.weight for table in tables)
+            return ops.embedding_layer_norm(ids, weights, norm.weight, norm.bias, norm.eps, dropout)
+        words, positions, segments = (table(one) for table, one in zip(tables, ids, strict=True))
+        return ops.dropout(norm(words + positions + segments), dropout)
 
 
 class SelfAttention(nn.Module):
@@ -92,15 +110,12 @@ class Output(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor, dropout: TokenDropout | None) -> Tensor:
         product, bias = project_apart(self.dense, x)
-        return ops.dropout_add_layer_norm(
-            product,
-            residual,
-            self.LayerNorm.weight,
-            self.LayerNorm.bias,
-            self.LayerNorm.eps,
-            dropout,
-            x_bias=bias,
-        )
+        norm = self.LayerNorm
+        if is_plain_norm(norm):
+            return ops.dropout_add_layer_norm(product, residual, norm.weight, norm.bias, norm.eps, dropout, x_bias=bias)
+        product = product if bias is None else product + bias.to(product.dtype)
+        normed: Tensor = norm(ops.dropout(product, dropout) + residual)
+        return normed
 
 
 class Attention(nn.Module):
@@ -208,7 +223,7 @@ class Layer(nn.Module):
             return None
         if any(has_hooks(module) for module in (attention, own, intermediate)):
             return None
-        if not all(runs_as_written(norm, Norm) and holds_both(norm) for norm in norms):
+        if not all(is_plain_norm(norm) for norm in norms):
             return None
         if not (runs_as_written(first, Output) and runs_as_written(last, Output)) or norms[0].eps != norms[1].eps:
             return None

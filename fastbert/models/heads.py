@@ -20,6 +20,7 @@ from fastbert.models.bert import (
     Packed,
     first_places,
     first_tokens,
+    is_plain_norm,
     multiplies_in_bf16,
 )
 from fastbert.models.labels import check_places, check_range, class_loss, masked_places, mean_of, part_of
@@ -50,7 +51,10 @@ class PredictionTransform(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         norm = self.LayerNorm
         product, bias = project_apart(self.dense, x)
-        return ops.gelu_layer_norm(product, bias, norm.weight, norm.bias, norm.eps, self.approximate)
+        if is_plain_norm(norm):
+            return ops.gelu_layer_norm(product, bias, norm.weight, norm.bias, norm.eps, self.approximate)
+        normed: Tensor = norm(ops.bias_gelu(product, bias, self.approximate))
+        return normed
 
 
 class PredictionHead(nn.Module):

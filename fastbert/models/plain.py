@@ -33,6 +33,14 @@ def is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     return runs_as_written(module, nn.Linear) and holds_both(module)
 
 
+def is_plain_table(module: nn.Module) -> TypeGuard[nn.Embedding]:
+    """Whether an embedding is nothing but the rows of its weight: no hooks, adapters, parametrisation, limits."""
+    if not runs_as_written(module, nn.Embedding) or type(module._parameters.get("weight")) not in PLAIN_TENSORS:
+        return False
+    limited = module.max_norm is not None or module.padding_idx is not None
+    return not (limited or module.scale_grad_by_freq or module.sparse)
+
+
 def holds_both(module: nn.Module) -> bool:
     """Whether a module's weight and bias are parameters of its own, neither left out nor computed from others."""
     # Looked up where modules keep them: `module.weight` costs ten times as much, and a small batch has many layers.

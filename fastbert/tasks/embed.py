@@ -200,7 +200,7 @@ class _Embedder:
     def _vectors(self, rows: Rows, texts: int) -> Tensor:
         """The embeddings of so many texts from their rows."""
         order, pooled = [], []
-        with _inferring(self.model), product_table.same_in_every_batch():
+        with inferring(self.model), product_table.same_in_every_batch():
             for chosen in rows.batches(self.batch_tokens):
                 order.append(chosen)
                 pooled.append(self._of_batch(rows, chosen))
@@ -253,7 +253,7 @@ def _width(model: BertModel) -> int:
 
 
 @contextlib.contextmanager
-def _inferring(model: BertModel) -> Iterator[None]:
+def inferring(model: BertModel) -> Iterator[None]:
     """Without gradients and dropout; modules that were in training mode are so again afterwards."""
     training = [module for module in model.modules() if module.training]
     if training:

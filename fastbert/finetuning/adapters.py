@@ -1,0 +1,235 @@
+"""LoRA and IA3 on our models through peft, in peft's own files: what is trained is a hundredth of the model.
+
+Adapters are put into the model itself: it is used, trained and evaluated as before, and its layers run the forward of
+the modules that have one. The head is trained whole beside them. peft has no bottleneck adapters (Houlsby et al. 2019),
+so neither has this module; what comes nearest in size and use are LoRA and IA3.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fastbert.checkpoints.bounded import read_json_file, shown
+from fastbert.checkpoints.safetensors_files import read_safetensors
+from fastbert.checkpoints.whole_folder import whole_folder
+from fastbert.errors import CheckpointError, UserError
+from fastbert.models.pretrained import PreTrainedModel
+from fastbert.ops import packed_weights
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+KINDS = ("LORA", "IA3")
+IA3_TARGETS, IA3_FEED_FORWARD = ("key", "value", "output.dense"), ("output.dense",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How many parameters are trained, those of the head included, of how many the model has without adapters."""
+
+    trained: int
+    model: int
+
+    @property
+    def share(self) -> float:
+        """Their quotient."""
+        return self.trained / max(self.model, 1)
+
+
+def add_lora(
+    model: PreTrainedModel,
+    rank: int = 8,
+    alpha: float = 16,
+    targets: Sequence[str] = ("query", "value"),
+    dropout: float = 0.0,
+) -> Any:
+    """Put LoRA (Hu et al. 2021) beside the modules whose names end in `targets`, linear layers or embeddings: to their
+    product W x comes (alpha / rank) B A x, of which A (rank, in) and B (out, rank) are trained, and with them the head.
+
+    Returns peft's model around `model`, for `save_adapter` and `merge`; `model` itself has the adapters from now on.
+    Raises `UserError` for numbers that make no sense, and for targets that the model does not have.
+    """
+    peft = _peft()
+    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        raise UserError(f"rank={rank!r} must be a whole number, at least 1")
+    if not alpha > 0 or not 0 <= dropout < 1:
+        raise UserError(f"alpha={alpha!r} must be above 0, and dropout={dropout!r} at least 0 and below 1")
+    _check_targets(model, targets)
+    config = peft.LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=dropout,
+        target_modules=list(targets),
+        modules_to_save=head_of(model) or None,
+    )
+    return _wrapped(peft, model, config)
+
+
+def add_ia3(
+    model: PreTrainedModel,
+    targets: Sequence[str] = IA3_TARGETS,
+    feed_forward: Sequence[str] = IA3_FEED_FORWARD,
+) -> Any:
+    """Put IA3 (Liu et al. 2022) on the linear layers whose names end in `targets`: their outputs, or for those of
+    `feed_forward` their inputs, are multiplied by learned vectors. The rest is as in `add_lora`."""
+    peft = _peft()
+    _check_targets(model, targets)
+    if not set(feed_forward) <= set(targets):
+        raise UserError(f"feed_forward={list(feed_forward)!r} must be some of targets={list(targets)!r}")
+    config = peft.IA3Config(
+        target_modules=list(targets), feedforward_modules=list(feed_forward), modules_to_save=head_of(model) or None
+    )
+    return _wrapped(peft, model, config)
+
+
+def head_of(model: PreTrainedModel) -> list[str]:
+    """The modules of a model that no encoder brings along, and so are trained whole: its head, unless it is tied to the
+    encoder, and a pooler that was made anew."""
+    if not isinstance(getattr(model, model.base_model_prefix, None), nn.Module):
+        return []
+    tied = {key.partition(".")[0] for key in model.tied_keys}
+    found = [name for name, child in model.named_children() if name not in (model.base_model_prefix, *tied)]
+    return [*found, "pooler"] if any("pooler." in name for name in model.new_weights) else found
+
+
+def size_of(model: nn.Module) -> Size:
+    """Of a model with adapters: parameters that are trained, and those that it would have without them."""
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    own = {
+        id(parameter): parameter.numel()
+        for name, parameter in model.named_parameters()
+        if not any(part in name for part in (".lora_", ".ia3_", ".modules_to_save."))
+    }
+    return Size(trained=trained, model=sum(own.values()))
+
+
+def save_adapter(adapted: Any, folder: str | Path, base: str | None = None) -> list[str]:
+    """Write what `add_lora` or `add_ia3` returned in peft's own format, adapter_config.json with
+    adapter_model.safetensors, the head included, which `PeftModel.from_pretrained` puts on our model and on that of
+    transformers; beside them config.json, which says what the head is for. Returns the files.
+
+    `base` is the name or folder of the model below, for whoever reads the file.
+    """
+    model = _own(adapted)
+    if base is not None:
+        for config in adapted.peft_config.values():
+            config.base_model_name_or_path = base
+    with whole_folder(Path(folder), superseded=("adapter_model.*",)) as partial:
+        adapted.save_pretrained(partial, safe_serialization=True, save_embedding_layers=False)
+        (partial / "README.md").unlink(missing_ok=True)  # a model card with nothing on it
+        text = json.dumps(model.config.to_dict(architecture=type(model).__name__), indent=2) + "\n"
+        (partial / "config.json").write_text(text, encoding="utf-8")
+        return sorted(path.name for path in partial.iterdir())
+
+
+def load_adapter(model: PreTrainedModel, folder: str | Path, *, trained: bool = False) -> Any:
+    """Put adapters from a folder in peft's format on a model with the same weights as theirs; `trained`: to go on
+    training them. Returns what `add_lora` does.
+
+    Raises `UserError` for a folder without adapters, adapters of a kind other than LoRA and IA3, files that are damaged
+    or pickled, and adapters that do not fit the model.
+    """
+    peft = _peft()
+    folder = Path(folder)
+    stored = check_adapter(folder)
+    try:
+        adapted = peft.PeftModel.from_pretrained(model, str(folder), is_trainable=trained)
+        expected = peft.get_peft_model_state_dict(adapted, save_embedding_layers=False)
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{folder}: these adapters do not fit {type(model).__name__} ({_line(error)})") from error
+    wrong = sorted(stored ^ expected.keys())
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise UserError(f"{folder}: these adapters do not fit {type(model).__name__}: {wrong[0]}{more}")
+    packed_weights.forget(model.parameters())
+    return adapted.train(model.training)
+
+
+def check_adapter(folder: Path) -> set[str]:
+    """The names of the tensors in a folder in peft's format, after a look at its files. Raises `UserError`."""
+    if not (folder / CONFIG_FILE).is_file():
+        raise UserError(f"{folder}: holds no {CONFIG_FILE}; name a folder that save_adapter or peft wrote")
+    said = read_json_file(folder / CONFIG_FILE)
+    kind = said.get("peft_type") if isinstance(said, dict) else None
+    if kind not in KINDS:
+        raise UserError(f"{folder / CONFIG_FILE}: peft_type {shown(kind)} is not read; {' and '.join(KINDS)} are")
+    if not (folder / WEIGHTS_FILE).is_file():
+        raise CheckpointError(
+            f"{folder}: holds no {WEIGHTS_FILE} (pickled adapters are not read); save it with peft anew"
+        )
+    return set(read_safetensors(folder / WEIGHTS_FILE))
+
+
+def merge(adapted: Any, folder: str | Path | None = None) -> PreTrainedModel:
+    """The model with its adapters multiplied into its weights, and the trained head: a plain model again, written to
+    `folder` if one is named. The adapters are gone from it."""
+    kept = _own(adapted).new_weights
+    merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
+    merged.new_weights = kept
+    merged.tie_weights()
+    packed_weights.forget(merged.parameters())
+    for parameter in merged.parameters():
+        parameter.requires_grad_(True)
+    if folder is not None:
+        merged.save_pretrained(folder)
+    return merged
+
+
+def _own(adapted: Any) -> PreTrainedModel:
+    """Our model inside of peft's."""
+    model = adapted.get_base_model() if hasattr(adapted, "get_base_model") else None
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(
+            f"{type(adapted).__name__} has no adapters; give what add_lora, add_ia3 or load_adapter returned"
+        )
+    return model
+
+
+def _check_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
+    """Each target is the end of a module's name."""
+    if isinstance(targets, str) or not targets:
+        raise UserError(f"targets={targets!r} must be a list of names, as ('query', 'value')")
+    named = dict(model.named_modules())
+    for target in targets:
+        if not any(name == target or name.endswith(f".{target}") for name in named):
+            leaves = {
+                name.rpartition(".")[2] for name, part in named.items() if isinstance(part, nn.Linear | nn.Embedding)
+            }
+            raise UserError(f"targets: {type(model).__name__} has no {target!r}; it has {', '.join(sorted(leaves))}")
+
+
+def _wrapped(peft: Any, model: PreTrainedModel, config: Any) -> Any:
+    if any(name.endswith((".base_layer", ".modules_to_save")) for name, _ in model.named_modules()):
+        raise UserError("the model has adapters already; merge them first")
+    with _told(model):
+        adapted = peft.get_peft_model(model, config)
+    # What was laid out of weights that were trained until now is of no use any more.
+    packed_weights.forget(model.parameters())
+    return adapted
+
+
+@contextmanager
+def _told(model: PreTrainedModel) -> Iterator[None]:
+    """What peft cannot do with a model is the user's error."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise UserError(f"peft puts no such adapters on {type(model).__name__} ({_line(error)})") from error
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise UserError("adapters need the package peft: `pip install 'fastbert-engine[tasks]'`") from None
+    return peft

@@ -1,0 +1,209 @@
+"""Table 7 of the BERT paper: a BiLSTM on frozen features of six kinds, scored by entities on a development set.
+
+The encoder runs once over both sets; all its hidden states are kept, and each row of the table trains on some of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastbert.errors import UserError
+from fastbert.models.bert import BertModel
+from fastbert.models.bilstm import BiLstmConfig, BiLstmTagger
+from fastbert.tasks.examples import Dataset, TaggedExample
+from fastbert.tasks.features import Features, hidden_states
+from fastbert.tokenizers import WordPieceTokenizer
+
+Tags = list[list[str]]
+Scorer = Callable[[Tags, Tags], dict[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureTraining:
+    """How each row's tagger is trained: Adam at a constant rate, the best epoch on the development set counts."""
+
+    hidden_size: int = 768
+    num_layers: int = 2
+    dropout: float = 0.1
+    epochs: int = 10
+    batch_size: int = 32
+    lr: float = 1e-3
+    seed: int = 0
+    max_length: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UserError(f"{name}={value!r} must be a whole number, at least 1")
+        if not self.lr > 0:
+            raise UserError(f"lr={self.lr!r} must be above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table7Row:
+    """A kind of features and the best score with it."""
+
+    name: str
+    layers: tuple[int, ...]
+    mixed: bool
+    f1: float
+    epoch: int
+    """Of the best score, from 1."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a JSON file."""
+        return asdict(self)
+
+
+def table7_rows(count: int) -> list[tuple[str, tuple[int, ...], bool]]:
+    """Name, hidden states, and whether they are mixed, of each row for a model of `count` layers."""
+    last_four = tuple(range(max(count - 3, 1), count + 1))
+    return [
+        ("Embeddings", (0,), False),
+        ("Second-to-Last Hidden", (count - 1,), False),
+        ("Last Hidden", (count,), False),
+        ("Weighted Sum Last Four Hidden", last_four, True),
+        ("Concat Last Four Hidden", last_four, False),
+        (f"Weighted Sum All {count} Layers", tuple(range(1, count + 1)), True),
+    ]
+
+
+def table7(
+    model: BertModel,
+    tokenizer: WordPieceTokenizer,
+    train: Dataset[TaggedExample],
+    dev: Dataset[TaggedExample],
+    training: FeatureTraining = FeatureTraining(),
+    *,
+    score: Scorer | None = None,
+    progress: Callable[[str, int, float], None] | None = None,
+) -> list[Table7Row]:
+    """The six rows, with the development set's F1 of entities each.
+
+    `score(gold, predicted)` takes the place of `fastbert.tasks.metrics.tagging.tagging_scores`, whose accuracy counts
+    where tags are no entities. `progress` is called with a row's name, the epoch and its score. Raises `UserError` for
+    sentences without tags and for sets without sentences.
+    """
+    if score is None:
+        from fastbert.tasks.metrics.tagging import tagging_scores
+
+        score = tagging_scores
+    for dataset in (train, dev):
+        _check(dataset)
+    labels = tuple(sorted({tag for example in train for tag in example.tags or ()}))
+    sets = [_Set.of(model, tokenizer, dataset, labels, training) for dataset in (train, dev)]
+    rows = []
+    for name, layers, mixed in table7_rows(len(model.encoder.layer)):
+        f1, epoch = _train_row(sets[0], sets[1], labels, layers, mixed, training, score, progress, name)
+        rows.append(Table7Row(name=name, layers=layers, mixed=mixed, f1=f1, epoch=epoch))
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Set:
+    """Hidden states of a set's words, and their tags as numbers; -1 is a tag that no training sentence has."""
+
+    features: Features
+    tags: Tensor
+    gold: Tags
+
+    @classmethod
+    def of(
+        cls,
+        model: BertModel,
+        tokenizer: WordPieceTokenizer,
+        dataset: Dataset[TaggedExample],
+        labels: Sequence[str],
+        training: FeatureTraining,
+    ) -> _Set:
+        examples = [example for example in dataset if example.words]
+        features = hidden_states(
+            model, tokenizer, [example.words for example in examples], max_length=training.max_length
+        )
+        gold = [list(example.tags or ()) for example in examples]
+        number = {tag: index for index, tag in enumerate(labels)}
+        tags = torch.tensor([number.get(tag, -1) for sentence in gold for tag in sentence])
+        return cls(features=features, tags=tags, gold=gold)
+
+    def batch(self, sentences: np.ndarray, layers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """States, lengths and tags of these sentences."""
+        offsets = self.features.offsets
+        lengths = (offsets[1:] - offsets[:-1])[sentences]
+        places = np.repeat(offsets[sentences] - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+        words = torch.from_numpy(places)
+        states = self.features.values[words][:, list(layers)]
+        return states, torch.from_numpy(lengths), self.tags[words]
+
+
+def _train_row(
+    train: _Set,
+    dev: _Set,
+    labels: Sequence[str],
+    layers: tuple[int, ...],
+    mixed: bool,
+    training: FeatureTraining,
+    score: Scorer,
+    progress: Callable[[str, int, float], None] | None,
+    name: str,
+) -> tuple[float, int]:
+    """The best score of a tagger's epochs, and which it was."""
+    torch.manual_seed(training.seed)
+    config = BiLstmConfig(
+        input_size=train.features.values.shape[2],
+        input_layers=len(layers),
+        mix=mixed,
+        num_labels=len(labels),
+        hidden_size=training.hidden_size,
+        num_layers=training.num_layers,
+        dropout=training.dropout,
+    )
+    tagger = BiLstmTagger(config)
+    optimizer = torch.optim.Adam(tagger.parameters(), lr=training.lr)
+    draw = np.random.default_rng(training.seed)
+    best, at = -1.0, 0
+    for epoch in range(1, training.epochs + 1):
+        tagger.train()
+        order = draw.permutation(len(train.features))
+        for first in range(0, len(order), training.batch_size):
+            states, lengths, tags = train.batch(order[first : first + training.batch_size], layers)
+            loss = F.cross_entropy(tagger(states, lengths), tags)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(tagger.parameters(), 5.0)
+            optimizer.step()
+        scores = score(dev.gold, _predict(tagger, dev, labels, layers, training.batch_size))
+        f1 = scores["f1"] if "f1" in scores else scores["accuracy"]
+        if progress is not None:
+            progress(name, epoch, f1)
+        if f1 > best:
+            best, at = f1, epoch
+    return best, at
+
+
+@torch.no_grad()
+def _predict(tagger: BiLstmTagger, dev: _Set, labels: Sequence[str], layers: Sequence[int], batch_size: int) -> Tags:
+    """The tags of each sentence."""
+    tagger.eval()
+    found: Tags = []
+    for first in range(0, len(dev.features), batch_size):
+        states, lengths, _ = dev.batch(np.arange(first, min(first + batch_size, len(dev.features))), layers)
+        chosen = [labels[index] for index in tagger(states, lengths).argmax(-1).tolist()]
+        ends = np.cumsum(lengths.numpy())
+        found += [chosen[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
+    return found
+
+
+def _check(dataset: Dataset[TaggedExample]) -> None:
+    if not any(example.words for example in dataset):
+        raise UserError(f"{dataset.path}: holds no sentence")
+    for index, example in enumerate(dataset):
+        if example.tags is None or len(example.tags) != len(example.words):
+            raise UserError(f"{dataset.where(index)}: every word needs a tag")

@@ -1,0 +1,87 @@
+"""`fastbert convert --base`: a model to the file of what changed, and back."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tyro", reason="the command line needs tyro")
+
+import torch
+from embedding import saved
+from safetensors.torch import load_file
+
+from fastbert import BertForSequenceClassification, WordPieceTokenizer, cli
+
+
+def convert(*words: object) -> int:
+    return cli.main(["convert", *map(str, words)])
+
+
+@pytest.fixture
+def places(tmp_path: Path, seed: int) -> dict[str, Path]:
+    """A base, a classifier whose matrices differ a little from it, and names for what is written."""
+    base, model = saved(tmp_path / "base", seed), tmp_path / "model"
+    tuned = BertForSequenceClassification.from_pretrained(base, num_labels=2, mapped=False)
+    for parameter in tuned.parameters():
+        parameter.data += 1e-3 * torch.randn(parameter.shape)
+    tuned.save_pretrained(model)
+    WordPieceTokenizer.from_pretrained(base).save_pretrained(model)
+    names = {"DELTA": tmp_path / "task.delta", "OUT": tmp_path / "out", "NONE": tmp_path / "none"}
+    return {"BASE": base, "MODEL": model, **names}
+
+
+def test_there_and_back(places: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    base, model, delta, out = (places[name] for name in ("BASE", "MODEL", "DELTA", "OUT"))
+    assert convert(model, "--base", base, "--out", delta) == 0
+    assert "comes back bit by bit" in capsys.readouterr().out
+    assert convert(delta, "--base", base, "--out", out) == 0
+    assert "wrote config.json, model.safetensors" in capsys.readouterr().out
+    first, second = (load_file(folder / "model.safetensors") for folder in (model, out))
+    assert first.keys() == second.keys()
+    assert all(first[name].equal(second[name]) for name in first)
+    assert BertForSequenceClassification.from_pretrained(out).config.num_labels == 2
+    assert (out / "config.json").read_bytes() == (model / "config.json").read_bytes()
+
+
+def test_a_rounded_one_says_its_error(places: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    report = places["OUT"].with_suffix(".json")
+    words = ("--base", places["BASE"], "--out", places["DELTA"], "--bits", 4, "--report", report)
+    assert convert(places["MODEL"], *words) == 0
+    printed = capsys.readouterr().out
+    assert "rounded to 4 bits" in printed
+    assert "rounded numbers are off by" in printed
+    found = json.loads(report.read_text())
+    assert found["kind"] == "delta"
+    assert 0 < found["error"]["rms"] < 0.2 * found["error"]["difference_rms"]
+    assert found["bytes"] == places["DELTA"].stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("MODEL --bits 4 --out DELTA", "--bits belongs to a delta"),
+        ("MODEL --base BASE --out DELTA --bits 12", "bits=12 must be a whole number from 1 to 8"),
+        ("MODEL --base BASE --out DELTA --to tensorflow", "--to does not go with --base"),
+        ("MODEL --base BASE --out DELTA --dtype bf16", "--dtype does not go with --base"),
+        ("MODEL --base BASE --out BASE", "is a folder; name a file"),
+        ("MODEL --base NONE --out DELTA", "no such folder"),
+        ("MODEL --out DELTA --base", "base"),
+        ("BASE/model.safetensors --base BASE --out OUT", "is no delta file"),
+        ("BASE/model.safetensors --base BASE --out OUT --bits 4", "--bits and --report belong to writing one"),
+    ],
+)
+def test_wrong_input_is_one_line_and_leaves_nothing(
+    words: str, message: str, places: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    given = [
+        str(places[word]) if word in places else word.replace("BASE", str(places["BASE"])) for word in words.split()
+    ]
+    capsys.readouterr()
+    assert convert(*given) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert message in printed.err
+    assert sorted(tmp_path.rglob("*")) == before

@@ -1,0 +1,68 @@
+"""Table 7: six rows, each trained on its own layers, the same every time."""
+
+import random
+
+import pytest
+import torch
+from embedding import LETTERS, small_model, small_tokenizer
+
+from fastbert.errors import UserError
+from fastbert.tasks.examples import Dataset, TaggedExample
+from fastbert.tasks.feature_tagging import FeatureTraining, table7, table7_rows
+
+TRAINING = FeatureTraining(hidden_size=24, epochs=8, batch_size=8, lr=1e-2, dropout=0.0)
+
+
+def vowels(seed: int, count: int) -> Dataset[TaggedExample]:
+    """Sentences of letters; vowels have a tag."""
+    draw, examples = random.Random(seed), []
+    for index in range(count):
+        words = tuple(draw.choices(LETTERS, k=draw.randint(1, 12)))
+        tags = tuple("B-V" if word in "aeiou" else "O" for word in words)
+        examples.append(TaggedExample(id=str(index), place=f"line {index}", words=words, tags=tags))
+    return Dataset("toy.conll", tuple(examples))
+
+
+def accuracy(gold: list[list[str]], predicted: list[list[str]]) -> dict[str, float]:
+    pairs = [pair for one, other in zip(gold, predicted, strict=True) for pair in zip(one, other, strict=True)]
+    return {"f1": 100 * sum(a == b for a, b in pairs) / len(pairs)}
+
+
+def test_rows_of_the_paper() -> None:
+    rows = {name: (layers, mixed) for name, layers, mixed in table7_rows(12)}
+    assert rows == {
+        "Embeddings": ((0,), False),
+        "Second-to-Last Hidden": ((11,), False),
+        "Last Hidden": ((12,), False),
+        "Weighted Sum Last Four Hidden": ((9, 10, 11, 12), True),
+        "Concat Last Four Hidden": ((9, 10, 11, 12), False),
+        "Weighted Sum All 12 Layers": (tuple(range(1, 13)), True),
+    }
+
+
+def test_taggers_learn_and_repeat(seed: int) -> None:
+    model, tokenizer = small_model(seed), small_tokenizer()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    sets, seen = (vowels(seed, 100), vowels(seed + 1, 20)), []
+    rows = table7(model, tokenizer, *sets, TRAINING, score=accuracy, progress=lambda *told: seen.append(told))
+    assert [row.name for row in rows] == [name for name, _, _ in table7_rows(2)]
+    assert len(seen) == 6 * 8
+    assert rows[0].f1 > 90  # which letter it is stands in the embeddings
+    for row in rows:
+        scores = [f1 for name, _, f1 in seen if name == row.name]
+        assert row.f1 == max(scores)
+        assert scores[row.epoch - 1] == row.f1
+    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+    torch.manual_seed(99)
+    assert table7(model, tokenizer, *sets, TRAINING, score=accuracy) == rows
+
+
+def test_sets_that_will_not_do_are_named(seed: int) -> None:
+    model, tokenizer, good = small_model(seed), small_tokenizer(), vowels(seed, 3)
+    bare = Dataset("bare.conll", (TaggedExample(id="0", place="line 7", words=("a",)),))
+    with pytest.raises(UserError, match=r"bare\.conll, line 7: every word needs a tag"):
+        table7(model, tokenizer, good, bare, TRAINING, score=accuracy)
+    with pytest.raises(UserError, match=r"none\.conll: holds no sentence"):
+        table7(model, tokenizer, Dataset("none.conll", ()), good, TRAINING, score=accuracy)
+    with pytest.raises(UserError, match="epochs=0"):
+        FeatureTraining(epochs=0)
