@@ -141,6 +141,7 @@ class Contender:
             rows=self.rows,
             objective=self.task.loss,
             items=self.task.items,
+            save=self.model.save_pretrained,
             evaluate=None,
             choose=lambda scores: 0.0,
             folder=scratch,

@@ -50,6 +50,8 @@ class Setting:
     objective: Objective
     items: Callable[[TaskBatch], int]
     """The labels of a batch."""
+    save: Callable[[Path], None]
+    """Writes the model as it is to a folder."""
     evaluate: Callable[[Any], Scores] | None
     """Scores of a model by file; None where there is nothing to evaluate on."""
     choose: Callable[[Scores], float]
@@ -137,7 +139,7 @@ class Fit:
             if self.stop.number is not None:
                 raise Stopped(self.stop.number, self.save())
         if setting.evaluate is None:
-            self.model.save_pretrained(self.best)
+            setting.save(self.best)
             now.best_step = now.step
         return now
 
@@ -203,7 +205,7 @@ class Fit:
         value = setting.choose(scores)
         if now.best is None or value > now.best:
             now.best, now.best_step, now.best_scores, now.since_best = value, now.step, scores, 0
-            self.model.save_pretrained(self.best)
+            setting.save(self.best)
             return True
         now.since_best += 1
         patience = setting.config.early_stopping

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fastbert.checkpoints.bounded import read_json_file
+from fastbert.checkpoints.delta import write_delta
 from fastbert.checkpoints.source import find_source
 from fastbert.checkpoints.whole_folder import whole_folder
 from fastbert.errors import UserError
@@ -23,7 +24,7 @@ from fastbert.finetuning.curves import plot_run
 from fastbert.finetuning.fit import Fit, Scores, Setting
 from fastbert.finetuning.log import Log, Record, Reporter
 from fastbert.finetuning.results import TrialResult
-from fastbert.models.pretrained import PreTrainedModel
+from fastbert.finetuning.teaching import load_teacher
 from fastbert.tasks.examples import Dataset
 from fastbert.tasks.predicting import outputs_of
 from fastbert.tasks.registry import make_task, save_task
@@ -36,9 +37,9 @@ from fastbert.training.device import choose_device
 from fastbert.training.stopping import StopRequest
 
 FORMAT_VERSION = 1
-RUN_FILES = ("config.json", "metrics.jsonl", "loss.png", results.FILE)
+RUN_FILES = ("config.json", "metrics.jsonl", "loss.png", "model.delta", results.FILE)
 MOST_NAMED = 6  # new weights in a message
-RUN_FOLDERS = ("checkpoints", "model", "predictions")
+RUN_FOLDERS = ("checkpoints", "model", "adapter", "predictions")
 
 
 @dataclass(frozen=True)
@@ -126,9 +127,15 @@ class _Run:
             _Evaluation(name, dataset, self.task.encode(dataset, self.tokenizer, labelled=False))
             for name, dataset in zip(names, evaluations, strict=True)
         ]
+        vocab = start.model_config(self.task, self.place, config).vocab_size
+        self.teacher = None
+        if config.teacher is not None:
+            self.teacher = load_teacher(self.task, find_source(config.teacher), vocab)
         if not self.rows.units:
             raise UserError(f"{config.train}: no example can be trained on")
         self.device, self.dtype = choose_device(config.device, config.dtype, reporter.on_message)
+        if self.teacher is not None:
+            self.teacher.to(self.device)
         counted = ", ".join(f"{len(one.dataset):,} in {one.name}" for one in self.evaluations) or "none to evaluate on"
         kept = "" if self.rows.units == len(train) else f" in {self.rows.units:,} rows"
         reporter.on_message(
@@ -178,7 +185,8 @@ class _Run:
         folder = self.config.out / "checkpoints"
         if not continued:
             shutil.rmtree(folder, ignore_errors=True)
-        model = start.begin(self.task, self.place, self.config, trial.seed)
+        begun = start.begin_trial(self.task, self.place, self.config, trial.seed, self.teacher)
+        model = begun.model
         if not continued and model.new_weights:
             names = model.new_weights
             more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
@@ -186,8 +194,9 @@ class _Run:
         setting = Setting(
             config=self.config,
             rows=self.rows,
-            objective=self.task.loss,
+            objective=begun.objective,
             items=self.task.items,
+            save=begun.save,
             evaluate=self._evaluate if self.evaluations else None,
             choose=self._choose,
             folder=folder,
@@ -223,15 +232,20 @@ class _Run:
         if newest.value is not None and before and newest.value <= max(before):
             return
         out, best = self.config.out, self.config.out / "checkpoints" / "best"
+        model = start.finished(self.task, self.place, self.config, newest.trial.seed, best)
         with whole_folder(out / "model") as folder:
-            for path in best.iterdir():
-                path.replace(folder / path.name)
+            model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
             save_task(self.task, folder)
+        if self.config.lora is not None:
+            shutil.rmtree(out / "adapter", ignore_errors=True)
+            best.rename(out / "adapter")
+        if self.config.store_delta:
+            write_delta(out / "model", self.place, out / "model.delta", overwrite=True)
         if self.evaluations:
-            model: PreTrainedModel = self.task.head.from_pretrained(out / "model").to(self.device)
             from fastbert.tasks.prediction_files import write_predictions
 
+            model.to(self.device)
             (out / "predictions").mkdir(exist_ok=True)
             for one in self.evaluations:
                 path = out / "predictions" / f"{one.name}.jsonl"

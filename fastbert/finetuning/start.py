@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,14 @@ from fastbert.checkpoints.source import config_place, find_weights
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig
+from fastbert.finetuning.distillation import student_from
+from fastbert.finetuning.fit import Objective
 from fastbert.finetuning.recipe import start_anew, top_layers
+from fastbert.finetuning.teaching import Lesson
 from fastbert.models.pretrained import PreTrainedModel
 from fastbert.tasks.task import Task
+
+LESSON = "lesson"  # the name in the model of what learns beside it
 
 
 def model_config(task: Task[Any], place: Path, config: FinetuneConfig) -> BertConfig:
@@ -37,7 +43,7 @@ def model_config(task: Task[Any], place: Path, config: FinetuneConfig) -> BertCo
 
 def begin(task: Task[Any], place: Path, config: FinetuneConfig, seed: int) -> PreTrainedModel:
     """The task's model in fp32: the encoder of `place`, and the head of `place` if it has the same labels; else a new
-    one, drawn from `seed` alone."""
+    one, drawn from `seed` alone; with `student_layers` it has so many of the encoder's layers."""
     bert = model_config(task, place, config)
     model = loading.outline(task.head, bert)
     weights = find_weights(place)
@@ -52,4 +58,52 @@ def begin(task: Task[Any], place: Path, config: FinetuneConfig, seed: int) -> Pr
     start_anew(model, model.new_weights, bert.initializer_range, seed)
     if config.reinit_layers:
         start_anew(model, top_layers(model, config.reinit_layers), bert.initializer_range, seed)
-    return model
+    return model if config.student_layers is None else student_from(model, config.student_layers)
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A model, its loss, and how it is written to a folder as it is."""
+
+    model: PreTrainedModel
+    objective: Objective
+    save: Callable[[Path], None]
+
+
+def begin_trial(
+    task: Task[Any], place: Path, config: FinetuneConfig, seed: int, teacher: PreTrainedModel | None
+) -> Beginning:
+    """What a trial trains: all of the model, or adapters on it; on labels alone, or with a teacher."""
+    model = begin(task, place, config, seed)
+    if config.lora is not None:
+        from fastbert.finetuning.adapters import add_lora, save_adapter
+
+        torch.manual_seed(seed)  # peft draws from the global generator
+        adapted = add_lora(model, rank=config.lora, alpha=2 * config.lora)
+        return Beginning(model, task.loss, lambda folder: _ignore(save_adapter(adapted, folder, base=config.model)))
+    if teacher is None:
+        return Beginning(model, task.loss, model.save_pretrained)
+    lesson = Lesson(task, model, teacher, config)
+    model.add_module(LESSON, lesson)
+
+    def save(folder: Path) -> None:
+        del model._modules[LESSON]
+        try:
+            model.save_pretrained(folder)
+        finally:
+            model.add_module(LESSON, lesson)
+
+    return Beginning(model, lesson, save)
+
+
+def finished(task: Task[Any], place: Path, config: FinetuneConfig, seed: int, folder: Path) -> PreTrainedModel:
+    """The model that `Beginning.save` wrote, adapters merged into its weights."""
+    if config.lora is None:
+        return task.head.from_pretrained(folder)
+    from fastbert.finetuning.adapters import load_adapter, merge
+
+    return merge(load_adapter(begin(task, place, config, seed), folder))
+
+
+def _ignore(_: object) -> None:
+    """For a callable whose result nobody reads."""

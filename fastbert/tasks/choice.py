@@ -16,7 +16,7 @@ from fastbert.errors import UserError
 from fastbert.models.heads import BertForMultipleChoice
 from fastbert.tasks.examples import ChoiceExample, Dataset
 from fastbert.tasks.rows import Rows, TaskBatch
-from fastbert.tasks.task import Prediction, Task
+from fastbert.tasks.task import Answer, Prediction, Task
 from fastbert.tokenizers import WordPieceTokenizer
 
 LEAST_LENGTH = 5  # the special tokens of a pair, and a token of each
@@ -91,11 +91,14 @@ class Choice(Task[ChoiceExample]):
     def items(self, batch: TaskBatch) -> int:
         return len(batch.targets["labels"])
 
-    def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
+    def answer(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> Answer:
         labels = batch.targets["labels"]
         choices = len(batch.inputs) // len(labels)
-        loss: Tensor = model(batch.inputs, labels=labels, num_choices=choices, num_items_in_batch=items).loss
-        return loss
+        found = model(batch.inputs, labels=labels, num_choices=choices, num_items_in_batch=items, **options)
+        return Answer(found.loss, found.logits, found.hidden_states or ())
+
+    def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
+        return self.answer(model, batch, items).loss
 
     def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:
         """The score of each row, which stands for an ending, (1,)."""

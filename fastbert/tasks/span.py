@@ -12,17 +12,21 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models.heads import BertForQuestionAnswering
+from fastbert.packing import pad
 from fastbert.tasks.examples import Dataset, QuestionExample
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.span_decode import Search, find_answers
 from fastbert.tasks.span_rows import QUESTION_LENGTH, Contexts, SpanRows, Windows, cut_windows, lay_out, read_contexts
-from fastbert.tasks.task import Prediction, Task, TaskSettings
+from fastbert.tasks.task import Answer, Prediction, Task, TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
+
+NOWHERE = -1e4  # the logit of a place behind a row's end, where shorter rows stand beside longer ones
 
 
 class SpanAnswers(Task[QuestionExample]):
@@ -113,6 +117,15 @@ class SpanAnswers(Task[QuestionExample]):
 
     def items(self, batch: TaskBatch) -> int:
         return len(batch.inputs)
+
+    def answer(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> Answer:
+        """Logits are those of the starts of all rows, then those of the ends, over the places of a row."""
+        start, end = batch.targets["start"], batch.targets["end"]
+        found = model(batch.inputs, start_positions=start, end_positions=end, **options)
+        slots = batch.inputs.sequence_ids * batch.inputs.max_seqlen + batch.inputs.offsets_in_sequence
+        shape = (len(batch.inputs), batch.inputs.max_seqlen)
+        logits = [pad(one.float(), slots, shape, fill=NOWHERE) for one in (found.start_logits, found.end_logits)]
+        return Answer(found.loss * (len(batch.inputs) / items), torch.cat(logits), found.hidden_states or ())
 
     def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
         start, end = batch.targets["start"], batch.targets["end"]

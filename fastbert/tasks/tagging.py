@@ -24,7 +24,7 @@ from fastbert.tasks.examples import Dataset, TaggedExample
 from fastbert.tasks.ragged import bounds, runs
 from fastbert.tasks.readers.tags import OUTSIDE, scheme_of, spans_of
 from fastbert.tasks.rows import Rows, TaskBatch
-from fastbert.tasks.task import Prediction, Task
+from fastbert.tasks.task import Answer, Prediction, Task
 from fastbert.tokenizers import WordPieceTokenizer
 
 
@@ -180,6 +180,10 @@ class Tagging(Task[TaggedExample]):
     def items(self, batch: TaskBatch) -> int:
         labels = batch.inputs.labels
         return 0 if labels is None else int((labels != IGNORE_INDEX).sum())
+
+    def answer(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> Answer:
+        found = model(batch.inputs, return_logits=True, num_items_in_batch=items, **options)
+        return Answer(found.loss, found.logits, found.hidden_states or ())
 
     def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
         loss: Tensor = model(batch.inputs, num_items_in_batch=items).loss

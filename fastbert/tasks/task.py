@@ -64,6 +64,16 @@ class TaskSettings:
     """Sequence to sequence: layers of the decoder, where they are not as many as the encoder's."""
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a model says of a batch in training: its part of the loss, as `Task.loss` has it; the logits (rows, classes)
+    of what is a class, or (rows, 1) of numbers; packed hidden states before and behind each layer, if asked for."""
+
+    loss: Tensor
+    logits: Tensor
+    hidden_states: tuple[Tensor, ...]
+
+
 class Task(ABC, Generic[E]):
     """A kind of task: reading, encoding, loss, decoding and scoring. The loop that trains is the same for all.
 
@@ -115,6 +125,10 @@ class Task(ABC, Generic[E]):
     @abstractmethod
     def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
         """The sum of the losses of the batch's labels divided by `items`, fp32: its part of the mean over several."""
+
+    def answer(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> Answer:
+        """The loss with what it is made of; `options` are the model's own."""
+        raise UserError(f"{self.name} has no logits of classes to learn from")
 
     @abstractmethod
     def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ import torch
 from fastbert.errors import UserError
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.rows import Rows, TaskBatch
-from fastbert.tasks.task import Task
+from fastbert.tasks.task import Answer, Task
 from fastbert.tokenizers import WordPieceTokenizer
 
 
@@ -49,9 +49,12 @@ class TextTask(Task[TextExample]):
     def items(self, batch: TaskBatch) -> int:
         return len(batch.inputs)
 
+    def answer(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> Answer:
+        found = model(batch.inputs, labels=batch.targets["labels"], num_items_in_batch=items, **options)
+        return Answer(found.loss, found.logits, found.hidden_states or ())
+
     def loss(self, model: Any, batch: TaskBatch, items: int) -> torch.Tensor:
-        loss: torch.Tensor = model(batch.inputs, labels=batch.targets["labels"], num_items_in_batch=items).loss
-        return loss
+        return self.answer(model, batch, items).loss
 
     def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:
         return list(model(batch.inputs).logits.float().cpu().numpy())
