@@ -37,6 +37,16 @@ class PretrainConfig:
     """Key that holds a document's text in .jsonl files."""
     objective: Objective = "mlm+nsp"
     """Masked LM with next-sentence prediction, masked LM alone, or masked LM with sentence-order prediction."""
+    teacher: str | None = None
+    """Folder of a pre-trained model, whose predictions and hidden states the model also learns from."""
+    student_layers: int | None = None
+    """Begin as every k-th layer of --teacher, this many in all, instead of with random weights."""
+    distill: Literal["distilbert", "tinybert"] = "distilbert"
+    """What of the teacher is learnt: soft predictions and last hidden states, or every layer and its attention too."""
+    temperature: float = 2.0
+    """Softness of the teacher's predictions."""
+    soft_weight: float = 0.5
+    """Share of the teacher's predictions in the loss; the rest is the text's."""
     mask_prob: float = 0.15
     """Fraction of the tokens that are predicted."""
     whole_word: bool = False
@@ -105,6 +115,11 @@ class PretrainConfig:
         _require(0 <= self.warmup < 1, "warmup", self.warmup, "from 0 to below 1 (a fraction of the run)")
         _require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
         _require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "above 0")
+        _require(
+            self.student_layers is None or self.student_layers >= 1, "student_layers", self.student_layers, "at least 1"
+        )
+        _require(self.temperature > 0, "temperature", self.temperature, "above 0")
+        _require(0 <= self.soft_weight <= 1, "soft_weight", self.soft_weight, "from 0 to 1")
         _require(0 < self.validation_fraction < 1, "validation_fraction", self.validation_fraction, "between 0 and 1")
         _require(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
         shortest = 3 if self.objective == "mlm" else 5
@@ -113,6 +128,10 @@ class PretrainConfig:
             raise UserError(
                 "--resume and --overwrite exclude each other: the first continues the run, the second drops it"
             )
+        if self.student_layers is not None and self.teacher is None:
+            raise UserError("--student-layers takes layers of a --teacher; name its folder")
+        if self.teacher is not None and self.cuda_graphs:
+            raise UserError("--teacher and --cuda-graphs exclude each other; leave one out")
         if self.corpus and self.data is not None:
             raise UserError("give either --corpus or --data, not both")
         if self.micro_batch is not None and self.micro_batch > self.batch_size:

@@ -18,6 +18,7 @@ import torch
 from fastbert import cpu_level
 from fastbert.errors import UserError
 from fastbert.models.heads import BertForPreTraining
+from fastbert.models.outputs import PreTrainingOutput
 from fastbert.ops import backend, memory
 from fastbert.packing import PackedBatch
 from fastbert.training import checkpoint
@@ -39,6 +40,10 @@ EVALUATIONS, CHECKPOINTS, CHECKPOINT_STEPS = 10, 20, 1000  # a run's defaults, u
 
 class TrainingError(UserError):
     """Training cannot go on, the loss is no number for example."""
+
+
+Lesson = Callable[..., tuple[torch.Tensor, PreTrainingOutput]]
+"""Of model, micro-batch and the two weights of `loss_of_step`: the loss, and what the model said."""
 
 
 class Data(Protocol):
@@ -95,7 +100,9 @@ class Trainer:
         fingerprint: str,
         data_fingerprint: str,
         reporter: Reporter | None = None,
+        lesson: Lesson | None = None,
     ) -> None:
+        self.lesson = lesson
         self.model, self.data, self.config, self.budget = model.to(device), data, config, budget
         self.device, self.dtype, self.folder = device, dtype, folder
         self.fingerprint, self.data_fingerprint = fingerprint, data_fingerprint
@@ -283,8 +290,8 @@ class Trainer:
         own = Totals()
         for batch in batches:
             with self._autocast():
-                output = self.model(batch.to(self.device, non_blocking=True))
-            self.scaler.scale(loss_of_step(output, *weights)).backward()
+                loss, output = self._loss(batch.to(self.device, non_blocking=True), *weights)
+            self.scaler.scale(loss).backward()
             own.add(output)
             totals.add(output)
         self._clip(own, batches)
@@ -293,6 +300,13 @@ class Trainer:
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return own
+
+    def _loss(self, batch: PackedBatch, *weights: float) -> tuple[torch.Tensor, PreTrainingOutput]:
+        """A micro-batch's part of its step's loss, with a teacher's part if there is one."""
+        if self.lesson is not None:
+            return self.lesson(self.model, batch, *weights)
+        output = self.model(batch)
+        return loss_of_step(output, *weights), output
 
     def _clip(self, own: Totals, batches: Sequence[PackedBatch]) -> None:
         """Keep the norm of the next step's gradient in bounds."""

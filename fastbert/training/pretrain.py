@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastbert.checkpoints.source import find_source
 from fastbert.config import PRESETS, BertConfig
 from fastbert.data.corpus import Corpus
 from fastbert.data.pretraining import PretrainingData, unigram_cross_entropy
 from fastbert.data.shard_format import IndexReader
 from fastbert.data.shards import TokenShards, prepare
 from fastbert.errors import UserError
+from fastbert.finetuning.distillation import layers_of_student, student_from
 from fastbert.models.heads import BertForPreTraining
 from fastbert.packing import PackedBatch
 from fastbert.tokenizers import WordPieceTokenizer
@@ -33,6 +35,8 @@ from fastbert.training.kernel_table import kernels_of_run
 from fastbert.training.loop import Reporter, Trainer
 from fastbert.training.metrics import Metrics
 from fastbert.training.plot import plot_runs
+from fastbert.training.teaching import NAME as LESSON
+from fastbert.training.teaching import MaskedLesson, load_teacher
 
 FORMAT_VERSION = 1
 # What a run leaves in its folder, and all that --overwrite removes.
@@ -103,7 +107,8 @@ def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> Pretra
 def _pretrain(config: PretrainConfig, device: torch.device, dtype: torch.dtype, reporter: Reporter) -> PretrainResult:
     tokenizer = _tokenizer(config, reporter)
     shards = _shards(config, tokenizer, reporter)
-    bert = _recorded_model(config) or model_config(config, tokenizer.vocab_size)
+    teacher = None if config.teacher is None else load_teacher(find_source(config.teacher), tokenizer)
+    bert = _recorded_model(config) or _new_config(config, tokenizer, teacher)
     _record(config, bert)
     data = {
         split: PretrainingData(
@@ -122,6 +127,13 @@ def _pretrain(config: PretrainConfig, device: torch.device, dtype: torch.dtype, 
     budget = _budget(config, data["train"])
     model = BertForPreTraining(bert)
     model.init_weights(seed=config.seed)
+    lesson: MaskedLesson | None = None
+    if teacher is not None:
+        if config.student_layers is not None:
+            model = student_from(teacher, config.student_layers).train()
+            model.requires_grad_(True)
+        lesson = MaskedLesson(model, teacher.to(device), config)
+        model.add_module(LESSON, lesson)
     trainer = Trainer(
         model,
         _Batches(data["train"], data["validation"]),
@@ -133,6 +145,7 @@ def _pretrain(config: PretrainConfig, device: torch.device, dtype: torch.dtype, 
         fingerprint=tokenizer.fingerprint,
         data_fingerprint=sha256(shards.folder / "index.json"),
         reporter=reporter,
+        lesson=lesson,
     )
     if config.resume:
         step = trainer.resume()
@@ -157,9 +170,22 @@ def _pretrain(config: PretrainConfig, device: torch.device, dtype: torch.dtype, 
         raise
     plot_runs([config.out], loss_curve, unigram=unigram)
     folder = config.out / "model"
+    model._modules.pop(LESSON, None)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return PretrainResult(config.out, validation, unigram, loss_curve, folder)
+
+
+def _new_config(
+    config: PretrainConfig, tokenizer: WordPieceTokenizer, teacher: BertForPreTraining | None
+) -> BertConfig:
+    """That of a model of its own, or of one that begins as some layers of its teacher."""
+    if teacher is None or config.student_layers is None:
+        return model_config(config, tokenizer.vocab_size)
+    if config.max_length > teacher.config.max_position_embeddings:
+        raise UserError(f"--max-length {config.max_length} is more than the teacher's positions; lower it")
+    layers_of_student(teacher.config.num_hidden_layers, config.student_layers)
+    return replace(teacher.config, num_hidden_layers=config.student_layers)
 
 
 def model_config(config: PretrainConfig, vocab_size: int | None) -> BertConfig:
@@ -291,6 +317,8 @@ def _tokenizer(config: PretrainConfig, reporter: Reporter) -> WordPieceTokenizer
         tokenizer = WordPieceTokenizer.from_pretrained(config.tokenizer)
     elif config.data is not None:
         tokenizer = WordPieceTokenizer.from_pretrained(config.data)
+    elif config.teacher is not None:
+        tokenizer = WordPieceTokenizer.from_pretrained(find_source(config.teacher))
     else:
         vocabulary = train_vocabulary(
             _sentences(_corpus(config), reporter),

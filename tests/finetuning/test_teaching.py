@@ -122,7 +122,7 @@ def test_teachers_that_do_not_fit(place: Path, teacher: Path, tmp_path: Path) ->
     with pytest.raises(UserError, match="has the labels bad, good; the training set has no, yes"):
         load_teacher(task, teacher, 45)
     task = make_task("classification", task_settings(config(place, tmp_path)), labels=("bad", "good"))
-    with pytest.raises(UserError, match="has a vocabulary of [0-9]+, the student of 45"):
+    with pytest.raises(UserError, match=r"has a vocabulary of [0-9]+, the student of 45"):
         load_teacher(task, teacher, 45)
     with pytest.raises(UserError, match="is not trained for classification"):
         load_teacher(task, place / "model", 45)
