@@ -1,6 +1,7 @@
-"""BERT as published, packed from the embeddings to the loss."""
+"""BERT as published, packed from the embeddings to the loss, and what writes text from it."""
 
 from fastbert.models.bert import BertModel
+from fastbert.models.generation import Generated, GenerationSettings
 from fastbert.models.heads import (
     BertForMaskedLM,
     BertForMultipleChoice,
@@ -16,6 +17,8 @@ from fastbert.models.outputs import (
     PreTrainingOutput,
     SpanOutput,
 )
+from fastbert.models.seq2seq import BertForSequenceToSequence
+from fastbert.models.sequence_config import SequenceConfig
 
 __all__ = [
     "BertForMaskedLM",
@@ -24,10 +27,14 @@ __all__ = [
     "BertForPreTraining",
     "BertForQuestionAnswering",
     "BertForSequenceClassification",
+    "BertForSequenceToSequence",
     "BertForTokenClassification",
     "BertModel",
     "EncoderOutput",
+    "Generated",
+    "GenerationSettings",
     "LogitsOutput",
     "PreTrainingOutput",
+    "SequenceConfig",
     "SpanOutput",
 ]
