@@ -1,7 +1,6 @@
-"""BERT as published, packed from the embeddings to the loss, and what writes text from it."""
+"""BERT as published, packed from the embeddings to the loss."""
 
 from fastbert.models.bert import BertModel
-from fastbert.models.generation import Generated, GenerationSettings
 from fastbert.models.heads import (
     BertForMaskedLM,
     BertForMultipleChoice,
@@ -17,8 +16,6 @@ from fastbert.models.outputs import (
     PreTrainingOutput,
     SpanOutput,
 )
-from fastbert.models.seq2seq import BertForSequenceToSequence
-from fastbert.models.sequence_config import SequenceConfig
 
 __all__ = [
     "BertForMaskedLM",
@@ -27,14 +24,10 @@ __all__ = [
     "BertForPreTraining",
     "BertForQuestionAnswering",
     "BertForSequenceClassification",
-    "BertForSequenceToSequence",
     "BertForTokenClassification",
     "BertModel",
     "EncoderOutput",
-    "Generated",
-    "GenerationSettings",
     "LogitsOutput",
     "PreTrainingOutput",
-    "SequenceConfig",
     "SpanOutput",
 ]
