@@ -20,7 +20,7 @@ from fastbert.models.bert import Attention, Embeddings, Intermediate, Layer, Out
 from fastbert.models.heads import PreTrainingHeads
 from fastbert.models.layers import Dropouts, keeping_products
 from fastbert.models.plain import project
-from fastbert.models.pretrained import Checkpointing
+from fastbert.models.pretrained import Checkpointing, Quantization
 from fastbert.ops.dropout import Site
 from fastbert.packing import PackedBatch
 
@@ -91,6 +91,8 @@ class DecoderLayer(nn.Module):
         """Counts the layer's dropout sites, which those of the encoder's layers must not meet."""
         self.heads = config.num_attention_heads
         self.approximate = config.gelu_approximation
+        self.quantization: Quantization | None = None
+        """Of what multiplies for tokens that are written one by one."""
 
     def forward(self, x: Tensor, seen: Seen, dropouts: Dropouts) -> Tensor:
         """x (tokens, hidden_size) -> the same shape."""
@@ -116,7 +118,7 @@ class DecoderStack(nn.Module):
 
 
 def run_layers(
-    layers: Iterable[Callable[..., Tensor]], x: Tensor, seen: Seen, dropouts: Dropouts, mode: Checkpointing
+    layers: Iterable[Callable[..., Tensor]], x: Tensor, seen: Seen, dropouts: Dropouts, mode: Checkpointing = "none"
 ) -> Tensor:
     """Layers one behind the other, each called with what its queries see."""
     again = mode if torch.is_grad_enabled() else "none"
@@ -160,9 +162,10 @@ class Decoder(nn.Module):
 
 def run_alone(layers: Iterable[Any], x: Tensor, seen: Seen, dropouts: Dropouts, mode: Checkpointing = "none") -> Tensor:
     """An encoder's layers over x (tokens, hidden_size), whose self-attention is given."""
-    return run_layers([partial(_layer_alone, layer, i) for i, layer in enumerate(layers)], x, seen, dropouts, mode)
+    return run_layers([partial(layer_alone, layer, i) for i, layer in enumerate(layers)], x, seen, dropouts, mode)
 
 
-def _layer_alone(layer: Layer, number: int, x: Tensor, seen: Seen, dropouts: Dropouts) -> Tensor:
+def layer_alone(layer: Layer, number: int, x: Tensor, seen: Seen, dropouts: Dropouts) -> Tensor:
+    """An encoder's layer, whose self-attention is given."""
     x = attended(layer, number, x, seen, dropouts)
     return feed_forward(layer.intermediate, layer.output, x, layer.approximate, dropouts, layer.index)

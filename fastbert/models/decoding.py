@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fastbert.models.bert import BertModel
-from fastbert.models.decoder import Decoder, run_alone
+from fastbert.models.decoder import Decoder, run_layers
 from fastbert.models.decoding_cache import SourceKeys, Writing, WrittenKeys, one_token_each
+from fastbert.models.fused_decoding import step_layers
 from fastbert.models.heads import PredictionHead
 from fastbert.models.layers import Dropouts
 from fastbert.models.plain import project
@@ -34,6 +35,7 @@ class CrossDecoding:
             self.source.keep(k, v)
             like = k
         self.written = WrittenKeys(len(layers), room, None, len(source), like)
+        self.layers = step_layers(layers, states)
 
     def first(self) -> Tensor:
         """Logits (sources, vocabulary) behind the token with which targets begin."""
@@ -43,7 +45,8 @@ class CrossDecoding:
         """Logits (rows, vocabulary) behind these tokens, int64 (rows,)."""
         batch = one_token_each(tokens, self.written.written, 0)
         self.written.advance()
-        x = self.decoder(batch, Writing(self.written, self.source), self.no_dropout)
+        x = self.decoder.bert.embeddings(batch, None)
+        x = run_layers(self.layers, x, Writing(self.written, self.source), self.no_dropout)
         logits: Tensor = self.decoder.cls.predictions(x)
         return logits
 
@@ -69,6 +72,7 @@ class PrefixDecoding:
             like = like.to(torch.get_autocast_dtype(like.device.type))
         # The last token written is never read.
         self.written = WrittenKeys(len(bert.encoder.layer), max(room - 1, 1), source, len(source), like)
+        self.layers = step_layers(bert.encoder.layer, like)
         self.positions = source.position_ids[self._lasts()] + 1
 
     def _lasts(self) -> Tensor:
@@ -78,7 +82,7 @@ class PrefixDecoding:
     def first(self) -> Tensor:
         """Logits (sources, vocabulary) behind the sources' last tokens."""
         x = self.bert.embeddings(self.prefix, None)
-        x = run_alone(self.bert.encoder.layer, x, PrefixReading(self.prefix, self.written), self.no_dropout)
+        x = run_layers(self.layers, x, PrefixReading(self.prefix, self.written), self.no_dropout)
         logits: Tensor = self.head(x.index_select(0, self._lasts()))
         return logits
 
@@ -87,7 +91,7 @@ class PrefixDecoding:
         batch = one_token_each(tokens, self.positions + self.written.written, 1)
         self.written.advance()
         x = self.bert.embeddings(batch, None)
-        x = run_alone(self.bert.encoder.layer, x, Writing(self.written), self.no_dropout)
+        x = run_layers(self.layers, x, Writing(self.written), self.no_dropout)
         logits: Tensor = self.head(x)
         return logits
 

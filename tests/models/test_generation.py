@@ -14,7 +14,8 @@ from writers import BEGIN, BESIDE, END, KINDS, VOCABULARY, ragged, writer
 
 from fastbert.errors import UserError
 from fastbert.models.generation import Generated, GenerationSettings
-from fastbert.models.seq2seq import BertForSequenceToSequence
+from fastbert.models.seq2seq import BertForSequenceToSequence, EncoderDecoder
+from fastbert.ops.backend import use_backend
 from fastbert.packing import unpad
 
 LENGTH = 14
@@ -139,6 +140,48 @@ def test_it_writes_under_autocast(name: str, seed: int) -> None:
         for one in (written, halved):
             assert len(one.tokens) == len(ids)
             assert all(math.isfinite(score) for score in one.scores)
+
+
+@pytest.mark.parametrize("name", ["bert2bert", "prefix"])
+@torch.no_grad()
+def test_layers_that_are_watched_or_changed_run_their_own_forward(name: str, seed: int) -> None:
+    """As adapters do: what is written is what the model says when it is asked for every token anew."""
+    model, (ids, mask) = writer(name, seed), ragged(seed, rows=3)
+    settings = GenerationSettings(beams=2, max_target_length=7)
+    plain = model.generate(ids, mask, settings=settings)
+    top: Any = (
+        model.decoder.bert.encoder.layer[-1] if isinstance(model, EncoderDecoder) else model.bert.encoder.layer[-1]
+    )
+    changed = top.crossattention.self.query if name == "bert2bert" else top.attention.self.value
+    hook = changed.register_forward_hook(lambda module, given, result: 3.0 * result + 1.0)
+    expected = [without_cache(model, row[kept.bool()], settings) for row, kept in zip(ids, mask)]
+    written = model.generate(ids, mask, settings=settings)
+    assert_written(written, expected)
+    assert written.scores != plain.scores
+    hook.remove()
+    assert model.generate(ids, mask, settings=settings) == plain
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", KINDS)
+def test_backends_write_the_same(name: str, beams: int, seed: int) -> None:
+    model, (ids, mask) = writer(name, seed), ragged(seed)
+    settings = GenerationSettings(beams=beams, max_target_length=10)
+    written = model.generate(ids, mask, settings=settings)
+    with use_backend("eager"):
+        eager = model.generate(ids, mask, settings=settings)
+    assert eager.tokens == written.tokens
+    assert eager.scores == pytest.approx(written.scores, rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["decoder", "prefix"])
+def test_integers_write_about_the_same(name: str, seed: int) -> None:
+    model, (ids, mask) = writer(name, seed), ragged(seed)
+    settings = GenerationSettings(max_target_length=2)  # a token, before one choice leads to others
+    exact = torch.tensor(model.generate(ids, mask, settings=settings).scores)
+    rounded = torch.tensor(model.quantize("int8").generate(ids, mask, settings=settings).scores)
+    assert not torch.equal(rounded, exact)
+    assert float((rounded - exact).abs().mean()) < 0.5
 
 
 @pytest.mark.parametrize("name", ["decoder", "prefix"])
