@@ -101,7 +101,7 @@ def test_rounding_is_as_good_as_its_bits(width: int, share: float, seed: int) ->
     assert moved[20:].all()
     wrong = np.sqrt(np.square(found - values).mean(axis=1) / np.square(values - base).mean(axis=1))
     assert wrong[moved].mean() < share
-    assert wrong[moved].max() < 1.3 * share
+    assert wrong[moved].max() < 2 * share
 
 
 @pytest.mark.parametrize("width", [1, 4])

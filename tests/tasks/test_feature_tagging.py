@@ -1,6 +1,7 @@
 """Table 7: six rows, each trained on its own layers, the same every time."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,15 +11,15 @@ from fastbert.errors import UserError
 from fastbert.tasks.examples import Dataset, TaggedExample
 from fastbert.tasks.feature_tagging import FeatureTraining, table7, table7_rows
 
-TRAINING = FeatureTraining(hidden_size=24, epochs=8, batch_size=8, lr=1e-2, dropout=0.0)
+TRAINING = FeatureTraining(hidden_size=32, epochs=4, batch_size=6, lr=1e-2, dropout=0.0)
 
 
-def vowels(seed: int, count: int) -> Dataset[TaggedExample]:
-    """Sentences of letters; vowels have a tag."""
+def tagged(seed: int, count: int) -> Dataset[TaggedExample]:
+    """Sentences of letters; the first half of the alphabet has a tag."""
     draw, examples = random.Random(seed), []
     for index in range(count):
         words = tuple(draw.choices(LETTERS, k=draw.randint(1, 12)))
-        tags = tuple("B-V" if word in "aeiou" else "O" for word in words)
+        tags = tuple("B-V" if word < "n" else "O" for word in words)
         examples.append(TaggedExample(id=str(index), place=f"line {index}", words=words, tags=tags))
     return Dataset("toy.conll", tuple(examples))
 
@@ -43,22 +44,29 @@ def test_rows_of_the_paper() -> None:
 def test_taggers_learn_and_repeat(seed: int) -> None:
     model, tokenizer = small_model(seed), small_tokenizer()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    sets, seen = (vowels(seed, 100), vowels(seed + 1, 20)), []
+    sets, seen = (tagged(seed, 60), early(seed + 1, 20)), []
     rows = table7(model, tokenizer, *sets, TRAINING, score=accuracy, progress=lambda *told: seen.append(told))
     assert [row.name for row in rows] == [name for name, _, _ in table7_rows(2)]
-    assert len(seen) == 6 * 8
-    assert rows[0].f1 > 90  # which letter it is stands in the embeddings
+    assert len(seen) == 6 * 4
+    assert rows[0].f1 > 65  # which letter it is stands in the embeddings; by chance it were 50
     for row in rows:
         scores = [f1 for name, _, f1 in seen if name == row.name]
         assert row.f1 == max(scores)
         assert scores[row.epoch - 1] == row.f1
     assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
-    torch.manual_seed(99)
-    assert table7(model, tokenizer, *sets, TRAINING, score=accuracy) == rows
+
+
+def test_the_same_seed_gives_the_same_rows(seed: int) -> None:
+    model, tokenizer, sets = small_model(seed), small_tokenizer(), (tagged(seed, 20), early(seed + 1, 10))
+    training, found = replace(TRAINING, epochs=1), []
+    for other in (1, 2):
+        torch.manual_seed(other)
+        found.append(table7(model, tokenizer, *sets, training, score=accuracy))
+    assert found[0] == found[1]
 
 
 def test_sets_that_will_not_do_are_named(seed: int) -> None:
-    model, tokenizer, good = small_model(seed), small_tokenizer(), vowels(seed, 3)
+    model, tokenizer, good = small_model(seed), small_tokenizer(), tagged(seed, 3)
     bare = Dataset("bare.conll", (TaggedExample(id="0", place="line 7", words=("a",)),))
     with pytest.raises(UserError, match=r"bare\.conll, line 7: every word needs a tag"):
         table7(model, tokenizer, good, bare, TRAINING, score=accuracy)
