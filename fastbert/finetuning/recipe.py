@@ -36,7 +36,9 @@ def factor(schedule: str, warmup: float, step: int, total: int) -> float:
 
 def group_of(name: str, layers: int) -> int:
     """Which group of layers a parameter belongs to, from the bottom: 0 the embeddings, 1 to `layers` the layers, then
-    the head with the pooler."""
+    the head with the pooler, and the decoder of a model that has one."""
+    if name.startswith("decoder."):
+        return layers + 1
     found = _LAYER.search(name)
     if found:
         return int(found[1]) + 1
