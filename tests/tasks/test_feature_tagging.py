@@ -44,7 +44,7 @@ def test_rows_of_the_paper() -> None:
 def test_rows_are_the_best_of_their_epochs(seed: int) -> None:
     model, tokenizer = small_model(seed), small_tokenizer()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    sets, seen = (tagged(seed, 60), early(seed + 1, 20)), []
+    sets, seen = (tagged(seed, 60), tagged(seed + 1, 20)), []
     rows = table7(model, tokenizer, *sets, TRAINING, score=accuracy, progress=lambda *told: seen.append(told))
     assert [row.name for row in rows] == [name for name, _, _ in table7_rows(2)]
     assert len(seen) == 6 * 3
@@ -56,7 +56,7 @@ def test_rows_are_the_best_of_their_epochs(seed: int) -> None:
 
 
 def test_the_same_seed_gives_the_same_rows(seed: int) -> None:
-    model, tokenizer, sets = small_model(seed), small_tokenizer(), (tagged(seed, 20), early(seed + 1, 10))
+    model, tokenizer, sets = small_model(seed), small_tokenizer(), (tagged(seed, 20), tagged(seed + 1, 10))
     training, found = replace(TRAINING, epochs=1), []
     for other in (1, 2):
         torch.manual_seed(other)
