@@ -54,3 +54,17 @@ def test_wrong_shapes_are_refused(values: dict, words: str) -> None:
     with pytest.raises(UserError) as caught:
         BiLstmConfig(**{"input_size": 4, "num_labels": 2, **values})
     assert words in str(caught.value)
+
+
+def test_it_learns(seed: int) -> None:
+    torch.manual_seed(seed)
+    tagger = BiLstmTagger(BiLstmConfig(input_size=6, input_layers=2, mix=True, num_labels=2, hidden_size=16))
+    states, lengths = torch.randn(40, 2, 6), torch.tensor([10, 5, 20, 5])
+    tags = (states[:, 1, 0] > 0).long()
+    optimizer = torch.optim.Adam(tagger.parameters(), lr=2e-2)
+    for _ in range(80):
+        loss = torch.nn.functional.cross_entropy(tagger(states, lengths), tags)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert (tagger.eval()(states, lengths).argmax(-1) == tags).float().mean() > 0.85
