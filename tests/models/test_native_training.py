@@ -18,7 +18,7 @@ from fastbert import BertConfig, BertForPreTraining, BertForSequenceClassificati
 from fastbert.errors import UserError
 from fastbert.models.bert import Layer
 from fastbert.models.layers import Dropouts
-from fastbert.ops import memory, native_training
+from fastbert.ops import memory, native_training, product_table
 from fastbert.training.optimizer import adamw
 
 CONFIG = BertConfig(
@@ -27,6 +27,17 @@ CONFIG = BertConfig(
 )  # fmt: skip
 # Largest errors of a whole layer's gradient in half precision are roundings at other places than torch's.
 FACTOR = 3.0
+
+
+@pytest.fixture(autouse=True)
+def own_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Products of this processor's level are ours, also where the shipped table leaves fp32 to the library."""
+    shipped = {level: dict.fromkeys(table, product_table.OWN) for level, table in product_table.SHIPPED.items()}
+    monkeypatch.setattr(product_table, "SHIPPED", shipped)
+    product_table.forget()
+    yield
+    monkeypatch.undo()
+    product_table.forget()
 
 
 @pytest.fixture(params=[name for name in cpu_kernels.KERNELS if name != "avx512-vnni"])
