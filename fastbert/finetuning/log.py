@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastbert.errors import UserError
+from fastbert.training.metrics import line_of, read_records
 
 Record = dict[str, Any]
 
@@ -32,31 +30,14 @@ class Log:
     def __init__(self, path: Path, keep: Callable[[Record], bool] | None) -> None:
         self.path = path
         kept = [] if keep is None else [record for record in read_log(path) if keep(record)]
-        path.write_text("".join(_line(record) for record in kept), encoding="utf-8")
+        path.write_text("".join(line_of(record) for record in kept), encoding="utf-8")
 
     def append(self, record: Record) -> None:
         """Write one line and hand it to the system, so that a killed run loses none."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(_line(record))
-
-
-def _line(record: Record) -> str:
-    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-    return json.dumps(plain) + "\n"
+            file.write(line_of(record))
 
 
 def read_log(path: Path) -> list[Record]:
-    """The lines of a metrics.jsonl; a last line cut short by a kill is left out."""
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    records: list[Record] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            if number < len(lines):
-                raise UserError(f"{path}: line {number} is not a metrics record") from None
-    return records
+    """The lines of a fine-tuning run's metrics.jsonl."""
+    return [record for _, record in read_records(path)]

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import platform
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fastbert.checkpoints.bounded import read_json_file
 from fastbert.checkpoints.delta import write_delta
 from fastbert.checkpoints.source import find_source
 from fastbert.checkpoints.whole_folder import whole_folder
@@ -24,6 +21,7 @@ from fastbert.finetuning.curves import plot_run
 from fastbert.finetuning.fit import Fit, Scores, Setting
 from fastbert.finetuning.log import Log, Record, Reporter
 from fastbert.finetuning.results import TrialResult
+from fastbert.finetuning.run_folder import NAMES, open_folder, record
 from fastbert.finetuning.teaching import load_teacher
 from fastbert.tasks.examples import Dataset
 from fastbert.tasks.predicting import outputs_of
@@ -32,14 +30,11 @@ from fastbert.tasks.rows import Rows
 from fastbert.tasks.task import Columns, Prediction, Task, TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training import checkpoint
-from fastbert.training.checkpoint import write_atomic
 from fastbert.training.device import choose_device
+from fastbert.training.run_files import remove_run
 from fastbert.training.stopping import StopRequest
 
-FORMAT_VERSION = 1
-RUN_FILES = ("config.json", "metrics.jsonl", "loss.png", "model.delta", results.FILE)
 MOST_NAMED = 6  # new weights in a message
-RUN_FOLDERS = ("checkpoints", "model", "adapter", "predictions")
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ def finetune(config: FinetuneConfig, reporter: Reporter | None = None) -> Finetu
     also across interruptions.
     """
     reporter = reporter or Reporter()
-    config = _open_folder(config)
+    config = open_folder(config)
     previous = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(config.deterministic or previous)
     try:
@@ -148,9 +143,9 @@ class _Run:
     def run(self) -> FinetuneResult:
         config, out = self.config, self.config.out
         if config.overwrite:
-            _remove_run(out)
+            remove_run(out, NAMES)
         out.mkdir(parents=True, exist_ok=True)
-        _record(config)
+        record(config)
         trials = config.trials()
         done = results.read(out) if config.resume else []
         finished = {one.trial for one in done}
@@ -268,64 +263,3 @@ def _kept(finished: set[Trial], under_way: Any) -> Any:
         return own in finished or (own == trial and record["step"] <= under_way.state["step"])
 
     return keep
-
-
-def _open_folder(config: FinetuneConfig) -> FinetuneConfig:
-    """Refuse a folder that holds a run unless it is to be continued or replaced; returns the run's configuration."""
-    out = config.out
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file; give a folder")
-    holds_run = any((out / name).exists() for name in (*RUN_FILES, "checkpoints"))
-    if config.resume:
-        if not (out / "config.json").exists():
-            raise UserError(f"--out {out}: holds no run to resume; leave --resume out to start one")
-        return config.resumed_from(read_run(out))
-    if holds_run and not config.overwrite:
-        raise UserError(f"--out {out}: already holds a run; continue it with --resume or replace it with --overwrite")
-    for name, meaning in (
-        ("task", "classification, regression, tagging, span, choice or seq2seq"),
-        ("model", "the folder of a pre-trained model"),
-        ("train", "a file with training examples"),
-    ):
-        if getattr(config, name) is None:
-            raise UserError(f"--{name} is missing: {meaning}")
-    if holds_run:
-        read_run(out)  # so that --overwrite empties no other folder
-        removed = [(out / name).resolve() for name in (*RUN_FILES, *RUN_FOLDERS)]
-        given = [("--model", Path(str(config.model))), ("--train", config.train)]
-        for flag, path in [*given, *(("--eval", path) for path in config.eval)]:
-            if path is not None and any(path.resolve().is_relative_to(gone) for gone in removed):
-                raise UserError(f"{flag} {path}: belongs to the run that --overwrite removes; copy it elsewhere first")
-    return config
-
-
-def _remove_run(out: Path) -> None:
-    for name in RUN_FILES:
-        (out / name).unlink(missing_ok=True)
-    for name in RUN_FOLDERS:
-        shutil.rmtree(out / name, ignore_errors=True)
-
-
-def _record(config: FinetuneConfig) -> None:
-    """Write RUN/config.json when the run begins, and when it is resumed, since --seeds may be new."""
-    values = {
-        "format_version": FORMAT_VERSION,
-        "finetune": replace(config, resume=False, overwrite=False).to_dict(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    write_atomic(config.out / "config.json", json.dumps(values, indent=2) + "\n")
-
-
-def read_run(folder: Path) -> FinetuneConfig:
-    """The configuration of the fine-tuning run in `folder`. Raises UserError where it holds something else."""
-    path = folder / "config.json"
-    saved = read_json_file(path) if path.is_file() else None
-    if not isinstance(saved, dict) or not isinstance(saved.get("finetune"), dict):
-        raise UserError(f"{folder}: holds no fine-tuning run of fastbert; choose another --out")
-    if not isinstance(saved.get("format_version"), int) or saved["format_version"] > FORMAT_VERSION:
-        raise UserError(f"{path}: written by a newer fastbert; update fastbert")
-    try:
-        return FinetuneConfig.from_dict(saved["finetune"])
-    except TypeError as error:
-        raise UserError(f"{path}: not a run's configuration ({error})") from None

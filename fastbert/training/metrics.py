@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -77,36 +77,45 @@ class MetricsLog:
     def __init__(self, path: Path, resumed_step: int | None) -> None:
         self.path = path
         kept = [] if resumed_step is None else [line for line in read_metrics(path) if line.step <= resumed_step]
-        write_atomic(path, "".join(_line(metrics) for metrics in kept))
+        write_atomic(path, "".join(line_of(asdict(metrics)) for metrics in kept))
 
     def append(self, metrics: Metrics) -> None:
         """Write one line and hand it to the system, so that a killed run loses none."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(_line(metrics))
+            file.write(line_of(asdict(metrics)))
 
 
-def _line(metrics: Metrics) -> str:
-    values = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in asdict(metrics).items()
-    }
-    return json.dumps(values) + "\n"
+def line_of(values: Mapping[str, Any]) -> str:
+    """A line of a metrics.jsonl; what is not finite is null there."""
+    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+    return json.dumps(plain) + "\n"
 
 
-def read_metrics(path: Path) -> list[Metrics]:
-    """The lines of a metrics.jsonl; a last line cut short by a kill is left out."""
+def read_records(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """The objects of a metrics.jsonl with their lines, from 1; a last line cut short by a kill is left out."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    records: list[Metrics] = []
+    records: list[tuple[int, dict[str, Any]]] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            records.append(Metrics(**json.loads(line)))
-        except (json.JSONDecodeError, TypeError):
+            records.append((number, json.loads(line)))
+        except json.JSONDecodeError:
             if number < len(lines):
                 raise UserError(f"{path}: line {number} is not a metrics record") from None
+    return records
+
+
+def read_metrics(path: Path) -> list[Metrics]:
+    """The lines of a pre-training run's metrics.jsonl."""
+    records: list[Metrics] = []
+    for number, values in read_records(path):
+        try:
+            records.append(Metrics(**values))
+        except TypeError:
+            raise UserError(f"{path}: line {number} is not a metrics record") from None
     return records
 
 

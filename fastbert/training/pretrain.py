@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import platform
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +34,7 @@ from fastbert.training.kernel_table import kernels_of_run
 from fastbert.training.loop import Reporter, Trainer
 from fastbert.training.metrics import Metrics
 from fastbert.training.plot import plot_runs
+from fastbert.training.run_files import check_spared, remove_run
 from fastbert.training.teaching import NAME as LESSON
 from fastbert.training.teaching import MaskedLesson, load_teacher
 
@@ -95,7 +95,7 @@ def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> Pretra
     device, dtype = choose_device(config.device, config.dtype, reporter.on_message)
     _check_inputs(config)
     if config.overwrite:
-        _remove_run(config.out)
+        remove_run(config.out, (*RUN_FILES, *RUN_FOLDERS))
     previous = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(config.deterministic or previous)
     try:
@@ -242,23 +242,12 @@ def _check_inputs(config: PretrainConfig) -> None:
         WordPieceTokenizer.from_pretrained(config.tokenizer)
     if not config.overwrite:
         return
-    out = config.out.resolve()
-    removed = [out / name for name in (*RUN_FILES, *RUN_FOLDERS)]
-    given = [("--data", config.data), ("--tokenizer", config.tokenizer), ("--model", Path(config.model))]
-    for flag, path in [*given, *(("--corpus", path) for path in config.corpus)]:
-        place = None if path is None else path.resolve()
-        if place is None or (flag == "--model" and config.model in PRESETS):
-            continue
-        if any(place.is_relative_to(gone) for gone in removed) or (flag == "--tokenizer" and place == out):
-            raise UserError(f"{flag} {path}: belongs to the run that --overwrite removes; copy it elsewhere first")
-
-
-def _remove_run(out: Path) -> None:
-    """Remove what an earlier run left in its folder, and nothing else."""
-    for name in RUN_FILES:
-        (out / name).unlink(missing_ok=True)
-    for name in RUN_FOLDERS:
-        shutil.rmtree(out / name, ignore_errors=True)
+    given = [("--data", config.data), ("--tokenizer", config.tokenizer)]
+    given += [] if config.model in PRESETS else [("--model", Path(config.model))]
+    given += [] if config.teacher is None else [("--teacher", Path(config.teacher))]
+    check_spared(config.out, (*RUN_FILES, *RUN_FOLDERS), [*given, *(("--corpus", path) for path in config.corpus)])
+    if config.tokenizer is not None and config.tokenizer.resolve() == config.out.resolve():
+        check_spared(config.out.parent, (config.out.name,), [("--tokenizer", config.tokenizer)])
 
 
 def read_run(folder: Path) -> PretrainConfig:

@@ -17,7 +17,8 @@ from fastbert import WordPieceTokenizer
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.log import Reporter, read_log
-from fastbert.finetuning.run import finetune, read_run
+from fastbert.finetuning.run import finetune
+from fastbert.finetuning.run_folder import read_run
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.registry import make_task
 from fastbert.tasks.task import TaskSettings
