@@ -6,42 +6,27 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from fastbert.cli.common import Bars, output, require
+from fastbert.cli.model_flags import ModelFlags
 from fastbert.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(ModelFlags):
     """Score a fine-tuned model, or predictions, whoever has made them, against a gold file; or average the results of
     all tasks of GLUE."""
 
-    task: Literal["classification", "regression", "tagging", "span", "choice", "seq2seq"] | None = None
-    """Kind of task (with --model: where its folder does not say)."""
     gold: str | None = None
     """File with the right answers: any form in which the task is trained."""
-    model: str | None = None
-    """Folder of a fine-tuned model, which then makes the predictions."""
     predictions: Path | None = None
     """File to score: .jsonl with an id and a label, score, tags or text; SQuAD's .json; CoNLL; .tsv with id and
     prediction (GLUE's submissions); or .txt, one a line in the order of the gold file."""
     no_answer: Path | None = None
     """JSON of the probability that a question has no answer, by id (SQuAD 2.0): adds scores at the best threshold."""
-    text_column: str | None = None
-    """Column of the text in the gold file, where its name is not a usual one; or its number, from 1."""
-    pair_column: str | None = None
-    """Column of the second text."""
     label_column: str | None = None
     """Column of the label, number, tag or target."""
-    id_column: str | None = None
-    """Column of the examples' ids."""
-    batch_tokens: int | None = None
-    """With --model: tokens to compute at a time (default: 4096, on a GPU 65536)."""
-    dtype: Literal["auto", "fp32", "bf16", "int8"] = "auto"
-    """With --model: what to multiply; auto is the fastest of fp32 and bf16 here."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """With --model: where to compute; auto takes a GPU if there is one."""
     glue: Path | None = None
     """Folder with the results of GLUE's tasks, TASK.json or TASK/results.json: prints both averages."""
     json: Path | None = None
@@ -74,7 +59,7 @@ def _score(config: Config) -> dict[str, float]:
     from fastbert.tasks.prediction_files import read_no_answer_probabilities, read_predictions
     from fastbert.tasks.scoring import read_gold, score_predictions
 
-    dataset = read_gold(task, gold, columns(config))
+    dataset = read_gold(task, gold, config.columns())
     predicted = read_predictions(predictions, task, dataset)
     probabilities = None if config.no_answer is None else read_no_answer_probabilities(config.no_answer, dataset)
     return score_predictions(task, dataset, predicted, probabilities)
@@ -84,33 +69,14 @@ def _score_model(config: Config, quiet: bool) -> dict[str, float]:
     gold = require(config.gold, "--gold", "the file with the right answers")
     if config.predictions is not None or config.no_answer is not None:
         raise UserError("--model makes the predictions itself: leave --predictions and --no-answer out")
-    from fastbert.tasks.predicting import predict
-    from fastbert.tasks.trained import load_trained
-
-    assert config.model is not None
     with Bars(quiet) as bars:
-        where = {"device": config.device, "dtype": config.dtype}
-        trained = load_trained(config.model, task=config.task, columns=columns(config), **where)
+        trained = config.load()
         dataset = trained.task.read_gold(gold)
         trained.task.check_labels(dataset)
         bars.message(f"{trained.task.name}, {len(dataset):,} examples, {trained.how}")
-        update = bars.stage("predicting", None)
-        predictions = predict(
-            trained.task,
-            trained.model,
-            trained.tokenizer,
-            dataset,
-            batch_tokens=config.batch_tokens,
-            progress=lambda rows: update(rows, f"{rows:,} rows"),
-        )
-    return trained.task.score(dataset, predictions)
-
-
-def columns(config: Config) -> Any:
-    """The columns that were named."""
-    from fastbert.tasks.task import Columns
-
-    return Columns(text=config.text_column, pair=config.pair_column, label=config.label_column, id=config.id_column)
+        predictions = config.predict(trained, dataset, bars.stage)
+    scores: dict[str, float] = trained.task.score(dataset, predictions)
+    return scores
 
 
 def _glue(config: Config) -> dict[str, float]:

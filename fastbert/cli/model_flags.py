@@ -1,0 +1,60 @@
+"""The flags of the commands that use a fine-tuned model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fastbert.finetuning.config import TaskName
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """Which model, which columns of the file, where to compute."""
+
+    model: str | None = None
+    """Folder of a fine-tuned model (RUN/model)."""
+    task: TaskName | None = None
+    """Kind of the task, where the model's folder does not say."""
+    text_column: str | None = None
+    """Column of the text (the first of a pair, the question, the prompt, the source), by its name or number from 1."""
+    pair_column: str | None = None
+    """Column of the second text of a pair."""
+    id_column: str | None = None
+    """Column that names an example."""
+    batch_tokens: int | None = None
+    """Tokens that the model computes at a time (default: 4096, on a GPU 65536)."""
+    dtype: Literal["auto", "fp32", "bf16", "int8"] = "auto"
+    """What to multiply: auto is the fastest of fp32 and bf16 here; int8, on CPUs, is faster still and less exact."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute: auto takes a GPU if there is one."""
+
+    def columns(self) -> Any:
+        """The columns that were named."""
+        from fastbert.tasks.task import Columns
+
+        label = getattr(self, "label_column", None)
+        return Columns(text=self.text_column, pair=self.pair_column, label=label, id=self.id_column)
+
+    def load(self, **settings: Any) -> Any:
+        """The model with its task and tokenizer (`fastbert.tasks.trained.Trained`)."""
+        from fastbert.tasks.trained import load_trained
+
+        assert self.model is not None
+        where = {"device": self.device, "dtype": self.dtype}
+        return load_trained(self.model, task=self.task, columns=self.columns(), **where, **settings)
+
+    def predict(self, trained: Any, dataset: Any, stage: Callable[[str, int | None], Any]) -> list[dict[str, Any]]:
+        """A prediction for each example, with a bar."""
+        from fastbert.tasks.predicting import predict
+
+        update = stage("predicting", None)
+        return predict(
+            trained.task,
+            trained.model,
+            trained.tokenizer,
+            dataset,
+            batch_tokens=self.batch_tokens,
+            progress=lambda rows: update(rows, f"{rows:,} rows"),
+        )
