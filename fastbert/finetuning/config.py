@@ -30,6 +30,8 @@ class FinetuneConfig:
     """File with the training examples: a GLUE TSV, .tsv, .csv, .jsonl, .conll or SQuAD .json, perhaps .gz or .xz."""
     eval: tuple[Path, ...] = ()
     """Files to evaluate on; the first decides which model is best."""
+    hold_out: float | None = None
+    """Fraction of the training examples to evaluate on instead of training on them, where there is no --eval file."""
     out: Path = Path("runs/finetune")
     """Folder of the run: config, metrics, curves, results, predictions and the best model."""
     text_column: str | None = None
@@ -151,6 +153,8 @@ class FinetuneConfig:
         _require(0 < self.layer_decay <= 1, "layer_decay", self.layer_decay, "above 0 and at most 1")
         _require(self.dropout is None or 0 <= self.dropout < 1, "dropout", self.dropout, "from 0 to below 1")
         _require(self.max_length is None or self.max_length >= 4, "max_length", self.max_length, "at least 4")
+        held = self.hold_out
+        _require(held is None or 0 < held < 1, "hold_out", held, "between 0 and 1 (a fraction of the examples)")
         _require(self.temperature > 0, "temperature", self.temperature, "above 0")
         _require(0 <= self.soft_weight <= 1, "soft_weight", self.soft_weight, "from 0 to 1")
         _require(0 <= self.seed < 2**31, "seed", self.seed, "from 0 to 2^31 - 1")
@@ -170,8 +174,10 @@ class FinetuneConfig:
             given = [name for name in PAPER_GRID if getattr(self, name)]
             if given:
                 raise UserError(f"--grid {self.grid} sets {_flag(given[0])}; leave one of the two out")
-        if self.early_stopping is not None and not self.eval:
-            raise UserError("--early-stopping needs --eval, a file to score the model on")
+        if self.hold_out is not None and self.eval:
+            raise UserError("--hold-out takes the place of --eval; leave one of the two out")
+        if self.early_stopping is not None and not self.eval and self.hold_out is None:
+            raise UserError("--early-stopping needs --eval, a file to score the model on, or --hold-out")
 
     @property
     def length(self) -> int:

@@ -20,6 +20,7 @@ from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.curves import plot_run
 from fastbert.finetuning.fit import Fit, Scores, Setting
 from fastbert.finetuning.log import Log, Record, Reporter
+from fastbert.finetuning.order import permutation
 from fastbert.finetuning.results import TrialResult
 from fastbert.finetuning.run_folder import NAMES, open_folder, record
 from fastbert.finetuning.teaching import load_teacher
@@ -34,6 +35,7 @@ from fastbert.training.device import choose_device
 from fastbert.training.run_files import remove_run
 from fastbert.training.stopping import StopRequest
 
+HELD_OUT = "held-out"  # what results and predictions call the examples of --hold-out
 MOST_NAMED = 6  # new weights in a message
 
 
@@ -111,11 +113,12 @@ class _Run:
             raise UserError(f"--metric {config.metric}: {config.task} has {', '.join(self.task.metrics)}")
         train = self.task.read(str(config.train), labelled=True)
         self.task.learn_labels(train)
+        train, held = _split(train, config.hold_out)
         start.model_config(self.task, self.place, config)
         self.tokenizer = WordPieceTokenizer.from_pretrained(self.place)
-        evaluations = [self.task.read_gold(str(path)) for path in config.eval]
+        evaluations = held + [self.task.read_gold(str(path)) for path in config.eval]
         self.rows = self.task.encode(train, self.tokenizer, labelled=True)
-        names = _names(config.eval)
+        names = [HELD_OUT] * len(held) + _names(config.eval)
         for dataset in evaluations:
             self.task.check_labels(dataset)
         self.evaluations = [
@@ -245,6 +248,19 @@ class _Run:
             for one in self.evaluations:
                 path = out / "predictions" / f"{one.name}.jsonl"
                 write_predictions(path, self.task.name, one.dataset, self._predict(model, one))
+
+
+def _split(train: Dataset[Any], fraction: float | None) -> tuple[Dataset[Any], list[Dataset[Any]]]:
+    """The training examples, and those held out of them, the same ones for every seed."""
+    if fraction is None:
+        return train, []
+    count = round(len(train) * fraction)
+    if not 0 < count < len(train):
+        raise UserError(f"--hold-out {fraction:g}: of {len(train)} examples in {train.path} that is {count}")
+    chosen = set(permutation(len(train), 0, 0)[:count].tolist())
+    kept = tuple(example for index, example in enumerate(train) if index not in chosen)
+    held = tuple(example for index, example in enumerate(train) if index in chosen)
+    return Dataset(train.path, kept), [Dataset(train.path, held)]
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

@@ -144,6 +144,18 @@ def test_without_a_file_to_evaluate_on_the_last_model_is_kept(place: Path, tmp_p
     assert (result.model / "model.safetensors").exists()
 
 
+def test_examples_that_are_held_out(place: Path, tmp_path: Path) -> None:
+    result = finetune(config(place, tmp_path / "run", eval=(), hold_out=0.25, epochs=(6.0,)))
+    assert result.scores["held-out"]["accuracy"]["mean"] > 80
+    lines = (tmp_path / "run" / "predictions" / "held-out.jsonl").read_text().splitlines()
+    held = [int(json.loads(line)["id"]) for line in lines]
+    assert len(set(held)) == 48
+    assert held == sorted(held)
+    again = finetune(config(place, tmp_path / "again", eval=(), hold_out=0.25, seed=5, epochs=(0.1,)))
+    lines = (again.folder / "predictions" / "held-out.jsonl").read_text().splitlines()
+    assert [int(json.loads(line)["id"]) for line in lines] == held
+
+
 def test_a_frozen_encoder_stays_bit_for_bit(place: Path, tmp_path: Path) -> None:
     finetune(config(place, tmp_path / "run", frozen=True, epochs=(1.0,)))
     before, after = weights(place / "model"), weights(tmp_path / "run" / "model")
@@ -267,6 +279,10 @@ def test_pairs_and_single_texts_mixed(place: Path) -> None:
 
 def test_longer_than_the_models_positions(place: Path, tmp_path: Path) -> None:
     assert "--max-length 65 is more than the 64 positions" in wrong(place, tmp_path, max_length=65)
+
+
+def test_too_few_examples_to_hold_some_out(place: Path, tmp_path: Path) -> None:
+    assert "--hold-out 0.001: of 192 examples" in wrong(place, tmp_path, eval=(), hold_out=0.001)
 
 
 def test_a_metric_of_another_task(place: Path, tmp_path: Path) -> None:
