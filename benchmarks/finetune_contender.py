@@ -51,6 +51,7 @@ class Contender:
         self.told: queue.Queue[Any] = queue.Queue()
         self.losses: list[float] = []
         self.seconds = self.seen = 0.0
+        self.ended = False
 
     def open(self) -> None:
         """Read the task, make the model, begin the thread; no step is taken."""
@@ -104,12 +105,13 @@ class Contender:
     def steps(self, count: int) -> dict[str, Any]:
         """Take so many steps; their losses, and the seconds they took."""
         first, began = len(self.losses), time.perf_counter()
-        for _ in range(count):
+        for _ in range(0 if self.ended else count):
             self.asked.put(1)
             answer = self.told.get()
             if isinstance(answer, BaseException):
                 raise answer
             if answer == "ended":
+                self.ended = True
                 break
         seconds = time.perf_counter() - began
         self.seconds += seconds
@@ -117,9 +119,8 @@ class Contender:
 
     def finish(self) -> dict[str, Any]:
         """Train to the end; the score on the evaluation file, and the seconds of all steps."""
-        while self.thread.is_alive():
-            if not self.steps(50)["losses"]:
-                break
+        while not self.ended:
+            self.steps(50)
         began = time.perf_counter()
         outputs = outputs_of(self.task, self.model, self.gold_rows) if self.own else self._peer_outputs()
         predictions = self.task.decode(self.gold, self.gold_rows, outputs)
