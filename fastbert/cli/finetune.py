@@ -28,10 +28,12 @@ def run(config: Config, *, quiet: bool = False) -> int:
         for name, values in metrics.items():
             spread = f" ± {values['std']:.2f} over {len(values['per_seed'])} seeds" if values["std"] else ""
             lines.append(f"{file}: {name} {values['mean']:.2f}{spread}")
-    if len({(one.trial.lr, one.trial.batch_size, one.trial.epochs) for one in result.trials}) > 1:
+    several = len({(one.trial.lr, one.trial.batch_size, one.trial.epochs) for one in result.trials}) > 1
+    if several and result.scores:
         best = result.best
         lines.append(f"best of the grid: lr {best.lr:g}, batch {best.batch_size}, {best.epochs:g} epochs")
-    lines += [f"model:   {result.model}", f"results: {result.folder / 'results.json'}"]
+    which = f" ({result.kept})" if len(result.trials) > 1 else ""
+    lines += [f"model:   {result.model}{which}", f"results: {result.folder / 'results.json'}"]
     output("\n".join(lines))
     return 0
 

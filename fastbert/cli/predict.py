@@ -45,6 +45,8 @@ def run(config: Config, *, quiet: bool = False) -> int:
         out = require(out, "--out", "with --glue the folder of the submission")
         if out.is_file():
             raise UserError(f"--out {out}: is a file; --glue writes to a folder")
+    elif out is not None and not out.absolute().parent.is_dir():
+        raise UserError(f"--out {out}: no such folder {out.parent}; make it first")
     elif out is not None and out.exists() and not config.overwrite:
         raise UserError(f"--out {out}: exists; replace it with --overwrite")
     with Bars(quiet) as bars:

@@ -167,6 +167,9 @@ class FinetuneConfig:
             ("frozen", "lora"),
             ("gradual_unfreezing", "lora"),
             ("frozen", "reinit_layers"),
+            ("lora", "reinit_layers"),
+            ("lora", "student_layers"),
+            ("lora", "teacher"),
         ):
             if getattr(self, one) and getattr(self, other):
                 raise UserError(f"{_flag(one)} and {_flag(other)} exclude each other; leave one out")
@@ -227,6 +230,10 @@ class FinetuneConfig:
                 raise UserError(
                     f"{_flag(one.name)} {given} differs from the run being resumed, which has {held};"
                     f" leave {_flag(one.name)} out, or start another run with another --out"
+                )
+            if one.name == "seeds" and given < held:
+                raise UserError(
+                    f"--seeds {given}: the run being resumed has {held}; leave --seeds out, or ask for more"
                 )
             merged[one.name] = given
         return replace(saved, **merged, out=self.out, resume=True, overwrite=False)

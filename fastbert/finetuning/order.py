@@ -32,7 +32,7 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 def steps_of(count: int, batch_size: int, epochs: float, max_steps: int | None) -> tuple[int, int]:
     """The optimiser steps of an epoch, whose last batch may be smaller, and of the whole training."""
     per_epoch = math.ceil(count / batch_size)
-    total = math.ceil(per_epoch * epochs)
+    total = math.ceil(round(per_epoch * epochs, 6))
     return per_epoch, total if max_steps is None else min(total, max_steps)
 
 

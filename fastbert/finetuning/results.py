@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ class TrialResult:
     trial: Trial
     scores: Scores | None
     value: float | None
-    """The score that decides."""
+    """The score that decides; None where there is none, as of predictions that are all the same."""
     best_step: int
     steps: int
     tokens: int
@@ -37,7 +38,7 @@ class TrialResult:
         return cls(
             trial=trial,
             scores=progress.best_scores,
-            value=progress.best,
+            value=progress.best if progress.best is not None and math.isfinite(progress.best) else None,
             best_step=progress.best_step,
             steps=progress.step,
             tokens=progress.tokens,
@@ -56,10 +57,16 @@ def best_point(results: Sequence[TrialResult]) -> list[TrialResult]:
     for result in results:
         points.setdefault(point_of(result.trial), []).append(result)
 
-    def mean(some: list[TrialResult]) -> float:
-        return fmean(result.value if result.value is not None else 0.0 for result in some)
+    return max(points.values(), key=lambda some: fmean(_value(result) for result in some))
 
-    return max(points.values(), key=mean)
+
+def kept(results: Sequence[TrialResult]) -> TrialResult:
+    """The trial whose model is the run's: the best one, the first of those that are equally good."""
+    return max(results, key=_value)
+
+
+def _value(result: TrialResult) -> float:
+    return -math.inf if result.value is None else result.value
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
@@ -102,6 +109,7 @@ def write(folder: Path, task: str, metric: str, results: Sequence[TrialResult], 
         "task": task,
         "metric": metric,
         "best": dict(zip(("lr", "batch_size", "epochs"), point_of(best[0].trial), strict=True)),
+        "model": asdict(kept(results).trial),
         "results": summary(best),
         "grid": grid,
         "trials": [asdict(result) for result in results],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,12 +42,14 @@ MOST_NAMED = 6  # new weights in a message
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """Where the run is, its trials, and the best point of its grid: file -> metric -> mean, std and value per seed."""
+    """Where the run is, its trials, the best point of its grid (file -> metric -> mean, std, value per seed), and the
+    trial whose model was kept."""
 
     folder: Path
     metric: str
     trials: list[TrialResult]
     best: Trial
+    kept: Trial
     scores: dict[str, dict[str, dict[str, Any]]]
     model: Path
 
@@ -125,12 +128,12 @@ class _Run:
             _Evaluation(name, dataset, self.task.encode(dataset, self.tokenizer, labelled=False))
             for name, dataset in zip(names, evaluations, strict=True)
         ]
-        vocab = start.model_config(self.task, self.place, config).vocab_size
         self.teacher = None
         if config.teacher is not None:
-            self.teacher = load_teacher(self.task, find_source(config.teacher), vocab)
+            self.teacher = load_teacher(self.task, find_source(config.teacher), self.tokenizer)
         if not self.rows.units:
             raise UserError(f"{config.train}: no example can be trained on")
+        self._check_metric()
         self.device, self.dtype = choose_device(config.device, config.dtype, reporter.on_message)
         if self.teacher is not None:
             self.teacher.to(self.device)
@@ -142,6 +145,17 @@ class _Run:
         if self.task.labels is not None:
             shown = ", ".join(self.task.labels[:10]) + (", ..." if len(self.task.labels) > 10 else "")
             reporter.on_message(f"{len(self.task.labels)} labels: {shown}")
+
+    def _check_metric(self) -> None:
+        """Refuse a metric that the right answers themselves do not have, of one class for example."""
+        metric = self.task.main_metric
+        for one in self.evaluations[:1]:
+            defined = self.task.perfect(one.dataset)
+            if defined is not None and metric not in defined:
+                raise UserError(
+                    f"--metric {metric}: is not defined on {one.dataset.path}, whose examples are all alike; choose one"
+                    f" of {', '.join(name for name in self.task.metrics if name in defined) or 'another file'}"
+                )
 
     def run(self) -> FinetuneResult:
         config, out = self.config, self.config.out
@@ -167,13 +181,13 @@ class _Run:
         best = results.best_point(done)
         with contextlib.suppress(UserError):
             plot_run(out, self.task.main_metric)
-        if not stop.number:
-            shutil.rmtree(out / "checkpoints", ignore_errors=True)
+        shutil.rmtree(out / "checkpoints", ignore_errors=True)
         return FinetuneResult(
             folder=out,
             metric=self.task.main_metric,
             trials=done,
             best=best[0].trial,
+            kept=results.kept(done).trial,
             scores=results.summary(best),
             model=out / "model",
         )
@@ -217,17 +231,13 @@ class _Run:
 
     def _choose(self, scores: Scores) -> float:
         first, metric = self.evaluations[0], self.task.main_metric
-        if metric not in scores[first.name]:
-            raise UserError(
-                f"--metric {metric}: is not defined on {first.dataset.path}; choose one of"
-                f" {', '.join(scores[first.name])}"
-            )
-        return scores[first.name][metric]
+        # What is defined of the right answers, but not of these predictions, which are all the same: the worst.
+        return scores[first.name].get(metric, -math.inf)
 
     def _keep(self, done: Sequence[TrialResult]) -> None:
         """If the newest trial is the best, its model becomes the run's, with its predictions."""
-        newest, before = done[-1], [one.value for one in done[:-1] if one.value is not None]
-        if newest.value is not None and before and newest.value <= max(before):
+        newest = done[-1]
+        if results.kept(done) is not newest:
             return
         out, best = self.config.out, self.config.out / "checkpoints" / "best"
         model = start.finished(self.task, self.place, self.config, newest.trial.seed, best)
@@ -236,8 +246,8 @@ class _Run:
             self.tokenizer.save_pretrained(folder)
             save_task(self.task, folder)
         if self.config.lora is not None:
-            shutil.rmtree(out / "adapter", ignore_errors=True)
-            best.rename(out / "adapter")
+            with whole_folder(out / "adapter") as folder:
+                shutil.copytree(best, folder, dirs_exist_ok=True)
         if self.config.store_delta:
             write_delta(out / "model", self.place, out / "model.delta", overwrite=True)
         if self.evaluations:
@@ -264,9 +274,19 @@ def _split(train: Dataset[Any], fraction: float | None) -> tuple[Dataset[Any], l
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """A short name for each file: its own, with its folder's where two are equal."""
-    names = [path.name for path in paths]
-    return [name if names.count(name) == 1 else f"{path.parent.name}-{name}" for name, path in zip(names, paths)]
+    """A name for each file that no other one has: its own, with as many of its folders' as that takes.
+
+    Raises UserError for a file that is given twice.
+    """
+    whole = [path.resolve() for path in paths]
+    for index, path in enumerate(whole):
+        if path in whole[:index]:
+            raise UserError(f"--eval {paths[index]}: is given twice; leave one out")
+    names = [path.name for path in whole]
+    for depth in range(2, max((len(path.parts) for path in whole), default=0) + 1):
+        repeated = {name for name in names if names.count(name) > 1}
+        names = ["-".join(path.parts[-depth:]) if name in repeated else name for name, path in zip(names, whole)]
+    return names
 
 
 def _kept(finished: set[Trial], under_way: Any) -> Any:

@@ -35,6 +35,9 @@ def model_config(task: Task[Any], place: Path, config: FinetuneConfig) -> BertCo
         )
     if config.reinit_layers > bert.num_hidden_layers:
         raise UserError(f"--reinit-layers {config.reinit_layers}: {place} has {bert.num_hidden_layers} layers")
+    if config.student_layers is not None and (config.student_layers > bert.num_hidden_layers or task.name == "seq2seq"):
+        why = "seq2seq has no students" if task.name == "seq2seq" else f"{place} has {bert.num_hidden_layers} layers"
+        raise UserError(f"--student-layers {config.student_layers}: {why}")
     if config.dropout is not None:
         drop = config.dropout
         bert = replace(bert, hidden_dropout_prob=drop, attention_probs_dropout_prob=drop, classifier_dropout=drop)

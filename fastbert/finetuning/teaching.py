@@ -15,10 +15,11 @@ from fastbert.finetuning.layer_lessons import LayerLessons
 from fastbert.models.pretrained import PreTrainedModel
 from fastbert.tasks.rows import TaskBatch
 from fastbert.tasks.task import Task
+from fastbert.tokenizers import WordPieceTokenizer
 
 
-def load_teacher(task: Task[Any], folder: Path, vocab_size: int) -> PreTrainedModel:
-    """A model of the same task and labels, in eval mode. Raises UserError for another one."""
+def load_teacher(task: Task[Any], folder: Path, tokenizer: WordPieceTokenizer) -> PreTrainedModel:
+    """A model of the same task, labels and vocabulary, in eval mode. Raises UserError for another one."""
     if task.name == "seq2seq":
         raise UserError(f"--teacher {folder}: serves tasks with classes, spans or numbers, not --task seq2seq")
     teacher = task.head.from_pretrained(folder)
@@ -30,10 +31,12 @@ def load_teacher(task: Task[Any], folder: Path, vocab_size: int) -> PreTrainedMo
         raise UserError(
             f"--teacher {folder}: has the labels {known}; the training set has {', '.join(task.labels[:8])}"
         )
-    if teacher.config.vocab_size != vocab_size:
+    if WordPieceTokenizer.from_pretrained(folder).fingerprint != tokenizer.fingerprint:
+        raise UserError(f"--teacher {folder}: has another vocabulary than --model; they must share one")
+    if teacher.config.max_position_embeddings < task.settings.max_length:
         raise UserError(
-            f"--teacher {folder}: has a vocabulary of {teacher.config.vocab_size:,}, the student of {vocab_size:,};"
-            " they must share one"
+            f"--max-length {task.settings.max_length} is more than the teacher's"
+            f" {teacher.config.max_position_embeddings} positions; lower it"
         )
     for parameter in teacher.parameters():
         parameter.requires_grad_(False)

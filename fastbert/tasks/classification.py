@@ -12,6 +12,7 @@ from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models.heads import BertForSequenceClassification
 from fastbert.tasks.examples import Dataset, TextExample
+from fastbert.tasks.metrics.classification import ordered
 from fastbert.tasks.rows import Rows
 from fastbert.tasks.task import Prediction
 from fastbert.tasks.texts import TextTask
@@ -37,8 +38,7 @@ class Classification(TextTask):
                 f"{train.path}: all {len(train)} examples have the label {next(iter(found), None)!r}; training needs"
                 " two classes or more"
             )
-        numbers = all(label.removeprefix("-").isdecimal() for label in found)
-        self.labels = tuple(sorted(found, key=int if numbers else None))
+        self.labels = ordered(found)
 
     def check_labels(self, dataset: Dataset[TextExample]) -> None:
         known = self._known()
@@ -88,6 +88,9 @@ class Classification(TextTask):
         return classification_scores(
             gold, [str(one["label"]) for one in predictions], self._known(), where=dataset.path
         )
+
+    def perfect(self, dataset: Dataset[TextExample]) -> dict[str, float] | None:
+        return self.score(dataset, [{"id": example.id, "label": str(example.label)} for example in dataset])
 
     def _known(self) -> tuple[str, ...]:
         if self.labels is None:

@@ -51,10 +51,10 @@ def score_predictions(
     values = [prediction[VALUES[task_name]] for prediction in predictions]
     match task_name:
         case "classification":
-            from fastbert.tasks.metrics.classification import classification_scores
+            from fastbert.tasks.metrics.classification import classification_scores, ordered
 
             gold = [example.label for example in dataset]
-            return classification_scores(gold, values, sorted({*gold, *values}), where=dataset.path)
+            return classification_scores(gold, values, ordered([*gold, *values]), where=dataset.path)
         case "regression":
             from fastbert.tasks.metrics.classification import regression_scores
 

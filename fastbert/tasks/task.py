@@ -142,6 +142,11 @@ class Task(ABC, Generic[E]):
     def score(self, dataset: Dataset[E], predictions: Sequence[Prediction]) -> dict[str, float]:
         """The metrics, by name, in percent where they are fractions (as GLUE and SQuAD publish them)."""
 
+    def perfect(self, dataset: Dataset[E]) -> dict[str, float] | None:
+        """The score of predictions that are all right: the metrics that are defined on the dataset. None where all of
+        them always are."""
+        return None
+
     def set_aside(self, message: str) -> None:
         """Report examples that cannot be used, or end where --strict asks for it."""
         if self.settings.strict:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fastbert.checkpoints.bounded import read_json_file
 from fastbert.checkpoints.source import config_place, find_source
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
@@ -12,6 +13,15 @@ from fastbert.tasks.inference import choose_inference
 from fastbert.tasks.registry import FILE, load_task, make_task
 from fastbert.tasks.task import Columns, Task, TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
+
+# Of the class that config.json names, where it names one.
+HEADS = {
+    "classification": "ForSequenceClassification",
+    "regression": "ForSequenceClassification",
+    "tagging": "ForTokenClassification",
+    "span": "ForQuestionAnswering",
+    "choice": "ForMultipleChoice",
+}
 
 
 @dataclass(frozen=True)
@@ -40,13 +50,18 @@ def load_trained(
     folder that does not fit, and CheckpointError for damaged files.
     """
     folder = find_source(source)
-    given = {"columns": columns or Columns(), **settings}
+    given = {"columns": None if columns == Columns() else columns, **settings}
     if task is None or (folder / FILE).is_file():
         chosen = load_task(folder, **given)
         if task is not None and chosen.name != task:
             raise UserError(f"--task {task}: {folder} was trained for {chosen.name}; leave --task out")
     else:
         config = BertConfig.from_pretrained(config_place(folder))
+        if task == "regression" and config.num_labels != 1:
+            raise UserError(f"--task regression: {folder} has {config.num_labels} outputs, and a number is one")
+        named = read_json_file(config_place(folder) / "config.json").get("architectures") or []
+        if named and task in HEADS and not any(HEADS[task] in str(name) for name in named):
+            raise UserError(f"--task {task}: {folder} holds a {named[0]}")
         most = min(TaskSettings().max_length if task != "span" else 384, config.max_position_embeddings)
         known = {name: value for name, value in given.items() if value is not None}
         labels = tuple(config.id2label.values()) if task in ("classification", "tagging") else None

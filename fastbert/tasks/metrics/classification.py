@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -15,6 +15,14 @@ EVALUATION_SET = "the evaluation set"
 
 # How files name the class that F1 is about, where there are two.
 POSITIVE = ("1", "entailment", "true", "yes", "positive", "pos", "duplicate", "paraphrase", "acceptable")
+
+
+def ordered(labels: Iterable[str]) -> tuple[str, ...]:
+    """Labels in the order of the model's outputs: numbers by their value, else as strings."""
+    found = set(labels)
+    if all(label.removeprefix("-").isdecimal() for label in found):
+        return tuple(sorted(found, key=lambda label: (int(label), label)))
+    return tuple(sorted(found))
 
 
 def positive_class(labels: Sequence[str]) -> str:

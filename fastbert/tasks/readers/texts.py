@@ -174,7 +174,9 @@ def _with_gold(table: Table, places: _Places, rows: list[tuple[int, Row]]) -> li
     if place is None or places.pair is None:
         return rows
     found = {str(row.cells[place]) for _, row in rows}
-    if not (table.column(place) == repr("gold_label") or found <= NLI | NO_GOLD or found <= NLI_NUMBERS | NO_GOLD):
+    # Three numbers beside -1 are a copy of them; -1, 0 and 1 may be classes of any other task.
+    numbers = NLI_NUMBERS <= found <= NLI_NUMBERS | NO_GOLD
+    if not (table.column(place) == repr("gold_label") or found <= NLI | NO_GOLD or numbers):
         return rows
     kept = [(i, row) for i, row in rows if str(row.cells[place]) not in NO_GOLD]
     if len(kept) == len(rows):
