@@ -17,7 +17,7 @@ from fastbert.finetuning import order, recipe
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.log import Log, Record, Reporter
 from fastbert.tasks.predicting import autocast
-from fastbert.tasks.rows import Rows, TaskBatch
+from fastbert.tasks.rows import Rows, TaskBatch, share_out
 from fastbert.training import checkpoint
 from fastbert.training.optimizer import GradientError, clip_gradients
 from fastbert.training.stopping import Stopped, StopRequest
@@ -150,6 +150,7 @@ class Fit:
         size = setting.config.micro_batch or len(units)
         keys = order.dropout_keys(units, self.trial.seed, epoch)
         parts = [rows.batch(units[i : i + size], keys[i : i + size]) for i in range(0, len(units), size)]
+        parts = share_out(parts)
         items = sum(setting.items(part) for part in parts)
         total: Any = 0.0
         for part in parts:

@@ -46,17 +46,15 @@ class LayerLessons(nn.Module):
 
     def forward(
         self, student: Any, teacher: Any, own: Sequence[Tensor], given: Sequence[Tensor], batch: PackedBatch
-    ) -> Tensor:
-        """The loss, fp32 scalar, of hidden states `own` and `given`, (tokens, width) before and behind each layer of
-        the encoders (`BertModel`)."""
+    ) -> tuple[Tensor, Tensor]:
+        """The losses, fp32 scalars, of hidden states `own` and `given`, (tokens, width) before and behind each layer of
+        the encoders (`BertModel`), a mean over tokens; and of their attention, a mean over pairs of tokens."""
+        nothing = own[-1].new_zeros((), dtype=torch.float32)
         if self.projection is None:
-            if not self.widths_agree:
-                return own[-1].new_zeros((), dtype=torch.float32)
-            return hidden_state_loss(own[-1], given[-1])
+            return (hidden_state_loss(own[-1], given[-1]) if self.widths_agree else nothing), nothing
         hidden = self.projection(own, [given[i] for i in self.layers])
         pairs = [(i, self.layers[i + 1] - 1) for i in range(len(self.layers) - 1)]
         scores = [attention_scores(student.encoder.layer[i], own[i], batch) for i, _ in pairs]
         with torch.no_grad():
             taught = [attention_scores(teacher.encoder.layer[j], given[j], batch) for _, j in pairs]
-        loss: Tensor = hidden / (len(pairs) + 1) + attention_loss(scores, taught) / len(pairs)
-        return loss
+        return hidden / (len(pairs) + 1), attention_loss(scores, taught) / len(pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import shutil
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fastbert.checkpoints.delta import write_delta
@@ -32,6 +34,7 @@ from fastbert.tasks.rows import Rows
 from fastbert.tasks.task import Columns, Prediction, Task, TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training import checkpoint
+from fastbert.training.checkpoint import sha256
 from fastbert.training.device import choose_device
 from fastbert.training.run_files import remove_run
 from fastbert.training.stopping import StopRequest
@@ -146,6 +149,18 @@ class _Run:
             shown = ", ".join(self.task.labels[:10]) + (", ..." if len(self.task.labels) > 10 else "")
             reporter.on_message(f"{len(self.task.labels)} labels: {shown}")
 
+    def _fingerprint(self) -> str:
+        """SHA-256 of the model's weights and of all that is trained and evaluated on."""
+        found = hashlib.sha256()
+        for path in sorted(self.place.glob("*.safetensors")) if self.place.is_dir() else ():
+            found.update(sha256(path).encode())
+        for one in (self.rows, *(one.rows for one in self.evaluations)):
+            for array in one.arrays():
+                found.update(np.ascontiguousarray(array).data)
+        for dataset in (one.dataset for one in self.evaluations):
+            found.update(repr(dataset.examples).encode())
+        return found.hexdigest()
+
     def _check_metric(self) -> None:
         """Refuse a metric that the right answers themselves do not have, of one class for example."""
         metric = self.task.main_metric
@@ -162,7 +177,7 @@ class _Run:
         if config.overwrite:
             remove_run(out, NAMES)
         out.mkdir(parents=True, exist_ok=True)
-        record(config)
+        record(config, self._fingerprint())
         trials = config.trials()
         done = results.read(out) if config.resume else []
         finished = {one.trial for one in done}

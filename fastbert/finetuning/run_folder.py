@@ -58,15 +58,27 @@ def open_folder(config: FinetuneConfig) -> FinetuneConfig:
     return config
 
 
-def record(config: FinetuneConfig) -> None:
-    """Write RUN/config.json when the run begins, and when it is resumed, since --seeds may be new."""
+def record(config: FinetuneConfig, data: str) -> None:
+    """Write RUN/config.json when the run begins, and when it is resumed, since --seeds may be new.
+
+    `data` is a fingerprint of what is trained and evaluated on. Raises UserError where the run to be resumed had
+    another one.
+    """
+    path = config.out / "config.json"
+    before = read_json_file(path).get("data") if config.resume else None
+    if before is not None and before != data:
+        raise UserError(
+            f"--out {config.out}: was trained with another --model, --train or --eval than those files hold now;"
+            " put the run's own back, or start another run with another --out"
+        )
     values = {
         "format_version": FORMAT_VERSION,
+        "data": data,
         "finetune": replace(config, resume=False, overwrite=False).to_dict(),
         "torch": torch.__version__,
         "python": platform.python_version(),
     }
-    write_atomic(config.out / "config.json", json.dumps(values, indent=2) + "\n")
+    write_atomic(path, json.dumps(values, indent=2) + "\n")
 
 
 def read_run(folder: Path) -> FinetuneConfig:

@@ -62,7 +62,10 @@ class Lesson(nn.Module):
             soft = soft_regression_loss(own.logits, given.logits)
         else:
             soft = soft_target_loss(own.logits, given.logits, self.config.temperature)
-        layers = self.layers(student.bert, teacher.bert, own.hidden_states, given.hidden_states, batch.inputs)
-        weight, share = self.config.soft_weight, self.task.items(batch) / items
-        loss: Tensor = own.loss * (1 - weight) + (soft * weight + layers) * share
+        states, attention = self.layers(
+            student.bert, teacher.bert, own.hidden_states, given.hidden_states, batch.inputs
+        )
+        weight = self.config.soft_weight
+        labels = own.loss * (1 - weight) + soft * (weight * self.task.items(batch) / items)
+        loss: Tensor = labels + states * batch.token_share + attention * batch.pair_share
         return loss

@@ -29,6 +29,7 @@ VALUES = {
     "seq2seq": "text",
 }
 NO_ANSWER = "null_score_difference"  # of a question: how much better no answer scores than the best one
+BEST = "best_answer"  # the text that is given where no answer is not
 # The kinds of files that can hold a task's predictions, beside JSON lines.
 KINDS = {
     "classification": (".tsv", ".txt"),
@@ -160,9 +161,11 @@ def _of_json_lines(path: str | Path, task_name: str) -> Iterator[_Found]:
         own = record.get("id")
         if own is not None and (isinstance(own, bool) or not isinstance(own, str | int)):
             raise UserError(f"{where}: 'id' must be a string or an integer, not {type(own).__name__}")
-        more = {}
+        more: dict[str, Any] = {}
         if task_name == "span" and NO_ANSWER in record:
             more[NO_ANSWER] = number(record[NO_ANSWER], where, NO_ANSWER)
+            if isinstance(record.get(BEST), str):
+                more[BEST] = record[BEST]
         yield _Found(where, None if own is None else str(own), record.get(key, record.get("prediction")), more)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -20,14 +20,33 @@ class TaskBatch:
     inputs: PackedBatch
     targets: dict[str, Tensor]
     decoder: PackedBatch | None = None
+    token_share: float = 1.0
+    """Of a part of a batch: its share of the batch's tokens."""
+    pair_share: float = 1.0
+    """And of the pairs of tokens that see each other."""
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of tokens of one row."""
+        return int(self.inputs.cu_seqlens.diff().long().square().sum())
 
     def to(self, device: torch.device | str) -> TaskBatch:
         """The batch on another device."""
-        return TaskBatch(
+        return replace(
+            self,
             inputs=self.inputs.to(device),
             targets={name: tensor.to(device) for name, tensor in self.targets.items()},
             decoder=None if self.decoder is None else self.decoder.to(device),
         )
+
+
+def share_out(parts: Sequence[TaskBatch]) -> list[TaskBatch]:
+    """The parts of a batch, which know what shares of it they are."""
+    tokens, pairs = sum(part.inputs.num_tokens for part in parts), sum(part.pairs for part in parts)
+    return [
+        replace(part, token_share=part.inputs.num_tokens / max(tokens, 1), pair_share=part.pairs / max(pairs, 1))
+        for part in parts
+    ]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,6 +80,16 @@ class Rows:
     def lengths(self) -> np.ndarray:
         """Tokens of each row."""
         return np.diff(self.offsets)
+
+    def arrays(self) -> Iterator[np.ndarray]:
+        """All that the rows are made of."""
+        for value in vars(self).values():
+            if isinstance(value, np.ndarray):
+                yield value
+            elif isinstance(value, Mapping):
+                yield from value.values()
+            elif isinstance(value, Rows):
+                yield from value.arrays()
 
     def batch(self, units: np.ndarray, keys: np.ndarray | None = None) -> TaskBatch:
         """The units of these numbers, in this order, with their targets; `keys`, int64, one a unit, decide dropout."""

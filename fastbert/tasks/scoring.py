@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -64,13 +63,11 @@ def score_predictions(
 
             return tagging_scores([example.tags for example in dataset], values, where=dataset.path)
         case "span":
-            from fastbert.tasks.metrics.questions import squad_scores
+            from fastbert.tasks.metrics.questions import squad_scores, thresholded_scores
 
-            said = {prediction["id"]: prediction["text"] for prediction in predictions}
             if no_answer_probabilities is None and all(NO_ANSWER in prediction for prediction in predictions):
-                # Differences of scores: none of them turns an answer into none, since prediction has.
-                differences = {prediction["id"]: prediction[NO_ANSWER] for prediction in predictions}
-                return squad_scores(dataset, said, differences, math.inf)
+                return thresholded_scores(dataset, predictions)
+            said = {prediction["id"]: prediction["text"] for prediction in predictions}
             return squad_scores(dataset, said, no_answer_probabilities)
         case "choice":
             right = sum(example.label == value for example, value in zip(dataset, values))

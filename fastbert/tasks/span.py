@@ -6,7 +6,6 @@ first, the context second, long contexts in windows, an answer that a window doe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -154,11 +153,8 @@ class SpanAnswers(Task[QuestionExample]):
         return find_answers(dataset, rows, outputs, search)
 
     def score(self, dataset: Dataset[QuestionExample], predictions: Sequence[Prediction]) -> dict[str, float]:
-        from fastbert.tasks.metrics.questions import squad_scores
+        from fastbert.tasks.metrics.questions import squad_scores, thresholded_scores
 
-        texts = {prediction["id"]: prediction["text"] for prediction in predictions}
-        if not self.settings.unanswerable:
-            return squad_scores(dataset, texts)
-        # No difference turns an answer into none here, since decoding has; the best threshold is one of differences.
-        differences = {prediction["id"]: prediction["null_score_difference"] for prediction in predictions}
-        return squad_scores(dataset, texts, differences, math.inf)
+        if self.settings.unanswerable:
+            return thresholded_scores(dataset, predictions)
+        return squad_scores(dataset, {prediction["id"]: prediction["text"] for prediction in predictions})

@@ -191,7 +191,7 @@ def _prediction(name: str, best: list[dict[str, Any]], null_score: float, search
         better = sum(one["score"] >= null_score for one in best)
         best = [*best[:better], nothing, *best[better:]]
         best = best[: search.n_best] if better < search.n_best else best
-        more["null_score_difference"] = null_score - answer["score"]
+        more = {"null_score_difference": null_score - answer["score"], "best_answer": answer["text"]}
         if more["null_score_difference"] > search.null_threshold:
             answer = nothing
     if not best:

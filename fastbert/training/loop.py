@@ -33,6 +33,7 @@ from fastbert.training.optimizer import (
     set_learning_rate,
 )
 from fastbert.training.stopping import Stopped, StopRequest
+from fastbert.training.teaching import shares_of
 
 logger = logging.getLogger("fastbert")
 EVALUATIONS, CHECKPOINTS, CHECKPOINT_STEPS = 10, 20, 1000  # a run's defaults, unless flags say otherwise
@@ -43,7 +44,7 @@ class TrainingError(UserError):
 
 
 Lesson = Callable[..., tuple[torch.Tensor, PreTrainingOutput]]
-"""Of model, micro-batch and the two weights of `loss_of_step`: the loss, and what the model said."""
+"""Of model, micro-batch, the two weights of `loss_of_step` and `shares_of`: the loss, and what the model said."""
 
 
 class Data(Protocol):
@@ -288,9 +289,9 @@ class Trainer:
         self.model.train()
         weights = loss_weights(batches)
         own = Totals()
-        for batch in batches:
+        for batch, shares in zip(batches, shares_of(batches), strict=True):
             with self._autocast():
-                loss, output = self._loss(batch.to(self.device, non_blocking=True), *weights)
+                loss, output = self._loss(batch.to(self.device, non_blocking=True), weights, shares)
             self.scaler.scale(loss).backward()
             own.add(output)
             totals.add(output)
@@ -301,10 +302,12 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         return own
 
-    def _loss(self, batch: PackedBatch, *weights: float) -> tuple[torch.Tensor, PreTrainingOutput]:
+    def _loss(
+        self, batch: PackedBatch, weights: tuple[float, float], shares: tuple[float, float]
+    ) -> tuple[torch.Tensor, PreTrainingOutput]:
         """A micro-batch's part of its step's loss, with a teacher's part if there is one."""
         if self.lesson is not None:
-            return self.lesson(self.model, batch, *weights)
+            return self.lesson(self.model, batch, *weights, shares)
         output = self.model(batch)
         return loss_of_step(output, *weights), output
 

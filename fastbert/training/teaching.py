@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +46,28 @@ class MaskedLesson(nn.Module):
         self.layers = LayerLessons(student.config, teacher.config, config.distill)
 
     def forward(
-        self, student: Any, batch: PackedBatch, per_prediction: float, per_sequence: float
+        self,
+        student: Any,
+        batch: PackedBatch,
+        per_prediction: float,
+        per_sequence: float,
+        shares: tuple[float, float] = (1.0, 1.0),
     ) -> tuple[Tensor, PreTrainingOutput]:
-        """The micro-batch's part of its step's loss, as `loss_of_step` has it, and what the student said."""
+        """The micro-batch's part of its step's loss, as `loss_of_step` has it, and what the student said. `shares` are
+        its shares of the step's tokens, and of the pairs of tokens that see each other."""
         (teacher,) = self._teacher
         with torch.no_grad():
             given = teacher(batch, return_logits=True, output_hidden_states=True)
         own = student(batch, return_logits=True, output_hidden_states=True)
-        predictions = len(own.prediction_logits)
         soft = soft_target_loss(own.prediction_logits, given.prediction_logits, self.temperature, rows=1)
-        layers = self.layers(student.bert, teacher.bert, own.hidden_states, given.hidden_states, batch)
+        states, attention = self.layers(student.bert, teacher.bert, own.hidden_states, given.hidden_states, batch)
         hard = loss_of_step(own, per_prediction, per_sequence)
-        loss = hard * (1 - self.weight) + (soft * self.weight + layers * predictions) * per_prediction
-        return loss, own
+        predicted = hard * (1 - self.weight) + soft * (self.weight * per_prediction)
+        return predicted + states * shares[0] + attention * shares[1], own
+
+
+def shares_of(batches: Sequence[PackedBatch]) -> list[tuple[float, float]]:
+    """Each micro-batch's shares of its step's tokens, and of the pairs of tokens that see each other."""
+    tokens = [batch.num_tokens for batch in batches]
+    pairs = [int(batch.cu_seqlens.diff().long().square().sum()) for batch in batches]
+    return [(a / max(sum(tokens), 1), b / max(sum(pairs), 1)) for a, b in zip(tokens, pairs, strict=True)]

@@ -251,6 +251,16 @@ def test_an_interrupted_run_continues_bit_for_bit(place: Path, tmp_path: Path, t
     ]
 
 
+def test_a_run_is_not_continued_on_other_data(place: Path, tmp_path: Path) -> None:
+    train = sentiment(tmp_path / "train.tsv", 64, seed=1)
+    finetune(config(place, tmp_path / "run", train=train, epochs=(0.5,)))
+    sentiment(train, 64, seed=9)
+    with pytest.raises(UserError, match="was trained with another --model, --train or --eval"):
+        finetune(FinetuneConfig(out=tmp_path / "run", resume=True, seeds=2))
+    sentiment(train, 64, seed=1)
+    assert len(finetune(FinetuneConfig(out=tmp_path / "run", resume=True, seeds=2)).trials) == 2
+
+
 def test_more_seeds_are_added_by_resuming(place: Path, tmp_path: Path) -> None:
     first = finetune(config(place, tmp_path / "run", epochs=(1.0,)))
     more = finetune(FinetuneConfig(out=tmp_path / "run", resume=True, seeds=3))

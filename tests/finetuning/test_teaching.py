@@ -19,6 +19,7 @@ from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.run import finetune, task_settings
 from fastbert.finetuning.teaching import Lesson, load_teacher
 from fastbert.tasks.registry import make_task
+from fastbert.tasks.rows import share_out
 
 MAKERS: dict[str, Any] = {
     "classification": (sentiment, "tsv"),
@@ -103,18 +104,19 @@ def test_a_pupil_that_is_its_teacher_learns_nothing_new(task: str, place: Path) 
 
 @pytest.mark.parametrize("task", list(MAKERS))
 def test_parts_of_a_batch_are_its_whole(task: str, place: Path) -> None:
-    run = config(place, place / "unused", task, dropout=0.0, distill="tinybert")
+    run = config(place, place / "unused", task, dropout=0.0)
     one = make_task(task, task_settings(run))
     dataset = one.read(str(run.train))
     one.learn_labels(dataset)
     rows = one.encode(dataset, WordPieceTokenizer.from_pretrained(place / "model"), labelled=True)
-    models = [start.begin(one, place / "model", run, seed=seed).eval() for seed in (0, 1)]
-    for loss in (one.loss, lambda model, batch, items: one.answer(model, batch, items).loss):
-        whole = rows.batch(torch.arange(7).numpy())
-        items = one.items(whole)
-        parts = [rows.batch(torch.arange(a, b).numpy()) for a, b in ((0, 3), (3, 7))]
-        total = sum(loss(models[0], part, items) for part in parts)
-        torch.testing.assert_close(total, loss(models[0], whole, items), atol=1e-5, rtol=1e-5)
+    student, teacher = (start.begin(one, place / "model", run, seed=seed).eval() for seed in (0, 1))
+    lessons = [Lesson(one, student, teacher, replace(run, distill=kind)) for kind in ("distilbert", "tinybert")]
+    whole = rows.batch(torch.arange(7).numpy())
+    items = one.items(whole)
+    parts = share_out([rows.batch(torch.arange(a, b).numpy()) for a, b in ((0, 3), (3, 7))])
+    for loss in (one.loss, lambda model, batch, items: one.answer(model, batch, items).loss, *lessons):
+        total = sum(loss(student, part, items) for part in parts)
+        torch.testing.assert_close(total, loss(student, whole, items), atol=1e-5, rtol=1e-5)
 
 
 def test_teachers_that_do_not_fit(place: Path, teacher: Path, tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -77,6 +79,16 @@ def squad_scores(
             best, at = _best_threshold(dataset, raw[kind], answerable, said, no_answer_probabilities)
             result |= {f"best_{kind}": best, f"best_{kind}_thresh": at}
     return result
+
+
+def thresholded_scores(dataset: Dataset[QuestionExample], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """`squad_scores` of predictions as they were decided, with the best that another threshold would have reached: of
+    each question's `best_answer`, by how much better no answer scores (`null_score_difference`)."""
+    decided = squad_scores(dataset, {str(one["id"]): str(one["text"]) for one in predictions})
+    answers = {str(one["id"]): str(one.get("best_answer", one["text"])) for one in predictions}
+    differences = {str(one["id"]): float(one["null_score_difference"]) for one in predictions}
+    best = squad_scores(dataset, answers, differences, math.inf)
+    return decided | {name: value for name, value in best.items() if name.startswith("best_")}
 
 
 def _gold(example: QuestionExample, has_none: bool) -> Sequence[str]:

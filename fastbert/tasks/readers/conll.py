@@ -12,7 +12,7 @@ from fastbert.errors import UserError
 from fastbert.tasks.examples import Dataset, TaggedExample
 from fastbert.tasks.readers.tables import Row, Table, name_of, plain_name, read_lines, read_table
 from fastbert.tasks.readers.tags import OUTSIDE, count_invalid, is_entity_tag, scheme_of
-from fastbert.tasks.text_files import whole_characters
+from fastbert.tasks.text_files import STDIN, whole_characters
 
 if TYPE_CHECKING:
     from fastbert.tasks.task import Columns
@@ -57,7 +57,8 @@ def read_conll(path: str, columns: Columns, *, labelled: bool) -> Dataset[Tagged
     `columns.label` name others: by number, from 1, or `upos`, `xpos`, `pos`, `chunk`, `ner` where the number of columns
     says which one it is. `.jsonl` and `.json` hold objects of lists: `words` or `tokens`, and `tags` or `ner_tags`.
 
-    Without `labelled` tags are not looked at. What the scheme of the tags does not allow is counted and reported.
+    Without `labelled` tags are not looked at, and standard input or a `.txt` may have a sentence a line, its words
+    parted by blanks. What the scheme of the tags does not allow is counted and reported.
     Raises UserError, with file and line, for ragged lines and damage.
     """
     if plain_name(path).endswith((".jsonl", ".json", ".ndjson")):
@@ -67,10 +68,29 @@ def read_conll(path: str, columns: Columns, *, labelled: bool) -> Dataset[Tagged
         first = next((line for line in lines if line.strip()), "")
         if first.lstrip().startswith("{") and str(path) == "-":
             raise UserError("standard input, line 1: is JSON; tagging reads a word a line there, or a .jsonl file")
-        dataset = _of_lines(name_of(path), lines, columns, labelled)
+        is_text = str(path) == STDIN or plain_name(path).endswith(".txt")
+        if not labelled and is_text and _is_running(lines, columns):
+            dataset = _of_running_text(name_of(path), lines)
+        else:
+            dataset = _of_lines(name_of(path), lines, columns, labelled)
     if labelled:
         _check_tags(dataset)
     return dataset
+
+
+def _is_running(lines: Sequence[str], columns: Columns) -> bool:
+    """Whether lines are sentences to tag, and not a word each: some have several words, and none has columns."""
+    return columns.text is None and not any("\t" in line for line in lines) and any(len(x.split()) > 1 for x in lines)
+
+
+def _of_running_text(name: str, lines: Sequence[str]) -> Dataset[TaggedExample]:
+    """A sentence a line, its words parted by blanks."""
+    numbered = [(number, line.split()) for number, line in enumerate(lines, 1) if line.strip()]
+    examples = [
+        TaggedExample(id=str(index), place=f"line {number}", words=tuple(words))
+        for index, (number, words) in enumerate(numbered)
+    ]
+    return Dataset(name, tuple(examples))
 
 
 def _of_lines(name: str, lines: list[str], columns: Columns, labelled: bool) -> Dataset[TaggedExample]:

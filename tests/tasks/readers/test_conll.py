@@ -131,3 +131,16 @@ def test_real_files(
     assert len(dataset) == sentences
     assert sum(len(example.words) for example in dataset) == words
     assert scheme_of([example.tags or () for example in dataset]) == scheme
+
+
+def test_running_text_is_a_sentence_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "new.txt"
+    path.write_text("Ada lives here .\n\nIn Bern\n")
+    dataset = read_conll(str(path), Columns(), labelled=False)
+    assert [example.words for example in dataset] == [("Ada", "lives", "here", "."), ("In", "Bern")]
+    assert dataset.where(1) == f"{path}, line 3"
+    path.write_text("Ada\nlives\n\nBern\n")
+    assert [example.words for example in read_conll(str(path), Columns(), labelled=False)] == [
+        ("Ada", "lives"),
+        ("Bern",),
+    ]
