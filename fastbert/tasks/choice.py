@@ -114,6 +114,9 @@ class Choice(Task[ChoiceExample]):
             for example, label, of_endings in zip(dataset, logits.argmax(axis=1).tolist(), probabilities, strict=True)
         ]
 
+    def right(self, example: ChoiceExample) -> Prediction:
+        return {"id": example.id, "label": example.label}
+
     def score(self, dataset: Dataset[ChoiceExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         right = [example.label == prediction["label"] for example, prediction in zip(dataset, predictions, strict=True)]
         return {"accuracy": 100 * float(np.mean(right))}

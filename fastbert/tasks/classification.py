@@ -89,8 +89,8 @@ class Classification(TextTask):
             gold, [str(one["label"]) for one in predictions], self._known(), where=dataset.path
         )
 
-    def perfect(self, dataset: Dataset[TextExample]) -> dict[str, float] | None:
-        return self.score(dataset, [{"id": example.id, "label": str(example.label)} for example in dataset])
+    def right(self, example: TextExample) -> Prediction:
+        return {"id": example.id, "label": str(example.label)}
 
     def _known(self) -> tuple[str, ...]:
         if self.labels is None:

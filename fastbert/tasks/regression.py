@@ -37,8 +37,8 @@ class Regression(TextTask):
     def decode(self, dataset: Dataset[TextExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
         return [{"id": example.id, "score": float(row[0])} for example, row in zip(dataset, outputs, strict=True)]
 
-    def perfect(self, dataset: Dataset[TextExample]) -> dict[str, float] | None:
-        return self.score(dataset, [{"id": example.id, "score": example.label} for example in dataset])
+    def right(self, example: TextExample) -> Prediction:
+        return {"id": example.id, "score": example.label}
 
     def score(self, dataset: Dataset[TextExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         from fastbert.tasks.metrics.classification import regression_scores

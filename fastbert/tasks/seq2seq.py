@@ -128,6 +128,9 @@ class SequenceToSequence(Task[SequenceExample]):
             for example, text, output in zip(dataset, texts, outputs, strict=True)
         ]
 
+    def right(self, example: SequenceExample) -> Prediction:
+        return {"id": example.id, "text": example.target or ""}
+
     def score(self, dataset: Dataset[SequenceExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         if not len(dataset):
             raise UserError(f"{dataset.path}: holds no example to score")

@@ -25,7 +25,7 @@ from fastbert.tasks.span_rows import QUESTION_LENGTH, Contexts, SpanRows, Window
 from fastbert.tasks.task import Answer, Prediction, Task, TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
 
-NOWHERE = -1e4  # the logit of a place behind a row's end, where shorter rows stand beside longer ones
+BEHIND = -1e4  # the logit of a place behind a row's end, where shorter rows stand beside longer ones
 
 
 class SpanAnswers(Task[QuestionExample]):
@@ -123,7 +123,7 @@ class SpanAnswers(Task[QuestionExample]):
         found = model(batch.inputs, start_positions=start, end_positions=end, **options)
         slots = batch.inputs.sequence_ids * batch.inputs.max_seqlen + batch.inputs.offsets_in_sequence
         shape = (len(batch.inputs), batch.inputs.max_seqlen)
-        logits = [pad(one.float(), slots, shape, fill=NOWHERE) for one in (found.start_logits, found.end_logits)]
+        logits = [pad(one.float(), slots, shape, fill=BEHIND) for one in (found.start_logits, found.end_logits)]
         return Answer(found.loss * (len(batch.inputs) / items), torch.cat(logits), found.hidden_states or ())
 
     def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
@@ -151,6 +151,10 @@ class SpanAnswers(Task[QuestionExample]):
             null_threshold=settings.null_threshold if settings.unanswerable else None,
         )
         return find_answers(dataset, rows, outputs, search)
+
+    def right(self, example: QuestionExample) -> Prediction:
+        text = example.answers[0].text if example.answers else ""
+        return {"id": example.id, "text": text, "best_answer": text, "null_score_difference": 0.0}
 
     def score(self, dataset: Dataset[QuestionExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         from fastbert.tasks.metrics.questions import squad_scores, thresholded_scores

@@ -231,6 +231,9 @@ class Tagging(Task[TaggedExample]):
             )
         return predictions
 
+    def right(self, example: TaggedExample) -> Prediction:
+        return {"id": example.id, "tags": example.tags or ()}
+
     def score(self, dataset: Dataset[TaggedExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         from fastbert.tasks.metrics.tagging import tagging_scores
 

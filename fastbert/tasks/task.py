@@ -142,10 +142,14 @@ class Task(ABC, Generic[E]):
     def score(self, dataset: Dataset[E], predictions: Sequence[Prediction]) -> dict[str, float]:
         """The metrics, by name, in percent where they are fractions (as GLUE and SQuAD publish them)."""
 
-    def perfect(self, dataset: Dataset[E]) -> dict[str, float] | None:
-        """The score of predictions that are all right: the metrics that are defined on the dataset. None where all of
-        them always are."""
-        return None
+    @abstractmethod
+    def right(self, example: E) -> Prediction:
+        """The prediction that a labelled example wants, as `score` reads it."""
+
+    def perfect(self, dataset: Dataset[E]) -> dict[str, float]:
+        """The score of predictions that are all right: the metrics that are defined on the dataset, and whose packages
+        are installed."""
+        return self.score(dataset, [self.right(example) for example in dataset])
 
     def set_aside(self, message: str) -> None:
         """Report examples that cannot be used, or end where --strict asks for it."""

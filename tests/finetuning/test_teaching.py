@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -172,6 +174,21 @@ def test_lora_trains_a_fraction_and_leaves_adapter_and_model(place: Path, tmp_pa
     said = (tmp_path / "run" / "predictions" / "classification-dev.tsv.jsonl").read_text().splitlines()
     right = sum(json.loads(line)["label"] == label for line, label in zip(said, gold, strict=True))
     assert 100 * right / 48 == pytest.approx(result.scores["classification-dev.tsv"]["accuracy"]["mean"], abs=0.01)
+
+
+def test_a_package_that_is_missing_is_named_before_anything_is_trained(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "seqeval.metrics", None)
+    with pytest.raises(UserError, match=r"pip install fastbert-engine\[tasks\]"):
+        finetune(config(place, tmp_path / "run", "tagging"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_extra_holds_what_its_errors_name() -> None:
+    extras = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    names = {line.partition(">")[0] for line in extras["optional-dependencies"]["tasks"]}
+    assert names >= {"scikit-learn", "scipy", "seqeval", "sacrebleu", "rouge-score", "peft"}
 
 
 def test_a_run_stores_what_changed(place: Path, tmp_path: Path) -> None:
