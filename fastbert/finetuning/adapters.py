@@ -54,7 +54,7 @@ def add_lora(
     Returns peft's model around `model`, for `save_adapter` and `merge`; `model` itself has the adapters from now on.
     Raises `UserError` for numbers that make no sense, and for targets that the model does not have.
     """
-    peft = _peft()
+    peft = require_peft()
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
         raise UserError(f"rank={rank!r} must be a whole number, at least 1")
     if not alpha > 0 or not 0 <= dropout < 1:
@@ -77,7 +77,7 @@ def add_ia3(
 ) -> Any:
     """Put IA3 (Liu et al. 2022) on the linear layers whose names end in `targets`: their outputs, or for those of
     `feed_forward` their inputs, are multiplied by learned vectors. The rest is as in `add_lora`."""
-    peft = _peft()
+    peft = require_peft()
     _check_targets(model, targets)
     if not set(feed_forward) <= set(targets):
         raise UserError(f"feed_forward={list(feed_forward)!r} must be some of targets={list(targets)!r}")
@@ -134,7 +134,7 @@ def load_adapter(model: PreTrainedModel, folder: str | Path, *, trained: bool = 
     Raises `UserError` for a folder without adapters, adapters of a kind other than LoRA and IA3, files that are damaged
     or pickled, and adapters that do not fit the model.
     """
-    peft = _peft()
+    peft = require_peft()
     folder = Path(folder)
     stored = check_adapter(folder)
     try:
@@ -227,9 +227,10 @@ def _line(error: BaseException) -> str:
     return text if len(text) <= 200 else f"{text[:197]}..."
 
 
-def _peft() -> Any:
+def require_peft() -> Any:
+    """The package; UserError where it is missing."""
     try:
         import peft
     except ImportError:
-        raise UserError("adapters need the package peft: `pip install 'fastbert-engine[tasks]'`") from None
+        raise UserError("adapters need the package peft: `pip install peft`") from None
     return peft

@@ -19,6 +19,7 @@ from fastbert.checkpoints.source import find_source
 from fastbert.checkpoints.whole_folder import whole_folder
 from fastbert.errors import UserError
 from fastbert.finetuning import results, start
+from fastbert.finetuning.adapters import require_peft
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.curves import plot_run
 from fastbert.finetuning.fit import Fit, Scores, Setting
@@ -113,6 +114,8 @@ class _Run:
         assert config.task is not None
         assert config.model is not None
         assert config.train is not None
+        if config.lora is not None:
+            require_peft()
         self.place = find_source(config.model)
         self.task: Task[Any] = make_task(config.task, task_settings(config))
         if self.task.main_metric not in self.task.metrics:

@@ -180,8 +180,11 @@ def test_a_package_that_is_missing_is_named_before_anything_is_trained(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "seqeval.metrics", None)
-    with pytest.raises(UserError, match=r"pip install fastbert-engine\[tasks\]"):
+    with pytest.raises(UserError, match="needs the package seqeval: `pip install seqeval`"):
         finetune(config(place, tmp_path / "run", "tagging"))
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UserError, match="adapters need the package peft: `pip install peft`"):
+        finetune(config(place, tmp_path / "run", lora=4))
     assert not (tmp_path / "run").exists()
 
 

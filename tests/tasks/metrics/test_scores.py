@@ -148,5 +148,5 @@ def test_predictions_must_be_as_many() -> None:
 
 def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
-    with pytest.raises(UserError, match=r"pip install fastbert-engine\[tasks\]"):
+    with pytest.raises(UserError, match="needs the package scikit-learn: `pip install scikit-learn`"):
         classification_scores(["a"], ["a"], ["a"])
