@@ -26,7 +26,13 @@ from fastbert.checkpoints.bounded import PlainFile, parse_json, shown
 from fastbert.checkpoints.delta_tensors import Part, decode, encode, fingerprint, tensors_of
 from fastbert.checkpoints.differences import MOST_BITS, expand, squeeze
 from fastbert.checkpoints.loading import MOST_NEW
-from fastbert.checkpoints.safetensors_files import DTYPES, check_shape, read_with_metadata, write_safetensors
+from fastbert.checkpoints.safetensors_files import (
+    DTYPES,
+    check_shape,
+    order_metadata,
+    read_with_metadata,
+    write_safetensors,
+)
 from fastbert.checkpoints.source import config_place, find_source, find_weights
 from fastbert.checkpoints.stored import Stored
 from fastbert.checkpoints.whole_folder import whole_folder
@@ -292,6 +298,7 @@ def _save(out: Path, header: dict[str, Any], payload: Mapping[str, bytes]) -> No
     partial = out.with_name(f"{out.name}.partial")
     try:
         save_file(tensors, partial, metadata=metadata)
+        order_metadata(partial)
         partial.replace(out)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{out}: could not be written ({error}); free some disk space") from error

@@ -150,6 +150,20 @@ def write_safetensors(folder: Path, tensors: Mapping[str, Tensor], most: int | N
     return names
 
 
+def order_metadata(path: Path) -> None:
+    """Put the metadata of a safetensors file in the order of its keys: the library's own order changes from file to
+    file, and equal contents should be equal bytes."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
+        if len(text) != length:
+            raise CheckpointError(f"{path}: its header has another length in order; please report this")
+        file.seek(8)
+        file.write(text)
+
+
 def in_bytes(size: int | str) -> int:
     """A size in bytes of a number, or of one with a unit: "5GB", "200MB", "64KB". Raises `UserError`."""
     found = re.fullmatch(r"(\d{1,18})\s*([KMGT]?i?B?)", str(size).strip(), re.IGNORECASE)

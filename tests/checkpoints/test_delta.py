@@ -87,6 +87,13 @@ def test_the_whole_model_comes_back_bit_by_bit(base: Path, tmp_path: Path, dtype
     assert_same(load_file(tmp_path / "again" / WEIGHTS), model)
 
 
+def test_equal_models_are_equal_files(base: Path, model: Path, tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.delta" for number in range(6)]
+    for file in files:
+        write_delta(model, base, file)
+    assert len({file.read_bytes() for file in files}) == 1
+
+
 def test_a_frozen_encoder_costs_its_head_alone(base: Path, tmp_path: Path) -> None:
     model = fine_tuned(base, tmp_path / "model", frozen=True)
     report = write_delta(model, base, tmp_path / "task.delta")
