@@ -64,14 +64,16 @@ class Table7Row:
 
 
 def table7_rows(count: int) -> list[tuple[str, tuple[int, ...], bool]]:
-    """Name, hidden states, and whether they are mixed, of each row for a model of `count` layers."""
-    last_four = tuple(range(max(count - 3, 1), count + 1))
+    """Name, hidden states, and whether they are mixed, of each row for a model of `count` layers. Of fewer than four
+    layers, all are the last ones."""
+    last = tuple(range(max(count - 3, 1), count + 1))
+    these = ("One", "Two", "Three", "Four")[len(last) - 1]
     return [
         ("Embeddings", (0,), False),
         ("Second-to-Last Hidden", (count - 1,), False),
         ("Last Hidden", (count,), False),
-        ("Weighted Sum Last Four Hidden", last_four, True),
-        ("Concat Last Four Hidden", last_four, False),
+        (f"Weighted Sum Last {these} Hidden", last, True),
+        (f"Concat Last {these} Hidden", last, False),
         (f"Weighted Sum All {count} Layers", tuple(range(1, count + 1)), True),
     ]
 
@@ -102,8 +104,17 @@ def table7(
     sets = [_Set.of(model, tokenizer, dataset, labels, training) for dataset in (train, dev)]
     rows = []
     for name, layers, mixed in table7_rows(len(model.encoder.layer)):
-        f1, epoch = _train_row(sets[0], sets[1], labels, layers, mixed, training, score, progress, name)
-        rows.append(Table7Row(name=name, layers=layers, mixed=mixed, f1=f1, epoch=epoch))
+        row = _Row(*sets, labels=labels, layers=layers, mixed=mixed, training=training)
+        best, at = -1.0, 0
+        for epoch in range(1, training.epochs + 1):
+            row.train_epoch()
+            scores = score(sets[1].gold, row.predict())
+            f1 = scores["f1"] if "f1" in scores else scores["accuracy"]
+            if progress is not None:
+                progress(name, epoch, f1)
+            if f1 > best:
+                best, at = f1, epoch
+        rows.append(Table7Row(name=name, layers=layers, mixed=mixed, f1=best, epoch=at))
     return rows
 
 
@@ -143,62 +154,59 @@ class _Set:
         return states, torch.from_numpy(lengths), self.tags[words]
 
 
-def _train_row(
-    train: _Set,
-    dev: _Set,
-    labels: Sequence[str],
-    layers: tuple[int, ...],
-    mixed: bool,
-    training: FeatureTraining,
-    score: Scorer,
-    progress: Callable[[str, int, float], None] | None,
-    name: str,
-) -> tuple[float, int]:
-    """The best score of a tagger's epochs, and which it was."""
-    torch.manual_seed(training.seed)
-    config = BiLstmConfig(
-        input_size=train.features.values.shape[2],
-        input_layers=len(layers),
-        mix=mixed,
-        num_labels=len(labels),
-        hidden_size=training.hidden_size,
-        num_layers=training.num_layers,
-        dropout=training.dropout,
-    )
-    tagger = BiLstmTagger(config)
-    optimizer = torch.optim.Adam(tagger.parameters(), lr=training.lr)
-    draw = np.random.default_rng(training.seed)
-    best, at = -1.0, 0
-    for epoch in range(1, training.epochs + 1):
-        tagger.train()
-        order = draw.permutation(len(train.features))
-        for first in range(0, len(order), training.batch_size):
-            states, lengths, tags = train.batch(order[first : first + training.batch_size], layers)
-            loss = F.cross_entropy(tagger(states, lengths), tags)
-            optimizer.zero_grad(set_to_none=True)
+class _Row:
+    """A row's tagger, its optimiser and the order of its examples."""
+
+    def __init__(
+        self,
+        train: _Set,
+        dev: _Set,
+        *,
+        labels: Sequence[str],
+        layers: tuple[int, ...],
+        mixed: bool,
+        training: FeatureTraining,
+    ) -> None:
+        self.sets, self.labels, self.layers, self.training = (train, dev), labels, layers, training
+        torch.manual_seed(training.seed)
+        config = BiLstmConfig(
+            input_size=train.features.values.shape[2],
+            input_layers=len(layers),
+            mix=mixed,
+            num_labels=len(labels),
+            hidden_size=training.hidden_size,
+            num_layers=training.num_layers,
+            dropout=training.dropout,
+        )
+        self.tagger = BiLstmTagger(config)
+        self.optimizer = torch.optim.Adam(self.tagger.parameters(), lr=training.lr)
+        self.draw = np.random.default_rng(training.seed)
+
+    def train_epoch(self) -> None:
+        """See every sentence of the training set once, in an order of its own."""
+        self.tagger.train()
+        train, size = self.sets[0], self.training.batch_size
+        order = self.draw.permutation(len(train.features))
+        for first in range(0, len(order), size):
+            states, lengths, tags = train.batch(order[first : first + size], self.layers)
+            loss = F.cross_entropy(self.tagger(states, lengths), tags)
+            self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            torch.nn.utils.clip_grad_norm_(tagger.parameters(), 5.0)
-            optimizer.step()
-        scores = score(dev.gold, _predict(tagger, dev, labels, layers, training.batch_size))
-        f1 = scores["f1"] if "f1" in scores else scores["accuracy"]
-        if progress is not None:
-            progress(name, epoch, f1)
-        if f1 > best:
-            best, at = f1, epoch
-    return best, at
+            torch.nn.utils.clip_grad_norm_(self.tagger.parameters(), 5.0)
+            self.optimizer.step()
 
-
-@torch.no_grad()
-def _predict(tagger: BiLstmTagger, dev: _Set, labels: Sequence[str], layers: Sequence[int], batch_size: int) -> Tags:
-    """The tags of each sentence."""
-    tagger.eval()
-    found: Tags = []
-    for first in range(0, len(dev.features), batch_size):
-        states, lengths, _ = dev.batch(np.arange(first, min(first + batch_size, len(dev.features))), layers)
-        chosen = [labels[index] for index in tagger(states, lengths).argmax(-1).tolist()]
-        ends = np.cumsum(lengths.numpy())
-        found += [chosen[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
-    return found
+    @torch.no_grad()
+    def predict(self) -> Tags:
+        """The tags of each sentence of the development set."""
+        self.tagger.eval()
+        dev, size, labels = self.sets[1], self.training.batch_size, self.labels
+        found: Tags = []
+        for first in range(0, len(dev.features), size):
+            states, lengths, _ = dev.batch(np.arange(first, min(first + size, len(dev.features))), self.layers)
+            chosen = [labels[index] for index in self.tagger(states, lengths).argmax(-1).tolist()]
+            ends = np.cumsum(lengths.numpy())
+            found += [chosen[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
+        return found
 
 
 def _check(dataset: Dataset[TaggedExample]) -> None:

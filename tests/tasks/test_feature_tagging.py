@@ -41,6 +41,14 @@ def test_rows_of_the_paper() -> None:
     }
 
 
+def test_rows_of_a_shallow_model_say_how_many_layers_they_have() -> None:
+    assert [(name, layers) for name, layers, _ in table7_rows(2)[3:]] == [
+        ("Weighted Sum Last Two Hidden", (1, 2)),
+        ("Concat Last Two Hidden", (1, 2)),
+        ("Weighted Sum All 2 Layers", (1, 2)),
+    ]
+
+
 def test_rows_are_the_best_of_their_epochs(seed: int) -> None:
     model, tokenizer = small_model(seed), small_tokenizer()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
