@@ -123,6 +123,8 @@ def _results(folder: Path) -> dict[str, Mapping[str, float]]:
         content = read_json(path)
         if not isinstance(content, dict):
             raise UserError(f"{path}, line 1: must be an object of metrics by name")
+        if content.get("finished") is False:
+            raise UserError(f"{path}: its run is not finished; continue it with --resume, or take it out of {folder}")
         for task, metrics in zip((name, "MNLI-mm") if name == "MNLI-m" else (name,), _of_files(content)):
             # Of several seeds, the mean.
             plain = {

@@ -118,5 +118,6 @@ class Choice(Task[ChoiceExample]):
         return {"id": example.id, "label": example.label}
 
     def score(self, dataset: Dataset[ChoiceExample], predictions: Sequence[Prediction]) -> dict[str, float]:
-        right = [example.label == prediction["label"] for example, prediction in zip(dataset, predictions, strict=True)]
-        return {"accuracy": 100 * float(np.mean(right))}
+        from fastbert.tasks.metrics.classification import choice_scores
+
+        return choice_scores([example.label for example in dataset], [one["label"] for one in predictions])

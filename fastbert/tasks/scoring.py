@@ -70,8 +70,9 @@ def score_predictions(
             said = {prediction["id"]: prediction["text"] for prediction in predictions}
             return squad_scores(dataset, said, no_answer_probabilities)
         case "choice":
-            right = sum(example.label == value for example, value in zip(dataset, values))
-            return {"accuracy": 100 * right / len(dataset)}
+            from fastbert.tasks.metrics.classification import choice_scores
+
+            return choice_scores([example.label for example in dataset], values)
         case "seq2seq":
             from fastbert.tasks.metrics.generation import generation_scores
 

@@ -114,6 +114,14 @@ def test_both_averages_of_glue(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert float(dict(lines)["official average"]) == pytest.approx(wanted, abs=1e-4)
 
 
+def test_a_run_that_is_not_finished_counts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "RTE"
+    run.mkdir()
+    (run / "results.json").write_text('{"results": {"dev.tsv": {"accuracy": {"mean": 60.0}}}, "finished": false}')
+    assert evaluate("--glue", tmp_path) == 2
+    assert "its run is not finished; continue it with --resume" in capsys.readouterr().err
+
+
 def test_the_published_predictions(tmp_path: Path, data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gold = task_file(data_dir, "squad", "dev-v1.1.rebuilt.json", tmp_path)
     predictions = task_file(data_dir, "squad", "bert_ensemble_predictions.json", tmp_path)

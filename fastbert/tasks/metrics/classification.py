@@ -64,6 +64,13 @@ def classification_scores(
     return scores
 
 
+def choice_scores(gold: Sequence[int | None], predicted: Sequence[int]) -> dict[str, float]:
+    """`accuracy` in percent, of the numbers of endings."""
+    _same_length(gold, predicted)
+    right = sum(one == other for one, other in zip(gold, predicted, strict=True))
+    return {"accuracy": 100 * right / len(gold)}
+
+
 def regression_scores(
     gold: Sequence[float], predicted: Sequence[float], *, where: str = EVALUATION_SET
 ) -> dict[str, float]:

@@ -10,7 +10,12 @@ pytest.importorskip("sklearn", reason="metrics need scikit-learn")
 pytest.importorskip("seqeval", reason="metrics need seqeval")
 
 from fastbert.errors import UserError
-from fastbert.tasks.metrics.classification import classification_scores, positive_class, regression_scores
+from fastbert.tasks.metrics.classification import (
+    choice_scores,
+    classification_scores,
+    positive_class,
+    regression_scores,
+)
 from fastbert.tasks.metrics.generation import generation_scores
 from fastbert.tasks.metrics.tagging import tagging_scores
 
@@ -150,3 +155,9 @@ def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
     with pytest.raises(UserError, match="needs the package scikit-learn: `pip install scikit-learn`"):
         classification_scores(["a"], ["a"], ["a"])
+
+
+def test_endings_are_right_or_wrong() -> None:
+    assert choice_scores([0, 3, 1, 1], [0, 2, 1, 0]) == {"accuracy": 50.0}
+    with pytest.raises(ValueError, match="2 predictions for 1 examples"):
+        choice_scores([0], [0, 1])
