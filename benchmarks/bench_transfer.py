@@ -53,6 +53,15 @@ RECIPES: dict[str, dict[str, Any]] = {
 STUDENTS = ("distilbert", "tinybert", "student alone")
 
 
+def cut(path: Path, count: int) -> None:
+    """Leave a file its first examples: lines behind the header, of CoNLL sentences; JSON stays whole."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".tsv":
+        path.write_text("".join(text.splitlines(keepends=True)[: count + 1]), encoding="utf-8")
+    elif path.suffix == ".conll":
+        path.write_text("\n\n".join(text.split("\n\n")[:count]) + "\n", encoding="utf-8")
+
+
 class Bench:
     """One task: its files, and the runs on it."""
 
@@ -63,9 +72,8 @@ class Bench:
         self.eval = extract(data, self.work.eval, folder)
         self.train = extract(data, self.work.train, folder)
         limit = options.examples or self.work.limit
-        if limit and self.train.suffix == ".tsv":
-            lines = self.train.read_text(encoding="utf-8").splitlines(keepends=True)
-            self.train.write_text("".join(lines[: limit + 1]), encoding="utf-8")
+        if limit:
+            cut(self.train, limit)
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each way, full tuning first, and one for each delta."""
