@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
@@ -15,6 +16,12 @@ DEFAULTS: dict[str, tuple[float, ...]] = {"batch_size": (32,), "lr": (5e-5,), "e
 """Hyper-parameters of a run that asks for none; and of Devlin et al. 2019, appendix A.3."""
 LENGTHS = {"span": 384}
 """Tokens of a row by task, where 128 would be too few."""
+TASK_FLAGS = {
+    "span": ("stride", "max_answer_length", "n_best", "unanswerable", "null_threshold"),
+    "tagging": ("context_tokens",),
+    "seq2seq": ("decoder", "decoder_layers", "beams", "max_target_length"),
+}
+"""Flags that only one kind of task knows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +135,8 @@ class FinetuneConfig:
     """Write the best model as a delta to --model too: only what changed."""
     strict: bool = False
     """End at the first example that cannot be used (an answer that is not in its text), instead of counting them."""
+    save_every: int | None = None
+    """Steps between checkpoints, from which --resume goes on after a crash (default: only when the run is stopped)."""
     log_every: int = 10
     """Steps between lines of metrics.jsonl; the first step always has one."""
     resume: bool = False
@@ -138,7 +147,7 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         for name in ("seeds", "log_every", "n_best", "max_answer_length", "beams", "max_target_length"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        optional = ("max_steps", "micro_batch", "eval_every", "early_stopping", "student_layers", "lora")
+        optional = ("max_steps", "micro_batch", "eval_every", "save_every", "early_stopping", "student_layers", "lora")
         for name in (*optional, "decoder_layers"):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, "at least 1")
@@ -158,6 +167,7 @@ class FinetuneConfig:
         _require(self.temperature > 0, "temperature", self.temperature, "above 0")
         _require(0 <= self.soft_weight <= 1, "soft_weight", self.soft_weight, "from 0 to 1")
         _require(0 <= self.seed < 2**31, "seed", self.seed, "from 0 to 2^31 - 1")
+        _require(math.isfinite(self.null_threshold), "null_threshold", self.null_threshold, "finite")
         self._check_together()
 
     def _check_together(self) -> None:
@@ -176,11 +186,29 @@ class FinetuneConfig:
         if self.grid:
             given = [name for name in PAPER_GRID if getattr(self, name)]
             if given:
-                raise UserError(f"--grid {self.grid} sets {_flag(given[0])}; leave one of the two out")
+                raise UserError(f"--grid {self.grid} sets {' and '.join(map(_flag, given))} itself; leave one out")
         if self.hold_out is not None and self.eval:
             raise UserError("--hold-out takes the place of --eval; leave one of the two out")
         if self.early_stopping is not None and not self.eval and self.hold_out is None:
             raise UserError("--early-stopping needs --eval, a file to score the model on, or --hold-out")
+        if not self.resume:  # which takes the run's other flags
+            self._check_of_use()
+
+    def _check_of_use(self) -> None:
+        """Refuse flags that would change nothing."""
+        needs = [(name, "--teacher", bool(self.teacher)) for name in ("distill", "temperature", "soft_weight")]
+        needs.append(("null_threshold", "--unanswerable", self.unanswerable))
+        needs.append(("decoder_layers", "--decoder decoder", self.decoder == "decoder"))
+        if self.task is not None:
+            needs += [
+                (name, f"--task {task}", self.task == task) for task, names in TASK_FLAGS.items() for name in names
+            ]
+        defaults = {one.name: one.default for one in fields(self)}
+        for name, needed, given in needs:
+            value = getattr(self, name)
+            if not given and value != defaults[name]:
+                shown = "" if value is True else f" {value}"
+                raise UserError(f"{_flag(name)}{shown} changes nothing without {needed}; leave it out")
 
     @property
     def length(self) -> int:
@@ -226,9 +254,9 @@ class FinetuneConfig:
             given, held = getattr(self, one.name), getattr(saved, one.name)
             if given == one.default or given == held or one.name in ("out", "resume", "overwrite"):
                 continue
-            if one.name not in ("seeds", "device", "log_every"):
+            if one.name not in ("seeds", "device", "log_every", "save_every"):
                 raise UserError(
-                    f"{_flag(one.name)} {given} differs from the run being resumed, which has {held};"
+                    f"{_flag(one.name)} {_shown(given)} differs from the run being resumed, which has {_shown(held)};"
                     f" leave {_flag(one.name)} out, or start another run with another --out"
                 )
             if one.name == "seeds" and given < held:
@@ -254,6 +282,13 @@ class Trial:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _shown(value: Any) -> str:
+    """A flag's value as it is given on the command line."""
+    if value is None or value == ():
+        return "none"
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _require(holds: bool, name: str, value: object, range_in_words: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,6 +39,8 @@ class Progress:
     best_scores: Scores | None = None
     since_best: int = 0
     """Evaluations in a row that were not better."""
+    unlogged: list[float] = field(default_factory=list)
+    """Losses since the last line of metrics.jsonl."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,6 @@ class Fit:
         config, now, setting = self.setting.config, self.progress, self.setting
         every = config.eval_every or self.per_epoch
         pending: tuple[Record, Tensor] | None = None
-        window: list[float] = []
         epoch_known = -1
         batches = order.batches(setting.rows.units, self.trial.batch_size, self.trial.seed, now.step, self.total)
         for epoch, units in batches:
@@ -123,21 +124,25 @@ class Fit:
             rate = self.trial.lr * recipe.factor(config.schedule, config.warmup, now.step, self.total)
             loss, tokens = self._step(epoch, units, rate)
             if pending is not None and setting.device.type != "cpu":
-                self._report(*pending, window)  # of the step before: the device is busy with this one meanwhile
+                self._report(*pending)  # of the step before: the device is busy with this one meanwhile
                 pending = None
             seconds = time.perf_counter() - started
             now.step, now.tokens, now.seconds = now.step + 1, now.tokens + tokens, now.seconds + seconds
             record = self._record("train", epoch=now.step / self.per_epoch, learning_rate=rate)
             record["tokens_per_second"] = round(tokens / max(seconds, 1e-9), 1)
             pending = (record, loss)
-            due = setting.evaluate is not None and (now.step % every == 0 or now.step == self.total)
-            if setting.device.type == "cpu" or due or self.stop.number is not None or now.step == self.total:
-                self._report(*pending, window)
+            last = now.step == self.total
+            due = setting.evaluate is not None and (now.step % every == 0 or last)
+            saving = config.save_every is not None and now.step % config.save_every == 0 and not last
+            if setting.device.type == "cpu" or due or saving or self.stop.number is not None or last:
+                self._report(*pending)
                 pending = None
             if due and not self._evaluate():
                 break
             if self.stop.number is not None:
                 raise Stopped(self.stop.number, self.save())
+            if saving:
+                self.save()
         if setting.evaluate is None:
             setting.save(self.best)
             now.best_step = now.step
@@ -183,11 +188,12 @@ class Fit:
             f" use an --lr below {self.trial.lr:g} or a longer --warmup"
         )
 
-    def _report(self, record: Record, loss: Tensor, window: list[float]) -> None:
+    def _report(self, record: Record, loss: Tensor) -> None:
         """Tell the step's loss, and now and then write a line: the mean since the last one."""
         record["loss"] = float(loss)
         if not math.isfinite(record["loss"]) and not self.scaler.is_enabled():
             self._refuse(record["loss"])
+        window = self.progress.unlogged
         window.append(record["loss"])
         every, step = self.setting.config.log_every, record["step"]
         self.setting.reporter.on_step(record, step / self.total)

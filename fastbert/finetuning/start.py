@@ -11,7 +11,7 @@ import torch
 
 from fastbert.checkpoints import loading
 from fastbert.checkpoints.names import match
-from fastbert.checkpoints.source import config_place, find_weights
+from fastbert.checkpoints.source import Weights, config_place, find_weights
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig
@@ -20,6 +20,7 @@ from fastbert.finetuning.fit import Objective
 from fastbert.finetuning.recipe import start_anew, top_layers
 from fastbert.finetuning.teaching import Lesson
 from fastbert.models.pretrained import PreTrainedModel
+from fastbert.models.sequence_config import SequenceConfig
 from fastbert.tasks.task import Task
 
 LESSON = "lesson"  # the name in the model of what learns beside it
@@ -27,7 +28,7 @@ LESSON = "lesson"  # the name in the model of what learns beside it
 
 def model_config(task: Task[Any], place: Path, config: FinetuneConfig) -> BertConfig:
     """The pre-trained config with what the task and the flags change. Raises UserError for what does not fit."""
-    bert = BertConfig.from_pretrained(config_place(place))
+    bert = _pretrained(task, place)
     if task.settings.max_length > bert.max_position_embeddings:
         raise UserError(
             f"--max-length {task.settings.max_length} is more than the {bert.max_position_embeddings} positions of"
@@ -44,24 +45,37 @@ def model_config(task: Task[Any], place: Path, config: FinetuneConfig) -> BertCo
     return task.head_config(bert)
 
 
+def _pretrained(task: Task[Any], place: Path) -> BertConfig:
+    """The config of the model's folder: BERT's, or that of a model that already writes, to go on training it."""
+    if task.name != "seq2seq":
+        return BertConfig.from_pretrained(config_place(place))
+    return SequenceConfig.of_writer(config_place(place)) or BertConfig.from_pretrained(config_place(place))
+
+
 def begin(task: Task[Any], place: Path, config: FinetuneConfig, seed: int) -> PreTrainedModel:
-    """The task's model in fp32: the encoder of `place`, and the head of `place` if it has the same labels; else a new
-    one, drawn from `seed` alone; with `student_layers` it has so many of the encoder's layers."""
+    """The task's model in fp32: the encoder of `place`, and the head of `place` if it has the same labels (or writes
+    text, which has none); else a new one, drawn from `seed` alone; with `student_layers` it has so many of the
+    encoder's layers."""
     bert = model_config(task, place, config)
     model = loading.outline(task.head, bert)
     weights = find_weights(place)
-    other = BertConfig.from_pretrained(config_place(place)).label_names
-    own = loading.own_shapes(model)
-    for name, stored in match(weights.tensors, own, model.base_model_prefix, weights.place).items():
-        # A head for other classes is of no use, whatever its shape.
-        is_head = name in own and not name.startswith(f"{model.base_model_prefix}.")
-        if is_head and (weights.tensors[stored].shape != own[name] or other != bert.label_names):
-            del weights.tensors[stored]
+    if task.name != "seq2seq":
+        _leave_other_heads(model, weights, bert, place)
     loading.load(model, weights, torch.float32, warn=False)
     start_anew(model, model.new_weights, bert.initializer_range, seed)
     if config.reinit_layers:
         start_anew(model, top_layers(model, config.reinit_layers), bert.initializer_range, seed)
     return model if config.student_layers is None else student_from(model, config.student_layers)
+
+
+def _leave_other_heads(model: PreTrainedModel, weights: Weights, bert: BertConfig, place: Path) -> None:
+    """Take the head for other classes out of the weights: it is of no use, whatever its shape."""
+    other = BertConfig.from_pretrained(config_place(place)).label_names
+    own = loading.own_shapes(model)
+    for name, stored in match(weights.tensors, own, model.base_model_prefix, weights.place).items():
+        is_head = name in own and not name.startswith(f"{model.base_model_prefix}.")
+        if is_head and (weights.tensors[stored].shape != own[name] or other != bert.label_names):
+            del weights.tensors[stored]
 
 
 @dataclass(frozen=True)

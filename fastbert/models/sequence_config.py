@@ -101,15 +101,23 @@ class SequenceConfig(BertConfig):
     @classmethod
     def from_pretrained(cls, path: str | Path) -> Self:
         """Read `config.json` of a model folder, or the given JSON file."""
+        writer = cls.of_writer(path)
+        if writer is not None:
+            return writer
+        config = super().from_pretrained(path)
+        assert isinstance(config, cls)
+        return config
+
+    @classmethod
+    def of_writer(cls, path: str | Path) -> Self | None:
+        """The config of a folder whose model already writes text; None of BERT's, of which one has yet to be made."""
         file = Path(path)
         if file.is_dir():
             file = next((file / name for name in CONFIGS if (file / name).exists()), file / CONFIGS[0])
         values = read_json_file(file) if file.exists() else None
-        if isinstance(values, dict) and values.get("model_type") == ENCODER_DECODER:
+        if isinstance(values, dict) and (values.get("model_type") == ENCODER_DECODER or SECTION in values):
             return cls.from_dict(values, str(file))
-        config = super().from_pretrained(path)
-        assert isinstance(config, cls)
-        return config
+        return None
 
     def to_dict(self, architecture: str | None = None) -> dict[str, Any]:
         """The dictionary that transformers reads as the same model: `EncoderDecoderModel`, or for a prefix mask the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, cast
 
 import numpy as np
@@ -48,24 +48,39 @@ class SequenceToSequence(Task[SequenceExample]):
 
     def head_config(self, config: BertConfig) -> SequenceConfig:
         settings, known = self.settings, self.tokenizer
+        begin = None if known is None else known.cls_token_id
+        end = None if known is None else known.sep_token_id
+        if isinstance(config, SequenceConfig):
+            self._check_same(config)
+            config = replace(config, begin_token_id=begin, end_token_id=end) if known else config
+        else:
+            config = SequenceConfig(
+                **{one.name: getattr(config, one.name) for one in fields(BertConfig)},
+                kind=cast(Kind, settings.decoder),
+                decoder_layers=settings.decoder_layers,
+                begin_token_id=begin,
+                end_token_id=end,
+            )
         positions = settings.max_target_length - 1
-        if settings.decoder == "prefix":
+        read = f"max_target_length={settings.max_target_length}"
+        if config.kind == "prefix":
             positions += settings.max_length - 1
+            read += f" behind sources of max_length={settings.max_length}"
         if positions > config.max_position_embeddings:
-            read = f"max_target_length={settings.max_target_length}"
-            if settings.decoder == "prefix":
-                read += f" behind sources of max_length={settings.max_length}"
             raise UserError(
                 f"{read} needs {positions} positions, and the model has {config.max_position_embeddings}: use shorter"
                 " ones"
             )
-        return SequenceConfig(
-            **{one.name: getattr(config, one.name) for one in fields(BertConfig)},
-            kind=cast(Kind, settings.decoder),
-            decoder_layers=settings.decoder_layers,
-            begin_token_id=None if known is None else known.cls_token_id,
-            end_token_id=None if known is None else known.sep_token_id,
-        )
+        return config
+
+    def _check_same(self, config: SequenceConfig) -> None:
+        """Refuse flags that ask a model that already writes for another decoder than it has."""
+        kind, layers = self.settings.decoder, self.settings.decoder_layers
+        if kind not in (TaskSettings.decoder, config.kind):
+            raise UserError(f"--decoder {kind}: the model already writes, as {config.kind}; leave --decoder out")
+        if layers not in (None, config.decoder.num_hidden_layers):
+            has = config.decoder.num_hidden_layers
+            raise UserError(f"--decoder-layers {layers}: the model's decoder has {has}; leave --decoder-layers out")
 
     def encode(self, dataset: Dataset[SequenceExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
         self.tokenizer = tokenizer

@@ -31,7 +31,14 @@ def test_the_papers_grid_has_eighteen_points() -> None:
         ({"batch_size": (0,)}, "--batch-size 0 must be at least 1"),
         ({"warmup": 1.0}, "--warmup 1.0 must be from 0 to below 1"),
         ({"layer_decay": 0.0}, "--layer-decay 0.0 must be above 0"),
-        ({"grid": "paper", "lr": (1e-5,)}, "--grid paper sets --lr"),
+        ({"grid": "paper", "lr": (1e-5,)}, "--grid paper sets --lr itself"),
+        ({"grid": "paper", "lr": (1e-5,), "epochs": (3,)}, "--grid paper sets --lr and --epochs itself"),
+        ({"null_threshold": float("nan"), "unanswerable": True}, "--null-threshold nan must be finite"),
+        ({"null_threshold": 1.0}, "--null-threshold 1.0 changes nothing without --unanswerable"),
+        ({"temperature": 3.0}, "--temperature 3.0 changes nothing without --teacher"),
+        ({"task": "tagging", "unanswerable": True}, "--unanswerable changes nothing without --task span"),
+        ({"task": "span", "decoder_layers": 2}, "--decoder-layers 2 changes nothing without --decoder decoder"),
+        ({"task": "span", "beams": 4}, "--beams 4 changes nothing without --task seq2seq"),
         ({"frozen": True, "lora": 8}, "--frozen and --lora exclude each other"),
         ({"early_stopping": 2}, "--early-stopping needs --eval"),
         ({"resume": True, "overwrite": True}, "--resume and --overwrite exclude each other"),
@@ -56,8 +63,12 @@ def test_resuming_takes_the_runs_own_flags() -> None:
     saved = FinetuneConfig(task="span", lr=(1e-5,), seeds=2)
     assert FinetuneConfig(resume=True).resumed_from(saved).lr == (1e-5,)
     assert FinetuneConfig(resume=True, seeds=5).resumed_from(saved).seeds == 5
-    with pytest.raises(UserError, match=r"--lr \(2e-05,\) differs from the run being resumed"):
+    with pytest.raises(UserError, match=r"--lr 2e-05 differs from the run being resumed, which has 1e-05"):
         FinetuneConfig(resume=True, lr=(2e-5,)).resumed_from(saved)
+    with pytest.raises(UserError, match=r"--temperature 3\.0 differs from the run being resumed, which has 2\.0"):
+        FinetuneConfig(resume=True, temperature=3.0).resumed_from(saved)
+    with pytest.raises(UserError, match="--batch-size 8 16 differs from the run being resumed, which has none"):
+        FinetuneConfig(resume=True, batch_size=(8, 16)).resumed_from(saved)
 
 
 def test_spans_see_longer_rows() -> None:

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from toy_tasks import moods, sentiment, toy_folder
+from toy_tasks import echoes, moods, sentiment, toy_folder
 
 from fastbert import WordPieceTokenizer
 from fastbert.errors import UserError
+from fastbert.finetuning import start
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.log import Reporter, read_log
-from fastbert.finetuning.run import finetune
+from fastbert.finetuning.run import FinetuneResult, finetune, task_settings
 from fastbert.finetuning.run_folder import read_run
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.registry import make_task
@@ -236,19 +237,49 @@ class _Interrupted(Reporter):
         self.on_trial, self.on_step = on_trial, on_step  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(("trial", "step"), [(1, 5), (1, 12), (2, 17), (2, 24)])
-def test_an_interrupted_run_continues_bit_for_bit(place: Path, tmp_path: Path, trial: int, step: int) -> None:
-    flags = {"seeds": 2, "epochs": (2.0,), "lr": (1e-3,), "log_every": 1}
-    whole = finetune(config(place, tmp_path / "whole", **flags))
-    with pytest.raises(Stopped):
-        finetune(config(place, tmp_path / "parts", **flags), _Interrupted(step, trial))
-    parts = finetune(FinetuneConfig(out=tmp_path / "parts", resume=True))
+def assert_same_runs(parts: FinetuneResult, whole: FinetuneResult) -> None:
+    """Trials, weights and losses that were written down, to the same bits."""
     assert [replace(one, seconds=0) for one in parts.trials] == [replace(one, seconds=0) for one in whole.trials]
     assert same(weights(parts.model), weights(whole.model))
-    logs = [read_log(tmp_path / name / "metrics.jsonl") for name in ("whole", "parts")]
+    logs = [read_log(result.folder / "metrics.jsonl") for result in (whole, parts)]
     assert [(x["seed"], x["step"], x.get("loss")) for x in logs[0]] == [
         (x["seed"], x["step"], x.get("loss")) for x in logs[1]
     ]
+
+
+@pytest.mark.parametrize("log_every", [1, 10])
+@pytest.mark.parametrize(("trial", "step"), [(1, 5), (1, 12), (2, 17), (2, 24)])
+def test_an_interrupted_run_continues_bit_for_bit(
+    place: Path, tmp_path: Path, trial: int, step: int, log_every: int
+) -> None:
+    flags = {"seeds": 2, "epochs": (2.0,), "lr": (1e-3,), "log_every": log_every}
+    whole = finetune(config(place, tmp_path / "whole", **flags))
+    with pytest.raises(Stopped):
+        finetune(config(place, tmp_path / "parts", **flags), _Interrupted(step, trial))
+    assert_same_runs(finetune(FinetuneConfig(out=tmp_path / "parts", resume=True)), whole)
+
+
+class Crash(Exception):
+    """What a run does not expect."""
+
+
+@pytest.mark.parametrize(("step", "steps_again"), [(4, 24), (5, 24), (17, 9), (20, 9), (23, 4)])
+def test_a_run_that_crashed_goes_on_from_its_last_checkpoint(
+    place: Path, tmp_path: Path, step: int, steps_again: int
+) -> None:
+    flags = {"epochs": (2.0,), "lr": (1e-3,)}
+    whole = finetune(config(place, tmp_path / "whole", **flags))
+    steps: list[int] = []
+
+    def crash(record: dict[str, Any], progress: float) -> None:
+        if record["step"] == step:
+            raise Crash
+
+    with pytest.raises(Crash):
+        finetune(config(place, tmp_path / "parts", save_every=5, **flags), Reporter(on_step=crash))
+    again = Reporter(on_step=lambda record, progress: steps.append(record["step"]))
+    assert_same_runs(finetune(FinetuneConfig(out=tmp_path / "parts", resume=True), again), whole)
+    assert len(steps) == steps_again
 
 
 def test_a_run_is_not_continued_on_other_data(place: Path, tmp_path: Path) -> None:
@@ -292,6 +323,28 @@ def wrong(place: Path, tmp_path: Path, **flags: Any) -> str:
         finetune(config(place, tmp_path / "run", **flags))
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+@pytest.mark.parametrize("decoder", ["decoder", "bert2bert", "prefix"])
+def test_a_model_that_writes_is_trained_further(decoder: str, place: Path, tmp_path: Path) -> None:
+    train, dev = echoes(tmp_path / "train.tsv", 64, seed=1), echoes(tmp_path / "dev.tsv", 16, seed=2)
+    files = {"task": "seq2seq", "train": train, "eval": (dev,), "max_target_length": 6, "epochs": (1.0,)}
+    layers = 1 if decoder == "decoder" else None
+    first = finetune(config(place, tmp_path / "first", decoder=decoder, decoder_layers=layers, **files))
+    # Whatever the flags have as their default, the model goes on as what it is.
+    again = config(place, tmp_path / "second", model=str(first.model), **files)
+    task = make_task("seq2seq", task_settings(again))
+    begun = start.begin(task, first.model, again, seed=5)
+    assert begun.new_weights == ()
+    assert begun.config.kind == decoder
+    begun.save_pretrained(tmp_path / "begun")
+    assert same(weights(tmp_path / "begun"), weights(first.model))
+    second = finetune(again)
+    assert not same(weights(second.model), weights(first.model))
+    assert weights(second.model).keys() == weights(first.model).keys()
+    other = next(kind for kind in ("decoder", "prefix") if kind != decoder)
+    with pytest.raises(UserError, match=f"--decoder {other}: the model already writes, as {decoder}; leave"):
+        finetune(config(place, tmp_path / "third", model=str(first.model), decoder=other, **files))
 
 
 def test_a_label_that_training_never_saw(place: Path, tmp_path: Path) -> None:
