@@ -105,10 +105,11 @@ class FinetuneConfig:
     """Span: how much better than the best answer no answer must score to be given."""
     context_tokens: int = 0
     """Tagging: tokens of the same document seen on each side of a sentence."""
-    decoder: Literal["decoder", "bert2bert", "prefix"] = "bert2bert"
-    """Sequence to sequence: a fresh decoder, one that begins as the encoder, or one stack with a prefix mask."""
+    decoder: Literal["decoder", "bert2bert", "prefix"] | None = None
+    """Sequence to sequence: a fresh decoder, one that begins as the encoder, or one stack with a prefix mask (default:
+    bert2bert; of a model that already writes, its own)."""
     decoder_layers: int | None = None
-    """Sequence to sequence: layers of a fresh decoder (default: as many as the encoder has)."""
+    """Sequence to sequence: layers of the decoder (default: as many as the encoder has)."""
     beams: int = 1
     """Sequence to sequence: hypotheses that beam search keeps; 1 is greedy."""
     max_target_length: int = 64
@@ -167,7 +168,7 @@ class FinetuneConfig:
         _require(self.temperature > 0, "temperature", self.temperature, "above 0")
         _require(0 <= self.soft_weight <= 1, "soft_weight", self.soft_weight, "from 0 to 1")
         _require(0 <= self.seed < 2**31, "seed", self.seed, "from 0 to 2^31 - 1")
-        _require(math.isfinite(self.null_threshold), "null_threshold", self.null_threshold, "finite")
+        _require(not math.isnan(self.null_threshold), "null_threshold", self.null_threshold, "a number")
         self._check_together()
 
     def _check_together(self) -> None:
@@ -191,14 +192,11 @@ class FinetuneConfig:
             raise UserError("--hold-out takes the place of --eval; leave one of the two out")
         if self.early_stopping is not None and not self.eval and self.hold_out is None:
             raise UserError("--early-stopping needs --eval, a file to score the model on, or --hold-out")
-        if not self.resume:  # which takes the run's other flags
-            self._check_of_use()
 
-    def _check_of_use(self) -> None:
-        """Refuse flags that would change nothing."""
+    def check_of_use(self) -> None:
+        """Refuse flags of a new run that would change nothing. Raises `UserError`."""
         needs = [(name, "--teacher", bool(self.teacher)) for name in ("distill", "temperature", "soft_weight")]
         needs.append(("null_threshold", "--unanswerable", self.unanswerable))
-        needs.append(("decoder_layers", "--decoder decoder", self.decoder == "decoder"))
         if self.task is not None:
             needs += [
                 (name, f"--task {task}", self.task == task) for task, names in TASK_FLAGS.items() for name in names

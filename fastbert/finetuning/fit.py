@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -65,8 +66,17 @@ class Setting:
     reporter: Reporter
 
 
+BEST = "best-"
+
+
+def best_folder(folder: Path, step: int) -> Path:
+    """Where a trial keeps its best model, that of a step."""
+    return folder / f"{BEST}{step:08d}"
+
+
 class Fit:
-    """One trial in memory: model, optimiser, and how far it has come. The best model so far lies in `folder/best`."""
+    """One trial in memory: model, optimiser, and how far it has come. The best model so far lies in `best_folder`; the
+    one that a checkpoint names stays as long as the checkpoint, since a run that continues there may find another."""
 
     def __init__(self, model: Any, trial: Trial, setting: Setting, stop: StopRequest) -> None:
         self.model, self.trial, self.setting, self.stop = model.to(setting.device), trial, setting, stop
@@ -79,13 +89,23 @@ class Fit:
         self.optimizer = recipe.optimizer(model, config, trial.lr)
         self.scaler = torch.amp.GradScaler(setting.device.type, enabled=setting.dtype == torch.float16)
         self.progress = Progress()
+        self.named = 0  # the best step of the last checkpoint
         if config.checkpoint_activations:
             model.checkpoint_activations("layer")
 
-    @property
-    def best(self) -> Path:
-        """The folder of the best model so far."""
-        return self.setting.folder / "best"
+    def _keep_best(self, *steps: int) -> None:
+        """Remove the best models of other steps than these."""
+        kept = {best_folder(self.setting.folder, step) for step in steps}
+        for other in self.setting.folder.glob(f"{BEST}*"):
+            if other not in kept:
+                shutil.rmtree(other)
+
+    def _save_best(self) -> None:
+        """Write the model as the best of this trial."""
+        setting, step = self.setting, self.progress.step
+        self.progress.best_step = step
+        setting.save(best_folder(setting.folder, step))
+        self._keep_best(step, self.named)
 
     def resume(self) -> None:
         """Continue from the trial's checkpoint, if it has one."""
@@ -94,6 +114,8 @@ class Fit:
             return
         checkpoint.restore(last, self.model, self.optimizer)
         self.progress = Progress(**last.state["progress"])
+        self.named = self.progress.best_step
+        self._keep_best(self.named)
         if self.scaler.is_enabled() and last.state["scaler"]:
             self.scaler.load_state_dict(last.state["scaler"])
 
@@ -105,7 +127,10 @@ class Fit:
             "trial": vars(self.trial),
             "scaler": self.scaler.state_dict(),
         }
-        return checkpoint.save(self.setting.folder, self.model, self.optimizer, state, keep=1)
+        saved = checkpoint.save(self.setting.folder, self.model, self.optimizer, state, keep=1)
+        self.named = self.progress.best_step
+        self._keep_best(self.named)
+        return saved
 
     def run(self) -> Progress:
         """Train to the end, or until early stopping. Raises `Stopped` after a signal, when the state is saved, and
@@ -144,8 +169,7 @@ class Fit:
             if saving:
                 self.save()
         if setting.evaluate is None:
-            setting.save(self.best)
-            now.best_step = now.step
+            self._save_best()
         return now
 
     def _step(self, epoch: int, units: Any, rate: float) -> tuple[Tensor, int]:
@@ -211,8 +235,8 @@ class Fit:
         setting.reporter.on_evaluation(record)
         value = setting.choose(scores)
         if now.best is None or value > now.best:
-            now.best, now.best_step, now.best_scores, now.since_best = value, now.step, scores, 0
-            setting.save(self.best)
+            now.best, now.best_scores, now.since_best = value, scores, 0
+            self._save_best()
             return True
         now.since_best += 1
         patience = setting.config.early_stopping

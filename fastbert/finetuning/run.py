@@ -22,7 +22,7 @@ from fastbert.finetuning import results, start
 from fastbert.finetuning.adapters import require_peft
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.curves import plot_run
-from fastbert.finetuning.fit import Fit, Scores, Setting
+from fastbert.finetuning.fit import Fit, Scores, Setting, best_folder
 from fastbert.finetuning.log import Log, Record, Reporter
 from fastbert.finetuning.order import permutation
 from fastbert.finetuning.results import TrialResult
@@ -199,7 +199,7 @@ class _Run:
         best = results.best_point(done)
         with contextlib.suppress(UserError):
             plot_run(out, self.task.main_metric)
-        shutil.rmtree(out / "checkpoints", ignore_errors=True)
+        _discard(out / "checkpoints")
         return FinetuneResult(
             folder=out,
             metric=self.task.main_metric,
@@ -214,7 +214,7 @@ class _Run:
         """Train once, from the beginning or from its checkpoint."""
         folder = self.config.out / "checkpoints"
         if not continued:
-            shutil.rmtree(folder, ignore_errors=True)
+            _discard(folder)
         begun = start.begin_trial(self.task, self.place, self.config, trial.seed, self.teacher)
         model = begun.model
         if not continued and model.new_weights:
@@ -257,7 +257,7 @@ class _Run:
         newest = done[-1]
         if results.kept(done) is not newest:
             return
-        out, best = self.config.out, self.config.out / "checkpoints" / "best"
+        out, best = self.config.out, best_folder(self.config.out / "checkpoints", newest.best_step)
         model = start.finished(self.task, self.place, self.config, newest.trial.seed, best)
         with whole_folder(out / "model") as folder:
             model.save_pretrained(folder)
@@ -305,6 +305,15 @@ def _names(paths: Sequence[Path]) -> list[str]:
         repeated = {name for name in names if names.count(name) > 1}
         names = ["-".join(path.parts[-depth:]) if name in repeated else name for name, path in zip(names, whole)]
     return names
+
+
+def _discard(folder: Path) -> None:
+    """Remove a folder at once: what a crash leaves of it has a name that nothing reads."""
+    gone = folder.with_name(f"{folder.name}.gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    if folder.exists():
+        folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _kept(finished: set[Trial], under_way: Any) -> Any:

@@ -25,6 +25,7 @@ NAMES = (
     "model.delta",
     results.FILE,
     "checkpoints",
+    "checkpoints.gone",
     "model",
     "adapter",
     "predictions",
@@ -50,6 +51,7 @@ def open_folder(config: FinetuneConfig) -> FinetuneConfig:
     ):
         if getattr(config, name) is None:
             raise UserError(f"--{name} is missing: {meaning}")
+    config.check_of_use()
     if holds_run:
         read_run(out)  # so that --overwrite empties no other folder
         given = [("--train", config.train), *(("--eval", path) for path in config.eval)]

@@ -101,9 +101,9 @@ class SequenceConfig(BertConfig):
     @classmethod
     def from_pretrained(cls, path: str | Path) -> Self:
         """Read `config.json` of a model folder, or the given JSON file."""
-        writer = cls.of_writer(path)
-        if writer is not None:
-            return writer
+        values = _values(path)
+        if values.get("model_type") == ENCODER_DECODER:
+            return cls.from_dict(values, str(path))
         config = super().from_pretrained(path)
         assert isinstance(config, cls)
         return config
@@ -111,13 +111,10 @@ class SequenceConfig(BertConfig):
     @classmethod
     def of_writer(cls, path: str | Path) -> Self | None:
         """The config of a folder whose model already writes text; None of BERT's, of which one has yet to be made."""
-        file = Path(path)
-        if file.is_dir():
-            file = next((file / name for name in CONFIGS if (file / name).exists()), file / CONFIGS[0])
-        values = read_json_file(file) if file.exists() else None
-        if isinstance(values, dict) and (values.get("model_type") == ENCODER_DECODER or SECTION in values):
-            return cls.from_dict(values, str(file))
-        return None
+        values = _values(path)
+        # A model of another task may have been made of one with a prefix mask, and still have its section.
+        prefixed = SECTION in values and values.get("architectures") == ["BertForMaskedLM"]
+        return cls.from_pretrained(path) if prefixed or values.get("model_type") == ENCODER_DECODER else None
 
     def to_dict(self, architecture: str | None = None) -> dict[str, Any]:
         """The dictionary that transformers reads as the same model: `EncoderDecoderModel`, or for a prefix mask the
@@ -138,6 +135,15 @@ class SequenceConfig(BertConfig):
             "model_type": ENCODER_DECODER,
             "pad_token_id": self.pad_token_id,
         }
+
+
+def _values(path: str | Path) -> dict[str, Any]:
+    """What is in the `config.json` of a folder, or in the JSON file itself; nothing where there is none."""
+    file = Path(path)
+    if file.is_dir():
+        file = next((file / name for name in CONFIGS if (file / name).exists()), file / CONFIGS[0])
+    values = read_json_file(file) if file.exists() else None
+    return values if isinstance(values, dict) else {}
 
 
 def _joined(values: dict[str, Any], source: str) -> tuple[dict[str, Any], dict[str, Any]]:

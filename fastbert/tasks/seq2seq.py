@@ -56,7 +56,7 @@ class SequenceToSequence(Task[SequenceExample]):
         else:
             config = SequenceConfig(
                 **{one.name: getattr(config, one.name) for one in fields(BertConfig)},
-                kind=cast(Kind, settings.decoder),
+                kind=cast(Kind, settings.decoder or "bert2bert"),
                 decoder_layers=settings.decoder_layers,
                 begin_token_id=begin,
                 end_token_id=end,
@@ -76,7 +76,7 @@ class SequenceToSequence(Task[SequenceExample]):
     def _check_same(self, config: SequenceConfig) -> None:
         """Refuse flags that ask a model that already writes for another decoder than it has."""
         kind, layers = self.settings.decoder, self.settings.decoder_layers
-        if kind not in (TaskSettings.decoder, config.kind):
+        if kind not in (None, config.kind):
             raise UserError(f"--decoder {kind}: the model already writes, as {config.kind}; leave --decoder out")
         if layers not in (None, config.decoder.num_hidden_layers):
             has = config.decoder.num_hidden_layers

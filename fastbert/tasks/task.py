@@ -57,9 +57,9 @@ class TaskSettings:
     beams: int = 1
     """Sequence to sequence: hypotheses that are kept at a time."""
     max_target_length: int = 64
-    decoder: str = "bert2bert"
+    decoder: str | None = None
     """Sequence to sequence: "decoder" for new layers beside the encoder, "bert2bert" for layers that begin as the
-    encoder's, "prefix" for one stack under a prefix mask."""
+    encoder's, "prefix" for one stack under a prefix mask; None for what the model is already, of BERT "bert2bert"."""
     decoder_layers: int | None = None
     """Sequence to sequence: layers of the decoder, where they are not as many as the encoder's."""
 

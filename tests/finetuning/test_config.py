@@ -33,12 +33,7 @@ def test_the_papers_grid_has_eighteen_points() -> None:
         ({"layer_decay": 0.0}, "--layer-decay 0.0 must be above 0"),
         ({"grid": "paper", "lr": (1e-5,)}, "--grid paper sets --lr itself"),
         ({"grid": "paper", "lr": (1e-5,), "epochs": (3,)}, "--grid paper sets --lr and --epochs itself"),
-        ({"null_threshold": float("nan"), "unanswerable": True}, "--null-threshold nan must be finite"),
-        ({"null_threshold": 1.0}, "--null-threshold 1.0 changes nothing without --unanswerable"),
-        ({"temperature": 3.0}, "--temperature 3.0 changes nothing without --teacher"),
-        ({"task": "tagging", "unanswerable": True}, "--unanswerable changes nothing without --task span"),
-        ({"task": "span", "decoder_layers": 2}, "--decoder-layers 2 changes nothing without --decoder decoder"),
-        ({"task": "span", "beams": 4}, "--beams 4 changes nothing without --task seq2seq"),
+        ({"null_threshold": float("nan"), "unanswerable": True}, "--null-threshold nan must be a number"),
         ({"frozen": True, "lora": 8}, "--frozen and --lora exclude each other"),
         ({"early_stopping": 2}, "--early-stopping needs --eval"),
         ({"resume": True, "overwrite": True}, "--resume and --overwrite exclude each other"),
@@ -47,6 +42,26 @@ def test_the_papers_grid_has_eighteen_points() -> None:
 def test_wrong_flags(flags: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         FinetuneConfig(**flags)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"null_threshold": 1.0}, "--null-threshold 1.0 changes nothing without --unanswerable"),
+        ({"temperature": 3.0}, "--temperature 3.0 changes nothing without --teacher"),
+        ({"task": "tagging", "unanswerable": True}, "--unanswerable changes nothing without --task span"),
+        ({"task": "span", "decoder_layers": 2}, "--decoder-layers 2 changes nothing without --task seq2seq"),
+        ({"task": "span", "beams": 4}, "--beams 4 changes nothing without --task seq2seq"),
+    ],
+)
+def test_flags_that_change_nothing(flags: dict[str, object], message: str) -> None:
+    config = FinetuneConfig(**flags)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=message):
+        config.check_of_use()
+
+
+def test_a_decoder_of_fewer_layers_is_of_use_whatever_begins_it() -> None:
+    FinetuneConfig(task="seq2seq", decoder_layers=1).check_of_use()
 
 
 def test_there_and_back() -> None:

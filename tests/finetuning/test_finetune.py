@@ -18,8 +18,9 @@ from fastbert.errors import UserError
 from fastbert.finetuning import start
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.log import Reporter, read_log
-from fastbert.finetuning.run import FinetuneResult, finetune, task_settings
+from fastbert.finetuning.run import FinetuneResult, _Run, finetune, task_settings
 from fastbert.finetuning.run_folder import read_run
+from fastbert.models.sequence_config import SequenceConfig
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.registry import make_task
 from fastbert.tasks.task import TaskSettings
@@ -282,6 +283,53 @@ def test_a_run_that_crashed_goes_on_from_its_last_checkpoint(
     assert len(steps) == steps_again
 
 
+def test_results_name_the_model_that_is_kept_whatever_crashed(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that goes on scores otherwise than the one that crashed, as other devices may."""
+    values: list[float] = []
+    monkeypatch.setattr(_Run, "_choose", lambda self, scores: values.pop(0))
+    flags = {"epochs": (1.0,), "lr": (1e-3,), "eval_every": 4}
+
+    def crash(record: dict[str, Any], progress: float) -> None:
+        if record["step"] == 9:
+            raise Crash
+
+    values += [50, 0, 0]
+    whole = finetune(config(place, tmp_path / "whole", **flags))
+    values += [50, 60]
+    with pytest.raises(Crash):
+        finetune(config(place, tmp_path / "parts", save_every=5, **flags), Reporter(on_step=crash))
+    values += [49, 48]
+    parts = finetune(FinetuneConfig(out=tmp_path / "parts", resume=True))
+    assert values == []
+    assert (parts.trials[0].best_step, parts.trials[0].value) == (4, 50)
+    assert same(weights(parts.model), weights(whole.model))
+
+
+def test_what_a_crash_left_of_old_checkpoints_is_in_nobodys_way(place: Path, tmp_path: Path) -> None:
+    finetune(config(place, tmp_path / "run", epochs=(0.5,)))
+    left = tmp_path / "run" / "checkpoints.gone" / "step-00000003"
+    left.mkdir(parents=True)
+    (left / "state.json").write_text("{}")
+    assert len(finetune(FinetuneConfig(out=tmp_path / "run", resume=True, seeds=2)).trials) == 2
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("flag", [{"temperature": 3.0}, {"null_threshold": 1.0}, {"null_threshold": float("inf")}])
+def test_runs_that_were_begun_with_useless_flags_go_on(place: Path, tmp_path: Path, flag: dict[str, float]) -> None:
+    """Such flags are refused of new runs; older ones have them."""
+    finetune(config(place, tmp_path / "run", epochs=(0.5,)))
+    with pytest.raises(UserError, match="changes nothing without"):
+        finetune(config(place, tmp_path / "new", **flag))
+    path = tmp_path / "run" / "config.json"
+    saved = json.loads(path.read_text())
+    saved["finetune"] |= flag
+    path.write_text(json.dumps(saved))
+    assert len(finetune(FinetuneConfig(out=tmp_path / "run", resume=True, seeds=2)).trials) == 2
+    assert len(finetune(config(place, tmp_path / "run", epochs=(0.5,), overwrite=True)).trials) == 1
+
+
 def test_a_run_is_not_continued_on_other_data(place: Path, tmp_path: Path) -> None:
     train = sentiment(tmp_path / "train.tsv", 64, seed=1)
     finetune(config(place, tmp_path / "run", train=train, epochs=(0.5,)))
@@ -342,9 +390,14 @@ def test_a_model_that_writes_is_trained_further(decoder: str, place: Path, tmp_p
     second = finetune(again)
     assert not same(weights(second.model), weights(first.model))
     assert weights(second.model).keys() == weights(first.model).keys()
-    other = next(kind for kind in ("decoder", "prefix") if kind != decoder)
-    with pytest.raises(UserError, match=f"--decoder {other}: the model already writes, as {decoder}; leave"):
-        finetune(config(place, tmp_path / "third", model=str(first.model), decoder=other, **files))
+    for other in {"decoder", "bert2bert", "prefix"} - {decoder}:
+        with pytest.raises(UserError, match=f"--decoder {other}: the model already writes, as {decoder}; leave"):
+            finetune(config(place, tmp_path / "third", model=str(first.model), decoder=other, **files))
+    # A classifier that was made of it does not write, so it may become anything.
+    classifier = finetune(config(place, tmp_path / "classes", model=str(place / "model"), epochs=(0.1,)))
+    text = json.loads((classifier.model / "config.json").read_text()) | {"fastbert_seq2seq": {"kind": "prefix"}}
+    (classifier.model / "config.json").write_text(json.dumps(text))
+    assert SequenceConfig.of_writer(classifier.model) is None
 
 
 def test_a_label_that_training_never_saw(place: Path, tmp_path: Path) -> None:

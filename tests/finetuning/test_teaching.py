@@ -54,10 +54,11 @@ def config(place: Path, out: Path, task: str = "classification", **flags: Any) -
         "lr": (1e-2,),
         "batch_size": (16,),
         "max_length": 32,
-        "stride": 8,
         "device": "cpu",
         "dtype": "fp32",
     }
+    if task == "span":
+        chosen["stride"] = 8
     return FinetuneConfig(**{**chosen, **flags})
 
 
