@@ -182,6 +182,8 @@ def over_seeds(name: str, options: argparse.Namespace, data: Path) -> dict[str, 
     row: dict[str, Any] = {
         "workload": name,
         "dropout": options.dropout,
+        "examples": options.examples or WORK[name].limit,
+        "threads": options.threads,
         "metric": next(iter(found.values()))[0]["metric"],
         "contenders": {
             contender: {

@@ -19,7 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -79,16 +79,17 @@ class Bench:
         if self.limit:
             cut(self.train, self.limit)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each way, full tuning first, and one for each delta."""
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each way as it is done, full tuning first, and one for each delta."""
         full = self._run("full")
-        rows = [self._row("full", full, None)]
-        reference = rows[0]["mean"]
+        first = self._row("full", full, None)
+        yield first
+        reference = first["mean"]
         chosen = self.options.ways
         if "delta" in chosen:
-            rows += self._deltas(full)
+            yield from self._deltas(full)
         if "speed" in chosen:
-            rows.append(self._speed(full))
+            yield self._speed(full)
         for way in (one for one in RECIPES if one in chosen and one != "full"):
             teacher = full.model if way in STUDENTS else None
             result = self._run(way, teacher)
@@ -100,8 +101,7 @@ class Bench:
             if teacher is not None:
                 score = self._score(teacher)
                 row |= {"teacher": round(score, 4), "share_of_teacher": round(row["mean"] / score, 4)}
-            rows.append(row)
-        return rows
+            yield row
 
     def _run(self, way: str, teacher: Path | None = None) -> FinetuneResult:
         work = self.work
@@ -208,7 +208,7 @@ class Bench:
 
         return predict
 
-    def table7(self) -> list[dict[str, Any]]:
+    def table7(self) -> Iterator[dict[str, Any]]:
         """Table 7 of the BERT paper, a BiLSTM on six kinds of features, and full tuning beside it."""
         from fastbert.models.bert import BertModel
         from fastbert.tasks.feature_tagging import FeatureTraining, table7
@@ -222,8 +222,10 @@ class Bench:
         tokenizer = WordPieceTokenizer.from_pretrained(self.model)
         found = table7(model, tokenizer, train, dev, training, progress=_say)
         recipe = asdict(training)
-        rows = [{"workload": self.name, "way": "table7", **row.to_dict(), "recipe": recipe} for row in found]
-        return [*rows, self._row("full", self._run("full"), None)]
+        said = {"recipe": recipe, "examples": self.limit, "threads": self.options.threads}
+        for row in found:
+            yield {"workload": self.name, "way": "table7", **row.to_dict(), **said}
+        yield self._row("full", self._run("full"), None)
 
 
 def _say(*words: object) -> None:
@@ -268,11 +270,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.tasks:
         with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
             bench = Bench(name, options, data, Path(temporary))
-            found = bench.table7() if "table7" in options.ways else bench.rows()
-        for row in found:
-            print(json.dumps(row))
-        rows += found
-        write(options.json, rows)
+            for row in bench.table7() if "table7" in options.ways else bench.rows():
+                print(json.dumps(row), flush=True)
+                rows.append(row)
+                write(options.json, rows)
     return 0
 
 
