@@ -195,7 +195,7 @@ class Section:
 
 SECTIONS = (
     Section("environment", 8, examine),
-    Section("build", 1, built),
+    Section("build", 5, built),  # done before: all it needs is not to be skipped as too short
     Section("compile", 75, compile_kernels),
     Section("tune", 150, tune),
     Section("tests", 70, tests),
