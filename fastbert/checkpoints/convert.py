@@ -20,6 +20,7 @@ from fastbert.checkpoints.bounded import read_json_file
 from fastbert.checkpoints.carried import Target, carry_tokenizer
 from fastbert.checkpoints.hub import MAIN
 from fastbert.checkpoints.names import is_encoders, is_training_state, is_transposed, match, to_tensorflow
+from fastbert.checkpoints.pipeline_files import PIPELINE_FILES, carry_pipeline
 from fastbert.checkpoints.safetensors_files import in_bytes, write_safetensors
 from fastbert.checkpoints.source import Weights, config_place, find_source, find_weights
 from fastbert.checkpoints.stored import Stored, fill
@@ -118,9 +119,11 @@ def convert(source: str | Path, out: Path, options: Options = Options()) -> Repo
     plan, report = _plan(weights, config, kind, out, options)
     if not report.whole:
         return report
-    with whole_folder(out, superseded=("model*.safetensors*",)) as folder:
+    with whole_folder(out, superseded=("model*.safetensors*", *PIPELINE_FILES)) as folder:
         _write(folder, plan, _with_labels(config, plan), kind, options)
         carry_tokenizer(options.tokenizer, weights.folder, folder, config.vocab_size, options.to)
+        if options.to == "hf":
+            carry_pipeline(weights.folder, folder)
         report.files.extend(sorted(path.name for path in folder.iterdir()))
     return report
 

@@ -25,6 +25,8 @@ def whole_folder(out: Path, superseded: Sequence[str] = ()) -> Iterator[Path]:
             return
         names = sorted(path.name for path in partial.iterdir())
         for name in names:
+            if (partial / name).is_dir():  # which takes no other folder's name
+                shutil.rmtree(target / name, ignore_errors=True)
             (partial / name).replace(target / name)
         for old in [path for pattern in superseded for path in target.glob(pattern)]:
             if old.name not in names:

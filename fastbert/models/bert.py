@@ -5,7 +5,8 @@ The module tree gives the state dict the names of Hugging Face's `BertModel`, so
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,9 @@ from fastbert.ops import encoder_layer, native_layer
 from fastbert.ops.backend import choose
 from fastbert.ops.dropout import Site, TokenDropout
 from fastbert.packing import PackedBatch, pad, unpad
+
+if TYPE_CHECKING:
+    from fastbert.tasks.embed_settings import EmbedSettings
 
 # oneDNN, which multiplies bf16 on CPUs, compiles and keeps a kernel for each number of rows it meets. Batches of packed
 # tokens all differ, so without rounding every step would compile anew and memory would grow by megabytes a step.
@@ -343,10 +347,17 @@ class BertModel(PreTrainedModel):
         self.embeddings = Embeddings(config)
         self.encoder = Encoder(config)
         self.pooler = Pooler(config) if add_pooling_layer else None
+        self.embed_settings: EmbedSettings | None = None
+        """How `embed` makes vectors of texts, where nothing else is said; saved for sentence-transformers."""
         self.init_weights()
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embeddings.word_embeddings
+
+    def save_pretrained(self, folder: str | Path, *, max_shard_size: int | str | None = None) -> None:
+        super().save_pretrained(folder, max_shard_size=max_shard_size)
+        if self.embed_settings is not None:
+            self.embed_settings.save(Path(folder), self.config.hidden_size)
 
     def encode(
         self, batch: PackedBatch, causal: bool = False, keep_all: bool = False, rows: Tensor | None = None

@@ -234,8 +234,7 @@ class _Embedder:
 
 def settings_of(model: BertModel) -> EmbedSettings:
     """What the folder said that the model came from, if `load_embedder` read it."""
-    settings = getattr(model, "embed_settings", None)
-    return settings if isinstance(settings, EmbedSettings) else EmbedSettings()
+    return model.embed_settings or EmbedSettings()
 
 
 def _limit(model: BertModel, tokenizer: WordPieceTokenizer, asked: int | None, of_folder: int | None) -> int:

@@ -7,15 +7,15 @@ executed that a folder names.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
+from fastbert.checkpoints.bounded import read_json_file
+from fastbert.checkpoints.pipeline_files import ENCODER_CONFIGS, MODULES, PROMPTS, listed_modules
+from fastbert.checkpoints.safetensors_files import WEIGHTS, read_safetensors
 from fastbert.checkpoints.source import find_source
 from fastbert.errors import CheckpointError, UserError
 from fastbert.models.bert import BertModel
@@ -23,15 +23,6 @@ from fastbert.tasks.embed_settings import ACTIVATIONS, Dense, EmbedSettings
 from fastbert.tasks.pooling import POOLINGS
 from fastbert.tokenizers import WordPieceTokenizer
 
-MODULES = "modules.json"
-PROMPTS = "config_sentence_transformers.json"
-DENSE_WEIGHTS = "model.safetensors"
-MOST_JSON_BYTES = 1 << 24
-# Older releases gave a file to each kind of encoder.
-ENCODER_CONFIGS = tuple(
-    f"sentence_{kind}_config.json"
-    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-)
 # Releases before 6 have a key for each way to pool.
 OLD_POOLINGS = {
     "pooling_mode_cls_token": "cls",
@@ -57,7 +48,7 @@ def load_embedder(
         raise UserError(f"{folder}: is no folder; name that of a sentence-transformers or Hugging Face model")
     place, settings, lower_case = read_settings(folder)
     model = BertModel.from_pretrained(place, dtype=dtype)
-    model.embed_settings = settings  # type: ignore[assignment]
+    model.embed_settings = settings
     tokenizer = WordPieceTokenizer.from_pretrained(place)
     if lower_case and not tokenizer.do_lower_case:
         # Accents stay, as sentence-transformers has it, unless the tokenizer says otherwise.
@@ -71,7 +62,7 @@ def read_settings(folder: Path) -> tuple[Path, EmbedSettings, bool]:
     place, found = folder, dict[str, Any]()
     dense: list[Dense] = []
     if (folder / MODULES).is_file():
-        for index, (kind, where) in enumerate(_modules(folder)):
+        for index, (kind, where) in enumerate(listed_modules(folder)):
             if (kind == "Transformer") != (index == 0):
                 raise _refused(folder, kind, "the first module must be a Transformer, and no other one")
             if kind == "Transformer":
@@ -96,21 +87,6 @@ def read_settings(folder: Path) -> tuple[Path, EmbedSettings, bool]:
         max_length=_length(encoder.get("max_seq_length"), place),
     )
     return place, settings, bool(encoder.get("do_lower_case"))
-
-
-def _modules(folder: Path) -> list[tuple[str, Path]]:
-    """The last part of each module's type, and its folder."""
-    path = folder / MODULES
-    listed = _json(path)
-    if not isinstance(listed, list) or not listed or not all(isinstance(entry, dict) for entry in listed):
-        raise CheckpointError(f"{path}: must hold a list of modules; restore the file")
-    found = []
-    for entry in listed:
-        kind, name = entry.get("type"), entry.get("path")
-        if not isinstance(kind, str) or not isinstance(name, str) or name in (".", "..") or Path(name).name != name:
-            raise CheckpointError(f"{path}: a module of type {kind!r} in {name!r}; restore the file")
-        found.append((kind.rpartition(".")[2], folder / name))
-    return found
 
 
 def _refused(folder: Path, kind: str, why: str) -> UserError:
@@ -141,15 +117,10 @@ def _dense(folder: Path) -> Dense:
         raise UserError(f"{path}: the activation {activation} is unsupported; supported are {', '.join(ACTIVATIONS)}")
     if config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
         raise UserError(f"{path}: a Dense of {config['module_input_name']} is unsupported: only of sentence_embedding")
-    weights = folder / DENSE_WEIGHTS
+    weights = folder / WEIGHTS
     if not weights.is_file():
-        raise UserError(
-            f"{folder}: holds no {DENSE_WEIGHTS}; save the model again with sentence-transformers 3 or later"
-        )
-    try:
-        tensors = load_file(weights)
-    except SafetensorError as error:
-        raise CheckpointError(f"{weights}: not a whole safetensors file ({error})") from None
+        raise UserError(f"{folder}: holds no {WEIGHTS}; save the model again with sentence-transformers 3 or later")
+    tensors = {name: stored.read() for name, stored in read_safetensors(weights).items()}
     weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
     shape = (config.get("out_features"), config.get("in_features"))
     if weight is None or tuple(weight.shape) != shape or (bias is not None and tuple(bias.shape) != shape[:1]):
@@ -173,20 +144,7 @@ def _length(value: Any, folder: Path) -> int | None:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    value = _json(path)
+    value = read_json_file(path)
     if not isinstance(value, dict):
         raise CheckpointError(f"{path}: must hold a JSON object, not {type(value).__name__}; restore the file")
     return value
-
-
-def _json(path: Path) -> Any:
-    try:
-        if path.stat().st_size > MOST_JSON_BYTES:
-            raise CheckpointError(f"{path}: larger than {MOST_JSON_BYTES >> 20} MiB, which no such file is")
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, CheckpointError):
-            raise
-        raise CheckpointError(f"{path}: not JSON ({error}); restore the file") from None
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: missing; restore the file") from None

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PROMPTS, TYPES
+from fastbert.checkpoints.safetensors_files import WEIGHTS
 from fastbert.errors import UserError
 from fastbert.ops import native_product
 from fastbert.tasks.pooling import check_pooling
@@ -37,6 +43,23 @@ class Dense:
         # In fp64, so that how torch cuts the work for its vector units is rounded away.
         y = y.double()
         return ACTIVATIONS[self.activation](y).float()
+
+    def describe(self) -> dict[str, Any]:
+        """Its config.json in sentence-transformers."""
+        home = "torch.nn.modules.linear" if self.activation == "Identity" else "torch.nn.modules.activation"
+        return {
+            "in_features": self.weight.shape[1],
+            "out_features": self.weight.shape[0],
+            "bias": self.bias is not None,
+            "activation_function": f"{home}.{self.activation}",
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write its weights as sentence-transformers names them."""
+        tensors = {"linear.weight": self.weight, "linear.bias": self.bias}
+        partial = folder / f"{WEIGHTS}.partial"
+        save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, partial)
+        partial.replace(folder / WEIGHTS)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,3 +93,37 @@ class EmbedSettings:
             known = ", ".join(map(repr, self.prompts)) or "none"
             raise UserError(f"prompt={name!r} is unknown: the model has {known}")
         return self.prompts[name]
+
+    def save(self, folder: Path, width: int) -> None:
+        """Write them beside a model of `width` hidden units, as sentence-transformers of any release reads them.
+
+        `modules.json`, by which a folder is one of its models, comes last, and a file has its name when it is whole.
+        """
+        parts: list[tuple[str, dict[str, Any] | None]] = [("Transformer", None)]
+        parts.append(("Pooling", {"word_embedding_dimension": width, **_pooling_modes(self.pooling)}))
+        parts += [("Dense", dense.describe()) for dense in self.dense]
+        parts += [("Normalize", None)] if self.normalize else []
+        listed = []
+        for index, (kind, config) in enumerate(parts):
+            name = "" if kind == "Transformer" else f"{index}_{kind}"
+            listed.append({"idx": index, "name": str(index), "path": name, "type": f"{TYPES}.{kind}"})
+            (folder / name).mkdir(exist_ok=True)
+            if config is not None:
+                _write_json(folder / name / "config.json", config)
+            if kind == "Dense":
+                self.dense[index - 2].save(folder / name)
+        _write_json(folder / ENCODER_CONFIG, {"max_seq_length": self.max_length, "do_lower_case": False})
+        _write_json(folder / PROMPTS, {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt})
+        _write_json(folder / MODULES, listed)
+
+
+def _pooling_modes(pooling: str) -> dict[str, bool]:
+    """The keys of releases before 6, which later ones know too."""
+    keys = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"}
+    return {f"pooling_mode_{key}": mode == pooling for mode, key in keys.items()}
+
+
+def _write_json(path: Path, content: Any) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)

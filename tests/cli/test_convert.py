@@ -9,10 +9,13 @@ pytest.importorskip("tyro", reason="the command line needs tyro")
 
 import torch
 from checkpoints.toy import CONFIG, configured, save
+from embedding import random_texts, saved, small_model, small_tokenizer
 from safetensors.torch import load_file, save_file
 
 from fastbert import BertForPreTraining, WordPieceTokenizer, cli, models
 from fastbert.checkpoints.convert import MODEL_CLASSES
+from fastbert.tasks.embed_folder import load_embedder
+from fastbert.tasks.embed_settings import Dense, EmbedSettings
 
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(35))]
 
@@ -194,3 +197,42 @@ def test_an_earlier_conversion_is_replaced(tmp_path: Path) -> None:
     assert convert(source, "--out", out, "--max-shard-size", "2KB", "--overwrite") == 0
     assert not (out / "model.safetensors").exists()
     assert BertForPreTraining.from_pretrained(out).new_weights == ()
+
+
+def embedder(folder: Path) -> Path:
+    """A small sentence-transformers folder with a Dense module and a prompt."""
+    model = small_model(1)
+    model.embed_settings = EmbedSettings(
+        pooling="cls", normalize=True, prompts={"query": "b "}, dense=(Dense(torch.randn(6, 32), None, "Tanh"),)
+    )
+    model.save_pretrained(folder)
+    small_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_a_folder_of_sentence_transformers_stays_one(tmp_path: Path) -> None:
+    source, out = embedder(tmp_path / "a"), tmp_path / "b"
+    (source / "3_Normalize").rmdir()  # as packages and repositories leave it, which keep no empty folders
+    assert convert(source, "--out", out, "--max-shard-size", "20KB") == 0
+    texts = random_texts(1, 9)
+    wanted, found = (
+        model.embed(texts, tokenizer, prompt="query") for model, tokenizer, _ in map(load_embedder, (source, out))
+    )
+    assert found.equal(wanted)
+    assert (out / "2_Dense/model.safetensors").read_bytes() == (source / "2_Dense/model.safetensors").read_bytes()
+    # Once more over it, and then by one that is none, of which nothing may stay.
+    assert convert(source, "--out", out, "--overwrite") == 0
+    assert load_embedder(out)[2].pooling == "cls"
+    assert convert(saved(tmp_path / "plain", 2), "--out", out, "--overwrite") == 0
+    assert load_embedder(out)[2].pooling == "mean"
+
+
+def test_a_module_in_another_place_is_not_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = embedder(tmp_path / "a")
+    (tmp_path / "secret.json").write_text("{}")
+    config = source / "1_Pooling/config.json"
+    config.unlink()
+    config.symlink_to(tmp_path / "secret.json")
+    assert convert(source, "--out", tmp_path / "b") == 2
+    assert "is a link to" in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from embedding import random_texts, saved
+from embedding import random_texts, saved, small_model, small_tokenizer
 from safetensors.torch import save_file
 
 from fastbert.errors import CheckpointError, UserError
 from fastbert.tasks.embed_folder import OLD_POOLINGS, load_embedder
+from fastbert.tasks.embed_settings import Dense, EmbedSettings
 
 TYPE = "sentence_transformers.models."
 
@@ -127,7 +128,7 @@ POOLED = {"1_Pooling/config.json": {"pooling_mode": "mean"}}
         pytest.param(BASIC, {"1_Pooling/config.json": {"pooling_mode": 3}}, "pooling 3", id="number"),
         pytest.param(BASIC, {"1_Pooling/config.json": {"include_prompt": False}}, "include_prompt", id="prompt"),
         pytest.param(BASIC, {"1_Pooling/config.json": [1]}, "must hold a JSON object", id="list"),
-        pytest.param(BASIC, {}, "1_Pooling/config.json: missing", id="missing"),
+        pytest.param(BASIC, {}, "1_Pooling/config.json: no such file", id="missing"),
         pytest.param(
             BASIC, {**POOLED, "sentence_bert_config.json": {"max_seq_length": "x"}}, "max_seq_length='x'", id="length"
         ),
@@ -193,3 +194,30 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path: Path, seed: int, p
     texts = ["", *random_texts(seed, 20)]
     wanted = torch.from_numpy(reference.encode(texts, show_progress_bar=False))
     torch.testing.assert_close(model.embed(texts, tokenizer), wanted, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max", "cls"])
+def test_what_is_saved_gives_the_same_vectors_in_both_libraries(tmp_path: Path, seed: int, pooling: str) -> None:
+    library = pytest.importorskip("sentence_transformers")
+    model, tokenizer = small_model(seed), small_tokenizer()
+    tensors = dense(tmp_path / "dense", seed)
+    layers = (Dense(tensors["linear.weight"], None, "Identity"), Dense(torch.randn(5, 7), torch.randn(5), "Tanh"))
+    model.embed_settings = EmbedSettings(
+        pooling=pooling, normalize=True, max_length=20, prompts={"a": "b c "}, default_prompt="a", dense=layers
+    )
+    model.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    texts = ["", *random_texts(seed, 20)]
+    wanted = model.embed(texts, tokenizer)
+    again, own_tokenizer, settings = load_embedder(tmp_path / "saved")
+    assert again.embed(texts, own_tokenizer).equal(wanted)
+    assert (settings.default_prompt, dict(settings.prompts), settings.max_length) == ("a", {"a": "b c "}, 20)
+    theirs = library.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    found = torch.from_numpy(theirs.encode(texts, show_progress_bar=False))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=2e-6)
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_model_without_settings_is_saved_as_a_plain_folder(tmp_path: Path, seed: int) -> None:
+    small_model(seed).save_pretrained(tmp_path / "saved")
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["config.json", "model.safetensors"]
