@@ -221,6 +221,25 @@ def test_what_is_not_served_takes_the_original_forward_and_says_so_once(
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_a_mask_of_three_dimensions_fares_as_it_did(dtype: torch.dtype, seed: int) -> None:
+    """transformers 5 fails at them itself: what users see then stays the same."""
+    model = toy("BertModel", seed)
+    given = inputs(seed, masks()["right"]) | {"attention_mask": torch.ones(4, COLUMNS, COLUMNS).tril().to(dtype)}
+
+    def outcome() -> Any:
+        try:
+            return model(**given).last_hidden_state.tolist()
+        except Exception as error:
+            return type(error), str(error)
+
+    before = outcome()
+    fastbert.accelerate(model)
+    assert outcome() == before
+    assert any("3 dim" in line for line in explain(model))
+
+
+@torch.no_grad()
 def test_left_padding_is_served_where_nothing_reads_the_first_column(seed: int) -> None:
     mask = masks()["left"]
     for family in ("Electra", "DistilBert"):
