@@ -32,7 +32,7 @@ struct Lanes : Avx512 {
     using Words = Avx512Words;
     static constexpr std::size_t kRows = 12, kFewRows = 4;
 
-    static FASTBERT_INLINE void transpose(Float (&rows)[kLanes]) { transpose_16(rows); }
+    static FASTBERT_INLINE void transpose(Float (&rows)[kLanes]) { transpose_lanes(rows); }
 };
 
 struct GradientLanes : Lanes {

@@ -28,7 +28,7 @@ struct PairGradients : PairProducts<Blocks> {
             std::fill_n(sums + d * kSumStride, round_up(count, 32), 0.0F);
     }
 
-    static FASTBERT_INLINE void transpose(__m512 (&rows)[16]) { transpose_16(rows); }
+    static FASTBERT_INLINE void transpose(__m512 (&rows)[16]) { transpose_lanes(rows); }
 
     static void load_tile(const BFloat16* k, std::size_t stride, std::size_t rows, std::size_t dim, BFloat16* to) {
         Forward::load_queries(k, stride, rows, dim, to);
@@ -43,7 +43,7 @@ struct PairGradients : PairProducts<Blocks> {
                 __m512 rows[16];
                 for (std::size_t i = 0; i < 16; ++i)
                     rows[i] = _mm512_load_ps(reinterpret_cast<const float*>(packed + i * 32));
-                transpose_16(rows);
+                transpose_lanes(rows);
                 for (std::size_t i = 0; i < 16; ++i)
                     _mm512_store_ps(reinterpret_cast<float*>(turned(span) + (d + i) * kSpanStride + key), rows[i]);
             }
@@ -105,7 +105,7 @@ struct PairGradients : PairProducts<Blocks> {
                 __m512 rows[16];
                 for (std::size_t i = 0; i < 16; ++i)
                     rows[i] = _mm512_mul_ps(_mm512_load_ps(sums + (d + i) * kSumStride + query), by);
-                transpose_16(rows);
+                transpose_lanes(rows);
                 for (std::size_t i = 0; i < std::min<std::size_t>(16, count - query); ++i)
                     Avx512::store_part(out + (query + i) * stride + d, rows[i], std::min<std::size_t>(16, dim - d));
             }

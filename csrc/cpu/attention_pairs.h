@@ -50,7 +50,7 @@ struct PairProducts {
                     rows[i] = key < keys ? _mm512_castsi512_ps(load(k + key * stride + d, dim - d))
                                          : _mm512_setzero_ps();
                 }
-                transpose_16(rows);
+                transpose_lanes(rows);
                 for (std::size_t i = 0; i < 16; ++i) _mm512_store_ps(reinterpret_cast<float*>(to + i * 32), rows[i]);
             }
         }

@@ -1,6 +1,7 @@
 #include "cpu/product.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <new>
 
@@ -12,6 +13,10 @@ namespace {
 
 constexpr std::size_t round_up(std::size_t x, std::size_t step) { return (x + step - 1) / step * step; }
 constexpr std::size_t part(std::size_t count, std::size_t index, std::size_t parts) { return count * index / parts; }
+
+// Panels that a thread takes at least, fewer of which would not be worth another look at the weights; and for each thread
+// those of which rows are taken as threads come free.
+constexpr std::size_t kLeastPanels = 4, kWorthSharing = 4 * kLeastPanels;
 
 // Threads as a grid: `rows` groups, each of which has its own rows, of `columns` threads that have their own columns.
 struct Grid {
@@ -208,21 +213,36 @@ private:
     std::byte* own_;
 };
 
-void run(const Plan& plan, std::byte* memory, int thread, int threads) {
-    const Grid grid = grid_of(plan, threads);
-    const int group = thread / grid.columns;
-    const bool idle = group >= grid.rows;
+// Rows that a thread takes at a time: half of an even share of what is left, so that threads end together even where one
+// of them has a slower core, or a neighbour on its own.
+std::size_t rows_at_once(const Plan& plan, std::size_t left, std::size_t groups) {
+    const std::size_t least = std::min(plan.chunk_rows, kLeastPanels * plan.kernel.rows);
+    return std::min(left, std::clamp(round_up(left / (2 * groups), plan.kernel.rows), least, plan.chunk_rows));
+}
+
+// Groups of one thread each need not wait for each other. `taken` counts the rows that somebody has taken.
+void run_as_they_come(const Plan& plan, Worker& worker, std::size_t groups, std::atomic<std::size_t>& taken) {
+    std::size_t first = taken.load(std::memory_order_relaxed);
+    while (first < plan.call.rows) {
+        const std::size_t rows = rows_at_once(plan, plan.call.rows - first, groups);
+        if (!taken.compare_exchange_weak(first, first + rows, std::memory_order_relaxed)) continue;
+        worker.fill(first, rows);
+        worker.multiply(first, rows);
+        if (plan.normed_stride) worker.norm(first, rows);
+        first = taken.load(std::memory_order_relaxed);
+    }
+}
+
+void run_together(const Plan& plan, Worker& worker, const Grid& grid, int group, int threads) {
     const std::size_t groups = static_cast<std::size_t>(grid.rows), step = plan.kernel.row_step;
     const std::size_t steps = (plan.call.rows + step - 1) / step;
     const auto bound = [&](int index) {
         return std::min(plan.call.rows, part(steps, static_cast<std::size_t>(index), groups) * step);
     };
+    const bool idle = group >= grid.rows;
     const std::size_t begin = idle ? 0 : bound(group), end = idle ? 0 : bound(group + 1);
     // Every thread meets as many barriers as the group with the most rows.
     const std::size_t most = std::min(plan.call.rows, (steps + groups - 1) / groups * step);
-    std::byte* own = memory + groups * plan.group_bytes + static_cast<std::size_t>(thread) * plan.thread_bytes;
-    Worker worker(plan, grid, idle ? 0 : thread, memory, own);
-    if (!idle && plan.kernel.enter) plan.kernel.enter();
     for (std::size_t done = 0; done < most; done += plan.chunk_rows) {
         const std::size_t first = std::min(end, begin + done), rows = std::min(plan.chunk_rows, end - first);
         if (rows) worker.fill(first, rows);
@@ -230,6 +250,21 @@ void run(const Plan& plan, std::byte* memory, int thread, int threads) {
         if (rows) worker.multiply(first, rows);
         if (grid.columns > 1) parallel_barrier(threads);
         if (rows && plan.normed_stride) worker.norm(first, rows);
+    }
+}
+
+void run(const Plan& plan, std::byte* memory, int thread, int threads, std::atomic<std::size_t>& taken) {
+    const Grid grid = grid_of(plan, threads);
+    const int group = thread / grid.columns;
+    const bool idle = group >= grid.rows;
+    const std::size_t groups = static_cast<std::size_t>(grid.rows);
+    std::byte* own = memory + groups * plan.group_bytes + static_cast<std::size_t>(thread) * plan.thread_bytes;
+    Worker worker(plan, grid, idle ? 0 : thread, memory, own);
+    if (!idle && plan.kernel.enter) plan.kernel.enter();
+    if (grid.columns == 1 && groups > 1 && plan.call.rows >= kWorthSharing * groups * plan.kernel.rows) {
+        if (!idle) run_as_they_come(plan, worker, groups, taken);
+    } else {
+        run_together(plan, worker, grid, group, threads);
     }
     if (!idle && plan.kernel.leave) plan.kernel.leave();
 }
@@ -283,7 +318,8 @@ void whole_product(const Product& call) {
     const int threads = work < kWorthThreads ? 1 : parallel_threads();
     const std::size_t size = static_cast<std::size_t>(threads) * (plan.group_bytes + plan.thread_bytes);
     std::byte* memory = product_scratch(size);
-    parallel(threads, [&](int thread, int running) { run(plan, memory, thread, running); });
+    std::atomic<std::size_t> taken = 0;
+    parallel(threads, [&](int thread, int running) { run(plan, memory, thread, running, taken); });
 }
 
 // Each slice adds to the sum of those before it, the last one finishes it.

@@ -98,7 +98,7 @@ void fill_columns(const void* x, std::size_t stride, std::size_t tokens, std::si
         }
         std::byte* out = panel + (first + token) / 32 * kRows * kStep;
         for (std::size_t half = 0; half < 2; ++half) {
-            transpose_16(pairs[half]);
+            transpose_lanes(pairs[half]);
             for (std::size_t lane = 0; lane < 16; ++lane)
                 _mm512_store_ps(out + column_of(lane, half) * kStep, pairs[half][lane]);
         }

@@ -26,13 +26,19 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX2)
 #include "cpu/product_epilogue.h"
 // Behind all.
 #include "cpu/product_blocks.h"
+#include "cpu/transpose_avx2.h"
+#include "cpu/product_panel.h"
+
+// 12 of the 16 registers hold sums.
+inline constexpr std::size_t kRows = 6;
 
 template <Element kElement>
 constexpr BlockKernel kernel_of() {
-    using Kernel = FmaKernel<Avx2, kElement, 6, 2>;
-    return {.rows = 6,
+    using Kernel = FmaKernel<Avx2, kElement, kRows, 2>;
+    using Value = std::conditional_t<kElement == Element::fp32, float, BFloat16>;
+    return {.rows = kRows,
             .panel_bytes = Kernel::panel_bytes,
-            .fill = Kernel::fill,
+            .fill = fill_floats<Avx2, kRows, Value>,
             .fill_columns = Kernel::fill_columns,
             .multiply = Kernel::multiply,
             .finish = Kernel::finish_block};

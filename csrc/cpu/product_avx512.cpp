@@ -32,40 +32,14 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX512)
 // 28 of the 32 registers hold sums.
 inline constexpr std::size_t kRows = 14;
 
-template <typename Value>
-void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
-          std::byte* panel) {
-    fill_words<kRows>(rows, padded_depth, panel, [&](std::size_t row, std::size_t k) {
-        if (k >= depth) return _mm512_setzero_ps();
-        return load_some<Avx512>(static_cast<const Value*>(x) + row * stride + k, depth - k);
-    });
-}
-
-// Sixteen floats are stored where kRows of them belong, and the next token's store covers what is too much.
-template <Element kElement, typename Value>
-void fill_columns(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns, std::size_t first,
-                  std::byte* panel, float* sums) {
-    const Value* from = static_cast<const Value*>(x);
-    float* to = reinterpret_cast<float*>(panel) + first * kRows;
-    __m512 total = _mm512_setzero_ps();
-    for (std::size_t token = 0; token < tokens; ++token, from += stride, to += kRows) {
-        const __m512 values = Avx512::load_part(from, columns);
-        _mm512_storeu_ps(to, values);
-        total = _mm512_add_ps(total, values);
-    }
-    for (std::size_t token = tokens; token % (kStep / bytes_of(kElement)); ++token, to += kRows)
-        _mm512_storeu_ps(to, _mm512_setzero_ps());
-    if (sums) Avx512::store_part(sums, _mm512_add_ps(Avx512::load_part(sums, columns), total), columns);
-}
-
 template <Element kElement>
 constexpr BlockKernel kernel_of() {
     using Kernel = FmaKernel<Avx512, kElement, kRows, 2>;
     using Value = std::conditional_t<kElement == Element::fp32, float, BFloat16>;
     return {.rows = kRows,
             .panel_bytes = Kernel::panel_bytes,
-            .fill = fill<Value>,
-            .fill_columns = fill_columns<kElement, Value>,
+            .fill = fill_floats<Avx512, kRows, Value>,
+            .fill_columns = Kernel::fill_columns,
             .multiply = Kernel::multiply,
             .finish = Kernel::finish_block,
             .chunk = 512,

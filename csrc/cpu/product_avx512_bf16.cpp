@@ -72,7 +72,7 @@ std::size_t panel_bytes(std::size_t padded_depth) { return (padded_depth * 2 * k
 
 void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
           std::byte* panel) {
-    fill_words<kRows>(rows, padded_depth / 2, panel, [&](std::size_t row, std::size_t word) {
+    fill_words<Avx512, kRows>(rows, padded_depth / 2, panel, [&](std::size_t row, std::size_t word) {
         const std::size_t left = depth - std::min(depth, word * 2);
         const auto mask = static_cast<__mmask32>(left >= 32 ? 0xFFFFFFFFU : (1U << left) - 1U);
         return _mm512_castsi512_ps(

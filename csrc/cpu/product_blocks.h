@@ -107,26 +107,22 @@ struct FmaKernel {
         }
     }
 
+    // A vector is stored where kRows values belong, and the next token's store covers what is too much.
     static void fill_columns(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns,
                              std::size_t first, std::byte* panel, float* sums) {
+        static_assert(kRows <= V::kLanes);
         using Value = std::conditional_t<kElement == Element::fp32, float, BFloat16>;
-        constexpr std::size_t kWhole = kStep / bytes_of(kElement);
+        const Value* from = static_cast<const Value*>(x);
         float* to = reinterpret_cast<float*>(panel) + first * kRows;
-        float total[kRows] = {};
-        for (std::size_t token = 0; token < tokens; ++token, to += kRows) {
-            const Value* from = static_cast<const Value*>(x) + token * stride;
-            for (std::size_t column = 0; column < kRows; ++column) {
-                float value = 0.0F;
-                if (column < columns) {
-                    if constexpr (kElement == Element::fp32) value = from[column];
-                    else value = to_float(from[column]);
-                }
-                to[column] = value;
-                total[column] += value;
-            }
+        typename V::Float total = V::zero();
+        for (std::size_t token = 0; token < tokens; ++token, from += stride, to += kRows) {
+            const typename V::Float values = V::load_part(from, columns);
+            V::store(to, values);
+            total = V::add(total, values);
         }
-        std::fill_n(to, (tokens + kWhole - 1) / kWhole * kWhole * kRows - tokens * kRows, 0.0F);
-        for (std::size_t column = 0; sums && column < columns; ++column) sums[column] += total[column];
+        for (std::size_t token = tokens; token % (kStep / bytes_of(kElement)); ++token, to += kRows)
+            V::store(to, V::zero());
+        if (sums) V::store_part(sums, V::add(V::load_part(sums, columns), total), columns);
     }
 };
 

@@ -54,13 +54,13 @@ void place_columns(const PlaceRows& from, const PlaceTarget& to, std::size_t fir
             if (rows == kPanel) {
                 for (std::size_t i = 0; i < 16; ++i)
                     words[i] = words_at<kElement>(x + i * from.stride + k, from.width - k);
-                transpose_16(words);
+                transpose_lanes(words);
                 for (std::size_t i = 0; i < 16; ++i) _mm512_storeu_ps(out + i * kPanel * 4, words[i]);
             } else {
                 for (std::size_t i = 0; i < 16; ++i) words[i] = _mm512_setzero_ps();
                 for (std::size_t i = 0; i < rows; ++i)
                     words[lane + i] = words_at<kElement>(x + i * from.stride + k, from.width - k);
-                transpose_16(words);
+                transpose_lanes(words);
                 for (std::size_t i = 0; i < 16; ++i) _mm512_mask_storeu_ps(out + i * kPanel * 4, lanes, words[i]);
             }
         }

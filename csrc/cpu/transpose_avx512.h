@@ -1,6 +1,6 @@
 // Sixteen vectors of sixteen lanes, turned round: lane j of vector i becomes lane i of vector j. Lanes only move, so
 // they may hold any 32 bits. Included inside a region for AVX-512.
-FASTBERT_INLINE void transpose_16(__m512 (&rows)[16]) {
+FASTBERT_INLINE void transpose_lanes(__m512 (&rows)[16]) {
     __m512 pairs[16], fours[16];
     for (int i = 0; i < 16; i += 2) {
         pairs[i] = _mm512_unpacklo_ps(rows[i], rows[i + 1]);

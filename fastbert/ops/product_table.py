@@ -1,10 +1,10 @@
 """Which products are ours and which torch's library's, by a table: never by a timing at run time.
 
 A choice is a function of the CPU, the level, the element, the shape of the weight and a class of row numbers, so it is
-the same on every run. The shipped rule follows measurements (docs/performance-cpu.md): ours but for fp32 without
-AVX-512, and for floats in plain C++. `fastbert doctor --tune` on a machine without a GPU measures this CPU's, and what
-it saves goes before the shipped rule. Where a text meets the library in one batch and ours in another, its bits differ
-between the two; the library itself may sum few rows otherwise than many. `same_in_every_batch` rules both out.
+the same on every run. The shipped rule follows measurements (docs/performance-cpu.md): ours but for floats in plain
+C++. `fastbert doctor --tune` on a machine without a GPU measures this CPU's, and what it saves goes before the shipped
+rule. Where a text meets the library in one batch and ours in another, its bits differ between the two; the library
+itself may sum few rows otherwise than many. `same_in_every_batch` rules both out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OWN, LIBRARY = "own", "library"
 # By level. Plain C++ is no match for a library that knows the processor; integers are multiplied by nobody else.
 SHIPPED = {
     "portable": {"bf16": LIBRARY, "int8": OWN, "fp32": LIBRARY},
-    "avx2": {"bf16": OWN, "int8": OWN, "fp32": LIBRARY},
+    "avx2": {"bf16": OWN, "int8": OWN, "fp32": OWN},
     "avx512": {"bf16": OWN, "int8": OWN, "fp32": OWN},
     "amx": {"bf16": OWN, "int8": OWN, "fp32": OWN},
 }

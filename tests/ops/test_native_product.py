@@ -165,11 +165,11 @@ def test_a_row_has_the_same_bits_in_every_batch(
 
 
 def test_more_threads_than_cores(level: str, seed: int, threads: None) -> None:
-    """Threads share rows and columns in every way that a grid of up to seven allows."""
-    x, weight, bias = operands(seed, 330, 330, 64, FP32)
+    """Threads share rows and columns in every way that a grid of seven allows, and take many rows as they come."""
+    x, weight, bias = operands(seed, 1700, 330, 64, FP32)
     packed, norm = pack(weight, "fp32"), (drawn(seed, 330), None, 1e-5)
     torch.set_num_threads(1)
-    expected = {rows: product(x[:rows], packed, bias, norm=norm) for rows in (3, 60, 150, 330)}
+    expected = {rows: product(x[:rows], packed, bias, norm=norm) for rows in (3, 60, 150, 330, 1700)}
     for count, (rows, result) in itertools.product((3, 5, 7), expected.items()):
         torch.set_num_threads(count)
         for _ in range(3):

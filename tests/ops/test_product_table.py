@@ -30,28 +30,24 @@ def test_classes_of_rows(rows: int, kind: str) -> None:
 
 
 @pytest.mark.usefixtures("path")
-def test_shipped_choices() -> None:
-    assert product_table.prefers_own("bf16", 100, 768, 768)
-    assert product_table.prefers_own("int8", 100, 768, 768)
-    assert not product_table.prefers_own("fp32", 100, 768, 768)
-
-
-@pytest.mark.usefixtures("path")
-def test_shipped_choices_with_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_level, "level", lambda: "avx512")
-    assert all(product_table.prefers_own(element, 100, 768, 768) for element in ("bf16", "int8", "fp32"))
-    assert product_table.prefers_own_layer("fp32", 100, 768, 3072)
+@pytest.mark.parametrize("level", cpu_level.LEVELS)
+def test_shipped_choices(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_level, "level", lambda: level)
+    for element in ("bf16", "int8", "fp32"):
+        own = element == "int8" or level != "portable"
+        assert product_table.prefers_own(element, 100, 768, 768) == own
+        assert product_table.prefers_own_layer(element, 100, 768, 3072) == own
 
 
 def test_what_was_measured_goes_first(path: Path) -> None:
     cpu = product_table.processor(cpu_level.level())
-    product_table.save(path, cpu, {product_table.entry("fp32", "rows<=16", 768, 768): "own"})
+    product_table.save(path, cpu, {product_table.entry("fp32", "rows<=16", 768, 768): "library"})
     product_table.save(path, cpu, {product_table.entry("bf16", "rows>1024", 768, 768): "library"})
-    assert product_table.prefers_own("fp32", 10, 768, 768)
-    assert not product_table.prefers_own("fp32", 17, 768, 768)
+    assert not product_table.prefers_own("fp32", 10, 768, 768)
+    assert product_table.prefers_own("fp32", 17, 768, 768)
     assert not product_table.prefers_own("bf16", 2000, 768, 768)
-    product_table.save(path, "another processor", {product_table.entry("fp32", "rows<=64", 768, 768): "own"})
-    assert not product_table.prefers_own("fp32", 17, 768, 768)
+    product_table.save(path, "another processor", {product_table.entry("fp32", "rows<=64", 768, 768): "library"})
+    assert product_table.prefers_own("fp32", 17, 768, 768)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +93,7 @@ def test_a_place_that_cannot_be_written_is_found_before_anything_is_measured(
         product_tune.run(widths=(32,))
 
 
-@pytest.mark.parametrize("level", ["avx2", "avx512"])
+@pytest.mark.parametrize("level", ["portable", "avx2"])
 def test_compiled_code_follows_the_level(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product_table, "_LEVEL_AT_IMPORT", level)
     torch._dynamo.reset()  # code that was compiled for another level
@@ -106,23 +102,23 @@ def test_compiled_code_follows_the_level(level: str, monkeypatch: pytest.MonkeyP
         return x + 1 if product_table.prefers_own_layer("fp32", len(x), 32, 64) else x - 1
 
     compiled = torch.compile(chosen, backend="eager", fullgraph=True)
-    assert compiled(torch.zeros(3)).tolist() == [1.0 if level == "avx512" else -1.0] * 3
+    assert compiled(torch.zeros(3)).tolist() == [1.0 if level == "avx2" else -1.0] * 3
 
 
 @pytest.mark.parametrize(
-    ("element", "own", "library", "choice"),
+    ("level", "own", "library", "choice"),
     [
-        ("bf16", 1.0, 0.98, "own"),
-        ("bf16", 1.0, 0.9, "library"),
-        ("fp32", 0.9, 1.0, "own"),
-        ("fp32", 1.0, 1.0, "library"),
+        ("avx2", 1.0, 0.98, "own"),
+        ("avx2", 1.0, 0.9, "library"),
+        ("portable", 0.9, 1.0, "own"),
+        ("portable", 1.0, 1.0, "library"),
     ],
 )
 def test_a_choice_needs_a_margin(
-    element: str, own: float, library: float, choice: str, monkeypatch: pytest.MonkeyPatch
+    level: str, own: float, library: float, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_level, "level", lambda: "avx2")
-    assert product_tune.Trial(element, 16, 96, 32, own, library).choice == choice
+    monkeypatch.setattr(cpu_level, "level", lambda: level)
+    assert product_tune.Trial("fp32", 16, 96, 32, own, library).choice == choice
 
 
 def test_the_forced_backend_names_a_product_that_it_cannot_serve() -> None:
