@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,14 +20,17 @@ from fastbert.checkpoints.bounded import read_json_file
 from fastbert.checkpoints.carried import Target, carry_tokenizer
 from fastbert.checkpoints.hub import MAIN
 from fastbert.checkpoints.names import is_encoders, is_training_state, is_transposed, match, to_tensorflow
-from fastbert.checkpoints.pipeline_files import PIPELINE_FILES, carry_pipeline
+from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PIPELINE_FILES, PROMPTS, is_there
 from fastbert.checkpoints.safetensors_files import in_bytes, write_safetensors
 from fastbert.checkpoints.source import Weights, config_place, find_source, find_weights
 from fastbert.checkpoints.stored import Stored, fill
 from fastbert.checkpoints.tensorflow import write_bundle
 from fastbert.checkpoints.whole_folder import whole_folder
 from fastbert.config import CONFIGS, BertConfig
-from fastbert.errors import UserError
+from fastbert.errors import CheckpointError, UserError
+
+if TYPE_CHECKING:
+    from fastbert.tasks.embed_settings import EmbedSettings
 
 PREFIX = "bert_model.ckpt"
 MODEL_CLASSES = (
@@ -41,7 +44,10 @@ MODEL_CLASSES = (
     "BertForQuestionAnswering",
 )
 _WITH_CLASSIFIER = ("BertForSequenceClassification", "BertForTokenClassification", "BertForMultipleChoice")
-_FILES = {"hf": ("config.json", "*.safetensors"), "tensorflow": ("bert_config.json", f"{PREFIX}.*")}
+_FILES = {
+    "hf": ("config.json", "*.safetensors", MODULES, "[1-9]_*/config.json"),
+    "tensorflow": ("bert_config.json", f"{PREFIX}.*"),
+}
 
 
 @dataclass(frozen=True)
@@ -110,22 +116,66 @@ def convert(source: str | Path, out: Path, options: Options = Options()) -> Repo
     Where weights of the encoder are missing or of the wrong shape nothing is written, and the report says which.
     Raises `UserError` and `CheckpointError` as `from_pretrained` does.
     """
-    place = find_source(source, options.revision)
-    _refuse_present(place, out, options)
+    root = place = find_source(source, options.revision)
+    pipeline = None
+    if root.is_dir() and is_there(root / MODULES):
+        pipeline = _read_pipeline(root)
+        place = pipeline.encoder
+    _refuse_present(root, out, options)
     config = BertConfig.from_pretrained(config_place(place))
     weights = find_weights(place, options.pickles)
     loading.check_size(config, weights)
     kind = options.model_class or choose_class(weights.tensors, named_classes(config_place(place)))
     plan, report = _plan(weights, config, kind, out, options)
+    if pipeline is not None and (options.to != "hf" or pipeline.settings is None):
+        why = pipeline.refused or "a TensorFlow checkpoint has no place for sentence-transformers' settings"
+        report.left_out[MODULES] = why
     if not report.whole:
         return report
     with whole_folder(out, superseded=("model*.safetensors*", *PIPELINE_FILES)) as folder:
         _write(folder, plan, _with_labels(config, plan), kind, options)
         carry_tokenizer(options.tokenizer, weights.folder, folder, config.vocab_size, options.to)
-        if options.to == "hf":
-            carry_pipeline(weights.folder, folder)
+        if pipeline is not None and options.to == "hf":
+            pipeline.save(folder, config.hidden_size)
         report.files.extend(sorted(path.name for path in folder.iterdir()))
     return report
+
+
+@dataclass(frozen=True)
+class _Pipeline:
+    """What makes a folder a sentence-transformers model: where its encoder is, and how vectors become embeddings."""
+
+    root: Path
+    encoder: Path
+    settings: EmbedSettings | None
+    refused: str = ""
+    """Why there are no settings: a module that we do not know."""
+
+    def save(self, folder: Path, width: int) -> None:
+        """Write it, with what else its two small files say, so that the same weights give the same embeddings."""
+        if self.settings is None:
+            return
+        self.settings.save(folder, width)
+        for place, name in ((self.root, PROMPTS), (self.encoder, ENCODER_CONFIG)):
+            if is_there(place / name):
+                said = json.dumps(read_json_file(place / name), indent=2, ensure_ascii=False) + "\n"
+                (folder / name).write_text(said, encoding="utf-8")
+
+
+def _read_pipeline(root: Path) -> _Pipeline:
+    # Here, since it loads models, which load through this package.
+    from fastbert.checkpoints.pipeline_files import listed_modules
+    from fastbert.tasks.embed_folder import read_settings
+
+    kind, encoder = listed_modules(root)[0]
+    if kind != "Transformer":
+        encoder = root
+    try:
+        return _Pipeline(root, encoder, read_settings(root)[1])
+    except CheckpointError:
+        raise
+    except UserError as error:
+        return _Pipeline(root, encoder, None, str(error))
 
 
 def choose_class(tensors: Collection[str], architectures: list[str]) -> str:
@@ -259,10 +309,10 @@ def _refuse_present(place: Path, out: Path, options: Options) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; name a folder")
     folder = place if place.is_dir() else place.parent
-    if out.exists() and out.samefile(folder):
-        raise UserError(f"--out {out}: is the source; name another folder")
+    if out.resolve() == folder.resolve() or folder.resolve() in out.resolve().parents:
+        raise UserError(f"--out {out}: is the source, or in it; name another folder")
     for to, patterns in _FILES.items():
-        present = sorted(path.name for pattern in patterns for path in out.glob(pattern))
+        present = sorted(str(path.relative_to(out)) for pattern in patterns for path in out.glob(pattern))
         if present and to != options.to:
             raise UserError(f"--out {out}: holds {present[0]}, other weights than these; name another folder")
         if present and not options.overwrite:

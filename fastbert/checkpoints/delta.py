@@ -42,7 +42,11 @@ FORMAT, VERSION = "fastbert-delta", 1
 FILE = "file:"
 MOST_FILE = 32 << 20
 """Bytes of a file that travels along."""
-_CARRIED = re.compile(r"[A-Za-z0-9_][\w.-]{0,99}\.(?:json|txt)")
+_CARRIED = re.compile(
+    r"[A-Za-z0-9_][\w.-]{0,99}\.(?:json|txt)"
+    # Of sentence-transformers.
+    r"|[1-9]_(?:Pooling|Dense|Normalize)/config\.json|[1-9]_Dense/model\.safetensors"
+)
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in DTYPES.values()}
 
 
@@ -237,6 +241,7 @@ def restore_delta(
     with whole_folder(out, superseded=("model*.safetensors*",)) as folder:
         write_safetensors(folder, {name: tensor.contiguous() for name, tensor in tensors.items()})
         for name, content in contents.items():
+            (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
         return sorted(path.name for path in folder.iterdir())
 
@@ -252,17 +257,18 @@ def _refuse_present(out: Path, overwrite: bool) -> None:
 def _carry(model: Path, base: Path) -> tuple[list[CarriedFile], dict[str, bytes]]:
     """The small files beside a model's weights, and the contents of those that are not the base's."""
     files, contents = [], {}
-    for path in sorted(model.iterdir()):
-        if not _CARRIED.fullmatch(path.name) or path.name.endswith(".index.json") or not path.is_file():
+    for path in sorted([*model.iterdir(), *model.glob("[1-9]_*/*")]):
+        name = path.relative_to(model).as_posix()
+        if not _CARRIED.fullmatch(name) or name.endswith(".index.json") or not path.is_file():
             continue
         if path.stat().st_size > MOST_FILE:
             continue
-        content, other = path.read_bytes(), base / path.name
+        content, other = path.read_bytes(), base / name
         own = not (other.is_file() and other.stat().st_size == len(content) and other.read_bytes() == content)
         digest = hashlib.sha256(content).hexdigest()
-        files.append(CarriedFile(name=path.name, size=len(content), sha256=digest, own=own))
+        files.append(CarriedFile(name=name, size=len(content), sha256=digest, own=own))
         if own:
-            contents[path.name] = content
+            contents[name] = content
     return files, contents
 
 

@@ -55,13 +55,11 @@ def _inside(index: Path, name: str) -> Path:
     return path
 
 
-def check_link(path: Path, model: Path | None = None) -> None:
-    """Refuse a link that leads out of its folder; a Hub cache's `snapshots/COMMIT` may lead to its own `blobs`, as may
-    the folders in it, if `model` says which it is."""
+def check_link(path: Path) -> None:
+    """Refuse a link that leads out of its folder; a Hub cache's `snapshots/COMMIT` may lead to its own `blobs`."""
     folder, target = path.parent.resolve(), path.resolve()
     allowed = [folder]
-    snapshot = folder if model is None else model.resolve()
-    if snapshot.parent.name == "snapshots":
-        allowed.append(snapshot.parent.parent / "blobs")
+    if folder.parent.name == "snapshots":
+        allowed.append(folder.parent.parent / "blobs")
     if target.parent not in allowed:
         raise CheckpointError(f"{path}: is a link to {target}, out of its folder; put the file itself there")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fastbert.checkpoints.delta import DeltaReport
 
 NOT_WHOLE = 1
-SHOWN = 12
+SHOWN, WIDEST = 12, 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,4 +164,8 @@ def _listed(title: str, names: list[str]) -> list[str]:
     if not names:
         return []
     more = [f"    and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
-    return [f"  {title}: {len(names)}", *(f"    {name}" for name in names[:SHOWN]), *more]
+    from fastbert.checkpoints.bounded import shown
+
+    # Names are the file's: they may hold anything.
+    lines = [name if name.isprintable() and len(name) < WIDEST else shown(name) for name in names[:SHOWN]]
+    return [f"  {title}: {len(names)}", *(f"    {line}" for line in lines), *more]

@@ -355,9 +355,13 @@ class BertModel(PreTrainedModel):
         return self.embeddings.word_embeddings
 
     def save_pretrained(self, folder: str | Path, *, max_shard_size: int | str | None = None) -> None:
+        settings = self.embed_settings
+        if settings is not None:  # looked at before anything is written
+            settings.check_width(self.config.hidden_size, "embed_settings")
+            settings.check_folder(Path(folder))
         super().save_pretrained(folder, max_shard_size=max_shard_size)
-        if self.embed_settings is not None:
-            self.embed_settings.save(Path(folder), self.config.hidden_size)
+        if settings is not None:
+            settings.save(Path(folder), self.config.hidden_size)
 
     def encode(
         self, batch: PackedBatch, causal: bool = False, keep_all: bool = False, rows: Tensor | None = None

@@ -182,7 +182,7 @@ class _Embedder:
         chunk: list[str] = []
         characters = 0
         for text in texts:
-            size = len(text) if isinstance(text, str) else 0
+            size = len(self.prompt) + len(text) if isinstance(text, str) else 0
             if chunk and (len(chunk) == self.chunk_texts or characters + size > CHUNK_CHARACTERS):
                 yield chunk
                 chunk, characters = [], 0
@@ -234,7 +234,13 @@ class _Embedder:
 
 def settings_of(model: BertModel) -> EmbedSettings:
     """What the folder said that the model came from, if `load_embedder` read it."""
-    return model.embed_settings or EmbedSettings()
+    settings = model.embed_settings
+    if settings is None:
+        return EmbedSettings()
+    if not isinstance(settings, EmbedSettings):
+        raise UserError(f"embed_settings must be EmbedSettings (fastbert.tasks.embed_settings), not {settings!r}")
+    settings.check_width(model.config.hidden_size, "embed_settings")
+    return settings
 
 
 def _limit(model: BertModel, tokenizer: WordPieceTokenizer, asked: int | None, of_folder: int | None) -> int:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from fastbert.checkpoints.bounded import read_json_file
-from fastbert.checkpoints.pipeline_files import ENCODER_CONFIGS, MODULES, PROMPTS, listed_modules
+from fastbert.checkpoints.bounded import read_json_file, shown
+from fastbert.checkpoints.pipeline_files import ENCODER_CONFIGS, MODULES, PROMPTS, is_there, listed_modules
 from fastbert.checkpoints.safetensors_files import WEIGHTS, read_safetensors
 from fastbert.checkpoints.source import find_source
 from fastbert.errors import CheckpointError, UserError
@@ -23,6 +23,8 @@ from fastbert.tasks.embed_settings import ACTIVATIONS, Dense, EmbedSettings
 from fastbert.tasks.pooling import POOLINGS
 from fastbert.tokenizers import WordPieceTokenizer
 
+MOST_PROMPT = 10_000  # characters, which go before each of a chunk's texts
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Releases before 6 have a key for each way to pool.
 OLD_POOLINGS = {
     "pooling_mode_cls_token": "cls",
@@ -48,6 +50,7 @@ def load_embedder(
         raise UserError(f"{folder}: is no folder; name that of a sentence-transformers or Hugging Face model")
     place, settings, lower_case = read_settings(folder)
     model = BertModel.from_pretrained(place, dtype=dtype)
+    settings.check_width(model.config.hidden_size, str(folder))
     model.embed_settings = settings
     tokenizer = WordPieceTokenizer.from_pretrained(place)
     if lower_case and not tokenizer.do_lower_case:
@@ -61,25 +64,28 @@ def read_settings(folder: Path) -> tuple[Path, EmbedSettings, bool]:
     """The folder that holds the encoder, how its vectors become embeddings, and whether texts are lower-cased."""
     place, found = folder, dict[str, Any]()
     dense: list[Dense] = []
-    if (folder / MODULES).is_file():
-        for index, (kind, where) in enumerate(listed_modules(folder)):
-            if (kind == "Transformer") != (index == 0):
-                raise _refused(folder, kind, "the first module must be a Transformer, and no other one")
-            if kind == "Transformer":
-                place = where
-            elif kind == "Pooling" and "pooling" not in found:
-                found["pooling"] = _pooling(where)
-            elif kind == "Dense" and "pooling" in found and not found.get("normalize"):
-                dense.append(_dense(where))
-            elif kind == "Normalize" and "pooling" in found:
-                found["normalize"] = True
-            elif kind != "Dropout":  # which does nothing in inference
-                known = "Transformer, Pooling, Dense and Normalize, in this order"
-                raise _refused(folder, kind, f"supported are {known}")
-        if "pooling" not in found:
-            raise UserError(f"{folder / MODULES}: names no Pooling, so the model has no embeddings of texts")
-    encoder = next((_object(place / name) for name in ENCODER_CONFIGS if (place / name).is_file()), {})
-    prompts = _object(folder / PROMPTS) if (folder / PROMPTS).is_file() else {}
+    if not is_there(folder / MODULES):  # what lies beside a plain model is not looked at
+        return place, EmbedSettings(), False
+    for index, (kind, where) in enumerate(listed_modules(folder)):
+        if (kind == "Transformer") != (index == 0):
+            raise _refused(folder, kind, "the first module must be a Transformer, and no other one")
+        if kind == "Transformer":
+            place = where
+        elif kind == "Pooling" and "pooling" not in found:
+            found["pooling"] = _pooling(where)
+        elif kind == "Dense" and "pooling" in found and not found.get("normalize"):
+            dense.append(_dense(where))
+        elif kind == "Normalize" and "pooling" in found:
+            if is_there(where / "config.json"):
+                _check_names(where / "config.json", "Normalize")
+            found["normalize"] = True
+        elif kind != "Dropout":  # which does nothing in inference
+            known = "Transformer, Pooling, Dense and Normalize, in this order"
+            raise _refused(folder, kind, f"supported are {known}")
+    if "pooling" not in found:
+        raise UserError(f"{folder / MODULES}: names no Pooling, so the model has no embeddings of texts")
+    encoder = next((_object(place / name) for name in ENCODER_CONFIGS if is_there(place / name)), {})
+    prompts = _object(folder / PROMPTS) if is_there(folder / PROMPTS) else {}
     settings = EmbedSettings(
         **found,
         **_prompts(prompts, folder / PROMPTS),
@@ -90,7 +96,8 @@ def read_settings(folder: Path) -> tuple[Path, EmbedSettings, bool]:
 
 
 def _refused(folder: Path, kind: str, why: str) -> UserError:
-    return UserError(f"{folder / MODULES}: the module {kind} cannot be used here; {why}")
+    name = kind if kind.isidentifier() and len(kind) < 100 else shown(kind)
+    return UserError(f"{folder / MODULES}: the module {name} cannot be used here; {why}")
 
 
 def _pooling(folder: Path) -> str:
@@ -102,7 +109,9 @@ def _pooling(folder: Path) -> str:
         modes = [mode for key, mode in old.items() if config[key]] or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in POOLINGS:
-        raise UserError(f"{path}: pooling {modes!r} cannot be used here; supported is one of {', '.join(POOLINGS)}")
+        raise UserError(
+            f"{path}: pooling {shown(modes)} cannot be used here; supported is one of {', '.join(POOLINGS)}"
+        )
     if config.get("include_prompt") is False:
         raise UserError(f"{path}: leaves the tokens of a prompt out of pooling (include_prompt), which is unsupported")
     found: str = modes[0]
@@ -111,35 +120,57 @@ def _pooling(folder: Path) -> str:
 
 def _dense(folder: Path) -> Dense:
     path = folder / "config.json"
-    config = _object(path)
-    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
-    if activation not in ACTIVATIONS:
-        raise UserError(f"{path}: the activation {activation} is unsupported; supported are {', '.join(ACTIVATIONS)}")
-    if config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
-        raise UserError(f"{path}: a Dense of {config['module_input_name']} is unsupported: only of sentence_embedding")
+    config = _check_names(path, "Dense")
+    name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    home, _, activation = name.rpartition(".")
+    if activation not in ACTIVATIONS or not f"{home}.".startswith("torch.nn."):
+        raise UserError(f"{path}: the activation {shown(name)} is unsupported; supported are {', '.join(ACTIVATIONS)}")
+    if config.get("use_residual"):
+        raise UserError(f"{path}: a Dense that adds what goes into it (use_residual) is unsupported")
     weights = folder / WEIGHTS
-    if not weights.is_file():
+    if not is_there(weights):
         raise UserError(f"{folder}: holds no {WEIGHTS}; save the model again with sentence-transformers 3 or later")
-    tensors = {name: stored.read() for name, stored in read_safetensors(weights).items()}
-    weight, bias = tensors.get("linear.weight"), tensors.get("linear.bias")
+    stored = read_safetensors(weights)
     shape = (config.get("out_features"), config.get("in_features"))
-    if weight is None or tuple(weight.shape) != shape or (bias is not None and tuple(bias.shape) != shape[:1]):
-        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        raise CheckpointError(f"{weights}: holds {shapes}, but {path.name} says linear.weight {shape}")
-    return Dense(weight.float(), None if bias is None else bias.float(), activation)
+    wanted = {"linear.weight": shape, "linear.bias": shape[:1]}
+    for name, tensor in stored.items():
+        if name not in wanted or tensor.shape != wanted[name] or tensor.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{weights}: holds {shown(name)} of {tensor.dtype} {shown(tensor.shape)}, but {path.name} says"
+                f" linear.weight {shown(shape)} and perhaps linear.bias, in floats"
+            )
+    if "linear.weight" not in stored:
+        raise CheckpointError(f"{weights}: holds no linear.weight; restore the file")
+    bias = stored.get("linear.bias")
+    weight = stored["linear.weight"].read().float()
+    return Dense(weight, None if bias is None else bias.read().float(), activation)
+
+
+def _check_names(path: Path, kind: str) -> dict[str, Any]:
+    """The config of a module that turns embeddings of texts into others, and nothing else."""
+    config = _object(path)
+    for key in ("module_input_name", "module_output_name"):
+        if config.get(key) not in (None, "sentence_embedding"):
+            raise UserError(
+                f"{path}: a {kind} with {key} {shown(config[key])} is unsupported: only sentence_embedding is"
+            )
+    return config
 
 
 def _prompts(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     texts = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
-    if not texts or (default is not None and default not in prompts):
-        raise CheckpointError(f"{path}: prompts must be texts by name, the default one ({default!r}) among them")
+    if not texts or (default is not None and (not isinstance(default, str) or default not in prompts)):
+        raise CheckpointError(f"{path}: prompts must be texts by name, the default one ({shown(default)}) among them")
+    longest = max(map(len, prompts.values()), default=0)
+    if longest > MOST_PROMPT:
+        raise CheckpointError(f"{path}: a prompt of {longest:,} characters, where at most {MOST_PROMPT:,} are believed")
     return {"prompts": prompts, "default_prompt": default}
 
 
 def _length(value: Any, folder: Path) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 3):
-        raise CheckpointError(f"{folder}: max_seq_length={value!r} must be a whole number, at least 3")
+        raise CheckpointError(f"{folder}: max_seq_length={shown(value)} must be a whole number, at least 3")
     return value
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PROMPTS, TYPES
+from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PROMPTS, TYPES, is_there
 from fastbert.checkpoints.safetensors_files import WEIGHTS
-from fastbert.errors import UserError
+from fastbert.errors import CheckpointError, UserError
 from fastbert.ops import native_product
 from fastbert.tasks.pooling import check_pooling
 
@@ -37,6 +38,15 @@ class Dense:
     bias: Tensor | None
     activation: str
 
+    def __post_init__(self) -> None:
+        weight, bias = self.weight, self.bias
+        if weight.dim() != 2 or weight.dtype != torch.float32 or not weight.numel() or weight.device.type != "cpu":
+            raise UserError(f"a Dense takes a weight of fp32 (out, in) on the CPU, not {_described(weight)}")
+        if bias is not None and (bias.dtype != torch.float32 or bias.shape != weight.shape[:1]):
+            raise UserError(f"a Dense with a weight {tuple(weight.shape)} takes a bias of fp32, not {_described(bias)}")
+        if self.activation not in ACTIVATIONS:
+            raise UserError(f"a Dense has the activation {self.activation!r}; known are {', '.join(ACTIVATIONS)}")
+
     def __call__(self, x: Tensor) -> Tensor:
         """x fp32 (texts, in) on the CPU -> (texts, out); a text's bits do not depend on the others."""
         y = native_product.product(x, native_product.pack(self.weight, "fp32"), self.bias)
@@ -55,10 +65,12 @@ class Dense:
         }
 
     def save(self, folder: Path) -> None:
-        """Write its weights as sentence-transformers names them."""
+        """Write its weights and its config as sentence-transformers has them."""
+        _write_json(folder / "config.json", self.describe())
         tensors = {"linear.weight": self.weight, "linear.bias": self.bias}
         partial = folder / f"{WEIGHTS}.partial"
-        save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, partial)
+        partial.unlink(missing_ok=True)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}, partial)
         partial.replace(folder / WEIGHTS)
 
 
@@ -81,8 +93,28 @@ class EmbedSettings:
 
     def __post_init__(self) -> None:
         check_pooling(self.pooling)
+        length = self.max_length
+        if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 3):
+            raise UserError(f"max_length={length!r} must be a whole number, at least 3, or None")
+        named = self.prompts.items() if isinstance(self.prompts, Mapping) else [(None, None)]
+        if not all(isinstance(name, str) and isinstance(text, str) for name, text in named):
+            raise UserError(f"prompts={self.prompts!r} must be texts by name")
         if self.default_prompt is not None:
             self.prompt(self.default_prompt)
+
+    def check_width(self, width: int, place: str) -> None:
+        """Raise UserError, with the place, where a Dense does not take what the model or the Dense before it gives."""
+        for index, dense in enumerate(self.dense):
+            if dense.weight.shape[1] != width:
+                raise UserError(f"{place}: Dense {index} takes {dense.weight.shape[1]} numbers, but gets {width}")
+            width = len(dense.weight)
+
+    def check_folder(self, folder: Path) -> None:
+        """Raise UserError where something is in the way of what `save` writes, before anything is written."""
+        for name, _ in self._parts():
+            place = folder / name
+            if name and is_there(place) and (place.is_symlink() or not place.is_dir()):
+                raise UserError(f"{place}: is a link or a file, where a module's folder belongs; move it away")
 
     def prompt(self, name: str | None) -> str:
         """The text of a prompt: the default one's without a name, "" where there is none."""
@@ -98,23 +130,37 @@ class EmbedSettings:
         """Write them beside a model of `width` hidden units, as sentence-transformers of any release reads them.
 
         `modules.json`, by which a folder is one of its models, comes last, and a file has its name when it is whole.
+        Raises `CheckpointError` where the disk refuses.
         """
-        parts: list[tuple[str, dict[str, Any] | None]] = [("Transformer", None)]
-        parts.append(("Pooling", {"word_embedding_dimension": width, **_pooling_modes(self.pooling)}))
-        parts += [("Dense", dense.describe()) for dense in self.dense]
-        parts += [("Normalize", None)] if self.normalize else []
+        self.check_width(width, str(folder))
+        self.check_folder(folder)
         listed = []
-        for index, (kind, config) in enumerate(parts):
-            name = "" if kind == "Transformer" else f"{index}_{kind}"
-            listed.append({"idx": index, "name": str(index), "path": name, "type": f"{TYPES}.{kind}"})
-            (folder / name).mkdir(exist_ok=True)
-            if config is not None:
-                _write_json(folder / name / "config.json", config)
-            if kind == "Dense":
-                self.dense[index - 2].save(folder / name)
-        _write_json(folder / ENCODER_CONFIG, {"max_seq_length": self.max_length, "do_lower_case": False})
-        _write_json(folder / PROMPTS, {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt})
-        _write_json(folder / MODULES, listed)
+        try:
+            for index, (name, kind) in enumerate(self._parts()):
+                listed.append({"idx": index, "name": str(index), "path": name, "type": f"{TYPES}.{kind}"})
+                (folder / name).mkdir(exist_ok=True)
+                if kind == "Pooling":
+                    config = {"word_embedding_dimension": width, **_pooling_modes(self.pooling)}
+                    _write_json(folder / name / "config.json", config)
+                elif kind == "Dense":
+                    self.dense[index - 2].save(folder / name)
+            _write_json(folder / ENCODER_CONFIG, {"max_seq_length": self.max_length, "do_lower_case": False})
+            _write_json(folder / PROMPTS, {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt})
+            _write_json(folder / MODULES, listed)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{folder}: the settings of embeddings could not be written ({error}); free some disk space or choose"
+                " another folder"
+            ) from error
+
+    def _parts(self) -> list[tuple[str, str]]:
+        """The folders of the modules, and their kinds."""
+        kinds = ["Pooling", *["Dense"] * len(self.dense), *["Normalize"] * self.normalize]
+        return [("", "Transformer"), *((f"{index}_{kind}", kind) for index, kind in enumerate(kinds, 1))]
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
 
 
 def _pooling_modes(pooling: str) -> dict[str, bool]:
@@ -125,5 +171,9 @@ def _pooling_modes(pooling: str) -> dict[str, bool]:
 
 def _write_json(path: Path, content: Any) -> None:
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

@@ -154,7 +154,7 @@ def test_a_head_that_is_asked_for_is_not_made_up(tmp_path: Path, capsys: pytest.
     [
         ("", "SOURCE is missing"),
         ("SOURCE", "--out is missing"),
-        ("SOURCE --out SOURCE", "is the source; name another folder"),
+        ("SOURCE --out SOURCE", "is the source, or in it; name another folder"),
         ("SOURCE --out FILE", "is a file; name a folder"),
         ("SOURCE --out FULL", "already holds config.json; replace it with --overwrite"),
         ("SOURCE --out FULL --to tensorflow", "holds config.json, other weights than these"),
@@ -219,20 +219,79 @@ def test_a_folder_of_sentence_transformers_stays_one(tmp_path: Path) -> None:
         model.embed(texts, tokenizer, prompt="query") for model, tokenizer, _ in map(load_embedder, (source, out))
     )
     assert found.equal(wanted)
-    assert (out / "2_Dense/model.safetensors").read_bytes() == (source / "2_Dense/model.safetensors").read_bytes()
     # Once more over it, and then by one that is none, of which nothing may stay.
+    assert convert(source, "--out", out) == 2
     assert convert(source, "--out", out, "--overwrite") == 0
     assert load_embedder(out)[2].pooling == "cls"
     assert convert(saved(tmp_path / "plain", 2), "--out", out, "--overwrite") == 0
     assert load_embedder(out)[2].pooling == "mean"
 
 
-def test_a_module_in_another_place_is_not_followed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_else_the_small_files_say_stays(tmp_path: Path) -> None:
     source = embedder(tmp_path / "a")
-    (tmp_path / "secret.json").write_text("{}")
-    config = source / "1_Pooling/config.json"
-    config.unlink()
-    config.symlink_to(tmp_path / "secret.json")
-    assert convert(source, "--out", tmp_path / "b") == 2
-    assert "is a link to" in capsys.readouterr().err
-    assert not (tmp_path / "b").exists()
+    said = {"prompts": {"query": "b "}, "default_prompt_name": None, "similarity_fn_name": "dot"}
+    (source / "config_sentence_transformers.json").write_text(json.dumps(said))
+    (source / "sentence_bert_config.json").write_text('{"max_seq_length": 9, "do_lower_case": true}')
+    assert convert(source, "--out", tmp_path / "b") == 0
+    assert json.loads((tmp_path / "b/config_sentence_transformers.json").read_text()) == said
+    assert json.loads((tmp_path / "b/sentence_bert_config.json").read_text())["do_lower_case"] is True
+
+
+def test_the_old_layout_with_the_encoder_in_a_folder(tmp_path: Path) -> None:
+    source = embedder(tmp_path / "a")
+    (source / "0_Transformer").mkdir()
+    for path in [
+        path for path in source.iterdir() if path.is_file() and path.suffix in (".json", ".txt", ".safetensors")
+    ]:
+        if path.name not in ("modules.json", "config_sentence_transformers.json"):
+            path.rename(source / "0_Transformer" / path.name)
+    listed = json.loads((source / "modules.json").read_text())
+    listed[0]["path"] = "0_Transformer"
+    (source / "modules.json").write_text(json.dumps(listed))
+    assert convert(source, "--out", tmp_path / "b") == 0
+    vectors = [model.embed(["a b"], tokenizer) for model, tokenizer, _ in map(load_embedder, (source, tmp_path / "b"))]
+    assert vectors[0].equal(vectors[1])
+
+
+def test_what_is_left_out_of_an_embedder_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = embedder(tmp_path / "a")
+    assert convert(source, "--to", "tensorflow", "--out", tmp_path / "b") == 0
+    assert "has no place for sentence-transformers' settings: 1\n    modules.json" in capsys.readouterr().out
+    listed = json.loads((source / "modules.json").read_text())
+    listed[2]["type"] = "sentence_transformers.models.Router"
+    (source / "modules.json").write_text(json.dumps(listed))
+    assert convert(source, "--out", tmp_path / "c") == 0
+    assert "the module Router cannot be used here" in capsys.readouterr().out
+    assert not (tmp_path / "c/modules.json").exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_folders_of_the_users_stay(overwrite: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = embedder(tmp_path / "a"), tmp_path / "b"
+    (out / "2_Dense/notes").mkdir(parents=True)
+    (out / "2_Dense/notes/n.txt").write_text("precious")
+    (out / "config.json").write_text("{}" if overwrite else "")
+    if not overwrite:
+        (out / "config.json").unlink()
+    assert convert(source, "--out", out, *(["--overwrite"] if overwrite else [])) == 2
+    assert "2_Dense holds 'notes'" in capsys.readouterr().err
+    assert (out / "2_Dense/notes/n.txt").read_text() == "precious"
+    assert sorted(path.name for path in out.iterdir()) == ["2_Dense", "config.json"][: 1 + overwrite]
+
+
+def test_names_from_files_cannot_forge_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = saved(tmp_path / "a", 1)
+    tensors = weights(source) | {"evil\x1b[31m\nwrote nothing: FAKE": torch.zeros(1), "n" * 5000: torch.zeros(1)}
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    assert convert(source, "--out", tmp_path / "b") == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "\nwrote nothing" not in printed
+    assert max(map(len, printed.splitlines())) < 500
+
+
+@pytest.mark.parametrize("inside", ["", "1_Pooling", "new/one"])
+def test_out_is_not_in_the_source(inside: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = embedder(tmp_path / "a")
+    assert convert(source, "--out", source / inside, "--overwrite") == 2
+    assert "is the source, or in it" in capsys.readouterr().err

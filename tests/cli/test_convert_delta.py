@@ -8,10 +8,12 @@ import pytest
 pytest.importorskip("tyro", reason="the command line needs tyro")
 
 import torch
-from embedding import saved
+from embedding import saved, small_tokenizer
 from safetensors.torch import load_file
 
-from fastbert import BertForSequenceClassification, WordPieceTokenizer, cli
+from fastbert import BertForSequenceClassification, BertModel, WordPieceTokenizer, cli
+from fastbert.tasks.embed_folder import load_embedder
+from fastbert.tasks.embed_settings import Dense, EmbedSettings
 
 
 def convert(*words: object) -> int:
@@ -42,6 +44,19 @@ def test_there_and_back(places: dict[str, Path], capsys: pytest.CaptureFixture[s
     assert all(first[name].equal(second[name]) for name in first)
     assert BertForSequenceClassification.from_pretrained(out).config.num_labels == 2
     assert (out / "config.json").read_bytes() == (model / "config.json").read_bytes()
+
+
+def test_an_embedder_comes_back_as_one(tmp_path: Path, seed: int) -> None:
+    base, own, delta, out = saved(tmp_path / "base", seed), tmp_path / "own", tmp_path / "d", tmp_path / "out"
+    model = BertModel.from_pretrained(base, mapped=False)
+    layer = Dense(torch.randn(6, 32), None, "Tanh")
+    model.embed_settings = EmbedSettings(pooling="cls", normalize=True, prompts={"query": "b "}, dense=(layer,))
+    model.save_pretrained(own)
+    small_tokenizer().save_pretrained(own)
+    assert convert(own, "--base", base, "--out", delta) == 0
+    assert convert(delta, "--base", base, "--out", out) == 0
+    wanted, found = (one.embed(["a b"], tokens, prompt="query") for one, tokens, _ in map(load_embedder, (own, out)))
+    assert found.equal(wanted)
 
 
 def test_a_rounded_one_says_its_error(places: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,7 +120,7 @@ POOLED = {"1_Pooling/config.json": {"pooling_mode": "mean"}}
         pytest.param([*BASIC, "CNN"], POOLED, "the module CNN", id="cnn"),
         pytest.param(["Router"], {}, "the module Router", id="router"),
         pytest.param(["Transformer", "WeightedLayerPooling"], {}, "WeightedLayerPooling", id="layers"),
-        pytest.param([*BASIC, "Transformer"], POOLED, "no other one", id="two-encoders"),
+        pytest.param([*BASIC, "Transformer"], POOLED, "two modules in", id="two-encoders"),
         pytest.param([*BASIC, "Normalize", "Dense"], POOLED, "the module Dense", id="dense-behind-normalize"),
         pytest.param(["Transformer"], {}, "names no Pooling", id="no-pooling"),
         pytest.param(BASIC, {"1_Pooling/config.json": {"pooling_mode": "lasttoken"}}, "'lasttoken'", id="last-token"),
@@ -139,7 +139,7 @@ POOLED = {"1_Pooling/config.json": {"pooling_mode": "mean"}}
         pytest.param(
             [*BASIC, "Dense"],
             {**POOLED, "2_Dense/config.json": {"activation_function": "os.system"}},
-            "activation system",
+            "activation .os.system. is unsupported",
             id="code",
         ),
     ],
@@ -221,3 +221,120 @@ def test_what_is_saved_gives_the_same_vectors_in_both_libraries(tmp_path: Path, 
 def test_a_model_without_settings_is_saved_as_a_plain_folder(tmp_path: Path, seed: int) -> None:
     small_model(seed).save_pretrained(tmp_path / "saved")
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["config.json", "model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        pytest.param("2_Dense/config.json", {"use_residual": True}, "use_residual", id="residual"),
+        pytest.param("2_Dense/config.json", {"module_output_name": "other"}, "module_output_name 'other'", id="output"),
+        pytest.param(
+            "2_Dense/config.json", {"activation_function": "own.ReLU"}, "'own.ReLU' is unsupp", id="activation"
+        ),
+        pytest.param("2_Dense/config.json", {"in_features": 24}, "holds 'linear.weight' of", id="shape"),
+        pytest.param(
+            "3_Normalize/config.json", {"module_input_name": "token_embeddings"}, "a Normalize with", id="norm"
+        ),
+        pytest.param(
+            "config_sentence_transformers.json", {"default_prompt_name": []}, "prompts must be texts", id="list"
+        ),
+        pytest.param("config_sentence_transformers.json", {"prompts": {"a": "b" * 20_000}}, "20,000 char", id="long"),
+    ],
+)
+def test_what_would_give_other_vectors_is_refused(
+    tmp_path: Path, seed: int, name: str, content: dict[str, Any], words: str
+) -> None:
+    folder = embedder(tmp_path, seed)
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**(json.loads(path.read_text()) if path.exists() else {}), **content}))
+    with pytest.raises(UserError, match=words):
+        load_embedder(folder)
+
+
+def embedder(tmp_path: Path, seed: int) -> Path:
+    """A saved model with all that settings may say."""
+    model = small_model(seed)
+    layer = Dense(torch.randn(7, 32), torch.randn(7), "Tanh")
+    model.embed_settings = EmbedSettings(pooling="cls", normalize=True, prompts={"a": "b "}, dense=(layer,))
+    model.save_pretrained(tmp_path / "m")
+    small_tokenizer().save_pretrained(tmp_path / "m")
+    return tmp_path / "m"
+
+
+def test_what_is_there_and_damaged_is_not_passed_over(tmp_path: Path, seed: int) -> None:
+    """A link that leads nowhere, or a folder, in the place of modules.json is no plain model."""
+    folder = embedder(tmp_path, seed)
+    path = folder / "modules.json"
+    listed = path.read_text()
+    path.unlink()
+    path.symlink_to(tmp_path / "gone")
+    with pytest.raises(CheckpointError, match=r"modules\.json: no such file"):
+        load_embedder(folder)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(CheckpointError, match=r"modules\.json: is a folder"):
+        load_embedder(folder)
+    path.rmdir()
+    for entries, words in ((json.loads(listed) * 40, "lists 160 modules"), (json.loads(listed) * 2, "two modules in")):
+        path.write_text(json.dumps(entries))
+        with pytest.raises(CheckpointError, match=words):
+            load_embedder(folder)
+
+
+def test_only_what_is_wanted_of_a_dense_layer_is_read(tmp_path: Path, seed: int) -> None:
+    """Another tensor beside its own is refused before it takes memory."""
+    folder = embedder(tmp_path, seed)
+    weights = {"linear.weight": torch.zeros(7, 32), "linear.bias": torch.zeros(7)}
+    save_file({**weights, "junk": torch.zeros(9)}, folder / "2_Dense/model.safetensors")
+    with pytest.raises(CheckpointError, match="holds 'junk' of"):
+        load_embedder(folder)
+    save_file({name: tensor.int() for name, tensor in weights.items()}, folder / "2_Dense/model.safetensors")
+    with pytest.raises(CheckpointError, match=r"torch\.int32"):
+        load_embedder(folder)
+
+
+def test_files_beside_a_plain_model_say_nothing(tmp_path: Path, seed: int) -> None:
+    """As in sentence-transformers: without modules.json there are no settings."""
+    folder = saved(tmp_path / "m", seed)
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 6}')
+    (folder / "config_sentence_transformers.json").write_text('{"prompts": {"a": "b"}, "default_prompt_name": "a"}')
+    settings = load_embedder(folder)[2]
+    assert (settings.max_length, settings.default_prompt, dict(settings.prompts)) == (None, None, {})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"max_length": 2}, {"max_length": "x"}, {"prompts": ["q"]}, {"prompts": {"q": 3}}, {"default_prompt": "q"}],
+)
+def test_settings_are_checked_when_they_are_made(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(wrong)).removeprefix("default_")):
+        EmbedSettings(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "activation", "words"),
+    [
+        (torch.zeros(2, 3, dtype=torch.float64), None, "Tanh", "weight of fp32"),
+        (torch.zeros(0, 3), None, "Tanh", "weight of fp32"),
+        (torch.zeros(2, 3), torch.zeros(3), "Tanh", "bias of fp32"),
+        (torch.zeros(2, 3), None, "SiLU", "'SiLU'; known are"),
+    ],
+)
+def test_dense_layers_are_checked_when_they_are_made(weight: Any, bias: Any, activation: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        Dense(weight, bias, activation)
+
+
+def test_settings_that_do_not_fit_or_cannot_be_written_leave_a_folder_alone(tmp_path: Path, seed: int) -> None:
+    model = small_model(seed)
+    model.embed_settings = EmbedSettings(dense=(Dense(torch.zeros(5, 24), None, "Tanh"),))
+    for use in (lambda: model.save_pretrained(tmp_path / "m"), lambda: model.embed(["a"], small_tokenizer())):
+        with pytest.raises(UserError, match="Dense 0 takes 24 numbers, but gets 32"):
+            use()
+    model.embed_settings = EmbedSettings()
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/1_Pooling").symlink_to(tmp_path)
+    with pytest.raises(UserError, match="1_Pooling: is a link"):
+        model.save_pretrained(tmp_path / "m")
+    assert [path.name for path in (tmp_path / "m").iterdir()] == ["1_Pooling"]
