@@ -23,7 +23,7 @@ struct PeakKernel {
 inline constexpr std::size_t kPeakVectors = 64;
 
 #if FASTBERT_X86
-PeakKernel avx2_peak();
+PeakKernel avx2_peak(Element element);
 PeakKernel avx512_peak(Element element);
 #endif
 
