@@ -23,6 +23,7 @@ from fastbert.tasks.embed_settings import ACTIVATIONS, Dense, EmbedSettings
 from fastbert.tasks.pooling import POOLINGS
 from fastbert.tokenizers import WordPieceTokenizer
 
+MOST_WIDTH = 1 << 16
 MOST_PROMPT = 10_000  # characters, which go before each of a chunk's texts
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Releases before 6 have a key for each way to pool.
@@ -132,6 +133,8 @@ def _dense(folder: Path) -> Dense:
         raise UserError(f"{folder}: holds no {WEIGHTS}; save the model again with sentence-transformers 3 or later")
     stored = read_safetensors(weights)
     shape = (config.get("out_features"), config.get("in_features"))
+    if not all(isinstance(size, int) and 0 < size <= MOST_WIDTH for size in shape):
+        raise CheckpointError(f"{path}: out_features and in_features {shown(shape)} must be from 1 to {MOST_WIDTH:,}")
     wanted = {"linear.weight": shape, "linear.bias": shape[:1]}
     for name, tensor in stored.items():
         if name not in wanted or tensor.shape != wanted[name] or tensor.dtype not in _FLOATS:
