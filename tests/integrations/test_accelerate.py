@@ -47,7 +47,7 @@ def compare(model: Any, given: dict[str, Tensor], there: Tensor, dtype: torch.dt
             triples = list(zip(ours[name], eager[name], exact[name], strict=True))
         for i, (own, theirs, truth) in enumerate(triples):
             parts = (tokens_of(value, there) for value in (own, theirs, truth))
-            assert_as_accurate(*parts, f"{name} {i}", factor=3.0)
+            assert_as_accurate(*parts, f"{name} {i}", factor=4.0)  # a head has few numbers to be lucky with
     return ours
 
 
