@@ -59,7 +59,7 @@ def _score(config: Config) -> dict[str, float]:
     from fastbert.tasks.prediction_files import read_no_answer_probabilities, read_predictions
     from fastbert.tasks.scoring import read_gold, score_predictions
 
-    dataset = read_gold(task, gold, config.columns())
+    dataset = read_gold(task, gold, config.columns(), config.skip_bad)
     predicted = read_predictions(predictions, task, dataset)
     probabilities = None if config.no_answer is None else read_no_answer_probabilities(config.no_answer, dataset)
     return score_predictions(task, dataset, predicted, probabilities)

@@ -23,6 +23,8 @@ class ModelFlags:
     """Column of the second text of a pair."""
     id_column: str | None = None
     """Column that names an example."""
+    skip_bad: bool = False
+    """Skip rows that cannot be read and report how many, instead of refusing the file."""
     batch_tokens: int | None = None
     """Tokens that the model computes at a time (default: 4096, on a GPU 65536)."""
     dtype: Literal["auto", "fp32", "bf16", "int8"] = "auto"
@@ -43,7 +45,9 @@ class ModelFlags:
 
         assert self.model is not None
         where = {"device": self.device, "dtype": self.dtype}
-        return load_trained(self.model, task=self.task, columns=self.columns(), **where, **settings)
+        return load_trained(
+            self.model, task=self.task, columns=self.columns(), skip_bad=self.skip_bad, **where, **settings
+        )
 
     def predict(self, trained: Any, dataset: Any, stage: Callable[[str, int | None], Any]) -> list[dict[str, Any]]:
         """A prediction for each example, with a bar."""

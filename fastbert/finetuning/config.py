@@ -34,7 +34,8 @@ class FinetuneConfig:
     model: str | None = None
     """Folder of the pre-trained model, or its name in the Hub's cache."""
     train: Path | None = None
-    """File with the training examples: a GLUE TSV, .tsv, .csv, .jsonl, .conll or SQuAD .json, perhaps .gz or .xz."""
+    """File with the training examples: a GLUE TSV, .tsv, .csv, .jsonl, .parquet, .conll or SQuAD .json, perhaps .gz or
+    .xz; or a folder of `datasets`, FOLDER#SPLIT where it holds several."""
     eval: tuple[Path, ...] = ()
     """Files to evaluate on; the first decides which model is best."""
     hold_out: float | None = None
@@ -136,6 +137,8 @@ class FinetuneConfig:
     """Write the best model as a delta to --model too: only what changed."""
     strict: bool = False
     """End at the first example that cannot be used (an answer that is not in its text), instead of counting them."""
+    skip_bad: bool = False
+    """Skip rows of files that cannot be read and report how many, instead of refusing the file."""
     save_every: int | None = None
     """Steps between checkpoints, from which --resume goes on after a crash (default: only when the run is stopped)."""
     log_every: int = 10

@@ -95,6 +95,7 @@ def task_settings(config: FinetuneConfig) -> TaskSettings:
         unanswerable=config.unanswerable,
         context_tokens=config.context_tokens,
         strict=config.strict,
+        skip_bad=config.skip_bad,
         columns=Columns(
             text=config.text_column, pair=config.pair_column, label=config.label_column, id=config.id_column
         ),

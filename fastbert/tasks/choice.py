@@ -32,7 +32,7 @@ class Choice(Task[ChoiceExample]):
     def read(self, path: str, *, labelled: bool = True) -> Dataset[ChoiceExample]:
         from fastbert.tasks.readers.choices import read_choices
 
-        return read_choices(path, self.settings.columns, labelled=labelled)
+        return read_choices(path, self.settings.columns, labelled=labelled, skip_bad=self.settings.skip_bad)
 
     def encode(self, dataset: Dataset[ChoiceExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
         if self.settings.max_length < LEAST_LENGTH:

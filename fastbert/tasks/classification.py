@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -19,6 +20,20 @@ from fastbert.tasks.texts import TextTask
 from fastbert.tokenizers import WordPieceTokenizer
 
 SHOWN = 8  # labels in an error
+MOST_SCORES = 20  # different numbers with fractions that may be classes, as half stars are
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def _refuse_scores(train: Dataset[TextExample]) -> None:
+    """Raise UserError for labels that are scores: many different numbers, some of them fractions."""
+    found = {str(example.label) for example in train}
+    if len(found) <= MOST_SCORES or not all(map(_NUMBER.fullmatch, found)) or all("." not in one for one in found):
+        return
+    index, label = next((i, str(e.label)) for i, e in enumerate(train) if "." in str(e.label))
+    raise UserError(
+        f"{train.where(index)}: the label {label!r} is one of {len(found)} different numbers, which are scores rather"
+        " than classes; use --task regression"
+    )
 
 
 class Classification(TextTask):
@@ -30,8 +45,10 @@ class Classification(TextTask):
     metrics = ("accuracy", "f1", "macro_f1", "matthews")
 
     def learn_labels(self, train: Dataset[TextExample]) -> None:
+        super().learn_labels(train)
         if self.labels is not None:
             return
+        _refuse_scores(train)
         found = {str(example.label) for example in train}
         if len(found) < 2:
             raise UserError(

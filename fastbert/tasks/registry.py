@@ -35,7 +35,7 @@ def make_task(name: str, settings: TaskSettings, labels: Sequence[str] | None = 
 
 def save_task(task: Task[Any], folder: Path) -> None:
     """Write how a model is to be used beside its weights."""
-    settings = {name: value for name, value in asdict(task.settings).items() if name != "strict"}
+    settings = {name: value for name, value in asdict(task.settings).items() if name not in ("strict", "skip_bad")}
     values = {"format_version": FORMAT_VERSION, "task": task.name, "labels": task.labels, "settings": settings}
     partial = folder / f"{FILE}.partial"
     partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -13,29 +13,29 @@ if TYPE_CHECKING:
     from fastbert.tasks.task import Columns, Prediction
 
 
-def read_gold(task_name: str, path: str, columns: Columns) -> Dataset[Any]:
-    """The labelled examples of a file, as scoring needs them."""
+def read_gold(task_name: str, path: str, columns: Columns, skip_bad: bool = False) -> Dataset[Any]:
+    """The labelled examples of a file, as scoring needs them; `skip_bad` leaves out rows that cannot be read."""
     match task_name:
         case "classification" | "regression":
             from fastbert.tasks.readers.texts import read_texts
 
-            return read_texts(path, columns, labelled=True, regression=task_name == "regression")
+            return read_texts(path, columns, labelled=True, regression=task_name == "regression", skip_bad=skip_bad)
         case "tagging":
             from fastbert.tasks.readers.conll import read_conll
 
-            return read_conll(path, columns, labelled=True)
+            return read_conll(path, columns, labelled=True, skip_bad=skip_bad)
         case "span":
             from fastbert.tasks.readers.squad import read_squad
 
-            return read_squad(path, labelled=True, set_aside=lambda message: None, spans=False)
+            return read_squad(path, labelled=True, set_aside=lambda message: None, spans=False, skip_bad=skip_bad)
         case "choice":
             from fastbert.tasks.readers.choices import read_choices
 
-            return read_choices(path, columns, labelled=True)
+            return read_choices(path, columns, labelled=True, skip_bad=skip_bad)
         case "seq2seq":
             from fastbert.tasks.readers.sequences import read_sequences
 
-            return read_sequences(path, columns, labelled=True)
+            return read_sequences(path, columns, labelled=True, skip_bad=skip_bad)
     raise UserError(f"{task_name!r} is no task; these are: {', '.join(VALUES)}")
 
 

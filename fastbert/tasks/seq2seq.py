@@ -43,8 +43,7 @@ class SequenceToSequence(Task[SequenceExample]):
     def read(self, path: str, *, labelled: bool = True) -> Dataset[SequenceExample]:
         from fastbert.tasks.readers.sequences import read_sequences
 
-        dataset: Dataset[SequenceExample] = read_sequences(path, self.settings.columns, labelled=labelled)
-        return dataset
+        return read_sequences(path, self.settings.columns, labelled=labelled, skip_bad=self.settings.skip_bad)
 
     def head_config(self, config: BertConfig) -> SequenceConfig:
         settings, known = self.settings, self.tokenizer

@@ -44,13 +44,13 @@ class SpanAnswers(Task[QuestionExample]):
     def read(self, path: str, *, labelled: bool = True) -> Dataset[QuestionExample]:
         from fastbert.tasks.readers.squad import read_squad
 
-        return read_squad(path, labelled=labelled, set_aside=self.set_aside)
+        return read_squad(path, labelled=labelled, set_aside=self.set_aside, skip_bad=self.settings.skip_bad)
 
     def read_gold(self, path: str) -> Dataset[QuestionExample]:
         """Answers as the file has them, wherever they stand."""
         from fastbert.tasks.readers.squad import read_squad
 
-        return read_squad(path, labelled=True, set_aside=self.set_aside, spans=False)
+        return read_squad(path, labelled=True, set_aside=self.set_aside, spans=False, skip_bad=self.settings.skip_bad)
 
     def head_config(self, config: BertConfig) -> BertConfig:
         """A start and an end, which have no names."""

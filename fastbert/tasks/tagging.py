@@ -66,7 +66,7 @@ class Tagging(Task[TaggedExample]):
     def read(self, path: str, *, labelled: bool = True) -> Dataset[TaggedExample]:
         from fastbert.tasks.readers.conll import read_conll
 
-        return read_conll(path, self.settings.columns, labelled=labelled)
+        return read_conll(path, self.settings.columns, labelled=labelled, skip_bad=self.settings.skip_bad)
 
     def learn_labels(self, train: Dataset[TaggedExample]) -> None:
         if self.labels is not None:

@@ -51,6 +51,10 @@ class TaskSettings:
     """Tagging: tokens of the document's neighbouring sentences on each side, which get no tags."""
     strict: bool = False
     """End at the first example that cannot be used, instead of counting them and going on."""
+    skip_bad: bool = False
+    """Leave out rows of a file that cannot be read, with a report, instead of refusing the file."""
+    paired: bool | None = None
+    """Classification, regression: whether the training examples were pairs of texts; None if that is not known."""
     columns: Columns = field(default_factory=Columns)
     metric: str | None = None
     """The metric by which models are chosen, where it is not the task's own."""

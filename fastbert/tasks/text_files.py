@@ -10,7 +10,7 @@ import lzma
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +21,17 @@ STDIN = "-"
 KINDS = (".txt", ".jsonl", ".csv", ".tsv")
 COMPRESSIONS = (".gz", ".xz")
 MOST_FIELD = (1 << 31) - 1  # characters of a cell
+HEAD = 4096  # bytes in which a binary file is recognised
+# How files begin that are no text: what they are, and the cure.
+MAGIC = (
+    (b"\x1f\x8b", "gzip-compressed", "add .gz to its name"),
+    (b"\xfd7zXZ\x00", "xz-compressed", "add .xz to its name"),
+    (b"PK\x03\x04", "a zip archive", "unpack it"),
+    (b"PAR1", "a parquet file", "add .parquet to its name"),
+    (b"ARROW1", "an Arrow file", "add .arrow to its name"),
+    (b"\xff\xfe", "UTF-16", "save it as UTF-8"),
+    (b"\xfe\xff", "UTF-16", "save it as UTF-8"),
+)
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
@@ -138,15 +149,51 @@ def decompressed(raw: IO[bytes], path: Path) -> Iterator[Any]:
         raise UserError(f"{path}: no intact {path.suffix} file ({error})") from None
 
 
+def refuse_binary(stream: Any, name: str) -> None:
+    """Raise UserError for an open file that begins like no text; `stream` can be peeked into."""
+    head = stream.peek(HEAD)[:HEAD]
+    for magic, kind, cure in MAGIC:
+        if head.startswith(magic):
+            raise UserError(f"{name}, line 1: is {kind}, not text; {cure}")
+    zeros = head.count(0)
+    if zeros and (zeros > len(head) // 100 + 1 or not _is_utf8(head)):
+        raise UserError(f"{name}, line 1: is a binary file, not text; name the file with the examples")
+
+
+def _is_utf8(head: bytes) -> bool:
+    """Return whether bytes are UTF-8, perhaps cut within their last character."""
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start > len(head) - 4
+    return True
+
+
 def utf8_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
     """Lines as editors count them: ended by a line feed, perhaps after a carriage return, by nothing else."""
+    return (line for _, line in numbered_lines(stream, name))
+
+
+def numbered_lines(
+    stream: Iterable[bytes], name: str, on_error: Callable[[int, str], None] | None = None
+) -> Iterator[tuple[int, str]]:
+    """Yield the lines of UTF-8 text with their numbers, from 1.
+
+    A line that is not UTF-8 is left out and passed to `on_error` with its number, or raises UserError without it.
+    """
     for number, line in enumerate(stream, 1):
         line = line.removesuffix(b"\n").removesuffix(b"\r")
+        line = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
         try:
-            yield (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).decode("utf-8")
+            text = line.decode("utf-8")
         except UnicodeDecodeError as error:
-            where = f"{name}, line {number}, byte {error.start + 1}"
-            raise UserError(f"{where}: not UTF-8 (0x{line[error.start]:02x}); save the file as UTF-8") from None
+            place = f"line {number}, byte {error.start + 1}"
+            problem = f"{place}: not UTF-8 (0x{line[error.start]:02x}); save the file as UTF-8"
+            if on_error is None:
+                raise UserError(f"{name}, {problem}") from None
+            on_error(number, problem)
+        else:
+            yield number, text
 
 
 def whole_characters(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,26 @@ import torch
 
 from fastbert.errors import UserError
 from fastbert.tasks.examples import Dataset, TextExample
+from fastbert.tasks.readers.tables import name_of
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.task import Answer, Task
+from fastbert.tasks.text_files import STDIN
 from fastbert.tokenizers import WordPieceTokenizer
+
+
+def _mismatch(paired: bool, path: str) -> str:
+    """Say what is wrong with examples of which the model was trained on the other kind."""
+    if paired:
+        return (
+            "is a pair of texts, and the model was trained on single texts; name a file of single texts, or the column"
+            " of the text with --text-column"
+        )
+    cure = (
+        "put a TAB between the two texts"
+        if path == name_of(STDIN)
+        else "name a file of pairs, or the columns with --text-column and --pair-column"
+    )
+    return f"is a single text, and the model was trained on pairs; {cure}"
 
 
 class TextTask(Task[TextExample]):
@@ -22,7 +40,18 @@ class TextTask(Task[TextExample]):
     def read(self, path: str, *, labelled: bool = True) -> Dataset[TextExample]:
         from fastbert.tasks.readers.texts import read_texts
 
-        return read_texts(path, self.settings.columns, labelled=labelled, regression=self.regression)
+        return read_texts(
+            path,
+            self.settings.columns,
+            labelled=labelled,
+            regression=self.regression,
+            skip_bad=self.settings.skip_bad,
+        )
+
+    def learn_labels(self, train: Dataset[TextExample]) -> None:
+        """Record whether the training examples are pairs, which the trained model then requires."""
+        if len(train):
+            self.settings = replace(self.settings, paired=train[0].pair is not None)
 
     def rows(self, dataset: Dataset[TextExample], tokenizer: WordPieceTokenizer) -> Rows:
         """`[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]` of each example, cut to `max_length`, the longer text of
@@ -36,7 +65,9 @@ class TextTask(Task[TextExample]):
                     f"{dataset.where(index)}: is {other}, but the file begins with {first}; keep them in separate files"
                 )
         if not pairs:
-            raise UserError(f"{dataset.path}: has no examples")
+            raise UserError(f"{dataset.path}: has no examples; name a file that does")
+        if self.settings.paired not in (None, paired):
+            raise UserError(f"{dataset.where(0)}: {_mismatch(paired, dataset.path)}")
         texts = [example.text for example in dataset]
         batch = tokenizer.pack(texts, pairs if paired else None, max_length=self.settings.max_length)  # type: ignore[arg-type]
         return Rows(

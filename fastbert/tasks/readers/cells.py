@@ -25,7 +25,7 @@ def class_name(value: Any, where: str, name: str) -> str:
     if value is None or (isinstance(value, str) and not value.strip()):
         raise UserError(f"{where}: {name} is empty; fill it in or leave the row out")
     if not isinstance(value, str):
-        raise UserError(f"{where}: {name} must be a string or an integer, not {type(value).__name__}")
+        raise UserError(f"{where}: {name} must be a string or an integer, not {type(value).__name__}; correct it")
     return whole_characters(value.strip())
 
 
@@ -36,7 +36,8 @@ def number(value: Any, where: str, name: str) -> float:
     # An integer of JSON may be larger than any float.
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
         shown = repr(value) if len(repr(value)) < 50 else "it"
-        raise UserError(f"{where}: {name} must be a finite number, and {shown} is none")
+        cure = "; use --task classification for classes" if isinstance(value, str) and value.strip() else "; correct it"
+        raise UserError(f"{where}: {name} must be a finite number, and {shown} is none{cure}")
     return float(value)
 
 
@@ -45,7 +46,9 @@ def choice_of(value: Any, where: str, name: str, choices: int) -> int:
     if isinstance(value, str) and value.strip().isdecimal() and value.isascii():
         value = int(value) if len(value) < 10 else choices
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < choices:
-        raise UserError(f"{where}: {name} must be a number from 0 to {choices - 1}, not {str(value)[:40]!r}")
+        raise UserError(
+            f"{where}: {name} must be a number from 0 to {choices - 1}, not {str(value)[:40]!r}; correct it"
+        )
     return value
 
 

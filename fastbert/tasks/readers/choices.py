@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from fastbert.errors import UserError
 from fastbert.tasks.examples import ChoiceExample, Dataset
+from fastbert.tasks.readers.bad_rows import BadRows
 from fastbert.tasks.readers.cells import choice_of, row_ids
-from fastbert.tasks.readers.tables import Names, Row, Table, read_table
+from fastbert.tasks.readers.tables import Names, Row, Table, name_of, read_table
 from fastbert.tasks.text_files import whole_characters
 
 if TYPE_CHECKING:
@@ -20,37 +21,43 @@ LISTS = ("endings", "choices")
 CODAH_WIDTH = 7  # category, prompt, four endings, label
 
 
-def read_choices(path: str, columns: Columns, *, labelled: bool) -> Dataset[ChoiceExample]:
+def read_choices(
+    path: str, columns: Columns, *, labelled: bool, skip_bad: bool | None = None
+) -> Dataset[ChoiceExample]:
     """The examples of a file: SWAG's CSV or JSON (`sent1`, `sent2`, `ending0` ..., `label`), CODAH's TSV without a
     header, or objects of `prompt` and `endings` or `choices`, a list, or `choice1`, `choice2` ...; labels are from 0.
 
     `columns` name others for the prompt (text), what all endings begin with (pair), label and id. All examples have as
-    many endings. Without `labelled`, labels are not looked at. Raises UserError with file and line.
+    many endings. Without `labelled`, labels are not looked at. Raises UserError with file and line, unless `skip_bad`
+    leaves bad rows out.
     """
-    table = read_table(path, is_header=_is_header)
+    bad = BadRows(name_of(path), skip=skip_bad)
+    table = read_table(path, is_header=_is_header, bad=bad)
     if not table.rows:
-        raise UserError(f"{table.path}, line 1: has a header and no rows")
+        raise UserError(f"{table.path}, line 1: has a header and no rows; add examples or name another file")
     prompt, start, label = _columns(table, columns, labelled)
     endings_of = _endings(table)
-    ids = row_ids(table, list(enumerate(table.rows)), columns.id)
+    ids = row_ids(table, table.numbered(bad), columns.id)
     examples: list[ChoiceExample] = []
     for row, own in zip(table.rows, ids):
-        endings = endings_of(row)
-        if examples and len(endings) != len(examples[0].endings):
-            raise UserError(
-                f"{table.where(row)}: has {len(endings)} endings, not {len(examples[0].endings)} as the first example;"
-                " give each as many"
+        with bad.row(row.line):
+            endings = endings_of(row)
+            if examples and len(endings) != len(examples[0].endings):
+                raise UserError(
+                    f"{table.where(row)}: has {len(endings)} endings, not {len(examples[0].endings)} as the first"
+                    " example; give each as many"
+                )
+            examples.append(
+                ChoiceExample(
+                    id=own,
+                    place=table.place(row),
+                    prompt=table.text(row, prompt),
+                    endings=endings,
+                    start="" if start is None else table.text(row, start, empty=True),
+                    label=None if label is None else _label(table, row, label, len(endings)),
+                )
             )
-        examples.append(
-            ChoiceExample(
-                id=own,
-                place=f"line {row.line}",
-                prompt=table.text(row, prompt),
-                endings=endings,
-                start="" if start is None else table.text(row, start, empty=True),
-                label=None if label is None else _label(table, row, label, len(endings)),
-            )
-        )
+    bad.settle(len(examples))
     return Dataset(table.path, tuple(examples))
 
 
@@ -114,8 +121,8 @@ def _endings(table: Table) -> Callable[[Row], tuple[str, ...]]:
 def _listed(table: Table, row: Row, place: int) -> tuple[str, ...]:
     value = row.cells[place]
     if not isinstance(value, list) or len(value) < 2 or not all(isinstance(item, str) for item in value):
-        raise UserError(f"{table.where(row)}: {table.column(place)} must be a list of two or more strings")
+        raise UserError(f"{table.where(row)}: {table.column(place)} must be a list of two or more strings; correct it")
     for i, item in enumerate(value):
         if not item.strip():
-            raise UserError(f"{table.where(row)}: item {i} of {table.column(place)} is empty")
+            raise UserError(f"{table.where(row)}: item {i} of {table.column(place)} is empty; fill it in")
     return tuple(map(whole_characters, value))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from fastbert.errors import UserError
 from fastbert.tasks.examples import Dataset, SequenceExample
+from fastbert.tasks.readers.bad_rows import BadRows
 from fastbert.tasks.readers.cells import row_ids
-from fastbert.tasks.readers.tables import Row, Table, read_lines, read_table
+from fastbert.tasks.readers.tables import Row, Table, name_of, read_lines, read_table
 from fastbert.tasks.text_files import STDIN
 
 if TYPE_CHECKING:
@@ -25,33 +26,42 @@ PAIRS = (
 NESTED = "translation"  # {"translation": {"en": ..., "de": ...}}, as the datasets library writes pairs of languages
 
 
-def read_sequences(path: str, columns: Columns, *, labelled: bool) -> Dataset[SequenceExample]:
+def read_sequences(
+    path: str, columns: Columns, *, labelled: bool, skip_bad: bool | None = None
+) -> Dataset[SequenceExample]:
     """The examples of a file: a table or JSON lines of source and target by their usual names or by `columns` (text,
     label, id), or two files of lines, `a.en,a.de`. Without `labelled`, targets are not looked at, sources may be empty,
-    and plain lines (`.txt`, or `-` for standard input) are sources. Raises UserError with file and line.
+    and plain lines (`.txt`, or `-` for standard input) are sources. Raises UserError with file and
+    line, unless `skip_bad` leaves bad rows out.
     """
     files = path.split(",")
     if len(files) > 1 and not Path(path).exists():
-        return _parallel(path, files, columns, labelled)
+        return _parallel(path, files, columns, labelled, skip_bad)
     names = {name for pair in PAIRS for name in pair} | {columns.text, columns.label, columns.id}
     numbered = columns.text is not None and columns.text.isdecimal()
-    table = read_table(path, is_header=lambda cells: bool(names & set(cells)) or not (numbered or len(cells) == 1))
+    bad = BadRows(name_of(path), skip=skip_bad)
+    table = read_table(
+        path, is_header=lambda cells: bool(names & set(cells)) or not (numbered or len(cells) == 1), bad=bad
+    )
     table = _flat(table, columns)
     if not table.rows:
-        raise UserError(f"{table.path}, line 1: has a header and no rows")
+        raise UserError(f"{table.path}, line 1: has a header and no rows; add examples or name another file")
     source, target = _places(table, columns, labelled)
-    ids = row_ids(table, list(enumerate(table.rows)), columns.id)
-    examples = [
-        SequenceExample(
-            id=own,
-            place=f"line {row.line}",
-            source=table.text(row, source, empty=not labelled),
-            target=None if target is None else table.text(row, target),
-        )
-        for own, row in zip(ids, table.rows)
-    ]
+    ids = row_ids(table, table.numbered(bad), columns.id)
+    examples = []
+    for own, row in zip(ids, table.rows):
+        with bad.row(row.line):
+            examples.append(
+                SequenceExample(
+                    id=own,
+                    place=table.place(row),
+                    source=table.text(row, source, empty=not labelled),
+                    target=None if target is None else table.text(row, target),
+                )
+            )
+    bad.settle(len(examples))
     if not any(example.source for example in examples):
-        raise UserError(f"{table.where(table.rows[0])}: {table.column(source)} is empty in all rows")
+        raise UserError(f"{table.where(table.rows[0])}: {table.column(source)} is empty in all rows; fill it in")
     return Dataset(table.path, tuple(examples))
 
 
@@ -84,12 +94,13 @@ def _flat(table: Table, columns: Columns) -> Table:
         if not isinstance(row.cells[place], dict):
             raise UserError(f"{table.where(row)}: {NESTED!r} must be an object of texts by language")
         names.update(dict.fromkeys(row.cells[place]))
-    return Table(
-        table.path, tuple(names), [Row(row.line, tuple(map(row.cells[place].get, names))) for row in table.rows]
-    )
+    rows = [Row(row.line, tuple(map(row.cells[place].get, names))) for row in table.rows]
+    return Table(table.path, tuple(names), rows, unit=table.unit)
 
 
-def _parallel(path: str, files: list[str], columns: Columns, labelled: bool) -> Dataset[SequenceExample]:
+def _parallel(
+    path: str, files: list[str], columns: Columns, labelled: bool, skip_bad: bool | None
+) -> Dataset[SequenceExample]:
     """Two files of lines, the first with the sources."""
     if len(files) != 2 or STDIN in files:
         raise UserError(f"{path}: must be one file, or two with a comma between them, source and target")
@@ -104,11 +115,14 @@ def _parallel(path: str, files: list[str], columns: Columns, labelled: bool) -> 
             " both must have as many"
         )
     examples = []
+    bad = BadRows(files[0], skip=skip_bad, unit="pair")
     for i, (source, target) in enumerate(zip(sources, targets)):
-        for file, text in zip(files, (source, target)):
-            if labelled and text is not None and not text.strip():
-                raise UserError(f"{file}, line {i + 1}: is empty; leave the pair out of both files")
-        examples.append(SequenceExample(id=str(i), place=f"line {i + 1}", source=source, target=target))
+        with bad.row(i):
+            for file, text in zip(files, (source, target)):
+                if labelled and text is not None and not text.strip():
+                    raise UserError(f"{file}, line {i + 1}: is empty; leave the pair out of both files")
+            examples.append(SequenceExample(id=str(i), place=f"line {i + 1}", source=source, target=target))
+    bad.settle(len(examples))
     if not examples:
-        raise UserError(f"{files[0]}, line 1: the file is empty")
+        raise UserError(f"{files[0]}, line 1: the file is empty; name one with examples")
     return Dataset(files[0], tuple(examples))

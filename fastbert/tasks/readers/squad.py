@@ -1,14 +1,16 @@
-"""Questions about contexts: SQuAD 1.1 and 2.0, or JSON lines of one question each."""
+"""Questions about contexts: SQuAD 1.1 and 2.0, or JSON lines or Arrow rows of one question each."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastbert.errors import UserError
 from fastbert.tasks.examples import Answer, Dataset, QuestionExample
+from fastbert.tasks.readers.arrow_files import is_arrow
+from fastbert.tasks.readers.bad_rows import BadRows
 from fastbert.tasks.readers.tables import name_of, plain_name, read_json, read_table
 from fastbert.tasks.text_files import whole_characters
 
@@ -23,7 +25,12 @@ class _Question:
 
 
 def read_squad(
-    path: str, *, labelled: bool, set_aside: Callable[[str], None], spans: bool = True
+    path: str,
+    *,
+    labelled: bool,
+    set_aside: Callable[[str], None],
+    spans: bool = True,
+    skip_bad: bool | None = None,
 ) -> Dataset[QuestionExample]:
     """The questions of a file, in its order: SQuAD's JSON, or JSON lines of `id`, `question`, `context`, `answers`.
 
@@ -31,51 +38,37 @@ def read_squad(
     within the words that it touches, is moved, as BERT's own reader tolerates it; white space need not agree. What is
     nowhere is left out, with its question if nothing remains; one call of `set_aside` counts them and names the first.
     Without `spans` answers stay as the file has them, which is what scoring compares with. Without `labelled` they are
-    not looked at. Raises UserError, naming file and question.
+    not looked at. Raises UserError, naming file and question, unless `skip_bad` leaves bad questions out.
     """
     name = name_of(path)
-    is_lines = plain_name(path).endswith((".jsonl", ".ndjson"))
+    is_lines = is_arrow(path) or plain_name(path).endswith((".jsonl", ".ndjson"))
+    bad = BadRows(name, skip=skip_bad, unit="question")
     seen: dict[str, str] = {}
     examples: list[QuestionExample] = []
     lost: list[tuple[str, Answer]] = []
-    for question in _of_lines(path) if is_lines else _of_squad(name, read_json(path)):
-        own = question.fields.get("id")
-        if isinstance(own, int) and not isinstance(own, bool):
-            own = str(own)
-        if not isinstance(own, str) or not own:
-            raise UserError(f"{question.where}: has no id; give every question its own")
-        own = whole_characters(own)
-        place = f"question {own}"
-        if own in seen:
-            raise UserError(f"{question.where}: the id {own} is also that of {seen[own]}; give every question its own")
-        seen[own] = question.where.removeprefix(f"{name}, ")
-        text = question.fields.get("question")
-        if not isinstance(text, str) or not text.strip():
-            raise UserError(f"{name}, {place}: has no text under 'question'")
-        if not question.context.strip():
-            raise UserError(f"{name}, {place}: its context is empty")
-        answers = _answers(f"{name}, {place}", question.fields) if labelled else None
-        if answers and spans:
-            found = [(answer, _located(question.context, answer)) for answer in answers]
-            lost.extend((own, answer) for answer, at in found if at is None)
-            answers = tuple(at for _, at in found if at is not None)
-            if not answers:
-                continue
-        examples.append(
-            QuestionExample(
-                id=own, place=place, question=whole_characters(text), context=question.context, answers=answers
-            )
-        )
+    without = 0
+    for number, question in enumerate(_of_lines(path) if is_lines else _of_squad(name, read_json(path))):
+        with bad.row(number):
+            example = _example(name, question, seen, labelled)
+            if example.answers and spans:
+                found = [(answer, _located(example.context, answer)) for answer in example.answers]
+                lost.extend((example.id, answer) for answer, at in found if at is None)
+                example = replace(example, answers=tuple(at for _, at in found if at is not None))
+                if not example.answers:
+                    without += 1
+                    continue
+            examples.append(example)
     if not seen:
-        raise UserError(f"{name}, line 1: has no questions")
+        bad.settle(0)
+        raise UserError(f"{name}, line 1: has no questions; name a file that does")
     if lost:
         own, answer = lost[0]
-        without = len(seen) - len(examples)
         set_aside(
             f"{name}: {len(lost)} answers are not in their context where `answer_start` says, the first that of"
             f" question {own}: {answer.text[:60]!r} at {answer.start}; left out, with {without} questions that have no"
             " other answer"
         )
+    bad.settle(len(examples))
     if not examples:
         raise UserError(
             f"{name}, question {lost[0][0]} ff.: no answer is in its context; is `answer_start` in characters?"
@@ -83,10 +76,33 @@ def read_squad(
     return Dataset(name, tuple(examples))
 
 
+def _example(name: str, question: _Question, seen: dict[str, str], labelled: bool) -> QuestionExample:
+    """A question with the answers that the file gives it; `seen` holds where ids stand. Raises UserError."""
+    own = question.fields.get("id")
+    if isinstance(own, int) and not isinstance(own, bool):
+        own = str(own)
+    if not isinstance(own, str) or not own:
+        raise UserError(f"{question.where}: has no id; give every question its own")
+    own = whole_characters(own)
+    place = f"question {own}"
+    if own in seen:
+        raise UserError(f"{question.where}: the id {own} is also that of {seen[own]}; give every question its own")
+    seen[own] = question.where.removeprefix(f"{name}, ")
+    text = question.fields.get("question")
+    if not isinstance(text, str) or not text.strip():
+        raise UserError(f"{name}, {place}: has no text under 'question'; give it one or leave it out")
+    if not question.context.strip():
+        raise UserError(f"{name}, {place}: its context is empty; fill it in or leave it out")
+    answers = _answers(f"{name}, {place}", question.fields) if labelled else None
+    return QuestionExample(
+        id=own, place=place, question=whole_characters(text), context=question.context, answers=answers
+    )
+
+
 def _of_squad(name: str, content: Any) -> Iterator[_Question]:
     articles = content.get("data") if isinstance(content, dict) else None
     if not isinstance(articles, list):
-        raise UserError(f"{name}, line 1: is not SQuAD's JSON: an object with a list under 'data'")
+        raise UserError(f"{name}, line 1: is not SQuAD's JSON: an object with a list under 'data'; name such a file")
     for a, article in enumerate(articles, 1):
         paragraphs = article.get("paragraphs") if isinstance(article, dict) else None
         if not isinstance(paragraphs, list):

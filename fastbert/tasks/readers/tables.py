@@ -1,4 +1,5 @@
-"""Tables of any kind, with the line of each row: TSV, CSV, JSON lines, JSON and plain lines, also compressed.
+"""Tables of any kind, with the line of each row: TSV, CSV, JSON lines, JSON and plain lines, also compressed; parquet,
+Arrow and folders of `datasets`, with the number of each row.
 
 TSV is what GLUE and most of the field mean by it: cells between TABs, without quoting, so that a quotation mark is a
 character like any other. CSV is quoted (RFC 4180), and its cells may hold line breaks.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,17 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.errors import UserError
+from fastbert.tasks.readers import arrow_files
+from fastbert.tasks.readers.bad_rows import BadRows
 from fastbert.tasks.text_files import (
     COMPRESSIONS,
     MOST_FIELD,
     STDIN,
     decompressed,
+    numbered_lines,
+    refuse_binary,
     standard_input,
     utf8_lines,
     whole_characters,
 )
 
-KINDS = (".tsv", ".csv", ".jsonl", ".json", ".txt")
+KINDS = (".tsv", ".csv", ".jsonl", ".json", ".txt", ".parquet", ".arrow")
+TAGGED_KINDS = (".conll", ".conllu", ".bio", ".iob", ".iob2")
+TREC_KIND = ".label"  # as TREC's question classes are distributed
 MOST_KEYS = 1000  # of all objects of a file together
 Names = tuple[str, ...]
 
@@ -41,16 +49,27 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a file. `names`: the columns, None without a header; `skipped`: ragged rows that were forgiven."""
+    """The rows of a file. `names`: the columns, None without a header; `skipped`: ragged rows that were forgiven;
+    `unit`: what a row's number counts."""
 
     path: str
     names: Names | None
     rows: list[Row]
     skipped: list[Row] = field(default_factory=list)
+    unit: str = "line"
+
+    def place(self, row: Row) -> str:
+        """A row's place in the file."""
+        return f"{self.unit} {row.line}"
 
     def where(self, row: Row) -> str:
         """A row, as errors name it."""
-        return f"{self.path}, line {row.line}"
+        return f"{self.path}, {self.unit} {row.line}"
+
+    def numbered(self, bad: BadRows) -> list[tuple[int, Row]]:
+        """Number the rows from 0 as the file has them, bad ones counted in."""
+        skipped = bad.numbers()
+        return [(number + bisect_left(skipped, row.line), row) for number, row in enumerate(self.rows)]
 
     @property
     def width(self) -> int:
@@ -88,15 +107,15 @@ class Table:
         return f"columns: {', '.join(name or repr(name) for name in self.names[:20]) or 'none'}{more}"
 
     def text(self, row: Row, place: int, *, empty: bool = False) -> str:
-        """A cell that must hold a text; with `empty`, perhaps one of no characters."""
+        """A cell that must hold a text; with `empty`, perhaps one of no characters. Raises UserError."""
         value = row.cells[place]
         name = self.column(place)
         if value is None and not empty:
-            raise UserError(f"{self.where(row)}: has no {name}; every row needs one")
+            raise UserError(f"{self.where(row)}: has no {name}; give every row one")
         if value is None:
             return ""
         if not isinstance(value, str):
-            raise UserError(f"{self.where(row)}: {name} must be a string, not {type(value).__name__}")
+            raise UserError(f"{self.where(row)}: {name} must be a string, not {type(value).__name__}; correct it")
         if not empty and not value.strip():
             raise UserError(f"{self.where(row)}: {name} is empty; fill it in or leave the row out")
         return whole_characters(value)
@@ -111,27 +130,47 @@ def read_table(
     *,
     is_header: Callable[[Names], bool] = lambda cells: True,
     forgives: Callable[[Names], bool] = lambda names: False,
+    bad: BadRows | None = None,
 ) -> Table:
     """Read a table. `is_header` is asked whether the first row of a `.tsv`, `.csv` or `.txt` holds names, and
     `forgives` whether under such names rows of another length are to be kept apart. A JSON object's keys are columns.
 
     `.txt`, and standard input (`-`), hold JSON lines if the first begins with a brace, else lines whose cells TABs
-    part, empty lines included. Raises UserError, with file and line, for what is ragged, damaged or not UTF-8.
+    part; an empty line is a text where lines have one cell. `bad` takes the rows that are ragged, no JSON or not UTF-8,
+    for the caller to settle; without it they raise UserError, which names file and line, as whatever is damaged does.
     """
+    found = BadRows(name_of(path)) if bad is None else bad
+    table = _read(path, is_header, forgives, found)
+    if bad is None or not table.rows:
+        found.settle(len(table.rows))
+    return table
+
+
+def _read(
+    path: str | Path, is_header: Callable[[Names], bool], forgives: Callable[[Names], bool], bad: BadRows
+) -> Table:
     name, kind = name_of(path), kind_of(path)
+    if kind in arrow_files.KINDS:
+        columns = arrow_files.read_columns(path)
+        rows = [Row(number, cells) for number, cells in enumerate(zip(*columns.values, strict=True), 1)]
+        if not rows:
+            raise UserError(f"{name}, row 1: the file has no rows; name one with examples")
+        return Table(name, columns.names, rows, unit="row")
     with opened(path) as stream:
         if kind == ".json":
-            return _of_records(name, json_values(_whole_text(stream, name), name))
+            return _of_records(name, _without_squad(name, json_values(_whole_text(stream, name), name)), bad)
         if kind == ".csv":
-            return _of_rows(name, _csv_rows(stream, name), is_header, forgives)
+            return _of_rows(name, _csv_rows(stream, name), is_header, forgives, bad)
         if kind == ".tsv":
-            rows = (Row(i, tuple(line.split("\t"))) for i, line in enumerate(utf8_lines(stream, name), 1) if line)
-            return _of_rows(name, rows, is_header, forgives)
-        lines = list(enumerate(utf8_lines(stream, name), 1))
-    if next((line for _, line in lines if line.strip()), "").lstrip().startswith("{") or kind == ".jsonl":
-        return _of_records(name, json_lines(lines, name))
-    # An empty line of plain text is a text; in a table it is the end of a file, or somebody's ornament.
-    return _of_rows(name, (Row(i, tuple(line.split("\t"))) for i, line in lines), is_header, forgives)
+            cells = (Row(i, tuple(line.split("\t"))) for i, line in numbered_lines(stream, name, bad.add) if line)
+            return _of_rows(name, cells, is_header, forgives, bad)
+        lines = list(numbered_lines(stream, name, bad.add))
+    first = next((line for _, line in lines if line.strip()), "")
+    if first.lstrip().startswith("{") or kind == ".jsonl":
+        return _of_records(name, json_lines(lines, name, bad), bad)
+    is_plain = "\t" not in first
+    cells = (Row(i, tuple(line.split("\t"))) for i, line in lines if line or is_plain)
+    return _of_rows(name, cells, is_header, forgives, bad)
 
 
 def name_of(path: str | Path) -> str:
@@ -152,7 +191,11 @@ def kind_of(path: str | Path) -> str:
     if str(path) == STDIN:
         return ".txt"
     kind = Path(plain_name(path)).suffix
-    kind = {".ndjson": ".jsonl", ".text": ".txt"}.get(kind, kind)
+    kind = {".ndjson": ".jsonl", ".text": ".txt", TREC_KIND: ".txt"}.get(kind, kind)
+    if arrow_files.is_arrow(path):
+        return ".arrow"
+    if kind in TAGGED_KINDS:
+        raise UserError(f"{path}: {kind} files hold words with tags; read it with --task tagging, or name another file")
     if kind not in KINDS:
         raise UserError(f"{path}: must be a {', '.join(KINDS)} file, perhaps with {' or '.join(COMPRESSIONS)}")
     return kind
@@ -165,9 +208,12 @@ def opened(path: str | Path) -> Iterator[Any]:
         yield standard_input()
         return
     file = Path(path)
+    if file.is_dir():
+        raise UserError(f"{path}: is a folder; name a file")
     if not file.is_file():
         raise UserError(f"{path}: no such file")
     with file.open("rb") as raw, decompressed(raw, file) as stream:
+        refuse_binary(stream, str(path))
         yield stream
 
 
@@ -190,14 +236,36 @@ def read_json(path: str | Path) -> Any:
         raise UserError(f"{name}, line 1 ff.: not JSON ({error})") from None
 
 
-def json_lines(lines: Iterable[tuple[int, str]], name: str) -> Iterator[tuple[int, Any]]:
-    """The values of JSON lines with the line of each."""
+def json_lines(lines: Iterable[tuple[int, str]], name: str, bad: BadRows | None = None) -> Iterator[tuple[int, Any]]:
+    """The values of JSON lines with the line of each. What is no JSON goes to `bad`, or raises UserError without it."""
     for number, line in lines:
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise UserError(f"{name}, line {number}: not JSON ({error}); each line must be an object") from None
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            problem = f"line {number}: not JSON ({error}); make each line an object"
+            if bad is None:
+                raise UserError(f"{name}, {problem}") from None
+            bad.add(number, problem)
+        else:
+            yield number, value
+
+
+def refuse_squad(name: str, line: int, value: Any) -> None:
+    """Raise UserError for the object that a file of SQuAD holds."""
+    data = value.get("data") if isinstance(value, dict) else None
+    if isinstance(data, list) and data and isinstance(data[0], dict) and "paragraphs" in data[0]:
+        raise UserError(
+            f"{name}, line {line}: is SQuAD's JSON (articles with 'paragraphs' under 'data'); use --task span, or name"
+            " another file"
+        )
+
+
+def _without_squad(name: str, records: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    for line, record in records:
+        refuse_squad(name, line, record)
+        yield line, record
 
 
 def json_values(text: str, name: str) -> Iterator[tuple[int, Any]]:
@@ -255,26 +323,33 @@ def _csv_rows(stream: Any, name: str) -> Iterator[Row]:
 
 
 def _of_rows(
-    name: str, rows: Iterator[Row], is_header: Callable[[Names], bool], forgives: Callable[[Names], bool]
+    name: str,
+    rows: Iterator[Row],
+    is_header: Callable[[Names], bool],
+    forgives: Callable[[Names], bool],
+    bad: BadRows,
 ) -> Table:
     first = next(rows, None)
     if first is None:
-        raise UserError(f"{name}, line 1: the file is empty")
+        bad.settle(0)
+        raise UserError(f"{name}, line 1: the file is empty; name one with examples")
     has_names = is_header(first.cells)
     names = first.cells if has_names else None
     if names is not None:
         _no_name_twice(name, first.line, names)
+    width = len(first.cells)
     good: list[Row] = [] if has_names else [first]
     ragged: list[Row] = []
     for row in rows:
-        (good if len(row.cells) == len(first.cells) else ragged).append(row)
-    if ragged and not (names is not None and forgives(names)):
-        row, width = ragged[0], len(first.cells)
-        raise UserError(
-            f"{name}, line {row.line}: has {len(row.cells)} cells, not {width} as line {first.line} has"
-            f" ({len(ragged)} such rows in all); give each row {width}"
+        (good if len(row.cells) == width else ragged).append(row)
+    if ragged and names is not None and forgives(names):
+        return Table(name, names, good, ragged)
+    for row in ragged:
+        bad.add(
+            row.line,
+            f"line {row.line}: has {len(row.cells)} cells, not {width} as line {first.line} has; give each row {width}",
         )
-    return Table(name, names, good, ragged)
+    return Table(name, names, good)
 
 
 def _no_name_twice(name: str, line: int, names: Sequence[str]) -> None:
@@ -285,12 +360,14 @@ def _no_name_twice(name: str, line: int, names: Sequence[str]) -> None:
         seen.add(column)
 
 
-def _of_records(name: str, records: Iterator[tuple[int, Any]]) -> Table:
+def _of_records(name: str, records: Iterator[tuple[int, Any]], bad: BadRows) -> Table:
     found: list[tuple[int, dict[str, Any]]] = []
     names: dict[str, None] = {}
     for line, record in records:
         if not isinstance(record, dict):
-            raise UserError(f"{name}, line {line}: must be a JSON object, not {type(record).__name__}")
+            kind = type(record).__name__
+            bad.add(line, f"line {line}: must be a JSON object, not {kind}; make each an object of named values")
+            continue
         found.append((line, record))
         names.update(dict.fromkeys(record))
         if len(names) > MOST_KEYS:
@@ -298,5 +375,6 @@ def _of_records(name: str, records: Iterator[tuple[int, Any]]) -> Table:
                 f"{name}, line {line}: the objects so far have {len(names)} different keys; give all the same"
             )
     if not found:
-        raise UserError(f"{name}, line 1: the file is empty")
+        bad.settle(0)
+        raise UserError(f"{name}, line 1: the file is empty; name one with examples")
     return Table(name, tuple(names), [Row(line, tuple(map(record.get, names))) for line, record in found])

@@ -71,7 +71,7 @@ def test_keys_of_json_may_differ(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        pytest.param("t.tsv", "a\tb\n1\t2\n1\n1\n", r"t.tsv, line 3: has 1 cells, not 2 .*2 such rows", id="short"),
+        pytest.param("t.tsv", "a\tb\n1\t2\n1\n1\n", r"t.tsv, line 3: has 1 cells, not 2 .*2 bad rows", id="short"),
         pytest.param("t.csv", "a,b\n1,2,3\n", r"t.csv, line 2: has 3 cells, not 2", id="long"),
         pytest.param("t.csv", 'a,b\n1,2\n1,"2\n', r"t.csv, line 3: not a table", id="open-quote"),
         pytest.param("t.csv", 'a,b\n1,"2"3\n', r"t.csv, line 2: not a table", id="after-quote"),

@@ -1,0 +1,259 @@
+"""Columns of parquet and Arrow files and of data set folders as the library `datasets` leaves them.
+
+A folder holds what `save_to_disk` writes (`state.json` or `dataset_dict.json` beside Arrow files) or what the Hub
+serves (`data/train-00000-of-00001.parquet`). `FOLDER#train` names one of several splits. Integers of a class feature
+become the names of the classes; its -1, which stands for no label, becomes None.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fastbert.checkpoints.bounded import read_json_file
+from fastbert.errors import UserError
+
+KINDS = (".parquet", ".arrow")
+README = "README.md"
+MOST_README = 1 << 20  # bytes that are looked at
+_SHARD = re.compile(r"(?:(?P<split>.+?)-)?\d+(?:-of-\d+)?(?:-[0-9a-f]{8,})?")
+_CACHED = re.compile(r".+-(?P<split>[a-z_]+)(?:-\d+-of-\d+)?")  # ag_news-train-00000-of-00002.arrow
+_CLASS = re.compile(r"\s*'?(\d+)'?:\s*(\S.*?)\s*")
+_NAME = re.compile(r"\s*-\s+name:\s*(\S.*?)\s*")
+
+Names = Sequence[str]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a data set by name, values as Python objects."""
+
+    path: str
+    names: tuple[str, ...]
+    values: tuple[Sequence[Any], ...]
+
+
+@dataclass(frozen=True)
+class _Shards:
+    """The files of a split, and the classes that the folder names for its columns."""
+
+    files: tuple[Path, ...]
+    classes: Mapping[str, Names]
+
+
+def is_arrow(path: str | Path) -> bool:
+    """Return whether a path names a parquet or Arrow file, or a folder, perhaps with the name of a split."""
+    place, _ = _split_of(str(path))
+    return place.is_dir() or place.suffix.lower() in KINDS
+
+
+def read_columns(path: str | Path) -> Columns:
+    """Read all columns of a parquet or Arrow file, or of a split of a folder.
+
+    Raises UserError for a missing pyarrow, a damaged file, and a folder whose split is not clear.
+    """
+    place, split = _split_of(str(path))
+    if place.is_dir():
+        shards = _of_folder(place, split)
+    elif place.is_file():
+        shards = _Shards((place,), {})
+    else:
+        raise UserError(f"{path}: no such file")
+    tables = [_table(file) for file in shards.files]
+    names = tuple(tables[0].column_names)
+    values: list[list[Any]] = [[] for _ in names]
+    for file, table in zip(shards.files, tables):
+        if tuple(table.column_names) != names:
+            raise UserError(
+                f"{file}: has the columns {', '.join(table.column_names)}, not {', '.join(names)} as"
+                f" {shards.files[0].name}; keep such files in separate folders"
+            )
+        classes = {**shards.classes, **_classes_of_schema(table)}
+        for name, found in zip(names, values):
+            found.extend(_values(file, name, table.column(name), classes.get(name)))
+    return Columns(str(path), names, tuple(values))
+
+
+def _split_of(path: str) -> tuple[Path, str | None]:
+    """Separate `FOLDER#train`; a folder of that very name is that folder."""
+    folder, sign, split = path.rpartition("#")
+    if sign and not Path(path).exists() and Path(folder).is_dir():
+        return Path(folder), split
+    return Path(path), None
+
+
+def _of_folder(folder: Path, split: str | None) -> _Shards:
+    splits = _splits(folder)
+    if not splits:
+        raise UserError(
+            f"{folder}: is a folder without state.json, dataset_dict.json or .parquet files; name a file, or a folder"
+            " that `datasets` has written"
+        )
+    if split is None and len(splits) > 1:
+        raise UserError(
+            f"{folder}: holds the splits {', '.join(splits)}; name one of them, {folder}#{next(iter(splits))} say"
+        )
+    chosen = next(iter(splits)) if split is None else split
+    if chosen not in splits:
+        raise UserError(f"{folder}: has no split {chosen!r}; it holds {', '.join(splits)}")
+    files = splits[chosen]
+    for place in (files[0].parent, folder):
+        if (place / "dataset_info.json").is_file():
+            return _Shards(files, _classes(_object(place / "dataset_info.json").get("features")))
+    readme = folder / README
+    return _Shards(files, _classes_of_readme(readme) if readme.is_file() else {})
+
+
+def _splits(folder: Path) -> dict[str, tuple[Path, ...]]:
+    """Return the files of every split of a folder."""
+    if (folder / "state.json").is_file():
+        return {"all": _saved(folder)}
+    if (folder / "dataset_dict.json").is_file():
+        names = _object(folder / "dataset_dict.json").get("splits")
+        if not isinstance(names, list) or not all(isinstance(name, str) and _is_plain(name) for name in names):
+            raise UserError(f"{folder / 'dataset_dict.json'}: holds no list of names under 'splits'; save it again")
+        return {name: _saved(folder / name) for name in names}
+    found: dict[str, list[Path]] = {}
+    for pattern in ("*.parquet", "*/*.parquet", "*/*/*.parquet", "*.arrow"):
+        for file in sorted(folder.glob(pattern)):
+            if file.name.startswith("cache-"):
+                continue  # of `map` and the like
+            inside = [part for part in file.parent.relative_to(folder).parts if part != "data"]
+            pattern_of = _SHARD if file.suffix == ".parquet" else _CACHED
+            match = pattern_of.fullmatch(file.stem)
+            own = file.stem if match is None else match["split"]
+            found.setdefault("/".join([*inside, own] if own else inside) or "all", []).append(file)
+    return {name: tuple(files) for name, files in found.items()}
+
+
+def _saved(folder: Path) -> tuple[Path, ...]:
+    """Return the files of a data set that `save_to_disk` has written."""
+    path = folder / "state.json"
+    if not path.is_file():
+        raise UserError(f"{path}: no such file, so the data set is not whole; save it again")
+    state = _object(path)
+    if state.get("_indices_data_files"):
+        raise UserError(f"{folder}: selects rows by an index; call flatten_indices() and save it again")
+    named = state.get("_data_files")
+    files = [one.get("filename") if isinstance(one, dict) else None for one in named or ()]
+    if not isinstance(named, list) or not files or not all(isinstance(name, str) and _is_plain(name) for name in files):
+        raise UserError(f"{path}: holds no list of files under '_data_files'; save the data set again")
+    return tuple(folder / str(name) for name in files)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    content = read_json_file(path)
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: must be a JSON object, not {type(content).__name__}; save the data set again")
+    return content
+
+
+def _is_plain(name: str) -> bool:
+    """Return whether a name that a file gives stays within its folder."""
+    return name not in ("", ".", "..") and Path(name).name == name
+
+
+def _table(file: Path) -> Any:
+    """Read a file as a pyarrow Table."""
+    if not file.is_file():
+        raise UserError(f"{file}: no such file, so the data set is not whole; download or save it again")
+    pyarrow, parquet = _pyarrow(file)
+    try:
+        if file.suffix.lower() == ".parquet":
+            return parquet.ParquetFile(str(file)).read()
+        with pyarrow.memory_map(str(file)) as source:
+            try:
+                return pyarrow.ipc.open_stream(source).read_all()
+            except pyarrow.ArrowInvalid:
+                source.seek(0)
+                return pyarrow.ipc.open_file(source).read_all()
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise UserError(f"{file}: no intact {file.suffix} file ({reason}); copy or download it again") from None
+
+
+def _pyarrow(file: Path) -> tuple[Any, Any]:
+    try:
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError:
+        raise UserError(
+            f"{file}: reading {file.suffix} needs the package pyarrow: `pip install 'fastbert-engine[data]'`, or save"
+            " it as .jsonl"
+        ) from None
+
+
+def _values(file: Path, name: str, column: Any, classes: Names | None) -> list[Any]:
+    """Return a column as Python objects, classes by their names."""
+    try:
+        values: list[Any] = column.to_pylist()
+    except (ValueError, OverflowError) as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise UserError(f"{file}: column {name!r} cannot be read ({reason}); leave it out or save it anew") from None
+    return values if classes is None else list(_named(file, name, values, classes))
+
+
+def _named(file: Path, name: str, values: Sequence[Any], classes: Names) -> Iterator[Any]:
+    for row, value in enumerate(values, 1):
+        if isinstance(value, list):
+            yield list(_named(file, name, value, classes))
+        elif value is None or value == -1:
+            yield None
+        elif not isinstance(value, int):
+            yield value  # the names themselves
+        elif not 0 <= value < len(classes):
+            raise UserError(f"{file}, row {row}: {name!r} is {value}, and has {len(classes)} names; correct it")
+        else:
+            yield classes[value]
+
+
+def _classes_of_schema(table: Any) -> dict[str, Names]:
+    """Return the classes that `datasets` keeps in a file's schema."""
+    raw = (table.schema.metadata or {}).get(b"huggingface")
+    try:
+        content = json.loads(raw) if raw else {}
+    except (ValueError, RecursionError):
+        return {}
+    info = content.get("info") if isinstance(content, dict) else None
+    return _classes(info.get("features") if isinstance(info, dict) else None)
+
+
+def _classes(features: Any) -> dict[str, Names]:
+    """Return the names of classes by column, of lists of classes too."""
+    found: dict[str, Names] = {}
+    for column, feature in features.items() if isinstance(features, dict) else ():
+        while True:
+            if isinstance(feature, list) and len(feature) == 1:
+                feature = feature[0]
+            elif isinstance(feature, dict) and isinstance(feature.get("feature"), dict | list):
+                feature = feature["feature"]
+            else:
+                break
+        names = feature.get("names") if isinstance(feature, dict) else None
+        is_classes = isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+        if is_classes and isinstance(names, list) and all(isinstance(name, str) for name in names):
+            found[column] = tuple(names)
+    return found
+
+
+def _classes_of_readme(path: Path) -> dict[str, Names]:
+    """Return the classes that a card's header lists under `class_label`, for files whose schema has none."""
+    with path.open("rb") as file:
+        text = file.read(MOST_README).decode("utf-8", errors="replace")
+    if not text.startswith("---"):
+        return {}
+    found: dict[str, list[str]] = {}
+    column = ""
+    for line in text.split("\n---", 1)[0].splitlines():
+        named, listed = _NAME.fullmatch(line), _CLASS.fullmatch(line)
+        if named is not None:
+            column = named[1].strip("'\"")
+        elif line.strip() == "class_label:":
+            found[column] = []
+        elif listed is not None and column in found and int(listed[1][:9]) == len(found[column]):
+            found[column].append(listed[2].strip("'\""))
+    return {name: tuple(classes) for name, classes in found.items() if classes}

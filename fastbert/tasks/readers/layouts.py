@@ -1,0 +1,302 @@
+"""The columns of a table that hold the text, its pair and the label: by flags, by names, by shape, or as the only ones
+left.
+
+Columns that are not known by their names are reported in one line of the log, each with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fastbert.errors import UserError
+from fastbert.tasks.readers.cells import IDS
+from fastbert.tasks.readers.tables import Names, Row, Table, kind_of, name_of
+from fastbert.tasks.text_files import STDIN
+
+if TYPE_CHECKING:
+    from fastbert.tasks.task import Columns
+
+logger = logging.getLogger("fastbert")
+
+# The columns of two texts, then those of one, by the names that files of the field give them.
+PAIRS = (
+    ("#1 String", "#2 String"),  # MRPC
+    ("question1", "question2"),  # QQP
+    ("question", "sentence"),  # QNLI
+    ("sentence1", "sentence2"),  # STS-B, MNLI, RTE, WNLI, SNLI, the diagnostics (AX)
+    ("premise", "hypothesis"),
+    ("Premise", "Hypothesis"),  # the diagnostics with their labels
+    ("text", "pair"),
+    ("text1", "text2"),
+    ("text_a", "text_b"),
+)
+SINGLES = ("sentence", "text")
+CLASSES = ("gold_label", "label", "Label", "is_duplicate", "Quality", "class", "intent", "stance")
+NUMBERS = ("score", "similarity_score", "label")
+KNOWN = frozenset((*(name for pair in PAIRS for name in pair), *SINGLES, *CLASSES, *NUMBERS, *IDS))
+
+# Names that count where none of the above stands in a header, in whatever case.
+MORE_PAIRS = (
+    ("premise", "hypothesis"),
+    ("sentence1", "sentence2"),
+    ("sentence_a", "sentence_b"),  # SICK
+    ("question1", "question2"),
+    ("question", "passage"),  # BoolQ
+    ("query", "passage"),
+    ("text_1", "text_2"),
+)
+TITLED = (("title", "description"), ("title", "content"))  # one text: AG News, DBpedia
+MORE_SINGLES = (
+    "text", "sentence", "review", "tweet", "utterance", "comment", "comment_text", "question", "content", "message",
+    "headline",
+)  # fmt: skip
+MORE_CLASSES = (
+    "label", "class", "category", "sentiment", "labels", "class index", "class_index", "intent", "stance", "target",
+    "topic", "emotion", "polarity", "fine_label", "coarse_label", "entailment_judgment",
+)  # fmt: skip
+MORE_NUMBERS = ("score", "label", "similarity", "rating", "relatedness_score")
+MORE = frozenset(
+    (*(name for pair in MORE_PAIRS + TITLED for name in pair), *MORE_SINGLES, *MORE_CLASSES, *MORE_NUMBERS)
+)  # fmt: skip
+
+COLA_TEXT, COLA_LABEL, COLA_WIDTH = 3, 1, 4  # source, label, the linguists' mark, sentence
+_MARK = re.compile(r"[^\w\s]{0,4}")  # CoLA's: *, ?, ??, *?, #, ...
+_INTEGER = re.compile(r"[+-]?[0-9]{1,4}")
+_DECIMAL = re.compile(r"[+-]?[0-9]*\.?[0-9]+")
+MOST_WIDE = 4  # columns of class, title and texts, as Yahoo Answers has them
+FEW_ROWS = 10  # among which all classes may differ
+MANY_ROWS = 100  # among which some must agree
+
+BY_FLAG, BY_NAME, LEFT = "by its flag", "by its name", "the only other column"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns by their places; several of `texts` are joined by a blank into one."""
+
+    texts: tuple[int, ...]
+    pair: int | None = None
+    label: int | None = None
+
+    def text(self, table: Table, row: Row, *, empty: bool) -> str:
+        """Return a row's text. Raises UserError where it is missing, unless `empty` allows that."""
+        if len(self.texts) == 1:
+            return table.text(row, self.texts[0], empty=empty)
+        parts = [table.text(row, place, empty=True) for place in self.texts]
+        return " ".join(filter(str.strip, parts)) or table.text(row, self.texts[-1], empty=empty)
+
+
+def is_header(cells: Names, columns: Columns) -> bool:
+    """Return whether a first row holds names: those of flags, or names that the field uses."""
+    named = {columns.text, columns.pair, columns.label, columns.id} - {None}
+    if (named | KNOWN) & set(cells) or not all(str(name).isdecimal() for name in named):
+        return True
+    is_names = len(cells) > 1 and not named and not any(_DECIMAL.fullmatch(cell.strip()) for cell in cells)
+    return is_names and any(cell.strip().lower() in MORE for cell in cells)
+
+
+def find_layout(table: Table, columns: Columns, *, labelled: bool, regression: bool) -> Layout:
+    """Find the columns; `labelled` asks for a label, a number with `regression`.
+
+    Raises UserError where the names leave it open which column is meant.
+    """
+    if table.names is None and not any((columns.text, columns.pair, columns.label)):
+        shaped = _by_shape(table, labelled)
+        if shaped is not None:
+            return shaped if labelled else Layout(shaped.texts, shaped.pair)
+    return _Finder(table, columns, labelled, regression).layout()
+
+
+def is_cola(table: Table) -> bool:
+    """Return whether a table is one of CoLA's labelled ones: no header, the sentence in the last of four columns."""
+    if table.names is not None or table.width != COLA_WIDTH:
+        return False
+    return all(row.cells[COLA_LABEL] in ("0", "1") and _MARK.fullmatch(row.cells[2].strip()) for row in table.rows)
+
+
+def _by_shape(table: Table, labelled: bool) -> Layout | None:
+    """Return the columns of a table without a header, if its shape leaves no doubt."""
+    if is_cola(table):
+        return Layout((COLA_TEXT,), None, COLA_LABEL)
+    is_plain = table.path == name_of(STDIN) or kind_of(table.path) == ".txt"
+    if not labelled and table.width <= 2 and is_plain:
+        return Layout((0,), 1 if table.width == 2 else None)
+    if not 2 <= table.width <= MOST_WIDE:
+        return None
+    counted = [place for place in range(table.width) if _holds_classes(table, place)]
+    if counted == [0] and (table.width == 2 or kind_of(table.path) == ".csv"):
+        layout = Layout(tuple(range(1, table.width)), None, 0)
+    elif counted == [1] and table.width == 2:
+        layout = Layout((0,), None, 1)
+    else:
+        return None
+    texts = " and ".join(str(place + 1) for place in layout.texts)
+    _say(table, "the file has no header", [(f"column {_label_number(layout)}", "class", "whole numbers throughout"),
+         (f"column{'s' * (len(layout.texts) > 1)} {texts}", "text", "the rest")])  # fmt: skip
+    return layout
+
+
+def _label_number(layout: Layout) -> int:
+    assert layout.label is not None
+    return layout.label + 1
+
+
+def _holds_classes(table: Table, place: int) -> bool:
+    """Return whether a column holds small whole numbers that do not merely count the rows."""
+    values = [row.cells[place].strip() for row in table.rows]
+    if not all(map(_INTEGER.fullmatch, values)):
+        return False
+    return len(values) <= FEW_ROWS or len(set(values)) < len(values)
+
+
+def _say(table: Table, why: str, taken: Iterable[tuple[str, str, str]]) -> None:
+    """Log one line about columns that were not named: column, role and reason of each."""
+    listed = ", ".join(f"{role} from {column} ({reason})" for column, role, reason in taken)
+    logger.warning("%s: %s; %s; flags like --text-column choose others", table.path, why, listed)
+
+
+class _Finder:
+    """The search for the columns of one table."""
+
+    def __init__(self, table: Table, columns: Columns, labelled: bool, regression: bool) -> None:
+        self.table, self.columns, self.labelled, self.regression = table, columns, labelled, regression
+
+    def layout(self) -> Layout:
+        """Return the columns. Raises UserError where they are not clear."""
+        texts, pair, by_name = self._texts()
+        label = self._label()
+        taken = {*texts, pair, label} - {None}
+        rest = [place for place in range(self.table.width) if place not in taken and not self._is_id(place)]
+        left = rest[0] if len(rest) == 1 and self.table.names is not None else None
+        if not texts and label is not None and left is not None:
+            self._say_left("text", left, self._kind, label, BY_FLAG if self.columns.label else BY_NAME)
+            texts = (left,)
+        elif not texts:
+            raise self._unclear()
+        elif label is None and self.labelled:
+            if left is None or not self._may_be_label(left):
+                raise self._no_label(left)
+            self._say_left(self._kind, left, "text", texts[0], BY_NAME if by_name else BY_FLAG)
+            label = left
+        return Layout(texts, pair, label if self.labelled else None)
+
+    @property
+    def _kind(self) -> str:
+        return "number" if self.regression else "class"
+
+    def _texts(self) -> tuple[tuple[int, ...], int | None, bool]:
+        """Return the places of the texts, of the pair, and whether they are known by name."""
+        table, columns = self.table, self.columns
+        pair = None if columns.pair is None else table.named(columns.pair, "--pair-column")
+        if columns.text is not None:
+            return (table.named(columns.text, "--text-column"),), pair, False
+        if is_cola(table):
+            return (COLA_TEXT,), pair, True
+        found = [one for one in PAIRS if self._has(one, table.find)]
+        singles = [name for name in SINGLES if table.find(name) is not None]
+        if not found and not singles:
+            return self._texts_by_more_names(pair)
+        if len(found) == 1 and pair is None:
+            return (table.named(found[0][0], "--text-column"),), table.named(found[0][1], "--pair-column"), True
+        if not found and len(singles) == 1:
+            return (table.named(singles[0], "--text-column"),), pair, True
+        raise self._unclear()
+
+    def _texts_by_more_names(self, pair: int | None) -> tuple[tuple[int, ...], int | None, bool]:
+        for first, second in () if pair is not None else MORE_PAIRS:
+            if self._has((first, second), self._like):
+                return (self._sure(first),), self._sure(second), True
+        for names in TITLED:
+            if self._has(names, self._like):
+                texts = tuple(map(self._sure, names))
+                _say(self.table, "two columns are joined into one text",
+                     [(f"{self.table.column(place)}", "text", BY_NAME) for place in texts])  # fmt: skip
+                return texts, pair, True
+        singles = [place for name in MORE_SINGLES if (place := self._like(name)) is not None]
+        if len(singles) > 1:
+            raise self._unclear()
+        return tuple(singles), pair, True
+
+    def _label(self) -> int | None:
+        table = self.table
+        if self.columns.label is not None:
+            label = self.columns.label
+            return table.named(label, "--label-column") if self.labelled else table.find(label)
+        if is_cola(table):
+            return COLA_LABEL
+        known = table.first(NUMBERS if self.regression else CLASSES)
+        if known is not None:
+            return known
+        more = MORE_NUMBERS if self.regression else MORE_CLASSES
+        return next((place for place in map(self._like, more) if place is not None), None)
+
+    def _has(self, names: Sequence[str], find: Callable[[str], int | None]) -> bool:
+        return all(find(name) is not None for name in names)
+
+    def _like(self, name: str) -> int | None:
+        """Return the place of the one column of a name, in whatever case."""
+        names = self.table.names or ()
+        places = [place for place, own in enumerate(names) if own.strip().lower() == name]
+        return places[0] if len(places) == 1 else None
+
+    def _sure(self, name: str) -> int:
+        place = self._like(name)
+        assert place is not None
+        return place
+
+    def _is_id(self, place: int) -> bool:
+        """Return whether a column only numbers or names the rows."""
+        name = (self.table.names or ())[place] if self.table.names is not None else ""
+        if self.columns.id is not None and self.table.find(self.columns.id) == place:
+            return True
+        return name.lower() in {"", *(one.lower() for one in IDS)} or name.lower().startswith("unnamed:")
+
+    def _may_be_label(self, place: int) -> bool:
+        """Return whether a column without a known name can hold labels: no scores for classes, no value per row."""
+        name = (self.table.names or ())[place].lower()
+        if self.regression:
+            return True
+        values: list[Any] = [row.cells[place] for row in self.table.rows]
+        differ = len({str(value) for value in values})
+        return name not in (*NUMBERS, *MORE_NUMBERS) and not (len(values) >= MANY_ROWS and differ == len(values))
+
+    def _say_left(self, role: str, place: int, other: str, other_place: int, reason: str) -> None:
+        column = self.table.column
+        taken = [(column(place), role, LEFT), (column(other_place), other, reason)]
+        taken.sort(key=lambda one: one[1] != "text")
+        _say(self.table, f"no column is known to hold the {role}", taken)
+
+    def _unclear(self) -> UserError:
+        return UserError(
+            f"{self.table.path}, line 1: which column holds the text is not clear ({self.table.shape});"
+            f" {self._separator_hint()}name the columns with --text-column, --pair-column, --label-column and"
+            " --id-column"
+        )
+
+    def _separator_hint(self) -> str:
+        """Say which name the file should have, if it seems to have one column only because of its name."""
+        names = self.table.names or tuple(map(str, self.table.rows[0].cells))
+        if len(names) != 1 or self.table.path == name_of(STDIN):
+            return ""
+        kind = kind_of(self.table.path)
+        for separator, said, other in (("\t", "TABs", ".tsv"), (",", "commas", ".csv")):
+            if separator in names[0] and kind in (".tsv", ".csv") and kind != other:
+                return f"its cells seem to be separated by {said}: rename it to {other}, or "
+        return "its cells seem to be separated by semicolons: use commas, or " if ";" in names[0] else ""
+
+    def _no_label(self, left: int | None) -> UserError:
+        path, kind = self.table.path, "numbers" if self.regression else "classes"
+        message = f"{path}, line 1: no column of {kind} is known by its name ({self.table.shape})"
+        score = next((place for place in map(self._like, MORE_NUMBERS) if place is not None), None)
+        if not self.regression and score is not None:
+            return UserError(
+                f"{message}, and {self.table.column(score)} is one of numbers; use --task regression, or name another"
+                " with --label-column"
+            )
+        if left is not None:
+            message += f", and {self.table.column(left)} has another value in each of the {len(self.table.rows)} rows"
+        return UserError(f"{message}; name it with --label-column")
