@@ -53,25 +53,21 @@ class BadRows:
 
     def settle(self, good: int) -> None:
         """Report the bad rows where they are skipped and `good` rows are left; raise one UserError otherwise."""
-        count = len(self._problems)
+        count, unit = len(self._problems), self.unit
         if not count:
             return
-        described = [self._problems[number] for number in sorted(self._problems)[:NAMED]]
-        if count > 1:
-            # One cure for all replaces that of each.
-            described = [problem.partition("; ")[0] for problem in described]
-        listed = "; ".join(described)
+        named = [self._problems[number] for number in sorted(self._problems)[:NAMED]]
+        # A problem ends with its cure; several problems share one where they have the same.
+        cures = {problem.partition("; ")[2] for problem in named}
+        cure = cures.pop() if len(cures) == 1 else "correct them"
+        listed = "; ".join(problem.partition("; ")[0] for problem in named)
         if self.skip and good:
-            logger.warning(
-                "%s: skipped %d bad %ss, %d are left: %s%s",
-                self.path, count, self.unit, good, listed, "; ..." if count > NAMED else "",
-            )  # fmt: skip
+            more = "; ..." if count > NAMED else ""
+            skipped = f"{count} bad {unit}{'s' if count > 1 else ''}"
+            logger.warning("%s: skipped %s; %d examples are left: %s%s", self.path, skipped, good, listed, more)
             return
-        if self.skip:
-            listed += f" ({count} bad {self.unit}s in all, and no good one); correct the file or name another"
-        elif count > 1:
-            cure = "" if self.skip is None else ", or skip them with --skip-bad"
-            listed += f" ({count} bad {self.unit}s in all); correct them{cure}"
-        elif self.skip is not None:
-            listed += f", or skip such {self.unit}s with --skip-bad"
-        raise UserError(f"{self.path}, {listed}")
+        if count > 1 or self.skip:
+            left = ", and no good one" if not good else ""
+            listed += f" ({count} bad {unit}{'s' if count > 1 else ''} in all{left})"
+        skipping = f", or skip such {unit}s with --skip-bad" if self.skip is False and good else ""
+        raise UserError(f"{self.path}, {listed}; {cure or 'correct it'}{skipping}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +121,10 @@ def is_cola(table: Table) -> bool:
 def _by_shape(table: Table, labelled: bool) -> Layout | None:
     """Return the columns of a table without a header, if its shape leaves no doubt."""
     if is_cola(table):
-        return Layout((COLA_TEXT,), None, COLA_LABEL)
+        cola = Layout((COLA_TEXT,), None, COLA_LABEL)
+        if labelled:
+            _report(table, cola, dict.fromkeys(("text", "label"), "as in CoLA, which has no header"))
+        return cola
     is_plain = table.path == name_of(STDIN) or kind_of(table.path) == ".txt"
     if not labelled and table.width <= 2 and is_plain:
         return Layout((0,), 1 if table.width == 2 else None)
@@ -134,15 +137,9 @@ def _by_shape(table: Table, labelled: bool) -> Layout | None:
         layout = Layout((0,), None, 1)
     else:
         return None
-    texts = " and ".join(str(place + 1) for place in layout.texts)
-    _say(table, "the file has no header", [(f"column {_label_number(layout)}", "class", "whole numbers throughout"),
-         (f"column{'s' * (len(layout.texts) > 1)} {texts}", "text", "the rest")])  # fmt: skip
+    if labelled:
+        _report(table, layout, {"text": "the rest, without a header", "label": "whole numbers throughout"})
     return layout
-
-
-def _label_number(layout: Layout) -> int:
-    assert layout.label is not None
-    return layout.label + 1
 
 
 def _holds_classes(table: Table, place: int) -> bool:
@@ -153,78 +150,96 @@ def _holds_classes(table: Table, place: int) -> bool:
     return len(values) <= FEW_ROWS or len(set(values)) < len(values)
 
 
-def _say(table: Table, why: str, taken: Iterable[tuple[str, str, str]]) -> None:
-    """Log one line about columns that were not named: column, role and reason of each."""
-    listed = ", ".join(f"{role} from {column} ({reason})" for column, role, reason in taken)
-    logger.warning("%s: %s; %s; flags like --text-column choose others", table.path, why, listed)
+def _report(table: Table, layout: Layout, reasons: Mapping[str, str], kind: str = "class") -> None:
+    """Log one line with the columns that were taken, and why."""
+    if layout.pair is not None:
+        places = [("first text", layout.texts, "text"), ("second text", (layout.pair,), "pair")]
+    else:
+        places = [("text", layout.texts, "text")]
+    if layout.label is not None:
+        places.append((kind, (layout.label,), "label"))
+    listed = [f"{role} from {' and '.join(map(table.column, own))} ({reasons[reason]})" for role, own, reason in places]
+    logger.warning("%s: took %s; flags like --text-column name others", table.path, ", ".join(listed))
 
 
 class _Finder:
-    """The search for the columns of one table."""
+    """The search for the columns of one table; `reasons` holds why each was taken, `is_usual` whether all are as usual,
+    so that there is nothing to report."""
 
     def __init__(self, table: Table, columns: Columns, labelled: bool, regression: bool) -> None:
         self.table, self.columns, self.labelled, self.regression = table, columns, labelled, regression
+        self.reasons = dict.fromkeys(("text", "pair", "label"), BY_NAME)
+        self.is_usual = True
 
     def layout(self) -> Layout:
         """Return the columns. Raises UserError where they are not clear."""
-        texts, pair, by_name = self._texts()
+        texts, pair = self._texts()
         label = self._label()
         taken = {*texts, pair, label} - {None}
         rest = [place for place in range(self.table.width) if place not in taken and not self._is_id(place)]
         left = rest[0] if len(rest) == 1 and self.table.names is not None else None
         if not texts and label is not None and left is not None:
-            self._say_left("text", left, self._kind, label, BY_FLAG if self.columns.label else BY_NAME)
+            self._take("text", LEFT)
             texts = (left,)
         elif not texts:
             raise self._unclear()
         elif label is None and self.labelled:
             if left is None or not self._may_be_label(left):
                 raise self._no_label(left)
-            self._say_left(self._kind, left, "text", texts[0], BY_NAME if by_name else BY_FLAG)
+            self._take("label", LEFT)
             label = left
-        return Layout(texts, pair, label if self.labelled else None)
+        layout = Layout(texts, pair, label if self.labelled else None)
+        if not self.is_usual:
+            _report(self.table, layout, self.reasons, "number" if self.regression else "class")
+        return layout
 
-    @property
-    def _kind(self) -> str:
-        return "number" if self.regression else "class"
+    def _take(self, role: str, reason: str) -> None:
+        """Record a column that is not one of the usual names."""
+        self.reasons[role] = reason
+        self.is_usual = self.is_usual and reason == BY_FLAG
 
-    def _texts(self) -> tuple[tuple[int, ...], int | None, bool]:
-        """Return the places of the texts, of the pair, and whether they are known by name."""
+    def _texts(self) -> tuple[tuple[int, ...], int | None]:
+        """Return the places of the texts and of the pair."""
         table, columns = self.table, self.columns
-        pair = None if columns.pair is None else table.named(columns.pair, "--pair-column")
+        pair = None
+        if columns.pair is not None:
+            pair = table.named(columns.pair, "--pair-column")
+            self._take("pair", BY_FLAG)
         if columns.text is not None:
-            return (table.named(columns.text, "--text-column"),), pair, False
+            self._take("text", BY_FLAG)
+            return (table.named(columns.text, "--text-column"),), pair
         if is_cola(table):
-            return (COLA_TEXT,), pair, True
+            return (COLA_TEXT,), pair
         found = [one for one in PAIRS if self._has(one, table.find)]
         singles = [name for name in SINGLES if table.find(name) is not None]
         if not found and not singles:
             return self._texts_by_more_names(pair)
         if len(found) == 1 and pair is None:
-            return (table.named(found[0][0], "--text-column"),), table.named(found[0][1], "--pair-column"), True
+            return (table.named(found[0][0], "--text-column"),), table.named(found[0][1], "--pair-column")
         if not found and len(singles) == 1:
-            return (table.named(singles[0], "--text-column"),), pair, True
+            return (table.named(singles[0], "--text-column"),), pair
         raise self._unclear()
 
-    def _texts_by_more_names(self, pair: int | None) -> tuple[tuple[int, ...], int | None, bool]:
+    def _texts_by_more_names(self, pair: int | None) -> tuple[tuple[int, ...], int | None]:
         for first, second in () if pair is not None else MORE_PAIRS:
             if self._has((first, second), self._like):
-                return (self._sure(first),), self._sure(second), True
+                self._take("text", BY_NAME)
+                return (self._sure(first),), self._sure(second)
         for names in TITLED:
             if self._has(names, self._like):
-                texts = tuple(map(self._sure, names))
-                _say(self.table, "two columns are joined into one text",
-                     [(f"{self.table.column(place)}", "text", BY_NAME) for place in texts])  # fmt: skip
-                return texts, pair, True
+                self._take("text", "by their names, joined by a blank")
+                return tuple(map(self._sure, names)), pair
         singles = [place for name in MORE_SINGLES if (place := self._like(name)) is not None]
         if len(singles) > 1:
             raise self._unclear()
-        return tuple(singles), pair, True
+        if singles:
+            self._take("text", BY_NAME)
+        return tuple(singles), pair
 
     def _label(self) -> int | None:
-        table = self.table
-        if self.columns.label is not None:
-            label = self.columns.label
+        table, label = self.table, self.columns.label
+        if label is not None:
+            self._take("label", BY_FLAG)
             return table.named(label, "--label-column") if self.labelled else table.find(label)
         if is_cola(table):
             return COLA_LABEL
@@ -232,7 +247,10 @@ class _Finder:
         if known is not None:
             return known
         more = MORE_NUMBERS if self.regression else MORE_CLASSES
-        return next((place for place in map(self._like, more) if place is not None), None)
+        known = next((place for place in map(self._like, more) if place is not None), None)
+        if known is not None and self.labelled:
+            self._take("label", BY_NAME)
+        return known
 
     def _has(self, names: Sequence[str], find: Callable[[str], int | None]) -> bool:
         return all(find(name) is not None for name in names)
@@ -264,12 +282,6 @@ class _Finder:
         differ = len({str(value) for value in values})
         return name not in (*NUMBERS, *MORE_NUMBERS) and not (len(values) >= MANY_ROWS and differ == len(values))
 
-    def _say_left(self, role: str, place: int, other: str, other_place: int, reason: str) -> None:
-        column = self.table.column
-        taken = [(column(place), role, LEFT), (column(other_place), other, reason)]
-        taken.sort(key=lambda one: one[1] != "text")
-        _say(self.table, f"no column is known to hold the {role}", taken)
-
     def _unclear(self) -> UserError:
         return UserError(
             f"{self.table.path}, line 1: which column holds the text is not clear ({self.table.shape});"
@@ -299,4 +311,4 @@ class _Finder:
             )
         if left is not None:
             message += f", and {self.table.column(left)} has another value in each of the {len(self.table.rows)} rows"
-        return UserError(f"{message}; name it with --label-column")
+        return UserError(f"{message}; name it with --label-column; without labels a file is for fastbert predict")

@@ -35,6 +35,7 @@ QQP = frozenset(("question1", "question2", "is_duplicate"))
 NLI = frozenset(("entailment", "neutral", "contradiction"))
 NLI_NUMBERS = frozenset(("0", "1", "2"))
 NO_GOLD = frozenset(("-", "-1", "None"))  # of SNLI and MNLI where annotators did not agree; -1 and null are of copies
+TREC_COLUMNS = ("label", "coarse", "text")
 _TREC = re.compile(r"(([A-Z]{2,8}):[a-z]{2,12}) (\S.*)")  # DESC:manner How did ...
 
 
@@ -61,6 +62,8 @@ def read_texts(
     if not table.rows:
         raise UserError(f"{table.path}, line 1: has a header and no rows; add examples or name another file")
     layout = find_layout(table, columns, labelled=labelled, regression=regression)
+    if table.names == TREC_COLUMNS and layout.label == 0:
+        logger.warning("%s: took the whole class of TREC's questions; --label-column coarse takes its first half", file)
     rows = table.numbered(bad)
     if table.names is not None and QQP.issubset(table.names):
         rows = _whole_questions(table, layout, rows)
@@ -113,7 +116,7 @@ def _trec(path: str) -> Table | None:
             rows.append(Row(i, (match[1], match[2], match[3])))
         elif line.strip():
             return None
-    return Table(path, ("label", "coarse", "text"), rows)
+    return Table(path, TREC_COLUMNS, rows)
 
 
 def _whole_questions(table: Table, layout: Layout, rows: list[tuple[int, Row]]) -> list[tuple[int, Row]]:

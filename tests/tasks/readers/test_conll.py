@@ -144,3 +144,48 @@ def test_running_text_is_a_sentence_a_line(tmp_path: Path) -> None:
         ("Ada", "lives"),
         ("Bern",),
     ]
+
+
+def test_separators_documents_and_empty_lines_of_all_kinds(tmp_path: Path) -> None:
+    rows = [(("EU", "is"), ("B-ORG", "O")), (("Ada",), ("B-PER",))]
+    for form, text in {
+        "blanks that repeat": "-DOCSTART- -X- O\n\nEU  NNP   B-ORG \nis VBZ \tO\n \t\n\nAda NNP B-PER\n\n\n",
+        "tabs that repeat": "EU\tB-ORG\nis\t\tO\n\nAda\tB-PER\t\n",
+        "tabs that repeat everywhere": "EU\t\tB-ORG\nis\t\tO\n\nAda\tB-PER\n",
+        "tabs behind": "EU\tB-ORG\t\nis\tO\t\n\nAda\tB-PER\t\n",
+        "carriage returns": "-DOCSTART-\tO\r\n\r\nEU\tB-ORG\r\nis\tO\r\n\r\nAda\tB-PER\r\n",
+        "a mark with blanks": "-DOCSTART- -X- -X- O\n\nEU\tB-ORG\nis\tO\n-DOCSTART- -X- -X- O\nAda\tB-PER\n",
+        "one tab among blanks": "EU B-ORG\nis\tO\n\nAda B-PER\n",
+    }.items():
+        dataset = read(tmp_path, text)
+        assert [(example.words, example.tags) for example in dataset] == rows, form
+    assert [example.document for example in read(tmp_path, "-DOCSTART- O\na O\n\n-DOCSTART- O\n\nb O\n")] == [0, 1]
+    assert read(tmp_path, "1\u00a0000 CD\nx NN\n")[0].words == ("1\u00a0000", "x"), "only blanks and TABs separate"
+
+
+def test_a_header_is_no_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    text = "Token\tPOS\tNER\nEU\tNNP\tB-ORG\nis\tVBZ\tO\n"
+    assert [(e.words, e.tags) for e in read(tmp_path, text)] == [(("EU", "is"), ("B-ORG", "O"))]
+    assert "line 1: holds names of columns (Token, POS, NER); left out" in caplog.text
+    assert read(tmp_path, text, label="pos")[0].tags == ("NNP", "VBZ")
+    assert read(tmp_path, "tag\tNN\nword\ttag\nx\ttag\n")[0].words == ("tag", "word", "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("text\tlabel\nI like it\tgood\nbad\tbad\n", r"line 1: 'text' and 'label' are the names of a table of texts"),
+        ("I like it\tgood\nnot this one\tbad\n", r"line 1: 'I like it' is a text of several words, as most are here"),
+        ("I like it\tgood\n\nnot this one\tbad\n\n", r"line 1: 'I like it' is a text of several words"),
+    ],
+)
+def test_a_table_of_texts_and_labels_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UserError, match=rf"t.tsv, {words}.*; use --task classification"):
+        read(tmp_path, text, "t.tsv")
+    with pytest.raises(UserError, match=r"tagging reads no \.csv"):
+        read(tmp_path, text, "t.csv")
+
+
+def test_words_may_have_blanks(tmp_path: Path) -> None:
+    assert read(tmp_path, "New York\tB-LOC\n")[0].words == ("New York",)
+    assert read(tmp_path, "New York\tB-LOC\n\nSan Jose\tB-LOC\nis\tO\n")[1].words == ("San Jose", "is")
