@@ -170,6 +170,16 @@ TABLE: dict[str, tuple[str, dict[str, str | bytes], tuple[str, ...]]] = {
             "--skip-bad",
         ),
     ),
+    "choices-to-classification": (
+        f"{TRAIN} classification --train {{t.csv}}",
+        {"t.csv": "sent1,ending0,ending1,label\na,b,c,0\n"},
+        ("t.csv, line 1: is a file for --task choice by its names (columns: sent1, ending0", "use that task, or"),
+    ),
+    "texts-as-json-lines-to-tagging": (
+        f"{TRAIN} tagging --train {{t.jsonl}}",
+        {"t.jsonl": '{"text": "the day was", "label": "bad"}\n'},
+        ("t.jsonl, line 1: holds texts, not lists of words (columns: text, label)", "--task classification"),
+    ),
     "a-folder-that-holds-nothing": (
         f"{TRAIN} classification --train {{t}}",
         {"t/readme.txt": "hello"},

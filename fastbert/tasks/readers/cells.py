@@ -66,7 +66,7 @@ def row_ids(table: Table, rows: Sequence[tuple[int, Row]], column: str | None) -
             return numbers
         name = class_name(value, table.where(row), table.column(place))
         if name in lines:
-            message = f"{table.where(row)}: {table.column(place)} {name!r} is also that of line {lines[name]}"
+            message = f"{table.where(row)}: {table.column(place)} {name!r} is also that of {table.unit} {lines[name]}"
             if column is not None:
                 raise UserError(f"{message}; name a column of unique ids with --id-column")
             logger.warning("%s; the examples are numbered instead", message)

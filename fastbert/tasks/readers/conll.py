@@ -48,6 +48,7 @@ TAG_NAMES = frozenset(("tag", "tags", "label", "labels", "class", "category", "s
                        "pos", "pos_tag", "pos_tags", "upos", "xpos", "chunk", "chunk_tag", "entity"))  # fmt: skip
 _BLANKS = re.compile(r"[ \t]+")  # no other white space separates columns
 Lines = Sequence[tuple[int, str]]
+Cells = list[tuple[int, list[str]]]  # of lines, by their numbers
 
 
 @dataclass
@@ -74,9 +75,13 @@ class _Columns:
     tag: int | None
     is_conll_u: bool
     header: int | None
+    split: dict[int, list[str]]
+    """The cells of the lines of that width."""
 
-    def cells(self, line: str) -> list[str]:
+    def cells(self, number: int, line: str) -> list[str]:
         """Return the cells of a line; separators that repeat count once where they would make it ragged."""
+        if number in self.split:
+            return self.split[number]
         cells = _split(line, self.by_tabs, self.collapsed)
         if len(cells) != self.width and self.by_tabs:
             full = _split(line, self.by_tabs, True)
@@ -186,9 +191,9 @@ def _form(name: str, lines: Lines, columns: Columns, labelled: bool, bad: BadRow
     if not numbered:
         bad.settle(0)
         raise UserError(f"{name}, line 1: the file has no words; name one with a word per line")
-    collapsed, width, example = _width([(number, line) for number, line in numbered], by_tabs)
-    rows = [(number, cells) for number, line in numbered if len(cells := _split(line, by_tabs, collapsed)) == width]
+    collapsed, rows = _uniform(numbered, by_tabs)
     first, cells = rows[0]
+    width = len(cells)
     is_conll_u = width == 10 and by_tabs and cells[0][:1].isdecimal()
     word = 1 if is_conll_u else 0
     # The last column, but for separators at the end of every line.
@@ -206,22 +211,24 @@ def _form(name: str, lines: Lines, columns: Columns, labelled: bool, bad: BadRow
             raise UserError(f"{name}, line {first}: has one column, so words and no tags; add a column of tags")
     if by_tabs and not is_conll_u:
         _refuse_texts(name, [(number, row[word]) for number, row in rows if number != header], lines)
-    return _Columns(by_tabs, collapsed, width, example, word, tag, is_conll_u, header)
+    return _Columns(by_tabs, collapsed, width, first, word, tag, is_conll_u, header, dict(rows))
 
 
-def _width(numbered: Lines, by_tabs: bool) -> tuple[bool, int, int]:
-    """Return whether repeated separators count once, how many columns most lines have then, and the first such line."""
-    found = []
+def _uniform(numbered: Lines, by_tabs: bool) -> tuple[bool, Cells]:
+    """Split lines as most of them have the same number of columns. Return whether separators that repeat count once
+    for that, and the cells of those lines."""
+    found: list[tuple[bool, Cells]] = []
     for collapsed in (False, True) if by_tabs else (False,):
-        widths = [len(_split(line, by_tabs, collapsed)) for _, line in numbered]
-        counts = Counter(widths)
+        rows = [(number, _split(line, by_tabs, collapsed)) for number, line in numbered]
+        counts = Counter(len(cells) for _, cells in rows)
         width = max(counts, key=lambda one: (counts[one], one > 1))
-        found.append((counts[width], collapsed, width, numbered[widths.index(width)][0]))
-    _, collapsed, width, example = max(found, key=lambda one: one[0])
-    return collapsed, width, example
+        found.append((collapsed, [(number, cells) for number, cells in rows if len(cells) == width]))
+        if len(counts) == 1:
+            break
+    return max(found, key=lambda one: len(one[1]))
 
 
-def _header(name: str, rows: Sequence[tuple[int, list[str]]], word: int, tag: int, has_gaps: bool) -> int | None:
+def _header(name: str, rows: Cells, word: int, tag: int, has_gaps: bool) -> int | None:
     """Return the number of the first line if it holds names of columns. Raises UserError for those of a table."""
     number, cells = rows[0]
     own = [cell.strip().lower() for cell in cells]
@@ -279,7 +286,7 @@ def _sentences(lines: Lines, form: _Columns, bad: BadRows) -> list[_Sentence]:
         if number == form.header:
             continue
         inside = True
-        cells = form.cells(line)
+        cells = form.cells(number, line)
         problem = _problem(cells, line, form)
         if problem is not None:
             bad.add(number, f"line {number}: {problem}")
@@ -359,6 +366,11 @@ def _key(table: Table, named: str | None, usual: Sequence[str], flag: str) -> in
     if len(found) > 1 and found[0] == BESIDE_ENTITIES[0] and set(found) <= set(BESIDE_ENTITIES):
         logger.warning("%s: tags from %r; %s takes %s", table.path, found[0], flag, " or ".join(map(repr, found[1:])))
         found = found[:1]
+    if not found and table.first(tuple(TEXT_NAMES)) is not None:
+        raise UserError(
+            f"{table.path}, line 1: holds texts, not lists of words ({table.shape}); use --task classification for"
+            f" texts and labels, or name the list with {flag}"
+        )
     if len(found) != 1:
         raise UserError(f"{table.path}, line 1: not one key of {', '.join(usual)} ({table.shape}); name it with {flag}")
     return table.named(found[0], flag)

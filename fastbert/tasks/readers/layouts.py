@@ -71,6 +71,13 @@ MOST_WIDE = 4  # columns of class, title and texts, as Yahoo Answers has them
 FEW_ROWS = 10  # among which all classes may differ
 MANY_ROWS = 100  # among which some must agree
 
+# Columns that only files of another task have.
+OTHER_TASKS = (
+    ("choice", frozenset(("ending0", "endings", "choices", "choice1"))),
+    ("tagging", frozenset(("tokens", "words", "ner_tags"))),
+    ("span", frozenset(("context", "answers"))),
+    ("seq2seq", frozenset(("source", "summary", "highlights", "translation"))),
+)
 BY_FLAG, BY_NAME, LEFT = "by its flag", "by its name", "the only other column"
 
 
@@ -283,6 +290,12 @@ class _Finder:
         return name not in (*NUMBERS, *MORE_NUMBERS) and not (len(values) >= MANY_ROWS and differ == len(values))
 
     def _unclear(self) -> UserError:
+        for task, names in OTHER_TASKS:
+            if names & set(self.table.names or ()):
+                return UserError(
+                    f"{self.table.path}, line 1: is a file for --task {task} by its names ({self.table.shape}); use"
+                    " that task, or name the columns of the text and label with --text-column and --label-column"
+                )
         return UserError(
             f"{self.table.path}, line 1: which column holds the text is not clear ({self.table.shape});"
             f" {self._separator_hint()}name the columns with --text-column, --pair-column, --label-column and"
