@@ -178,14 +178,11 @@ def write_folder(
     added: Mapping[int, AddedToken],
 ) -> tuple[str, ...]:
     """Write vocab.txt, tokenizer_config.json and special_tokens_map.json, as transformers does; gives their paths."""
-    for token in vocab:
-        if "\n" in token or "\r" in token:
-            raise VocabularyError(f"token {token!r} holds a line end, which {VOCAB_FILE} cannot keep")
+    _check_line_ends(vocab)
     folder.mkdir(parents=True, exist_ok=True)
     by_id = {str(index): token.to_dict() for index, token in added.items()}
     config = {"tokenizer_class": "BertTokenizer", **options, **special_tokens, "added_tokens_decoder": by_id}
-    # newline="": the bytes must not depend on the platform.
-    (folder / VOCAB_FILE).write_text("".join(f"{token}\n" for token in vocab), encoding="utf-8", newline="")
+    write_vocab(folder / VOCAB_FILE, vocab)
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     tokens = json.dumps(special_tokens, indent=2, ensure_ascii=False) + "\n"
     (folder / SPECIAL_TOKENS_FILE).write_text(tokens, encoding="utf-8")
@@ -194,6 +191,19 @@ def write_folder(
         write_tokenizer_json(folder / TOKENIZER_FILE, vocab, options, special_tokens, added)
     names = (VOCAB_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_FILE)
     return tuple(str(folder / name) for name in names if (folder / name).exists())
+
+
+def write_vocab(path: Path, vocab: Sequence[str]) -> None:
+    """Write a vocab.txt: one token per line."""
+    _check_line_ends(vocab)
+    # newline="": the bytes must not depend on the platform.
+    path.write_text("".join(f"{token}\n" for token in vocab), encoding="utf-8", newline="")
+
+
+def _check_line_ends(vocab: Sequence[str]) -> None:
+    for token in vocab:
+        if "\n" in token or "\r" in token:
+            raise VocabularyError(f"token {token!r} holds a line end, which {VOCAB_FILE} cannot keep")
 
 
 def _known_options(config: dict[str, Any], path: Path) -> dict[str, Any]:

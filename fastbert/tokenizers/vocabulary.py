@@ -13,11 +13,12 @@ import numpy as np
 from fastbert import _C
 from fastbert.tokenizers import call, decoding, files
 from fastbert.tokenizers.added import AddedToken, as_added_token, as_added_tokens
+from fastbert.tokenizers.transformers_interface import TransformersInterface, check_save_options
 
 _CORE_OPTIONS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "split_special_tokens")
 
 
-class Vocabulary:
+class Vocabulary(TransformersInterface):
     """What a `WordPieceTokenizer` is made of; its constructor is documented there."""
 
     # Roles that BERT does not have: who asks gets the answer of transformers.
@@ -123,6 +124,7 @@ class Vocabulary:
             if token.lstrip or token.rstrip or self._names[index] != self._spelled[index]
         )
         self._other_core: _C.WordPiece | None = None
+        self._backend = None
         self._core = self._build_core(self.split_special_tokens)
 
     def _build_core(self, split_special_tokens: bool) -> _C.WordPiece:
@@ -169,15 +171,18 @@ class Vocabulary:
         tokenizer.name_or_path = str(path)
         return tokenizer
 
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> tuple[str, ...]:
+    def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> tuple[str, ...]:
         """Write `vocab.txt`, `tokenizer_config.json` and `special_tokens_map.json`, which transformers reads alike.
 
-        A `tokenizer.json` is written too if there is one already, or if a token ends with white space.
+        A `tokenizer.json` is written too if there is one already, or if a token ends with white space. Of the further
+        options of transformers, those that change nothing here are ignored; `push_to_hub` and `filename_prefix` are
+        refused.
 
         Returns:
             The paths of the files.
         """
-        options: dict[str, Any] = {
+        check_save_options(options)
+        options = {
             "do_lower_case": self.do_lower_case,
             "strip_accents": self.strip_accents,
             "tokenize_chinese_chars": self.tokenize_chinese_chars,
@@ -406,11 +411,13 @@ class Vocabulary:
         return decoding.clean_up(text)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_core", "_other_core")}
+        return {
+            name: value for name, value in self.__dict__.items() if name not in ("_core", "_other_core", "_backend")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._other_core = None
+        self._other_core = self._backend = None
         self._core = self._build_core(self.split_special_tokens)
 
     def __repr__(self) -> str:
