@@ -107,6 +107,10 @@ class Vocabulary(TransformersInterface):
         self.unk_token_id, self.sep_token_id = ids[self.unk_token], ids[self.sep_token]
         self.pad_token_id, self.cls_token_id = ids[self.pad_token], ids[self.cls_token]
         self.mask_token_id = ids[self.mask_token]
+        special = [AddedToken(name, special=True) for name in self.all_special_tokens]
+        found = {ids[token.content]: token for token in as_added_tokens([*special, *self.added_tokens])}
+        self._recognised = dict(sorted(found.items()))
+        self._skipped = frozenset(token.content for token in found.values() if token.special)
         options = self._normalizer_options()
         for token in self.added_tokens:
             # What is searched in normalised text is also named so: "Foo Bar" decodes to "foo bar", as in transformers.
@@ -120,7 +124,7 @@ class Vocabulary(TransformersInterface):
         self._spelled = [*self._tokens, *self._names[len(self._tokens) :]]
         self._varying = frozenset(
             index
-            for index, token in self.added_tokens_decoder.items()
+            for index, token in self._recognised.items()
             if token.lstrip or token.rstrip or self._names[index] != self._spelled[index]
         )
         self._other_core: _C.WordPiece | None = None
@@ -139,7 +143,7 @@ class Vocabulary(TransformersInterface):
                 token.single_word,
                 token.normalized,
             )
-            for index, token in self.added_tokens_decoder.items()
+            for index, token in self._recognised.items()
         ]
         return _C.WordPiece(self._tokens, added, split_special_tokens, self.unk_token_id, self._normalizer_options())
 
@@ -234,9 +238,7 @@ class Vocabulary(TransformersInterface):
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
         """The tokens that are recognised in text as a whole, special ones included, by their ids."""
-        special = [AddedToken(name, special=True) for name in self.all_special_tokens]
-        found = {self._ids[token.content]: token for token in as_added_tokens([*special, *self.added_tokens])}
-        return dict(sorted(found.items()))
+        return dict(self._recognised)
 
     @property
     def added_tokens_encoder(self) -> dict[str, int]:
@@ -295,11 +297,11 @@ class Vocabulary(TransformersInterface):
                 known = ", ".join(files.SPECIAL_TOKEN_NAMES)
                 raise ValueError(f"{name!r} must be one of {known}, additional_special_tokens")
         # What was recognised by its role or as an additional token stays recognised.
-        before = self.added_tokens_decoder
-        left_out = [token for token in before.values() if token.content in self.all_special_tokens]
+        before, special = set(self._recognised.values()), set(self.all_special_tokens)
+        left_out = [token for token in self._recognised.values() if token.content in special]
         added = as_added_tokens([*self.added_tokens, *left_out, *new])
         self._replace(added_tokens=added, **changes)
-        return len({token.content for token in new} - {token.content for token in new if token in before.values()})
+        return len({token.content for token in new} - {token.content for token in new if token in before})
 
     def _replace(self, **changes: Any) -> None:
         """Change options, all at once, so that calls on other threads see the old state or the new one."""
@@ -384,8 +386,7 @@ class Vocabulary(TransformersInterface):
         return self._decode_row(ids, skip_special_tokens, clean_up_tokenization_spaces)
 
     def _decode_row(self, ids: Any, skip_special_tokens: bool, clean_up_tokenization_spaces: bool | None) -> str:
-        special = (token.content for token in self.added_tokens_decoder.values() if token.special)
-        skipped = set(special) if skip_special_tokens else set()
+        skipped = self._skipped if skip_special_tokens else frozenset[str]()
         known = [index for index in _integers(ids) if index < len(self)]
         if known and min(known) < 0:
             raise ValueError(f"id {min(known)} is negative; padding of labels (-100) must be taken out first")
