@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fastbert.checkpoints.bounded import shown
 from fastbert.tokenizers.added import AddedToken
 from fastbert.tokenizers.json_files import (
     FileToken,
     VocabularyError,
+    check_count,
+    is_id,
     read_bytes,
     read_json,
     read_token,
@@ -53,6 +56,7 @@ def read_vocab(path: Path) -> list[str]:
     A line ends with a line feed (with or without a carriage return); any other white space belongs to the token.
     """
     data = read_bytes(path)
+    check_count(data.count(b"\n"), str(path))
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -74,6 +78,7 @@ def read_vocab(path: Path) -> list[str]:
 
 def check_tokens(tokens: Sequence[str], place: Any) -> None:
     """Refuse empty and repeated tokens: ids behind one would not be what the model was trained with."""
+    check_count(len(tokens), place(0))
     if set(map(type, tokens)) <= {str} and "" not in (distinct := set(tokens)) and len(distinct) == len(tokens):
         _check_unicode(tokens, place)
         return
@@ -86,7 +91,7 @@ def check_tokens(tokens: Sequence[str], place: Any) -> None:
         first = seen.setdefault(token, index)
         if first != index:
             raise VocabularyError(
-                f"{place(index)}: token {token!r} is there already ({place(first)}); tokens must be distinct"
+                f"{place(index)}: token {shown(token)} is there already ({place(first)}); tokens must be distinct"
             )
 
 
@@ -217,19 +222,19 @@ def _known_options(config: dict[str, Any], path: Path) -> dict[str, Any]:
             options[name] = token
     for name in ("do_lower_case", "tokenize_chinese_chars", "split_special_tokens"):
         if not isinstance(options.get(name, True), bool):
-            raise VocabularyError(f"{path}: {name}={options[name]!r} must be true or false")
+            raise VocabularyError(f"{path}: {name}={shown(options[name])} must be true or false")
     if not isinstance(options.get("strip_accents"), bool | None):
-        raise VocabularyError(f"{path}: strip_accents={options['strip_accents']!r} must be true, false or null")
+        raise VocabularyError(f"{path}: strip_accents={shown(options['strip_accents'])} must be true, false or null")
     for name in SPECIAL_TOKEN_NAMES:
         if not isinstance(options.get(name, ""), str):
-            raise VocabularyError(f"{path}: {name}={options[name]!r} must be a string")
+            raise VocabularyError(f"{path}: {name}={shown(options[name])} must be a string")
     for name in ("padding_side", "truncation_side"):
         if options.get(name, "right") not in ("left", "right"):
-            raise VocabularyError(f"{path}: {name}={options[name]!r} must be 'left' or 'right'")
+            raise VocabularyError(f"{path}: {name}={shown(options[name])} must be 'left' or 'right'")
     length = options.get("model_max_length")
     is_number = isinstance(length, int | float) and not isinstance(length, bool)
     if length is not None and not (is_number and length >= 1 and (length > UNLIMITED_LENGTH or length == int(length))):
-        raise VocabularyError(f"{path}: model_max_length={length!r} must be a whole number of at least 1, or null")
+        raise VocabularyError(f"{path}: model_max_length={shown(length)} must be a whole number of at least 1, or null")
     return options
 
 
@@ -244,7 +249,7 @@ def _extra_tokens(config: dict[str, Any], path: Path, keys: Sequence[str]) -> di
     for key in keys:
         extra = config.get(key) or []
         if not isinstance(extra, list | dict):
-            raise VocabularyError(f"{path}: {key}={extra!r} must be a list; restore the file")
+            raise VocabularyError(f"{path}: {key}={shown(extra)} must be a list; restore the file")
         for value in extra.values() if isinstance(extra, dict) else extra:
             token = read_token(value, path, special=True)
             tokens.setdefault(token.token.content, token)
@@ -252,10 +257,15 @@ def _extra_tokens(config: dict[str, Any], path: Path, keys: Sequence[str]) -> di
 
 
 def _tokens_by_id(by_id: Any, path: Path) -> list[FileToken]:
-    if not isinstance(by_id, dict) or not all(
-        token_id.isdecimal() and isinstance(token, dict) for token_id, token in by_id.items()
-    ):
+    if not isinstance(by_id, dict):
         raise VocabularyError(f"{path}: added_tokens_decoder must map ids to tokens; restore the file")
+    check_count(len(by_id), f"{path}: added_tokens_decoder")
+    for token_id, token in by_id.items():
+        if not (len(token_id) <= 10 and token_id.isdecimal() and isinstance(token, dict)):
+            raise VocabularyError(
+                f"{path}: added_tokens_decoder must map ids to tokens, not {shown(token_id)} to {shown(token)}; restore"
+                " the file"
+            )
     return [read_token(token, path, token_id=int(token_id)) for token_id, token in by_id.items()]
 
 
@@ -265,20 +275,23 @@ def _old_added_tokens(path: Path, special: set[str]) -> list[FileToken]:
         return []
     ids = read_json(path)
     for token, token_id in ids.items():
-        if not isinstance(token_id, int):
-            raise VocabularyError(f"{path}: {token!r} has the id {token_id!r}, which is no number; restore the file")
+        if not is_id(token_id):
+            raise VocabularyError(
+                f"{path}: {shown(token)} has the id {shown(token_id)}, which is not a whole number; restore the file"
+            )
     return [read_token(token, path, token_id=index, special=token in special) for token, index in ids.items()]
 
 
 def place_added_tokens(added: list[FileToken], vocab: Sequence[str]) -> list[AddedToken]:
     """Added tokens in the order of their ids, each once; what a file says of their ids must be true."""
+    check_count(len(vocab) + len(added), added[0].place if added else "vocab")
     ids = {token: index for index, token in enumerate(vocab)}
     placed: dict[str, AddedToken] = {}
     for token, token_id, place in sorted(added, key=lambda item: (item.id is None, item.id or 0)):
         known = ids.setdefault(token.content, len(ids) if token_id in (None, len(ids)) else -1)
         if token_id is not None and known != token_id:
             raise VocabularyError(
-                f"{place}: added token {token.content!r} has id {token_id}, but the vocabulary has"
+                f"{place}: added token {shown(token.content)} has id {shown(token_id)}, but the vocabulary has"
                 f" {'no such token' if known < 0 else known}; make them agree"
             )
         placed.setdefault(token.content, token)

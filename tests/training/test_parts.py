@@ -163,7 +163,7 @@ def test_fill_mask_with_a_vocabulary_of_another_size(blanks) -> None:
     smaller = WordPieceTokenizer(list(tokenizer.vocab)[:-1])
     found = fill_mask(model, smaller, "the [MASK] sat", top_k=5)
     assert sum(guess.probability for guess in found[0]) == pytest.approx(1.0, abs=1e-5)
-    with pytest.raises(UserError, match="has 12 entries, more than the model's 11"):
+    with pytest.raises(UserError, match="a vocabulary of 11, but the tokenizer has 12 entries"):
         fill_mask(model, WordPieceTokenizer([*tokenizer.vocab, "more"]), "the [MASK] sat", top_k=5)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.errors import UserError
+from fastbert.io.regular_file import require_regular_file
 from fastbert.tasks.text_files import (
     COMPRESSIONS,
     MOST_FIELD,
@@ -165,6 +166,8 @@ def opened(path: str | Path) -> Iterator[Any]:
         yield standard_input()
         return
     file = Path(path)
+    if file.exists():
+        require_regular_file(file)
     if not file.is_file():
         raise UserError(f"{path}: no such file")
     with file.open("rb") as raw, decompressed(raw, file) as stream:
