@@ -45,6 +45,9 @@ OPTION_NAMES = (
 )
 _EXTRA_KEYS = ("additional_special_tokens", "extra_special_tokens")
 
+# Added tokens are searched in every text, by a table with an entry per byte of theirs.
+MOST_ADDED_CHARACTERS = 4 << 20
+
 # transformers writes int(1e30) as the length of a tokenizer that has no limit.
 UNLIMITED_LENGTH = 10**20
 NO_LIMIT = int(1e30)

@@ -110,6 +110,12 @@ class Vocabulary(TransformersInterface):
         special = [AddedToken(name, special=True) for name in self.all_special_tokens]
         found = {ids[token.content]: token for token in as_added_tokens([*special, *self.added_tokens])}
         self._recognised = dict(sorted(found.items()))
+        characters = sum(len(token.content) for token in found.values())
+        if characters > files.MOST_ADDED_CHARACTERS:
+            raise files.VocabularyError(
+                f"the {len(found):,} added tokens have {characters:,} characters, and at most"
+                f" {files.MOST_ADDED_CHARACTERS:,} are supported; remove those that are not tokens"
+            )
         self._skipped = frozenset(token.content for token in found.values() if token.special)
         options = self._normalizer_options()
         for token in self.added_tokens:

@@ -22,7 +22,7 @@ from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.tokenizers.json_files import MOST_TOKENS
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", ".", *(f"w{i}" for i in range(291))]
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "vocab_size": len(TOKENS),
     "hidden_size": 16,
     "num_hidden_layers": 1,
@@ -65,11 +65,11 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
         os.mkfifo(root / name)
     for name in ("zero.txt", "zero.tsv", "zero.json"):
         (root / name).symlink_to("/dev/zero")
-    for kind in ("pipe", "zero"):  # tokenizers of which a file is none
+    for target in ("pipe", "zero"):  # tokenizers of which a file is none
         for file in ("vocab.txt", "tokenizer.json"):
-            broken = root / f"{kind}-{file.split('.')[0]}"
+            broken = root / f"{target}-{file.split('.')[0]}"
             broken.mkdir()
-            (broken / file).symlink_to(root / "pipe" if kind == "pipe" else "/dev/zero")
+            (broken / file).symlink_to(root / "pipe" if target == "pipe" else "/dev/zero")
     return root
 
 
@@ -190,6 +190,7 @@ DAMAGED = [
     ("tokenizer_config.json", '{"do_lower_case": ' + "[" * 900 + "]" * 900 + "}", "do_lower_case=|not JSON"),
     ("tokenizer_config.json", '{"extra_special_tokens": [' + "[" * 900 + "]" * 900 + "]}", "has no content|not JSON"),
     ("special_tokens_map.json", '{"mask_token": {"content": ' + LONG_ID + "}}", "special_tokens_map.json: not JSON"),
+    ("special_tokens_map.json", json.dumps({"extra_special_tokens": ["x" * 5_000_000]}), "have 5,000,026 characters"),
     ("vocab.txt", "a\n" * (MOST_TOKENS + 1), f"{MOST_TOKENS + 1:,} tokens, and a tokenizer has at most 1,048,576"),
     ("vocab.txt", "a" * (65 << 20), "has 68,157,440 bytes, and at most"),
 ]
