@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from fastbert.benchmarks.hostile import hostile_mixture
 from fastbert.errors import UserError
+from fastbert.io.regular_file import require_regular_file
 
 UNCASED, CHINESE, MULTILINGUAL = "bert-base-uncased", "bert-base-chinese", "bert-base-multilingual-cased"
 LOWER_CASE = {UNCASED: True, CHINESE: False, MULTILINGUAL: False}
@@ -64,6 +65,7 @@ def own_workloads(text: Path, vocab: Path, limit: int, quick: bool) -> list[Work
     """The lines of a file, with the vocabulary of a vocab.txt."""
     from fastbert.tokenizers import WordPieceTokenizer
 
+    require_regular_file(text)
     try:
         lines = text.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:

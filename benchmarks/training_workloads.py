@@ -12,6 +12,7 @@ import numpy as np
 from fastbert.benchmarks.cpu_workloads import FIRST_ID, SEED, Workload, encoder_operations, unread_operations
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
+from fastbert.io.regular_file import require_regular_file
 from fastbert.training.demo import BATCH_SIZE, MAX_LENGTH, SHAPE
 
 MASKED = 0.15
@@ -169,6 +170,7 @@ class TextBatches:
 def read_lengths(path: Path, most: int) -> np.ndarray:
     """A file's lengths, one a line, in tokens with the special ones."""
     try:
+        require_regular_file(path)
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except FileNotFoundError:
         raise UserError(f"--lengths {path}: no such file; give one with a length a line") from None

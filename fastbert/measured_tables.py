@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fastbert.errors import UserError
+from fastbert.io.regular_file import require_regular_file
 
 CURE = "`fastbert doctor --tune` writes a new one"
 Table = TypeVar("Table")
@@ -33,6 +34,7 @@ def read(path: Path, kind: str, version: int, parse: Callable[[dict[str, Any]], 
     Raises UserError where the file cannot be read, or `parse` raises ValueError, KeyError, TypeError or AttributeError.
     """
     try:
+        require_regular_file(path)
         document = json.loads(path.read_text(encoding="utf-8"))
         found, table = document["format"], parse(document)
     except OSError as error:

@@ -197,6 +197,7 @@ OF_OTHER_LIBRARIES = {
     *(ROOT / "fastbert" / "integrations").glob("*.py"),
     ROOT / "fastbert" / "tasks" / "verify.py",
     ROOT / "fastbert" / "finetuning" / "adapters.py",
+    ROOT / "fastbert" / "tokenizers" / "transformers_interface.py",
 }
 
 

@@ -12,6 +12,7 @@ import tyro
 
 from fastbert.cli.common import Bars, output, require
 from fastbert.errors import UserError
+from fastbert.io.regular_file import open_regular
 
 if TYPE_CHECKING:
     from fastbert.tasks.verify import VerifyReport
@@ -127,7 +128,8 @@ def _word(report: VerifyReport) -> str:
 
 def _texts(file: Path) -> list[str]:
     try:
-        texts = file.read_text(encoding="utf-8").splitlines()
+        with open_regular(file) as stream:
+            texts = stream.read().decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: byte {error.start} is no UTF-8; convert the file, with iconv for example") from None
     if not any(text.strip() for text in texts):

@@ -26,6 +26,7 @@ from typing import IO, Literal
 
 from fastbert.data.sentences import CLOSERS, split_sentences
 from fastbert.errors import CorpusError
+from fastbert.io.regular_file import open_regular, require_regular_file
 
 logger = logging.getLogger("fastbert")
 
@@ -130,6 +131,8 @@ def _find_files(path: str) -> list[Path]:
         if not found:
             raise CorpusError(f"the folder {path} holds no {_KNOWN} files")
         return found
+    if os.path.exists(path):
+        require_regular_file(path, CorpusError)
     if not glob.has_magic(path):
         raise CorpusError(f"no such file or folder: {path}")
     matches = sorted(glob.glob(path, recursive=True))
@@ -183,7 +186,7 @@ def _read_file(file: Path, text_format: TextFormat, text_key: str, report: Progr
 
 def _open(file: Path) -> tuple[IO[bytes], IO[bytes]]:
     """The file as it is on disk, and as decompressed."""
-    raw = file.open("rb")
+    raw = open_regular(file, CorpusError)
     match file.suffix.lower():
         case ".gz":
             return raw, gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]

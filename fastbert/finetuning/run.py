@@ -34,6 +34,7 @@ from fastbert.tasks.registry import make_task, save_task
 from fastbert.tasks.rows import Rows
 from fastbert.tasks.task import Columns, Prediction, Task, TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.training import checkpoint
 from fastbert.training.checkpoint import sha256
 from fastbert.training.device import choose_device
@@ -124,8 +125,9 @@ class _Run:
         train = self.task.read(str(config.train), labelled=True)
         self.task.learn_labels(train)
         train, held = _split(train, config.hold_out)
-        start.model_config(self.task, self.place, config)
+        bert = start.model_config(self.task, self.place, config)
         self.tokenizer = WordPieceTokenizer.from_pretrained(self.place)
+        check_tokenizer(self.tokenizer, bert.vocab_size, str(self.place))
         evaluations = held + [self.task.read_gold(str(path)) for path in config.eval]
         self.rows = self.task.encode(train, self.tokenizer, labelled=True)
         names = [HELD_OUT] * len(held) + _names(config.eval)

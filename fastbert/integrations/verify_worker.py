@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
+from fastbert.tokenizers.fit import check_tokenizer
 
 # What is loaded for a task, and the outputs that are compared: the first ones of these that there are.
 CLASSES = {
@@ -43,6 +44,7 @@ class Side:
         self.tokenizer = _loaded(transformers.AutoTokenizer, settings["model"])
         loader = getattr(transformers, CLASSES[settings["task"]])
         self.model = _loaded(loader, settings["model"], dtype=DTYPES[settings["dtype"]]).to(self.device).eval()
+        check_tokenizer(self.tokenizer, self.model.get_input_embeddings().num_embeddings, settings["model"])
         if settings["accelerate"]:
             from fastbert.integrations.accelerate import accelerate
 

@@ -12,11 +12,11 @@ from torch import Tensor
 from fastbert.checkpoints.bounded import read_json_file
 from fastbert.checkpoints.source import find_weights
 from fastbert.config import BertConfig
-from fastbert.errors import UserError
 from fastbert.models import heads
 from fastbert.models.bert import BertModel
 from fastbert.models.pretrained import PreTrainedModel, match_weights
 from fastbert.tokenizers.extension import Extension
+from fastbert.tokenizers.fit import check_tokenizer
 
 logger = logging.getLogger("fastbert")
 
@@ -31,8 +31,6 @@ CLASSES: tuple[type[PreTrainedModel], ...] = (
     heads.BertForQuestionAnswering,
     heads.BertForMultipleChoice,
 )
-# Embeddings are often a few rows larger than the vocabulary, rounded up to what a GPU multiplies faster.
-PADDING_MULTIPLE, MOST_PADDING = 8, 128
 
 
 def extend_embeddings(model: PreTrainedModel, extension: Extension) -> None:
@@ -68,12 +66,7 @@ def _tables(model: PreTrainedModel) -> list[Tensor]:
 
 def check_sizes(rows: int, entries: int, model: str) -> None:
     """Refuse a model that was not trained with the tokenizer, as far as sizes tell."""
-    padding = rows - entries
-    if padding and not (0 < padding < MOST_PADDING and rows % PADDING_MULTIPLE == 0):
-        raise UserError(
-            f"{model} has a vocabulary of {rows:,}, but the tokenizer has {entries:,} entries; name the tokenizer that"
-            " the model was trained with"
-        )
+    check_tokenizer(range(entries), rows, model)
 
 
 def load_whole(folder: Path) -> PreTrainedModel:

@@ -25,6 +25,7 @@ from fastbert.tasks.embed_rows import LONG, SPECIAL, Cutting, Rows, check_texts,
 from fastbert.tasks.embed_settings import EmbedSettings
 from fastbert.tasks.pooling import check_pooling, normalized, pool
 from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.fit import check_tokenizer
 
 logger = logging.getLogger("fastbert")
 
@@ -107,8 +108,8 @@ def embed(
     neighbours share at least a quarter. What two windows share counts from each up to its middle, so "mean" and "max"
     see each token once, where most of its surroundings are in sight; "cls" is the mean of the windows' first tokens.
 
-    Raises UserError for wrong options, for what is no text, by its index, and for a tokenizer with more tokens than
-    the model.
+    Raises UserError for wrong options, for what is no text, by its index, and for a tokenizer whose size is not the
+    model's (`fastbert.tokenizers.fit`).
     """
     counted = Counts() if counts is None else counts
     chunks = embed_chunks(model, texts, tokenizer, EmbedOptions(**options), counted)
@@ -142,11 +143,7 @@ class _Embedder:
 
     def __init__(self, model: BertModel, tokenizer: WordPieceTokenizer, options: EmbedOptions, counts: Counts) -> None:
         settings = settings_of(model)
-        if len(tokenizer) > model.config.vocab_size:
-            raise UserError(
-                f"the tokenizer has {len(tokenizer)} tokens, more than the model's {model.config.vocab_size}: use the"
-                " tokenizer the model was trained with"
-            )
+        check_tokenizer(tokenizer, model.config.vocab_size)
         self.model, self.tokenizer, self.settings, self.counts = model, tokenizer, settings, counts
         self.pooling = settings.pooling if options.pooling is None else options.pooling
         self.normalize = settings.normalize if options.normalize is None else options.normalize

@@ -19,6 +19,7 @@ from fastbert.models.bert import BertModel
 from fastbert.tasks.embed import BATCH_TOKENS, inferring
 from fastbert.tasks.embed_rows import SPECIAL, Rows, check_texts, packed
 from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.fit import check_tokenizer
 
 NAMED = ("embeddings", "second-to-last", "last", "sum-last-four", "concat-last-four", "sum-all")
 PER = ("token", "word")
@@ -163,11 +164,7 @@ def _limits(
             raise UserError(f"{name}={value!r} must be a whole number, at least {least}")
     if max_length is not None and max_length > positions:
         raise UserError(f"max_length={max_length} is more than the {positions} positions of the model")
-    if len(tokenizer) > model.config.vocab_size:
-        raise UserError(
-            f"the tokenizer has {len(tokenizer)} tokens, more than the model's {model.config.vocab_size}: use the"
-            " tokenizer the model was trained with"
-        )
+    check_tokenizer(tokenizer, model.config.vocab_size)
     limit = max_length or min(tokenizer.model_max_length, positions)
     return limit, batch_tokens or BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])
 

@@ -9,6 +9,7 @@ import torch
 from fastbert.errors import UserError
 from fastbert.models.heads import BertForMaskedLM, BertForPreTraining
 from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.fit import check_tokenizer
 
 
 @dataclass(frozen=True)
@@ -37,11 +38,7 @@ def fill_mask(
     answers = len(tokenizer) - len(tokenizer.all_special_ids)
     if not 1 <= top_k <= answers:
         raise UserError(f"top_k={top_k} must be between 1 and the vocabulary's {answers} entries that can be an answer")
-    if len(tokenizer) > model.config.vocab_size:
-        raise UserError(
-            f"the vocabulary has {len(tokenizer)} entries, more than the model's {model.config.vocab_size}:"
-            " use the vocabulary the model was trained with"
-        )
+    check_tokenizer(tokenizer, model.config.vocab_size)
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise UserError(f"the text {text!r} is not valid Unicode: give it as UTF-8")
     limit = model.config.max_position_embeddings

@@ -13,6 +13,7 @@ from fastbert.tasks.examples import Dataset
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.task import Prediction, Task
 from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.fit import check_tokenizer
 
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 
@@ -58,6 +59,7 @@ def predict(
     progress: Callable[[int], None] = lambda rows: None,
 ) -> list[Prediction]:
     """A prediction for each example of a dataset, whose labels are not looked at."""
+    check_tokenizer(tokenizer, model.config.vocab_size)
     rows = task.encode(dataset, tokenizer, labelled=False)
     outputs = outputs_of(task, model, rows, dtype=dtype, batch_tokens=batch_tokens, progress=progress)
     return task.decode(dataset, rows, outputs)

@@ -27,6 +27,7 @@ from fastbert.errors import CheckpointError, UserError
 from fastbert.models.pretrained import PreTrainedModel
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.files import TOKENIZER_FILE, VOCAB_FILE
+from fastbert.tokenizers.fit import check_tokenizer
 
 ADAPTERS = "adapter_config.json"
 
@@ -187,5 +188,6 @@ class ServedTasks:
             parameter.requires_grad_(False)
         has_own = any((folder / file).is_file() for file in (VOCAB_FILE, TOKENIZER_FILE))
         tokenizer = WordPieceTokenizer.from_pretrained(folder if has_own else self.folder)
+        check_tokenizer(tokenizer, model.config.vocab_size, str(folder))
         size = sum(parameter.nbytes for parameter in own.values())
         return ServedTask(name=name, model=model.eval(), tokenizer=tokenizer, own_bytes=size)

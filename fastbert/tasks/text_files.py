@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fastbert.errors import UserError
+from fastbert.io.regular_file import require_regular_file
 
 STDIN = "-"
 KINDS = (".txt", ".jsonl", ".csv", ".tsv")
@@ -54,6 +55,8 @@ class TextFile:
             raise UserError(f"{path}: must be a {', '.join(KINDS)} file, perhaps with {' or '.join(COMPRESSIONS)}")
         if kind == ".txt" and column is not None:
             raise UserError(f"{self.name} has lines of text and no column {column!r}: leave the column out")
+        if self.path is not None and self.path.exists():
+            require_regular_file(self.path)
         if self.path is not None and not self.path.is_file():
             raise UserError(f"{self.path}: no such file")
         self.kind, self.column = kind, column or "text"

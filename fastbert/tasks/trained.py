@@ -13,6 +13,7 @@ from fastbert.tasks.inference import choose_inference
 from fastbert.tasks.registry import FILE, load_task, make_task
 from fastbert.tasks.task import Columns, Task, TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.fit import check_tokenizer
 
 # Of the class that config.json names, where it names one.
 HEADS = {
@@ -67,7 +68,9 @@ def load_trained(
         labels = tuple(config.id2label.values()) if task in ("classification", "tagging") else None
         chosen = make_task(task, TaskSettings(**{"max_length": most, **known}), labels)
     place, weights, why = choose_inference(device, dtype)
+    tokenizer = WordPieceTokenizer.from_pretrained(folder)
+    check_tokenizer(tokenizer, BertConfig.from_pretrained(config_place(folder)).vocab_size, str(folder))
     model = chosen.head.from_pretrained(folder, dtype=weights)
     if dtype == "int8":
         model.quantize("int8")
-    return Trained(chosen, model.to(place), WordPieceTokenizer.from_pretrained(folder), f"{why} on {place}")
+    return Trained(chosen, model.to(place), tokenizer, f"{why} on {place}")

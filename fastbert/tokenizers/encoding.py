@@ -1,6 +1,7 @@
 """What a call of the tokenizer returns: model inputs as lists, arrays or tensors, made when they are asked for."""
 
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -32,8 +33,10 @@ class Layout:
     threads: int
 
 
-class Encoding(MutableMapping[str, Any]):
+class Encoding(UserDict[str, Any]):
     """Model inputs by key or attribute, like transformers' `BatchEncoding`; unpacks with `**`.
+
+    A `UserDict` as that is: pipelines move the values of dictionaries and of these to the model's device.
 
     Values are made on first access, so that what nobody reads costs nothing. By an integer, it gives the `RowEncoding`
     of a row. Methods that take an index of a batch may be called without it for the first row: `word_to_tokens(3)` is
@@ -79,10 +82,19 @@ class Encoding(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(self._values)
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
     @property
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, Any]:  # type: ignore[override]
         """All values by key."""
         return {key: self[key] for key in self._values}
+
+    def copy(self) -> "Encoding":
+        """Return a shallow copy: the same values and rows, whose keys change independently."""
+        return Encoding(self._values, self._table, self._layout)
+
+    __copy__ = copy
 
     def __repr__(self) -> str:
         return repr(self.data)

@@ -10,10 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fastbert.checkpoints.bounded import shown
 from fastbert.tokenizers.added import AddedToken
 from fastbert.tokenizers.json_files import (
     FileToken,
     VocabularyError,
+    check_count,
+    is_id,
     read_bytes,
     read_json,
     read_token,
@@ -42,6 +45,9 @@ OPTION_NAMES = (
 )
 _EXTRA_KEYS = ("additional_special_tokens", "extra_special_tokens")
 
+# Added tokens are searched in every text, by a table with an entry per byte of theirs.
+MOST_ADDED_CHARACTERS = 4 << 20
+
 # transformers writes int(1e30) as the length of a tokenizer that has no limit.
 UNLIMITED_LENGTH = 10**20
 NO_LIMIT = int(1e30)
@@ -53,6 +59,7 @@ def read_vocab(path: Path) -> list[str]:
     A line ends with a line feed (with or without a carriage return); any other white space belongs to the token.
     """
     data = read_bytes(path)
+    check_count(data.count(b"\n"), str(path))
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -74,6 +81,7 @@ def read_vocab(path: Path) -> list[str]:
 
 def check_tokens(tokens: Sequence[str], place: Any) -> None:
     """Refuse empty and repeated tokens: ids behind one would not be what the model was trained with."""
+    check_count(len(tokens), place(0))
     if set(map(type, tokens)) <= {str} and "" not in (distinct := set(tokens)) and len(distinct) == len(tokens):
         _check_unicode(tokens, place)
         return
@@ -86,7 +94,7 @@ def check_tokens(tokens: Sequence[str], place: Any) -> None:
         first = seen.setdefault(token, index)
         if first != index:
             raise VocabularyError(
-                f"{place(index)}: token {token!r} is there already ({place(first)}); tokens must be distinct"
+                f"{place(index)}: token {shown(token)} is there already ({place(first)}); tokens must be distinct"
             )
 
 
@@ -178,14 +186,11 @@ def write_folder(
     added: Mapping[int, AddedToken],
 ) -> tuple[str, ...]:
     """Write vocab.txt, tokenizer_config.json and special_tokens_map.json, as transformers does; gives their paths."""
-    for token in vocab:
-        if "\n" in token or "\r" in token:
-            raise VocabularyError(f"token {token!r} holds a line end, which {VOCAB_FILE} cannot keep")
+    _check_line_ends(vocab)
     folder.mkdir(parents=True, exist_ok=True)
     by_id = {str(index): token.to_dict() for index, token in added.items()}
     config = {"tokenizer_class": "BertTokenizer", **options, **special_tokens, "added_tokens_decoder": by_id}
-    # newline="": the bytes must not depend on the platform.
-    (folder / VOCAB_FILE).write_text("".join(f"{token}\n" for token in vocab), encoding="utf-8", newline="")
+    write_vocab(folder / VOCAB_FILE, vocab)
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     tokens = json.dumps(special_tokens, indent=2, ensure_ascii=False) + "\n"
     (folder / SPECIAL_TOKENS_FILE).write_text(tokens, encoding="utf-8")
@@ -194,6 +199,19 @@ def write_folder(
         write_tokenizer_json(folder / TOKENIZER_FILE, vocab, options, special_tokens, added)
     names = (VOCAB_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_FILE)
     return tuple(str(folder / name) for name in names if (folder / name).exists())
+
+
+def write_vocab(path: Path, vocab: Sequence[str]) -> None:
+    """Write a vocab.txt: one token per line."""
+    _check_line_ends(vocab)
+    # newline="": the bytes must not depend on the platform.
+    path.write_text("".join(f"{token}\n" for token in vocab), encoding="utf-8", newline="")
+
+
+def _check_line_ends(vocab: Sequence[str]) -> None:
+    for token in vocab:
+        if "\n" in token or "\r" in token:
+            raise VocabularyError(f"token {token!r} holds a line end, which {VOCAB_FILE} cannot keep")
 
 
 def _known_options(config: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -207,19 +225,19 @@ def _known_options(config: dict[str, Any], path: Path) -> dict[str, Any]:
             options[name] = token
     for name in ("do_lower_case", "tokenize_chinese_chars", "split_special_tokens"):
         if not isinstance(options.get(name, True), bool):
-            raise VocabularyError(f"{path}: {name}={options[name]!r} must be true or false")
+            raise VocabularyError(f"{path}: {name}={shown(options[name])} must be true or false")
     if not isinstance(options.get("strip_accents"), bool | None):
-        raise VocabularyError(f"{path}: strip_accents={options['strip_accents']!r} must be true, false or null")
+        raise VocabularyError(f"{path}: strip_accents={shown(options['strip_accents'])} must be true, false or null")
     for name in SPECIAL_TOKEN_NAMES:
         if not isinstance(options.get(name, ""), str):
-            raise VocabularyError(f"{path}: {name}={options[name]!r} must be a string")
+            raise VocabularyError(f"{path}: {name}={shown(options[name])} must be a string")
     for name in ("padding_side", "truncation_side"):
         if options.get(name, "right") not in ("left", "right"):
-            raise VocabularyError(f"{path}: {name}={options[name]!r} must be 'left' or 'right'")
+            raise VocabularyError(f"{path}: {name}={shown(options[name])} must be 'left' or 'right'")
     length = options.get("model_max_length")
     is_number = isinstance(length, int | float) and not isinstance(length, bool)
     if length is not None and not (is_number and length >= 1 and (length > UNLIMITED_LENGTH or length == int(length))):
-        raise VocabularyError(f"{path}: model_max_length={length!r} must be a whole number of at least 1, or null")
+        raise VocabularyError(f"{path}: model_max_length={shown(length)} must be a whole number of at least 1, or null")
     return options
 
 
@@ -234,7 +252,7 @@ def _extra_tokens(config: dict[str, Any], path: Path, keys: Sequence[str]) -> di
     for key in keys:
         extra = config.get(key) or []
         if not isinstance(extra, list | dict):
-            raise VocabularyError(f"{path}: {key}={extra!r} must be a list; restore the file")
+            raise VocabularyError(f"{path}: {key}={shown(extra)} must be a list; restore the file")
         for value in extra.values() if isinstance(extra, dict) else extra:
             token = read_token(value, path, special=True)
             tokens.setdefault(token.token.content, token)
@@ -242,10 +260,15 @@ def _extra_tokens(config: dict[str, Any], path: Path, keys: Sequence[str]) -> di
 
 
 def _tokens_by_id(by_id: Any, path: Path) -> list[FileToken]:
-    if not isinstance(by_id, dict) or not all(
-        token_id.isdecimal() and isinstance(token, dict) for token_id, token in by_id.items()
-    ):
+    if not isinstance(by_id, dict):
         raise VocabularyError(f"{path}: added_tokens_decoder must map ids to tokens; restore the file")
+    check_count(len(by_id), f"{path}: added_tokens_decoder")
+    for token_id, token in by_id.items():
+        if not (len(token_id) <= 10 and token_id.isdecimal() and isinstance(token, dict)):
+            raise VocabularyError(
+                f"{path}: added_tokens_decoder must map ids to tokens, not {shown(token_id)} to {shown(token)}; restore"
+                " the file"
+            )
     return [read_token(token, path, token_id=int(token_id)) for token_id, token in by_id.items()]
 
 
@@ -255,20 +278,23 @@ def _old_added_tokens(path: Path, special: set[str]) -> list[FileToken]:
         return []
     ids = read_json(path)
     for token, token_id in ids.items():
-        if not isinstance(token_id, int):
-            raise VocabularyError(f"{path}: {token!r} has the id {token_id!r}, which is no number; restore the file")
+        if not is_id(token_id):
+            raise VocabularyError(
+                f"{path}: {shown(token)} has the id {shown(token_id)}, which is not a whole number; restore the file"
+            )
     return [read_token(token, path, token_id=index, special=token in special) for token, index in ids.items()]
 
 
 def place_added_tokens(added: list[FileToken], vocab: Sequence[str]) -> list[AddedToken]:
     """Added tokens in the order of their ids, each once; what a file says of their ids must be true."""
+    check_count(len(vocab) + len(added), added[0].place if added else "vocab")
     ids = {token: index for index, token in enumerate(vocab)}
     placed: dict[str, AddedToken] = {}
     for token, token_id, place in sorted(added, key=lambda item: (item.id is None, item.id or 0)):
         known = ids.setdefault(token.content, len(ids) if token_id in (None, len(ids)) else -1)
         if token_id is not None and known != token_id:
             raise VocabularyError(
-                f"{place}: added token {token.content!r} has id {token_id}, but the vocabulary has"
+                f"{place}: added token {shown(token.content)} has id {shown(token_id)}, but the vocabulary has"
                 f" {'no such token' if known < 0 else known}; make them agree"
             )
         placed.setdefault(token.content, token)

@@ -10,10 +10,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fastbert.checkpoints.bounded import shown
 from fastbert.errors import UserError
+from fastbert.io.regular_file import read_regular
 from fastbert.tokenizers.added import FLAGS, AddedToken
 
 logger = logging.getLogger("fastbert")
+
+# The largest published vocabularies have 900,000 tokens. Reading what is larger would take seconds and gigabytes.
+MOST_TOKENS = 1 << 20
+MOST_BYTES = 64 << 20
 
 
 class VocabularyError(UserError):
@@ -40,7 +46,7 @@ def read_bytes(path: Path) -> bytes:
     """A file's content."""
     cure = "name a vocab.txt, a tokenizer.json or a tokenizer's folder"
     try:
-        return path.read_bytes()
+        return read_regular(path, MOST_BYTES, VocabularyError)
     except FileNotFoundError:
         raise VocabularyError(f"{path}: no such file; {cure}") from None
     except OSError as error:
@@ -58,19 +64,32 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def is_id(value: Any) -> bool:
+    """Return true for a whole number; JSON's true and false are not numbers."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def check_count(count: int, place: str) -> None:
+    """Refuse more tokens than any tokenizer has, before time is spent on them."""
+    if count > MOST_TOKENS:
+        raise VocabularyError(
+            f"{place}: {count:,} tokens, and a tokenizer has at most {MOST_TOKENS:,}; name the vocabulary, not a text"
+        )
+
+
 def read_token(value: Any, path: Path, *, token_id: int | None = None, special: bool = False) -> FileToken:
     """An added token from a string or from an object with its content and flags."""
     fields = value if isinstance(value, dict) else {"content": value}
     content = fields.get("content")
     if not isinstance(content, str) or not content:
-        raise VocabularyError(f"{path}: added token {value!r} has no content; restore the file")
+        raise VocabularyError(f"{path}: added token {shown(value)} has no content; restore the file")
     flags = {flag: fields[flag] for flag in FLAGS if fields.get(flag) is not None}
     if special:
         flags |= {"special": True, "normalized": flags.get("normalized", False)}
     try:
         return FileToken(AddedToken(content, **flags), token_id, str(path))
     except (TypeError, ValueError) as error:
-        raise VocabularyError(f"{path}: added token {error}; restore the file") from None
+        raise VocabularyError(f"{path}: added token {shown(content)}: {error}; restore the file") from None
 
 
 def read_tokenizer_json(path: Path) -> TokenizerJson:
@@ -85,25 +104,28 @@ def read_tokenizer_json(path: Path) -> TokenizerJson:
     for part, type_name in (("pre_tokenizer", "BertPreTokenizer"), ("decoder", "WordPiece")):
         found = (content.get(part) or {}).get("type", type_name)
         if found != type_name:
-            raise VocabularyError(f"{path}: its {part} is {found!r}; only BERT's ({type_name}) is supported")
+            raise VocabularyError(f"{path}: its {part} is {shown(found)}; only BERT's ({type_name}) is supported")
     prefix = (content.get("decoder") or {}).get("prefix", "##")
     if prefix != "##":
-        raise VocabularyError(f"{path}: its decoder's prefix is {prefix!r}; BERT's is '##'")
+        raise VocabularyError(f"{path}: its decoder's prefix is {shown(prefix)}; BERT's is '##'")
     for state in ("truncation", "padding"):
         if content.get(state) is not None:
             logger.info("%s: its %s is ignored but for the side; ask for it in each call", path, state)
             # Files of older versions of Hugging Face's library leave it out.
             direction = content[state].get("direction", "Right") if isinstance(content[state], dict) else None
             if direction not in ("Left", "Right"):
-                raise VocabularyError(f"{path}: {state} has the direction {direction!r}, not 'Left' or 'Right'")
+                raise VocabularyError(f"{path}: {state} has the direction {shown(direction)}, not 'Left' or 'Right'")
             options[f"{state}_side"] = direction.lower()
     tokens = content.get("added_tokens") or []
     if not isinstance(tokens, list) or not all(isinstance(token, dict) for token in tokens):
         raise VocabularyError(f"{path}: added_tokens must be a list of objects; restore the file")
     added = []
     for token in tokens:
-        if not isinstance(token.get("id"), int):
-            raise VocabularyError(f"{path}: added token {token.get('content')!r} has no id; restore the file")
+        if not is_id(token.get("id")):
+            raise VocabularyError(
+                f"{path}: added token {shown(token.get('content'))} has no id (it is {shown(token.get('id'))}); restore"
+                " the file"
+            )
         added.append(read_token(token, path, token_id=token["id"]))
     return TokenizerJson(vocab, options, added)
 
@@ -166,19 +188,22 @@ def _template(before: str, behind: str) -> tuple[list[dict[str, Any]], list[dict
 def _read_model(model: dict[str, Any], path: Path) -> tuple[list[str], dict[str, Any]]:
     ids = model.get("vocab")
     if model.get("type", "WordPiece") != "WordPiece" or not isinstance(ids, dict):
-        raise VocabularyError(f"{path}: its model is {model.get('type')!r}; only WordPiece tokenizers can be read")
+        raise VocabularyError(f"{path}: its model is {shown(model.get('type'))}; only WordPiece tokenizers can be read")
     for name, expected in (("continuing_subword_prefix", "##"), ("max_input_chars_per_word", 100)):
         if model.get(name, expected) != expected:
-            raise VocabularyError(f"{path}: {name}={model[name]!r} is not supported; BERT's is {expected!r}")
+            raise VocabularyError(f"{path}: {name}={shown(model[name])} is not supported; BERT's is {expected!r}")
+    check_count(len(ids), str(path))
     for token, token_id in ids.items():
-        if not isinstance(token_id, int):
-            raise VocabularyError(f"{path}: token {token!r} has id {token_id!r}, which is no number; restore the file")
+        if not is_id(token_id):
+            raise VocabularyError(
+                f"{path}: token {shown(token)} has id {shown(token_id)}, which is not a whole number; restore the file"
+            )
     by_id = sorted(ids.items(), key=lambda item: item[1])
     for expected_id, (token, token_id) in enumerate(by_id):
         if token_id != expected_id:
             raise VocabularyError(
-                f"{path}: token {token!r} has id {token_id!r} where {expected_id} was expected; ids must run from 0"
-                " without gaps"
+                f"{path}: token {shown(token)} has id {shown(token_id)} where {expected_id} was expected; ids must run"
+                " from 0 without gaps"
             )
     options = {"unk_token": model["unk_token"]} if isinstance(model.get("unk_token"), str) else {}
     return [token for token, _ in by_id], options
@@ -186,7 +211,9 @@ def _read_model(model: dict[str, Any], path: Path) -> tuple[list[str], dict[str,
 
 def _read_normalizer(normalizer: dict[str, Any], path: Path) -> dict[str, Any]:
     if normalizer.get("type") != "BertNormalizer":
-        raise VocabularyError(f"{path}: its normalizer is {normalizer.get('type')!r}; only BertNormalizer is supported")
+        raise VocabularyError(
+            f"{path}: its normalizer is {shown(normalizer.get('type'))}; only BertNormalizer is supported"
+        )
     if not normalizer.get("clean_text", True):
         raise VocabularyError(
             f"{path}: its normalizer keeps control characters (clean_text is false), which is not supported;"
@@ -195,7 +222,7 @@ def _read_normalizer(normalizer: dict[str, Any], path: Path) -> dict[str, Any]:
     for name, default in (("lowercase", True), ("handle_chinese_chars", True), ("strip_accents", None)):
         value = normalizer.get(name, default)
         if not isinstance(value, bool) and not (name == "strip_accents" and value is None):
-            raise VocabularyError(f"{path}: {name}={value!r} must be true or false")
+            raise VocabularyError(f"{path}: {name}={shown(value)} must be true or false")
     return {
         "do_lower_case": normalizer.get("lowercase", True),
         "strip_accents": normalizer.get("strip_accents"),
@@ -214,15 +241,15 @@ def _read_post_processor(processor: dict[str, Any] | None, vocab: list[str], pat
         cls, sep = _read_template(processor)
     if not all(isinstance(token, list) and len(token) == 2 and isinstance(token[0], str) for token in (cls, sep)):
         raise VocabularyError(
-            f"{path}: its post_processor ({processor.get('type')!r}) is not BERT's: [CLS] A [SEP], and [CLS] A [SEP] B"
-            " [SEP] with type 1 from B on; others are not supported"
+            f"{path}: its post_processor ({shown(processor.get('type'))}) is not BERT's: [CLS] A [SEP], and [CLS] A"
+            " [SEP] B [SEP] with type 1 from B on; others are not supported"
         )
     assert cls is not None
     assert sep is not None
     for token, token_id in (cls, sep):
         if token in vocab and vocab.index(token) != token_id:
             raise VocabularyError(
-                f"{path}: its post_processor gives {token!r} the id {token_id!r}, but the vocabulary"
+                f"{path}: its post_processor gives {shown(token)} the id {shown(token_id)}, but the vocabulary"
                 f" {vocab.index(token)}; make them agree"
             )
     return {"cls_token": cls[0], "sep_token": sep[0]}

@@ -4,12 +4,14 @@ import gzip
 import lzma
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import IO, Any
 
 from fastbert.errors import UserError
+from fastbert.io.regular_file import open_regular
 
-_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+_DECOMPRESSORS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
 
 def read_line_batches(
@@ -25,8 +27,7 @@ def read_line_batches(
 def _read_file(path: Path, batch_bytes: int) -> Iterator[list[str]]:
     lines_before = 0
     try:
-        opener = _OPENERS.get(path.suffix, open)
-        with opener(path, "rb") as file:
+        with open_regular(path) as raw, _DECOMPRESSORS.get(path.suffix, nullcontext)(raw) as file:
             while block := _read_block(file, batch_bytes):
                 lines = _decode(block, path, lines_before)
                 lines_before += len(lines)

@@ -13,11 +13,12 @@ import numpy as np
 from fastbert import _C
 from fastbert.tokenizers import call, decoding, files
 from fastbert.tokenizers.added import AddedToken, as_added_token, as_added_tokens
+from fastbert.tokenizers.transformers_interface import TransformersInterface, check_save_options
 
 _CORE_OPTIONS = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "split_special_tokens")
 
 
-class Vocabulary:
+class Vocabulary(TransformersInterface):
     """What a `WordPieceTokenizer` is made of; its constructor is documented there."""
 
     # Roles that BERT does not have: who asks gets the answer of transformers.
@@ -106,6 +107,16 @@ class Vocabulary:
         self.unk_token_id, self.sep_token_id = ids[self.unk_token], ids[self.sep_token]
         self.pad_token_id, self.cls_token_id = ids[self.pad_token], ids[self.cls_token]
         self.mask_token_id = ids[self.mask_token]
+        special = [AddedToken(name, special=True) for name in self.all_special_tokens]
+        found = {ids[token.content]: token for token in as_added_tokens([*special, *self.added_tokens])}
+        self._recognised = dict(sorted(found.items()))
+        characters = sum(len(token.content) for token in found.values())
+        if characters > files.MOST_ADDED_CHARACTERS:
+            raise files.VocabularyError(
+                f"the {len(found):,} added tokens have {characters:,} characters, and at most"
+                f" {files.MOST_ADDED_CHARACTERS:,} are supported; remove those that are not tokens"
+            )
+        self._skipped = frozenset(token.content for token in found.values() if token.special)
         options = self._normalizer_options()
         for token in self.added_tokens:
             # What is searched in normalised text is also named so: "Foo Bar" decodes to "foo bar", as in transformers.
@@ -119,10 +130,11 @@ class Vocabulary:
         self._spelled = [*self._tokens, *self._names[len(self._tokens) :]]
         self._varying = frozenset(
             index
-            for index, token in self.added_tokens_decoder.items()
+            for index, token in self._recognised.items()
             if token.lstrip or token.rstrip or self._names[index] != self._spelled[index]
         )
         self._other_core: _C.WordPiece | None = None
+        self._backend = None
         self._core = self._build_core(self.split_special_tokens)
 
     def _build_core(self, split_special_tokens: bool) -> _C.WordPiece:
@@ -137,7 +149,7 @@ class Vocabulary:
                 token.single_word,
                 token.normalized,
             )
-            for index, token in self.added_tokens_decoder.items()
+            for index, token in self._recognised.items()
         ]
         return _C.WordPiece(self._tokens, added, split_special_tokens, self.unk_token_id, self._normalizer_options())
 
@@ -169,15 +181,18 @@ class Vocabulary:
         tokenizer.name_or_path = str(path)
         return tokenizer
 
-    def save_pretrained(self, folder: str | os.PathLike[str]) -> tuple[str, ...]:
+    def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> tuple[str, ...]:
         """Write `vocab.txt`, `tokenizer_config.json` and `special_tokens_map.json`, which transformers reads alike.
 
-        A `tokenizer.json` is written too if there is one already, or if a token ends with white space.
+        A `tokenizer.json` is written too if there is one already, or if a token ends with white space. Of the further
+        options of transformers, those that change nothing here are ignored; `push_to_hub` and `filename_prefix` are
+        refused.
 
         Returns:
             The paths of the files.
         """
-        options: dict[str, Any] = {
+        check_save_options(options)
+        options = {
             "do_lower_case": self.do_lower_case,
             "strip_accents": self.strip_accents,
             "tokenize_chinese_chars": self.tokenize_chinese_chars,
@@ -229,9 +244,7 @@ class Vocabulary:
     @property
     def added_tokens_decoder(self) -> dict[int, AddedToken]:
         """The tokens that are recognised in text as a whole, special ones included, by their ids."""
-        special = [AddedToken(name, special=True) for name in self.all_special_tokens]
-        found = {self._ids[token.content]: token for token in as_added_tokens([*special, *self.added_tokens])}
-        return dict(sorted(found.items()))
+        return dict(self._recognised)
 
     @property
     def added_tokens_encoder(self) -> dict[str, int]:
@@ -290,11 +303,11 @@ class Vocabulary:
                 known = ", ".join(files.SPECIAL_TOKEN_NAMES)
                 raise ValueError(f"{name!r} must be one of {known}, additional_special_tokens")
         # What was recognised by its role or as an additional token stays recognised.
-        before = self.added_tokens_decoder
-        left_out = [token for token in before.values() if token.content in self.all_special_tokens]
+        before, special = set(self._recognised.values()), set(self.all_special_tokens)
+        left_out = [token for token in self._recognised.values() if token.content in special]
         added = as_added_tokens([*self.added_tokens, *left_out, *new])
         self._replace(added_tokens=added, **changes)
-        return len({token.content for token in new} - {token.content for token in new if token in before.values()})
+        return len({token.content for token in new} - {token.content for token in new if token in before})
 
     def _replace(self, **changes: Any) -> None:
         """Change options, all at once, so that calls on other threads see the old state or the new one."""
@@ -379,8 +392,7 @@ class Vocabulary:
         return self._decode_row(ids, skip_special_tokens, clean_up_tokenization_spaces)
 
     def _decode_row(self, ids: Any, skip_special_tokens: bool, clean_up_tokenization_spaces: bool | None) -> str:
-        special = (token.content for token in self.added_tokens_decoder.values() if token.special)
-        skipped = set(special) if skip_special_tokens else set()
+        skipped = self._skipped if skip_special_tokens else frozenset[str]()
         known = [index for index in _integers(ids) if index < len(self)]
         if known and min(known) < 0:
             raise ValueError(f"id {min(known)} is negative; padding of labels (-100) must be taken out first")
@@ -406,11 +418,13 @@ class Vocabulary:
         return decoding.clean_up(text)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_core", "_other_core")}
+        return {
+            name: value for name, value in self.__dict__.items() if name not in ("_core", "_other_core", "_backend")
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._other_core = None
+        self._other_core = self._backend = None
         self._core = self._build_core(self.split_special_tokens)
 
     def __repr__(self) -> str:

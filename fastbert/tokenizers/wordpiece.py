@@ -40,7 +40,6 @@ class WordPieceTokenizer(Vocabulary):
         padding_side, truncation_side: "right" or "left", for calls that do not say.
     """
 
-    is_fast = True
     model_input_names: ClassVar[list[str]] = ["input_ids", "token_type_ids", "attention_mask"]
     pad_token_type_id = 0
 

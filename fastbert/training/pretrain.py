@@ -239,7 +239,7 @@ def _check_inputs(config: PretrainConfig) -> None:
     if config.data is not None:
         IndexReader(config.data)
     if config.tokenizer is not None:
-        WordPieceTokenizer.from_pretrained(config.tokenizer)
+        model_config(config, WordPieceTokenizer.from_pretrained(config.tokenizer).vocab_size)
     if not config.overwrite:
         return
     given = [("--data", config.data), ("--tokenizer", config.tokenizer)]

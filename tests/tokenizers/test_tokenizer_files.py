@@ -496,7 +496,7 @@ def test_saving_over_a_tokenizer_json_replaces_it(tmp_path):
         ({"added_tokens": [added("<x>", NEW, lstrip="no")]}, "'<x>': lstrip='no' must be True or False"),
         ({"added_tokens": [added("<x>", NEW + 7)]}, f"'<x>' has id {NEW + 7}, but the vocabulary has no such token"),
         ({"added_tokens": {"<x>": 1}}, "added_tokens must be a list"),
-        ({"model": {"type": "WordPiece", "vocab": {"a": "0"}}}, "token 'a' has id '0', which is no number"),
+        ({"model": {"type": "WordPiece", "vocab": {"a": "0"}}}, "token 'a' has id '0', which is not a whole number"),
     ],
 )
 def test_other_tokenizer_json(tmp_path, parts, message):

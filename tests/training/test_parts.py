@@ -1,5 +1,6 @@
 """The parts of training: schedule, weight decay, configuration, metrics, fill-mask and the text of the demo."""
 
+import copy
 import itertools
 from dataclasses import replace
 from pathlib import Path
@@ -160,11 +161,14 @@ def test_fill_mask_refuses(blanks, text: str, top_k: int, message: str) -> None:
 
 def test_fill_mask_with_a_vocabulary_of_another_size(blanks) -> None:
     model, tokenizer = blanks
-    smaller = WordPieceTokenizer(list(tokenizer.vocab)[:-1])
-    found = fill_mask(model, smaller, "the [MASK] sat", top_k=5)
+    padded = copy.deepcopy(model)
+    padded.resize_token_embeddings(16)
+    found = fill_mask(padded, tokenizer, "the [MASK] sat", top_k=6)
     assert sum(guess.probability for guess in found[0]) == pytest.approx(1.0, abs=1e-5)
-    with pytest.raises(UserError, match="has 12 entries, more than the model's 11"):
-        fill_mask(model, WordPieceTokenizer([*tokenizer.vocab, "more"]), "the [MASK] sat", top_k=5)
+    tokens = list(tokenizer.vocab)
+    for other in (tokens[:-1], [*tokens, "more"]):
+        with pytest.raises(UserError, match=f"a vocabulary of 11, but the tokenizer has {len(other)} entries"):
+            fill_mask(model, WordPieceTokenizer(other), "the [MASK] sat", top_k=5)
 
 
 def test_fill_mask_refuses_a_head_that_was_never_trained(blanks, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.errors import UserError
+from fastbert.io.regular_file import require_regular_file
 from fastbert.tasks.readers import arrow_files
 from fastbert.tasks.readers.bad_rows import BadRows
 from fastbert.tasks.text_files import (
@@ -208,8 +209,8 @@ def opened(path: str | Path) -> Iterator[Any]:
         yield standard_input()
         return
     file = Path(path)
-    if file.is_dir():
-        raise UserError(f"{path}: is a folder; name a file")
+    if file.exists():
+        require_regular_file(file)
     if not file.is_file():
         raise UserError(f"{path}: no such file")
     with file.open("rb") as raw, decompressed(raw, file) as stream:

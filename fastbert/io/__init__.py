@@ -1,0 +1,1 @@
+"""Files: how untrusted ones are opened."""

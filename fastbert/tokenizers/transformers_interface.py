@@ -1,0 +1,227 @@
+"""What transformers, sentence-transformers and peft require of a tokenizer beyond encoding and decoding.
+
+Nothing here imports transformers before it is needed: `import fastbert` stays light.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from fastbert.errors import UserError
+from fastbert.tokenizers import files
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from fastbert.tokenizers.added import AddedToken
+
+# The classes that callers name in isinstance, the most special first, where transformers has imported them.
+_BASES = (
+    ("transformers.tokenization_utils_tokenizers", "TokenizersBackend"),
+    ("transformers.tokenization_utils_fast", "PreTrainedTokenizerFast"),
+    ("transformers.tokenization_utils_base", "PreTrainedTokenizerBase"),
+)
+
+
+class TransformersInterface:
+    """Attributes and methods by which other libraries recognise a tokenizer of transformers.
+
+    `isinstance(tokenizer, transformers.PreTrainedTokenizerFast)` is true: `Trainer` chooses its collator by it, and
+    sentence-transformers refuses everything else. The type itself remains `WordPieceTokenizer`.
+    """
+
+    SPECIAL_TOKENS_ATTRIBUTES: ClassVar[list[str]] = ["bos_token", "eos_token", *files.SPECIAL_TOKEN_NAMES]
+    vocab_files_names: ClassVar[dict[str, str]] = {
+        "vocab_file": files.VOCAB_FILE,
+        "tokenizer_file": files.TOKENIZER_FILE,
+    }
+    pretrained_vocab_files_map: ClassVar[dict[str, Any]] = {}
+    is_fast = True
+    backend = "tokenizers"
+    verbose = False
+    chat_template = response_template = slow_tokenizer_class = None
+    add_bos_token = add_eos_token = add_prefix_space = False
+    init_inputs = ()
+
+    _backend: Any
+
+    if not TYPE_CHECKING:
+
+        @property
+        def __class__(self) -> type:
+            """The class for `isinstance`: once transformers is imported, also one of its fast tokenizers."""
+            base = _base_of_transformers()
+            return type(self) if base is None else _recognised(type(self), base)
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"{type(self).__name__} has no attribute {name!r}; tokenizer.to_transformers() returns a tokenizer of"
+                " transformers, which may have it"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default form is refused by pickle where __class__ is not the type.
+        return _blank, (type(self),), self.__getstate__()
+
+    @functools.cached_property
+    def deprecation_warnings(self) -> dict[str, bool]:
+        """The warnings that collators switch off; this tokenizer has none."""
+        return {}
+
+    @property
+    def files_loaded(self) -> list[str]:
+        """Kept for transformers: always empty."""
+        return []
+
+    @property
+    def init_kwargs(self) -> dict[str, Any]:
+        """The options that make an equal tokenizer, by transformers' names."""
+        tokenizer: Any = self
+        options = {name: getattr(tokenizer, name) for name in files.OPTION_NAMES}
+        extra = {"extra_special_tokens": tokenizer.extra_special_tokens, "name_or_path": tokenizer.name_or_path}
+        return options | tokenizer.special_tokens_map | extra
+
+    @property
+    def _tokenizer(self) -> Any:
+        """An equal `tokenizers.Tokenizer`, which pipelines ask for the prefix of continued words; a copy."""
+        if self._backend is None:
+            self._backend = to_transformers(self).backend_tokenizer
+        return self._backend
+
+    @property
+    def backend_tokenizer(self) -> ReadOnlyBackend:
+        """An equal `tokenizers.Tokenizer` to read from; assignments are refused, since they would have no effect."""
+        return ReadOnlyBackend(self._tokenizer)
+
+    def to_transformers(self) -> Any:
+        """Return an equal `transformers.BertTokenizerFast`, independent of this tokenizer.
+
+        It has the same ids, special and added tokens, lengths and sides. Needed only for code that calls methods which
+        this tokenizer does not have; pipelines, collators, `Trainer` and sentence-transformers accept the tokenizer
+        itself, which is faster.
+
+        Raises:
+            UserError: transformers is not installed.
+        """
+        return to_transformers(self)
+
+    def save_vocabulary(
+        self, save_directory: str | os.PathLike[str], filename_prefix: str | None = None
+    ) -> tuple[str, ...]:
+        """Write the vocabulary alone, as `vocab.txt`, and return its path in a tuple."""
+        tokenizer: Any = self
+        folder = Path(save_directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / (f"{filename_prefix}-{files.VOCAB_FILE}" if filename_prefix else files.VOCAB_FILE)
+        files.write_vocab(path, list(tokenizer.vocab)[: tokenizer.vocab_size])
+        return (str(path),)
+
+    def push_to_hub(self, *arguments: Any, **options: Any) -> NoReturn:
+        """Refuse: nothing in this package uploads."""
+        raise UserError(
+            "this tokenizer does not upload: save_pretrained(folder) and `hf upload REPOSITORY folder`, or"
+            " tokenizer.to_transformers().push_to_hub(REPOSITORY)"
+        )
+
+    def apply_chat_template(self, *arguments: Any, **options: Any) -> NoReturn:
+        """Refuse: encoders have no chat template."""
+        raise UserError("a WordPiece tokenizer has no chat template; tokenize the text of the messages itself")
+
+
+class ReadOnlyBackend:
+    """A view of a `tokenizers.Tokenizer` that answers, but refuses to be changed."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        object.__setattr__(self, "_wrapped", tokenizer)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("add_", "enable_", "no_", "train")):
+            self.__setattr__(name, None)
+        return getattr(self.__dict__["_wrapped"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise UserError(
+            f"backend_tokenizer.{name}: the backend of a WordPieceTokenizer is a copy, and a change of it would have no"
+            " effect; set the tokenizer's own attribute (do_lower_case, strip_accents, add_tokens, ...), or take"
+            " tokenizer.to_transformers()"
+        )
+
+    def __repr__(self) -> str:
+        return repr(self.__dict__["_wrapped"])
+
+
+def check_save_options(options: Mapping[str, Any]) -> None:
+    """Refuse options of transformers' `save_pretrained` that would have an effect; ignore those that would not."""
+    for name in ("push_to_hub", "filename_prefix"):
+        if options.get(name):
+            raise UserError(
+                f"save_pretrained({name}={options[name]!r}) is not supported; save to a folder without it, and"
+                " `hf upload` or rename the files"
+            )
+
+
+def to_transformers(tokenizer: Any) -> Any:
+    """Return a `transformers.BertTokenizerFast` equal to a `WordPieceTokenizer`."""
+    try:
+        from tokenizers import AddedToken as TheirToken
+        from transformers.models.bert.tokenization_bert import BertTokenizer
+    except ImportError as error:
+        raise UserError(f"to_transformers() needs transformers ({error}): `pip install -U transformers`") from None
+    tokens = list(tokenizer.vocab)
+    added: dict[int, AddedToken] = tokenizer.added_tokens_decoder
+    options: dict[str, Any] = {name: getattr(tokenizer, name) for name in files.OPTION_NAMES}
+    if tokenizer.additional_special_tokens:
+        options["extra_special_tokens"] = list(tokenizer.additional_special_tokens)
+    theirs = BertTokenizer(
+        vocab={token: index for index, token in enumerate(tokens[: tokenizer.vocab_size])},
+        **options,
+        **tokenizer.special_tokens_map,
+        added_tokens_decoder={
+            index: TheirToken(
+                token.content,
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                single_word=token.single_word,
+                normalized=token.normalized,
+                special=token.special,
+            )
+            for index, token in added.items()
+        },
+    )
+    theirs.name_or_path = tokenizer.name_or_path
+    if theirs.get_vocab() != tokenizer.get_vocab():
+        raise UserError(
+            "the installed transformers makes another vocabulary of this tokenizer's tokens: `pip install -U"
+            " transformers`"
+        )
+    return theirs
+
+
+def _base_of_transformers() -> type | None:
+    """The class of fast tokenizers, if transformers has been imported by whoever asks."""
+    for module, name in _BASES:
+        # A module that is just being imported may lack the name.
+        base = getattr(sys.modules.get(module), name, None)
+        if isinstance(base, type):
+            return base
+    return None
+
+
+@functools.cache
+def _recognised(kind: type, base: type) -> type:
+    """A class for `isinstance` and for its classmethods alone: what it is called for is a `kind`."""
+
+    def new(cls: type, *arguments: Any, **options: Any) -> Any:
+        return kind(*arguments, **options)
+
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__, "__new__": new}
+    return type(kind.__name__, (kind, base), names)
+
+
+def _blank(kind: type) -> Any:
+    """An instance that unpickling is about to fill."""
+    return object.__new__(kind)
