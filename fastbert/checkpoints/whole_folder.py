@@ -12,6 +12,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from fastbert.checkpoints.bounded import read_json_file
+from fastbert.checkpoints.manifest import carry_over
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_folder import REFUSED, copy_attributes, exchange, link_tree, remove
 
@@ -105,6 +106,7 @@ def _put_in_place(work: Path, target: Path, out: Path, superseded: Sequence[str]
         _check_replaceable(new / name, target / name, out)
     matches = {path.name for pattern in superseded for path in target.glob(pattern) if not path.is_dir()}
     removed = sorted(matches - set(names))
+    carry_over(target, new, {path.name for path in target.iterdir()}.difference(names, removed))
     if not _exchanged(work, target, [*names, *removed]):
         _move_files(new, target, names, removed)
 

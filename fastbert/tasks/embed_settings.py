@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastbert.checkpoints.manifest import update_manifest
 from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PROMPTS, TYPES, is_there
 from fastbert.checkpoints.safetensors_files import WEIGHTS
 from fastbert.errors import CheckpointError, UserError
@@ -147,11 +148,20 @@ class EmbedSettings:
             _write_json(folder / ENCODER_CONFIG, {"max_seq_length": self.max_length, "do_lower_case": False})
             _write_json(folder / PROMPTS, {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt})
             _write_json(folder / MODULES, listed)
+            update_manifest(folder, [ENCODER_CONFIG, PROMPTS, MODULES, *self._files()])
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"{folder}: the settings of embeddings could not be written ({error}); free some disk space or choose"
                 " another folder"
             ) from error
+
+    def _files(self) -> list[str]:
+        """The files in the folders of the modules."""
+        files = []
+        for name, kind in self._parts()[1:]:
+            files += [f"{name}/config.json"] if kind != "Normalize" else []
+            files += [f"{name}/{WEIGHTS}"] if kind == "Dense" else []
+        return files
 
     def _parts(self) -> list[tuple[str, str]]:
         """The folders of the modules, and their kinds."""
