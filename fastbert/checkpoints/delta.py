@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fastbert.checkpoints.bounded import PlainFile, parse_json, shown
@@ -33,6 +32,7 @@ from fastbert.checkpoints.safetensors_files import (
     check_shape,
     order_metadata,
     read_with_metadata,
+    save_tensors,
     write_safetensors,
 )
 from fastbert.checkpoints.source import config_place, find_source, find_weights
@@ -308,7 +308,7 @@ def _save(out: Path, header: dict[str, Any], payload: Mapping[str, bytes]) -> No
     }
     partial = out.with_name(f"{out.name}.partial")
     try:
-        save_file(tensors, partial, metadata=metadata)
+        save_tensors(tensors, partial, metadata)
         order_metadata(partial)
         partial.replace(out)
     except (OSError, SafetensorError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import chain
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -30,15 +31,19 @@ def check_finite(model: nn.Module, outputs: Tensor, source: Callable[[int], str]
     """
     if bool(torch.isfinite(outputs).all()):
         return
+    finite = torch.isfinite(outputs).reshape(len(outputs), -1).all(dim=1)
+    refuse_non_finite(model, source(int((~finite).nonzero()[0])))
+
+
+def refuse_non_finite(model: nn.Module, source: str) -> NoReturn:
+    """Raise `UserError` for a non-finite output: name the tensor of the model that causes it, else its input."""
     name = first_non_finite(model)
     if name is not None:
         raise UserError(
             f"{name}: this weight of the model holds NaN or infinity, so its outputs are not numbers; restore the"
             " model's files, or train it again"
         )
-    finite = torch.isfinite(outputs).reshape(len(outputs), -1).all(dim=1)
-    row = int((~finite).nonzero()[0])
     raise UserError(
-        f"{source(row)}: the model's output is NaN or infinite, though its weights are finite; compute in fp32"
+        f"{source}: the model's output is NaN or infinite, though its weights are finite; compute in fp32"
         " (--dtype fp32), which overflows later"
     )
