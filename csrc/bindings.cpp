@@ -16,4 +16,5 @@ PYBIND11_MODULE(_C, module) {
     fastbert::bind_cross_entropy(module);
     fastbert::bind_pool(module);
     fastbert::bind_adamw(module);
+    fastbert::bind_crc32c(module);
 }

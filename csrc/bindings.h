@@ -16,4 +16,5 @@ void bind_layer(pybind11::module_& module);
 void bind_cross_entropy(pybind11::module_& module);
 void bind_pool(pybind11::module_& module);
 void bind_adamw(pybind11::module_& module);
+void bind_crc32c(pybind11::module_& module);
 }  // namespace fastbert

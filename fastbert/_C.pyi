@@ -406,3 +406,8 @@ def sum_of_squares(tensors: Sequence[tuple[int, int]]) -> tuple[float, tuple[int
 
 def refill_copies(parts: Sequence[tuple[PackedWeight, bool, int, tuple[int, str, int], int]]) -> None:
     """Parts as (packed, transposed, row of the weight's first row, weight, rows); one copy's must follow each other."""
+
+# bindings_crc32c.cpp
+
+def crc32c(data: bytes | bytearray | memoryview | NDArray[Any], value: int = 0, /) -> int: ...
+def crc32c_combine(first: int, second: int, second_size: int, /) -> int: ...

@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
+from fastbert.checkpoints.manifest import check_fingerprint
 from fastbert.errors import UserError
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.files import (
@@ -36,6 +37,8 @@ def carry_tokenizer(given: Path | None, beside: Path, folder: Path, vocab_size: 
     if given is None and not any((beside / name).is_file() for name in (VOCAB_FILE, TOKENIZER_FILE)):
         return
     tokenizer = WordPieceTokenizer.from_pretrained(source)
+    if given is not None:
+        check_fingerprint(beside, tokenizer.fingerprint, f"--tokenizer {given}")
     try:
         check_sizes(vocab_size, len(tokenizer), "the model")
     except UserError as error:

@@ -19,6 +19,7 @@ from fastbert.checkpoints import loading, names
 from fastbert.checkpoints.bounded import read_json_file
 from fastbert.checkpoints.carried import Target, carry_tokenizer
 from fastbert.checkpoints.hub import MAIN
+from fastbert.checkpoints.manifest import EMBEDDER, MODEL, TOKENIZER, accept_folder, verify_files
 from fastbert.checkpoints.names import is_encoders, is_training_state, is_transposed, match, to_tensorflow
 from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PIPELINE_FILES, PROMPTS, is_there
 from fastbert.checkpoints.safetensors_files import in_bytes, write_safetensors
@@ -122,8 +123,10 @@ def convert(source: str | Path, out: Path, options: Options = Options()) -> Repo
         pipeline = _read_pipeline(root)
         place = pipeline.encoder
     _refuse_present(root, out, options)
+    for folder in {config_place(root), config_place(place)}:
+        verify_files(folder, MODEL, EMBEDDER, *([] if options.tokenizer else [TOKENIZER]))
     config = BertConfig.from_pretrained(config_place(place))
-    weights = find_weights(place, options.pickles)
+    weights = find_weights(place, options.pickles, verify=False)  # checked above
     loading.check_size(config, weights)
     kind = options.model_class or choose_class(weights.tensors, named_classes(config_place(place)))
     plan, report = _plan(weights, config, kind, out, options)
@@ -137,6 +140,7 @@ def convert(source: str | Path, out: Path, options: Options = Options()) -> Repo
         carry_tokenizer(options.tokenizer, weights.folder, folder, config.vocab_size, options.to)
         if pipeline is not None and options.to == "hf":
             pipeline.save(folder, config.hidden_size)
+        accept_folder(folder)
         report.files.extend(sorted(path.name for path in folder.iterdir()))
     return report
 

@@ -19,18 +19,20 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fastbert.checkpoints.bounded import PlainFile, parse_json, shown
 from fastbert.checkpoints.delta_tensors import Part, decode, encode, fingerprint, tensors_of
 from fastbert.checkpoints.differences import MOST_BITS, expand, squeeze
 from fastbert.checkpoints.loading import MOST_NEW
+from fastbert.checkpoints.manifest import KINDS, accept_folder, verify_files
+from fastbert.checkpoints.manifest import NAME as MANIFEST
 from fastbert.checkpoints.safetensors_files import (
     DTYPES,
     check_shape,
     order_metadata,
     read_with_metadata,
+    save_tensors,
     write_safetensors,
 )
 from fastbert.checkpoints.source import config_place, find_source, find_weights
@@ -160,7 +162,9 @@ def write_delta(
     out = Path(out)
     _refuse_present(out, overwrite)
     model, base = find_source(model_folder), find_source(base_folder)
-    own, others = tensors_of(find_weights(model)), tensors_of(find_weights(base))
+    for place in (model, base):
+        verify_files(config_place(place), *KINDS)
+    own, others = (tensors_of(find_weights(place, verify=False)) for place in (model, base))  # checked above
     parts, payload, restored = [], {}, {}
     for name, tensor in own.items():
         part, data = encode(name, tensor, others, bits)
@@ -243,6 +247,7 @@ def restore_delta(
         for name, content in contents.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
+        accept_folder(folder)
         return sorted(path.name for path in folder.iterdir())
 
 
@@ -259,7 +264,7 @@ def _carry(model: Path, base: Path) -> tuple[list[CarriedFile], dict[str, bytes]
     files, contents = [], {}
     for path in sorted([*model.iterdir(), *model.glob("[1-9]_*/*")]):
         name = path.relative_to(model).as_posix()
-        if not _CARRIED.fullmatch(name) or name.endswith(".index.json") or not path.is_file():
+        if not _CARRIED.fullmatch(name) or name.endswith((".index.json", MANIFEST)) or not path.is_file():
             continue
         if path.stat().st_size > MOST_FILE:
             continue
@@ -303,7 +308,7 @@ def _save(out: Path, header: dict[str, Any], payload: Mapping[str, bytes]) -> No
     }
     partial = out.with_name(f"{out.name}.partial")
     try:
-        save_file(tensors, partial, metadata=metadata)
+        save_tensors(tensors, partial, metadata)
         order_metadata(partial)
         partial.replace(out)
     except (OSError, SafetensorError) as error:

@@ -127,7 +127,7 @@ def write_safetensors(folder: Path, tensors: Mapping[str, Tensor], most: int | N
     partial = {name: folder / f"{name}.partial" for name in [*names, WEIGHTS_INDEX]}
     try:
         for name, shard in zip(names, shards, strict=True):
-            save_file({key: tensors[key] for key in shard}, partial[name], metadata={"format": "pt"})
+            save_tensors({key: tensors[key] for key in shard}, partial[name], {"format": "pt"})
         if count > 1:
             index = {
                 "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
@@ -148,6 +148,16 @@ def write_safetensors(folder: Path, tensors: Mapping[str, Tensor], most: int | N
         if old.name not in names:
             old.unlink(missing_ok=True)
     return names
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write contiguous tensors on the CPU to one safetensors file with the mode that any new file gets; the library's
+    own is readable by its owner alone. Raises OSError or SafetensorError."""
+    path.unlink(missing_ok=True)
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(dict(tensors), path, metadata=None if metadata is None else dict(metadata))
+    path.chmod(mode & 0o7777)
 
 
 def order_metadata(path: Path) -> None:

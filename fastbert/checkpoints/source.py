@@ -10,6 +10,7 @@ from typing import Literal
 
 from fastbert.checkpoints import hub
 from fastbert.checkpoints.bounded import PlainFile, shown
+from fastbert.checkpoints.manifest import MODEL, verify_files
 from fastbert.checkpoints.names import weights_of_bundle
 from fastbert.checkpoints.pickle_files import PICKLED, PICKLED_INDEX, read_pickle
 from fastbert.checkpoints.safetensors_files import WEIGHTS, WEIGHTS_INDEX, read_safetensors
@@ -62,9 +63,11 @@ def config_place(place: Path) -> Path:
     return place if place.is_dir() else place.parent
 
 
-def find_weights(place: Path, pickles: bool = False) -> Weights:
+def find_weights(place: Path, pickles: bool = False, *, verify: bool = True) -> Weights:
     """The weights in what `find_source` found: safetensors before pickles, which are read only if asked, before
-    TensorFlow's. Nothing but their index is read. Raises `UserError` or `CheckpointError`."""
+    TensorFlow's. Where a manifest lists them all are read once and compared, unless `verify` is False; else nothing but
+    their index is read. Raises `UserError` or `CheckpointError`."""
+    verify_files(config_place(place), MODEL, verify=verify)
     if not place.is_dir():
         return _bundle(place)
     if (place / WEIGHTS).exists():

@@ -55,8 +55,14 @@ class Config:
     """JSON file for the report."""
     overwrite: bool = False
     """Replace a conversion that is in --out already."""
+    manifest: bool = False
+    """Accept the files in the folder SOURCE as they are: write its fastbert_manifest.json anew, and nothing else."""
 
     def __post_init__(self) -> None:
+        if self.manifest:
+            for name in ("out", "base", "bits", "tokenizer", "report"):
+                if getattr(self, name) is not None:
+                    raise UserError(f"--{name} does not go with --manifest, which writes SOURCE/fastbert_manifest.json")
         if self.max_shard_size is not None and self.to != "hf":
             raise UserError("--max-shard-size belongs to --to hf; a TensorFlow checkpoint has one data file here")
         if self.bits is not None and self.base is None:
@@ -72,6 +78,8 @@ class Config:
 def run(config: Config, *, quiet: bool = False) -> int:
     """Convert, and report."""
     source = require(config.source, "SOURCE", "the folder of the model to convert")
+    if config.manifest:
+        return _run_manifest(Path(source))
     out = require(config.out, "--out", "the folder to write")
     if config.report is not None and config.report.is_dir():
         raise UserError(f"--report {config.report}: is a folder; name a file")
@@ -98,6 +106,17 @@ def run(config: Config, *, quiet: bool = False) -> int:
         config.report.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
     output(describe(report))
     return 0 if report.whole else NOT_WHOLE
+
+
+def _run_manifest(folder: Path) -> int:
+    """Accept a folder's files as they are."""
+    from fastbert.checkpoints.manifest import NAME, accept_folder
+
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; --manifest takes a model's folder")
+    names = accept_folder(folder)
+    output(f"{folder / NAME}: lists {', '.join(names)}")
+    return 0
 
 
 def _run_delta(config: Config, source: str, out: Path, base: str, quiet: bool) -> int:

@@ -207,10 +207,12 @@ def _read_tokenizer(config: Config) -> WordPieceTokenizer:
 
 def _read_model(folder: Path, tokenizer: WordPieceTokenizer) -> PreTrainedModel:
     """The model; before the corpus is read, so that a wrong one is found at once."""
+    from fastbert.checkpoints.manifest import check_fingerprint
     from fastbert.config import BertConfig
     from fastbert.models.extension import check_sizes, load_whole
 
     check_sizes(BertConfig.from_pretrained(folder).vocab_size, tokenizer.vocab_size, f"--model {folder}")
+    check_fingerprint(folder, tokenizer.fingerprint, "--tokenizer")
     return load_whole(folder)
 
 

@@ -37,6 +37,7 @@ from fastbert.data.shard_format import (
     token_dtype,
 )
 from fastbert.errors import CorpusError, UserError
+from fastbert.io.atomic_folder import recover_folder, remove, replace_folder
 
 _BATCH_CHARS = 1 << 22
 _BATCH_SENTENCES = 1 << 16
@@ -84,10 +85,11 @@ def prepare(
     Sentences without tokens and documents without sentences are dropped. A shard is closed with the document that
     reaches `shard_tokens`. `progress` is called with the bytes read (of the corpus files on disk; of UTF-8 text where
     `documents` is not a Corpus) and the sentences written so far. The folder is written beside `out` under a temporary
-    name, flushed to disk and renamed, so `out` is never half-written. Raises UserError if `out` exists, unless
-    `overwrite` is set and it holds token shards; CorpusError if there is no text.
+    name, flushed to disk and renamed, or exchanged with the folder that it replaces, so `out` is always whole. Raises
+    UserError if `out` exists, unless `overwrite` is set and it holds token shards; CorpusError if there is no text.
     """
-    out = Path(os.path.abspath(out))
+    out = Path(os.path.realpath(out))
+    recover_folder(out)
     _check_output(out, overwrite)
     if shard_tokens < 1:
         raise UserError(f"shard_tokens={shard_tokens} must be positive")
@@ -97,7 +99,9 @@ def prepare(
         with _locked_folder(partial):
             try:
                 _write_shards(partial, documents, tokenizer, shard_tokens, progress)
-                _move_into_place(partial, out)
+                sync(partial)
+                replace_folder(partial, out)
+                sync(out.parent)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
     except OSError as error:
@@ -134,23 +138,10 @@ def _locked_folder(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise UserError(f"another process is writing {folder}; wait for it, or choose another output") from None
         for left in folder.iterdir():
-            left.unlink()
+            remove(left)
         yield
     finally:
         os.close(handle)
-
-
-def _move_into_place(partial: Path, out: Path) -> None:
-    sync(partial)
-    if not out.exists():
-        partial.rename(out)
-    else:
-        old = out.with_name(f".{out.name}.old")
-        shutil.rmtree(old, ignore_errors=True)
-        out.rename(old)
-        partial.rename(out)
-        shutil.rmtree(old)
-    sync(out.parent)
 
 
 class _ShardWriter:

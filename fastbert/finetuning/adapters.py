@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from fastbert.checkpoints.bounded import read_json_file, shown
+from fastbert.checkpoints.manifest import ADAPTER, MODEL, accept_folder, verify_files
 from fastbert.checkpoints.safetensors_files import read_safetensors
 from fastbert.checkpoints.whole_folder import whole_folder
 from fastbert.errors import CheckpointError, UserError
@@ -124,6 +125,7 @@ def save_adapter(adapted: Any, folder: str | Path, base: str | None = None) -> l
         (partial / "README.md").unlink(missing_ok=True)  # a model card with nothing on it
         text = json.dumps(model.config.to_dict(architecture=type(model).__name__), indent=2) + "\n"
         (partial / "config.json").write_text(text, encoding="utf-8")
+        accept_folder(partial)
         return sorted(path.name for path in partial.iterdir())
 
 
@@ -154,6 +156,7 @@ def check_adapter(folder: Path) -> set[str]:
     """The names of the tensors in a folder in peft's format, after a look at its files. Raises `UserError`."""
     if not (folder / CONFIG_FILE).is_file():
         raise UserError(f"{folder}: holds no {CONFIG_FILE}; name a folder that save_adapter or peft wrote")
+    verify_files(folder, ADAPTER, MODEL)
     said = read_json_file(folder / CONFIG_FILE)
     kind = said.get("peft_type") if isinstance(said, dict) else None
     if kind not in KINDS:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fastbert.checkpoints.manifest import accept_folder
 from fastbert.checkpoints.safetensors_files import WEIGHTS
 from fastbert.errors import UserError
 from fastbert.models.pretrained import PreTrainedModel
@@ -41,6 +42,7 @@ class SavesModels:
         partial = folder / "config.json.partial"
         partial.write_text(config, encoding="utf-8")
         partial.replace(folder / "config.json")
+        accept_folder(folder)
 
 
 if TYPE_CHECKING:

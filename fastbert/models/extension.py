@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fastbert.checkpoints.bounded import read_json_file
+from fastbert.checkpoints.manifest import update_manifest
 from fastbert.checkpoints.source import find_weights
 from fastbert.config import BertConfig
 from fastbert.models import heads
@@ -92,3 +93,4 @@ def save_like(model: PreTrainedModel, source: Path, out: Path) -> None:
     config = {"architectures": [type(model).__name__], **config, "vocab_size": model.config.vocab_size}
     model.save_pretrained(out)
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    update_manifest(out, ["config.json"])

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fastbert.checkpoints import loading
 from fastbert.checkpoints.hub import MAIN
+from fastbert.checkpoints.manifest import MODEL, update_manifest, verify_files
 from fastbert.checkpoints.names import match
 from fastbert.checkpoints.safetensors_files import in_bytes, write_safetensors
 from fastbert.checkpoints.source import Weights, config_place, find_source, find_weights
@@ -157,6 +158,7 @@ class PreTrainedModel(Compatibility):
         pickles: bool = False,
         revision: str = MAIN,
         mapped: bool = True,
+        verify: bool = True,
         **overrides: Any,
     ) -> Self:
         """Load a model's folder, or a model of the Hugging Face Hub (`org/name`) that lies in its local cache, at
@@ -170,6 +172,9 @@ class PreTrainedModel(Compatibility):
         looked at, and changes stay in memory. So the file must not be written to in place while the model lives (what
         `save_pretrained` writes takes a file's name when it is whole); `mapped=False` reads all of it at once.
 
+        A folder with a `fastbert_manifest.json` is compared with it first, which reads the weights once;
+        `verify=False`, or FASTBERT_VERIFY=0 in the environment, skips that.
+
         Weights keep the checkpoint's dtype unless `dtype` is given: `"fastest"` is bf16 where this machine's GPU, or
         else its CPU, multiplies bf16 in hardware, else the best it has; `fastbert doctor` says which and why.
         `overrides` replace config fields. Weights of a head, or the pooler, that the checkpoint lacks are initialised,
@@ -181,10 +186,11 @@ class PreTrainedModel(Compatibility):
                 raise UserError(f'dtype={dtype!r} must be a torch dtype, "fastest", or None for the checkpoint\'s own')
             dtype = fastest_dtype(torch.device("cuda" if torch.cuda.is_available() else "cpu"))[0]
         place = find_source(source, revision)
+        verify_files(config_place(place), MODEL, verify=verify)
         config = cls.config_type.from_pretrained(config_place(place))
         if overrides:
             config = cls.config_type.from_dict({**config.to_dict(), **overrides}, source=str(place))
-        weights = find_weights(place, pickles)
+        weights = find_weights(place, pickles, verify=False)  # checked above
         loading.check_config(config, weights)
         model = loading.outline(cls, config)
         loading.load(model, weights, dtype, mapped=mapped)
@@ -198,16 +204,18 @@ class PreTrainedModel(Compatibility):
         """Write `config.json` and `model.safetensors`, which `transformers.AutoModel` loads unchanged.
 
         `max_shard_size`, in bytes or as "2GB", splits larger weights into several files with an index. Raises
-        `CheckpointError` where the disk refuses; a file has its name when it is whole.
+        `CheckpointError` where the disk refuses; a file has its name when it is whole. `fastbert_manifest.json` lists
+        the files' checksums.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = self._tensors_of_files()
-        write_safetensors(folder, tensors, None if max_shard_size is None else in_bytes(max_shard_size))
+        names = write_safetensors(folder, tensors, None if max_shard_size is None else in_bytes(max_shard_size))
         config = json.dumps(self.config.to_dict(architecture=type(self).__name__), indent=2) + "\n"
         partial = folder / "config.json.partial"
         partial.write_text(config, encoding="utf-8")
         partial.replace(folder / "config.json")
+        update_manifest(folder, [*names, "config.json"])
 
     def _tensors_of_files(self) -> dict[str, Tensor]:
         """The weights by name, on the CPU. What two of the names in files have in common is written twice."""

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fastbert.errors import UserError
 from fastbert.models.bert import BertModel, first_places
+from fastbert.models.finite import check_finite
 from fastbert.ops import product_table
 from fastbert.tasks.embed_rows import LONG, SPECIAL, Cutting, Rows, check_texts, counted_tokens, packed, read_rows
 from fastbert.tasks.embed_settings import EmbedSettings
@@ -168,6 +169,8 @@ class _Embedder:
                 following = next(chunks, None)
                 ahead = None if following is None else aside.submit(self._read, following, first)
                 found = self._vectors(rows, len(chunk))
+                begin = first - len(chunk)
+                check_finite(self.model, found, lambda row: f"texts[{begin + row}]")  # noqa: B023 - called at once
                 self.counts.texts += len(chunk)
                 self.counts.tokens += int(rows.lengths.sum())
                 self.counts.truncated += rows.truncated

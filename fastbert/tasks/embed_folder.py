@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fastbert.checkpoints.bounded import read_json_file, shown
+from fastbert.checkpoints.manifest import EMBEDDER, verify_files
 from fastbert.checkpoints.pipeline_files import ENCODER_CONFIGS, MODULES, PROMPTS, is_there, listed_modules
 from fastbert.checkpoints.safetensors_files import WEIGHTS, read_safetensors
 from fastbert.checkpoints.source import find_source
@@ -49,6 +50,7 @@ def load_embedder(
     folder = find_source(source)
     if not folder.is_dir():
         raise UserError(f"{folder}: is no folder; name that of a sentence-transformers or Hugging Face model")
+    verify_files(folder, EMBEDDER)
     place, settings, lower_case = read_settings(folder)
     model = BertModel.from_pretrained(place, dtype=dtype)
     settings.check_width(model.config.hidden_size, str(folder))

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
+from fastbert.checkpoints.manifest import update_manifest
 from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PROMPTS, TYPES, is_there
-from fastbert.checkpoints.safetensors_files import WEIGHTS
+from fastbert.checkpoints.safetensors_files import WEIGHTS, save_tensors
 from fastbert.errors import CheckpointError, UserError
 from fastbert.ops import native_product
 from fastbert.tasks.pooling import check_pooling
@@ -44,6 +44,8 @@ class Dense:
             raise UserError(f"a Dense takes a weight of fp32 (out, in) on the CPU, not {_described(weight)}")
         if bias is not None and (bias.dtype != torch.float32 or bias.shape != weight.shape[:1]):
             raise UserError(f"a Dense with a weight {tuple(weight.shape)} takes a bias of fp32, not {_described(bias)}")
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in (weight, bias) if tensor is not None):
+            raise UserError("a Dense holds a weight that is NaN or infinite; restore the model's files")
         if self.activation not in ACTIVATIONS:
             raise UserError(f"a Dense has the activation {self.activation!r}; known are {', '.join(ACTIVATIONS)}")
 
@@ -69,8 +71,7 @@ class Dense:
         _write_json(folder / "config.json", self.describe())
         tensors = {"linear.weight": self.weight, "linear.bias": self.bias}
         partial = folder / f"{WEIGHTS}.partial"
-        partial.unlink(missing_ok=True)
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}, partial)
+        save_tensors({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}, partial)
         partial.replace(folder / WEIGHTS)
 
 
@@ -147,11 +148,20 @@ class EmbedSettings:
             _write_json(folder / ENCODER_CONFIG, {"max_seq_length": self.max_length, "do_lower_case": False})
             _write_json(folder / PROMPTS, {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt})
             _write_json(folder / MODULES, listed)
+            update_manifest(folder, [ENCODER_CONFIG, PROMPTS, MODULES, *self._files()])
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"{folder}: the settings of embeddings could not be written ({error}); free some disk space or choose"
                 " another folder"
             ) from error
+
+    def _files(self) -> list[str]:
+        """The files in the folders of the modules."""
+        files = []
+        for name, kind in self._parts()[1:]:
+            files += [f"{name}/config.json"] if kind != "Normalize" else []
+            files += [f"{name}/{WEIGHTS}"] if kind == "Dense" else []
+        return files
 
     def _parts(self) -> list[tuple[str, str]]:
         """The folders of the modules, and their kinds."""

@@ -103,9 +103,9 @@ class FeatureFile:
             return
         ends = np.cumsum([0, *(count for one in self._kept for count in np.diff(one.offsets))]).astype(np.int64)
         if self.path.suffix == ".safetensors":
-            from safetensors.torch import save_file
+            from fastbert.checkpoints.safetensors_files import save_tensors
 
-            save_file({"features": values, "offsets": torch.from_numpy(ends)}, self.partial)
+            save_tensors({"features": values, "offsets": torch.from_numpy(ends)}, self.partial)
             return
         items = np.array([item for one in self._kept for item in one.items], dtype=np.str_)
         with self.partial.open("wb") as file:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastbert.errors import UserError
 from fastbert.models.bert import BertModel
+from fastbert.models.finite import check_finite
 from fastbert.tasks.embed import BATCH_TOKENS, inferring
 from fastbert.tasks.embed_rows import SPECIAL, Rows, check_texts, packed
 from fastbert.tokenizers import WordPieceTokenizer
@@ -140,6 +141,7 @@ def hidden_states(
     every = Layers(numbers=tuple(range(len(model.encoder.layer) + 1)))
     laid = _lay_out(tokenizer, list(sentences), "word", 0)
     values = _states(model, tokenizer, laid, every, limit, tokens, dtype)
+    _check_states(model, laid, values, 0)
     return Features(values=values, offsets=laid.item_offsets, items=laid.items)
 
 
@@ -182,6 +184,7 @@ def _chunks(
     while chunk := list(islice(texts, CHUNK_TEXTS)):
         laid = _lay_out(tokenizer, chunk, per, first)
         states = _states(model, tokenizer, laid, chosen, limit, tokens, torch.float32)
+        _check_states(model, laid, states, first)
         yield Features(values=chosen.combine(states), offsets=laid.item_offsets, items=laid.items)
         first += len(chunk)
 
@@ -251,6 +254,12 @@ def _states(
             picked = torch.stack([states[number].index_select(0, tokens) for number in chosen.numbers], dim=1)
             found[torch.from_numpy(items)] = picked.to("cpu", dtype)
     return found
+
+
+def _check_states(model: BertModel, laid: _LaidOut, states: Tensor, first: int) -> None:
+    """Refuse NaNs and infinities; `first` is the index of the first text."""
+    ends = laid.item_offsets[1:]
+    check_finite(model, states, lambda item: f"texts[{first + int(np.searchsorted(ends, item, side='right'))}]")
 
 
 def _parts(laid: _LaidOut, room: int) -> Rows:

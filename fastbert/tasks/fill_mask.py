@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fastbert.errors import UserError
+from fastbert.models.finite import check_finite
 from fastbert.models.heads import BertForMaskedLM, BertForPreTraining
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
@@ -52,6 +53,7 @@ def fill_mask(
     with torch.no_grad():
         x, _ = model.bert.encode(batch, rows=places)
         logits = model.cls.predictions(x).float()
+    check_finite(model, logits, lambda _: repr(text))
     logits[:, tokenizer.all_special_ids] = float("-inf")
     logits[:, len(tokenizer) :] = float("-inf")  # rows that only make the table's height a round number
     found = logits.softmax(-1).topk(top_k)

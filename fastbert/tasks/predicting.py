@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fastbert.models.finite import refuse_non_finite
 from fastbert.tasks.examples import Dataset
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.task import Prediction, Task
@@ -31,9 +32,11 @@ def outputs_of(
     dtype: torch.dtype = torch.float32,
     batch_tokens: int | None = None,
     progress: Callable[[int], None] = lambda rows: None,
+    source: Callable[[int], str] = "example {} (counted from 0)".format,
 ) -> list[np.ndarray]:
     """The outputs of each row, in the order of the rows; `progress` is told the rows done. Leaves the model in eval
-    mode."""
+    mode. Raises `UserError` for outputs that are NaN or infinite, which names a tensor of the model or, by `source`,
+    the example."""
     model.eval()
     device, done = model.device, 0
     most = batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
@@ -41,8 +44,12 @@ def outputs_of(
     with torch.no_grad(), autocast(device, dtype):
         for chosen in rows.by_length(most):
             batch = TaskBatch(inputs=rows.packed(chosen).to(device), targets={})
-            for row, values in zip(chosen.tolist(), task.outputs(model, batch), strict=True):
+            found = task.outputs(model, batch)
+            for row, values in zip(chosen.tolist(), found, strict=True):
                 outputs[row] = values
+            if not np.isfinite(np.concatenate([values.ravel() for values in found])).all():
+                bad = next(row for row in chosen.tolist() if not np.isfinite(outputs[row]).all())
+                refuse_non_finite(model, source(int(rows.examples[bad])))
             done += len(chosen)
             progress(done)
     return outputs
@@ -61,5 +68,7 @@ def predict(
     """A prediction for each example of a dataset, whose labels are not looked at."""
     check_tokenizer(tokenizer, model.config.vocab_size)
     rows = task.encode(dataset, tokenizer, labelled=False)
-    outputs = outputs_of(task, model, rows, dtype=dtype, batch_tokens=batch_tokens, progress=progress)
+    outputs = outputs_of(
+        task, model, rows, dtype=dtype, batch_tokens=batch_tokens, progress=progress, source=dataset.where
+    )
     return task.decode(dataset, rows, outputs)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.checkpoints.bounded import read_json_file
+from fastbert.checkpoints.manifest import TASK, update_manifest, verify_files
 from fastbert.errors import CheckpointError, UserError
 from fastbert.tasks.task import Columns, Task, TaskSettings
 
@@ -40,6 +41,7 @@ def save_task(task: Task[Any], folder: Path) -> None:
     partial = folder / f"{FILE}.partial"
     partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     partial.replace(folder / FILE)
+    update_manifest(folder, [FILE])
 
 
 def load_task(folder: Path, **overrides: Any) -> Task[Any]:
@@ -50,6 +52,7 @@ def load_task(folder: Path, **overrides: Any) -> Task[Any]:
     path = folder / FILE
     if not path.is_file():
         raise UserError(f"{folder}: holds no {FILE}, so name the task with --task")
+    verify_files(folder, TASK)
     values = read_json_file(path)
     try:
         if values["format_version"] > FORMAT_VERSION:

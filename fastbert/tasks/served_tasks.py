@@ -20,6 +20,7 @@ from fastbert.checkpoints import loading
 from fastbert.checkpoints.convert import MODEL_CLASSES, choose_class, named_classes
 from fastbert.checkpoints.delta import open_delta
 from fastbert.checkpoints.delta_tensors import find_base, fingerprint, tensors_of
+from fastbert.checkpoints.manifest import check_fingerprint
 from fastbert.checkpoints.names import is_encoders, match
 from fastbert.checkpoints.source import config_place, find_source, find_weights
 from fastbert.config import BertConfig
@@ -189,5 +190,6 @@ class ServedTasks:
         has_own = any((folder / file).is_file() for file in (VOCAB_FILE, TOKENIZER_FILE))
         tokenizer = WordPieceTokenizer.from_pretrained(folder if has_own else self.folder)
         check_tokenizer(tokenizer, model.config.vocab_size, str(folder))
+        check_fingerprint(folder, tokenizer.fingerprint, str(folder if has_own else self.folder))
         size = sum(parameter.nbytes for parameter in own.values())
         return ServedTask(name=name, model=model.eval(), tokenizer=tokenizer, own_bytes=size)

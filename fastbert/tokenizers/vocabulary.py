@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from fastbert import _C
+from fastbert.checkpoints.manifest import TOKENIZER, update_manifest, verify_file, verify_files
 from fastbert.tokenizers import call, decoding, files
 from fastbert.tokenizers.added import AddedToken, as_added_token, as_added_tokens
 from fastbert.tokenizers.transformers_interface import TransformersInterface, check_save_options
@@ -160,19 +161,23 @@ class Vocabulary(TransformersInterface):
     # Files
 
     @classmethod
-    def from_pretrained(cls, path: str | os.PathLike[str], **options: Any) -> Self:
+    def from_pretrained(cls, path: str | os.PathLike[str], *, verify: bool = True, **options: Any) -> Self:
         """Read a tokenizer's folder, a bare vocab.txt or a bare tokenizer.json; `options` override what is found there.
 
         The options come from `tokenizer_config.json` and `special_tokens_map.json`, then from `tokenizer.json`, and
         added tokens from these and `added_tokens.json`, as in transformers. If all are missing and the vocabulary holds
-        capitals, lower-casing is off, and a notice is logged.
+        capitals, lower-casing is off, and a notice is logged. Files are compared with a `fastbert_manifest.json` beside
+        them, unless `verify` is False.
         """
         path = Path(path)
         if path.is_dir():
+            verify_files(path, TOKENIZER, verify=verify)
             vocab, found = files.read_folder(path)
         elif path.suffix == ".json":
+            verify_file(path, verify=verify)
             vocab, found = files.read_tokenizer_file(path)
         else:
+            verify_file(path, verify=verify)
             vocab, found = files.read_vocab_file(path)
         try:
             tokenizer = cls(vocab, **(found | options))
@@ -184,9 +189,9 @@ class Vocabulary(TransformersInterface):
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> tuple[str, ...]:
         """Write `vocab.txt`, `tokenizer_config.json` and `special_tokens_map.json`, which transformers reads alike.
 
-        A `tokenizer.json` is written too if there is one already, or if a token ends with white space. Of the further
-        options of transformers, those that change nothing here are ignored; `push_to_hub` and `filename_prefix` are
-        refused.
+        A `tokenizer.json` is written too if there is one already, or if a token ends with white space. The files'
+        checksums are entered in `fastbert_manifest.json`. Of the further options of transformers, those that change
+        nothing here are ignored; `push_to_hub` and `filename_prefix` are refused.
 
         Returns:
             The paths of the files.
@@ -204,7 +209,9 @@ class Vocabulary(TransformersInterface):
         special_tokens: dict[str, Any] = dict(self.special_tokens_map)
         if self.additional_special_tokens:
             special_tokens["additional_special_tokens"] = self.additional_special_tokens
-        return files.write_folder(Path(folder), self._tokens, options, special_tokens, self.added_tokens_decoder)
+        paths = files.write_folder(Path(folder), self._tokens, options, special_tokens, self.added_tokens_decoder)
+        manifest = update_manifest(Path(folder), [Path(path).name for path in paths], self.fingerprint)
+        return (*paths, str(manifest))
 
     # Lengths
 

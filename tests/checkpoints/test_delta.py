@@ -19,6 +19,8 @@ from fastbert.checkpoints.delta import open_delta, read_delta, restore_delta, wr
 from fastbert.checkpoints.delta_tensors import fingerprint
 from fastbert.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("unchecked_folders")
+
 WEIGHTS = "model.safetensors"
 
 

@@ -19,6 +19,8 @@ from fastbert.checkpoints.stored import Stored
 from fastbert.checkpoints.tensorflow import read_bundle
 from fastbert.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("unchecked_folders")
+
 TESTS = Path(__file__).resolve().parents[1]
 MUTATIONS = 200
 

@@ -9,6 +9,8 @@ from fastbert import BertModel
 from fastbert.checkpoints import hub
 from fastbert.errors import CheckpointError, UserError
 
+pytestmark = pytest.mark.usefixtures("unchecked_folders")
+
 COMMIT, OTHER = "0123456789abcdef0123456789abcdef01234567", "f" * 40
 
 

@@ -22,6 +22,8 @@ from fastbert import (
 from fastbert.checkpoints.loading import outline
 from fastbert.errors import CheckpointError, UserError
 
+pytestmark = pytest.mark.usefixtures("unchecked_folders")
+
 
 def renamed(folder: Path, names: dict[str, str]) -> None:
     """Other names for tensors: each `old` in a name becomes `new`."""

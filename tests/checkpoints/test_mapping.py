@@ -9,6 +9,8 @@ import torch
 from fastbert import BertConfig, BertModel
 from fastbert.ops import mapped_files, packed_weights
 
+pytestmark = pytest.mark.usefixtures("unchecked_folders")
+
 CONFIG = BertConfig(vocab_size=64, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=512)
 
 

@@ -12,6 +12,8 @@ from fastbert import BertForPreTraining, BertModel
 from fastbert.checkpoints.pickle_files import read_pickle
 from fastbert.errors import CheckpointError, UserError
 
+pytestmark = pytest.mark.usefixtures("unchecked_folders")
+
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64),

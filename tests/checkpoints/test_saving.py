@@ -8,8 +8,10 @@ import torch
 from checkpoints.toy import CONFIG, save
 
 from fastbert import BertConfig, BertForPreTraining, BertModel, WordPieceTokenizer, models
+from fastbert.checkpoints.delta import write_delta
 from fastbert.checkpoints.safetensors_files import in_bytes
 from fastbert.errors import CheckpointError, UserError
+from fastbert.tasks.embed_settings import Dense, EmbedSettings
 
 transformers = pytest.importorskip("transformers")
 TEXTS = ["a short one.", "a one, a short, a one.", "short"]
@@ -83,7 +85,7 @@ def test_shards_and_one_file_replace_each_other(tmp_path: Path) -> None:
     again = BertForPreTraining.from_pretrained(tmp_path)
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.state_dict().items())
     again.save_pretrained(tmp_path)
-    assert names() == ["config.json", "model.safetensors"]
+    assert names() == ["config.json", "fastbert_manifest.json", "model.safetensors"]
     again.save_pretrained(tmp_path, max_shard_size=3000)
     assert names() == many
 
@@ -111,3 +113,20 @@ def test_a_write_that_fails_leaves_the_old_weights(tmp_path: Path, monkeypatch: 
     with pytest.raises(CheckpointError, match=r"could not be written .*No space left"):
         BertForPreTraining(CONFIG).save_pretrained(tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o027, 0o002])
+def test_weights_get_the_mode_of_any_new_file(mask: int, tmp_path: Path) -> None:
+    before = os.umask(mask)
+    try:
+        model = BertModel(CONFIG)
+        model.embed_settings = EmbedSettings(dense=(Dense(torch.eye(8), None, "Tanh"),))
+        model.save_pretrained(tmp_path / "a", max_shard_size=3000)
+        model.embed_settings = None
+        model.save_pretrained(tmp_path / "b")
+        write_delta(tmp_path / "b", tmp_path / "a", tmp_path / "a.delta")
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 8
+    assert {oct(path.stat().st_mode & 0o777) for path in files} == {oct(0o666 & ~mask)}

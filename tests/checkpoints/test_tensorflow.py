@@ -3,17 +3,20 @@
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from checkpoints.toy import CONFIG, save
 
-from fastbert import BertConfig, BertForPreTraining, BertModel
+from fastbert import _C, BertConfig, BertForPreTraining, BertModel
 from fastbert.checkpoints import crc32c as crc
 from fastbert.checkpoints.loading import outline, own_shapes
 from fastbert.checkpoints.names import from_tensorflow, is_training_state, to_tensorflow, weights_of_bundle
 from fastbert.checkpoints.sstable import TableError, read_table, unpack_snappy, varint, write_table
 from fastbert.checkpoints.tensorflow import data_file, index_file, read_bundle, write_bundle
 from fastbert.errors import CheckpointError, UserError
+
+POLYNOMIAL = 0x82F63B78  # Castagnoli's, its bits reversed
 
 
 def plain_crc(data: bytes) -> int:
@@ -22,7 +25,7 @@ def plain_crc(data: bytes) -> int:
     for byte in data:
         state ^= byte
         for _ in range(8):
-            state = state >> 1 ^ (crc.POLYNOMIAL if state & 1 else 0)
+            state = state >> 1 ^ (POLYNOMIAL if state & 1 else 0)
     return state ^ 0xFFFFFFFF
 
 
@@ -33,26 +36,28 @@ def test_the_crc_is_castagnolis() -> None:
     assert crc.crc32c(bytes(range(32))) == 0x46DD794E
 
 
-@pytest.mark.parametrize(
-    "size", [0, 1, 3, 4, 5, 63, 64, 4 * crc.A - 1, 4 * crc.A, 4 * crc.A + 4, 4 * crc.BLOCK, 4 * crc.BLOCK + 9]
-)
-def test_the_crc_of_any_length_in_any_pieces(size: int, seed: int) -> None:
-    data = random.Random(seed).randbytes(size)
-    expected = plain_crc(data)
-    assert crc.crc32c(data) == expected
-    cut = random.Random(seed).randrange(size + 1)
-    assert crc.crc32c(data[cut:], crc.crc32c(data[:cut])) == expected
+@pytest.mark.parametrize("level", ["portable", ""], ids=["portable", "highest"])
+def test_the_crc_of_any_length_in_any_pieces(level: str, seed: int) -> None:
+    draw = random.Random(seed)
+    _C.force_cpu_level(level)
+    try:
+        for size in (0, 1, 3, 7, 8, 9, 63, 6143, 6144, 6145, 3 * 6144 + 5):
+            data = draw.randbytes(size)
+            assert crc.crc32c(memoryview(data)) == plain_crc(data), f"{size} bytes"
+            cut = draw.randrange(size + 1)
+            first, second = crc.crc32c(data[:cut]), crc.crc32c(data[cut:])
+            assert crc.crc32c(data[cut:], first) == crc.crc32c(data), f"{size} bytes cut at {cut}"
+            assert crc.combine(first, second, size - cut) == crc.crc32c(data), f"{size} bytes cut at {cut}"
+    finally:
+        _C.force_cpu_level("")
+    assert crc.combine(1, 2, 1 << 62) != crc.combine(1, 2, 1 << 61)
 
 
-def test_the_polynomial_of_four_terms_is_a_multiple() -> None:
-    def remainder(exponent: int) -> int:
-        value, polynomial = 1, int(f"{crc.POLYNOMIAL:032b}"[::-1], 2) | 1 << 32
-        for _ in range(exponent):
-            value <<= 1
-            value ^= polynomial if value >> 32 else 0
-        return value
-
-    assert remainder(32 * crc.A) ^ remainder(32 * crc.B) ^ remainder(32 * crc.C) ^ 1 == 0
+def test_only_contiguous_bytes_have_a_crc() -> None:
+    matrix = np.arange(24, dtype=np.int32).reshape(4, 6)
+    assert _C.crc32c(matrix) == crc.crc32c(matrix.tobytes())
+    with pytest.raises(ValueError, match="contiguous"):
+        _C.crc32c(matrix.T)
 
 
 def test_tables_are_read_as_written(seed: int) -> None:

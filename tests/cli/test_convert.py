@@ -17,6 +17,8 @@ from fastbert.checkpoints.convert import MODEL_CLASSES
 from fastbert.tasks.embed_folder import load_embedder
 from fastbert.tasks.embed_settings import Dense, EmbedSettings
 
+pytestmark = pytest.mark.usefixtures("unchecked_folders")
+
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(35))]
 
 
@@ -41,7 +43,8 @@ def test_there_and_back_is_bit_exact(name: str, tmp_path: Path) -> None:
     WordPieceTokenizer(VOCABULARY, do_lower_case=False).save_pretrained(source)
     assert convert(source, "--out", tmp_path / "b", "--to", "tensorflow", "--report", tmp_path / "report.json") == 0
     named = sorted(path.name for path in (tmp_path / "b").iterdir())
-    assert named == ["bert_config.json", "bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.index", "vocab.txt"]
+    data = ["bert_model.ckpt.data-00000-of-00001", "bert_model.ckpt.index"]
+    assert named == ["bert_config.json", *data, "fastbert_manifest.json", "vocab.txt"]
     assert convert(tmp_path / "b", "--out", tmp_path / "c") == 0
     assert same(source, tmp_path / "c")
     first, last = (json.loads((tmp_path / place / "config.json").read_text()) for place in "ac")
@@ -192,7 +195,7 @@ def test_an_earlier_conversion_is_replaced(tmp_path: Path) -> None:
     out = tmp_path / "b"
     assert convert(source, "--out", out, "--max-shard-size", "2KB") == 0
     assert convert(source, "--out", out, "--overwrite") == 0
-    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "fastbert_manifest.json", "model.safetensors"]
     assert same(source, out)
     assert convert(source, "--out", out, "--max-shard-size", "2KB", "--overwrite") == 0
     assert not (out / "model.safetensors").exists()

@@ -38,7 +38,7 @@ def test_there_and_back(places: dict[str, Path], capsys: pytest.CaptureFixture[s
     assert convert(model, "--base", base, "--out", delta) == 0
     assert "comes back bit by bit" in capsys.readouterr().out
     assert convert(delta, "--base", base, "--out", out) == 0
-    assert "wrote config.json, model.safetensors" in capsys.readouterr().out
+    assert "wrote config.json, fastbert_manifest.json, model.safetensors" in capsys.readouterr().out
     first, second = (load_file(folder / "model.safetensors") for folder in (model, out))
     assert first.keys() == second.keys()
     assert all(first[name].equal(second[name]) for name in first)

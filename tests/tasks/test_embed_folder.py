@@ -13,6 +13,8 @@ from fastbert.errors import CheckpointError, UserError
 from fastbert.tasks.embed_folder import OLD_POOLINGS, load_embedder
 from fastbert.tasks.embed_settings import Dense, EmbedSettings
 
+pytestmark = pytest.mark.usefixtures("unchecked_folders")
+
 TYPE = "sentence_transformers.models."
 
 
@@ -220,7 +222,8 @@ def test_what_is_saved_gives_the_same_vectors_in_both_libraries(tmp_path: Path, 
 
 def test_a_model_without_settings_is_saved_as_a_plain_folder(tmp_path: Path, seed: int) -> None:
     small_model(seed).save_pretrained(tmp_path / "saved")
-    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == ["config.json", "model.safetensors"]
+    names = ["config.json", "fastbert_manifest.json", "model.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == names
 
 
 @pytest.mark.parametrize(

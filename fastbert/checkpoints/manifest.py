@@ -1,0 +1,286 @@
+"""`fastbert_manifest.json`: the size and CRC-32C of every file that makes a finished model folder what it is.
+
+Weights, configuration, tokenizer and the small files beside them are listed when they are written and checked before
+they are loaded, so that a flipped bit or an exchanged file is an error instead of another model. The manifest holds a
+SHA-256 of itself and the fingerprint of the tokenizer. Folders without one load unchecked; other libraries ignore it.
+docs/checkpoints.md describes the format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fastbert.checkpoints.bounded import PlainFile, parse_json, shown
+from fastbert.checkpoints.crc32c import combine, crc32c
+from fastbert.errors import CheckpointError, UserError
+
+logger = logging.getLogger("fastbert")
+
+NAME = "fastbert_manifest.json"
+FORMAT, VERSION = "fastbert-manifest", 1
+VARIABLE = "FASTBERT_VERIFY"
+MOST_BYTES = 4 << 20
+_SHOWN = 4
+# A thread's share of a large file, and what it reads at a time: fits a core's cache.
+_STRETCH, _PIECE = 16 << 20, 1 << 18
+_MOST_THREADS = 8
+
+MODEL, ADAPTER, TOKENIZER, EMBEDDER, TASK = "model", "adapter", "tokenizer", "embedder", "task"
+_PATTERNS = {
+    MODEL: r"(?:bert_)?config\.json|model\.safetensors(?:\.index\.json)?|model-\d+-of-\d+\.safetensors"
+    r"|bert_model\.ckpt\.(?:index|data-\d+-of-\d+)",
+    ADAPTER: r"adapter_config\.json|adapter_model\.safetensors",
+    TOKENIZER: r"vocab\.txt|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json",
+    EMBEDDER: r"modules\.json|config_sentence_transformers\.json|sentence_[a-z-]+_config\.json"
+    r"|[1-9]_\w+/(?:config\.json|model\.safetensors)",
+    TASK: r"fastbert_task\.json",
+}
+KINDS = {kind: re.compile(pattern, re.ASCII) for kind, pattern in _PATTERNS.items()}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The content of a file: its size in bytes and its CRC-32C in eight hexadecimal digits."""
+
+    size: int
+    crc32c: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The files of a folder by their paths in it, and the fingerprint of its tokenizer if it has one."""
+
+    files: Mapping[str, Entry]
+    tokenizer: str | None = None
+
+
+def is_enabled() -> bool:
+    """Return whether folders are checked: unless the environment says FASTBERT_VERIFY=0. Raises UserError."""
+    value = os.environ.get(VARIABLE, "").strip()
+    if value not in ("", "0", "1"):
+        raise UserError(f"{VARIABLE}={value} must be 1 (check model folders, the default) or 0")
+    return value != "0"
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Read a folder's manifest, None where there is none. Raises `CheckpointError` for damage and newer versions."""
+    path = folder / NAME
+    if not os.path.lexists(path):
+        return None
+    with PlainFile(path) as file:
+        if file.size > MOST_BYTES:
+            raise CheckpointError(
+                f"{path}: {file.size:,} bytes, where at most {MOST_BYTES:,} are read; {_renew(folder)}"
+            )
+        text = file.read(0, file.size)
+    try:
+        body = parse_json(text, str(path))
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {_renew(folder)}") from None
+    digest = body.pop("sha256", None) if isinstance(body, dict) else None
+    if not isinstance(body, dict) or digest != _digest(body) or body.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: damaged: it does not match its own checksum; {_renew(folder)}")
+    if body.get("version") != VERSION:
+        raise CheckpointError(
+            f"{path}: a manifest of version {shown(body.get('version'))}, where {VERSION} is read; use a newer"
+            f" fastbert, or load the folder unchecked with {VARIABLE}=0"
+        )
+    try:
+        files = {str(name): Entry(**entry) for name, entry in body["files"].items()}
+        return Manifest(files, body["tokenizer"])
+    except (KeyError, TypeError, AttributeError):
+        raise CheckpointError(f"{path}: damaged: not a manifest that fastbert wrote; {_renew(folder)}") from None
+
+
+def update_manifest(folder: Path, names: Iterable[str], tokenizer: str | None = None) -> Path:
+    """Enter files that were just written to a folder in its manifest; entries of files that are gone are dropped.
+
+    `tokenizer` is the fingerprint of a tokenizer that was written. Returns the manifest's path. Raises
+    `CheckpointError` where the disk refuses.
+    """
+    try:
+        old = read_manifest(folder) or Manifest({})
+    except CheckpointError as error:
+        logger.warning("%s; a new one lists only what is written now", error)
+        old = Manifest({})
+    written = {name: describe(folder / name) for name in names}
+    kept = {name: entry for name, entry in old.files.items() if (folder / name).is_file()}
+    _write(folder, Manifest({**kept, **written}, tokenizer or old.tokenizer))
+    return folder / NAME
+
+
+def accept_folder(folder: Path) -> list[str]:
+    """Write a manifest for a folder as it is, whatever its old one says; returns the files that it lists.
+
+    Raises `UserError` for a folder that holds no file of a model or a tokenizer.
+    """
+    names = _present(folder, KINDS)
+    if not names:
+        raise UserError(f"{folder}: holds no file of a model or a tokenizer; name a model's folder")
+    files = {name: describe(folder / name) for name in names}
+    _write(folder, Manifest(files, _fingerprint(folder, names)))
+    return names
+
+
+def carry_over(source: Path, folder: Path, kept: Iterable[str]) -> None:
+    """Enter files that stay, of which the manifest of `source` knows, in that of `folder`, whose own entries win."""
+    new = read_manifest(folder)
+    try:
+        old = read_manifest(source)
+    except CheckpointError:  # the new manifest takes its place
+        return
+    if new is None or old is None:
+        return
+    stay = set(kept)
+    files = {name: entry for name, entry in old.files.items() if name.partition("/")[0] in stay}
+    _write(
+        folder,
+        Manifest(
+            {**files, **new.files}, new.tokenizer or (old.tokenizer if {"vocab.txt", "tokenizer.json"} & stay else None)
+        ),
+    )
+
+
+def verify_files(folder: Path, *kinds: str, verify: bool = True) -> None:
+    """Compare a folder's files of these kinds with its manifest, if it has one; `verify=False` skips it.
+
+    Raises `CheckpointError` that names each file whose content changed, that is missing, or that was added.
+    """
+    if not verify or not is_enabled():
+        return
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return
+    wrong = []
+    for kind in kinds:
+        listed = {name: entry for name, entry in manifest.files.items() if KINDS[kind].fullmatch(name)}
+        wrong += [said for name, entry in listed.items() if (said := _difference(folder, name, entry))]
+        if listed:
+            added = [name for name in _present(folder, [kind]) if name not in listed and not _is_part(name)]
+            wrong += [f"{name} was added" for name in added]
+    _refuse(folder, wrong)
+
+
+def verify_file(path: Path, *, verify: bool = True) -> None:
+    """Compare one file with the manifest beside it, if that lists it. Raises `CheckpointError`."""
+    if not verify or not is_enabled():
+        return
+    manifest = read_manifest(path.parent)
+    if manifest is not None and path.name in manifest.files:
+        said = _difference(path.parent, path.name, manifest.files[path.name])
+        _refuse(path.parent, [said] if said else [])
+
+
+def check_fingerprint(folder: Path, fingerprint: str, source: str) -> None:
+    """Raise `UserError` for a tokenizer, from `source`, that is not the one a model's folder was written with."""
+    manifest = read_manifest(folder) if is_enabled() else None
+    if manifest is not None and manifest.tokenizer not in (None, fingerprint):
+        raise UserError(
+            f"{source}: this tokenizer is not the one that the model in {folder} was saved with (its fingerprint is"
+            f" {fingerprint[:12]}, not {str(manifest.tokenizer)[:12]}); use the model's own, or set {VARIABLE}=0 to use"
+            " this one all the same"
+        )
+
+
+def describe(path: Path) -> Entry:
+    """Read a file once, on several threads if it is large, for its entry."""
+    with PlainFile(path) as file:
+        starts = range(0, file.size, _STRETCH)
+        if len(starts) > 1:
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            with ThreadPoolExecutor(min(_MOST_THREADS, cores, len(starts))) as pool:
+                values = list(pool.map(lambda start: _checksum(file, start), starts))
+        else:
+            values = [_checksum(file, start) for start in starts]
+        value = 0
+        for start, part in zip(starts, values, strict=True):
+            value = combine(value, part, min(_STRETCH, file.size - start))
+        return Entry(file.size, f"{value:08x}")
+
+
+def _checksum(file: PlainFile, start: int) -> int:
+    """The CRC-32C of one stretch."""
+    stop = min(start + _STRETCH, file.size)
+    memory, value = memoryview(bytearray(min(_PIECE, stop - start))), 0
+    for begin in range(start, stop, _PIECE):
+        piece = memory[: min(_PIECE, stop - begin)]
+        file.read_into(piece, begin)
+        value = crc32c(piece, value)
+    return value
+
+
+def _difference(folder: Path, name: str, entry: Entry) -> str | None:
+    path = folder / name
+    if not path.is_file():
+        return f"{name} is missing"
+    size = path.stat().st_size
+    if size != entry.size:
+        return f"{name} has {size:,} bytes, not {entry.size:,}"
+    value = describe(path).crc32c
+    return None if value == entry.crc32c else f"{name} has other content (CRC-32C {value}, not {entry.crc32c})"
+
+
+def _refuse(folder: Path, wrong: list[str]) -> None:
+    if not wrong:
+        return
+    more = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    raise CheckpointError(
+        f"{folder}: not as it was written ({NAME}): {', '.join(wrong[:_SHOWN])}{more}; restore the files, or, if they"
+        f" were changed on purpose, accept them with `fastbert convert {folder} --manifest`; {VARIABLE}=0 skips the"
+        " check"
+    )
+
+
+def _renew(folder: Path) -> str:
+    return f"restore it, or write it anew with `fastbert convert {folder} --manifest`"
+
+
+def _present(folder: Path, kinds: Iterable[str]) -> list[str]:
+    """The files of a folder, and of the folders in it that are modules, that are of one of the kinds."""
+    names = [path.relative_to(folder).as_posix() for path in (*folder.glob("*"), *folder.glob("[1-9]_*/*"))]
+    patterns = [KINDS[kind] for kind in kinds]
+    return sorted(name for name in names if any(p.fullmatch(name) for p in patterns) and (folder / name).is_file())
+
+
+def _is_part(name: str) -> bool:
+    """Whether a file is read only if another one names it."""
+    return name.startswith(("model-", "bert_model.ckpt"))
+
+
+def _fingerprint(folder: Path, names: Iterable[str]) -> str | None:
+    """The fingerprint of a folder's tokenizer; None where it has none that fastbert reads."""
+    if not {"vocab.txt", "tokenizer.json"} & set(names):
+        return None
+    # Here, since tokenizers are checked through this module.
+    from fastbert.tokenizers import WordPieceTokenizer
+
+    try:
+        return WordPieceTokenizer.from_pretrained(folder, verify=False).fingerprint
+    except UserError as error:
+        logger.warning("%s: the manifest names no tokenizer (%s)", folder, error)
+        return None
+
+
+def _digest(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _write(folder: Path, manifest: Manifest) -> None:
+    files = {name: asdict(entry) for name, entry in sorted(manifest.files.items())}
+    body = {"format": FORMAT, "version": VERSION, "files": files, "tokenizer": manifest.tokenizer}
+    partial = folder / f"{NAME}.partial"
+    try:
+        partial.write_text(json.dumps({**body, "sha256": _digest(body)}, indent=1) + "\n", encoding="utf-8")
+        partial.replace(folder / NAME)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise CheckpointError(f"{folder / NAME}: could not be written ({error}); free some disk space") from error
