@@ -33,6 +33,7 @@ PACKAGES = [
     "fastbert.data",
     "fastbert.finetuning",
     "fastbert.integrations",
+    "fastbert.io",
     "fastbert.kernels",
     "fastbert.models",
     "fastbert.ops",
