@@ -22,6 +22,8 @@ TASK_FLAGS = {
     "seq2seq": ("decoder", "decoder_layers", "beams", "max_target_length"),
 }
 """Flags that only one kind of task knows."""
+CHANGEABLE = frozenset(("seeds", "device", "log_every", "save_every", "out", "resume", "overwrite"))
+"""What a resumed run may have another value of; of the seeds only more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +146,7 @@ class FinetuneConfig:
     log_every: int = 10
     """Steps between lines of metrics.jsonl; the first step always has one."""
     resume: bool = False
-    """Continue the run in --out: trials that are finished are not repeated."""
+    """Continue the run in --out, or start it if there is none; trials that are finished are not repeated."""
     overwrite: bool = False
     """Replace the run that is in --out."""
 
@@ -253,9 +255,11 @@ class FinetuneConfig:
         merged: dict[str, Any] = {}
         for one in fields(self):
             given, held = getattr(self, one.name), getattr(saved, one.name)
-            if given == one.default or given == held or one.name in ("out", "resume", "overwrite"):
+            if one.name in ("out", "resume", "overwrite"):
                 continue
-            if one.name not in ("seeds", "device", "log_every", "save_every"):
+            if given in (one.default, held) or _same_files(given, held):
+                continue
+            if one.name not in CHANGEABLE:
                 raise UserError(
                     f"{_flag(one.name)} {_shown(given)} differs from the run being resumed, which has {_shown(held)};"
                     f" leave {_flag(one.name)} out, or start another run with another --out"
@@ -283,6 +287,15 @@ class Trial:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _same_files(given: Any, held: Any) -> bool:
+    """Tell whether two paths, or two lists of them, lead to the same files, from wherever the command was called."""
+    if isinstance(given, Path) and isinstance(held, Path):
+        return given.resolve() == held.resolve()
+    if isinstance(given, tuple) and isinstance(held, tuple) and len(given) == len(held):
+        return all(_same_files(one, other) for one, other in zip(given, held))
+    return False
 
 
 def _shown(value: Any) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,16 +14,20 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fastbert.errors import UserError
+from fastbert.checkpoints.bounded import read_json_file
+from fastbert.errors import CheckpointError, UserError
 from fastbert.finetuning import order, recipe
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.log import Log, Record, Reporter
+from fastbert.io.writing import sha256, sync_tree
 from fastbert.tasks.predicting import autocast
 from fastbert.tasks.rows import Rows, TaskBatch, share_out
 from fastbert.training import checkpoint
+from fastbert.training.checkpoint import Checkpoints, require
 from fastbert.training.optimizer import GradientError, clip_gradients
 from fastbert.training.stopping import Stopped, StopRequest
 
+logger = logging.getLogger("fastbert")
 Scores = dict[str, dict[str, float]]
 Objective = Callable[[Any, TaskBatch, int], Tensor]
 """The loss of a batch, as `Task.loss` defines it; distillation has its own."""
@@ -42,6 +47,68 @@ class Progress:
     """Evaluations in a row that were not better."""
     unlogged: list[float] = field(default_factory=list)
     """Losses since the last line of metrics.jsonl."""
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Progress:
+        """Read what a checkpoint holds. Raises `CheckpointError`."""
+        none = type(None)
+        values = {
+            "step": require(state, "step", int),
+            "tokens": require(state, "tokens", int),
+            "seconds": require(state, "seconds", float),
+            "best": require(state, "best", (float, none)),
+            "best_step": require(state, "best_step", int),
+            "best_scores": require(state, "best_scores", (dict, none)),
+            "since_best": require(state, "since_best", int),
+            "unlogged": require(state, "unlogged", list),
+        }
+        if not all(isinstance(loss, float | int) for loss in values["unlogged"]):
+            raise CheckpointError("the losses since the last line of metrics.jsonl are not numbers")
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class State:
+    """A trial's place in a checkpoint's state.json, with its types checked."""
+
+    trial: Trial
+    progress: Progress
+    best: dict[str, str]
+    """SHA-256 of the files of the best model so far, by their paths in its folder."""
+    scaler: dict[str, Any]
+
+    @classmethod
+    def reader(cls, folder: Path) -> Callable[[dict[str, Any]], State]:
+        """Return a function that reads a state of the checkpoints in `folder`, and compares the best model that it
+        names with its SHA-256. The function raises `CheckpointError`."""
+
+        def read(state: dict[str, Any]) -> State:
+            trial = require(state, "trial", dict)
+            kinds = {"lr": float, "batch_size": int, "epochs": float, "seed": int}
+            own = cls(
+                Trial(**{name: require(trial, name, kind) for name, kind in kinds.items()}),
+                Progress.of(require(state, "progress", dict)),
+                require(state, "best", dict),
+                require(state, "scaler", dict),
+            )
+            if own.best != _hashes(best_folder(folder, own.progress.best_step)):
+                raise CheckpointError(
+                    f"the best model that it names, of step {own.progress.best_step:,}, is missing or damaged"
+                )
+            return own
+
+        return read
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file of a folder; none of a folder that does not exist."""
+    if not folder.is_dir():
+        return {}
+    return {
+        str(path.relative_to(folder)): sha256(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,14 +131,27 @@ class Setting:
     dtype: torch.dtype
     log: Log
     reporter: Reporter
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+    """What config.json says; checkpoints hold it too."""
 
 
+KEPT = 2
+"""Checkpoints of a trial: the one before takes over where the newest is damaged."""
 BEST = "best-"
 
 
 def best_folder(folder: Path, step: int) -> Path:
     """Where a trial keeps its best model, that of a step."""
     return folder / f"{BEST}{step:08d}"
+
+
+def _best_step(folder: Path) -> int | None:
+    """The best step that a checkpoint names; None where its state cannot be read."""
+    try:
+        state = read_json_file(folder / checkpoint.STATE)
+        return Progress.of(state["progress"]).best_step
+    except (CheckpointError, KeyError, TypeError, AttributeError):
+        return None
 
 
 class Fit:
@@ -89,47 +169,72 @@ class Fit:
         self.optimizer = recipe.optimizer(model, config, trial.lr)
         self.scaler = torch.amp.GradScaler(setting.device.type, enabled=setting.dtype == torch.float16)
         self.progress = Progress()
-        self.named = 0  # the best step of the last checkpoint
+        self.checkpoints = Checkpoints(setting.folder, KEPT)
+        self.named: dict[str, int] = {}  # checkpoint -> the best step that it names
+        self.hashes: tuple[int, dict[str, str]] = (0, {})  # a best step, and those of its model's files
         if config.checkpoint_activations:
             model.checkpoint_activations("layer")
 
-    def _keep_best(self, *steps: int) -> None:
-        """Remove the best models of other steps than these."""
+    def _keep_best(self) -> None:
+        """Remove the best models that neither this trial nor a checkpoint of it names."""
+        there = self.checkpoints.names()
+        self.named = {name: step for name, step in self.named.items() if name in there}
+        steps = {self.progress.best_step, *self.named.values()}
         kept = {best_folder(self.setting.folder, step) for step in steps}
         for other in self.setting.folder.glob(f"{BEST}*"):
             if other not in kept:
-                shutil.rmtree(other)
+                try:
+                    shutil.rmtree(other)
+                except OSError as error:
+                    logger.warning("%s: an old model could not be removed (%s); the run goes on", other, error)
 
     def _save_best(self) -> None:
         """Write the model as the best of this trial."""
         setting, step = self.setting, self.progress.step
-        self.progress.best_step = step
+        self.progress.best_step, self.hashes = step, (0, {})
         setting.save(best_folder(setting.folder, step))
-        self._keep_best(step, self.named)
+        self._keep_best()
 
     def resume(self) -> None:
-        """Continue from the trial's checkpoint, if it has one."""
-        last = checkpoint.load_last(self.setting.folder)
-        if last is None:
+        """Continue from the trial's newest whole checkpoint, if it has one."""
+        loaded = self.checkpoints.load_last(State.reader(self.setting.folder))
+        if loaded is None:
             return
+        last, state = loaded
+        if self.scaler.is_enabled() and state.scaler:
+            try:
+                self.scaler.load_state_dict(state.scaler)
+            except (KeyError, TypeError) as error:
+                raise CheckpointError(f"{last.folder / checkpoint.STATE}: damaged (scaler: {error})") from None
         checkpoint.restore(last, self.model, self.optimizer)
-        self.progress = Progress(**last.state["progress"])
-        self.named = self.progress.best_step
-        self._keep_best(self.named)
-        if self.scaler.is_enabled() and last.state["scaler"]:
-            self.scaler.load_state_dict(last.state["scaler"])
+        self.progress, self.hashes = state.progress, (state.progress.best_step, state.best)
+        self.named = {
+            folder.name: step
+            for folder in checkpoint.find(self.setting.folder)
+            if (step := _best_step(folder)) is not None
+        }
+        self._keep_best()
 
     def save(self) -> Path:
         """Write a checkpoint of the present step."""
+        setting, step = self.setting, self.progress.best_step
+        setting.log.sync()
+        if step and self.hashes[0] != step:
+            best = best_folder(setting.folder, step)
+            sync_tree(best)
+            self.hashes = (step, _hashes(best))
         state = {
             "step": self.progress.step,
             "progress": vars(self.progress),
             "trial": vars(self.trial),
+            "best": self.hashes[1],
+            "configuration": dict(setting.configuration),
             "scaler": self.scaler.state_dict(),
+            "torch": torch.__version__,
         }
-        saved = checkpoint.save(self.setting.folder, self.model, self.optimizer, state, keep=1)
-        self.named = self.progress.best_step
-        self._keep_best(self.named)
+        saved = self.checkpoints.save(self.model, self.optimizer, state)
+        self.named[saved.name] = step
+        self._keep_best()
         return saved
 
     def run(self) -> Progress:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastbert.training.metrics import line_of, read_records
+from fastbert.training.metrics import LineLog, read_records
 
 Record = dict[str, Any]
 
@@ -24,18 +24,12 @@ class Reporter:
     on_message: Callable[[str], None] = field(default=lambda message: None)
 
 
-class Log:
-    """Appends to metrics.jsonl. A resumed run first drops the lines of its unfinished trial after `step`."""
-
-    def __init__(self, path: Path, keep: Callable[[Record], bool] | None) -> None:
-        self.path = path
-        kept = [] if keep is None else [record for record in read_log(path) if keep(record)]
-        path.write_text("".join(line_of(record) for record in kept), encoding="utf-8")
+class Log(LineLog):
+    """The metrics.jsonl of a fine-tuning run."""
 
     def append(self, record: Record) -> None:
-        """Write one line and hand it to the system, so that a killed run loses none."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(line_of(record))
+        """Write one line."""
+        self.write(record)
 
 
 def read_log(path: Path) -> list[Record]:

@@ -14,7 +14,8 @@ from fastbert.checkpoints.bounded import read_json_file
 from fastbert.errors import CheckpointError
 from fastbert.finetuning.config import Trial
 from fastbert.finetuning.fit import Progress, Scores
-from fastbert.training.checkpoint import write_atomic
+from fastbert.io.writing import write_atomic
+from fastbert.training.run_record import is_sealed, sealed
 
 FILE, FORMAT_VERSION = "results.json", 1
 
@@ -115,15 +116,30 @@ def write(folder: Path, task: str, metric: str, results: Sequence[TrialResult], 
         "trials": [asdict(result) for result in results],
         "finished": len(results) == planned,
     }
-    write_atomic(folder / FILE, json.dumps(values, indent=2) + "\n")
+    write_atomic(folder / FILE, json.dumps(sealed(values), indent=2) + "\n")
 
 
 def read(folder: Path) -> list[TrialResult]:
-    """The finished trials of a run; none where it has none yet."""
+    """The finished trials of a run; none where it has none yet. Raises `CheckpointError` for a file that has changed
+    since it was written."""
     path = folder / FILE
     if not path.exists():
         return []
     try:
-        return [TrialResult(**{**one, "trial": Trial(**one["trial"])}) for one in read_json_file(path)["trials"]]
+        return [TrialResult(**{**one, "trial": Trial(**one["trial"])}) for one in _values(path)["trials"]]
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: damaged ({error}); start again with --overwrite") from None
+
+
+def metric(folder: Path) -> str:
+    """The metric that decides, of a run with results."""
+    return str(_values(folder / FILE)["metric"])
+
+
+def _values(path: Path) -> dict[str, Any]:
+    values = read_json_file(path)
+    if not isinstance(values, dict) or not is_sealed(values):
+        raise CheckpointError(
+            f"{path}: changed or damaged since it was written; put the run's own back, or start again with --overwrite"
+        )
+    return values

@@ -6,28 +6,29 @@ import contextlib
 import hashlib
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fastbert.checkpoints.delta import write_delta
-from fastbert.checkpoints.source import find_source
+from fastbert.checkpoints.source import find_source, find_weights
 from fastbert.checkpoints.whole_folder import whole_folder
 from fastbert.errors import UserError
 from fastbert.finetuning import results, start
 from fastbert.finetuning.adapters import require_peft
-from fastbert.finetuning.config import FinetuneConfig, Trial
+from fastbert.finetuning.config import CHANGEABLE, FinetuneConfig, Trial
 from fastbert.finetuning.curves import plot_run
-from fastbert.finetuning.fit import Fit, Scores, Setting, best_folder
+from fastbert.finetuning.fit import Fit, Scores, Setting, State, best_folder
 from fastbert.finetuning.log import Log, Record, Reporter
 from fastbert.finetuning.order import permutation
 from fastbert.finetuning.results import TrialResult
 from fastbert.finetuning.run_folder import NAMES, open_folder, record
 from fastbert.finetuning.teaching import load_teacher
+from fastbert.io.locking import locked_folder
+from fastbert.io.writing import sha256
 from fastbert.tasks.examples import Dataset
 from fastbert.tasks.predicting import outputs_of
 from fastbert.tasks.registry import make_task, save_task
@@ -36,9 +37,10 @@ from fastbert.tasks.task import Columns, Prediction, Task, TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.training import checkpoint
-from fastbert.training.checkpoint import sha256
-from fastbert.training.device import choose_device
+from fastbert.training.device import choose_device, deterministic_algorithms
 from fastbert.training.run_files import remove_run
+from fastbert.training.run_record import check_configuration
+from fastbert.training.starting_weights import weights_fingerprint
 from fastbert.training.stopping import StopRequest
 
 HELD_OUT = "held-out"  # what results and predictions call the examples of --hold-out
@@ -71,18 +73,50 @@ class _Evaluation:
 def finetune(config: FinetuneConfig, reporter: Reporter | None = None) -> FinetuneResult:
     """Fine-tune as `config` says, or continue the run in `config.out` when `config.resume` is set.
 
-    Raises `UserError` (one line: value, place, cure) for input that cannot be trained on, and `Stopped` after SIGINT or
-    SIGTERM, when a checkpoint has been written. The same configuration and machine give the same model, bit for bit,
-    also across interruptions.
+    With `resume` the same call can be repeated until it returns: it starts where there is no run, continues one that
+    was interrupted at any moment, and returns at once where the run is finished. Raises `UserError` (one line: value,
+    place, cure) for input that cannot be trained on, and `Stopped` after SIGINT or SIGTERM, when a checkpoint has been
+    written. The same configuration and machine give the same model, bit for bit, also across interruptions.
     """
     reporter = reporter or Reporter()
-    config = open_folder(config)
-    previous = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(config.deterministic or previous)
-    try:
-        return _Run(config, reporter).run()
-    finally:
-        torch.use_deterministic_algorithms(previous)
+    if config.out.exists() and not config.out.is_dir():
+        raise UserError(f"--out {config.out}: is a file; give a folder")
+    with locked_folder(config.out, "wait for it to end, or choose another --out"):
+        config = open_folder(config, reporter.on_message)
+        if config.resume and (done := _finished(config)) is not None:
+            reporter.on_message(f"{config.out}: the run is finished; --seeds N adds more seeds")
+            return done
+        with deterministic_algorithms(config.deterministic):
+            return _Run(config, reporter).run()
+
+
+def _finished(config: FinetuneConfig) -> FinetuneResult | None:
+    """What the run left; None where a trial is still to be trained. Puts in order what a kill at the very end left."""
+    out = config.out
+    done = results.read(out)
+    if not {one.trial for one in done}.issuperset(config.trials()):
+        return None
+    if not all((out / "model" / name).is_file() for name in ("config.json", "model.safetensors", "vocab.txt")):
+        raise UserError(f"{out / 'model'}: the finished run's model is gone; train it again with --overwrite")
+    return _ended(out, results.metric(out), done)
+
+
+def _ended(out: Path, metric: str, done: list[TrialResult]) -> FinetuneResult:
+    """Draw the run's picture and remove its checkpoints; both are done once."""
+    if (out / "checkpoints").exists() or not (out / "loss.png").exists():
+        with contextlib.suppress(UserError):
+            plot_run(out, metric)
+    _discard(out / "checkpoints")
+    best = results.best_point(done)
+    return FinetuneResult(
+        folder=out,
+        metric=metric,
+        trials=done,
+        best=best[0].trial,
+        kept=results.kept(done).trial,
+        scores=results.summary(best),
+        model=out / "model",
+    )
 
 
 def task_settings(config: FinetuneConfig) -> TaskSettings:
@@ -125,9 +159,9 @@ class _Run:
         train = self.task.read(str(config.train), labelled=True)
         self.task.learn_labels(train)
         train, held = _split(train, config.hold_out)
-        bert = start.model_config(self.task, self.place, config)
+        self.model_config = start.model_config(self.task, self.place, config)
         self.tokenizer = WordPieceTokenizer.from_pretrained(self.place)
-        check_tokenizer(self.tokenizer, bert.vocab_size, str(self.place))
+        check_tokenizer(self.tokenizer, self.model_config.vocab_size, str(self.place))
         evaluations = held + [self.task.read_gold(str(path)) for path in config.eval]
         self.rows = self.task.encode(train, self.tokenizer, labelled=True)
         names = [HELD_OUT] * len(held) + _names(config.eval)
@@ -156,10 +190,12 @@ class _Run:
             reporter.on_message(f"{len(self.task.labels)} labels: {shown}")
 
     def _fingerprint(self) -> str:
-        """SHA-256 of the model's weights and of all that is trained and evaluated on."""
+        """SHA-256 of the model's weights, its teacher's, and of all that is trained and evaluated on."""
         found = hashlib.sha256()
-        for path in sorted(self.place.glob("*.safetensors")) if self.place.is_dir() else ():
+        for path in sorted({stored.file for stored in find_weights(self.place).tensors.values()}):
             found.update(sha256(path).encode())
+        if self.teacher is not None:
+            found.update(weights_fingerprint(self.teacher).encode())
         for one in (self.rows, *(one.rows for one in self.evaluations)):
             for array in one.arrays():
                 found.update(np.ascontiguousarray(array).data)
@@ -183,11 +219,16 @@ class _Run:
         if config.overwrite:
             remove_run(out, NAMES)
         out.mkdir(parents=True, exist_ok=True)
-        record(config, self._fingerprint())
+        parts = {
+            "model": self.model_config.to_dict(),
+            "vocabulary": self.tokenizer.fingerprint,
+            "data": self._fingerprint(),
+        }
+        self.configuration = record(config, parts)
         trials = config.trials()
         done = results.read(out) if config.resume else []
         finished = {one.trial for one in done}
-        under_way = checkpoint.load_last(out / "checkpoints") if config.resume else None
+        under_way = self._under_way() if config.resume else None
         log = Log(out / "metrics.jsonl", _kept(finished, under_way) if config.resume else None)
         stop = StopRequest(self.reporter.on_message)
         with stop.listening():
@@ -195,23 +236,20 @@ class _Run:
                 if trial in finished:
                     continue
                 self.reporter.on_trial(number, len(trials), str(trial))
-                continued = under_way is not None and Trial(**under_way.state["trial"]) == trial
+                continued = under_way is not None and under_way.trial == trial
                 done.append(self._trial(trial, log, stop, continued))
                 self._keep(done)
                 results.write(out, self.task.name, self.task.main_metric, done, len(trials))
-        best = results.best_point(done)
-        with contextlib.suppress(UserError):
-            plot_run(out, self.task.main_metric)
-        _discard(out / "checkpoints")
-        return FinetuneResult(
-            folder=out,
-            metric=self.task.main_metric,
-            trials=done,
-            best=best[0].trial,
-            kept=results.kept(done).trial,
-            scores=results.summary(best),
-            model=out / "model",
-        )
+        return _ended(out, self.task.main_metric, done)
+
+    def _under_way(self) -> State | None:
+        """Where the newest whole checkpoint stands. Raises `UserError` where it was written by another run."""
+        folder, read = self.config.out / "checkpoints", State.reader(self.config.out / "checkpoints")
+        last = checkpoint.last_state(folder, read)
+        if last is None:
+            return None
+        check_configuration(self.config.out, self.configuration, *last, CHANGEABLE)
+        return read(last[1])
 
     def _trial(self, trial: Trial, log: Log, stop: StopRequest, continued: bool) -> TrialResult:
         """Train once, from the beginning or from its checkpoint."""
@@ -237,6 +275,7 @@ class _Run:
             dtype=self.dtype,
             log=log,
             reporter=self.reporter,
+            configuration=self.configuration,
         )
         fit = Fit(model, trial, setting, stop)
         if continued:
@@ -319,13 +358,14 @@ def _discard(folder: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
 
 
-def _kept(finished: set[Trial], under_way: Any) -> Any:
+def _kept(finished: set[Trial], under_way: State | None) -> Callable[[Record], bool]:
     """Which lines of metrics.jsonl a resumed run keeps."""
-    trial = None if under_way is None else Trial(**under_way.state["trial"])
     names = ("lr", "batch_size", "epochs", "seed")
 
     def keep(record: Record) -> bool:
-        own = Trial(**{name: record[name] for name in names})
-        return own in finished or (own == trial and record["step"] <= under_way.state["step"])
+        own, step = Trial(**{name: record[name] for name in names}), int(record["step"])
+        if under_way is not None and own == under_way.trial and own not in finished:
+            return step <= under_way.progress.step
+        return own in finished
 
     return keep

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import platform
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from fastbert.checkpoints.bounded import read_json_file
 from fastbert.errors import UserError
 from fastbert.finetuning import results
-from fastbert.finetuning.config import FinetuneConfig
-from fastbert.training.checkpoint import write_atomic
+from fastbert.finetuning.config import CHANGEABLE, FinetuneConfig
+from fastbert.training import checkpoint
 from fastbert.training.run_files import check_spared
+from fastbert.training.run_record import looks_like_run, plain, read_record, write_record
 
-FORMAT_VERSION = 1
 # What a run leaves in its folder, and all that --overwrite removes.
 NAMES = (
     "config.json",
@@ -32,16 +29,18 @@ NAMES = (
 )
 
 
-def open_folder(config: FinetuneConfig) -> FinetuneConfig:
-    """Refuse a folder that holds a run unless it is to be continued or replaced; returns the run's configuration."""
+def open_folder(config: FinetuneConfig, on_message: Callable[[str], None]) -> FinetuneConfig:
+    """Refuse a folder that holds a run unless it is to be continued or replaced; returns the run's configuration, whose
+    `resume` tells whether there is one to continue."""
     out = config.out
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file; give a folder")
     holds_run = any((out / name).exists() for name in NAMES)
     if config.resume:
-        if not (out / "config.json").exists():
-            raise UserError(f"--out {out}: holds no run to resume; leave --resume out to start one")
-        return config.resumed_from(read_run(out))
+        saved = _saved(out, on_message)
+        if saved is not None:
+            return config.resumed_from(_flags(saved, out))
+        if holds_run:
+            raise UserError(f"--out {out}: holds no run to resume, but files with the names of a run's; choose another")
+        config = replace(config, resume=False)
     if holds_run and not config.overwrite:
         raise UserError(f"--out {out}: already holds a run; continue it with --resume or replace it with --overwrite")
     for name, meaning in (
@@ -53,45 +52,59 @@ def open_folder(config: FinetuneConfig) -> FinetuneConfig:
             raise UserError(f"--{name} is missing: {meaning}")
     config.check_of_use()
     if holds_run:
-        read_run(out)  # so that --overwrite empties no other folder
+        if not looks_like_run(out, "finetune"):  # so that --overwrite empties no other folder
+            raise UserError(f"{out}: holds no fine-tuning run of fastbert; choose another --out")
         given = [("--train", config.train), *(("--eval", path) for path in config.eval)]
         given += [(f"--{name}", Path(place)) for name in ("model", "teacher") if (place := getattr(config, name))]
         check_spared(out, NAMES, given)
     return config
 
 
-def record(config: FinetuneConfig, data: str) -> None:
-    """Write RUN/config.json when the run begins, and when it is resumed, since --seeds may be new.
+def _saved(out: Path, on_message: Callable[[str], None]) -> dict[str, Any] | None:
+    """What config.json says of the run, or a checkpoint where that is missing; None where there is no run."""
+    saved = read_record(out, "finetune", CHANGEABLE)
+    if saved is None and (last := checkpoint.last_state(out / "checkpoints")) is not None:
+        folder, state = last
+        on_message(f"{out / 'config.json'} is missing: the configuration is taken from {folder}")
+        return dict(checkpoint.require(state, "configuration", dict))
+    return saved
 
-    `data` is a fingerprint of what is trained and evaluated on. Raises UserError where the run to be resumed had
-    another one.
+
+def record(config: FinetuneConfig, parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Write RUN/config.json when the run begins, and when it is resumed, since --seeds may be new; returns what
+    checkpoints hold of it.
+
+    `parts` are the model's configuration, and fingerprints of its vocabulary and of what is trained and evaluated on.
+    Raises UserError where the run to be resumed had others.
     """
-    path = config.out / "config.json"
-    before = read_json_file(path).get("data") if config.resume else None
-    if before is not None and before != data:
+    parts = plain(parts)
+    before = read_record(config.out, "finetune", CHANGEABLE) if config.resume else None
+    if before is not None and before.get("data") != parts["data"]:
         raise UserError(
             f"--out {config.out}: was trained with another --model, --train or --eval than those files hold now;"
             " put the run's own back, or start another run with another --out"
         )
-    values = {
-        "format_version": FORMAT_VERSION,
-        "data": data,
-        "finetune": replace(config, resume=False, overwrite=False).to_dict(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    write_atomic(path, json.dumps(values, indent=2) + "\n")
+    for name, what in (("vocabulary", "vocabulary"), ("model", "configuration")):
+        if before is not None and before.get(name) != parts[name]:
+            raise UserError(
+                f"--model {config.model}: has another {what} than when the run in {config.out} began; put that one"
+                " back, or start another run with another --out"
+            )
+    values = plain({"finetune": replace(config, resume=False, overwrite=False).to_dict(), **parts})
+    write_record(config.out, values)
+    return values
 
 
 def read_run(folder: Path) -> FinetuneConfig:
     """The configuration of the fine-tuning run in `folder`. Raises UserError where it holds something else."""
-    path = folder / "config.json"
-    saved = read_json_file(path) if path.is_file() else None
-    if not isinstance(saved, dict) or not isinstance(saved.get("finetune"), dict):
+    saved = read_record(folder, "finetune", CHANGEABLE)
+    if saved is None:
         raise UserError(f"{folder}: holds no fine-tuning run of fastbert; choose another --out")
-    if not isinstance(saved.get("format_version"), int) or saved["format_version"] > FORMAT_VERSION:
-        raise UserError(f"{path}: written by a newer fastbert; update fastbert")
+    return _flags(saved, folder)
+
+
+def _flags(saved: Mapping[str, Any], folder: Path) -> FinetuneConfig:
     try:
         return FinetuneConfig.from_dict(saved["finetune"])
-    except TypeError as error:
-        raise UserError(f"{path}: not a run's configuration ({error})") from None
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{folder / 'config.json'}: not a run's configuration ({error})") from None

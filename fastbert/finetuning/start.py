@@ -22,6 +22,7 @@ from fastbert.finetuning.teaching import Lesson
 from fastbert.models.pretrained import PreTrainedModel
 from fastbert.models.sequence_config import SequenceConfig
 from fastbert.tasks.task import Task
+from fastbert.training.starting_weights import require_finite
 
 LESSON = "lesson"  # the name in the model of what learns beside it
 
@@ -63,6 +64,7 @@ def begin(task: Task[Any], place: Path, config: FinetuneConfig, seed: int) -> Pr
         _leave_other_heads(model, weights, bert, place)
     loading.load(model, weights, torch.float32, warn=False)
     start_anew(model, model.new_weights, bert.initializer_range, seed)
+    require_finite(model, place)
     if config.reinit_layers:
         start_anew(model, top_layers(model, config.reinit_layers), bert.initializer_range, seed)
     return model if config.student_layers is None else student_from(model, config.student_layers)

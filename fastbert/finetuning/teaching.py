@@ -16,6 +16,7 @@ from fastbert.models.pretrained import PreTrainedModel
 from fastbert.tasks.rows import TaskBatch
 from fastbert.tasks.task import Task
 from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.training.starting_weights import require_finite
 
 
 def load_teacher(task: Task[Any], folder: Path, tokenizer: WordPieceTokenizer) -> PreTrainedModel:
@@ -38,6 +39,7 @@ def load_teacher(task: Task[Any], folder: Path, tokenizer: WordPieceTokenizer) -
             f"--max-length {task.settings.max_length} is more than the teacher's"
             f" {teacher.config.max_position_embeddings} positions; lower it"
         )
+    require_finite(teacher, f"--teacher {folder}")
     for parameter in teacher.parameters():
         parameter.requires_grad_(False)
     return teacher.float().eval()

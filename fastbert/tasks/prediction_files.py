@@ -80,14 +80,14 @@ def write_predictions(
     if str(path) == STDIN:
         sys.stdout.write(text)
         return
-    from fastbert.training.checkpoint import write_atomic
+    from fastbert.io.writing import write_atomic
 
     write_atomic(Path(path), text)
 
 
 def write_null_scores(path: str | Path, predictions: Sequence[Prediction]) -> None:
     """Write what SQuAD 2.0's scorer reads beside the answers: how much each question seems to have none."""
-    from fastbert.training.checkpoint import write_atomic
+    from fastbert.io.writing import write_atomic
 
     content = {prediction["id"]: prediction[NO_ANSWER] for prediction in predictions}
     write_atomic(Path(path), json.dumps(content, indent=1) + "\n")

@@ -2,7 +2,8 @@
 
 `checkpoints/step-00001000/` holds `model.safetensors`, `optimizer.safetensors`, `state.json` and `manifest.json` with
 the SHA-256 of each. The folder is written under a temporary name, every file and the folder are flushed to the disk,
-and then it is renamed: whatever is found under a final name was written to its end. Nothing is pickled.
+and then it is renamed: whatever is found under a final name was written to its end. It is renamed again before it is
+removed. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -13,22 +14,35 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fastbert.errors import CheckpointError, UserError
+from fastbert.checkpoints.bounded import PlainFile, read_json_file, shown
+from fastbert.checkpoints.safetensors_files import read_safetensors
+from fastbert.errors import CheckpointError
+from fastbert.io.writing import sync, write_synced
 from fastbert.models.pretrained import PreTrainedModel
 
 logger = logging.getLogger("fastbert")
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
-_FOLDER = re.compile(r"step-(\d{8,})")
+FILES = (MODEL, OPTIMIZER, STATE, MANIFEST)
+_FOLDER = re.compile(r"step-(\d{8,18})")
+_CHUNK = 1 << 20
+
+State = TypeVar("State")
+Kinds = type | tuple[type, ...]
+
+
+class NewerFormat(CheckpointError):
+    """A checkpoint was written by a newer fastbert; nothing is wrong with it."""
 
 
 @dataclass(frozen=True)
@@ -39,41 +53,6 @@ class Checkpoint:
     model: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     state: dict[str, Any]
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make the entries of a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def write_synced(path: Path, text: str) -> None:
-    """Write a text file and wait until it is on the disk."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Replace a text file as a whole: readers see the old text or the new one."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        write_synced(partial, text)
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    fsync_folder(path.parent)
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def model_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
@@ -105,58 +84,124 @@ def restore(checkpoint: Checkpoint, model: PreTrainedModel, optimizer: torch.opt
         if tensor.shape != checkpoint.model[name].shape:
             shapes = f"{tuple(checkpoint.model[name].shape)}, the model has {tuple(tensor.shape)}"
             raise CheckpointError(f"{checkpoint.folder}: {name} has shape {shapes}")
+    fields: dict[str, dict[str, Tensor]] = {}
+    for key, value in checkpoint.optimizer.items():
+        field, _, name = key.partition("/")
+        fields.setdefault(name, {})[field] = value
+    parameters = dict(model.named_parameters())
+    for name in fields:
+        if name not in parameters:
+            raise CheckpointError(f"{checkpoint.folder}: belongs to another model (its optimiser knows {shown(name)})")
+        for field, value in fields[name].items():
+            if value.dim() and value.shape != parameters[name].shape:
+                shapes = f"{tuple(value.shape)}, the model has {tuple(parameters[name].shape)}"
+                raise CheckpointError(f"{checkpoint.folder}: {shown(field)} of {name} has shape {shapes}")
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(checkpoint.model[name])
-    for name, parameter in model.named_parameters():
-        fields = {
-            key.split("/", 1)[0]: value for key, value in checkpoint.optimizer.items() if key.split("/", 1)[1] == name
+    for name, parameter in parameters.items():
+        state = {
+            field: value.clone() if field == "step" else value.to(parameter.device)
+            for field, value in fields.get(name, {}).items()
         }
-        optimizer.state[parameter] = {
-            field: value.clone() if field == "step" else value.to(parameter.device) for field, value in fields.items()
-        }
-        if parameter.is_cuda and "step" in optimizer.state[parameter]:
-            optimizer.state[parameter]["step"] = optimizer.state[parameter]["step"].to(parameter.device)
+        optimizer.state[parameter] = state
+        if parameter.is_cuda and "step" in state:
+            state["step"] = state["step"].to(parameter.device)
 
 
-def save(
-    root: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: dict[str, Any], keep: int
-) -> Path:
-    """Write `root/step-<state["step"]>` and remove all but the `keep` newest checkpoints; returns its folder.
+class Checkpoints:
+    """The checkpoints of a run, of which the `keep` newest whole ones are kept."""
 
-    Raises `CheckpointError` when the disk refuses (full, read-only): the checkpoints before it stay whole.
-    """
-    root.mkdir(parents=True, exist_ok=True)
-    final = root / f"step-{state['step']:08d}"
-    for left in root.glob(".step-*.partial"):  # by a run that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    partial = root / f".{final.name}.partial"
-    try:
-        if final.exists():
-            if _is_whole(final):
-                return final
-            shutil.rmtree(final)
-        partial.mkdir()
-        save_file(model_tensors(model), partial / MODEL, metadata={"format": "pt"})
-        save_file(optimizer_tensors(model, optimizer), partial / OPTIMIZER)
-        write_synced(partial / STATE, json.dumps({"format_version": FORMAT_VERSION, **state}, indent=2) + "\n")
-        hashes = {name: sha256(partial / name) for name in (MODEL, OPTIMIZER, STATE)}
-        for name in hashes:
-            with (partial / name).open("rb") as file:
-                os.fsync(file.fileno())
-        write_synced(partial / MANIFEST, json.dumps({"format_version": FORMAT_VERSION, "sha256": hashes}, indent=2))
-        fsync_folder(partial)
-        partial.rename(final)
-        fsync_folder(root)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise CheckpointError(
-            f"{final}: the checkpoint could not be written ({error}); those before it are whole."
-            " Free some disk space and continue with --resume"
-        ) from error
-    for old in find(root)[:-keep]:
-        shutil.rmtree(old)
-    return final
+    def __init__(self, root: Path, keep: int) -> None:
+        self.root, self.keep = root, keep
+        # What is known to be whole, as its files were when they were written or compared with their manifest.
+        self._whole: dict[str, tuple[tuple[int, int], ...]] = {}
+
+    def save(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> Path:
+        """Write `step-<state["step"]>` and remove what is older than the newest whole ones; returns its folder.
+
+        Raises `CheckpointError` when the disk refuses (full, read-only): the checkpoints before it stay whole.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        final = self.root / f"step-{state['step']:08d}"
+        for left in self.root.glob(".step-*"):  # by a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        partial = self.root / f".{final.name}.partial"
+        try:
+            if final.exists():
+                if self._is_whole(final):
+                    return final
+                self._remove(final)
+            partial.mkdir()
+            _write(partial, model, optimizer, state)
+            partial.rename(final)
+            sync(self.root)
+        except (OSError, SafetensorError) as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise CheckpointError(
+                f"{final}: the checkpoint could not be written ({error}); those before it are whole."
+                " Free some disk space and continue with --resume"
+            ) from error
+        self._whole[final.name] = _look(final)
+        self._prune()
+        return final
+
+    def load_last(self, read_state: Callable[[dict[str, Any]], State]) -> tuple[Checkpoint, State] | None:
+        """Load the newest checkpoint that is whole, and its state as `read_state` reads it; see `load_last`."""
+        loaded = _newest(self.root, lambda folder: _read(folder, read_state))
+        if loaded is not None:
+            self._whole[loaded[0].folder.name] = _look(loaded[0].folder)
+        return loaded
+
+    def names(self) -> list[str]:
+        """The names of the folders that are there, oldest first."""
+        return [folder.name for folder in find(self.root)]
+
+    def _is_whole(self, folder: Path) -> bool:
+        """Compare a checkpoint with its manifest, unless that was done and its files have not been touched since."""
+        try:
+            if self._whole.get(folder.name) != (now := _look(folder)):
+                check(folder)
+                self._whole[folder.name] = now
+        except (CheckpointError, OSError):
+            return False
+        return True
+
+    def _prune(self) -> None:
+        """Remove what is older than the `keep` newest whole checkpoints; what cannot be removed is reported."""
+        whole = 0
+        for folder in reversed(find(self.root)):
+            if whole < self.keep:
+                whole += self._is_whole(folder)
+                continue
+            try:
+                self._remove(folder)
+            except OSError as error:
+                logger.warning("%s: an old checkpoint could not be removed (%s); the run goes on", folder, error)
+
+    def _remove(self, folder: Path) -> None:
+        self._whole.pop(folder.name, None)
+        gone = folder.with_name(f".{folder.name}.gone")
+        folder.rename(gone)
+        shutil.rmtree(gone)
+
+
+def _write(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Write the files of a checkpoint and flush them to the disk."""
+    save_file(model_tensors(model), folder / MODEL, metadata={"format": "pt"})
+    save_file(optimizer_tensors(model, optimizer), folder / OPTIMIZER)
+    write_synced(folder / STATE, json.dumps({"format_version": FORMAT_VERSION, **state}, indent=2) + "\n")
+    hashes = {name: _digest(folder / name) for name in (MODEL, OPTIMIZER, STATE)}
+    for name in hashes:
+        sync(folder / name)
+    write_synced(folder / MANIFEST, json.dumps({"format_version": FORMAT_VERSION, "sha256": hashes}, indent=2))
+    sync(folder)
+
+
+def _look(folder: Path) -> tuple[tuple[int, int], ...]:
+    """Sizes and times of a checkpoint's files: what changes with them, at the price of a look."""
+    found = [os.stat(folder / name) for name in FILES]
+    return tuple((one.st_size, one.st_mtime_ns) for one in found)
 
 
 def find(root: Path) -> list[Path]:
@@ -164,55 +209,136 @@ def find(root: Path) -> list[Path]:
     if not root.is_dir():
         return []
     found = [path for path in root.iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(found, key=_step)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix("step-"))
 
 
 def check(folder: Path) -> None:
     """Compare every file of a checkpoint with its manifest; raises `CheckpointError`."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        version, hashes = manifest["format_version"], manifest["sha256"]
-        if version > FORMAT_VERSION:
-            raise UserError(f"{folder}: written by a newer fastbert (format {version}); update fastbert")
-        for name in (MODEL, OPTIMIZER, STATE):
-            if sha256(folder / name) != hashes[name]:
-                raise CheckpointError(f"{folder / name}: damaged (its SHA-256 is not the manifest's)")
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{error.filename}: missing from the checkpoint") from None
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder}: damaged ({error})") from None
+    for name, expected in _manifest(folder).items():
+        if _digest(folder / name) != expected:
+            raise CheckpointError(f"{folder / name}: damaged (its SHA-256 is not the manifest's)")
 
 
-def _is_whole(folder: Path) -> bool:
-    try:
-        check(folder)
-    except CheckpointError:
-        return False
-    return True
+def _manifest(folder: Path) -> dict[str, str]:
+    """The SHA-256 of each file, as the manifest has them."""
+    manifest = read_json_file(folder / MANIFEST)
+    if not isinstance(manifest, dict):
+        raise CheckpointError(f"{folder / MANIFEST}: damaged ({shown(manifest)} is not an object)")
+    _check_version(folder, manifest.get("format_version"))
+    hashes = manifest.get("sha256")
+    names = (MODEL, OPTIMIZER, STATE)
+    if not isinstance(hashes, dict) or any(not isinstance(hashes.get(name), str) for name in names):
+        raise CheckpointError(f"{folder / MANIFEST}: damaged (it lacks the SHA-256 of a file)")
+    return {name: hashes[name] for name in names}
+
+
+def _check_version(folder: Path, version: Any) -> None:
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise CheckpointError(f"{folder}: damaged (format_version {shown(version)})")
+    if version > FORMAT_VERSION:
+        raise NewerFormat(f"{folder}: written by a newer fastbert (format {shown(version)}); update fastbert")
+    if version < FORMAT_VERSION:
+        raise CheckpointError(f"{folder}: has format {version}, from before the first release; start again")
+
+
+def _digest(path: Path) -> str:
+    """SHA-256 of a regular file, in hexadecimal; a pipe or a device is refused."""
+    digest, memory = hashlib.sha256(), memoryview(bytearray(_CHUNK))
+    with PlainFile(path) as file:
+        for offset in range(0, file.size, _CHUNK):
+            part = memory[: min(_CHUNK, file.size - offset)]
+            file.read_into(part, offset)
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def load(folder: Path) -> Checkpoint:
     """Read one checkpoint after `check`; raises `CheckpointError`."""
-    check(folder)
+    state = load_state(folder)
     try:
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        for name in (MODEL, OPTIMIZER):
+            read_safetensors(folder / name)
         return Checkpoint(folder, load_file(folder / MODEL), load_file(folder / OPTIMIZER), state)
-    except (OSError, json.JSONDecodeError, UnicodeDecodeError, SafetensorError) as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: damaged ({error})") from None
 
 
-def load_last(root: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; damaged ones are reported and passed over. None when there is no folder.
+def load_state(folder: Path) -> dict[str, Any]:
+    """Read the state of one checkpoint after `check` of all its files; raises `CheckpointError`."""
+    check(folder)
+    state = read_json_file(folder / STATE)
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{folder / STATE}: damaged ({shown(state)} is not an object)")
+    _check_version(folder, state.get("format_version"))
+    if require(state, "step", int) != _step(folder):
+        raise CheckpointError(f"{folder}: holds step {state['step']:,}; it was renamed or exchanged")
+    return state
 
-    Raises `CheckpointError` when there are checkpoints and none is whole.
+
+def require(state: Mapping[str, Any], name: str, kinds: Kinds) -> Any:
+    """Return a value of a checkpoint's state; raises `CheckpointError` where it is missing or of another type.
+
+    An int passes as a float; a bool passes as a bool only.
     """
-    damaged: CheckpointError | None = None
+    accepted = kinds if isinstance(kinds, tuple) else (kinds,)
+    if float in accepted:
+        accepted = (*accepted, int)
+    value = state.get(name)
+    if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in accepted):
+        raise CheckpointError(f"{STATE}: damaged ({name} is {shown(value)})")
+    return value
+
+
+def load_last(root: Path) -> Checkpoint | None:
+    """Load the newest checkpoint that is whole; damaged ones, and those of a newer fastbert, are reported and passed
+    over. None when there is no folder.
+
+    Raises `CheckpointError` when there are checkpoints and none can be used.
+    """
+    return _newest(root, load)
+
+
+def last_state(
+    root: Path, read_state: Callable[[dict[str, Any]], object] = lambda state: None
+) -> tuple[Path, dict[str, Any]] | None:
+    """Like `load_last`, without the tensors: the folder and its state, which `read_state` must accept."""
+
+    def read(folder: Path) -> tuple[Path, dict[str, Any]]:
+        state = load_state(folder)
+        _accept(folder, state, read_state)
+        return folder, state
+
+    return _newest(root, read)
+
+
+def _read(folder: Path, read_state: Callable[[dict[str, Any]], State]) -> tuple[Checkpoint, State]:
+    checkpoint = load(folder)
+    return checkpoint, _accept(folder, checkpoint.state, read_state)
+
+
+def _accept(folder: Path, state: dict[str, Any], read_state: Callable[[dict[str, Any]], State]) -> State:
+    try:
+        return read_state(state)
+    except CheckpointError as error:
+        raise CheckpointError(f"{folder}: {error}") from None
+
+
+def _newest(root: Path, read: Callable[[Path], State]) -> State | None:
+    """What `read` makes of the newest checkpoint that it does not refuse."""
+    refused: list[CheckpointError] = []
     for folder in reversed(find(root)):
         try:
-            return load(folder)
+            return read(folder)
         except CheckpointError as error:
             logger.warning("%s; trying the one before it", error)
-            damaged = error
-    if damaged is not None:
-        raise CheckpointError(f"{root}: no checkpoint is whole; start again with --overwrite") from damaged
+            refused.append(error)
+    newer = next((error for error in refused if isinstance(error, NewerFormat)), None)
+    if newer is not None:
+        raise NewerFormat(f"{newer}, or start again with --overwrite: no other checkpoint is whole") from newer
+    if refused:
+        raise CheckpointError(f"{root}: no checkpoint is whole; start again with --overwrite") from refused[-1]
     return None

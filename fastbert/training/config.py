@@ -10,6 +10,11 @@ from fastbert.config import PRESETS
 from fastbert.errors import UserError
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop"]
+CHANGEABLE = frozenset(
+    ("steps", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs", "log_every")
+) | {"out", "data", "tokenizer", "resume", "overwrite"}
+"""What a resumed run may have another value of: how long, where and how often; and where its input lies, of which
+checkpoints hold hashes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +103,8 @@ class PretrainConfig:
     log_every: int = 10
     """Steps between lines of metrics.jsonl; the first step always has one."""
     resume: bool = False
-    """Continue the run in --out from its last whole checkpoint; flags left at their defaults are the run's own."""
+    """Continue the run in --out from its last whole checkpoint, or start it if there is none; flags left at their
+    defaults are the run's own."""
     overwrite: bool = False
     """Replace the run that is in --out."""
 
@@ -163,24 +169,21 @@ class PretrainConfig:
     def resumed_from(self, saved: PretrainConfig) -> PretrainConfig:
         """The configuration to continue `saved` with: its own, where this one has the default.
 
-        Raises `UserError` for a flag that would make it another run. How long, where and how often may change.
+        Raises `UserError` for a flag that would make it another run; see `CHANGEABLE`.
         """
-        changeable = {"out", "steps", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints"}
-        changeable |= {"cuda_graphs", "log_every", "resume", "overwrite", "corpus", "data", "tokenizer"}
         merged = {item.name: getattr(saved, item.name) for item in fields(self)}
         for item in fields(self):
-            given = getattr(self, item.name)
+            given, held = getattr(self, item.name), merged[item.name]
             default = item.default if item.default is not MISSING else None
-            if given == default or given == merged[item.name]:
+            if given in (default, held) or _same_files(given, held):
                 continue
-            if item.name not in changeable:
+            if item.name not in CHANGEABLE:
                 flag = "--" + item.name.replace("_", "-")
                 raise UserError(
-                    f"{flag} {given} differs from the run being resumed, which has {merged[item.name]};"
+                    f"{flag} {_shown(given)} differs from the run being resumed, which has {_shown(held)};"
                     f" leave {flag} out, or start another run with another --out"
                 )
-            if item.name not in ("corpus", "data", "tokenizer"):  # the run's own copies are used
-                merged[item.name] = given
+            merged[item.name] = given
         return PretrainConfig(**{**merged, "out": self.out, "resume": True, "overwrite": False})
 
 
@@ -204,6 +207,20 @@ class Budget:
 def _require(holds: bool, name: str, value: object, range_in_words: str) -> None:
     if not holds:
         raise UserError(f"--{name.replace('_', '-')} {value} must be {range_in_words}")
+
+
+def _same_files(given: Any, held: Any) -> bool:
+    """Tell whether two lists of paths lead to the same files, from wherever the command was called."""
+    if not isinstance(given, tuple) or not isinstance(held, tuple):
+        return False
+    return [path.resolve() for path in given] == [path.resolve() for path in held]
+
+
+def _shown(value: Any) -> str:
+    """A flag's value as it is given on the command line."""
+    if value is None or value == ():
+        return "none"
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _plain(value: Any) -> Any:

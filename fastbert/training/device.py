@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -31,3 +32,22 @@ def choose_device(device: str, dtype: str, on_message: Callable[[str], None]) ->
     short = next(key for key, value in DTYPES.items() if value == chosen)
     on_message(f"training on {where} in {short} ({reason})")
     return place, chosen
+
+
+@contextmanager
+def deterministic_algorithms(required: bool) -> Iterator[None]:
+    """Within the block torch uses deterministic algorithms only, if that is required.
+
+    Nothing is called where nothing changes: setting the mode, to whatever value, imports torch's compiler, which takes
+    seconds.
+    """
+    before = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    if not required or (before and not only_warns):
+        yield
+        return
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=only_warns)

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,15 +16,16 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from fastbert import cpu_level
-from fastbert.errors import UserError
+from fastbert.errors import CheckpointError, UserError
 from fastbert.models.heads import BertForPreTraining
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.ops import backend, memory
 from fastbert.packing import PackedBatch
 from fastbert.training import checkpoint
-from fastbert.training.config import Budget, PretrainConfig
+from fastbert.training.checkpoint import STATE, Checkpoints, require
+from fastbert.training.config import CHANGEABLE, Budget, PretrainConfig
 from fastbert.training.graphed import Findings, GraphedStep, loss_of_step, loss_weights, why_not
-from fastbert.training.metrics import Metrics, MetricsLog, Totals
+from fastbert.training.metrics import Metrics, MetricsLog, Totals, last_of, read_metrics
 from fastbert.training.optimizer import (
     GradientError,
     adamw,
@@ -32,6 +33,7 @@ from fastbert.training.optimizer import (
     learning_rate_factor,
     set_learning_rate,
 )
+from fastbert.training.run_record import check_configuration, plain
 from fastbert.training.stopping import Stopped, StopRequest
 from fastbert.training.teaching import shares_of
 
@@ -85,6 +87,44 @@ class _Step:
     batches: Sequence[PackedBatch]
 
 
+@dataclass
+class _Window:
+    """What the next line of metrics.jsonl averages: sums of losses, and where the run was at the line before."""
+
+    totals: Totals
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _State:
+    """The run's place in a checkpoint's state.json, with its types checked."""
+
+    step: int
+    tokens: int
+    seconds: float
+    window: _Window
+    vocabulary: str
+    data: str
+    scaler: dict[str, Any]
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> _State:
+        """Read what `Trainer.save` wrote. Raises `CheckpointError`."""
+        window = require(state, "window", dict)
+        return cls(
+            step=require(state, "step", int),
+            tokens=require(state, "tokens", int),
+            seconds=require(state, "seconds", float),
+            window=_Window(
+                Totals.from_state(window), require(window, "tokens", int), require(window, "seconds", float)
+            ),
+            vocabulary=require(state, "vocabulary", str),
+            data=require(state, "data", str),
+            scaler=require(state, "scaler", dict),
+        )
+
+
 class Trainer:
     """One pre-training run in memory: model, optimiser, data and the place where it is kept."""
 
@@ -100,13 +140,17 @@ class Trainer:
         folder: Path,
         fingerprint: str,
         data_fingerprint: str,
+        configuration: Mapping[str, Any] | None = None,
         reporter: Reporter | None = None,
         lesson: Lesson | None = None,
     ) -> None:
+        """`configuration` is what config.json says of flags and model; checkpoints hold it, and must agree with it."""
         self.lesson = lesson
         self.model, self.data, self.config, self.budget = model.to(device), data, config, budget
         self.device, self.dtype, self.folder = device, dtype, folder
         self.fingerprint, self.data_fingerprint = fingerprint, data_fingerprint
+        self.configuration = plain(configuration or {})
+        self.checkpoints = Checkpoints(folder / "checkpoints", config.keep_checkpoints)
         self.reporter = reporter or Reporter()
         self.optimizer = adamw(model, lr=config.lr, weight_decay=config.weight_decay)
         self.scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
@@ -116,6 +160,7 @@ class Trainer:
         self.seconds = 0.0
         self.last_learning_rate = config.lr
         self._computed_seconds = 0.0
+        self._window = _Window(Totals(), 0, 0.0)
         self.log: MetricsLog | None = None
         self.stop = StopRequest(self.reporter.on_message)
         if config.checkpoint_activations:
@@ -130,61 +175,66 @@ class Trainer:
             else:
                 self.reporter.on_message(f"--cuda-graphs has no effect: {reason}")
 
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the run's checkpoints."""
-        return self.folder / "checkpoints"
-
     def save(self) -> Path:
         """Write a checkpoint of the present step."""
+        if self.log is not None:
+            self.log.sync()
+        window = self._window
         state: dict[str, Any] = {
             "step": self.step,
             "tokens": self.tokens,
             "seconds": self.seconds,
+            "window": {**window.totals.to_state(), "tokens": window.tokens, "seconds": window.seconds},
             "vocabulary": self.fingerprint,
             "data": self.data_fingerprint,
+            "configuration": self.configuration,
             "scaler": self.scaler.state_dict(),
             "torch": torch.__version__,
         }
-        return checkpoint.save(self.checkpoints, self.model, self.optimizer, state, keep=self.config.keep_checkpoints)
+        return self.checkpoints.save(self.model, self.optimizer, state)
 
     def resume(self) -> int:
         """Continue from the newest whole checkpoint; returns its step, 0 when there is none yet."""
-        last = checkpoint.load_last(self.checkpoints)
-        if last is None:
+        loaded = self.checkpoints.load_last(_State.of)
+        if loaded is None:
             return 0
-        if last.state["vocabulary"] != self.fingerprint:
+        last, state = loaded
+        if state.vocabulary != self.fingerprint:
             raise UserError(
                 f"{last.folder}: was trained with another vocabulary than {self.folder / 'vocab.txt'};"
                 " put the run's own vocab.txt back"
             )
-        if last.state["data"] != self.data_fingerprint:
+        if state.data != self.data_fingerprint:
             raise UserError(
                 f"{last.folder}: was trained on other token shards than those found now;"
                 " put the run's own back, or start another run with another --out"
             )
+        check_configuration(self.folder, self.configuration, last.folder, last.state, CHANGEABLE)
+        if self.scaler.is_enabled() and state.scaler:
+            try:
+                self.scaler.load_state_dict(state.scaler)
+            except (KeyError, TypeError) as error:
+                raise CheckpointError(f"{last.folder / STATE}: damaged (scaler: {error})") from None
         checkpoint.restore(last, self.model, self.optimizer)
         if self.graphs is not None:
             self.graphs.forget()
-        self.step, self.tokens, self.seconds = last.state["step"], last.state["tokens"], last.state["seconds"]
-        if self.scaler.is_enabled() and last.state["scaler"]:
-            self.scaler.load_state_dict(last.state["scaler"])
+        self.step, self.tokens, self.seconds, self._window = state.step, state.tokens, state.seconds, state.window
         return self.step
 
     def run(self) -> Metrics:
         """Train until the budget is spent; returns the last validation. Raises `Stopped` after SIGINT or SIGTERM, when
         the state is saved, and `TrainingError` when the loss is not a number."""
         self.log = MetricsLog(self.folder / "metrics.jsonl", self.step if self.step else None)
-        validation: Metrics | None = None
+        finished = self.budget.progress(self.step, self.seconds)
+        validation = self._validated() if finished >= 1.0 else None
         with self.stop.listening(), _prefetch(self._load) as fetch:
-            totals, logged_tokens, logged_seconds = Totals(), self.tokens, self.seconds
-            finished = self.budget.progress(self.step, self.seconds)
             steps: deque[_Step] = deque()  # those whose own losses have not been reported
             self._computed_seconds = self.seconds
             while finished < 1.0:
                 started = time.perf_counter()
                 batches = fetch(self.step)
                 lr = self.last_learning_rate = self.learning_rate()
+                totals = self._window.totals
                 own = self._train_step(batches, totals) if self.graphs is None else self.graphs(batches, lr)
                 self._wait(steps, started)  # for the step before: the device is busy with this one meanwhile
                 tokens = sum(batch.num_tokens for batch in batches)
@@ -203,19 +253,30 @@ class Trainer:
                 else:
                     read = self._read(steps, totals, keep=0 if self.graphs is None else 1)
                 if log:
-                    elapsed = max(self.seconds - logged_seconds, 1e-9)
-                    self.log.append(self._metrics("train", totals, (self.tokens - logged_tokens) / elapsed))
-                    totals, logged_tokens, logged_seconds = Totals(), self.tokens, self.seconds
+                    self._log_window()
                 self._announce(read)
                 if evaluate:
                     validation = self.validate()
                 if self.stop.number is not None:
-                    self._announce(self._read(steps, totals, keep=0))
+                    self._announce(self._read(steps, self._window.totals, keep=0))
                     raise Stopped(self.stop.number, self.save())
                 if save:
                     self.save()
         memory.release()
         return validation or self.validate()
+
+    def _log_window(self) -> None:
+        """Write a line of metrics.jsonl, with means since the line before."""
+        assert self.log is not None
+        window = self._window
+        elapsed = max(self.seconds - window.seconds, 1e-9)
+        self.log.append(self._metrics("train", window.totals, (self.tokens - window.tokens) / elapsed))
+        self._window = _Window(Totals(), self.tokens, self.seconds)
+
+    def _validated(self) -> Metrics | None:
+        """The validation of the present step, if an earlier start of the run has written it."""
+        last = last_of(read_metrics(self.folder / "metrics.jsonl"), "validation")
+        return last if last is not None and last.step == self.step else None
 
     def _wait(self, steps: Sequence[_Step], started: float) -> None:
         """Until the device has computed all of these steps; what passed since `started` is time of training."""

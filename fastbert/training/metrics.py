@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +14,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fastbert.errors import UserError
+from fastbert.checkpoints.bounded import PlainFile
+from fastbert.errors import CheckpointError, UserError
+from fastbert.io.writing import write_atomic
 from fastbert.models.outputs import PreTrainingOutput
-from fastbert.training.checkpoint import write_atomic
+
+logger = logging.getLogger("fastbert")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +60,28 @@ class Totals:
         tensors = [zero if value is None else value.detach().double() for value in values]
         self.sums = tensors if self.sums is None else [a + b for a, b in zip(self.sums, tensors)]
 
+    def to_state(self) -> dict[str, Any]:
+        """Return the sums, exactly, as JSON can hold them."""
+        sums = None if self.sums is None else [float(value).hex() for value in self.sums]
+        return {"sums": sums, "has_pairs": self.has_pairs}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Totals:
+        """Return what `to_state` described. Raises `CheckpointError`."""
+        totals = cls()
+        sums, totals.has_pairs = state.get("sums"), state.get("has_pairs") is True
+        if sums is None:
+            return totals
+        try:
+            values = [float.fromhex(value) for value in sums]
+        except (TypeError, ValueError, OverflowError):
+            raise CheckpointError("the sums of the metrics since the last line are not numbers") from None
+        if len(values) != len(cls.NAMES):
+            raise CheckpointError(f"there are {len(values)} sums of metrics, not {len(cls.NAMES)}")
+        # On the host: scalars there are added to those of any device.
+        totals.sums = [torch.tensor(value, dtype=torch.float64, device="cpu") for value in values]
+        return totals
+
     def read(self) -> dict[str, Any]:
         """Means of the losses and accuracies, under the names of `Metrics`."""
         if self.sums is None:
@@ -71,18 +98,59 @@ class Totals:
         }
 
 
-class MetricsLog:
-    """Appends to metrics.jsonl; a resumed run first drops the lines after its checkpoint."""
+class LineLog:
+    """Appends objects to a metrics.jsonl, one per line."""
 
-    def __init__(self, path: Path, resumed_step: int | None) -> None:
+    def __init__(self, path: Path, keep: Callable[[dict[str, Any]], bool] | None) -> None:
+        """Begin the file anew, or with those lines of an earlier start that `keep` accepts."""
         self.path = path
-        kept = [] if resumed_step is None else [line for line in read_metrics(path) if line.step <= resumed_step]
-        write_atomic(path, "".join(line_of(asdict(metrics)) for metrics in kept))
+        write_atomic(path, "" if keep is None else "".join(_kept_lines(path, keep)))
 
-    def append(self, metrics: Metrics) -> None:
+    def write(self, values: Mapping[str, Any]) -> None:
         """Write one line and hand it to the system, so that a killed run loses none."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(line_of(asdict(metrics)))
+            file.write(line_of(values))
+
+    def sync(self) -> None:
+        """Wait until all lines are on the disk: a checkpoint vouches for those up to its step."""
+        with self.path.open("a", encoding="utf-8") as file:
+            os.fsync(file.fileno())
+
+
+def _kept_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> Iterator[str]:
+    """The lines that an earlier start left and `keep` accepts, as they are; unreadable ones are reported and dropped.
+
+    The last line may have been cut short by a kill, which nobody needs to hear of.
+    """
+    if not path.exists():
+        return
+    try:
+        with PlainFile(path) as file:
+            text = file.read(0, file.size).decode("utf-8", "replace")
+    except CheckpointError as error:
+        logger.warning("%s; metrics.jsonl begins anew", error)
+        return
+    *lines, _ = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            accepted = keep(record)
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+            logger.warning("%s: line %d is not a metrics record; it is dropped", path, number)
+            continue
+        if accepted:
+            yield f"{line}\n"
+
+
+class MetricsLog(LineLog):
+    """The metrics.jsonl of a pre-training run; a resumed one first drops the lines after its checkpoint."""
+
+    def __init__(self, path: Path, resumed_step: int | None) -> None:
+        super().__init__(path, None if resumed_step is None else lambda record: Metrics(**record).step <= resumed_step)
+
+    def append(self, metrics: Metrics) -> None:
+        """Write one line."""
+        self.write(asdict(metrics))
 
 
 def line_of(values: Mapping[str, Any]) -> str:
@@ -102,7 +170,7 @@ def read_records(path: Path) -> list[tuple[int, dict[str, Any]]]:
             continue
         try:
             records.append((number, json.loads(line)))
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             if number < len(lines):
                 raise UserError(f"{path}: line {number} is not a metrics record") from None
     return records

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import platform
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,38 +15,27 @@ from fastbert.checkpoints.source import find_source
 from fastbert.config import PRESETS, BertConfig
 from fastbert.data.corpus import Corpus
 from fastbert.data.pretraining import PretrainingData, unigram_cross_entropy
-from fastbert.data.shard_format import IndexReader
+from fastbert.data.shard_format import INDEX, IndexReader
 from fastbert.data.shards import TokenShards, prepare
 from fastbert.errors import UserError
 from fastbert.finetuning.distillation import layers_of_student, student_from
+from fastbert.io.locking import locked_folder
+from fastbert.io.writing import sha256, sync, sync_tree
 from fastbert.models.heads import BertForPreTraining
 from fastbert.packing import PackedBatch
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.training import train_vocabulary
-from fastbert.training.checkpoint import sha256, write_atomic
 from fastbert.training.config import Budget, PretrainConfig
-from fastbert.training.device import choose_device
-from fastbert.training.kernel_table import FILE as KERNEL_TABLE
+from fastbert.training.device import choose_device, deterministic_algorithms
 from fastbert.training.kernel_table import kernels_of_run
 from fastbert.training.loop import Reporter, Trainer
 from fastbert.training.metrics import Metrics
 from fastbert.training.plot import plot_runs
 from fastbert.training.run_files import check_spared, remove_run
+from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, TOKENIZER_FILES, Run, open_folder
+from fastbert.training.starting_weights import weights_fingerprint
 from fastbert.training.teaching import NAME as LESSON
 from fastbert.training.teaching import MaskedLesson, load_teacher
-
-FORMAT_VERSION = 1
-# What a run leaves in its folder, and all that --overwrite removes.
-RUN_FILES = (
-    "config.json",
-    "vocab.txt",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "metrics.jsonl",
-    "loss.png",
-    KERNEL_TABLE,
-)
-RUN_FOLDERS = ("checkpoints", "model", "data")
 
 
 @dataclass(frozen=True)
@@ -86,30 +72,41 @@ class _Batches:
 def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> PretrainResult:
     """Pre-train as `config` says, or continue the run in `config.out` when `config.resume` is set.
 
-    Raises `UserError` (one line: value, place, cure) for input that cannot be trained on, and `Stopped` after SIGINT or
-    SIGTERM, when a checkpoint has been written. The same configuration and machine give the same model, bit for bit,
-    also across interruptions (with --hours the schedule follows the clock, and no two runs are equal).
+    With `resume` the same call can be repeated until it returns: it starts where there is no run, continues one that
+    was interrupted at any moment, and returns at once where the run is finished. Raises `UserError` (one line: value,
+    place, cure) for input that cannot be trained on, and `Stopped` after SIGINT or SIGTERM, when a checkpoint has been
+    written. The same configuration and machine give the same model, bit for bit, also across interruptions (with
+    --hours the schedule follows the clock, and no two runs are equal).
     """
     reporter = reporter or Reporter()
-    config = _open_folder(config)
-    device, dtype = choose_device(config.device, config.dtype, reporter.on_message)
-    _check_inputs(config)
-    if config.overwrite:
-        remove_run(config.out, (*RUN_FILES, *RUN_FOLDERS))
-    previous = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(config.deterministic or previous)
-    try:
-        return _pretrain(config, device, dtype, reporter)
-    finally:
-        torch.use_deterministic_algorithms(previous)
+    if config.out.exists() and not config.out.is_dir():
+        raise UserError(f"--out {config.out}: is a file; give a folder")
+    with locked_folder(config.out, "wait for it to end, or choose another --out"):
+        run = open_folder(config, reporter)
+        if run.finished and (done := _result_of(run)) is not None:
+            reporter.on_message(f"{config.out}: the run is finished; --steps N trains it further")
+            return done
+        config = run.config
+        device, dtype = choose_device(config.device, config.dtype, reporter.on_message)
+        _check_inputs(config)
+        if config.overwrite:
+            remove_run(config.out, (*RUN_FILES, *RUN_FOLDERS))
+        with deterministic_algorithms(config.deterministic):
+            return _pretrain(run, device, dtype, reporter)
 
 
-def _pretrain(config: PretrainConfig, device: torch.device, dtype: torch.dtype, reporter: Reporter) -> PretrainResult:
-    tokenizer = _tokenizer(config, reporter)
-    shards = _shards(config, tokenizer, reporter)
+def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Reporter) -> PretrainResult:
+    config = run.config
+    run.finished = None
+    run.write()
+    tokenizer = _tokenizer(run, reporter)
+    shards = _shards(run, tokenizer, reporter)
     teacher = None if config.teacher is None else load_teacher(find_source(config.teacher), tokenizer)
-    bert = _recorded_model(config) or _new_config(config, tokenizer, teacher)
-    _record(config, bert)
+    _bind_teacher(run, teacher)
+    if run.model is None:
+        run.model = _new_config(config, tokenizer, teacher).to_dict()
+        run.write()
+    bert = BertConfig.from_dict(run.model, source=str(config.out / "config.json"))
     data = {
         split: PretrainingData(
             shards,
@@ -144,6 +141,7 @@ def _pretrain(config: PretrainConfig, device: torch.device, dtype: torch.dtype, 
         folder=config.out,
         fingerprint=tokenizer.fingerprint,
         data_fingerprint=sha256(shards.folder / "index.json"),
+        configuration={"run": run.flags, "model": run.model, "teacher": run.teacher},
         reporter=reporter,
         lesson=lesson,
     )
@@ -159,7 +157,7 @@ def _pretrain(config: PretrainConfig, device: torch.device, dtype: torch.dtype, 
     unigram = unigram_cross_entropy(
         shards, objective=config.objective, seed=config.seed, validation_fraction=config.validation_fraction
     )
-    loss_curve = config.out / "loss.png"
+    loss_curve = config.out / LOSS_CURVE
     try:
         with kernels_of_run(config.out, device, reporter.on_message):
             validation = trainer.run()
@@ -173,7 +171,36 @@ def _pretrain(config: PretrainConfig, device: torch.device, dtype: torch.dtype, 
     model._modules.pop(LESSON, None)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    sync_tree(folder)
+    run.finished = {"validation": asdict(validation), "unigram_cross_entropy": unigram}
+    run.write()
     return PretrainResult(config.out, validation, unigram, loss_curve, folder)
+
+
+def _result_of(run: Run) -> PretrainResult | None:
+    """What the finished run left; None where some of it is gone."""
+    out, finished = run.config.out, run.finished
+    assert finished is not None
+    model, loss_curve = out / "model", out / LOSS_CURVE
+    left = [model / "config.json", model / "model.safetensors", model / "vocab.txt", loss_curve]
+    if not all(path.is_file() for path in left):
+        return None
+    try:
+        validation = Metrics(**finished["validation"])
+        return PretrainResult(out, validation, float(finished["unigram_cross_entropy"]), loss_curve, model)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{out / 'config.json'}: not a run's configuration (finished: {error})") from None
+
+
+def _bind_teacher(run: Run, teacher: BertForPreTraining | None) -> None:
+    """Record the teacher's weights. Raises `UserError` where the run was begun with others."""
+    found = None if teacher is None else weights_fingerprint(teacher)
+    if run.teacher not in (None, found):
+        raise UserError(
+            f"--teacher {run.config.teacher}: has other weights than when the run began; put those back, or start"
+            " another run with another --out"
+        )
+    run.teacher = found
 
 
 def _new_config(
@@ -208,27 +235,6 @@ def model_config(config: PretrainConfig, vocab_size: int | None) -> BertConfig:
     return bert
 
 
-def _open_folder(config: PretrainConfig) -> PretrainConfig:
-    """Refuse a folder that holds a run unless it is to be continued or replaced; returns the run's configuration."""
-    out = config.out
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file; give a folder")
-    holds_run = any((out / name).exists() for name in ("config.json", "checkpoints", "metrics.jsonl"))
-    if config.resume:
-        if not (out / "config.json").exists():
-            raise UserError(f"--out {out}: holds no run to resume; leave --resume out to start one")
-        return config.resumed_from(read_run(out))
-    if holds_run and not config.overwrite:
-        raise UserError(f"--out {out}: already holds a run; continue it with --resume or replace it with --overwrite")
-    if not config.corpus and config.data is None:
-        raise UserError(
-            "nothing to train on: give --corpus with files, folders or globs, or --data with prepared shards"
-        )
-    if holds_run and _saved(out) is None:
-        raise UserError(f"--out {out}: holds no fastbert run, so --overwrite does not empty it; choose another --out")
-    return config
-
-
 def _check_inputs(config: PretrainConfig) -> None:
     """Find what is wrong with the input before a run is replaced, and before hours of preparing are spent."""
     if config.resume:
@@ -250,58 +256,13 @@ def _check_inputs(config: PretrainConfig) -> None:
         check_spared(config.out.parent, (config.out.name,), [("--tokenizer", config.tokenizer)])
 
 
-def read_run(folder: Path) -> PretrainConfig:
-    """The configuration of the run in `folder`."""
-    path = folder / "config.json"
-    saved = _saved(folder)
-    if saved is None:
-        raise UserError(f"{path}: not a run's configuration; put the run's own back, or start again with another --out")
-    try:
-        return PretrainConfig.from_dict(saved["run"])
-    except TypeError as error:
-        raise UserError(f"{path}: not a run's configuration ({error})") from None
-
-
-def _saved(folder: Path) -> dict[str, Any] | None:
-    """What `_record` wrote into the folder; None where that is missing or something else."""
-    path = folder / "config.json"
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
-        return None
-    if not isinstance(saved, dict) or not all(isinstance(saved.get(key), dict) for key in ("run", "model")):
-        return None
-    version = saved.get("format_version")
-    if not isinstance(version, int):
-        return None
-    if version > FORMAT_VERSION:
-        raise UserError(f"{path}: written by a newer fastbert (format {version}); update fastbert")
-    return saved
-
-
-def _recorded_model(config: PretrainConfig) -> BertConfig | None:
-    """The model of the run that is resumed, whatever has become of the file that it was read from."""
-    saved = _saved(config.out) if config.resume else None
-    return None if saved is None else BertConfig.from_dict(saved["model"], source=str(config.out / "config.json"))
-
-
-def _record(config: PretrainConfig, bert: BertConfig) -> None:
-    """Write RUN/config.json when the run begins, and when it is resumed, since --steps and others may be new."""
-    values: dict[str, Any] = {
-        "format_version": FORMAT_VERSION,
-        "run": replace(config, resume=False, overwrite=False).to_dict(),
-        "model": bert.to_dict(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
-    write_atomic(config.out / "config.json", json.dumps(values, indent=2) + "\n")
-
-
-def _tokenizer(config: PretrainConfig, reporter: Reporter) -> WordPieceTokenizer:
+def _tokenizer(run: Run, reporter: Reporter) -> WordPieceTokenizer:
     """The run's tokenizer: what it already has, the one given, the one of the shards, or a vocabulary built now."""
-    own = config.out
-    if config.resume and (own / "vocab.txt").exists():
-        return WordPieceTokenizer.from_pretrained(own)
+    config, own = run.config, run.config.out
+    if run.vocabulary is not None and (own / "vocab.txt").exists():
+        tokenizer = WordPieceTokenizer.from_pretrained(own)
+        _check_vocabulary(run, tokenizer)
+        return tokenizer
     if config.tokenizer is not None:
         tokenizer = WordPieceTokenizer.from_pretrained(config.tokenizer)
     elif config.data is not None:
@@ -315,25 +276,64 @@ def _tokenizer(config: PretrainConfig, reporter: Reporter) -> WordPieceTokenizer
             lower_case=not config.cased,
         )
         tokenizer = WordPieceTokenizer(vocabulary, do_lower_case=not config.cased)
-    own.mkdir(parents=True, exist_ok=True)
+    if run.vocabulary is not None:
+        _check_vocabulary(run, tokenizer)
     tokenizer.save_pretrained(own)
+    for name in TOKENIZER_FILES:
+        if (own / name).exists():
+            sync(own / name)
+    run.vocabulary = tokenizer.fingerprint
+    run.write()
     return tokenizer
 
 
-def _shards(config: PretrainConfig, tokenizer: WordPieceTokenizer, reporter: Reporter) -> TokenShards:
+def _check_vocabulary(run: Run, tokenizer: WordPieceTokenizer) -> None:
+    if tokenizer.fingerprint != run.vocabulary:
+        raise UserError(
+            f"{run.config.out / 'vocab.txt'}: is another vocabulary than the run began with; put the run's own back"
+        )
+
+
+def _shards(run: Run, tokenizer: WordPieceTokenizer, reporter: Reporter) -> TokenShards:
     """The token shards to train on: those given, those of an earlier start of this run, or new ones."""
+    config = run.config
     folder = config.data if config.data is not None else config.out / "data"
-    if config.data is None and not (config.resume and folder.exists()):
+    shards = TokenShards.open(folder) if config.data is not None else _own_shards(run, folder, reporter)
+    if shards is None:
         corpus = _corpus(config)
         report = reporter.on_stage("tokenizing", corpus.total_bytes)
-        prepare(corpus, tokenizer, folder, overwrite=True, progress=lambda done, sentences: report(done))
-    shards = TokenShards.open(folder)
+        shards = prepare(corpus, tokenizer, folder, overwrite=True, progress=lambda done, sentences: report(done))
     if shards.fingerprint != tokenizer.fingerprint:
         raise UserError(
             f"{folder}: was tokenized with another vocabulary than {config.tokenizer or config.out / 'vocab.txt'};"
             " prepare it again with this tokenizer, or leave --tokenizer out"
         )
+    found = sha256(folder / INDEX)
+    if run.data not in (None, found):
+        what = "holds" if config.data is not None else "the corpus gives"
+        raise UserError(
+            f"{folder}: {what} other token shards than the run began with; put the run's own back, or start another run"
+            " with another --out"
+        )
+    if run.data is None:
+        run.data = found
+        run.write()
     return shards
+
+
+def _own_shards(run: Run, folder: Path, reporter: Reporter) -> TokenShards | None:
+    """The shards that an earlier start of the run completed; None where there are none that are whole."""
+    if run.data is None or not folder.exists():
+        return None
+    try:
+        shards = TokenShards.open(folder)
+        if sha256(folder / INDEX) == run.data:
+            return shards
+        reporter.on_message(f"{folder}: not the shards that the run began with; tokenizing the corpus again")
+    except UserError as error:
+        reporter.on_message(f"{error}: tokenizing the corpus again")
+    remove_run(run.config.out, (folder.name,))
+    return None
 
 
 def _corpus(config: PretrainConfig) -> Corpus:

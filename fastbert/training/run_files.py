@@ -10,8 +10,11 @@ from fastbert.errors import UserError
 
 
 def remove_run(out: Path, names: Sequence[str]) -> None:
-    """Remove the named files and folders of a run's folder, and nothing else."""
-    for name in names:
+    """Remove the named files and folders of a run's folder, and nothing else.
+
+    config.json, which tells that the rest is a run's, goes last: a removal that was interrupted can be repeated.
+    """
+    for name in sorted(names, key="config.json".__eq__):
         path = out / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

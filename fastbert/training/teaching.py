@@ -18,6 +18,7 @@ from fastbert.packing import PackedBatch
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training.config import PretrainConfig
 from fastbert.training.graphed import loss_of_step
+from fastbert.training.starting_weights import require_finite
 
 NAME = "lesson"  # in the student, so that its projection is trained and kept in checkpoints
 
@@ -31,6 +32,7 @@ def load_teacher(folder: Path, tokenizer: WordPieceTokenizer) -> BertForPreTrain
     lacking = [name for name in teacher.new_weights if name.startswith("cls.predictions")]
     if lacking:
         raise UserError(f"--teacher {folder}: predicts no masked words: it lacks {lacking[0]}")
+    require_finite(teacher, f"--teacher {folder}")
     for parameter in teacher.parameters():
         parameter.requires_grad_(False)
     return teacher.float().eval()

@@ -24,6 +24,7 @@ from fastbert.models.sequence_config import SequenceConfig
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.registry import make_task
 from fastbert.tasks.task import TaskSettings
+from fastbert.training.run_record import sealed
 from fastbert.training.stopping import Stopped
 
 
@@ -325,7 +326,8 @@ def test_runs_that_were_begun_with_useless_flags_go_on(place: Path, tmp_path: Pa
     path = tmp_path / "run" / "config.json"
     saved = json.loads(path.read_text())
     saved["finetune"] |= flag
-    path.write_text(json.dumps(saved))
+    del saved["sha256"]
+    path.write_text(json.dumps(sealed(saved)))
     assert len(finetune(FinetuneConfig(out=tmp_path / "run", resume=True, seeds=2)).trials) == 2
     assert len(finetune(config(place, tmp_path / "run", epochs=(0.5,), overwrite=True)).trials) == 1
 

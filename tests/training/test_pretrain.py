@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -86,24 +87,20 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model" / "model.safetensors")
 
 
-def stop_at(step: int, number: int = signal.SIGINT) -> Reporter:
-    """A reporter that sends this process a signal in the given step."""
+def stop_at(step: int, *numbers: int) -> Reporter:
+    """A reporter that sends this process signals in the given step, SIGINT if none is named."""
 
     def on_step(metrics, progress) -> None:
         if metrics.step == step:
-            os.kill(os.getpid(), number)
+            for number in numbers or (signal.SIGINT,):
+                os.kill(os.getpid(), number)
 
     return Reporter(on_step=on_step)
 
 
-def timeless_validations(folder: Path) -> list[dict]:
-    """The validation lines without what a clock measured."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {key: value for key, value in record.items() if "second" not in key}
-        for record in records
-        if record["split"] == "validation"
-    ]
+def timeless(folder: Path) -> str:
+    """metrics.jsonl without what a clock measured."""
+    return re.sub(r', "(seconds|tokens_per_second)": [^,}]+', "", (folder / "metrics.jsonl").read_text())
 
 
 def test_a_run_leaves_what_the_design_says(config: PretrainConfig) -> None:
@@ -141,24 +138,141 @@ def test_the_trained_model_loads_in_transformers(config: PretrainConfig) -> None
     torch.testing.assert_close(mine.seq_relationship_logits, other.seq_relationship_logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("step", [1, 5, 8])
+@pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]], ids=["SIGINT", "SIGTERM"])
 def test_an_interrupted_run_ends_like_an_uninterrupted_one_bit_for_bit(
-    config: PretrainConfig, step: int, number: int
+    config: PretrainConfig, numbers: list[int]
 ) -> None:
+    whole = replace(config, log_every=5, out=config.out.with_name("whole"))
+    pretrain(whole)
+    for step in (1, 6, 7, 12):  # 6 and 12 are validated
+        run = replace(whole, out=config.out.with_name(f"run-{step}"))
+        with pytest.raises(Stopped) as stopped:
+            pretrain(run, stop_at(step, *numbers))
+        assert stopped.value.signal == numbers[0]
+        assert stopped.value.saved.name == f"step-{step:08d}"
+        with (run.out / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 13, "spl')  # as a kill in the middle of a line leaves it
+        pretrain(replace(run, resume=True))
+        expected, found = weights(whole.out), weights(run.out)
+        assert expected.keys() == found.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(tensor, found[name]), name
+        assert timeless(run.out) == timeless(whole.out)
+        pretrain(PretrainConfig(out=run.out, resume=True))
+        assert timeless(run.out) == timeless(whole.out)
+
+
+def test_a_stop_during_a_validation_changes_nothing(config: PretrainConfig) -> None:
     whole = replace(config, out=config.out.with_name("whole"))
     pretrain(whole)
-    with pytest.raises(Stopped) as stopped:
-        pretrain(config, stop_at(step, number))
-    assert stopped.value.signal == number
-    assert stopped.value.saved.name == f"step-{step:08d}"
-    pretrain(PretrainConfig(out=config.out, resume=True))
-    expected, found = weights(whole.out), weights(config.out)
-    assert expected.keys() == found.keys()
-    for name, tensor in expected.items():
-        assert torch.equal(tensor, found[name]), name
-    # Lines that average several steps restart after an interruption; validations and single steps are the same.
-    assert timeless_validations(config.out) == timeless_validations(whole.out)
+    reporter = Reporter(on_validation=lambda metrics: os.kill(os.getpid(), signal.SIGTERM))
+    for _ in range(2):
+        with pytest.raises(Stopped):
+            pretrain(replace(config, resume=True), reporter)
+    pretrain(replace(config, resume=True))
+    assert timeless(config.out) == timeless(whole.out)
+
+
+def test_a_folder_has_one_run_at_a_time(config: PretrainConfig) -> None:
+    refused: list[str] = []
+
+    def again(metrics: object, progress: float) -> None:
+        for flag in ("resume", "overwrite"):
+            with pytest.raises(UserError, match="another process is writing there; wait for it to end") as error:
+                pretrain(replace(config, **{flag: True}))
+            refused.append(str(error.value))
+
+    pretrain(replace(config, steps=1), Reporter(on_step=again))
+    assert len(refused) == 2
+    assert str(config.out) in refused[0]
+
+
+def test_flags_of_a_resumed_run(config: PretrainConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Equal ones are no contradiction; of another run no flag is taken; what is lost or damaged costs nobody a run."""
+    whole = replace(config, out=config.out.with_name("whole"))
+    pretrain(whole)
+    with pytest.raises(Stopped):
+        pretrain(replace(config, resume=True), stop_at(7))  # there is none: it begins
+    corpus = tmp_path / "other.txt"
+    corpus.write_text("another corpus\n")
+    (tmp_path / "vocabulary.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nword\n")
+    for change, message in (
+        ({"corpus": (corpus,)}, f"--corpus {corpus} differs from the run being resumed, which has"),
+        ({"tokenizer": tmp_path / "vocabulary.txt"}, "--tokenizer .*: has another vocabulary than the run"),
+        ({"seed": 3}, "--seed 3 differs from the run being resumed, which has 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            pretrain(replace(config, resume=True, **change))
+    vocabulary = (config.out / "vocab.txt").read_text()
+    *tokens, one, other, _ = vocabulary.split("\n")
+    (config.out / "vocab.txt").write_text("\n".join([*tokens, other, one, ""]))
+    with pytest.raises(UserError, match=r"vocab\.txt: is another vocabulary than the run began with"):
+        pretrain(replace(config, resume=True))
+    (config.out / "vocab.txt").unlink()  # made again, and compared
+    (config.out / "config.json").unlink()  # taken from the checkpoint
+    (config.out / "data" / "unigrams.bin").write_bytes(b"")  # tokenized again
+    log = config.out / "metrics.jsonl"
+    log.write_text(log.read_text() + "nonsense\n" + "[" * 100_000 + "\n[]\n")
+    messages: list[str] = []
+    pretrain(PretrainConfig(out=config.out, resume=True), Reporter(on_message=messages.append))
+    assert any("config.json is missing: the configuration is taken from" in message for message in messages)
+    assert any("tokenizing the corpus again" in message for message in messages)
+    assert caplog.text.count("is not a metrics record; it is dropped") == 3
+    assert timeless(config.out) == timeless(whole.out)
+    for name, tensor in weights(whole.out).items():
+        assert torch.equal(tensor, weights(config.out)[name]), name
+
+
+def test_a_vocabulary_and_shards_that_are_complete_are_kept(
+    config: PretrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ends between its stages repeats only the one that it was in."""
+    from fastbert.training import pretrain as module
+
+    made: list[str] = []
+
+    def counted(name: str, fails: bool) -> None:
+        original = getattr(module, name)
+
+        def stage(*values: object, **named: object) -> object:
+            made.append(name)
+            if fails:
+                raise KeyboardInterrupt
+            return original(*values, **named)
+
+        monkeypatch.setattr(module, name, stage)
+
+    flags = replace(config, tokenizer=None, vocab_size=60, resume=True, steps=1)
+    shape = json.loads(Path(config.model).read_text())
+    Path(config.model).write_text(json.dumps({**shape, "vocab_size": 60}))
+    for failing, expected in (
+        ("train_vocabulary", ["train_vocabulary"]),
+        ("prepare", ["train_vocabulary", "prepare"]),
+        ("unigram_cross_entropy", ["prepare", "unigram_cross_entropy"]),
+        ("", ["unigram_cross_entropy"]),
+        ("", []),
+    ):
+        made.clear()
+        for name in ("train_vocabulary", "prepare", "unigram_cross_entropy"):
+            counted(name, name == failing)
+        if failing:
+            with pytest.raises(KeyboardInterrupt):
+                pretrain(flags)
+        else:
+            pretrain(flags)
+        assert made == expected
+        monkeypatch.undo()
+
+
+def test_a_teacher_with_a_nan_is_named(config: PretrainConfig, tmp_path: Path) -> None:
+    pretrain(replace(config, steps=1))
+    teacher = BertForPreTraining.from_pretrained(config.out / "model")
+    with torch.no_grad():
+        teacher.bert.encoder.layer[1].output.dense.bias[3] = torch.nan
+    teacher.save_pretrained(config.out / "model")
+    flags = {"teacher": str(config.out / "model"), "tokenizer": None, "out": tmp_path / "student"}
+    with pytest.raises(UserError, match=r"--teacher .*: bert\.encoder\.layer\.1\.output\.dense\.bias holds NaN"):
+        pretrain(replace(config, **flags))
 
 
 def test_kill_9_and_resume(config: PretrainConfig, tmp_path: Path) -> None:
@@ -232,8 +346,9 @@ def test_a_folder_with_a_run_is_refused_unless_told(config: PretrainConfig) -> N
 
 
 def test_resume_refuses_what_would_be_another_run(config: PretrainConfig) -> None:
-    with pytest.raises(UserError, match="holds no run to resume"):
-        pretrain(replace(config, resume=True))
+    with pytest.raises(UserError, match="holds no run to resume, and nothing to train on is given: give --corpus"):
+        pretrain(PretrainConfig(out=config.out, resume=True))
+    assert not config.out.exists()
     pretrain(replace(config, steps=1))
     with pytest.raises(UserError, match=r"--lr 0\.5 differs from the run being resumed, which has 0\.003"):
         pretrain(replace(config, resume=True, lr=0.5))
@@ -253,12 +368,14 @@ def test_resume_refuses_another_vocabulary(config: PretrainConfig) -> None:
 def test_resume_refuses_other_data(config: PretrainConfig, tmp_path: Path) -> None:
     pretrain(replace(config, steps=1))
     shutil.rmtree(config.out / "data")
-    config.corpus[0].with_name("other.txt").write_text(config.corpus[0].read_text()[:-900])
-    changed = json.loads((config.out / "config.json").read_text())
-    changed["run"]["corpus"] = [str(config.corpus[0].with_name("other.txt"))]
-    (config.out / "config.json").write_text(json.dumps(changed))
-    with pytest.raises(UserError, match="other token shards"):
-        pretrain(PretrainConfig(out=config.out, resume=True, steps=3))
+    corpus = config.corpus[0].read_text()
+    config.corpus[0].write_text(corpus[:-900])
+    try:
+        with pytest.raises(UserError, match="other token shards"):
+            pretrain(PretrainConfig(out=config.out, resume=True, steps=3))
+    finally:
+        config.corpus[0].write_text(corpus)
+    assert pretrain(PretrainConfig(out=config.out, resume=True, steps=3)).validation.step == 3
 
 
 def test_a_loss_that_is_no_number_stops_the_run(config: PretrainConfig) -> None:
@@ -414,7 +531,7 @@ def test_a_damaged_checkpoint_is_written_anew(config: PretrainConfig) -> None:
     root = config.out / "checkpoints"
     (root / "step-00000008" / checkpoint.MODEL).write_bytes(b"")
     (root / ".step-00000007.partial").mkdir()  # of a run that was killed
-    pretrain(replace(config, steps=8, resume=True))
+    pretrain(replace(config, steps=12, resume=True))
     assert checkpoint.load(root / "step-00000008").state["step"] == 8
     assert not list(root.glob(".*"))
 

@@ -1,0 +1,149 @@
+"""Commands that are killed: each runs in a process that is forked from a warm one, so that a start costs no imports.
+
+`Commands` starts this file as a server in a fresh interpreter. The server imports what the commands need and computes
+nothing, so that no thread of it is lost in a fork.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# What changes the names of a folder, or waits for the disk: between any two of them a run may end.
+POINTS = ("fsync", "rename", "replace", "mkdir", "unlink", "rmdir")
+
+
+class Commands:
+    """Runs `fastbert` commands, and ends them when asked to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.output = folder / "output.txt"
+        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"), "1")
+        self._server = subprocess.Popen(
+            [sys.executable, "-P", __file__, str(self.output)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **one_thread},
+            cwd=folder,
+        )
+
+    def close(self) -> None:
+        self._server.communicate()
+
+    def run(self, arguments: list[str], **ending: Any) -> tuple[int, float]:
+        """The exit code, negative for a signal, and the processor time that it took, in seconds.
+
+        `kill_after`: seconds of processor time until SIGKILL; `terminate_after`: until two SIGTERM in a row; `fault`
+        (from 1): the number of the operation in `POINTS` that kills the process or, with `error`, finds the disk full.
+        """
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps({"arguments": arguments, **ending}) + "\n")
+        self._server.stdin.flush()
+        answer = json.loads(self._server.stdout.readline())
+        return answer["code"], answer["seconds"]
+
+
+def restart_until_done(commands: Commands, arguments: list[str], draw: random.Random, seconds: float) -> int:
+    """Repeat a command, killed at random times, until it ends by itself; returns how often it was killed."""
+    for kills in range(1000):
+        code, _ = commands.run(arguments, kill_after=draw.uniform(0, seconds))
+        if code != -signal.SIGKILL:
+            assert code == 0, commands.output.read_text()
+            return kills
+    raise AssertionError("a thousand starts were not enough")
+
+
+def _serve(output: str) -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), 1)
+    os.dup2(1, 2)
+    import torch
+
+    torch.set_num_threads(1)
+    import matplotlib.figure  # noqa: F401
+    import tokenizers  # noqa: F401
+
+    import fastbert.cli.finetune
+    import fastbert.cli.pretrain
+    import fastbert.finetuning.run
+    import fastbert.tasks.prediction_files
+    import fastbert.training.pretrain  # noqa: F401
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        os.truncate(output, 0)
+        child = os.fork()
+        if not child:
+            _work(request)
+        if request.get("kill_after") is not None:
+            _wait(child, request["kill_after"])
+            os.kill(child, signal.SIGKILL)
+        if request.get("terminate_after") is not None:
+            _wait(child, request["terminate_after"])
+            os.kill(child, signal.SIGTERM)
+            os.kill(child, signal.SIGTERM)
+        _, status, used = os.wait4(child, 0)
+        seconds = used.ru_utime + used.ru_stime
+        answers.write(json.dumps({"code": os.waitstatus_to_exitcode(status), "seconds": seconds}) + "\n")
+        answers.flush()
+
+
+def _wait(child: int, seconds: float) -> None:
+    """Until a process has ended or used so much processor time: how far it comes in that hangs on no other load."""
+    while True:
+        with open(f"/proc/{child}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        if fields[0] == "Z" or int(fields[11]) + int(fields[12]) >= seconds * os.sysconf("SC_CLK_TCK"):
+            return
+        time.sleep(0.002)
+
+
+def _work(request: dict[str, Any]) -> None:
+    from fastbert.cli import main
+
+    code = 1
+    try:
+        if request.get("fault") is not None:
+            _arrange_fault(request["fault"], bool(request.get("error")))
+        code = main(request["arguments"])
+    finally:
+        if sys.exc_info()[0] is not None:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _arrange_fault(number: int, error: bool) -> None:
+    passed = 0
+
+    def replacement(original: Callable[..., Any]) -> Callable[..., Any]:
+        def faulty(*values: Any, **named: Any) -> Any:
+            nonlocal passed
+            passed += 1
+            if passed == number:
+                if error:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*values, **named)
+
+        return faulty
+
+    for name in POINTS:
+        setattr(os, name, replacement(getattr(os, name)))
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])
