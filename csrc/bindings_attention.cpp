@@ -92,14 +92,13 @@ bool run_forward(const Given& given, std::size_t out, std::size_t lse) {
     return true;
 }
 
-bool run_gradient(const Given& given, std::size_t out, std::size_t lse, const Rows& grad,
+bool run_gradient(const Given& given, std::size_t lse, const Rows& grad,
                   const std::array<Rows, 3>& gradients, std::size_t dbias) {
     py::gil_scoped_release release;
     Checked checked(given);
     if (!checked.fits()) return false;
     AttentionGradientCall call;
     call.of = checked.call;
-    call.of.out = reinterpret_cast<void*>(out);
     call.of.lse = reinterpret_cast<float*>(lse);
     call.grad = rows_of(grad);
     HeadGradients* const places[3] = {&call.dq, &call.dk, &call.dv};
@@ -129,8 +128,8 @@ void bind_attention(py::module_& module) {
              py::arg("bias"), py::arg("bias_bf16"), py::arg("dropout"), py::arg("keep"));
     module.def("attention", &run_forward, py::arg("arguments"), py::arg("out"), py::arg("lse"),
                "Attention of packed sequences; False, with nothing written, where the offsets do not fit the tokens.");
-    module.def("attention_gradient", &run_gradient, py::arg("arguments"), py::arg("out"), py::arg("lse"),
-               py::arg("grad"), py::arg("gradients"), py::arg("dbias"),
+    module.def("attention_gradient", &run_gradient, py::arg("arguments"), py::arg("lse"), py::arg("grad"),
+               py::arg("gradients"), py::arg("dbias"),
                "Its gradients, of q, k, v and where wanted of the bias; False as above.");
 }
 

@@ -42,7 +42,7 @@ def reason() -> str:
     chosen = level()
     if os.environ.get(VARIABLE, "").strip():
         return f"{VARIABLE} asks for it"
-    features, extras = _C.cpu_features(), []
+    features, extras = _C.cpu_level_features(), []
     if chosen == "avx512":
         extras = [name for name in ("avx512_bf16", "avx512_vnni") if features[name]]
     return "the highest that this processor has" + (f", with {' and '.join(extras)}" if extras else "")

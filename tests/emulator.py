@@ -48,6 +48,18 @@ def native() -> bool:
     return {"amx_tile", "amx_bf16", "amx_int8", "avx512_bf16"} <= cpu_flags()
 
 
+@cache
+def is_bf16_hidden() -> bool:
+    """Whether the processor executes AVX512_BF16 though it does not list it, as under a hypervisor that hides it:
+    nothing is emulated then. Installs the emulator."""
+    if "avx512_bf16" in cpu_flags():
+        return False
+    install()
+    before, zeros = executed(), ctypes.create_string_buffer(64)
+    ctypes.CDLL(str(compiled("emulator_checks.cpp", "-O2"))).intrinsic_dot(zeros, zeros, zeros)
+    return executed() == before
+
+
 def compiled(name: str, *flags: str) -> Path:
     """The shared library of `native/name`, compiled once for all processes and kept under the system's temp folder."""
     command = ["c++", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", *flags]

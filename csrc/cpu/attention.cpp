@@ -121,6 +121,14 @@ void for_each_item(const AttentionKernel& kernel, int threads, std::size_t items
     if (starved) throw std::bad_alloc();
 }
 
+// The tiles that backward keeps of a block of a sequence's queries.
+std::size_t tiles_of(const AttentionItem& item) {
+    const std::size_t queries = std::min(item.queries, kGradientBlock);
+    const std::size_t keys = item.keys <= kKeptKeys ? item.keys : 1;
+    const auto count = [](std::size_t n) { return (n + kGradientTile - 1) / kGradientTile; };
+    return count(queries) * count(keys);
+}
+
 }  // namespace
 
 void attention(const AttentionCall& call) {
@@ -145,10 +153,11 @@ void attention_gradient(const AttentionGradientCall& call) {
     const std::size_t heads = call.of.heads;
     std::vector<Part> sequences;
     sequences.reserve(call.of.sequences);
-    std::size_t longest = 0;
+    std::size_t longest = 0, tiles = 0;
     double cost = 0;
     for (std::size_t s = 0; s < call.of.sequences; ++s) {
         const AttentionItem item = sequence_of(call.of, s);
+        tiles = std::max(tiles, tiles_of(item));
         if (item.queries > kGradientBlock) longest = std::max(longest, item.keys);
         // Five products where forward has two.
         sequences.push_back({item, 2.5 * cost_of(item.queries, item.keys)});
@@ -159,7 +168,7 @@ void attention_gradient(const AttentionGradientCall& call) {
     if (!by_head) longest_first(sequences);
     const std::size_t items = by_head ? heads : heads * sequences.size();
     if (items == 0) return;
-    for_each_item(kernel, threads_for(items, cost), items, kernel.gradient_bytes(call.of.dim, longest),
+    for_each_item(kernel, threads_for(items, cost), items, kernel.gradient_bytes(call.of.dim, longest, tiles),
                   [&](std::size_t i, std::byte* memory) {
                       const std::size_t first = by_head ? 0 : i / heads, last = by_head ? sequences.size() : first + 1;
                       for (std::size_t s = first; s < last; ++s) {

@@ -56,8 +56,8 @@ struct HeadGradients {
     std::size_t token_stride = 0, head_stride = 0;
 };
 
-// The gradients of a call whose `out` and `lse` were computed. The scores are computed again; sums over keys and over
-// queries have one order, whatever the batch and the threads are.
+// The gradients of a call whose `lse` was computed; `out` is not read. The scores are computed again; sums over keys and
+// over queries have one order, whatever the batch and the threads are.
 struct AttentionGradientCall {
     AttentionCall of;
     HeadRows grad;             // of out
@@ -82,14 +82,19 @@ inline constexpr std::size_t kAttentionTiles = 96;  // whole tiles at every leve
 
 // The queries that a backward pass takes at a time.
 inline constexpr std::size_t kGradientBlock = 256;
+// It computes them in tiles of so many queries by so many keys, which it keeps from its first pass over the keys to the
+// second where there are no more than kKeptKeys.
+inline constexpr std::size_t kGradientTile = 32;
+inline constexpr std::size_t kKeptKeys = 4096;
 
 // What a level runs for one dtype. Scratch memory begins at a multiple of 64 bytes and holds numbers that a kernel may
 // have left there.
 struct AttentionKernel {
     std::size_t (*scratch_bytes)(std::size_t dim);
     void (*run)(const AttentionCall& call, const AttentionItem& item, std::byte* scratch);
-    // Backward takes whole sequences; `keys` is the longest of those with more queries than a block.
-    std::size_t (*gradient_bytes)(std::size_t dim, std::size_t keys);
+    // Backward takes whole sequences; `keys` is the longest of those with more queries than a block, `tiles` what is kept
+    // of any block.
+    std::size_t (*gradient_bytes)(std::size_t dim, std::size_t keys, std::size_t tiles);
     void (*gradient)(const AttentionGradientCall& call, const AttentionItem& item, std::byte* scratch);
     // Called by each thread before its first item and behind its last one; null where there is nothing to do.
     void (*enter)();

@@ -30,6 +30,7 @@ from fastbert.finetuning.teaching import load_teacher
 from fastbert.io.locking import locked_folder
 from fastbert.io.writing import sha256
 from fastbert.tasks.examples import Dataset
+from fastbert.tasks.inference import SHORT_NAMES, ScoringDtype
 from fastbert.tasks.predicting import outputs_of
 from fastbert.tasks.registry import make_task, save_task
 from fastbert.tasks.rows import Rows
@@ -178,6 +179,10 @@ class _Run:
             raise UserError(f"{config.train}: no example can be trained on")
         self._check_metric()
         self.device, self.dtype = choose_device(config.device, config.dtype, reporter.on_message)
+        # In the dtype of inference, so that evaluate and predict reproduce the scores.
+        self.scored = ScoringDtype.of_run(self.device, config.dtype)
+        if self.evaluations and self.scored.dtype != SHORT_NAMES[self.dtype]:
+            reporter.on_message(f"scores are computed in {self.scored.dtype}, as evaluate and predict do here")
         if self.teacher is not None:
             self.teacher.to(self.device)
         counted = ", ".join(f"{len(one.dataset):,} in {one.name}" for one in self.evaluations) or "none to evaluate on"
@@ -268,7 +273,7 @@ class _Run:
             objective=begun.objective,
             items=self.task.items,
             save=begun.save,
-            evaluate=self._evaluate if self.evaluations else None,
+            evaluate=(lambda _: self._evaluate(begun.loaded(self.scored.weights))) if self.evaluations else None,
             choose=self._choose,
             folder=folder,
             device=self.device,
@@ -286,7 +291,7 @@ class _Run:
         return {one.name: self.task.score(one.dataset, self._predict(model, one)) for one in self.evaluations}
 
     def _predict(self, model: Any, one: _Evaluation) -> list[Prediction]:
-        outputs = outputs_of(self.task, model, one.rows, dtype=self.dtype)
+        outputs = outputs_of(self.task, model, one.rows)
         return self.task.decode(one.dataset, one.rows, outputs)
 
     def _choose(self, scores: Scores) -> float:
@@ -304,7 +309,7 @@ class _Run:
         with whole_folder(out / "model") as folder:
             model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
-            save_task(self.task, folder)
+            save_task(self.task, folder, self.scored if self.evaluations else None)
         if self.config.lora is not None:
             with whole_folder(out / "adapter") as folder:
                 shutil.copytree(best, folder, dirs_exist_ok=True)
@@ -313,7 +318,7 @@ class _Run:
         if self.evaluations:
             from fastbert.tasks.prediction_files import write_predictions
 
-            model.to(self.device)
+            model.to(device=self.device, dtype=self.scored.weights)
             (out / "predictions").mkdir(exist_ok=True)
             for one in self.evaluations:
                 path = out / "predictions" / f"{one.name}.jsonl"

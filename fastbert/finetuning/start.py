@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fastbert.checkpoints import loading
 from fastbert.checkpoints.names import match
@@ -82,11 +85,13 @@ def _leave_other_heads(model: PreTrainedModel, weights: Weights, bert: BertConfi
 
 @dataclass(frozen=True)
 class Beginning:
-    """A model, its loss, and how it is written to a folder as it is."""
+    """A model, its loss, and how it is written to a folder as it is; `loaded` returns the model that such a folder
+    would give with weights in a dtype, to score that one."""
 
     model: PreTrainedModel
     objective: Objective
     save: Callable[[Path], None]
+    loaded: Callable[[torch.dtype], PreTrainedModel]
 
 
 def begin_trial(
@@ -95,7 +100,7 @@ def begin_trial(
     """What a trial trains: all of the model, or adapters on it; on labels alone, or with a teacher."""
     model = begin(task, place, config, seed)
     if config.lora is not None:
-        from fastbert.finetuning.adapters import add_lora, save_adapter
+        from fastbert.finetuning.adapters import add_lora, merge, save_adapter
 
         torch.manual_seed(seed)  # peft draws from the global generator
         adapted = add_lora(model, rank=config.lora, alpha=2 * config.lora)
@@ -103,20 +108,44 @@ def begin_trial(
         def save_adapters(folder: Path) -> None:
             save_adapter(adapted, folder, base=config.model)
 
-        return Beginning(model, task.loss, save_adapters)
+        def merged(dtype: torch.dtype) -> PreTrainedModel:
+            # On the CPU, where `finished` merges.
+            return merge(copy.deepcopy(adapted).to("cpu")).to(device=model.device, dtype=dtype)
+
+        return Beginning(model, task.loss, save_adapters, merged)
     if teacher is None:
-        return Beginning(model, task.loss, model.save_pretrained)
+        return Beginning(model, task.loss, model.save_pretrained, lambda dtype: in_dtype(model, dtype))
     lesson = Lesson(task, model, teacher, config)
     model.add_module(LESSON, lesson)
 
-    def save(folder: Path) -> None:
+    @contextlib.contextmanager
+    def without_lesson() -> Iterator[None]:
         del model._modules[LESSON]
         try:
-            model.save_pretrained(folder)
+            yield
         finally:
             model.add_module(LESSON, lesson)
 
-    return Beginning(model, lesson, save)
+    def save(folder: Path) -> None:
+        with without_lesson():
+            model.save_pretrained(folder)
+
+    def student(dtype: torch.dtype) -> PreTrainedModel:
+        with without_lesson():
+            return in_dtype(model, dtype)
+
+    return Beginning(model, lesson, save, student)
+
+
+def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a copy of a model with weights in `dtype`, or the model itself where it has that one."""
+    tensors = [*model.parameters(), *model.buffers()]
+    if all(tensor.dtype == dtype for tensor in tensors if tensor.is_floating_point()):
+        return model
+    memo: dict[int, Any] = {
+        id(one): nn.Parameter(one.detach().to(dtype), requires_grad=False) for one in model.parameters()
+    }
+    return copy.deepcopy(model, memo).to(dtype)
 
 
 def finished(task: Task[Any], place: Path, config: FinetuneConfig, seed: int, folder: Path) -> PreTrainedModel:

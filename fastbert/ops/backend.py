@@ -206,7 +206,7 @@ def fastest_dtype(device: torch.device, *, training: bool = False) -> tuple[torc
     if device.type == "cpu":
         if cpu_level.level() == "amx":
             return torch.bfloat16, "the CPU has AMX"
-        if cpu_level.level() == "avx512" and _C.cpu_features()["avx512_bf16"]:
+        if cpu_level.level() == "avx512" and _C.cpu_level_features()["avx512_bf16"]:
             return torch.bfloat16, "the CPU has AVX-512 BF16"
         if training and cpu_level.level() == "avx512" and choose("encoder_layer", device) == "native":
             return torch.bfloat16, "the AVX-512 kernels read and keep half as much as in fp32"

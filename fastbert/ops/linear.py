@@ -94,7 +94,7 @@ def _linear_native(x: Tensor, weight: Tensor, bias: Tensor | None, activation: s
     if trains:
         y, _ = _linear_trained(native_product.together(rows.to(dtype)), weight, bias, activation)
     else:
-        packed = packed_weights.packed(weight, native.DTYPES[dtype])
+        packed = packed_weights.packed(weight, native.DTYPES[dtype], rows=len(rows))
         y = native_product.product(native_product.together(rows), packed, bias, activation, out_dtype=dtype)
     return y.view(*x.shape[:-1], weight.shape[0])
 

@@ -36,8 +36,9 @@ def backward(
     """Gradients of q, k, v, without gaps, and of the bias if asked for, each in its tensor's dtype.
 
     `out` and `lse` are what `forward` returned, `grad` (tokens_q, heads, head_dim) is out's gradient in its dtype. The
-    probabilities are computed again; sums are fp32 and have one order, whatever the number of threads. The bias's
-    gradient is summed over the sequences in their order, a head on one thread.
+    probabilities are computed again from `lse`, and from them what other implementations compute from `out`, which was
+    rounded: where a query sees one key, dq and dk are zero. Sums are fp32 and have one order, whatever the number of
+    threads. The bias's gradient is summed over the sequences in their order, a head on one thread.
     """
     dq, dk, dv = (memory.empty(x.shape, x.dtype) for x in (problem.q, problem.k, problem.v))
     dbias = None
@@ -79,12 +80,11 @@ def _run_gradient(
             f"lse must be fp32 of shape ({q.shape[1]}, {q.shape[0]}), as forward returns it, not {lse.dtype}"
             f" {tuple(lse.shape)}"
         )
-    out, lse, grad = out.contiguous(), lse.contiguous(), _heads(grad)
+    lse, grad = lse.contiguous(), _heads(grad)
     given = _Given(problem)
     dq, dk, dv = (_place(name, x) for name, x in zip(("dq", "dk", "dv"), gradients, strict=True))
     done = _C.attention_gradient(
         given.arguments,
-        native.address("out", out),
         native.address("lse", lse),
         _place("grad", grad),
         (dq, dk, dv),

@@ -75,7 +75,7 @@ def _run(
     matrices = (
         weights.query, weights.key, weights.value, weights.attention_output, weights.intermediate, weights.output,
     )  # fmt: skip
-    products = packed_weights.packed_together(matrices, (3, 1, 1, 1), element)
+    products = packed_weights.packed_together(matrices, (3, 1, 1, 1), element, rows=x.shape[0])
     vectors = [
         vector if vector.is_contiguous() else vector.contiguous()
         for vector in (

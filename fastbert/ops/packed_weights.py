@@ -8,16 +8,18 @@ optimizer makes the copies of its weights stale, and `load_state_dict` and `eval
 `forget` drop them. Our own AdamW writes copies anew in its pass over the weights. A copy that nobody else holds is
 written anew where it lies.
 
-What this does not see are writes that torch does not count, and that also miss those places: a small part of a weight
-(up to 1/64 of it in one piece), or so little that in half precision hardly an element changes, written through `.data`,
-NumPy or other views of the memory, by another process, or in place to a tensor that was made in inference mode. Call
-`forget(weight)`, or `model.eval()`, behind such a write. Copies hold weak references, for which torch refuses to swap a
-weight (`torch.utils.swap_tensors`, conversions of submodules under `set_swap_module_params_on_conversion`): call
-`forget` before that.
+The 65 places miss a write to a few elements that torch does not count: through `.data`, NumPy or other views of the
+memory, by another process, or in place to a tensor that was made in inference mode. So every byte of a weight is hashed
+where that is cheap, which is in inference, for products of `WHOLE_ROWS` rows and more; and for every product with
+FASTBERT_CHECK_WEIGHTS=1, for debugging. A copy that was made without a hash is then made anew. Below that, and in
+training, such a write is seen by the next large product at the latest; call `forget(weight)`, or `model.eval()`, behind
+it. Copies hold weak references, for which torch refuses to swap a weight (`torch.utils.swap_tensors`, conversions of
+submodules under `set_swap_module_params_on_conversion`): call `forget` before that.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterable, Sequence
@@ -46,6 +48,8 @@ class _Copies:
     """Of the weights when they were packed; None: stale."""
     wanted: bool = True
     """Whether anybody asked since the weights last changed."""
+    whole: int | None = None
+    """Hash of all bytes of the weights when they were packed; None where nothing asked for it."""
 
 
 # By the first of the weights, then by element, layout, the others' identities and how many belong to each product.
@@ -54,36 +58,44 @@ _lock = threading.RLock()
 _watching = False
 # Of one weight: elements, layouts, and what it was packed together with.
 MOST_COPIES = 8
+CHECKS_ALL = os.environ.get("FASTBERT_CHECK_WEIGHTS", "").strip() not in ("", "0")
+"""Hash every byte of a weight at every product."""
+WHOLE_ROWS = {"fp32": 2048, "bf16": 4096, "int8": 8192}
+"""Rows of a product, by what it multiplies, from which reading the weights takes at most a few per cent of its time."""
 
 
-def packed(weight: Tensor, element: str, transposed: bool = False) -> _C.PackedWeight:
+def packed(weight: Tensor, element: str, transposed: bool = False, *, rows: int = 0) -> _C.PackedWeight:
     """A weight (out, in), fp32 or bf16 on the CPU, as a product of `element` reads it; `transposed`: as the operand of
-    dx = dy weight."""
-    return packed_together((weight,), (1,), element, transposed)[0]
+    dx = dy weight; `rows` as in `packed_together`."""
+    return packed_together((weight,), (1,), element, transposed, rows=rows)[0]
 
 
 def packed_together(
-    weights: Sequence[Tensor], counts: tuple[int, ...], element: str, transposed: bool = False
+    weights: Sequence[Tensor], counts: tuple[int, ...], element: str, transposed: bool = False, *, rows: int = 0
 ) -> tuple[_C.PackedWeight, ...]:
     """Weights of several products, each as a product of `element` reads it: the first `counts[0]` of them one below the
     other, then the next `counts[1]`, and so on; `transposed` after that.
 
     Made on the first call and whenever one of the weights has changed; looked at once for all, which is what a call
-    costs.
+    costs. `rows` are those of a product in inference: large ones look at every byte.
     """
     first, key = weights[0], (element, transposed, tuple(map(id, weights[1:])), counts)
     state = _state(weights)
+    whole = _whole(weights) if CHECKS_ALL or rows >= WHOLE_ROWS[element] else None
     found = _copies.get(first)
     copies = None if found is None else found.get(key)
-    if copies is not None and copies.state == state:
+    if copies is not None and copies.state == state and whole in (None, copies.whole):
         copies.wanted = True
         return copies.packed
     with _lock:
         # Once more: another thread may have written or replaced it, and multiply by it now.
         found = _copies.get(first)
         copies = None if found is None else found.get(key)
-        if copies is not None and (copies.state == state or _refill(copies, weights)):
+        fresh = copies is not None and copies.state == state and whole in (None, copies.whole)
+        if copies is not None and (fresh or _refill(copies, weights)):
             copies.weights, copies.state, copies.wanted = tuple(map(TensorWeakRef, weights)), state, True
+            if not fresh:
+                copies.whole = whole
             return copies.packed
         if copies is not None and found is not None:
             del found[key]
@@ -96,7 +108,7 @@ def packed_together(
             joined = (torch.cat(own) if count > 1 else own[0]).contiguous()
             made.append(native_product.pack(joined, element, transposed))
     mapped_files.give_back(weights)
-    copies = _Copies(tuple(map(TensorWeakRef, weights)), counts, transposed, tuple(made), state)
+    copies = _Copies(tuple(map(TensorWeakRef, weights)), counts, transposed, tuple(made), state, whole=whole)
     with _lock:
         _watch()
         found = _copies.setdefault(first, {})
@@ -200,7 +212,7 @@ class Refresh:
         alive = [weight for weight in own if weight is not None]
         if len(alive) < len(own) or not copies.wanted or copies.packed[0].element == "int8" or not _alone(copies):
             return False
-        if copies.state != _state(alive):
+        if copies.state != _state(alive) or (CHECKS_ALL and copies.whole != _whole(alive)):
             return False
         weights = iter(alive)
         for packed, count in zip(copies.packed, copies.counts, strict=True):
@@ -217,13 +229,24 @@ class Refresh:
         """The weights and all `parts` have been written: the copies are fresh."""
         for copies, weights in self._kept:
             copies.state, copies.wanted = _state(weights), False
+            copies.whole = _whole(weights) if CHECKS_ALL else None
         self.parts.clear()
         self._kept.clear()
 
 
+def _spans(weights: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """The address and bytes of each weight."""
+    return [(0 if native.was_freed(weight) else weight.data_ptr(), _span(weight)) for weight in weights]
+
+
+def _whole(weights: Sequence[Tensor]) -> int:
+    """Return a hash of all bytes of some weights, whose storage `_state` has checked."""
+    return _C.whole_fingerprint(_spans(weights))
+
+
 def _state(weights: Sequence[Tensor]) -> tuple[Any, ...]:
     """What must be as it was for a copy to hold."""
-    spans = [(0 if native.was_freed(weight) else weight.data_ptr(), _span(weight)) for weight in weights]
+    spans = _spans(weights)
     versions = [-1 if weight.is_inference() else weight._version for weight in weights]
     # `weight.data = weight.data.t()` leaves all else as it was where the weight is square.
     layouts = [(weight.shape, weight.stride(), weight.is_neg(), weight.dtype) for weight in weights]

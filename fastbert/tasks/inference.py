@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from fastbert.errors import UserError
 from fastbert.ops.backend import fastest_dtype
 
+SHORT_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+LONG_NAMES = {name: dtype for dtype, name in SHORT_NAMES.items()}
 
-def choose_inference(device: str, dtype: str) -> tuple[str, torch.dtype, str]:
-    """The device (auto, cpu or cuda), the weights' dtype (of auto, fp32, bf16 or int8), and what is multiplied in
-    words. With int8 the model is still to be quantised (`model.quantize`)."""
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringDtype:
+    """The dtype in which a run scored its model, stored with the model so that its scores can be reproduced."""
+
+    dtype: str
+    """fp32, bf16 or fp16: of the weights and of matrix products."""
+    device: str
+    """cpu or cuda."""
+    chosen: bool
+    """Whether the user chose the dtype; else it was the fastest for inference on that device."""
+
+    @classmethod
+    def of_run(cls, device: torch.device, dtype: str) -> ScoringDtype:
+        """Return what a run with `--dtype` scores in: that dtype, or for auto the choice of `choose_inference`."""
+        chosen = dtype != "auto"
+        name = dtype if chosen else SHORT_NAMES[fastest_dtype(device)[0]]
+        return cls(dtype=name, device=device.type, chosen=chosen)
+
+    @property
+    def weights(self) -> torch.dtype:
+        """The dtype as torch names it."""
+        return LONG_NAMES[self.dtype]
+
+
+def choose_inference(device: str, dtype: str, scored: ScoringDtype | None = None) -> tuple[str, torch.dtype, str]:
+    """Return the device (auto, cpu or cuda), the weights' dtype (of auto, fp32, bf16 or int8), and both in words.
+
+    With int8 the model is still to be quantised (`model.quantize`). `auto` is the dtype in which the model's run
+    `scored` it, if the user chose that one and the device is of the same kind; else the fastest one. The words say
+    where the run scored in a different dtype or on a different device.
+    """
     has_gpu = torch.cuda.is_available()
     if device == "cuda" and not has_gpu:
         raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
@@ -19,8 +52,14 @@ def choose_inference(device: str, dtype: str) -> tuple[str, torch.dtype, str]:
     if dtype == "int8":
         if device != "cpu":
             raise UserError("--dtype int8 is for CPUs; use --device cpu, or --dtype bf16")
-        return device, torch.bfloat16, "int8"  # what lies between the products is then half as large
-    if dtype == "auto":
-        chosen, reason = fastest_dtype(torch.device(device))
-        return device, chosen, f"{str(chosen).removeprefix('torch.')} ({reason})"
-    return device, {"fp32": torch.float32, "bf16": torch.bfloat16}[dtype], dtype
+        weights, reason = torch.bfloat16, "int8"  # what lies between the products is then half as large
+    elif dtype == "auto" and scored is not None and scored.chosen and scored.device == device:
+        weights, reason = scored.weights, f"{scored.dtype} (the dtype of its run)"
+    elif dtype == "auto":
+        weights, why = fastest_dtype(torch.device(device))
+        reason = f"{str(weights).removeprefix('torch.')} ({why})"
+    else:
+        weights, reason = LONG_NAMES[dtype], dtype
+    if scored is not None and (dtype == "int8" or (scored.dtype, scored.device) != (SHORT_NAMES[weights], device)):
+        reason += f"; its run scored it in {scored.dtype} on {scored.device}, so scores can differ"
+    return device, weights, reason

@@ -12,6 +12,7 @@ from typing import Any
 from fastbert.checkpoints.bounded import read_json_file
 from fastbert.checkpoints.manifest import TASK, update_manifest, verify_files
 from fastbert.errors import CheckpointError, UserError
+from fastbert.tasks.inference import LONG_NAMES, ScoringDtype
 from fastbert.tasks.task import Columns, Task, TaskSettings
 
 TASKS = {
@@ -34,10 +35,12 @@ def make_task(name: str, settings: TaskSettings, labels: Sequence[str] | None = 
     return task
 
 
-def save_task(task: Task[Any], folder: Path) -> None:
-    """Write how a model is to be used beside its weights."""
+def save_task(task: Task[Any], folder: Path, scored: ScoringDtype | None = None) -> None:
+    """Write how a model is to be used beside its weights, and in which dtype its run scored it."""
     settings = {name: value for name, value in asdict(task.settings).items() if name not in ("strict", "skip_bad")}
     values = {"format_version": FORMAT_VERSION, "task": task.name, "labels": task.labels, "settings": settings}
+    if scored is not None:
+        values["scored"] = asdict(scored)
     partial = folder / f"{FILE}.partial"
     partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     partial.replace(folder / FILE)
@@ -64,3 +67,20 @@ def load_task(folder: Path, **overrides: Any) -> Task[Any]:
         return make_task(values["task"], TaskSettings(**settings), values["labels"])
     except (KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: damaged ({error}); name the task with --task") from None
+
+
+def load_scored(folder: Path) -> ScoringDtype | None:
+    """Return the dtype in which a model's run scored it, None where its folder does not say. Raises CheckpointError for
+    a damaged file."""
+    path = folder / FILE
+    values = read_json_file(path) if path.is_file() else None
+    found = values.get("scored") if isinstance(values, dict) else None
+    if found is None:
+        return None
+    try:
+        scored = ScoringDtype(dtype=found["dtype"], device=found["device"], chosen=found["chosen"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f'{path}: damaged ("scored": {error}); name --dtype and remove the entry') from None
+    if scored.dtype not in LONG_NAMES or scored.device not in ("cpu", "cuda") or not isinstance(scored.chosen, bool):
+        raise CheckpointError(f'{path}: damaged ("scored": {found}); dtype is one of {", ".join(LONG_NAMES)}')
+    return scored

@@ -10,7 +10,7 @@ from fastbert.checkpoints.source import config_place, find_source
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.tasks.inference import choose_inference
-from fastbert.tasks.registry import FILE, load_task, make_task
+from fastbert.tasks.registry import FILE, load_scored, load_task, make_task
 from fastbert.tasks.task import Columns, Task, TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
@@ -47,8 +47,9 @@ def load_trained(
     """Load a fine-tuned model for prediction.
 
     The folder's own file says which task it was trained for; `task` names it for models of other libraries, whose
-    labels are those of config.json. `settings` that are not None replace those of training. Raises UserError for a
-    folder that does not fit, and CheckpointError for damaged files.
+    labels are those of config.json. `settings` that are not None replace those of training. `dtype="auto"` is the one
+    that the run scored its model in, where the user chose it and the device is of the same kind, else the fastest here.
+    Raises UserError for a folder that does not fit, and CheckpointError for damaged files.
     """
     folder = find_source(source)
     given = {"columns": None if columns == Columns() else columns, **settings}
@@ -67,10 +68,10 @@ def load_trained(
         known = {name: value for name, value in given.items() if value is not None}
         labels = tuple(config.id2label.values()) if task in ("classification", "tagging") else None
         chosen = make_task(task, TaskSettings(**{"max_length": most, **known}), labels)
-    place, weights, why = choose_inference(device, dtype)
+    place, weights, why = choose_inference(device, dtype, load_scored(folder))
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
     check_tokenizer(tokenizer, BertConfig.from_pretrained(config_place(folder)).vocab_size, str(folder))
     model = chosen.head.from_pretrained(folder, dtype=weights)
     if dtype == "int8":
         model.quantize("int8")
-    return Trained(chosen, model.to(place), tokenizer, f"{why} on {place}")
+    return Trained(chosen, model.to(place), tokenizer, f"on {place} in {why}")

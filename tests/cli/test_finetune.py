@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import sys
@@ -9,10 +10,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import cpu_kernels
 import pytest
+import torch
 from toy_tasks import choices, echoes, moods, questions, sentiment, tagged, toy_folder
 
 from fastbert.cli import main
+from fastbert.tasks import inference
 
 MAKERS: dict[str, tuple[Any, str, float, dict[str, str]]] = {
     "classification": (sentiment, "tsv", 95, {}),
@@ -76,7 +80,47 @@ def test_every_task_trains_predicts_and_is_scored(
         ["--task", task, "--gold", str(gold), "--predictions", str(run / "predictions" / f"{file}.jsonl")],
     ):
         assert main(["evaluate", *flags, "--json", str(tmp_path / "scores.json")]) == 0
-        assert json.loads((tmp_path / "scores.json").read_text())[metric] == pytest.approx(score, abs=0.01)
+        assert json.loads((tmp_path / "scores.json").read_text())[metric] == pytest.approx(score, abs=1e-4)
+
+
+def test_evaluate_and_predict_reproduce_the_scores_of_a_run(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To four digits, at every level of the processor, for every dtype of the run, and where the fastest dtype is bf16:
+    a regression's correlation shows each rounding."""
+    gold = place / "regression-dev.tsv"
+
+    def check(name: str, **flags: str) -> str:
+        run, scores, predictions = tmp_path / name, tmp_path / "scores.json", tmp_path / f"{name}.jsonl"
+        assert finetune(place, "regression", run, **{"--epochs": "1", **flags}) == 0, name
+        results = json.loads((run / "results.json").read_text())["results"][gold.name]
+        capsys.readouterr()
+        assert main(["predict", "--model", str(run / "model"), "--text", str(gold), "--out", str(predictions)]) == 0
+        said = capsys.readouterr().err
+        assert predictions.read_text() == (run / "predictions" / f"{gold.name}.jsonl").read_text(), name
+        for source in (["--model", str(run / "model")], ["--task", "regression", "--predictions", str(predictions)]):
+            assert main(["evaluate", *source, "--gold", str(gold), "--json", str(scores)]) == 0
+            found = json.loads(scores.read_text())
+            assert {metric: round(value, 4) for metric, value in found.items()} == {
+                metric: value["mean"] for metric, value in results.items()
+            }, name
+        return said
+
+    for kernel in cpu_kernels.HERE:
+        with cpu_kernels.running(kernel):
+            assert "scores can differ" not in check(kernel, **{"--dtype": "auto"})
+    for dtype in ("fp32", "bf16"):
+        assert f"{dtype} (the dtype of its run)" in check(dtype, **{"--dtype": dtype})
+    monkeypatch.setattr(inference, "fastest_dtype", lambda device, **_: (torch.bfloat16, "as with BF16"))
+    check("fast", **{"--dtype": "auto"})
+    check("chosen", **{"--dtype": "fp32"})
+    if importlib.util.find_spec("peft") is not None:
+        check("lora", **{"--dtype": "bf16", "--lora": "4"})
+    monkeypatch.undo()
+    capsys.readouterr()
+    if inference.fastest_dtype(torch.device("cpu"))[0] == torch.float32:
+        assert main(["evaluate", "--model", str(tmp_path / "fast" / "model"), "--gold", str(gold)]) == 0
+        assert "its run scored it in bf16 on cpu, so scores can differ" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

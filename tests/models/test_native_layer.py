@@ -305,7 +305,7 @@ def test_the_fastest_dtype_is_chosen_by_name(tmp_path, seed: int) -> None:
     model_of(seed, torch.float32).save_pretrained(tmp_path)
     assert BertModel.from_pretrained(tmp_path).dtype == torch.float32
     fast = BertModel.from_pretrained(tmp_path, dtype="fastest").dtype
-    features = _C.cpu_features()
+    features = _C.cpu_level_features()
     if not torch.cuda.is_available():
         assert fast == (torch.bfloat16 if features["avx512_bf16"] else torch.float32)
     with pytest.raises(UserError, match="dtype='fast' must be a torch dtype"):

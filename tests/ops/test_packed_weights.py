@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from fastbert import ops
+from fastbert import BertConfig, BertModel, ops, use_backend
 from fastbert.ops import native_product, packed_weights
 from fastbert.training.optimizer import AdamW
 
@@ -167,6 +167,116 @@ def write_numpy(weight: nn.Parameter, new: Tensor) -> None:
 def write_one_and_tell(weight: nn.Parameter, new: Tensor) -> None:
     weight.data[3, 7] = 100.0
     packed_weights.forget(weight)
+
+
+def write_one_through_data(weight: Tensor) -> None:
+    weight.data[3, 7] = 100.0
+
+
+def write_one_through_numpy(weight: Tensor) -> None:
+    weight.detach().view(torch.int16 if weight.dtype == torch.bfloat16 else torch.int32).numpy()[3, 7] = 0x4242
+
+
+def negate_a_row_through_data(weight: Tensor) -> None:
+    weight.data[5].neg_()
+
+
+def swap_rows_through_data(weight: Tensor) -> None:
+    weight.data[[2, 9]] = weight.data[[9, 2]]
+
+
+def step_by_hand(weight: Tensor) -> None:
+    """An optimizer that updates a row at a time, out of place."""
+    for row in (11, 12):
+        weight.data[row] = weight.data[row] - 0.1 * torch.ones_like(weight.data[row])
+
+
+WRITES = [
+    write_one_through_data,
+    write_one_through_numpy,
+    negate_a_row_through_data,
+    swap_rows_through_data,
+    step_by_hand,
+]
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("element", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["weight-fp32", "weight-bf16"])
+def test_a_large_product_sees_a_small_write_that_torch_does_not_count(
+    write, element: str, dtype: torch.dtype, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever went before: no product, a small one, a large one. With the flag, products of any size see it."""
+    weights = [nn.Parameter(random(seed + i, 96, 128).to(dtype)) for i in range(2)]
+
+    def copies(rows: int) -> list[bytes]:
+        return [bytes(one) for one in packed_weights.packed_together(weights, (1, 1), element, rows=rows)]
+
+    def fresh() -> list[bytes]:
+        return [bytes(native_product.pack(weight, element)) for weight in weights]
+
+    large = packed_weights.WHOLE_ROWS[element]
+    for before in ((1,), (large,), (1, large), (large, 1)):
+        for rows in before:
+            copies(rows)
+        write(weights[1])
+        assert copies(large) == fresh()
+        assert copies(1) == fresh()
+    held = packed_weights.packed_together(weights, (1, 1), element, rows=large)
+    assert packed_weights.packed_together(weights, (1, 1), element, rows=large) is held
+    monkeypatch.setattr(packed_weights, "CHECKS_ALL", True)
+    del held
+    copies(1)
+    write(weights[0])
+    assert copies(1) == fresh()
+
+
+def test_memory_shared_with_numpy_is_seen(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    array = random(seed, 300, 512).numpy()
+    layer = nn.Linear(512, 300, bias=False)
+    layer.weight = nn.Parameter(torch.from_numpy(array), requires_grad=False)
+    x = random(seed + 1, packed_weights.WHOLE_ROWS["fp32"], 512)
+    with torch.no_grad(), use_backend("native"):
+        ops.linear(x, layer.weight)
+        for place in ((0, 1), (150, 3), (299, 510)):
+            array[place] += 50.0
+            torch.testing.assert_close(ops.linear(x, layer.weight), x @ layer.weight.T, atol=1e-3, rtol=1e-4)
+        monkeypatch.setattr(packed_weights, "CHECKS_ALL", True)
+        few = x[:3]
+        ops.linear(few, layer.weight)
+        array[7, 9] += 50.0
+        torch.testing.assert_close(ops.linear(few, layer.weight), few @ layer.weight.T, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("quantized", [False, True], ids=["fp32", "int8"])
+def test_an_encoder_layer_sees_a_small_write(quantized: bool, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = BertModel(BertConfig.preset("tiny", vocab_size=50, num_hidden_layers=1))
+    model.init_weights(seed=seed)
+    model.eval().quantize("int8" if quantized else None)
+    monkeypatch.setattr(packed_weights, "WHOLE_ROWS", dict.fromkeys(packed_weights.WHOLE_ROWS, 64))
+    ids = torch.randint(0, 50, (2, 40), generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad(), use_backend("native"):
+        before = model(input_ids=ids).last_hidden_state
+        model.encoder.layer[0].output.dense.weight.data[3, 7] = 100.0
+        after = model(input_ids=ids).last_hidden_state
+        model.eval()
+        assert not torch.equal(after, before)
+        assert torch.equal(after, model(input_ids=ids).last_hidden_state)
+
+
+def test_our_optimizer_keeps_its_copies_under_the_flag(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And makes those anew that a write in between left stale."""
+    monkeypatch.setattr(packed_weights, "CHECKS_ALL", True)
+    weight, x = nn.Parameter(random(seed, OUT, IN)), random(seed + 1, 5, IN)
+    optimizer = AdamW([weight], lr=0.1)
+    for _ in range(2):
+        assert_fresh(x, weight)
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        assert_fresh(x, weight)
+        weight.data[4, 4] = -50.0
+        optimizer.step()
+        assert_fresh(x, weight)
 
 
 @pytest.mark.parametrize("change", [copy_in_place, swap_data, write_data, write_numpy, write_one_and_tell])

@@ -199,7 +199,13 @@ def test_demo_takes_a_folder_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "inference", "training"),
-    [("amx", "bf16", "bf16"), ("avx512", "fp32", "bf16"), ("avx2", "fp32", "fp32")],
+    [
+        ("amx", "bf16", "bf16"),
+        ("avx512-bf16", "bf16", "bf16"),
+        ("avx512", "fp32", "bf16"),
+        ("avx2", "fp32", "fp32"),
+        ("portable", "fp32", "fp32"),
+    ],
 )
 def test_the_fastest_dtype_of_a_cpu(kernel: str, inference: str, training: str) -> None:
     names, cpu = {torch.bfloat16: "bf16", torch.float32: "fp32"}, torch.device("cpu")
