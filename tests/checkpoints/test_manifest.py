@@ -255,3 +255,33 @@ def test_a_head_is_checked_like_an_encoder(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(CheckpointError, match=r"model.safetensors has other content"):
         BertModel.from_pretrained(tmp_path)
+
+
+def test_links_are_followed_and_their_content_is_checked(folder: Path, tmp_path: Path) -> None:
+    """As in the Hub's cache, whose snapshots consist of links to blobs."""
+    snapshot, blobs = tmp_path / "snapshots" / "commit", tmp_path / "blobs"
+    blobs.mkdir()
+    for index, path in enumerate(sorted(path for path in folder.rglob("*") if path.is_file())):
+        link = snapshot / path.relative_to(folder)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(blobs / str(index))
+        link.symlink_to(blobs / str(index))
+    load(snapshot)
+    blob = (snapshot / "vocab.txt").resolve()
+    blob.write_bytes(swap_lines(blob.read_bytes()))
+    with pytest.raises(CheckpointError, match=r"vocab.txt has other content"):
+        load(snapshot)
+    (snapshot / "vocab.txt").unlink()
+    (snapshot / "vocab.txt").symlink_to("nowhere")
+    with pytest.raises(CheckpointError, match=r"vocab.txt is missing"):
+        load(snapshot)
+
+
+def test_a_damaged_manifest_is_replaced_by_what_is_written(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / NAME).write_text("{")
+    WordPieceTokenizer(TOKENS).save_pretrained(folder)
+    assert "a new one lists only what is written now" in caplog.text
+    made = read_manifest(folder)
+    assert made is not None
+    assert sorted(made.files) == ["special_tokens_map.json", "tokenizer_config.json", "vocab.txt"]
+    load(folder)
