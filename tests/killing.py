@@ -72,8 +72,9 @@ def _serve(output: str) -> None:
     import torch
 
     torch.set_num_threads(1)
+    import matplotlib.backends.backend_agg
     import matplotlib.figure  # noqa: F401
-    import tokenizers  # noqa: F401
+    import tyro  # noqa: F401
 
     import fastbert.cli.finetune
     import fastbert.cli.pretrain

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import struct
 from collections.abc import Callable, Iterable, Sequence
@@ -63,6 +64,8 @@ class AdamW(torch.optim.AdamW):
     changed_by_torch: Sequence[Tensor] | None = None
     """Of the last step: the parameters that took torch's; the packed copies of the others are fresh."""
     _clip: _Clip | None = None
+    # torch's own imports its compiler when it is first called, which takes seconds.
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
 
     def step(self, closure: Callable[[], Any] | None = None, *, clear: bool = False) -> Any:
         """One step; returns what `closure`, which computes the gradients anew, returned.
@@ -96,7 +99,7 @@ class AdamW(torch.optim.AdamW):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """torch's, and forgets a factor of `clip_gradients` that no step has applied."""
         self._clip = None
-        super().zero_grad(set_to_none)
+        inspect.unwrap(torch.optim.AdamW.zero_grad)(self, set_to_none)
 
     @property
     def clip_factor(self) -> float:
