@@ -21,11 +21,11 @@ from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fastbert.checkpoints.bounded import PlainFile, read_json_file, shown
-from fastbert.checkpoints.safetensors_files import read_safetensors
+from fastbert.checkpoints.safetensors_files import read_safetensors, save_tensors
 from fastbert.errors import CheckpointError
 from fastbert.io.writing import sync, write_synced
 from fastbert.models.pretrained import PreTrainedModel
@@ -188,8 +188,8 @@ class Checkpoints:
 
 def _write(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Write the files of a checkpoint and flush them to the disk."""
-    save_file(model_tensors(model), folder / MODEL, metadata={"format": "pt"})
-    save_file(optimizer_tensors(model, optimizer), folder / OPTIMIZER)
+    save_tensors(model_tensors(model), folder / MODEL, {"format": "pt"})
+    save_tensors(optimizer_tensors(model, optimizer), folder / OPTIMIZER)
     write_synced(folder / STATE, json.dumps({"format_version": FORMAT_VERSION, **state}, indent=2) + "\n")
     hashes = {name: _digest(folder / name) for name in (MODEL, OPTIMIZER, STATE)}
     for name in hashes:

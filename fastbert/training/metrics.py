@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fastbert.checkpoints.bounded import PlainFile
 from fastbert.errors import CheckpointError, UserError
+from fastbert.io.regular_file import require_regular_file
 from fastbert.io.writing import write_atomic
 from fastbert.models.outputs import PreTrainingOutput
 
@@ -163,6 +164,7 @@ def read_records(path: Path) -> list[tuple[int, dict[str, Any]]]:
     """The objects of a metrics.jsonl with their lines, from 1; a last line cut short by a kill is left out."""
     if not path.exists():
         return []
+    require_regular_file(path)
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     records: list[tuple[int, dict[str, Any]]] = []
     for number, line in enumerate(lines, start=1):

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fastbert.checkpoints.source import find_source
+from fastbert.checkpoints.whole_folder import whole_folder
 from fastbert.config import PRESETS, BertConfig
 from fastbert.data.corpus import Corpus
 from fastbert.data.pretraining import PretrainingData, unigram_cross_entropy
@@ -167,14 +168,15 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
             plot_runs([config.out], loss_curve, unigram=unigram)
         raise
     plot_runs([config.out], loss_curve, unigram=unigram)
-    folder = config.out / "model"
     model._modules.pop(LESSON, None)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    sync_tree(folder)
+    with whole_folder(config.out / "model") as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        sync_tree(folder)
+    sync(config.out)
     run.finished = {"validation": asdict(validation), "unigram_cross_entropy": unigram}
     run.write()
-    return PretrainResult(config.out, validation, unigram, loss_curve, folder)
+    return PretrainResult(config.out, validation, unigram, loss_curve, config.out / "model")
 
 
 def _result_of(run: Run) -> PretrainResult | None:
