@@ -45,6 +45,8 @@ class BertConfig:
         f"{task}_{what}" for task in ("mlm", "nsp") for what in ("loss_sum", "count", "correct")
     ]
     """What of a model's outputs transformers' Trainer does not hand on as predictions."""
+    model_type: ClassVar[str] = "bert"
+    """The name of the architecture, which peft looks up."""
     _commit_hash: ClassVar[None] = None
     """The revision on the Hub, which transformers' pipelines look for: a config does not know it."""
 
@@ -210,6 +212,10 @@ class BertConfig:
         if architecture:
             values["architectures"] = [architecture]
         return dict(sorted(values.items()))
+
+    def get_text_config(self) -> BertConfig:
+        """Return the configuration of the text model, this one, which peft asks for."""
+        return self
 
     def to_json_string(self) -> str:
         """`to_dict` as text, which transformers' callbacks write beside a run."""

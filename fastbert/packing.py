@@ -15,6 +15,7 @@ from torch import Tensor
 from fastbert.errors import UserError
 
 IGNORE_INDEX = -100
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -212,6 +213,45 @@ def _is_transformed() -> bool:
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
+def check_padded(
+    input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None, position_ids: Tensor | None
+) -> None:
+    """Refuse padded input of wrong types, dtypes, shapes or devices, by what the host knows."""
+    if input_ids.dim() != 2:
+        raise UserError(f"input_ids must have shape (sequences, length), not {tuple(input_ids.shape)}")
+    others = (("attention_mask", attention_mask), ("token_type_ids", token_type_ids), ("position_ids", position_ids))
+    for name, tensor in (("input_ids", input_ids), *others):
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise UserError(f"{name} must be a tensor, not {type(tensor).__name__}: use torch.tensor({name})")
+        if name != "attention_mask" and tensor.dtype not in INTEGERS:
+            raise UserError(f"{name} must be int64, not {tensor.dtype}: give the ids that the tokenizer returned")
+        if tensor.device != input_ids.device:
+            raise UserError(f"{name} is on {tensor.device}, input_ids on {input_ids.device}: move them to one device")
+        if name == "position_ids" and _spreads(tensor, input_ids):
+            continue
+        if tensor.shape != input_ids.shape:
+            raise UserError(f"{name} has shape {tuple(tensor.shape)}, but input_ids {tuple(input_ids.shape)}")
+
+
+def _spreads(position_ids: Tensor, input_ids: Tensor) -> bool:
+    """Whether position ids are one row for all sequences, (length,) or (1, length)."""
+    return position_ids.dim() in (1, 2) and position_ids.shape in (input_ids.shape[1:], (1, *input_ids.shape[1:]))
+
+
+def check_mask(attention_mask: Tensor) -> None:
+    """Refuse an attention mask of other values than 0 and 1, such as an additive one; reads it."""
+    if attention_mask.dtype == torch.bool or not attention_mask.numel():
+        return
+    wrong = (attention_mask != 0) & (attention_mask != 1)
+    if bool(wrong.any()):
+        raise UserError(
+            f"attention_mask holds {attention_mask[wrong][0].item():g}: it must be 1 at tokens and 0 at padding, not"
+            " added to scores"
+        )
+
+
 def unpad(
     input_ids: Tensor,
     attention_mask: Tensor | None = None,
@@ -223,14 +263,10 @@ def unpad(
     Any pattern of zeros in `attention_mask` is allowed (left padding, holes); as in transformers a token's position is
     its column unless `position_ids` says otherwise.
     """
-    if input_ids.dim() != 2:
-        raise UserError(f"input_ids must have shape (sequences, length), not {tuple(input_ids.shape)}")
+    check_padded(input_ids, attention_mask, token_type_ids, position_ids)
     rows, columns = input_ids.shape
     if attention_mask is None:
         attention_mask = torch.ones_like(input_ids)
-    for name, tensor in (("attention_mask", attention_mask), ("token_type_ids", token_type_ids)):
-        if tensor is not None and tensor.shape != input_ids.shape:
-            raise UserError(f"{name} has shape {tuple(tensor.shape)}, but input_ids {tuple(input_ids.shape)}")
     kept = attention_mask.bool()
     slots = kept.flatten().nonzero().flatten()
     lengths = kept.sum(dim=1)

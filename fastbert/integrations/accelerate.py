@@ -96,6 +96,11 @@ def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, Rep
         if own is not None and kept(module) is None:
             if not encoder:
                 continue
+            if hasattr(module, "_hf_hook"):
+                raise UserError(
+                    f"{where} ({type(module).__name__}) carries accelerate's hooks: call fastbert.accelerate before"
+                    " cpu_offload, disk_offload or dispatch_model; the model is unchanged"
+                )
             raise UserError(
                 f"{where} ({type(module).__name__}) has a forward of its own, put there by {_origin(own)}: undo that"
                 " first, the model is unchanged"

@@ -102,7 +102,8 @@ class TorchEncoderForward(Replaced):
         """Why a call takes the original forward; empty: without a word, or to say what is wrong."""
         if not isinstance(src, Tensor) or torch.jit.is_tracing() or torch.compiler.is_exporting():
             return ""
-        if native.is_transformed() or src.numel() == 0 or src.is_meta:
+        weightless = any(parameter.is_meta for parameter in self.module.parameters())
+        if native.is_transformed() or src.numel() == 0 or src.is_meta or weightless:
             return ""
         if src.dtype == torch.float64 and torch.is_autocast_enabled(src.device.type):
             return ""

@@ -6,7 +6,7 @@ The module tree gives the state dict the names of Hugging Face's `BertModel`, so
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,11 @@ from torch.utils.checkpoint import checkpoint
 from fastbert import ops
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
+from fastbert.models.arguments import TransformersArguments, refuse_arguments
 from fastbert.models.layers import Dropouts, LayerNumbers, keeping_products, layer_weights, self_attention, whole_layer
 from fastbert.models.outputs import EncoderOutput
+from fastbert.models.packed import Packed
+from fastbert.models.padded import PaddedBatch, is_readable
 from fastbert.models.plain import (
     has_hooks,
     holds_both,
@@ -31,7 +34,7 @@ from fastbert.models.pretrained import Checkpointing, PreTrainedModel, Quantizat
 from fastbert.ops import encoder_layer, native_layer
 from fastbert.ops.backend import choose
 from fastbert.ops.dropout import Site, TokenDropout
-from fastbert.packing import PackedBatch, pad, unpad
+from fastbert.packing import PackedBatch
 
 if TYPE_CHECKING:
     from fastbert.tasks.embed_settings import EmbedSettings
@@ -83,7 +86,11 @@ class Embeddings(nn.Module):
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.LayerNorm = Norm(config.hidden_size, config.layer_norm_eps)
 
-    def forward(self, batch: PackedBatch, dropout: TokenDropout | None) -> Tensor:
+    def forward(self, batch: PackedBatch, dropout: TokenDropout | None, inputs_embeds: Tensor | None = None) -> Tensor:
+        """(tokens, hidden_size); `inputs_embeds` of that shape stands in for the rows of the token table."""
+        if inputs_embeds is not None:
+            places = self.position_embeddings(batch.position_ids) + self.token_type_embeddings(batch.token_type_ids)
+            return ops.dropout(self.LayerNorm(inputs_embeds + places), dropout)
         ids = (batch.input_ids, batch.position_ids, batch.token_type_ids)
         tables = (self.word_embeddings, self.position_embeddings, self.token_type_embeddings)
         norm = self.LayerNorm
@@ -284,60 +291,26 @@ class Pooler(nn.Module):
 
 def first_places(batch: PackedBatch) -> Tensor:
     """Where each sequence's first token is, int64 (sequences,), in a batch that has tokens."""
+    if isinstance(batch, PaddedBatch):
+        return batch.first_positions
     # An empty sequence has no first token: the clamp keeps its index legal, its row means nothing.
     return batch.cu_seqlens[:-1].long().clamp(max=batch.num_tokens - 1)
 
 
 def first_tokens(x: Tensor, batch: PackedBatch) -> Tensor:
     """Of hidden states (tokens, hidden_size) those that the pooler takes, (sequences, hidden_size)."""
+    if isinstance(batch, PaddedBatch):
+        return x.index_select(0, batch.first_positions)
     return x[first_places(batch)] if len(x) else x.new_zeros(len(batch), x.shape[1])
-
-
-class Packed:
-    """A model's input in packed form, and the way back to the form in which it came."""
-
-    def __init__(
-        self,
-        batch: PackedBatch | Tensor | None,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        token_type_ids: Tensor | None,
-        position_ids: Tensor | None,
-    ) -> None:
-        if isinstance(batch, PackedBatch):
-            if any(tensor is not None for tensor in (input_ids, attention_mask, token_type_ids, position_ids)):
-                raise UserError("give either a PackedBatch or input_ids with attention_mask, not both")
-            self.batch, self.slots, self.shape = batch, None, None
-            return
-        if batch is not None and input_ids is not None:
-            raise UserError("input_ids were given twice, by position and by name")
-        padded = batch if batch is not None else input_ids
-        if not isinstance(padded, Tensor):
-            raise UserError(f"a model takes a PackedBatch or a tensor of input_ids, not {type(padded).__name__}")
-        self.batch, self.slots = unpad(padded, attention_mask, token_type_ids, position_ids)
-        self.shape = (padded.shape[0], padded.shape[1])
-
-    def restore(self, values: Tensor) -> Tensor:
-        """Packed values (tokens, ...) as they were asked for: padded with zeros where the input was padded."""
-        if self.slots is None or self.shape is None:
-            return values
-        return pad(values, self.slots, self.shape)
-
-    def labels(self, labels: Tensor | None) -> Tensor | None:
-        """Labels of every token, packed (tokens,); padded labels lose their padding."""
-        if labels is None or self.slots is None:
-            return labels
-        if tuple(labels.shape) != self.shape:
-            raise UserError(f"labels have shape {tuple(labels.shape)}, but input_ids {self.shape}")
-        return labels.flatten()[self.slots]
 
 
 class BertModel(PreTrainedModel):
     """The encoder with its pooler: padded in, padded out, or packed in, packed out.
 
     `model(input_ids=(B, S) int64, attention_mask=(B, S), token_type_ids=(B, S))` returns `last_hidden_state` (B, S,
-    hidden_size) with zeros at padding; `model(batch)` of a `PackedBatch` returns (tokens, hidden_size). Raises
-    `UserError` for ids outside the vocabulary and sequences longer than the position table.
+    hidden_size) with zeros at padding; `model(batch)` of a `PackedBatch` returns (tokens, hidden_size).
+    `inputs_embeds` (B, S, hidden_size) may stand in for `input_ids`. Raises `UserError` for ids outside the vocabulary,
+    sequences longer than the position table, and arguments of transformers' that are set and not supported.
     """
 
     base_model_prefix = "bert"
@@ -364,24 +337,44 @@ class BertModel(PreTrainedModel):
             settings.save(Path(folder), self.config.hidden_size)
 
     def encode(
-        self, batch: PackedBatch, causal: bool = False, keep_all: bool = False, rows: Tensor | None = None
+        self,
+        batch: PackedBatch,
+        causal: bool = False,
+        keep_all: bool = False,
+        rows: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Packed hidden states of the last layer (tokens, hidden_size); with `keep_all` also those before it.
 
         With `rows`, int64 (rows,), the last layer's are (rows, hidden_size), of these tokens alone, and what nobody
-        reads is not computed: a loss that looks at one token in six saves half of the last layer.
+        reads is not computed: a loss that looks at one token in six saves half of the last layer. `inputs_embeds`
+        (tokens, hidden_size) stands in for the rows of the token table.
         """
+        for name, given in (("the model", self.embeddings.word_embeddings.weight), ("the batch", batch.input_ids)):
+            if given.is_meta:
+                raise UserError(
+                    f"{name} is on the meta device, which holds no values: load weights with from_pretrained, or give"
+                    ' them memory with model.to_empty(device="cpu") and model.load_state_dict'
+                )
         # On a GPU this would wait for the device, and a compiled graph cannot look at numbers.
-        if batch.device.type == "cpu" and not torch.compiler.is_compiling():
+        if is_readable(batch.input_ids):
             self.check_ranges(batch)
         config, tokens = self.config, batch.num_tokens
+        if inputs_embeds is not None and inputs_embeds.shape[-1] != config.hidden_size:
+            raise UserError(
+                f"inputs_embeds are {inputs_embeds.shape[-1]} wide, but the model's hidden_size={config.hidden_size}"
+            )
+        if isinstance(batch, PaddedBatch):
+            return self._encode_padded(batch, causal, keep_all, rows, inputs_embeds)
         wanted = rows
         if self._library_multiplies_bf16(tokens):
             batch = batch.filled(ROWS_MULTIPLE)
+            if inputs_embeds is not None:
+                inputs_embeds = F.pad(inputs_embeds, (0, 0, 0, batch.num_tokens - tokens))
             if rows is not None:  # the first token again and again, for nobody
                 rows = F.pad(rows, (0, -len(rows) % ROWS_MULTIPLE))
         dropouts = Dropouts(batch, config.hidden_dropout_prob, config.attention_probs_dropout_prob, self.training)
-        x = self.embeddings(batch, dropouts.tokens(Site.EMBEDDING))
+        x = self._embed(batch, dropouts, inputs_embeds)
         if rows is not None and runs_as_written(self.encoder, Encoder):
             x, states = self.encoder(x, batch, dropouts, causal, keep_all, rows)
         else:  # hooks and other classes see every token
@@ -391,6 +384,22 @@ class BertModel(PreTrainedModel):
             states = [state[:tokens] for state in states]
         count = tokens if wanted is None else len(wanted)
         return x if len(x) == count else x[:count], states
+
+    def _embed(self, batch: PackedBatch, dropouts: Dropouts, inputs_embeds: Tensor | None) -> Tensor:
+        """What goes into the first layer, (tokens, hidden_size)."""
+        given = () if inputs_embeds is None else (inputs_embeds,)
+        x: Tensor = self.embeddings(batch, dropouts.tokens(Site.EMBEDDING), *given)
+        return x
+
+    def _encode_padded(
+        self, batch: PaddedBatch, causal: bool, keep_all: bool, rows: Tensor | None, inputs_embeds: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`encode` without a branch on the number of tokens, which a recorded call does not know."""
+        config = self.config
+        dropouts = Dropouts(batch, config.hidden_dropout_prob, config.attention_probs_dropout_prob, self.training)
+        x = self._embed(batch, dropouts, inputs_embeds)
+        x, states = self.encoder(x, batch, dropouts, causal, keep_all)
+        return x if rows is None else x.index_select(0, rows), states
 
     def _library_multiplies_bf16(self, tokens: int) -> bool:
         """Whether torch's library will multiply bf16 on the CPU, and not our kernels, which take any number of rows."""
@@ -424,10 +433,14 @@ class BertModel(PreTrainedModel):
         position_ids: Tensor | None = None,
         *,
         input_ids: Tensor | None = None,
-        output_hidden_states: bool = False,
+        inputs_embeds: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        past_key_values: None = None,
+        **unsupported: Unpack[TransformersArguments],
     ) -> EncoderOutput:
-        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        x, states = self.encode(packed.batch, keep_all=output_hidden_states)
+        refuse_arguments(self, {"past_key_values": past_key_values, **unsupported})
+        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        x, states = self.encode(packed.batch, keep_all=bool(output_hidden_states), inputs_embeds=packed.embeds)
         return EncoderOutput(
             last_hidden_state=packed.restore(x),
             pooler_output=None if self.pooler is None else self.pooler(first_tokens(x, packed.batch)),

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from fastbert.errors import UserError
+from fastbert.models.outputs import HeadOutput, ModelOutput
+
+
+def is_traced_root(module: nn.Module) -> bool:
+    """Return whether torch.jit, or the ONNX exporter on top of it, traces this very module."""
+    modules = torch.jit._trace._trace_module_map
+    if not modules:
+        return False
+    # torch.jit keeps the root under a name of its own; the exporter names every module, and the root first.
+    return modules.get("__module") is module or next(iter(modules)) is module
 
 
 class Compatibility(nn.Module):
@@ -17,6 +30,23 @@ class Compatibility(nn.Module):
     accepts_loss_kwargs: ClassVar[bool] = False
     """Whether forward takes `num_items_in_batch`, the labels of all batches whose gradients are summed."""
     tied_keys: tuple[str, ...] = ()
+
+    def _slow_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run forward while torch.jit traces, which reads tuples and dictionaries but not our outputs: the traced model
+        itself returns a tuple."""
+        # The ONNX exporter gives keyword-only arguments by position too, in the order of the signature.
+        named = dict(zip(inspect.signature(self.forward).parameters, args, strict=False))
+        with warnings.catch_warnings():
+            # Checks of shapes read them, but what is recorded holds for others: what is not ours still warns.
+            warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"fastbert\.")
+            output = super()._slow_forward(**named, **kwargs)
+        if not isinstance(output, ModelOutput):
+            return output
+        if is_traced_root(self):
+            return output.to_tuple()
+        if isinstance(output, HeadOutput):
+            output.fill_dictionary()
+        return output
 
     @property
     def _keys_to_ignore_on_save(self) -> list[str] | None:

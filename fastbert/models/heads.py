@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,18 +13,33 @@ from torch.nn import functional as F
 from fastbert import ops
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
+from fastbert.models.arguments import TransformersArguments, refuse_arguments
 from fastbert.models.bert import (
     ROWS_MULTIPLE,
     BertModel,
     Norm,
-    Packed,
     first_places,
     first_tokens,
     is_plain_norm,
     multiplies_in_bf16,
 )
-from fastbert.models.labels import check_places, check_range, class_loss, masked_places, mean_of, part_of
+from fastbert.models.labels import (
+    NUMBER_CLASSES,
+    USE_VOCABULARY,
+    check_places,
+    check_range,
+    check_shares,
+    class_labels,
+    class_loss,
+    integers,
+    masked_places,
+    mean_of,
+    part_of,
+    read_places,
+)
 from fastbert.models.outputs import LogitsOutput, PreTrainingOutput, SpanOutput
+from fastbert.models.packed import Packed
+from fastbert.models.padded import PaddedBatch
 from fastbert.models.plain import is_plain, project, project_apart
 from fastbert.models.pretrained import PreTrainedModel, resized
 from fastbert.ops.backend import choose
@@ -33,10 +48,18 @@ from fastbert.ops.linear_cross_entropy import CrossEntropy
 from fastbert.ops.product_table import prefers_own
 from fastbert.packing import IGNORE_INDEX, PackedBatch
 
+# What to do about a next-sentence label that is out of range.
+IS_NEXT = "use 0 where B follows A and 1 where it does not"
+
 
 def shown_states(packed: Packed, states: list[Tensor]) -> tuple[Tensor, ...] | None:
     """Hidden states as outputs hold them: those of the embeddings and of each layer, None where none were kept."""
     return tuple(packed.restore(state) for state in states) or None
+
+
+def _options(packed: Packed, keep_all: bool | None) -> dict[str, Any]:
+    """What `encode` takes beside the batch."""
+    return {"keep_all": bool(keep_all), "inputs_embeds": packed.embeds}
 
 
 class PredictionTransform(nn.Module):
@@ -121,31 +144,32 @@ class BertWithHead(PreTrainedModel):
         return self.bert.embeddings.word_embeddings
 
     def _encode_read(
-        self, batch: PackedBatch, places: Tensor | None, keep_all: bool = False
+        self, packed: Packed, places: Tensor | None, keep_all: bool = False
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Hidden states of each sequence's first token (sequences, hidden_size), which the pooler takes; those at
         `places`, int64, or of all tokens; and with `keep_all` those of all tokens at every layer.
 
         With `places` nothing else of the last layer is computed.
         """
-        if places is None or not batch.num_tokens:
-            x, states = self.bert.encode(batch, keep_all=keep_all)
-            return first_tokens(x, batch), x if places is None else x[places], states
-        x, states = self.bert.encode(batch, keep_all=keep_all, rows=torch.cat((first_places(batch), places)))
+        batch, options = packed.batch, _options(packed, keep_all)
+        if places is None or isinstance(batch, PaddedBatch) or not batch.num_tokens:
+            x, states = self.bert.encode(batch, **options)
+            return first_tokens(x, batch), read_places(x, places), states
+        x, states = self.bert.encode(batch, rows=torch.cat((first_places(batch), places)), **options)
         return x[: len(batch)], x[len(batch) :], states
 
     def _shows_all(self, packed: Packed, return_logits: bool | None) -> bool:
         """Whether logits of every position are returned beside a loss: in evaluation, of padded input."""
-        return return_logits is None and packed.slots is not None and not self.training
+        return return_logits is None and packed.came_padded and not self.training
 
     def _pool(self, firsts: Tensor) -> Tensor:
         assert self.bert.pooler is not None
         pooled: Tensor = self.bert.pooler(firsts)
         return pooled
 
-    def _encode_pooled(self, batch: PackedBatch, keep_all: bool = False) -> tuple[Tensor, list[Tensor]]:
+    def _encode_pooled(self, packed: Packed, keep_all: bool | None = False) -> tuple[Tensor, list[Tensor]]:
         """The pooled first tokens (sequences, hidden_size), and with `keep_all` all tokens at every layer."""
-        firsts, _, states = self._encode_read(batch, batch.input_ids.new_empty(0), keep_all)
+        firsts, _, states = self._encode_read(packed, packed.batch.input_ids.new_empty(0), bool(keep_all))
         return self._pool(firsts), states
 
     def _classifier_dropout(
@@ -203,16 +227,20 @@ class BertForPreTraining(_MaskedLanguageModel):
         position_ids: Tensor | None = None,
         *,
         input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         next_sentence_label: Tensor | None = None,
         return_logits: bool | None = None,
-        output_hidden_states: bool = False,
+        output_hidden_states: bool | None = None,
+        past_key_values: None = None,
+        **unsupported: Unpack[TransformersArguments],
     ) -> PreTrainingOutput:
-        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        masked = masked_places(packed, labels)
+        refuse_arguments(self, {"past_key_values": past_key_values, **unsupported})
+        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        masked = masked_places(packed, labels, self.config.vocab_size, USE_VOCABULARY)
         every = masked is None or self._shows_all(packed, return_logits)
         read = None if every or masked is None else masked[0]
-        firsts, x, states = self._encode_read(packed.batch, read, output_hidden_states)
+        firsts, x, states = self._encode_read(packed, read, bool(output_hidden_states))
         nsp_logits = project(self.cls.seq_relationship, self._pool(firsts))
         output = PreTrainingOutput(
             seq_relationship_logits=nsp_logits,
@@ -224,11 +252,12 @@ class BertForPreTraining(_MaskedLanguageModel):
         elif return_logits:
             output.prediction_logits = self.cls.predictions(x)
         if masked is not None:
-            loss = self.cls.predictions.loss(x[masked[0]] if every else x, masked[1])
+            loss = self.cls.predictions.loss(read_places(x, masked[0]) if every else x, masked[1])
             output.mlm_loss_sum, output.mlm_count, output.mlm_correct = loss.loss_sum, loss.count, loss.correct
             losses.append(mean_of(loss))
         target = packed.batch.next_sentence_label if next_sentence_label is None else next_sentence_label
         if target is not None:
+            target = class_labels("next_sentence_label", target, nsp_logits.shape[0], 2, IS_NEXT)
             output.nsp_loss_sum = F.cross_entropy(nsp_logits.float(), target, reduction="sum")
             # Sequences labelled -100 count for nothing: no class has that number.
             output.nsp_count = (target != IGNORE_INDEX).sum()
@@ -271,19 +300,24 @@ class BertForMaskedLM(_MaskedLanguageModel):
         position_ids: Tensor | None = None,
         *,
         input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         return_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        output_hidden_states: bool = False,
+        output_hidden_states: bool | None = None,
+        past_key_values: None = None,
+        **unsupported: Unpack[TransformersArguments],
     ) -> LogitsOutput:
-        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        masked = masked_places(packed, labels)
+        refuse_arguments(self, {"past_key_values": past_key_values, **unsupported})
+        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        masked = masked_places(packed, labels, self.config.vocab_size, USE_VOCABULARY)
+        options = _options(packed, output_hidden_states)
         if masked is None or self._shows_all(packed, return_logits):
-            x, states = self.bert.encode(packed.batch, keep_all=output_hidden_states)
+            x, states = self.bert.encode(packed.batch, **options)
             logits: Tensor | None = packed.restore(self.cls.predictions(x))
-            x = x if masked is None else x[masked[0]]
+            x = x if masked is None else read_places(x, masked[0])
         else:
-            x, states = self.bert.encode(packed.batch, keep_all=output_hidden_states, rows=masked[0])
+            x, states = self.bert.encode(packed.batch, rows=masked[0], **options)
             logits = self.cls.predictions(x) if return_logits else None
         loss = None if masked is None else mean_of(self.cls.predictions.loss(x, masked[1]), num_items_in_batch)
         return LogitsOutput(loss=loss, logits=logits, hidden_states=shown_states(packed, states))
@@ -307,15 +341,23 @@ class BertForNextSentencePrediction(BertWithHead):
         position_ids: Tensor | None = None,
         *,
         input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        output_hidden_states: bool = False,
+        output_hidden_states: bool | None = None,
+        past_key_values: None = None,
+        **unsupported: Unpack[TransformersArguments],
     ) -> LogitsOutput:
-        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        pooled, states = self._encode_pooled(packed.batch, output_hidden_states)
+        refuse_arguments(self, {"past_key_values": past_key_values, **unsupported})
+        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        pooled, states = self._encode_pooled(packed, output_hidden_states)
         logits = project(self.cls.seq_relationship, pooled)
         target = packed.batch.next_sentence_label if labels is None else labels
-        loss = None if target is None else class_loss(logits, target.flatten(), num_items_in_batch)
+        loss = None
+        if target is not None:
+            name = "next_sentence_label" if labels is None else "labels"
+            target = class_labels(name, target, logits.shape[0], 2, IS_NEXT)
+            loss = class_loss(logits, target, num_items_in_batch)
         return LogitsOutput(loss=loss, logits=logits, hidden_states=shown_states(packed, states))
 
 
@@ -340,12 +382,16 @@ class BertForSequenceClassification(BertWithHead):
         position_ids: Tensor | None = None,
         *,
         input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        output_hidden_states: bool = False,
+        output_hidden_states: bool | None = None,
+        past_key_values: None = None,
+        **unsupported: Unpack[TransformersArguments],
     ) -> LogitsOutput:
-        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        pooled, states = self._encode_pooled(packed.batch, output_hidden_states)
+        refuse_arguments(self, {"past_key_values": past_key_values, **unsupported})
+        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        pooled, states = self._encode_pooled(packed, output_hidden_states)
         pooled = self._classifier_dropout(packed.batch, pooled, per_token=False)
         logits = project(self.classifier, pooled)
         loss = None if labels is None else self._loss(logits.float(), labels, num_items_in_batch)
@@ -353,14 +399,24 @@ class BertForSequenceClassification(BertWithHead):
 
     def _loss(self, logits: Tensor, labels: Tensor, items: Tensor | int | None) -> Tensor:
         problem = self.config.problem_type
+        if not isinstance(labels, Tensor):
+            raise UserError(f"labels must be a tensor, not {type(labels).__name__}")
         if problem is None and (self.config.num_labels == 1 or labels.is_floating_point()):
             problem = "regression"
+        if problem not in ("regression", "multi_label_classification"):
+            classes = class_labels("labels", labels, logits.shape[0], logits.shape[1], NUMBER_CLASSES)
+            return class_loss(logits, classes, items)
+        one_number = logits.shape[1] == 1 and labels.numel() == logits.numel()
+        if labels.shape != logits.shape and not one_number:
+            raise UserError(
+                f"labels have shape {tuple(labels.shape)}: {problem} takes {tuple(logits.shape)}, one number for each"
+                " of num_labels"
+            )
+        targets = labels.reshape(logits.shape).float()
         if problem == "regression":
-            return part_of(F.mse_loss(logits.view(labels.shape), labels.float()), labels.numel(), items)
-        if problem == "multi_label_classification":
-            loss = F.binary_cross_entropy_with_logits(logits, labels.float())
-            return part_of(loss, labels.numel(), items)
-        return class_loss(logits, labels.flatten(), items)
+            return part_of(F.mse_loss(logits, targets), labels.numel(), items)
+        check_shares(targets)
+        return part_of(F.binary_cross_entropy_with_logits(logits, targets), labels.numel(), items)
 
 
 class BertForTokenClassification(BertWithHead):
@@ -383,23 +439,27 @@ class BertForTokenClassification(BertWithHead):
         position_ids: Tensor | None = None,
         *,
         input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         return_logits: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        output_hidden_states: bool = False,
+        output_hidden_states: bool | None = None,
+        past_key_values: None = None,
+        **unsupported: Unpack[TransformersArguments],
     ) -> LogitsOutput:
-        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        masked = masked_places(packed, labels)
+        refuse_arguments(self, {"past_key_values": past_key_values, **unsupported})
+        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        masked = masked_places(packed, labels, self.config.num_labels, NUMBER_CLASSES)
         every = masked is None or self._shows_all(packed, return_logits)
         places = None if every or masked is None else masked[0]
-        x, states = self.bert.encode(packed.batch, keep_all=output_hidden_states, rows=places)
+        x, states = self.bert.encode(packed.batch, rows=places, **_options(packed, output_hidden_states))
         x = self._classifier_dropout(packed.batch, x, per_token=True, places=places)
         logits = project(self.classifier, x)
         shown = packed.restore(logits) if every else logits if return_logits else None
         kept = shown_states(packed, states)
         if masked is None:
             return LogitsOutput(logits=shown, hidden_states=kept)
-        read, targets = logits[masked[0]] if every else logits, masked[1]
+        read, targets = read_places(logits, masked[0]) if every else logits, masked[1]
         loss = class_loss(read, targets, num_items_in_batch)
         return LogitsOutput(loss=loss, logits=shown, hidden_states=kept)
 
@@ -423,33 +483,55 @@ class BertForQuestionAnswering(BertWithHead):
         position_ids: Tensor | None = None,
         *,
         input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        output_hidden_states: bool = False,
+        output_hidden_states: bool | None = None,
+        past_key_values: None = None,
+        **unsupported: Unpack[TransformersArguments],
     ) -> SpanOutput:
-        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
-        x, states = self.bert.encode(packed.batch, keep_all=output_hidden_states)
+        refuse_arguments(self, {"past_key_values": past_key_values, **unsupported})
+        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        x, states = self.bert.encode(packed.batch, **_options(packed, output_hidden_states))
         logits = project(self.qa_outputs, x).float()
         loss = None
         if start_positions is not None and end_positions is not None:
-            targets = (start_positions.flatten(), end_positions.flatten())
+            named = (("start_positions", start_positions), ("end_positions", end_positions))
+            targets = [self._positions(name, given, packed) for name, given in named]
             loss = torch.stack([self._span_loss(packed, logits[:, i], targets[i]) for i in range(2)]).mean()
         start, end = (packed.restore(logits[:, i]) for i in range(2))
         kept = shown_states(packed, states)
         return SpanOutput(loss=loss, start_logits=start, end_logits=end, hidden_states=kept)
 
     @staticmethod
+    def _positions(name: str, positions: Tensor, packed: Packed) -> Tensor:
+        """Positions as int64 (sequences,)."""
+        flat = integers(name, positions, "one position per sequence").reshape(-1)
+        rows = packed.shape[0] if packed.shape is not None else len(packed.batch)
+        if flat.shape[0] != rows:
+            raise UserError(f"{name} have shape {tuple(positions.shape)}, but there are {rows} sequences")
+        return flat
+
+    @staticmethod
     def _span_loss(packed: Packed, logits: Tensor, targets: Tensor) -> Tensor:
         batch = packed.batch
-        if packed.slots is None:
-            columns, width = batch.offsets_in_sequence, batch.max_seqlen
-            slots = batch.sequence_ids * width + columns
+        if isinstance(batch, PaddedBatch):
+            scores = logits.reshape(*batch.shape)
+            scores = scores if batch.mask is None else scores.masked_fill(~batch.mask, float("-inf"))
         else:
-            assert packed.shape is not None
-            slots, width = packed.slots, packed.shape[1]
-        scores = logits.new_full((len(batch) * width,), float("-inf")).index_copy(0, slots, logits)
-        ignored = (targets < 0) | (targets >= width)
-        return F.cross_entropy(scores.view(len(batch), width), targets.masked_fill(ignored, IGNORE_INDEX))
+            if packed.slots is None:
+                rows, width = len(batch), batch.max_seqlen
+                slots = batch.sequence_ids * width + batch.offsets_in_sequence
+            else:
+                assert packed.shape is not None
+                slots, (rows, width) = packed.slots, packed.shape
+            scores = logits.new_full((rows * width,), float("-inf")).index_copy(0, slots, logits).view(rows, width)
+        width = scores.shape[1]
+        beyond = (targets < 0) | (targets >= width)
+        # Padding has no score, and a loss of infinity would say nothing of the row.
+        at_target = scores.detach().gather(1, targets.masked_fill(beyond, 0)[:, None])[:, 0]
+        ignored = beyond | (at_target == float("-inf"))
+        return F.cross_entropy(scores, targets.masked_fill(ignored, IGNORE_INDEX))
 
 
 class BertForMultipleChoice(BertWithHead):
@@ -472,27 +554,41 @@ class BertForMultipleChoice(BertWithHead):
         position_ids: Tensor | None = None,
         *,
         input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_choices: int | None = None,
         num_items_in_batch: Tensor | int | None = None,
-        output_hidden_states: bool = False,
+        output_hidden_states: bool | None = None,
+        past_key_values: None = None,
+        **unsupported: Unpack[TransformersArguments],
     ) -> LogitsOutput:
+        refuse_arguments(self, {"past_key_values": past_key_values, **unsupported})
         given = batch if isinstance(batch, Tensor) else input_ids
         if given is not None:
             if given.dim() != 3:
                 raise UserError(f"input_ids must have shape (questions, choices, length), not {tuple(given.shape)}")
             num_choices = given.shape[1]
+        elif inputs_embeds is not None:
+            if inputs_embeds.dim() != 4:
+                raise UserError(
+                    "inputs_embeds must have shape (questions, choices, length, hidden_size), not"
+                    f" {tuple(inputs_embeds.shape)}"
+                )
+            num_choices = inputs_embeds.shape[1]
         if not num_choices:
             raise UserError("a PackedBatch of choices needs num_choices, the number of choices per question")
         flat: Iterable[Any] = (
-            tensor.flatten(0, 1) if isinstance(tensor, Tensor) and tensor.dim() == 3 else tensor
-            for tensor in (batch, input_ids, attention_mask, token_type_ids, position_ids)
+            tensor.flatten(0, 1) if isinstance(tensor, Tensor) and tensor.dim() >= 3 else tensor
+            for tensor in (batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
         )
         packed = Packed(*flat)
-        if len(packed.batch) % num_choices:
+        if not packed.came_padded and len(packed.batch) % num_choices:
             raise UserError(f"{len(packed.batch)} sequences cannot be split into questions of {num_choices} choices")
-        pooled, states = self._encode_pooled(packed.batch, output_hidden_states)
+        pooled, states = self._encode_pooled(packed, output_hidden_states)
         pooled = self._classifier_dropout(packed.batch, pooled, per_token=False)
         logits = project(self.classifier, pooled).view(-1, num_choices)
-        loss = None if labels is None else class_loss(logits, labels.flatten(), num_items_in_batch)
+        loss = None
+        if labels is not None:
+            targets = class_labels("labels", labels, logits.shape[0], num_choices, "number the choices from 0")
+            loss = class_loss(logits, targets, num_items_in_batch)
         return LogitsOutput(loss=loss, logits=logits, hidden_states=shown_states(packed, states))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from fastbert import ops
+from fastbert.models.padded import PaddedBatch, padded_attention
 from fastbert.models.plain import project
 from fastbert.ops import encoder_layer
 from fastbert.ops.dropout import Site, TokenDropout, draw_keys
@@ -102,6 +103,8 @@ def whole_layer(
 ) -> Tensor | None:
     """x (tokens, hidden_size) -> the same shape, or (rows, hidden_size) of the tokens `rows`, as one operation; None
     where no backend has it for this input."""
+    if isinstance(batch, PaddedBatch):
+        return None
     dropped = bool(dropouts.attention or dropouts.hidden)
     served = encoder_layer.serves(x, weights, numbers.heads, dropped=dropped, int8=numbers.int8)
     if served is None:
@@ -137,6 +140,17 @@ def self_attention(
     """Attention of tokens x (tokens, hidden_size) by the query, key and value projections, each plain or with a forward
     of its own: (tokens, width of the values)."""
     q, k, v = (project(part, x).unflatten(-1, (heads, -1)) for part in projections)
+    if isinstance(batch, PaddedBatch):
+        return padded_attention(
+            q,
+            k,
+            v,
+            batch,
+            causal=causal,
+            dropout_p=dropouts.attention,
+            dropout_key=dropouts.key,
+            dropout_site=Site.ATTENTION.of_layer(index),
+        ).flatten(1)
     context = ops.attention(
         q,
         k,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NoReturn, Self
 
 from torch import Tensor
+from torch.utils import _pytree
 
 
 class ModelOutput:
@@ -17,6 +19,17 @@ class ModelOutput:
     It counts as a `Mapping`, and is made anew from one (`type(output)({"loss": ...})`), as loops do that walk through
     nested results.
     """
+
+    def __init_subclass__(cls) -> None:
+        """Register the class as a pytree node: exporters and transforms look for tensors in trees."""
+        super().__init_subclass__()
+        _pytree.register_pytree_node(
+            cls,
+            _flatten,
+            partial(_unflatten, cls),
+            serialized_type_name=f"{cls.__module__}.{cls.__name__}",
+            flatten_with_keys_fn=_flatten_with_keys,
+        )
 
     def __post_init__(self) -> None:
         first = getattr(self, fields(self)[0].name)  # type: ignore[arg-type]
@@ -68,6 +81,26 @@ class ModelOutput:
 Mapping.register(ModelOutput)
 
 
+def _flatten(output: ModelOutput) -> tuple[list[Any], list[str]]:
+    """The fields that hold something, and their names."""
+    return output.values(), output.keys()
+
+
+def _flatten_with_keys(output: ModelOutput) -> tuple[list[tuple[Any, Any]], list[str]]:
+    """The same, each field with its key."""
+    return [(_pytree.MappingKey(name), value) for name, value in output.items()], output.keys()
+
+
+def _unflatten(kind: type[ModelOutput], values: Any, names: list[str]) -> ModelOutput:
+    """Make an output of the fields that held something."""
+    output = kind.__new__(kind)
+    for field in fields(kind):  # type: ignore[arg-type]
+        setattr(output, field.name, None)
+    for name, value in zip(names, values, strict=True):
+        setattr(output, name, value)
+    return output
+
+
 class HeadOutput(ModelOutput, dict):  # type: ignore[misc]
     """Base of what heads return: also a dictionary to those who ask, since transformers' Trainer and pipelines take
     anything else for a tuple, or leave it on the GPU. What it holds are its attributes, which nothing takes away."""
@@ -75,6 +108,10 @@ class HeadOutput(ModelOutput, dict):  # type: ignore[misc]
     __eq__ = object.__eq__
     __ne__ = object.__ne__
     __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def fill_dictionary(self) -> None:
+        """Put the fields into the dictionary itself, which C code reads: torch.jit crashes on an empty one."""
+        dict.update(self, self.items())
 
     def copy(self) -> Self:
         """Another output that holds the same."""

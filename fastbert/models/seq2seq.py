@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fastbert.checkpoints.source import Weights
 from fastbert.errors import UserError
-from fastbert.models.bert import ROWS_MULTIPLE, BertModel, Packed, multiplies_in_bf16
+from fastbert.models.bert import ROWS_MULTIPLE, BertModel, multiplies_in_bf16
 from fastbert.models.decoder import Decoder, Teaching, run_alone
 from fastbert.models.decoding import CrossDecoding, PrefixDecoding
 from fastbert.models.generation import Decoding, Generated, GenerationSettings, beam_search, greedy
@@ -23,6 +23,8 @@ from fastbert.models.heads import PredictionHead, PreTrainingHeads, _MaskedLangu
 from fastbert.models.labels import mean_of
 from fastbert.models.layers import Dropouts
 from fastbert.models.outputs import LogitsOutput
+from fastbert.models.packed import Packed
+from fastbert.models.padded import refuse_graphs
 from fastbert.models.prefix import PrefixTeaching, prefix_rows
 from fastbert.models.pretrained import PreTrainedModel
 from fastbert.models.seq2seq_files import tied_names, weights_for
@@ -126,10 +128,11 @@ class BertForSequenceToSequence(PreTrainedModel):
         is padded: those at a token are of the one behind it. `num_items_in_batch`: the loss is the sum over the labels
         divided by it.
         """
-        source = Packed(batch, input_ids, attention_mask, token_type_ids, None).batch
+        refuse_graphs(type(self).__name__, "its encoder, a BertModel, can be")
+        source = Packed(batch, input_ids, attention_mask, token_type_ids, None, always_packed=True).batch
         if target is None:
             raise UserError("target is missing: give the targets that the model should learn, or call generate")
-        targets = Packed(target, None, target_mask, None, None)
+        targets = Packed(target, None, target_mask, None, None, always_packed=True)
         known = taught(targets.batch)
         states = self.target_states(source, known.read)
         loss = mean_of(self.head.loss(states, known.labels, label_smoothing), num_items_in_batch)
@@ -178,7 +181,8 @@ class BertForSequenceToSequence(PreTrainedModel):
         `begin` and `end` are the ids of [CLS] and [SEP], where the config does not know them. Raises UserError where
         they are missing, and for targets that the position table has no room for.
         """
-        source = Packed(batch, input_ids, attention_mask, token_type_ids, None).batch
+        refuse_graphs(type(self).__name__, "its encoder, a BertModel, can be")
+        source = Packed(batch, input_ids, attention_mask, token_type_ids, None, always_packed=True).batch
         settings = settings or GenerationSettings()
         begin = self.config.begin_token_id if begin is None else begin
         end = self.config.end_token_id if end is None else end

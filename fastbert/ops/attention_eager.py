@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,31 +21,42 @@ class _Gather(torch.autograd.Function):
     Other slots hold copies that nothing depends on, so the gradient is a gather too, not a scatter.
     """
 
+    # Apart from forward, so that torch.func's transforms take it.
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(context: torch.autograd.function.FunctionCtx, x: Tensor, index: Tensor, slots: Tensor) -> Tensor:
-        context.save_for_backward(slots)
+    def forward(x: Tensor, index: Tensor, slots: Tensor) -> Tensor:
         return x.index_select(0, index)
 
     @staticmethod
-    def backward(context: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (slots,) = context.saved_tensors  # type: ignore[attr-defined]
+    def setup_context(context: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        context.save_for_backward(inputs[2])
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (slots,) = context.saved_tensors
         return gradients[0].index_select(0, slots), None, None
 
 
 class _Scatter(torch.autograd.Function):
     """The way back from slots to rows: x[slots], whose gradient is zero in slots that no row has."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(context: torch.autograd.function.FunctionCtx, x: Tensor, slots: Tensor) -> Tensor:
-        context.save_for_backward(slots)
-        context.rows = len(x)  # type: ignore[attr-defined]
+    def forward(x: Tensor, slots: Tensor) -> Tensor:
         return x.index_select(0, slots)
 
     @staticmethod
-    def backward(context: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> tuple[Tensor, None]:
-        (slots,) = context.saved_tensors  # type: ignore[attr-defined]
-        gradient = gradients[0].new_zeros(context.rows, *gradients[0].shape[1:])  # type: ignore[attr-defined]
-        return gradient.index_copy_(0, slots, gradients[0]), None
+    def setup_context(context: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        context.save_for_backward(inputs[1])
+        context.rows = inputs[0].shape[0]
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (slots,) = context.saved_tensors
+        gradient = gradients[0].new_zeros(context.rows, *gradients[0].shape[1:])
+        return gradient.index_copy(0, slots, gradients[0]), None
 
 
 class _Layout:

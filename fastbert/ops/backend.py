@@ -96,10 +96,20 @@ def choose(operation: str, device: torch.device) -> BackendName:
         if _forced == "native" and not torch.compiler.is_compiling():
             cpu_level.apply()
         return _forced
+    if is_recorded():
+        # What is recorded may run where fastbert is not installed, and there are no rules for transforms.
+        return "eager"
     if device.type == "cpu" and not torch.compiler.is_compiling():
         cpu_level.apply()
     order = PREFERENCE.get(device.type, ("eager",))
     return next(backend for backend in order if _serves(operation, backend))
+
+
+def is_recorded() -> bool:
+    """Return whether PyTorch records the call (`torch.jit.trace`, `torch.export`) or transforms it (`torch.func`)."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    return torch._C._is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def select(operation: str, device: torch.device) -> Any:

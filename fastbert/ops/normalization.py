@@ -159,13 +159,15 @@ def layer_norm_eager(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Ten
     trained = torch.is_grad_enabled() and (weight.requires_grad or bias.requires_grad)
     # torch's CPU kernel takes bf16 rows with fp32 weights, but adds the weights' gradients up in bf16.
     mixed = x.device.type == "cpu" and x.dtype == torch.bfloat16 and not trained
+    # A plain integer also while torch.jit traces: the ONNX exporter takes no width that depends on the input.
+    shape = (int(weight.shape[0]),)
     with backend.without_autocast(x.device):
         alike = x.dtype == weight.dtype == bias.dtype
         if alike or (mixed and weight.dtype == bias.dtype == torch.float32):
-            return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+            return F.layer_norm(x, shape, weight, bias, eps)
         # Two half-precision dtypes promote to fp32: nothing is rounded before the norm.
         wide = torch.promote_types(x.dtype, torch.promote_types(weight.dtype, bias.dtype))
-        return F.layer_norm(x.to(wide), x.shape[-1:], weight.to(wide), bias.to(wide), eps).to(x.dtype)
+        return F.layer_norm(x.to(wide), shape, weight.to(wide), bias.to(wide), eps).to(x.dtype)
 
 
 def _dropout_add_layer_norm_eager(

@@ -1,0 +1,104 @@
+"""How the models read their inputs: packed, padded, or as embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fastbert.errors import UserError
+from fastbert.models.padded import PaddedBatch, is_readable, is_recorded, padded_batch, refuse_graphs
+from fastbert.packing import IGNORE_INDEX, PackedBatch, check_mask, check_padded, pad, unpad
+
+
+class Packed:
+    """A model's input in packed form, and the way back to the form in which it came.
+
+    Where PyTorch records or transforms the call, the batch is a `PaddedBatch`, of which all places are tokens, unless
+    it is `always_packed`.
+    """
+
+    def __init__(
+        self,
+        batch: PackedBatch | Tensor | None,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        token_type_ids: Tensor | None,
+        position_ids: Tensor | None,
+        inputs_embeds: Tensor | None = None,
+        *,
+        always_packed: bool = False,
+    ) -> None:
+        self.slots: Tensor | None = None
+        self.shape: tuple[int, int] | None = None
+        self.embeds: Tensor | None = None
+        """Packed `inputs_embeds` (tokens, hidden_size), where they stand in for the rows of the token table."""
+        if isinstance(batch, PackedBatch):
+            if any(given is not None for given in (input_ids, attention_mask, token_type_ids, position_ids)):
+                raise UserError("give either a PackedBatch or input_ids with attention_mask, not both")
+            if inputs_embeds is not None:
+                raise UserError("give either a PackedBatch or inputs_embeds with attention_mask, not both")
+            refuse_graphs("a PackedBatch", "give input_ids with attention_mask")
+            self.batch = batch
+            return
+        if batch is not None and input_ids is not None:
+            raise UserError("input_ids were given twice, by position and by name")
+        padded = batch if batch is not None else input_ids
+        if inputs_embeds is not None:
+            if padded is not None:
+                raise UserError("give either input_ids or inputs_embeds, not both")
+            padded = _placeholder_ids(inputs_embeds)
+        if not isinstance(padded, Tensor):
+            cure = ": call model(**batch)" if isinstance(padded, Mapping) else ""
+            raise UserError(f"a model takes a PackedBatch or a tensor of input_ids, not {type(padded).__name__}{cure}")
+        if not always_packed and is_recorded(padded if inputs_embeds is None else inputs_embeds):
+            check_padded(padded, attention_mask, token_type_ids, position_ids)
+            self.batch = padded_batch(padded, attention_mask, token_type_ids, position_ids)
+        else:
+            self.batch, self.slots = unpad(padded, attention_mask, token_type_ids, position_ids)
+            if attention_mask is not None and is_readable(attention_mask):
+                check_mask(attention_mask)
+        self.shape = (padded.shape[0], padded.shape[1])
+        if inputs_embeds is not None:
+            rows = inputs_embeds.flatten(0, 1)
+            self.embeds = rows if self.slots is None else rows.index_select(0, self.slots)
+
+    @property
+    def came_padded(self) -> bool:
+        """Whether the input was padded."""
+        return self.shape is not None
+
+    def restore(self, values: Tensor) -> Tensor:
+        """Packed values (tokens, ...) as they were asked for: padded with zeros where the input was padded."""
+        if isinstance(self.batch, PaddedBatch):
+            return self.batch.restore(values)
+        if self.slots is None or self.shape is None:
+            return values
+        return pad(values, self.slots, self.shape)
+
+    def labels(self, labels: Tensor | None) -> Tensor | None:
+        """Labels of every token, packed (tokens,); padded labels lose their padding."""
+        if labels is None or self.shape is None:
+            return labels
+        if tuple(labels.shape) != self.shape:
+            raise UserError(f"labels have shape {tuple(labels.shape)}, but the input {self.shape}")
+        if self.slots is not None:
+            return labels.flatten()[self.slots]
+        mask = self.batch.mask if isinstance(self.batch, PaddedBatch) else None
+        return (labels if mask is None else labels.masked_fill(~mask, IGNORE_INDEX)).reshape(-1)
+
+    def place(self, token: int) -> str:
+        """Where a token is in the input, as an index."""
+        if self.slots is None or self.shape is None:
+            return f"[{token}]"
+        slot = int(self.slots[token])
+        return f"[{slot // self.shape[1]}, {slot % self.shape[1]}]"
+
+
+def _placeholder_ids(inputs_embeds: Tensor) -> Tensor:
+    """Ids for tokens that come as embeddings, int64 (sequences, length)."""
+    if not isinstance(inputs_embeds, Tensor) or inputs_embeds.dim() != 3 or not inputs_embeds.is_floating_point():
+        shown = tuple(inputs_embeds.shape) if isinstance(inputs_embeds, Tensor) else type(inputs_embeds).__name__
+        raise UserError(f"inputs_embeds must be floating of shape (sequences, length, hidden_size), not {shown}")
+    return torch.zeros(inputs_embeds.shape[:2], dtype=torch.int64, device=inputs_embeds.device)
