@@ -28,7 +28,8 @@ class ModelFlags:
     batch_tokens: int | None = None
     """Tokens that the model computes at a time (default: 4096, on a GPU 65536)."""
     dtype: Literal["auto", "fp32", "bf16", "int8"] = "auto"
-    """What to multiply: auto is the fastest of fp32 and bf16 here; int8, on CPUs, is faster still and less exact."""
+    """What to multiply: auto is the --dtype of the model's run if it had one, else the fastest of fp32 and bf16 here;
+    int8, on CPUs, is faster still and less exact."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute: auto takes a GPU if there is one."""
 
