@@ -15,7 +15,13 @@ from fastbert.training.loop import Reporter
 from fastbert.training.run_record import looks_like_run, read_record, write_record
 
 LOSS_CURVE = "loss.png"
-TOKENIZER_FILES = ("vocab.txt", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json")
+TOKENIZER_FILES = (
+    "vocab.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "fastbert_manifest.json",
+)
 # What a run leaves in its folder, and all that --overwrite removes.
 RUN_FILES = (
     "config.json",
