@@ -206,6 +206,7 @@ def test_flags_of_a_resumed_run(config: PretrainConfig, tmp_path: Path, caplog: 
     vocabulary = (config.out / "vocab.txt").read_text()
     *tokens, one, other, _ = vocabulary.split("\n")
     (config.out / "vocab.txt").write_text("\n".join([*tokens, other, one, ""]))
+    (config.out / "fastbert_manifest.json").unlink(missing_ok=True)
     with pytest.raises(UserError, match=r"vocab\.txt: is another vocabulary than the run began with"):
         pretrain(replace(config, resume=True))
     (config.out / "vocab.txt").unlink()  # made again, and compared
@@ -361,6 +362,7 @@ def test_resume_refuses_another_vocabulary(config: PretrainConfig) -> None:
     vocabulary = (config.out / "vocab.txt").read_text().split("\n")
     vocabulary[8], vocabulary[9] = vocabulary[9], vocabulary[8]
     (config.out / "vocab.txt").write_text("\n".join(vocabulary))
+    (config.out / "fastbert_manifest.json").unlink(missing_ok=True)
     with pytest.raises(UserError, match="another vocabulary"):
         pretrain(replace(config, resume=True, steps=3))
 
