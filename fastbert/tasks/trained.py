@@ -70,8 +70,8 @@ def load_trained(
         chosen = make_task(task, TaskSettings(**{"max_length": most, **known}), labels)
     place, weights, why = choose_inference(device, dtype, load_scored(folder))
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
-    check_tokenizer(tokenizer, BertConfig.from_pretrained(config_place(folder)).vocab_size, str(folder))
     model = chosen.head.from_pretrained(folder, dtype=weights)
+    check_tokenizer(tokenizer, model.config.vocab_size, str(folder))
     if dtype == "int8":
         model.quantize("int8")
     return Trained(chosen, model.to(place), tokenizer, f"on {place} in {why}")

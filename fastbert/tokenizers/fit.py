@@ -4,25 +4,26 @@ from collections.abc import Sized
 
 from fastbert.errors import UserError
 
-# Tables of embeddings are often rounded up, for speed on GPUs: to a multiple of 8, 64 or 128 rows. Large ones have more
-# rows to spare: 30,720 for 30,522 entries, 50,368 for 50,280, 128,100 for 128,001.
+# Tables of embeddings are often rounded up, for speed on GPUs: to a multiple of 8, 64 or 128 rows. Large ones may have
+# more rows to spare: 30,720 for 30,522 entries, 50,368 for 50,280, 128,100 for 128,001.
 PADDING_MULTIPLE, LARGEST_MULTIPLE = 8, 128
-SPARE_FRACTION = 0.01
+LARGE_TABLE, SPARE_FRACTION = 10_000, 0.01
 
 
 def check_tokenizer(tokenizer: Sized, rows: int, model: str = "the model") -> None:
     """Raise UserError for a tokenizer that a model with `rows` token embeddings was not trained with.
 
     `len(tokenizer)`, added tokens included, must equal the model's rows, or the rows beyond it must be padding: up to a
-    multiple of 8 that is no more than the next multiple of 128, or up to 1 % of the rows. `model` names the model in
-    the message.
+    multiple of 8 that is no more than the next multiple of 128, or up to 1 % of a table of 10,000 rows or more. `model`
+    names the model in the message.
     """
     entries = len(tokenizer)
     if entries == rows:
         return
     most = -(-entries // LARGEST_MULTIPLE) * LARGEST_MULTIPLE
     is_rounded = rows <= most and rows % PADDING_MULTIPLE == 0
-    if entries < rows and (is_rounded or rows - entries <= SPARE_FRACTION * rows):
+    is_spare = rows >= LARGE_TABLE and rows - entries <= SPARE_FRACTION * rows
+    if entries < rows and (is_rounded or is_spare):
         return
     raise UserError(
         f"{model} has a vocabulary of {rows:,}, but the tokenizer has {entries:,} entries; use the tokenizer that the"

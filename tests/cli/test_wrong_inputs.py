@@ -241,6 +241,7 @@ def test_a_wrong_input_is_one_line(
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.usefixtures("unchecked_folders")
 def test_a_model_that_does_not_say_takes_either(models: dict[str, Path], tmp_path: Path) -> None:
     """Folders from before this was stored, and those of other libraries."""
     task = make_task("classification", replace(MODELS["texts"][1], paired=None), ("bad", "good"))

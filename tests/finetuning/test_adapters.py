@@ -160,6 +160,7 @@ def test_files_load_everywhere_and_merging_changes_nothing(
         "adapter_config.json",
         "adapter_model.safetensors",
         "config.json",
+        "fastbert_manifest.json",
     ]
     said = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
     assert said["base_model_name_or_path"] == "org/base"
@@ -241,6 +242,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.filterwarnings("ignore:Found missing adapter keys")
 @pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.usefixtures("unchecked_folders")
 def test_bad_adapters_are_one_line(name: str, pair: tuple[Any, Any], tmp_path: Path) -> None:
     damage, words = DAMAGES[name]
     folder = adapter_folder(pair, tmp_path / "adapter")

@@ -172,6 +172,7 @@ def test_ambiguous_or_missing_input_is_refused() -> None:
         model(random_batch([3], 500, 1, 0), attention_mask=ids)
 
 
+@pytest.mark.usefixtures("unchecked_folders")
 def test_damaged_and_foreign_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such folder"):
         BertModel.from_pretrained(tmp_path / "absent")
@@ -188,7 +189,7 @@ def test_damaged_and_foreign_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"word_embeddings.weight has shape \(500, 128\), but config.json says"):
         BertModel.from_pretrained(tmp_path)
     weights.unlink()
-    with pytest.raises(UserError, match=r"holds no model.safetensors \(found config.json\)"):
+    with pytest.raises(UserError, match=r"holds no model.safetensors \(found config.json, fastbert_manifest.json\)"):
         BertModel.from_pretrained(tmp_path)
 
 

@@ -163,6 +163,7 @@ def test_a_folder_is_loaded_with_all_its_weights(name: str, tmp_path: Path, capl
     assert caplog.text == ""
 
 
+@pytest.mark.usefixtures("unchecked_folders")
 def test_an_extended_folder_keeps_what_config_json_said(tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     make("BertForPreTraining", 0).save_pretrained(source)

@@ -133,6 +133,7 @@ def test_transformers_own_encoder_decoder_is_read(seed: int, tmp_path: Path) -> 
     torch.testing.assert_close(ours[read.bool()], theirs[read.bool()], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("unchecked_folders")
 def test_files_that_do_not_fit(seed: int, tmp_path: Path) -> None:
     folder = tmp_path / "saved"
     writer("decoder", seed).save_pretrained(folder)
@@ -167,6 +168,7 @@ def test_files_that_do_not_fit(seed: int, tmp_path: Path) -> None:
         BertForSequenceToSequence.from_pretrained(folder)
 
 
+@pytest.mark.usefixtures("unchecked_folders")
 def test_a_decoder_that_is_not_tied_is_refused(seed: int, tmp_path: Path) -> None:
     folder = bert_folder(tmp_path, seed)
     weights = load_file(folder / "model.safetensors")

@@ -96,6 +96,7 @@ def test_adapters_leave_the_base_alone(places: dict[str, Path], batch: PackedBat
         tasks.add("again", tmp_path / "adapter")
 
 
+@pytest.mark.usefixtures("unchecked_folders")
 def test_names_and_strangers_are_refused(places: dict[str, Path], tmp_path: Path, seed: int) -> None:
     tasks = ServedTasks(places["base"])
     with pytest.raises(UserError, match="no task is in use"):

@@ -426,15 +426,15 @@ def test_one_document_is_not_enough_for_pairs(config: PretrainConfig, tmp_path: 
 
 def test_a_full_disk_leaves_the_last_checkpoint_whole(config: PretrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     pretrain(replace(config, steps=4))
-    save_file = checkpoint.save_file
+    save_tensors = checkpoint.save_tensors
 
     def full(tensors, path, metadata=None) -> None:
         if Path(path).name == checkpoint.OPTIMIZER:
             Path(path).write_bytes(b"half")
             raise OSError(28, "No space left on device")
-        save_file(tensors, path, metadata=metadata)
+        save_tensors(tensors, path, metadata)
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint, "save_tensors", full)
     with pytest.raises(CheckpointError, match=r"step-00000008: the checkpoint could not be written .*No space left"):
         pretrain(replace(config, resume=True, steps=12))
     found = checkpoint.find(config.out / "checkpoints")
