@@ -66,8 +66,11 @@ MORE = frozenset(
 COLA_TEXT, COLA_LABEL, COLA_WIDTH = 3, 1, 4  # source, label, the linguists' mark, sentence
 _MARK = re.compile(r"[^\w\s]{0,4}")  # CoLA's: *, ?, ??, *?, #, ...
 _INTEGER = re.compile(r"[+-]?[0-9]{1,4}")
+_NAME = re.compile(r"\w{0,40}")
 _DECIMAL = re.compile(r"[+-]?[0-9]*\.?[0-9]+")
 MOST_WIDE = 4  # columns of class, title and texts, as Yahoo Answers has them
+# Columns of splits, dates and addresses: a target only where a flag says so.
+NO_LABELS = frozenset(("split", "fold", "subset", "partition", "date", "year", "time", "timestamp", "url", "link"))
 FEW_ROWS = 10  # among which all classes may differ
 MANY_ROWS = 100  # among which some must agree
 
@@ -97,13 +100,27 @@ class Layout:
         return " ".join(filter(str.strip, parts)) or table.text(row, self.texts[-1], empty=empty)
 
 
-def is_header(cells: Names, columns: Columns) -> bool:
-    """Return whether a first row holds names: those of flags, or names that the field uses."""
-    named = {columns.text, columns.pair, columns.label, columns.id} - {None}
-    if (named | KNOWN) & set(cells) or not all(str(name).isdecimal() for name in named):
+def is_header(cells: Names, columns: Columns, *, has_names: bool = True) -> bool:
+    """Return whether a first row holds names: those of flags, or names that the field uses.
+
+    `has_names=False` is for files whose rows are texts or pairs by their form, where a word like "question" may be one.
+    """
+    named = {name for name in (columns.text, columns.pair, columns.label, columns.id) if name is not None}
+    places = {name for name in named if name.isdecimal()}
+    if KNOWN & set(cells) or named != places:
         return True
-    is_names = len(cells) > 1 and not named and not any(_DECIMAL.fullmatch(cell.strip()) for cell in cells)
-    return is_names and any(cell.strip().lower() in MORE for cell in cells)
+    if places:  # numbers are names only where the whole header is numbered
+        return places <= set(cells) and all(cell.isdecimal() for cell in cells)
+    known = [cell.strip().lower() in MORE for cell in cells]
+    if not has_names or len(cells) < 2 or any(_DECIMAL.fullmatch(cell.strip()) for cell in cells):
+        return False
+    # One known word may stand in a row of texts; beside it, a name has no blanks and no punctuation.
+    return sum(known) > 1 or (any(known) and all(_NAME.fullmatch(cell.strip()) for cell in cells))
+
+
+def is_plain(path: str) -> bool:
+    """Return whether a file has no header by its form: standard input, and lines of text."""
+    return path == STDIN or kind_of(path) == ".txt"
 
 
 def find_layout(table: Table, columns: Columns, *, labelled: bool, regression: bool) -> Layout:
@@ -132,8 +149,7 @@ def _by_shape(table: Table, labelled: bool) -> Layout | None:
         if labelled:
             _report(table, cola, dict.fromkeys(("text", "label"), "as in CoLA, which has no header"))
         return cola
-    is_plain = table.path == name_of(STDIN) or kind_of(table.path) == ".txt"
-    if not labelled and table.width <= 2 and is_plain:
+    if not labelled and table.width <= 2 and (table.path == name_of(STDIN) or is_plain(table.path)):
         return Layout((0,), 1 if table.width == 2 else None)
     if not 2 <= table.width <= MOST_WIDE:
         return None
@@ -184,7 +200,9 @@ class _Finder:
         label = self._label()
         taken = {*texts, pair, label} - {None}
         rest = [place for place in range(self.table.width) if place not in taken and not self._is_id(place)]
-        left = rest[0] if len(rest) == 1 and self.table.names is not None else None
+        names = self.table.names
+        # A cell of more than two words is a text: the row was taken for a header because of a word beside it.
+        left = rest[0] if len(rest) == 1 and names is not None and len(names[rest[0]].split()) <= 2 else None
         if not texts and label is not None and left is not None:
             self._take("text", LEFT)
             texts = (left,)
@@ -282,7 +300,9 @@ class _Finder:
 
     def _may_be_label(self, place: int) -> bool:
         """Return whether a column without a known name can hold labels: no scores for classes, no value per row."""
-        name = (self.table.names or ())[place].lower()
+        name = (self.table.names or ())[place].strip().lower()
+        if name in NO_LABELS:
+            return False
         if self.regression:
             return True
         values: list[Any] = [row.cells[place] for row in self.table.rows]
@@ -322,6 +342,8 @@ class _Finder:
                 f"{message}, and {self.table.column(score)} is one of numbers; use --task regression, or name another"
                 " with --label-column"
             )
-        if left is not None:
+        if left is not None and (self.table.names or ())[left].strip().lower() in NO_LABELS:
+            message += f", and {self.table.column(left)} is hardly what is learned"
+        elif left is not None:
             message += f", and {self.table.column(left)} has another value in each of the {len(self.table.rows)} rows"
         return UserError(f"{message}; name it with --label-column; without labels a file is for fastbert predict")

@@ -12,7 +12,7 @@ from fastbert.errors import UserError
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.readers.bad_rows import BadRows
 from fastbert.tasks.readers.cells import class_name, number, row_ids
-from fastbert.tasks.readers.layouts import Layout, find_layout, is_header
+from fastbert.tasks.readers.layouts import Layout, find_layout, is_header, is_plain
 from fastbert.tasks.readers.tables import (
     Row,
     Table,
@@ -57,7 +57,10 @@ def read_texts(
         return _clinc(path, file, splits, columns, labelled=labelled, regression=regression, skip_bad=skip_bad)
     bad = BadRows(name_of(file), skip=skip_bad)
     table = _trec(file) or read_table(
-        file, is_header=lambda cells: is_header(cells, columns), forgives=QQP.issubset, bad=bad
+        file,
+        is_header=lambda cells: is_header(cells, columns, has_names=labelled or not is_plain(file)),
+        forgives=QQP.issubset,
+        bad=bad,
     )
     if not table.rows:
         raise UserError(f"{table.path}, line 1: has a header and no rows; add examples or name another file")

@@ -230,3 +230,32 @@ def test_a_first_line_of_plain_text_may_be_a_name(tmp_path: Path) -> None:
 def test_a_separator_that_is_not_the_names(tmp_path: Path, name: str, content: str, cure: str) -> None:
     with pytest.raises(UserError, match=cure):
         read(write(tmp_path, name, content))
+
+
+def test_a_row_of_texts_that_holds_a_usual_name_is_no_header(tmp_path: Path) -> None:
+    pairs = write(tmp_path, "pairs.txt", cells("How are you|content", "foo|bar", "Review|This is good"))
+    examples = read(pairs, labelled=False)
+    assert [(example.text, example.pair) for example in examples] == [
+        ("How are you", "content"), ("foo", "bar"), ("Review", "This is good"),
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="no column of classes is known by its name"):
+        read(write(tmp_path, "asked.tsv", cells("How are you|question", "Fine|statement")))
+    assert read(write(tmp_path, "named.tsv", cells("Review|stars", "A b.|good"))).examples[0].text == "A b."
+
+
+def test_numbered_columns_do_not_make_a_label_a_header(tmp_path: Path) -> None:
+    path = write(tmp_path, "numbered.tsv", cells("x|content|1", "y|z|0"))
+    assert [(example.text, example.label) for example in read(path, text="1", label="3")] == [("x", "1"), ("y", "0")]
+    path = write(tmp_path, "header.csv", "0,1\nA b.,good\nC d.,bad\n")
+    assert [(example.text, example.label) for example in read(path, text="0", label="1")] == [
+        ("A b.", "good"), ("C d.", "bad"),
+    ]  # fmt: skip
+
+
+def test_splits_and_dates_are_not_learned_unless_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path, "split.csv", "text,split\nA b.,train\nC d.,test\n")
+    with pytest.raises(UserError, match=r"'split' is hardly what is learned; name it with --label-column"):
+        read(path)
+    assert read(path, label="split").examples[1].label == "test"
+    with pytest.raises(UserError, match="'year' is hardly what is learned"):
+        read(write(tmp_path, "year.csv", "text,year\nA b.,1999\nC d.,2001\n"), regression=True)
