@@ -201,8 +201,9 @@ class _Finder:
         taken = {*texts, pair, label} - {None}
         rest = [place for place in range(self.table.width) if place not in taken and not self._is_id(place)]
         names = self.table.names
-        # A cell of more than two words is a text: the row was taken for a header because of a word beside it.
-        left = rest[0] if len(rest) == 1 and names is not None and len(names[rest[0]].split()) <= 2 else None
+        left = rest[0] if len(rest) == 1 and names is not None else None
+        if left is not None and names is not None and not self.is_usual and len(names[left].split()) > 2:
+            left = None  # a text, whose row was taken for a header because of a word beside it
         if not texts and label is not None and left is not None:
             self._take("text", LEFT)
             texts = (left,)

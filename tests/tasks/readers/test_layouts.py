@@ -135,9 +135,9 @@ OTHERS = {
     ),
     "left-over": (
         "train.csv",
-        ",text,mood_of_it\n0,A,x\n1,B,y\n",
+        ",text,mood of it\n0,A,x\n1,B,y\n",
         [("A", "x"), ("B", "y")],
-        "took text from 'text' (by its name), class from 'mood_of_it' (the only other column)",
+        "took text from 'text' (by its name), class from 'mood of it' (the only other column)",
     ),
     "left-over-text": (
         "train.tsv",
