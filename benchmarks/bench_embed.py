@@ -19,11 +19,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastbert import cpu_level
-from fastbert.benchmarks import cpu_command, cpu_report, embed_contender, peers
-from fastbert.benchmarks.cpu_command import CpuOptions, Progress, choose
-from fastbert.benchmarks.cpu_measures import Result, Say
-from fastbert.benchmarks.texts import ENGLISH, find_data
+from fastbert import cpu_capability
+from fastbert.benchmarks import peers
+from fastbert.benchmarks.cpu import command as cpu_command
+from fastbert.benchmarks.cpu import embed_contender, report
+from fastbert.benchmarks.cpu.command import CpuOptions, Progress, choose
+from fastbert.benchmarks.cpu.measures import Result, Say
+from fastbert.benchmarks.harness.texts import ENGLISH, find_data
 from fastbert.errors import UserError
 from fastbert.tasks.text_files import TextFile
 
@@ -66,7 +68,7 @@ class Options(CpuOptions):
 
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
     """Measure; `say` takes lines for people, `progress` the steps done, all steps and the name of the next."""
-    cpu_level.level()  # raises for a wrong FASTBERT_CPU, which would else be our contenders' failure
+    cpu_capability.level()  # raises for a wrong FASTBERT_CPU, which would else be our contenders' failure
     progress = progress or (lambda *_: None)
     model = options.folder or _minilm()
     name, texts = _texts(options)
@@ -124,10 +126,10 @@ def publish(result: Result, options: Options, json: Path | None, chart: Path | N
     """Write what was measured to the files that were asked for."""
     packages = ("fastbert-engine", *peers.distributions(KIND))
     if json is not None:
-        cpu_report.write(json, result, packages)
+        report.write(json, result, packages)
     if chart is not None and result.rows:
         title = cpu_command.title("Embeddings from text", packages, options.thread_count)
-        cpu_report.chart(chart, result, title=title)
+        report.chart(chart, result, title=title)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -137,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--text", type=Path, help="file with one text a line (default: Wikipedia or Python's docs)")
     parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")
     parser.add_argument("--texts", type=int, help="how many texts (default: 20000, quick 500)")
-    return cpu_command.execute(parser, arguments, Options, run, cpu_report.show, publish)
+    return cpu_command.execute(parser, arguments, Options, run, report.show, publish)
 
 
 if __name__ == "__main__":

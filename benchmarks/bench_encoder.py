@@ -17,11 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastbert import cpu_level
-from fastbert.benchmarks import cpu_command, cpu_report, cpu_workloads, peers
-from fastbert.benchmarks.cpu_command import CpuOptions, Progress, choose
-from fastbert.benchmarks.cpu_measures import Lineup, Result, Say
-from fastbert.benchmarks.cpu_workloads import Workload
+from fastbert import cpu_capability
+from fastbert.benchmarks import peers
+from fastbert.benchmarks.cpu import command as cpu_command
+from fastbert.benchmarks.cpu import report
+from fastbert.benchmarks.cpu import workloads as cpu_workloads
+from fastbert.benchmarks.cpu.command import CpuOptions, Progress, choose
+from fastbert.benchmarks.cpu.measures import Lineup, Result, Say
+from fastbert.benchmarks.cpu.workloads import Workload
 from fastbert.config import BertConfig
 
 
@@ -65,7 +68,7 @@ class Options(CpuOptions):
 
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
     """Measure; `say` takes lines for people, `progress` the steps done, all steps and the name of the next."""
-    cpu_level.level()  # raises for a wrong FASTBERT_CPU, which would else be our contenders' failure
+    cpu_capability.level()  # raises for a wrong FASTBERT_CPU, which would else be our contenders' failure
     progress = progress or (lambda *_: None)
     workloads = options.chosen()
     result = Result()
@@ -109,18 +112,18 @@ def publish(result: Result, options: Options, json: Path | None, chart: Path | N
     """Write what was measured to the files that were asked for."""
     packages = ("fastbert-engine", *peers.distributions(options.kind))
     if json is not None:
-        cpu_report.write(json, result, packages)
+        report.write(json, result, packages)
     if chart is not None and result.rows:
         what = "Products of BERT" if options.products else "BERT"
         title = cpu_command.title(f"{what} {options.preset}", packages, options.thread_count)
-        cpu_report.chart(chart, result, title=title)
+        report.chart(chart, result, title=title)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = cpu_command.parser(__doc__, quick="a tiny model, few sequences, three rounds", model="base, quick tiny")
     parser.add_argument("--products", action="store_true", help="matrix products by themselves")
-    return cpu_command.execute(parser, arguments, Options, run, cpu_report.show, publish)
+    return cpu_command.execute(parser, arguments, Options, run, report.show, publish)
 
 
 if __name__ == "__main__":

@@ -24,15 +24,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fastbert.benchmarks import harness
 from fastbert.benchmarks.bench_embed import _minilm as minilm
-from fastbert.benchmarks.cpu_contender import environment
-from fastbert.benchmarks.isolation import Isolated
-from fastbert.benchmarks.texts import find_data
+from fastbert.benchmarks.cpu.contender import environment
+from fastbert.benchmarks.harness import measure
+from fastbert.benchmarks.harness.isolation import Isolated
+from fastbert.benchmarks.harness.texts import find_data
 from fastbert.errors import UserError
 
 TURN_SECONDS = 20.0  # a turn is no longer, if its steps can be fewer
-HOME = "fastbert.benchmarks.finetune_contender:Contender"
+HOME = "fastbert.benchmarks.finetuning.contender:Contender"
 CONTENDERS = ("fastbert", "fastbert bf16", "Trainer fp32", "Trainer bf16")
 PACKAGES = ("fastbert-engine", "torch", "transformers", "accelerate", "scikit-learn", "scipy", "seqeval")
 
@@ -211,7 +211,7 @@ def write(path: Path | None, rows: list[dict[str, Any]]) -> None:
     """Write the rows so far, each with machine, versions and commit."""
     if path is None:
         return
-    where = {"machine": harness.machine(), "versions": harness.versions(PACKAGES), "commit": harness.commit()}
+    where = {"machine": measure.machine(), "versions": measure.versions(PACKAGES), "commit": measure.commit()}
     path.write_text(json.dumps([{**row, **where} for row in rows], indent=1) + "\n", encoding="utf-8")
 
 

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from fastbert.benchmarks import harness
-from fastbert.benchmarks.harness import OWN, Row, Timing
+from fastbert.benchmarks.harness import measure as harness
+from fastbert.benchmarks.harness.measure import OWN, Row, Timing
 from fastbert.config import PRESETS, BertConfig
 
 PEER = "transformers"

@@ -18,10 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fastbert.benchmarks import harness, peers, report, texts, tokenizer_measures
-from fastbert.benchmarks.harness import Row
-from fastbert.benchmarks.texts import Workload
-from fastbert.benchmarks.tokenizer_measures import Lineup, Say
+from fastbert.benchmarks import peers
+from fastbert.benchmarks.harness import measure as harness
+from fastbert.benchmarks.harness import report, texts
+from fastbert.benchmarks.harness.measure import Row
+from fastbert.benchmarks.harness.texts import Workload
+from fastbert.benchmarks.tokenizer import measures as tokenizer_measures
+from fastbert.benchmarks.tokenizer.measures import Lineup, Say
 from fastbert.errors import UserError
 
 MEASURES = ("cold", "warm", "padded", "aligned", "threads", "load", "memory", "hostile")

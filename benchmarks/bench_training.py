@@ -20,14 +20,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastbert import cpu_level
-from fastbert.benchmarks import cpu_command, cpu_report, peers, training_curve, training_report, training_workloads
-from fastbert.benchmarks.cpu_command import CpuOptions, Progress, choose
-from fastbert.benchmarks.cpu_measures import Result, Say
-from fastbert.benchmarks.training_contender import REHEARSAL
-from fastbert.benchmarks.training_curve import Curves
-from fastbert.benchmarks.training_measures import TrainingLineup
-from fastbert.benchmarks.training_workloads import Sources, TrainingWorkload
+from fastbert import cpu_capability
+from fastbert.benchmarks import peers
+from fastbert.benchmarks.cpu import command as cpu_command
+from fastbert.benchmarks.cpu import report
+from fastbert.benchmarks.cpu.command import CpuOptions, Progress, choose
+from fastbert.benchmarks.cpu.measures import Result, Say
+from fastbert.benchmarks.training import curve as training_curve
+from fastbert.benchmarks.training import report as training_report
+from fastbert.benchmarks.training import workloads as training_workloads
+from fastbert.benchmarks.training.contender import REHEARSAL
+from fastbert.benchmarks.training.curve import Curves
+from fastbert.benchmarks.training.measures import TrainingLineup
+from fastbert.benchmarks.training.workloads import Sources, TrainingWorkload
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 
@@ -115,7 +120,7 @@ class Options(CpuOptions):
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result | Curves:
     """Measure, or compare losses where that was asked for; `say` takes lines for people, `progress` the steps done, all
     steps and the name of the next."""
-    cpu_level.level()  # raises for a wrong FASTBERT_CPU, which would else be our contenders' failure
+    cpu_capability.level()  # raises for a wrong FASTBERT_CPU, which would else be our contenders' failure
     progress = progress or (lambda *_: None)
     if options.loss_curve is not None:
         return _curves(options, options.loss_curve, say, progress)
@@ -198,7 +203,7 @@ def publish(measured: Result | Curves, options: Options, json: Path | None, char
             training_curve.chart(chart, measured, title)
         return
     if json is not None:
-        cpu_report.write(json, measured, packages)
+        report.write(json, measured, packages)
     if chart is not None and measured.rows:
         title = cpu_command.title("Training steps", packages, options.thread_count)
         training_report.chart(chart, measured, title=title)

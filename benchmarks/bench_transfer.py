@@ -28,21 +28,21 @@ import torch
 
 from fastbert.benchmarks.bench_embed import _minilm as minilm
 from fastbert.benchmarks.bench_finetune import WORK, extract, write
-from fastbert.benchmarks.texts import find_data
-from fastbert.checkpoints.delta import restore_delta, write_delta
-from fastbert.checkpoints.delta_tensors import tensors_of
+from fastbert.benchmarks.harness.texts import find_data
+from fastbert.checkpoints.delta.files import restore_delta, write_delta
+from fastbert.checkpoints.delta.tensors import tensors_of
 from fastbert.checkpoints.source import find_weights
+from fastbert.distillation.finetuning import student_from
 from fastbert.errors import UserError
 from fastbert.finetuning.adapters import add_lora, size_of
 from fastbert.finetuning.config import FinetuneConfig
-from fastbert.finetuning.distillation import student_from
 from fastbert.finetuning.log import Reporter
 from fastbert.finetuning.run import FinetuneResult, finetune, task_settings
 from fastbert.finetuning.run_folder import read_run
 from fastbert.finetuning.start import begin
+from fastbert.tasks.finetuned_model import Trained, load_trained
 from fastbert.tasks.predicting import outputs_of
 from fastbert.tasks.registry import make_task
-from fastbert.tasks.trained import Trained, load_trained
 
 RANK, BITS, LAYERS, TURNS = 8, (8, 4, 3), 3, 7
 RECIPES: dict[str, dict[str, Any]] = {
@@ -210,10 +210,10 @@ class Bench:
 
     def table7(self) -> Iterator[dict[str, Any]]:
         """Table 7 of the BERT paper, a BiLSTM on six kinds of features, and full tuning beside it."""
-        from fastbert.models.bert import BertModel
-        from fastbert.tasks.feature_tagging import FeatureTraining, table7
+        from fastbert.features.tagging import FeatureTraining, table7
+        from fastbert.models.bert.model import BertModel
+        from fastbert.tasks.base import Columns
         from fastbert.tasks.readers.conll import read_conll
-        from fastbert.tasks.task import Columns
         from fastbert.tokenizers import WordPieceTokenizer
 
         train, dev = (read_conll(str(path), Columns(), labelled=True) for path in (self.train, self.eval))

@@ -16,7 +16,7 @@ if _PathFinder.find_spec("fastbert._C", __path__) is None:
 if _TYPE_CHECKING:
     from fastbert.config import BertConfig
     from fastbert.integrations.accelerate import accelerate, restore
-    from fastbert.integrations.attention import register_attention
+    from fastbert.integrations.transformers.attention import register_attention
     from fastbert.models import (
         BertForMaskedLM,
         BertForMultipleChoice,
@@ -27,7 +27,7 @@ if _TYPE_CHECKING:
         BertForTokenClassification,
         BertModel,
     )
-    from fastbert.ops.backend import use_backend
+    from fastbert.ops.dispatch import use_backend
     from fastbert.packing import PackedBatch
     from fastbert.tokenizers import WordPieceTokenizer
 
@@ -46,9 +46,9 @@ _HOMES = {
     "PackedBatch": "fastbert.packing",
     "WordPieceTokenizer": "fastbert.tokenizers",
     "accelerate": "fastbert.integrations.accelerate",
-    "register_attention": "fastbert.integrations.attention",
+    "register_attention": "fastbert.integrations.transformers.attention",
     "restore": "fastbert.integrations.accelerate",
-    "use_backend": "fastbert.ops.backend",
+    "use_backend": "fastbert.ops.dispatch",
 }
 
 __all__ = [

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from fastbert.checkpoints.bounded import read_json_file, shown
 from fastbert.errors import UserError
+from fastbert.io.untrusted_input import read_json_file, shown
 
 PresetName = Literal["tiny", "mini", "small", "medium", "base", "large"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fastbert.errors import UserError
 
 if TYPE_CHECKING:
-    from fastbert.ops.backend import Choice
+    from fastbert.ops.dispatch import Choice
 
 PACKAGES = ("torch", "triton", "numpy", "safetensors", "transformers", "tokenizers")
 # Parts of the extension, each with a name that its bindings define.
@@ -107,13 +107,13 @@ def examine() -> Diagnosis:
     if torch is None:
         advice.append(f"torch cannot be imported ({torch_problem}): see https://pytorch.org/get-started/locally/")
     else:
-        from fastbert.ops import backend
+        from fastbert.ops import dispatch
 
         device = torch.device("cuda" if gpus else "cpu")
         if level or device.type != "cpu":
             device_name = device.type
-            operations = tuple(backend.report(device))
-            dtype, dtype_reason = backend.fastest_dtype(device)
+            operations = tuple(dispatch.report(device))
+            dtype, dtype_reason = dispatch.fastest_dtype(device)
             dtype_name = DTYPE_NAMES[str(dtype).removeprefix("torch.")]
     return Diagnosis(
         versions=versions,
@@ -169,31 +169,31 @@ def _extension() -> tuple[dict[str, bool], dict[str, bool], list[str]]:
 
 def _level(advice: list[str]) -> tuple[str | None, str]:
     """The level of the CPU kernels and why; a wrong FASTBERT_CPU is said here too, since kernels refuse to run."""
-    from fastbert import cpu_level
+    from fastbert import cpu_capability
 
     try:
-        return cpu_level.level(), cpu_level.reason()
+        return cpu_capability.level(), cpu_capability.reason()
     except UserError as error:
         advice.append(str(error))
-        return None, f"{cpu_level.VARIABLE} is wrong"
+        return None, f"{cpu_capability.VARIABLE} is wrong"
 
 
 def _products() -> str:
-    from fastbert import cpu_level
-    from fastbert.ops import product_table
+    from fastbert import cpu_capability
+    from fastbert.ops.native import matmul_table
 
-    rules = product_table.SHIPPED[cpu_level.level()]
-    ours = " and ".join(element for element, choice in rules.items() if choice == product_table.OWN)
-    theirs = " and ".join(element for element, choice in rules.items() if choice != product_table.OWN)
+    rules = matmul_table.SHIPPED[cpu_capability.level()]
+    ours = " and ".join(element for element, choice in rules.items() if choice == matmul_table.OWN)
+    theirs = " and ".join(element for element, choice in rules.items() if choice != matmul_table.OWN)
     rule = f"{ours} ours" + (f", {theirs} torch's" if theirs else "")
-    path = product_table.saved_path()
+    path = matmul_table.saved_path()
     if not os.path.exists(path):
         return f"{rule}; `fastbert doctor --tune` measures this CPU's on a machine without a GPU"
     try:
-        measured = product_table.load(path)
+        measured = matmul_table.load(path)
     except UserError as error:
         return f"{rule}, because {error}"
-    count = len(measured.get(product_table.processor(cpu_level.level()), {}))
+    count = len(measured.get(matmul_table.processor(cpu_capability.level()), {}))
     return f"{rule}, but for what was measured in {path}: {count} shapes of this CPU"
 
 
@@ -241,8 +241,8 @@ def _triton_kernels(torch: Any) -> tuple[str, ...]:
     """The operations that have a Triton kernel."""
     if torch is None:
         return ()
-    importlib.import_module("fastbert.ops.encoder_layer")  # and with it all others
-    return importlib.import_module("fastbert.ops.backend").served_by("triton")
+    importlib.import_module("fastbert.ops.encoder_layer.op")  # and with it all others
+    return importlib.import_module("fastbert.ops.dispatch").served_by("triton")
 
 
 def _triton_reason(kernels: tuple[str, ...], triton: str | None, has_gpu: bool) -> str:
@@ -256,7 +256,7 @@ def _triton_reason(kernels: tuple[str, ...], triton: str | None, has_gpu: bool) 
 def _configurations(kernels: tuple[str, ...], triton: str | None) -> str:
     if not kernels or triton is None:
         return "-"
-    from fastbert.kernels import tuning
+    from fastbert.kernels.tuning import tables as tuning
 
     path = tuning.saved_path()
     if not path.exists():

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from fastbert.errors import UserError
-from fastbert.models.bert import Packed
-from fastbert.ops import backend
+from fastbert.models.bert.model import Packed
+from fastbert.ops import dispatch
 from fastbert.packing import PackedBatch
 
 logger = logging.getLogger("fastbert")
@@ -259,7 +259,7 @@ def settings(device: torch.device) -> tuple[Any, ...]:
     """What decides, besides shapes, which kernels a model starts."""
     autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None) or torch.get_float32_matmul_precision()
-    return autocast, backend._forced, precision, torch.are_deterministic_algorithms_enabled()
+    return autocast, dispatch._forced, precision, torch.are_deterministic_algorithms_enabled()
 
 
 def present_fields(batch: PackedBatch) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastbert.kernels.configuration import Config
+from fastbert.kernels.configs.configuration import Config
 from fastbert.kernels.launch import interpreted, launch, multiprocessors
 
 CONFIG = Config(constants={"ROWS": 64, "COLUMNS": 32}, num_warps=4)

@@ -18,11 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastbert.kernels import attention, bias_gelu, layer_norm, linear
-from fastbert.ops.attention_problem import check_offsets
-from fastbert.ops.dropout import Site
-from fastbert.ops.encoder_layer import SAVE_ALL, SAVE_NOTHING, LayerSettings, LayerWeights, Wanted
-from fastbert.ops.product import accumulate, product
+from fastbert.kernels.attention import launchers
+from fastbert.kernels.gelu import bias_gelu
+from fastbert.kernels.linear import linear
+from fastbert.kernels.norm import layer_norm
+from fastbert.ops.attention.arguments import check_offsets
+from fastbert.ops.dropout.op import Site
+from fastbert.ops.encoder_layer.op import SAVE_ALL, SAVE_NOTHING, LayerSettings, LayerWeights, Wanted
+from fastbert.ops.linear.mixed_matmul import accumulate, product
 
 
 def forward(
@@ -34,7 +37,7 @@ def forward(
     qkv = F.linear(rows, _joined(weights, dtype), _joined_bias(weights, dtype))
     problem = settings.problem(_split(qkv, settings), tf32)
     check_offsets(problem)
-    context, lse = attention.forward(problem)
+    context, lse = launchers.forward(problem)
     context = context.flatten(1)
     y1, z1, mean1, rstd1 = layer_norm.forward(
         settings.outputs(context) @ weights.attention_output.to(dtype).t(),
@@ -132,7 +135,7 @@ def backward(
     dcontext = settings.spread(do @ wo.to(dtype), len(x))
     problem = settings.problem(_split(qkv, settings), tf32)
     shape = problem.q.shape
-    dqkv = attention.backward_joined(problem, context.view(shape), lse, dcontext.view(shape)).flatten(1)
+    dqkv = launchers.backward_joined(problem, context.view(shape), lse, dcontext.view(shape)).flatten(1)
     dw = product(dqkv.t(), x.to(dtype), w.query.dtype) if wanted.projections else _none(w.query)
     db = dqkv.sum(0, dtype=torch.float32) if wanted.projection_biases else _none(db1)
     if wanted.x:

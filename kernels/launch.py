@@ -16,7 +16,7 @@ import torch
 from triton import knobs
 
 from fastbert.errors import UserError
-from fastbert.kernels.tuning import Config
+from fastbert.kernels.tuning.tables import Config
 
 
 @dataclass(frozen=True)

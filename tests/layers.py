@@ -3,7 +3,7 @@
 import torch
 
 from fastbert import BertConfig
-from fastbert.models.bert import Layer
+from fastbert.models.bert.model import Layer
 
 
 def random_layer(seed: int, config: BertConfig) -> Layer:

@@ -7,10 +7,10 @@ import numpy as np
 from hypothesis import strategies as st
 from task_twins import some_text
 
+from fastbert.tasks.base import TaskSettings
 from fastbert.tasks.examples import Answer, Dataset, QuestionExample
-from fastbert.tasks.span import SpanAnswers
-from fastbert.tasks.span_rows import QUESTION_LENGTH, SpanRows
-from fastbert.tasks.task import TaskSettings
+from fastbert.tasks.span.rows import QUESTION_LENGTH, SpanRows
+from fastbert.tasks.span.task import SpanAnswers
 
 HOSTILE = st.text(
     st.characters(exclude_categories=["Cs"]) | st.sampled_from("한가\u0301\u302e\u0327\U0001d165中é x."), max_size=30

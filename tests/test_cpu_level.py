@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fastbert import _C, cpu_level
+from fastbert import _C, cpu_capability
 
 PRINT = "from fastbert import cpu_level; print(cpu_level.level())"
 MODEL = """
@@ -58,7 +58,7 @@ def test_doctor_says_what_is_wrong() -> None:
 
 
 def test_forcing_in_process_is_checked() -> None:
-    before = cpu_level.level()
+    before = cpu_capability.level()
     with pytest.raises(ValueError, match="there is no level fast"):
         _C.force_cpu_level("fast")
     assert _C.cpu_level() == before

@@ -45,7 +45,7 @@ def test_cpu_features_are_those_that_linux_lists() -> None:
 
 
 def test_every_operation_has_a_backend_and_a_reason() -> None:
-    from fastbert.ops.backend import OPERATIONS
+    from fastbert.ops.dispatch import OPERATIONS
 
     found = doctor.examine()
     assert [choice.operation for choice in found.operations] == list(OPERATIONS)

@@ -13,7 +13,7 @@ from fastbert import BertConfig, BertForSequenceClassification, BertForTokenClas
 from fastbert.errors import UserError
 from fastbert.graphs import Bucket, Buckets, CaptureError, CudaRecorder, GraphedModel, graphed
 from fastbert.models import BertForMultipleChoice, BertForPreTraining, BertForQuestionAnswering
-from fastbert.models.pretrained import PreTrainedModel
+from fastbert.models.base import PreTrainedModel
 
 CONFIG = BertConfig(
     vocab_size=200, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,

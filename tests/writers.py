@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastbert.models.seq2seq import BertForSequenceToSequence
-from fastbert.models.sequence_config import SequenceConfig
+from fastbert.models.seq2seq.config import SequenceConfig
+from fastbert.models.seq2seq.model import BertForSequenceToSequence
 
 VOCABULARY, BEGIN, END = 61, 2, 3
 SHAPE: dict[str, Any] = {

@@ -98,7 +98,7 @@ class TrainingPeer(Protocol):
     def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None: ...
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
-        """Take the batches of one workload (`fastbert.benchmarks.training_workloads`); details for the row."""
+        """Take the batches of one workload (`fastbert.benchmarks.training.workloads`); details for the row."""
 
     def phases(self) -> dict[str, Callable[[], Any]]:
         """One optimiser step on the next batch as functions to call in this order."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fastbert.benchmarks.peers import Arrays, texts_of
-from fastbert.tasks.embed_folder import load_embedder
+from fastbert.embeddings.folder import load_embedder
 
 
 class Embedder:

@@ -10,7 +10,7 @@ import torch
 
 from fastbert import BertModel, PackedBatch
 from fastbert.benchmarks.peers import Arrays
-from fastbert.ops import backend
+from fastbert.ops import dispatch
 
 
 class Encoder:
@@ -29,7 +29,7 @@ class Encoder:
             cu_seqlens=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int(),
             max_seqlen=int(lengths.max()),
         )
-        chosen = backend.report(torch.device("cpu"))
+        chosen = dispatch.report(torch.device("cpu"))
         return {"backends": {choice.operation: choice.backend for choice in chosen}}
 
     def run(self) -> Any:

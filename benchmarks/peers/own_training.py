@@ -17,7 +17,7 @@ from fastbert.benchmarks.peers.training import (
     WEIGHT_DECAY,
     Peer,
 )
-from fastbert.ops import backend
+from fastbert.ops import dispatch
 from fastbert.training.optimizer import adamw
 
 
@@ -49,7 +49,7 @@ class Step(Peer):
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
         details = super().open(arrays)
-        chosen = backend.report(torch.device("cpu"))
+        chosen = dispatch.report(torch.device("cpu"))
         return {**details, "backends": {choice.operation: choice.backend for choice in chosen}}
 
     def prepare(self, arrays: Arrays) -> Any:

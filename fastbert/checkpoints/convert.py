@@ -15,23 +15,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fastbert.checkpoints import loading, names
-from fastbert.checkpoints.bounded import read_json_file
-from fastbert.checkpoints.carried import Target, carry_tokenizer
+from fastbert.checkpoints import key_mapping
+from fastbert.checkpoints.atomic_folder import whole_folder
+from fastbert.checkpoints.file_tensors import Stored, fill
+from fastbert.checkpoints.formats.safetensors_files import in_bytes, write_safetensors
+from fastbert.checkpoints.formats.tensorflow import write_bundle
 from fastbert.checkpoints.hub import MAIN
+from fastbert.checkpoints.key_mapping import is_encoders, is_training_state, is_transposed, match, to_tensorflow
 from fastbert.checkpoints.manifest import EMBEDDER, MODEL, TOKENIZER, accept_folder, verify_files
-from fastbert.checkpoints.names import is_encoders, is_training_state, is_transposed, match, to_tensorflow
 from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PIPELINE_FILES, PROMPTS, is_there
-from fastbert.checkpoints.safetensors_files import in_bytes, write_safetensors
 from fastbert.checkpoints.source import Weights, config_place, find_source, find_weights
-from fastbert.checkpoints.stored import Stored, fill
-from fastbert.checkpoints.tensorflow import write_bundle
-from fastbert.checkpoints.whole_folder import whole_folder
+from fastbert.checkpoints.tokenizer_files import Target, carry_tokenizer
 from fastbert.config import CONFIGS, BertConfig
 from fastbert.errors import CheckpointError, UserError
+from fastbert.io.untrusted_input import read_json_file
+from fastbert.models import loading
 
 if TYPE_CHECKING:
-    from fastbert.tasks.embed_settings import EmbedSettings
+    from fastbert.embeddings.settings import EmbedSettings
 
 PREFIX = "bert_model.ckpt"
 MODEL_CLASSES = (
@@ -169,7 +170,7 @@ class _Pipeline:
 def _read_pipeline(root: Path) -> _Pipeline:
     # Here, since it loads models, which load through this package.
     from fastbert.checkpoints.pipeline_files import listed_modules
-    from fastbert.tasks.embed_folder import read_settings
+    from fastbert.embeddings.folder import read_settings
 
     kind, encoder = listed_modules(root)[0]
     if kind != "Transformer":
@@ -274,7 +275,7 @@ def _reason(name: str, kind: str, tied: tuple[str, ...]) -> str:
     """Why a tensor is not copied."""
     if is_training_state(name):
         return "the optimizer's"
-    if name.endswith(names.IGNORED):
+    if name.endswith(key_mapping.IGNORED):
         return "a buffer, made anew"
     if name in tied:
         return "tied to another weight"

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import struct
 
-from fastbert import _C, cpu_level
+from fastbert import _C, cpu_capability
 
 MASK_DELTA = 0xA282EAD8
 
 
 def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:
     """Return the CRC-32C of `data`, continuing from `value`, the CRC-32C of the bytes before it."""
-    cpu_level.apply()
+    cpu_capability.apply()
     return _C.crc32c(data, value)
 
 

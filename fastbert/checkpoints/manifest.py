@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fastbert.checkpoints.bounded import PlainFile, parse_json, shown
 from fastbert.checkpoints.crc32c import combine, crc32c
 from fastbert.errors import CheckpointError, UserError
+from fastbert.io.untrusted_input import PlainFile, parse_json, shown
 
 logger = logging.getLogger("fastbert")
 

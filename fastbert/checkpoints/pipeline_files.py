@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fastbert.checkpoints.bounded import read_json_file, shown
 from fastbert.errors import CheckpointError
+from fastbert.io.untrusted_input import read_json_file, shown
 
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Literal
 
 from fastbert.checkpoints import hub
-from fastbert.checkpoints.bounded import PlainFile, shown
+from fastbert.checkpoints.file_tensors import Stored
+from fastbert.checkpoints.formats.pickle_files import PICKLED, PICKLED_INDEX, read_pickle
+from fastbert.checkpoints.formats.safetensors_files import WEIGHTS, WEIGHTS_INDEX, read_safetensors
+from fastbert.checkpoints.formats.shards import read_shards
+from fastbert.checkpoints.formats.tensorflow import INDEX, index_file, read_bundle
+from fastbert.checkpoints.key_mapping import weights_of_bundle
 from fastbert.checkpoints.manifest import MODEL, verify_files
-from fastbert.checkpoints.names import weights_of_bundle
-from fastbert.checkpoints.pickle_files import PICKLED, PICKLED_INDEX, read_pickle
-from fastbert.checkpoints.safetensors_files import WEIGHTS, WEIGHTS_INDEX, read_safetensors
-from fastbert.checkpoints.shards import read_shards
-from fastbert.checkpoints.stored import Stored
-from fastbert.checkpoints.tensorflow import INDEX, index_file, read_bundle
 from fastbert.errors import CheckpointError, UserError
+from fastbert.io.untrusted_input import PlainFile, shown
 
 Kind = Literal["safetensors", "pickle", "tensorflow"]
 _STATE_LINE = re.compile(r'^model_checkpoint_path: "([^"/\\]+)"', re.MULTILINE)

@@ -58,7 +58,7 @@ class Config:
     threads: int | None = None
     """tokenizer: threads that are compared with one (default: 2); else threads of everybody (default: all)."""
     device: Literal["cpu"] | None = None
-    """encoder, training, embed: where it runs; only the CPU is measured here (benchmarks/gpu.py measures GPUs)."""
+    """encoder, training, embed: the device; only `cpu` here (benchmarks/bench_gpu.py measures GPUs)."""
     model: PresetName | None = None
     """encoder, training: the model's size (default: base, of training base and mini; with --quick tiny)."""
     workloads: tuple[str, ...] = ()
@@ -102,7 +102,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
 def _tokenizer(config: Config, given: dict[str, Any], quiet: bool) -> int:
     # By name, since in the tree fastbert.benchmarks has its home outside of the package.
     bench_tokenizer = import_module("fastbert.benchmarks.bench_tokenizer")
-    report = import_module("fastbert.benchmarks.report")
+    report = import_module("fastbert.benchmarks.harness.report")
     rows = _measured(bench_tokenizer, bench_tokenizer.Options(**given), quiet)
     report.show(rows)
     bench_tokenizer.publish(rows, config.json, config.chart)
@@ -112,11 +112,11 @@ def _tokenizer(config: Config, given: dict[str, Any], quiet: bool) -> int:
 def _on_cpu(module: str, config: Config, given: dict[str, Any], quiet: bool) -> int:
     """Measure what a benchmark module of CPUs measures, show it and write it to files."""
     bench = import_module(f"fastbert.benchmarks.{module}")
-    cpu_command = import_module("fastbert.benchmarks.cpu_command")
+    cpu_command = import_module("fastbert.benchmarks.cpu.command")
     options = bench.Options(**given)
     cpu_command.check_files(config.json, config.chart)
     result = _measured(bench, options, quiet)
-    show = getattr(bench, "show", None) or import_module("fastbert.benchmarks.cpu_report").show
+    show = getattr(bench, "show", None) or import_module("fastbert.benchmarks.cpu.report").show
     show(result)
     bench.publish(result, options, config.json, config.chart)
     return 0

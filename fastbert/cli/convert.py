@@ -15,7 +15,7 @@ from fastbert.errors import UserError
 
 if TYPE_CHECKING:
     from fastbert.checkpoints.convert import Report
-    from fastbert.checkpoints.delta import DeltaReport
+    from fastbert.checkpoints.delta.files import DeltaReport
 
 NOT_WHOLE = 1
 SHOWN, WIDEST = 12, 200
@@ -121,7 +121,7 @@ def _run_manifest(folder: Path) -> int:
 
 def _run_delta(config: Config, source: str, out: Path, base: str, quiet: bool) -> int:
     """From a model to a delta, or back."""
-    from fastbert.checkpoints.delta import restore_delta, write_delta
+    from fastbert.checkpoints.delta.files import restore_delta, write_delta
 
     if Path(source).is_file():
         if config.bits is not None or config.report is not None:
@@ -183,7 +183,7 @@ def _listed(title: str, names: list[str]) -> list[str]:
     if not names:
         return []
     more = [f"    and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
-    from fastbert.checkpoints.bounded import shown
+    from fastbert.io.untrusted_input import shown
 
     # Names are the file's: they may hold anything.
     lines = [name if name.isprintable() and len(name) < WIDEST else shown(name) for name in names[:SHOWN]]

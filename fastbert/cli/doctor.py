@@ -47,14 +47,14 @@ def _tune(quiet: bool) -> None:
 
     from fastbert.cli.common import Bars
     from fastbert.errors import UserError
-    from fastbert.ops.backend import HAS_TRITON
+    from fastbert.ops.dispatch import HAS_TRITON
 
     if not torch.cuda.is_available():
         _tune_products(quiet)
         return
     if not HAS_TRITON:
         raise UserError("cannot tune kernels: triton is not installed; `pip install 'fastbert-engine[gpu]'`")
-    from fastbert.kernels import tune
+    from fastbert.kernels.tuning import tune
 
     device = torch.device("cuda")
     with Bars(quiet) as bars:
@@ -71,9 +71,9 @@ def _tune(quiet: bool) -> None:
 
 def _tune_products(quiet: bool) -> None:
     """Measure the CPU's products with a bar, and say which are not as shipped."""
-    from fastbert import cpu_level
+    from fastbert import cpu_capability
     from fastbert.cli.common import Bars
-    from fastbert.ops import product_table, product_tune
+    from fastbert.ops.native import matmul_table, matmul_tune
 
     with Bars(quiet) as bars:
         step: list[Callable[..., None]] = []
@@ -83,8 +83,10 @@ def _tune_products(quiet: bool) -> None:
                 step.append(bars.stage("tuning products", total))
             step[0](done, text)
 
-        path, trials = product_tune.run(report)
-        changed = [trial for trial in trials if trial.choice != product_table.SHIPPED[cpu_level.level()][trial.element]]
+        path, trials = matmul_tune.run(report)
+        changed = [
+            trial for trial in trials if trial.choice != matmul_table.SHIPPED[cpu_capability.level()][trial.element]
+        ]
         for trial in changed:
             shape = f"{trial.element} {trial.rows} x {trial.depth} x {trial.columns}"
             bars.message(

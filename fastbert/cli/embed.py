@@ -48,12 +48,12 @@ def run(config: Config, *, quiet: bool = False) -> int:
     model_name = require(config.model, "--model", "the folder of a trained model")
     text = require(config.text, "--text", "a file with the texts, or - for standard input")
     out = require(config.out, "--out", "the file to write, .npy, .parquet or .jsonl")
-    from fastbert.tasks.embed import EmbedOptions
-    from fastbert.tasks.embed_files import embed_file
-    from fastbert.tasks.embed_folder import load_embedder
+    from fastbert.embeddings.embed import EmbedOptions
+    from fastbert.embeddings.folder import load_embedder
+    from fastbert.embeddings.text_files import embed_file
+    from fastbert.embeddings.vector_files import VectorFile
     from fastbert.tasks.inference import choose_inference
     from fastbert.tasks.text_files import TextFile
-    from fastbert.tasks.vector_files import VectorFile
 
     options = EmbedOptions(
         pooling=config.pooling,

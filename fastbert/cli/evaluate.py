@@ -44,7 +44,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     width = max(map(len, scores))
     output("\n".join(f"{name:<{width}}  {value:>9.4f}" for name, value in scores.items()))
     if config.json is not None:
-        from fastbert.io.writing import write_atomic
+        from fastbert.io.atomic_write import write_atomic
 
         write_atomic(config.json, json.dumps(scores, indent=2) + "\n")
     return 0

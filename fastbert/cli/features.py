@@ -12,8 +12,8 @@ from fastbert.cli.common import Bars, output, require
 from fastbert.errors import UserError
 
 if TYPE_CHECKING:
-    from fastbert.models.bert import BertModel
-    from fastbert.tasks.feature_tagging import Table7Row
+    from fastbert.features.tagging import Table7Row
+    from fastbert.models.bert.model import BertModel
     from fastbert.tokenizers import WordPieceTokenizer
 
 
@@ -77,8 +77,8 @@ def run(config: Config, *, quiet: bool = False) -> int:
         return _run_table(config, source, quiet)
     text = require(config.text, "--text", "a file with the texts, or - for standard input")
     out = require(config.out, "--out", "the file to write, .npy, .npz, .safetensors, .parquet or .jsonl")
-    from fastbert.tasks.feature_files import FeatureFile
-    from fastbert.tasks.features import extract_chunks
+    from fastbert.features.extract import extract_chunks
+    from fastbert.features.files import FeatureFile
     from fastbert.tasks.text_files import TextFile
 
     file, texts = FeatureFile(out, overwrite=config.overwrite), TextFile(text, config.column)
@@ -124,9 +124,9 @@ def _run_table(config: Config, source: str, quiet: bool) -> int:
     out = require(config.out, "--out", "the folder to write table7.json to")
     if (out / "table7.json").exists() and not config.overwrite:
         raise UserError(f"{out / 'table7.json'} exists; give another folder, or --overwrite to replace it")
-    from fastbert.tasks.feature_tagging import FeatureTraining, table7
+    from fastbert.features.tagging import FeatureTraining, table7
+    from fastbert.tasks.base import Columns
     from fastbert.tasks.readers.conll import read_conll
-    from fastbert.tasks.task import Columns
 
     training = FeatureTraining(
         hidden_size=config.hidden_size,
@@ -167,7 +167,7 @@ def describe(rows: list[Table7Row]) -> str:
 def _load(config: Config, source: str) -> tuple[BertModel, WordPieceTokenizer, str]:
     """The encoder where it computes, its tokenizer, and in words what is multiplied where."""
     from fastbert.checkpoints.source import find_source
-    from fastbert.models.bert import BertModel
+    from fastbert.models.bert.model import BertModel
     from fastbert.tasks.inference import choose_inference
     from fastbert.tokenizers import WordPieceTokenizer
 

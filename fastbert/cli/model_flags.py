@@ -35,14 +35,14 @@ class ModelFlags:
 
     def columns(self) -> Any:
         """The columns that were named."""
-        from fastbert.tasks.task import Columns
+        from fastbert.tasks.base import Columns
 
         label = getattr(self, "label_column", None)
         return Columns(text=self.text_column, pair=self.pair_column, label=label, id=self.id_column)
 
     def load(self, **settings: Any) -> Any:
-        """The model with its task and tokenizer (`fastbert.tasks.trained.Trained`)."""
-        from fastbert.tasks.trained import load_trained
+        """The model with its task and tokenizer (`fastbert.tasks.finetuned_model.Trained`)."""
+        from fastbert.tasks.finetuned_model import load_trained
 
         assert self.model is not None
         where = {"device": self.device, "dtype": self.dtype}

@@ -15,7 +15,7 @@ from fastbert.errors import UserError
 from fastbert.io.regular_file import open_regular
 
 if TYPE_CHECKING:
-    from fastbert.tasks.verify import VerifyReport
+    from fastbert.integrations.verify import VerifyReport
 
 AGREE, DISAGREE = 0, 1
 
@@ -53,7 +53,7 @@ class Config:
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Compare, print the report, and say by the exit code whether both agree."""
-    from fastbert.tasks.verify import verify
+    from fastbert.integrations.verify import verify
 
     name = require(config.model or None, "MODEL", "the folder of a Hugging Face model")
     texts = _texts(require(config.text, "--text", "a file with one text a line, for example sentences.txt"))

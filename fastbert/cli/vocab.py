@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastbert.checkpoints.whole_folder import whole_folder
+from fastbert.checkpoints.atomic_folder import whole_folder
 from fastbert.cli.common import Bars, output, require
 from fastbert.errors import UserError
 
 if TYPE_CHECKING:
-    from fastbert.models.pretrained import PreTrainedModel
+    from fastbert.models.base import PreTrainedModel
     from fastbert.tokenizers import WordPieceTokenizer
     from fastbert.tokenizers.extension import Extension
     from fastbert.tokenizers.word_counts import Normalization, Split
@@ -189,7 +189,7 @@ def _save_extension(
         extension.tokenizer.save_pretrained(folder)
         named = _write_report(config, report, folder)
         if config.model is not None and model is not None:
-            from fastbert.models.extension import extend_embeddings, save_like
+            from fastbert.models.vocabulary_extension import extend_embeddings, save_like
 
             extend_embeddings(model, extension)
             save_like(model, config.model, folder)
@@ -209,7 +209,7 @@ def _read_model(folder: Path, tokenizer: WordPieceTokenizer) -> PreTrainedModel:
     """The model; before the corpus is read, so that a wrong one is found at once."""
     from fastbert.checkpoints.manifest import check_fingerprint
     from fastbert.config import BertConfig
-    from fastbert.models.extension import check_sizes, load_whole
+    from fastbert.models.vocabulary_extension import check_sizes, load_whole
 
     check_sizes(BertConfig.from_pretrained(folder).vocab_size, tokenizer.vocab_size, f"--model {folder}")
     check_fingerprint(folder, tokenizer.fingerprint, "--tokenizer")

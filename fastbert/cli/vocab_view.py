@@ -12,7 +12,7 @@ from fastbert.tokenizers.extension import ChangedWord, Extension, Proposal
 from fastbert.tokenizers.word_counts import Split
 
 if TYPE_CHECKING:
-    from fastbert.models.pretrained import PreTrainedModel
+    from fastbert.models.base import PreTrainedModel
 
 _ROWS_SHOWN = 20
 _RECORDED = 1000

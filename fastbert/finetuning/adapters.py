@@ -16,13 +16,13 @@ from typing import Any
 
 from torch import nn
 
-from fastbert.checkpoints.bounded import read_json_file, shown
+from fastbert.checkpoints.atomic_folder import whole_folder
+from fastbert.checkpoints.formats.safetensors_files import read_safetensors
 from fastbert.checkpoints.manifest import ADAPTER, MODEL, accept_folder, verify_files
-from fastbert.checkpoints.safetensors_files import read_safetensors
-from fastbert.checkpoints.whole_folder import whole_folder
 from fastbert.errors import CheckpointError, UserError
-from fastbert.models.pretrained import PreTrainedModel
-from fastbert.ops import packed_weights
+from fastbert.io.untrusted_input import read_json_file, shown
+from fastbert.models.base import PreTrainedModel
+from fastbert.ops.native import prepacked_weights
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 KINDS = ("LORA", "IA3")
@@ -148,7 +148,7 @@ def load_adapter(model: PreTrainedModel, folder: str | Path, *, trained: bool = 
     if wrong:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise UserError(f"{folder}: these adapters do not fit {type(model).__name__}: {wrong[0]}{more}")
-    packed_weights.forget(model.parameters())
+    prepacked_weights.forget(model.parameters())
     return adapted.train(model.training)
 
 
@@ -175,7 +175,7 @@ def merge(adapted: Any, folder: str | Path | None = None) -> PreTrainedModel:
     merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
     merged.new_weights = kept
     merged.tie_weights()
-    packed_weights.forget(merged.parameters())
+    prepacked_weights.forget(merged.parameters())
     for parameter in merged.parameters():
         parameter.requires_grad_(True)
     if folder is not None:
@@ -212,7 +212,7 @@ def _wrapped(peft: Any, model: PreTrainedModel, config: Any) -> Any:
     with _told(model):
         adapted = peft.get_peft_model(model, config)
     # What was laid out of weights that were trained until now is of no use any more.
-    packed_weights.forget(model.parameters())
+    prepacked_weights.forget(model.parameters())
     return adapted
 
 

@@ -14,12 +14,12 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fastbert.checkpoints.bounded import read_json_file
 from fastbert.errors import CheckpointError, UserError
 from fastbert.finetuning import order, recipe
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.log import Log, Record, Reporter
-from fastbert.io.writing import sha256, sync_tree
+from fastbert.io.atomic_write import sha256, sync_tree
+from fastbert.io.untrusted_input import read_json_file
 from fastbert.tasks.predicting import autocast
 from fastbert.tasks.rows import Rows, TaskBatch, share_out
 from fastbert.training import checkpoint

@@ -11,7 +11,7 @@ from torch import nn
 
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig
-from fastbert.models.bert import BertModel
+from fastbert.models.bert.model import BertModel
 from fastbert.training.optimizer import AdamW, decayed
 
 _LAYER = re.compile(r"(?:^|\.)encoder\.layer\.(\d+)\.")

@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fastbert.checkpoints.bounded import read_json_file
 from fastbert.errors import CheckpointError
 from fastbert.finetuning.config import Trial
 from fastbert.finetuning.fit import Progress, Scores
-from fastbert.io.writing import write_atomic
+from fastbert.io.atomic_write import write_atomic
+from fastbert.io.untrusted_input import read_json_file
 from fastbert.training.run_record import is_sealed, sealed
 
 FILE, FORMAT_VERSION = "results.json", 1

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from fastbert.checkpoints.delta import write_delta
+from fastbert.checkpoints.atomic_folder import whole_folder
+from fastbert.checkpoints.delta.files import write_delta
 from fastbert.checkpoints.source import find_source, find_weights
-from fastbert.checkpoints.whole_folder import whole_folder
+from fastbert.distillation.losses import load_teacher
 from fastbert.errors import UserError
 from fastbert.finetuning import results, start
 from fastbert.finetuning.adapters import require_peft
@@ -26,15 +27,14 @@ from fastbert.finetuning.log import Log, Record, Reporter
 from fastbert.finetuning.order import permutation
 from fastbert.finetuning.results import TrialResult
 from fastbert.finetuning.run_folder import NAMES, open_folder, record
-from fastbert.finetuning.teaching import load_teacher
+from fastbert.io.atomic_write import sha256
 from fastbert.io.locking import locked_folder
-from fastbert.io.writing import sha256
+from fastbert.tasks.base import Columns, Prediction, Task, TaskSettings
 from fastbert.tasks.examples import Dataset
 from fastbert.tasks.inference import SHORT_NAMES, ScoringDtype
 from fastbert.tasks.predicting import outputs_of
 from fastbert.tasks.registry import make_task, save_task
 from fastbert.tasks.rows import Rows
-from fastbert.tasks.task import Columns, Prediction, Task, TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.training import checkpoint

@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastbert.checkpoints import loading
-from fastbert.checkpoints.names import match
+from fastbert.checkpoints.key_mapping import match
 from fastbert.checkpoints.source import Weights, config_place, find_weights
 from fastbert.config import BertConfig
+from fastbert.distillation.finetuning import student_from
+from fastbert.distillation.losses import Lesson
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig
-from fastbert.finetuning.distillation import student_from
 from fastbert.finetuning.fit import Objective
 from fastbert.finetuning.recipe import start_anew, top_layers
-from fastbert.finetuning.teaching import Lesson
-from fastbert.models.pretrained import PreTrainedModel
-from fastbert.models.sequence_config import SequenceConfig
-from fastbert.tasks.task import Task
+from fastbert.models import loading
+from fastbert.models.base import PreTrainedModel
+from fastbert.models.seq2seq.config import SequenceConfig
+from fastbert.tasks.base import Task
 from fastbert.training.starting_weights import require_finite
 
 LESSON = "lesson"  # the name in the model of what learns beside it

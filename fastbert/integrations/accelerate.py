@@ -13,12 +13,12 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 
 from fastbert.errors import UserError
-from fastbert.integrations import torch_encoder
-from fastbert.integrations.families import FAMILIES, Family, family_of, is_prediction_head
-from fastbert.integrations.packed_forward import PackedForward
-from fastbert.integrations.packed_heads import PackedHead
-from fastbert.integrations.replaced import Replaced, kept
-from fastbert.integrations.torch_encoder import TorchEncoderForward
+from fastbert.integrations.forward_patch import Replaced, kept
+from fastbert.integrations.torch_nn import encoder as torch_encoder
+from fastbert.integrations.torch_nn.encoder import TorchEncoderForward
+from fastbert.integrations.transformers.architectures import FAMILIES, Family, family_of, is_prediction_head
+from fastbert.integrations.transformers.encoder import PackedForward
+from fastbert.integrations.transformers.heads import PackedHead
 
 logger = logging.getLogger("fastbert")
 Model = TypeVar("Model", bound=nn.Module)
@@ -135,7 +135,7 @@ def _origin(function: Any) -> str:
 
 
 def _is_ours(model: nn.Module) -> bool:
-    from fastbert.models.pretrained import PreTrainedModel
+    from fastbert.models.base import PreTrainedModel
 
     return any(isinstance(module, PreTrainedModel) for module in model.modules())
 

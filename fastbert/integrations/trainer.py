@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from fastbert.checkpoints.formats.safetensors_files import WEIGHTS
 from fastbert.checkpoints.manifest import accept_folder
-from fastbert.checkpoints.safetensors_files import WEIGHTS
 from fastbert.errors import UserError
-from fastbert.models.pretrained import PreTrainedModel
+from fastbert.models.base import PreTrainedModel
 
 
 class SavesModels:

@@ -1,6 +1,6 @@
 """BERT as published, packed from the embeddings to the loss."""
 
-from fastbert.models.bert import BertModel
+from fastbert.models.bert.model import BertModel
 from fastbert.models.heads import (
     BertForMaskedLM,
     BertForMultipleChoice,

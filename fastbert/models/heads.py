@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from fastbert import ops
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
-from fastbert.models.arguments import TransformersArguments, refuse_arguments
-from fastbert.models.bert import (
+from fastbert.models.base import PreTrainedModel, resized
+from fastbert.models.bert.model import (
     ROWS_MULTIPLE,
     BertModel,
     Norm,
@@ -23,6 +23,7 @@ from fastbert.models.bert import (
     is_plain_norm,
     multiplies_in_bf16,
 )
+from fastbert.models.fusibility import is_plain, project, project_apart
 from fastbert.models.labels import (
     NUMBER_CLASSES,
     USE_VOCABULARY,
@@ -40,12 +41,11 @@ from fastbert.models.labels import (
 from fastbert.models.outputs import LogitsOutput, PreTrainingOutput, SpanOutput
 from fastbert.models.packed import Packed
 from fastbert.models.padded import PaddedBatch
-from fastbert.models.plain import is_plain, project, project_apart
-from fastbert.models.pretrained import PreTrainedModel, resized
-from fastbert.ops.backend import choose
-from fastbert.ops.dropout import Site, TokenDropout, draw_keys
-from fastbert.ops.linear_cross_entropy import CrossEntropy
-from fastbert.ops.product_table import prefers_own
+from fastbert.models.unsupported_arguments import TransformersArguments, refuse_arguments
+from fastbert.ops.cross_entropy.op import CrossEntropy
+from fastbert.ops.dispatch import choose
+from fastbert.ops.dropout.op import Site, TokenDropout, draw_keys
+from fastbert.ops.native.matmul_table import prefers_own
 from fastbert.packing import IGNORE_INDEX, PackedBatch
 
 # What to do about a next-sentence label that is out of range.

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fastbert.errors import UserError
 from fastbert.models.packed import Packed
 from fastbert.models.padded import PaddedBatch, is_readable
-from fastbert.ops.linear_cross_entropy import CrossEntropy
+from fastbert.ops.cross_entropy.op import CrossEntropy
 from fastbert.packing import IGNORE_INDEX, INTEGERS, PackedBatch
 
 # What to do about labels that are out of range.

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from fastbert import ops
+from fastbert.models.fusibility import project
 from fastbert.models.padded import PaddedBatch, padded_attention
-from fastbert.models.plain import project
-from fastbert.ops import encoder_layer
-from fastbert.ops.dropout import Site, TokenDropout, draw_keys
+from fastbert.ops.dropout.op import Site, TokenDropout, draw_keys
+from fastbert.ops.encoder_layer import op
 from fastbert.packing import PackedBatch
 
 
@@ -63,14 +63,14 @@ class LayerNumbers:
     """Quantised, where nothing is trained."""
 
 
-def layer_weights(linears: Sequence[nn.Module], norms: Sequence[nn.Module]) -> encoder_layer.LayerWeights:
+def layer_weights(linears: Sequence[nn.Module], norms: Sequence[nn.Module]) -> op.LayerWeights:
     """The parameters of plain modules: the products of queries, keys, values, the attention's output, and both of the
     feed-forward network; the LayerNorms behind attention and behind the layer."""
     held: list[Any] = [linear._parameters for linear in linears]
     query, key, value, inside, widening, narrowing = held
     of_norms: list[Any] = [norm._parameters for norm in norms]
     first, last = of_norms
-    return encoder_layer.LayerWeights(
+    return op.LayerWeights(
         query=query["weight"],
         key=key["weight"],
         value=value["weight"],
@@ -92,7 +92,7 @@ def layer_weights(linears: Sequence[nn.Module], norms: Sequence[nn.Module]) -> e
 
 def whole_layer(
     x: Tensor,
-    weights: encoder_layer.LayerWeights,
+    weights: op.LayerWeights,
     numbers: LayerNumbers,
     batch: PackedBatch,
     dropouts: Dropouts,
@@ -106,10 +106,10 @@ def whole_layer(
     if isinstance(batch, PaddedBatch):
         return None
     dropped = bool(dropouts.attention or dropouts.hidden)
-    served = encoder_layer.serves(x, weights, numbers.heads, dropped=dropped, int8=numbers.int8)
+    served = op.serves(x, weights, numbers.heads, dropped=dropped, int8=numbers.int8)
     if served is None:
         return None
-    settings = encoder_layer.LayerSettings(
+    settings = op.LayerSettings(
         cu_seqlens=batch.cu_seqlens,
         max_seqlen=batch.max_seqlen,
         heads=numbers.heads,
@@ -124,7 +124,7 @@ def whole_layer(
         offsets=dropouts.offsets,
         rows=rows,
     )
-    return encoder_layer.encoder_layer(x, weights, settings, recompute=recompute, served=served)
+    return op.encoder_layer(x, weights, settings, recompute=recompute, served=served)
 
 
 def self_attention(

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
-from fastbert.ops import backend
-from fastbert.ops.dropout import attention_mask
+from fastbert.ops import dispatch
+from fastbert.ops.dropout.op import attention_mask
 from fastbert.packing import PackedBatch
 
 # Set while torch.fx's make_fx records.
@@ -53,7 +53,7 @@ def is_recorded(tensor: Tensor) -> bool:
     """
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
-    return tensor.is_meta or backend.is_recorded() or torch._C._get_dispatch_mode(_PROXY) is not None
+    return tensor.is_meta or dispatch.is_recorded() or torch._C._get_dispatch_mode(_PROXY) is not None
 
 
 def refuse_graphs(what: str, cure: str) -> None:

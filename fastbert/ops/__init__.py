@@ -1,13 +1,13 @@
 """The operations of a BERT encoder on packed tokens: one name each, served by the backend that suits the device."""
 
-from fastbert.ops.attention import attention
-from fastbert.ops.dropout import Site, TokenDropout, dropout
-from fastbert.ops.embedding import embedding_layer_norm
-from fastbert.ops.gelu import bias_gelu, gelu_layer_norm
-from fastbert.ops.linear import linear
-from fastbert.ops.linear_cross_entropy import linear_cross_entropy
-from fastbert.ops.normalization import dropout_add_layer_norm, layer_norm
-from fastbert.ops.softmax import softmax
+from fastbert.ops.attention.op import attention
+from fastbert.ops.cross_entropy.op import linear_cross_entropy
+from fastbert.ops.dropout.op import Site, TokenDropout, dropout
+from fastbert.ops.embedding.op import embedding_layer_norm
+from fastbert.ops.gelu.op import bias_gelu, gelu_layer_norm
+from fastbert.ops.linear.op import linear
+from fastbert.ops.norm.op import dropout_add_layer_norm, layer_norm
+from fastbert.ops.softmax.op import softmax
 
 __all__ = [
     "Site",

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from fastbert.errors import UserError
 from fastbert.models.heads import BertForMultipleChoice
+from fastbert.tasks.base import Answer, Prediction, Task
 from fastbert.tasks.examples import ChoiceExample, Dataset
 from fastbert.tasks.rows import Rows, TaskBatch
-from fastbert.tasks.task import Answer, Prediction, Task
 from fastbert.tokenizers import WordPieceTokenizer
 
 LEAST_LENGTH = 5  # the special tokens of a pair, and a token of each

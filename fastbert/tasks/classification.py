@@ -12,10 +12,10 @@ import numpy as np
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models.heads import BertForSequenceClassification
+from fastbert.tasks.base import Prediction
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.metrics.classification import ordered
 from fastbert.tasks.rows import Rows
-from fastbert.tasks.task import Prediction
 from fastbert.tasks.texts import TextTask
 from fastbert.tokenizers import WordPieceTokenizer
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastbert.checkpoints.whole_folder import whole_folder
+from fastbert.checkpoints.atomic_folder import whole_folder
 from fastbert.errors import UserError
 from fastbert.tasks.metrics.glue import GLUE, glue_name
 from fastbert.tasks.readers.cells import number
 
 if TYPE_CHECKING:
-    from fastbert.tasks.task import Prediction
+    from fastbert.tasks.base import Prediction
 
 logger = logging.getLogger("fastbert")
 ARCHIVE = "submission.zip"

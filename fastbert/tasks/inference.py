@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fastbert.errors import UserError
-from fastbert.ops.backend import fastest_dtype
+from fastbert.ops.dispatch import fastest_dtype
 
 SHORT_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 LONG_NAMES = {name: dtype for dtype, name in SHORT_NAMES.items()}

@@ -17,7 +17,7 @@ from fastbert.tasks.readers.tables import json_lines, name_of, plain_name, read_
 from fastbert.tasks.text_files import STDIN, whole_characters
 
 if TYPE_CHECKING:
-    from fastbert.tasks.task import Prediction
+    from fastbert.tasks.base import Prediction
 
 # What a prediction says, by task: the key under which it says so.
 VALUES = {
@@ -80,14 +80,14 @@ def write_predictions(
     if str(path) == STDIN:
         sys.stdout.write(text)
         return
-    from fastbert.io.writing import write_atomic
+    from fastbert.io.atomic_write import write_atomic
 
     write_atomic(Path(path), text)
 
 
 def write_null_scores(path: str | Path, predictions: Sequence[Prediction]) -> None:
     """Write what SQuAD 2.0's scorer reads beside the answers: how much each question seems to have none."""
-    from fastbert.io.writing import write_atomic
+    from fastbert.io.atomic_write import write_atomic
 
     content = {prediction["id"]: prediction[NO_ANSWER] for prediction in predictions}
     write_atomic(Path(path), json.dumps(content, indent=1) + "\n")
@@ -203,8 +203,8 @@ def _of_table(path: str | Path, task_name: str) -> Iterator[_Found]:
 
 
 def _of_conll(path: str, dataset: Dataset[TaggedExample]) -> list[Prediction]:
+    from fastbert.tasks.base import Columns
     from fastbert.tasks.readers.conll import read_conll
-    from fastbert.tasks.task import Columns
 
     found = read_conll(path, Columns(), labelled=True)
     for i, (example, own) in enumerate(zip(dataset, found)):

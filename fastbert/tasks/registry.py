@@ -9,17 +9,17 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from fastbert.checkpoints.bounded import read_json_file
 from fastbert.checkpoints.manifest import TASK, update_manifest, verify_files
 from fastbert.errors import CheckpointError, UserError
+from fastbert.io.untrusted_input import read_json_file
+from fastbert.tasks.base import Columns, Task, TaskSettings
 from fastbert.tasks.inference import LONG_NAMES, ScoringDtype
-from fastbert.tasks.task import Columns, Task, TaskSettings
 
 TASKS = {
     "classification": ("classification", "Classification"),
     "regression": ("regression", "Regression"),
     "tagging": ("tagging", "Tagging"),
-    "span": ("span", "SpanAnswers"),
+    "span": ("span.task", "SpanAnswers"),
     "choice": ("choice", "Choice"),
     "seq2seq": ("seq2seq", "SequenceToSequence"),
 }

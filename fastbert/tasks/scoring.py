@@ -10,7 +10,7 @@ from fastbert.tasks.examples import Dataset
 from fastbert.tasks.prediction_files import NO_ANSWER, VALUES
 
 if TYPE_CHECKING:
-    from fastbert.tasks.task import Columns, Prediction
+    from fastbert.tasks.base import Columns, Prediction
 
 
 def read_gold(task_name: str, path: str, columns: Columns, skip_bad: bool = False) -> Dataset[Any]:

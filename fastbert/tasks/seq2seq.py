@@ -11,12 +11,12 @@ from torch import Tensor
 
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
-from fastbert.models.generation import GenerationSettings
-from fastbert.models.seq2seq import BertForSequenceToSequence
-from fastbert.models.sequence_config import Kind, SequenceConfig
+from fastbert.models.seq2seq.config import Kind, SequenceConfig
+from fastbert.models.seq2seq.generation import GenerationSettings
+from fastbert.models.seq2seq.model import BertForSequenceToSequence
+from fastbert.tasks.base import Prediction, Task, TaskSettings
 from fastbert.tasks.examples import Dataset, SequenceExample
 from fastbert.tasks.rows import Rows, TaskBatch
-from fastbert.tasks.task import Prediction, Task, TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
 
 SPECIAL = 2  # tokens around a text: [CLS] and [SEP]

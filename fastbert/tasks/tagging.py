@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastbert.embeddings.rows import SPECIAL, windowed
 from fastbert.errors import UserError
 from fastbert.models.heads import BertForTokenClassification
 from fastbert.packing import IGNORE_INDEX, PackedBatch
-from fastbert.tasks.embed_rows import SPECIAL, windowed
+from fastbert.tasks.base import Answer, Prediction, Task
 from fastbert.tasks.examples import Dataset, TaggedExample
 from fastbert.tasks.ragged import bounds, runs
 from fastbert.tasks.readers.tags import OUTSIDE, scheme_of, spans_of
 from fastbert.tasks.rows import Rows, TaskBatch
-from fastbert.tasks.task import Answer, Prediction, Task
 from fastbert.tokenizers import WordPieceTokenizer
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from fastbert.errors import UserError
+from fastbert.tasks.base import Answer, Task
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.readers.tables import name_of
 from fastbert.tasks.rows import Rows, TaskBatch
-from fastbert.tasks.task import Answer, Task
 from fastbert.tasks.text_files import STDIN
 from fastbert.tokenizers import WordPieceTokenizer
 

@@ -1,7 +1,7 @@
 """Guided vocabulary extension: which words of a domain split most, how many are worth an entry, and the new tokenizer.
 
 Old entries keep their ids. New words take the place of `[unusedN]` entries first, so that the model's embedding need
-not grow, then go to the end. `fastbert.models.extension` gives the model its new rows.
+not grow, then go to the end. `fastbert.models.vocabulary_extension` gives the model its new rows.
 
 A word that is an entry is one token. A longer word that begins with it may split in another way than before ("angio"
 changes "angiogram"), since WordPiece takes the longest entry first; every other word is tokenized as before.

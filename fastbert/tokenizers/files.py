@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fastbert.checkpoints.bounded import shown
+from fastbert.io.untrusted_input import shown
 from fastbert.tokenizers.added import AddedToken
 from fastbert.tokenizers.json_files import (
     FileToken,

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fastbert.checkpoints.bounded import shown
 from fastbert.errors import UserError
 from fastbert.io.regular_file import read_regular
+from fastbert.io.untrusted_input import shown
 from fastbert.tokenizers.added import FLAGS, AddedToken
 
 logger = logging.getLogger("fastbert")

@@ -24,11 +24,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fastbert.checkpoints.bounded import PlainFile, read_json_file, shown
-from fastbert.checkpoints.safetensors_files import read_safetensors, save_tensors
+from fastbert.checkpoints.formats.safetensors_files import read_safetensors, save_tensors
 from fastbert.errors import CheckpointError
-from fastbert.io.writing import sync, write_synced
-from fastbert.models.pretrained import PreTrainedModel
+from fastbert.io.atomic_write import sync, write_synced
+from fastbert.io.untrusted_input import PlainFile, read_json_file, shown
+from fastbert.models.base import PreTrainedModel
 
 logger = logging.getLogger("fastbert")
 FORMAT_VERSION = 2

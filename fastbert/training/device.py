@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from fastbert.errors import UserError
-from fastbert.ops.backend import fastest_dtype
+from fastbert.ops.dispatch import fastest_dtype
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from fastbert.errors import UserError
-from fastbert.ops.backend import HAS_TRITON
+from fastbert.ops.dispatch import HAS_TRITON
 
 FILE = "kernels.json"
 
@@ -25,7 +25,8 @@ def kernels_of_run(
     if architecture is None and (device.type != "cuda" or not HAS_TRITON):
         yield
         return
-    from fastbert.kernels import launch, tuning
+    from fastbert.kernels import launch
+    from fastbert.kernels.tuning import tables as tuning
 
     name = architecture or launch.architecture(device)
     path = folder / FILE

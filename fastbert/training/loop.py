@@ -15,11 +15,13 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 
-from fastbert import cpu_level
+from fastbert import cpu_capability
+from fastbert.distillation.pretraining import shares_of
 from fastbert.errors import CheckpointError, UserError
 from fastbert.models.heads import BertForPreTraining
 from fastbert.models.outputs import PreTrainingOutput
-from fastbert.ops import backend, memory
+from fastbert.ops import dispatch
+from fastbert.ops.native import caching_allocator
 from fastbert.packing import PackedBatch
 from fastbert.training import checkpoint
 from fastbert.training.checkpoint import STATE, Checkpoints, require
@@ -35,7 +37,6 @@ from fastbert.training.optimizer import (
 )
 from fastbert.training.run_record import check_configuration, plain
 from fastbert.training.stopping import Stopped, StopRequest
-from fastbert.training.teaching import shares_of
 
 logger = logging.getLogger("fastbert")
 EVALUATIONS, CHECKPOINTS, CHECKPOINT_STEPS = 10, 20, 1000  # a run's defaults, unless flags say otherwise
@@ -262,7 +263,7 @@ class Trainer:
                     raise Stopped(self.stop.number, self.save())
                 if save:
                     self.save()
-        memory.release()
+        caching_allocator.release()
         return validation or self.validate()
 
     def _log_window(self) -> None:
@@ -431,9 +432,9 @@ class Trainer:
 
 def _kernels(device: torch.device) -> str:
     """Which kernels a run on a CPU uses, in a line."""
-    if not any(choice.backend == "native" for choice in backend.report(device)):
+    if not any(choice.backend == "native" for choice in dispatch.report(device)):
         return "kernels: eager torch"
-    return f"kernels: native ({cpu_level.level()}), eager torch where they do not serve"
+    return f"kernels: native ({cpu_capability.level()}), eager torch where they do not serve"
 
 
 @contextlib.contextmanager

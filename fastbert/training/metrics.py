@@ -14,10 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fastbert.checkpoints.bounded import PlainFile
 from fastbert.errors import CheckpointError, UserError
+from fastbert.io.atomic_write import write_atomic
 from fastbert.io.regular_file import require_regular_file
-from fastbert.io.writing import write_atomic
+from fastbert.io.untrusted_input import PlainFile
 from fastbert.models.outputs import PreTrainingOutput
 
 logger = logging.getLogger("fastbert")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fastbert import _C
 from fastbert.errors import UserError
-from fastbert.ops import packed_weights
+from fastbert.ops.native import prepacked_weights
 
 _PLAIN = frozenset((Tensor, nn.Parameter))
 
@@ -177,7 +177,7 @@ class AdamW(torch.optim.AdamW):
             # Those of a group with tensors among them are not used here.
             lr, beta1, beta2, eps, decay = (0.0 if isinstance(value, Tensor) else float(value) for value in values)
             settings.append((lr, beta1, beta2, eps, decay))
-        refresh = packed_weights.Refresh([one.parameter for one in ours])
+        refresh = prepacked_weights.Refresh([one.parameter for one in ours])
         if not _C.adamw(parameters, settings, refresh.parts, factor, clear):
             return False
         torch.autograd.graph.increment_version([one.parameter for one in ours])

@@ -11,17 +11,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fastbert.checkpoints.atomic_folder import whole_folder
 from fastbert.checkpoints.source import find_source
-from fastbert.checkpoints.whole_folder import whole_folder
 from fastbert.config import PRESETS, BertConfig
 from fastbert.data.corpus import Corpus
 from fastbert.data.pretraining import PretrainingData, unigram_cross_entropy
 from fastbert.data.shard_format import INDEX, IndexReader
 from fastbert.data.shards import TokenShards, prepare
+from fastbert.distillation.finetuning import layers_of_student, student_from
+from fastbert.distillation.pretraining import NAME as LESSON
+from fastbert.distillation.pretraining import MaskedLesson, load_teacher
 from fastbert.errors import UserError
-from fastbert.finetuning.distillation import layers_of_student, student_from
+from fastbert.io.atomic_write import sha256, sync, sync_tree
 from fastbert.io.locking import locked_folder
-from fastbert.io.writing import sha256, sync, sync_tree
 from fastbert.models.heads import BertForPreTraining
 from fastbert.packing import PackedBatch
 from fastbert.tokenizers import WordPieceTokenizer
@@ -35,8 +37,6 @@ from fastbert.training.plot import plot_runs
 from fastbert.training.run_files import check_spared, remove_run
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, TOKENIZER_FILES, Run, open_folder
 from fastbert.training.starting_weights import weights_fingerprint
-from fastbert.training.teaching import NAME as LESSON
-from fastbert.training.teaching import MaskedLesson, load_teacher
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from fastbert.checkpoints.bounded import read_json_file
 from fastbert.errors import CheckpointError, UserError
-from fastbert.io.writing import write_atomic
+from fastbert.io.atomic_write import write_atomic
+from fastbert.io.untrusted_input import read_json_file
 from fastbert.training import checkpoint
 
 FILE = "config.json"

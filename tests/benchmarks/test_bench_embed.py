@@ -9,9 +9,11 @@ import pytest
 import torch
 from embedding import random_texts, saved, small_model, small_tokenizer
 
-from fastbert.benchmarks import bench_embed, cpu_measures, cpu_peak, embed_contender, harness, peers
+from fastbert.benchmarks import bench_embed, peers
 from fastbert.benchmarks.bench_embed import Options
-from fastbert.benchmarks.embed_contender import EmbedContender
+from fastbert.benchmarks.cpu import embed_contender, measures, peak
+from fastbert.benchmarks.cpu.embed_contender import EmbedContender
+from fastbert.benchmarks.harness import measure
 from fastbert.errors import UserError
 
 QUICK = ("fastbert int8", "sentence-transformers bf16 by 32", "onnxruntime fp32 by 32")
@@ -20,7 +22,7 @@ REFERENCE = "sentence-transformers fp32 by 32"
 
 @pytest.fixture(autouse=True)
 def _threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(cpu_peak, "COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(peak, "COPY_BYTES", 1 << 20)
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
@@ -81,8 +83,8 @@ def test_every_adapter_gives_the_vectors_of_the_reference(name: str, model: Path
     assert found[1].shape == (40, 32)
     if name.startswith("onnxruntime int8"):  # as exact as it is
         return
-    dtype = cpu_measures.dtype_of("embed", name)
-    assert cpu_measures.compare(*found, dtype, "reference").outputs in harness.AGREEING
+    dtype = measures.dtype_of("embed", name)
+    assert measures.compare(*found, dtype, "reference").outputs in measure.AGREEING
 
 
 def test_rows_say_how_many_texts_a_second(model: Path, seed: int, tmp_path: Path) -> None:

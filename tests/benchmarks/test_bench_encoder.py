@@ -15,20 +15,17 @@ import pytest
 import torch
 from rich.console import Console
 
-from fastbert.benchmarks import (
-    bench_encoder,
-    cpu_command,
-    cpu_measures,
-    cpu_peak,
-    cpu_report,
-    cpu_workloads,
-    harness,
-    peers,
-)
+from fastbert.benchmarks import bench_encoder, peers
 from fastbert.benchmarks.bench_encoder import Options
-from fastbert.benchmarks.cpu_contender import CpuContender
-from fastbert.benchmarks.cpu_measures import Absent, Result
-from fastbert.benchmarks.harness import Row, Timing
+from fastbert.benchmarks.cpu import command as cpu_command
+from fastbert.benchmarks.cpu import measures as cpu_measures
+from fastbert.benchmarks.cpu import peak as cpu_peak
+from fastbert.benchmarks.cpu import report
+from fastbert.benchmarks.cpu import workloads as cpu_workloads
+from fastbert.benchmarks.cpu.contender import CpuContender
+from fastbert.benchmarks.cpu.measures import Absent, Result
+from fastbert.benchmarks.harness import measure
+from fastbert.benchmarks.harness.measure import Row, Timing
 from fastbert.benchmarks.peers import Entry
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
@@ -137,7 +134,7 @@ def test_every_adapter_gives_the_hidden_states_of_real_tokens(name: str, model: 
     assert values.dtype == np.float32
     assert values.shape == (11, TOY.hidden_size)
     verdict = cpu_measures.compare(expected, values, cpu_measures.dtype_of("encoder", name), "reference")
-    assert verdict.outputs in harness.AGREEING
+    assert verdict.outputs in measure.AGREEING
 
 
 @pytest.mark.parametrize("name", peers.names("product"))
@@ -157,7 +154,7 @@ def test_every_product_is_the_product(name: str, tmp_path: Path) -> None:
         verdict = cpu_measures.compare(
             exact, adapter.values(adapter.run()), peers.options("product", name)["dtype"], ""
         )
-        assert verdict.outputs in harness.AGREEING
+        assert verdict.outputs in measure.AGREEING
 
 
 # Verdicts and rows
@@ -311,7 +308,7 @@ def test_from_end_to_end(monkeypatch: pytest.MonkeyPatch, toy: None, tmp_path: P
         "rows.json",
     ]
     printed = io.StringIO()
-    cpu_report.show(result, Console(file=printed))
+    report.show(result, Console(file=printed))
     assert "does not agree: cosine" in printed.getvalue()
     assert "not measured: NotImplementedError: no such instruction" in printed.getvalue()
 
@@ -319,9 +316,9 @@ def test_from_end_to_end(monkeypatch: pytest.MonkeyPatch, toy: None, tmp_path: P
 def test_a_table_of_nothing_but_absent_contenders(tmp_path: Path) -> None:
     result = Result([], [Absent("toy", "other fp32", "fp32", "not installed (no module other)")])
     printed = io.StringIO()
-    cpu_report.show(result, Console(file=printed))
+    report.show(result, Console(file=printed))
     assert "other fp32" in printed.getvalue()
-    cpu_report.write(tmp_path / "rows.json", result, ("torch",))
+    report.write(tmp_path / "rows.json", result, ("torch",))
     [one] = json.loads((tmp_path / "rows.json").read_text())
     assert one["details"] == {"reason": "not installed (no module other)"}
 
@@ -331,7 +328,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     path.write_text("before")
 
     def interrupted() -> None:
-        with cpu_report.whole(path) as unfinished:
+        with report.whole(path) as unfinished:
             unfinished.write_text("ha")
             raise KeyboardInterrupt
 

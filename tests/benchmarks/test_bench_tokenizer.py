@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastbert.benchmarks import bench_tokenizer, hostile, peers, texts, tokenizer_measures
+from fastbert.benchmarks import bench_tokenizer, peers
 from fastbert.benchmarks.bench_tokenizer import Options
-from fastbert.benchmarks.texts import Vocabulary, Workload
+from fastbert.benchmarks.harness import texts
+from fastbert.benchmarks.harness.texts import Vocabulary, Workload
+from fastbert.benchmarks.tokenizer import hostile
+from fastbert.benchmarks.tokenizer import measures as tokenizer_measures
 from fastbert.errors import UserError
 from fastbert.tokenizers import WordPieceTokenizer
 

@@ -12,25 +12,22 @@ import pytest
 import torch
 from rich.console import Console
 
-from fastbert.benchmarks import (
-    bench_training,
-    cpu_peak,
-    harness,
-    peers,
-    training_contender,
-    training_curve,
-    training_measures,
-    training_memory,
-    training_profile,
-    training_report,
-    training_workloads,
-)
+from fastbert.benchmarks import bench_training, peers
 from fastbert.benchmarks.bench_training import Options
-from fastbert.benchmarks.cpu_measures import Absent, Result
+from fastbert.benchmarks.cpu import peak as cpu_peak
+from fastbert.benchmarks.cpu.measures import Absent, Result
+from fastbert.benchmarks.harness import measure
 from fastbert.benchmarks.peers.training import split
-from fastbert.benchmarks.training_contender import TrainingContender
-from fastbert.benchmarks.training_curve import Curves
-from fastbert.benchmarks.training_workloads import Sources, TrainingWorkload
+from fastbert.benchmarks.training import contender as training_contender
+from fastbert.benchmarks.training import curve as training_curve
+from fastbert.benchmarks.training import measures as training_measures
+from fastbert.benchmarks.training import memory as training_memory
+from fastbert.benchmarks.training import profile as training_profile
+from fastbert.benchmarks.training import report
+from fastbert.benchmarks.training import workloads as training_workloads
+from fastbert.benchmarks.training.contender import TrainingContender
+from fastbert.benchmarks.training.curve import Curves
+from fastbert.benchmarks.training.workloads import Sources, TrainingWorkload
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 
@@ -208,7 +205,7 @@ def test_every_contender_takes_the_same_step(name: str, classifies: bool, tmp_pa
     expected, values = found["transformers fp32"], found[name]
     dtype = peers.options("training", name)["dtype"]
     verdict = training_measures.compare(expected, values, dtype, "transformers fp32")
-    assert verdict.outputs in harness.AGREEING, verdict
+    assert verdict.outputs in measure.AGREEING, verdict
 
 
 def test_verdicts(seed: int) -> None:
@@ -324,7 +321,7 @@ def test_from_end_to_end(toy: None, tmp_path: Path) -> None:
     assert all(set(one) >= DESIGNED for one in objects)
     assert picture.stat().st_size > 10_000
     printed = io.StringIO()
-    training_report.show(result, Console(file=printed, width=200))
+    report.show(result, Console(file=printed, width=200))
     for heading in ("toy: peak memory, MB", "ms of a step by phase", "ms of a step by operation"):
         assert heading in printed.getvalue()
 

@@ -15,30 +15,28 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fastbert.benchmarks import (
-    gpu,
-    gpu_attention,
-    gpu_check,
-    gpu_device,
-    gpu_fused,
-    gpu_goals,
-    gpu_graphs,
-    gpu_layer,
-    gpu_linear,
-    gpu_loss,
-    gpu_measure,
-    gpu_models,
-    gpu_padded,
-    gpu_processes,
-    gpu_report,
-    gpu_sections,
-    gpu_softmax,
-)
-from fastbert.benchmarks.gpu_sections import Options, Section, Session
-from fastbert.benchmarks.gpu_worker import Worker, WorkerFailed
+from fastbert.benchmarks import bench_gpu
+from fastbert.benchmarks.gpu import attention as gpu_attention
+from fastbert.benchmarks.gpu import check
+from fastbert.benchmarks.gpu import device as gpu_device
+from fastbert.benchmarks.gpu import fused as gpu_fused
+from fastbert.benchmarks.gpu import goals as gpu_goals
+from fastbert.benchmarks.gpu import graphs as gpu_graphs
+from fastbert.benchmarks.gpu import layer as gpu_layer
+from fastbert.benchmarks.gpu import linear as gpu_linear
+from fastbert.benchmarks.gpu import loss as gpu_loss
+from fastbert.benchmarks.gpu import measure as gpu_measure
+from fastbert.benchmarks.gpu import models as gpu_models
+from fastbert.benchmarks.gpu import padded as gpu_padded
+from fastbert.benchmarks.gpu import processes as gpu_processes
+from fastbert.benchmarks.gpu import report as gpu_report
+from fastbert.benchmarks.gpu import sections as gpu_sections
+from fastbert.benchmarks.gpu import softmax as gpu_softmax
+from fastbert.benchmarks.gpu.sections import Options, Section, Session
+from fastbert.benchmarks.gpu.worker import Worker, WorkerFailed
 from fastbert.config import BertConfig
 from fastbert.models import BertModel
-from fastbert.ops import backend
+from fastbert.ops import dispatch
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = sorted((ROOT / "benchmarks").glob("gpu*.py"))
@@ -76,7 +74,7 @@ def test_a_dry_run_goes_through_every_section(dry_run: tuple[Path, str, float]) 
     out, _, _ = dry_run
     results = json.loads((out / "results.json").read_text())
     sections = results["sections"]
-    assert list(sections) == [name for name in gpu.SECTIONS if name != "tune"]
+    assert list(sections) == [name for name in bench_gpu.SECTIONS if name != "tune"]
     problems = {
         name: one.get("failures") or one.get("lines") for name, one in sections.items() if one["status"] != "ok"
     }
@@ -152,7 +150,7 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (package / "__init__.py").touch()
     (package / "cases.py").write_text(
         "import os, sys, time\n"
-        "from fastbert.benchmarks.gpu_worker import announce\n"
+        "from fastbert.benchmarks.gpu.worker import announce\n"
         "def names(dry): return ['first', 'dies', 'refuses', 'hangs', 'peer', 'last']\n"
         "def run(name, dry, seconds, without=()):\n"
         "    if name == 'peer':\n"
@@ -276,7 +274,7 @@ def test_a_variant_that_does_not_compile_is_named_with_its_last_lines() -> None:
 )
 def test_flags_that_make_no_sense_are_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as refused:
-        gpu.parse(["--out", "somewhere", *flags])
+        bench_gpu.parse(["--out", "somewhere", *flags])
     assert refused.value.code == 2
     said = capsys.readouterr().err.splitlines()[-1]
     assert [word for word in ("--dry-run", "sofmax", "--fast") if word in said]
@@ -534,11 +532,11 @@ def test_a_gpu_is_timed_by_its_own_clock() -> None:
 def test_outputs_may_be_off_twice_as_far_as_eager() -> None:
     exact = {"output": torch.zeros(3, dtype=torch.float64)}
     eager = {"output": torch.tensor([0.0, 0.1, 0.0])}
-    assert gpu_check.judge({"output": torch.tensor([0.2, 0.0, 0.0])}, exact, eager) == (pytest.approx(0.2), "close")
-    difference, verdict = gpu_check.judge({"output": torch.tensor([0.3, 0.0, 0.0])}, exact, eager)
+    assert check.judge({"output": torch.tensor([0.2, 0.0, 0.0])}, exact, eager) == (pytest.approx(0.2), "close")
+    difference, verdict = check.judge({"output": torch.tensor([0.3, 0.0, 0.0])}, exact, eager)
     assert verdict == "wrong: output is off by 0.3, eager torch by 0.1"
     assert difference == pytest.approx(0.3)
-    difference, verdict = gpu_check.judge({"output": torch.tensor([torch.nan, 0.0, 0.0])}, exact, eager)
+    difference, verdict = check.judge({"output": torch.tensor([torch.nan, 0.0, 0.0])}, exact, eager)
     assert verdict.startswith("wrong: output is off by nan")
     assert difference != difference
 
@@ -547,14 +545,14 @@ def test_output_and_gradients_are_judged_apart() -> None:
     exact = {name: torch.ones(2, dtype=torch.float64) for name in ("output", "gradient of x")}
     eager = {name: x.float() for name, x in exact.items()}
     found = {**eager, "gradient of x": torch.tensor([1.0, 2.0])}
-    output, gradients = gpu_check.judged_apart(DEVICE, lambda: found, exact, eager)
+    output, gradients = check.judged_apart(DEVICE, lambda: found, exact, eager)
     assert output == (0.0, "close")
     assert gradients == (1.0, "wrong: gradient of x is off by 1, eager torch by 0")
 
-    def refuse() -> gpu_check.Tensors:
+    def refuse() -> check.Tensors:
         raise TypeError("no such argument")
 
-    assert gpu_check.judged_apart(DEVICE, refuse, exact, eager) == ((0.0, "not compared"), (0.0, "not compared"))
+    assert check.judged_apart(DEVICE, refuse, exact, eager) == ((0.0, "not compared"), (0.0, "not compared"))
 
 
 @pytest.mark.parametrize("operation", gpu_fused.PATTERNS)
@@ -607,9 +605,9 @@ def test_a_layer_that_computes_something_else_is_found_out() -> None:
     exact = gpu_layer._found_padded(layer, few, torch.float64)
     eager = gpu_layer._found_padded(layer, few, torch.bfloat16)
     found = gpu_layer._found_packed(layer, few)
-    assert gpu_check.judge(found, exact, eager)[1] == "close"
+    assert check.judge(found, exact, eager)[1] == "close"
     layer.output.LayerNorm.eps = 0.5
-    assert gpu_check.judge(gpu_layer._found_packed(layer, few), exact, eager)[1].startswith("wrong: output")
+    assert check.judge(gpu_layer._found_packed(layer, few), exact, eager)[1].startswith("wrong: output")
 
 
 def test_a_loss_that_computes_something_else_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -750,7 +748,7 @@ def test_the_faster_of_ours_counts_if_it_is_right() -> None:
 
 def test_kernels_are_forced_in_a_dry_run_only_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(backend, "served_by", lambda name: ("softmax", "linear"))
+    monkeypatch.setattr(dispatch, "served_by", lambda name: ("softmax", "linear"))
     assert gpu_device.own_backend(DEVICE, "softmax") == "triton"
     assert gpu_device.own_backend(DEVICE, "layer_norm") is None
     assert gpu_linear._own(DEVICE) is None

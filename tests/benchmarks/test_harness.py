@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastbert.benchmarks import harness, report
-from fastbert.benchmarks.harness import ContenderFailed, Row, Timing
-from fastbert.benchmarks.isolation import Isolated, Local
+from fastbert.benchmarks.harness import measure, report
+from fastbert.benchmarks.harness.isolation import Isolated, Local
+from fastbert.benchmarks.harness.measure import ContenderFailed, Row, Timing
 
 DESIGNED = {"workload", "contender", "median_ms", "p20", "p80", "tokens_per_second", "ratio_to_fastbert"}
 DESIGNED |= {"max_abs_difference", "dtype", "threads", "machine", "versions", "commit"}
@@ -26,7 +26,7 @@ def timings(*seconds: float) -> list[Timing]:
 
 def example() -> list[Row]:
     found = {"fastbert": timings(0.1, 0.2, 0.3), "other": timings(0.4, 0.4, 0.5), "wrong": timings(1.0)}
-    return harness.make_rows(
+    return measure.make_rows(
         "texts, cold",
         found,
         dtype={"fastbert": "int32", "other": "uint32", "wrong": "list"},
@@ -51,14 +51,14 @@ def example() -> list[Row]:
 def test_comparison_finds_what_differs(
     found: tuple[np.ndarray, np.ndarray], text: str, first: int | None, worst: float
 ) -> None:
-    compared = harness.compare_rows(ragged([1, 2], [], [3]), found)
+    compared = measure.compare_rows(ragged([1, 2], [], [3]), found)
     assert str(compared) == text
     assert (compared.first, compared.max_abs_difference) == (first, worst)
 
 
 def test_ids_of_other_dtypes_compare_by_value() -> None:
     ids, offsets = ragged([1, 2], [3])
-    assert harness.compare_rows((ids, offsets), (ids.astype(np.uint32), offsets.astype(np.int32))).differing == 0
+    assert measure.compare_rows((ids, offsets), (ids.astype(np.uint32), offsets.astype(np.int32))).differing == 0
 
 
 def test_contenders_take_turns() -> None:
@@ -68,20 +68,20 @@ def test_contenders_take_turns() -> None:
         calls.append(name)
         return Timing(seconds, seconds)
 
-    found = harness.interleave({"a": lambda: contender("a", 0.1), "b": lambda: contender("b", 0.2)}, 4)
+    found = measure.interleave({"a": lambda: contender("a", 0.1), "b": lambda: contender("b", 0.2)}, 4)
     assert "".join(calls) == "ab" * 2 + "ab" * 4, "two rounds agree at once, then four are timed"
     assert found == {"a": timings(0.1) * 4, "b": timings(0.2) * 4}
 
 
 def test_warming_ends_when_two_rounds_agree_and_at_last_anyway() -> None:
     speeds = iter([0.2, 0.1, 0.05, 0.05, 99.0])
-    harness.warm({"a": lambda: Timing(next(speeds), 0.0)})
+    measure.warm({"a": lambda: Timing(next(speeds), 0.0)})
     assert next(speeds) == 99.0
     never = iter(0.01 * 2**index for index in range(100))
-    harness.warm({"a": lambda: Timing(next(never) % 0.2, 0.0)}, most=5)
+    measure.warm({"a": lambda: Timing(next(never) % 0.2, 0.0)}, most=5)
     assert next(never) == 0.01 * 2**5
     slow = iter([3.0, 2.0, 1.0])
-    harness.warm({"a": lambda: Timing(next(slow), 0.0)})
+    measure.warm({"a": lambda: Timing(next(slow), 0.0)})
     assert next(slow) == 2.0, "what takes seconds is called once"
 
 
@@ -94,7 +94,7 @@ def test_a_contender_that_fails_is_named_and_the_others_go_on() -> None:
             raise ContenderFailed("it broke")
         return Timing(0.1, 0.1)
 
-    found = harness.interleave(
+    found = measure.interleave(
         {"a": lambda: Timing(0.1, 0.1), "b": unlucky}, 5, failed=lambda name, error: left.append(f"{name}: {error}")
     )
     assert list(found) == ["a"]
@@ -102,15 +102,15 @@ def test_a_contender_that_fails_is_named_and_the_others_go_on() -> None:
     assert left == ["b: it broke"]
     turns = iter([3])
     with pytest.raises(ContenderFailed, match="it broke"):
-        harness.interleave({"b": unlucky}, 1)
+        measure.interleave({"b": unlucky}, 1)
 
 
 def test_the_clock_counts_wall_and_processor_time() -> None:
-    asleep = harness.clock(lambda: time.sleep(0.05))
+    asleep = measure.clock(lambda: time.sleep(0.05))
     assert asleep.seconds >= 0.05
     assert asleep.processor_seconds < 0.04
     ended = time.process_time() + 0.06
-    busy = harness.timed(lambda: all(time.process_time() < ended for _ in iter(int, 1)))()
+    busy = measure.timed(lambda: all(time.process_time() < ended for _ in iter(int, 1)))()
     assert busy.processor_seconds >= 0.05
 
 
@@ -125,20 +125,20 @@ def test_rows_are_medians_and_ratios() -> None:
 
 def test_rows_say_when_they_used_other_threads() -> None:
     found = {"fastbert": [Timing(0.1, 0.1)], "many": [Timing(0.1, 0.19)], "waited": [Timing(0.1, 0.05)]}
-    rows = harness.make_rows("texts", found, dtype="int32", threads=1)
+    rows = measure.make_rows("texts", found, dtype="int32", threads=1)
     assert [row.threads_used for row in rows] == [1.0, 1.9, 0.5]
     notes = [row.details.get("note") for row in rows]
     assert notes == [None, "asked for 1 thread, used 1.9", "had only 0.5 of a processor"]
 
 
 def test_without_us_there_is_no_ratio() -> None:
-    [row] = harness.make_rows("texts", {"other": timings(0.1)}, dtype="int32", threads=1)
+    [row] = measure.make_rows("texts", {"other": timings(0.1)}, dtype="int32", threads=1)
     assert row.ratio_to_fastbert is None
 
 
 def test_the_file_has_the_designed_fields(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "rows.json"
-    harness.write(path, example(), ("numpy", "no-such-distribution"))
+    measure.write(path, example(), ("numpy", "no-such-distribution"))
     rows = json.loads(path.read_text())
     assert [row["contender"] for row in rows] == ["fastbert", "other", "wrong"]
     for row in rows:

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from fastbert import _C
-from fastbert.benchmarks import training_memory, training_profile
 from fastbert.benchmarks.peers.training import PlainUpdate
-from fastbert.ops import native_product
+from fastbert.benchmarks.training import memory as training_memory
+from fastbert.benchmarks.training import profile
+from fastbert.ops.native import matmul
 
 # Memory
 
@@ -60,7 +61,7 @@ def test_copies_that_autocast_makes_of_weights_are_no_activations() -> None:
 
 def test_packed_weights_are_found_wherever_they_are_held() -> None:
     before = training_memory.packed_bytes()
-    held: Any = ({"nested": [native_product.pack(torch.randn(64, 32), "bf16")]},)
+    held: Any = ({"nested": [matmul.pack(torch.randn(64, 32), "bf16")]},)
     same = (held[0]["nested"][0],)
     gc.collect()
     assert training_memory.packed_bytes() - before == 64 * 32 * 2
@@ -112,34 +113,34 @@ def test_the_high_water_mark_can_be_forgotten() -> None:
     ],
 )
 def test_operations_have_a_kind(event: str, kind: str) -> None:
-    assert training_profile.operation_of(event) == kind
+    assert profile.operation_of(event) == kind
 
 
 def test_a_profile_sees_torch_and_the_extension() -> None:
     x = torch.randn(64, 64)
-    packed = native_product.pack(x, "fp32")
-    untouched = dict(vars(_C)), dict(vars(native_product))
+    packed = matmul.pack(x, "fp32")
+    untouched = dict(vars(_C)), dict(vars(matmul))
     calls: list[str] = []
 
     def phases() -> dict[str, Any]:
         return {
-            "forward": lambda: (calls.append("forward"), native_product.product(x, packed)),
+            "forward": lambda: (calls.append("forward"), matmul.product(x, packed)),
             "backward": lambda: (calls.append("backward"), torch.softmax(x @ x, -1)),
         }
 
-    found = training_profile.profile(phases, 2)
+    found = profile.profile(phases, 2)
     assert calls == ["forward", "backward"] * 3
     assert set(found["phases_ms"]) == {"forward", "backward"}
     assert found["operations_ms"]["products"] > 0
     assert found["operations_ms"]["attention"] > 0
     assert sum(found["operations_ms"].values()) == pytest.approx(found["profiled_ms"], rel=0.02)
-    assert (dict(vars(_C)), dict(vars(native_product))) == untouched
+    assert (dict(vars(_C)), dict(vars(matmul))) == untouched
 
 
 def test_functions_taken_out_of_the_extension_are_seen_too() -> None:
     x = torch.randn(64, 64)
-    packed = native_product.pack(x, "fp32")
+    packed = matmul.pack(x, "fp32")
     activities = [torch.profiler.ProfilerActivity.CPU]
-    with training_profile.watched_extension(), torch.profiler.profile(activities=activities) as seen:
-        native_product.product(x, packed)
+    with profile.watched_extension(), torch.profiler.profile(activities=activities) as seen:
+        matmul.product(x, packed)
     assert "fastbert._C.product" in {event.key for event in seen.key_averages()}

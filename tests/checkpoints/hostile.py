@@ -21,7 +21,7 @@ import torch
 from checkpoints.toy import configured, edited, replaced, save
 
 from fastbert import BertModel
-from fastbert.checkpoints.sstable import read_table, varint, write_table
+from fastbert.checkpoints.formats.sstable import read_table, varint, write_table
 from fastbert.errors import UserError
 
 Damage = Callable[[Path], Any]

@@ -15,8 +15,8 @@ from embedding import saved
 from safetensors.torch import load_file, save_file
 
 from fastbert import BertForSequenceClassification, BertModel, WordPieceTokenizer
-from fastbert.checkpoints.delta import open_delta, read_delta, restore_delta, write_delta
-from fastbert.checkpoints.delta_tensors import fingerprint
+from fastbert.checkpoints.delta.files import open_delta, read_delta, restore_delta, write_delta
+from fastbert.checkpoints.delta.tensors import fingerprint
 from fastbert.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("unchecked_folders")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fastbert.checkpoints.differences import (
+from fastbert.checkpoints.delta.differences import (
     PIECE,
     decode_exact,
     decode_rounded,

@@ -12,11 +12,11 @@ import torch
 from checkpoints.toy import CONFIG, save
 
 from fastbert import BertForPreTraining
-from fastbert.checkpoints.pickle_files import read_pickle
-from fastbert.checkpoints.safetensors_files import read_safetensors
-from fastbert.checkpoints.shards import read_shards
-from fastbert.checkpoints.stored import Stored
-from fastbert.checkpoints.tensorflow import read_bundle
+from fastbert.checkpoints.file_tensors import Stored
+from fastbert.checkpoints.formats.pickle_files import read_pickle
+from fastbert.checkpoints.formats.safetensors_files import read_safetensors
+from fastbert.checkpoints.formats.shards import read_shards
+from fastbert.checkpoints.formats.tensorflow import read_bundle
 from fastbert.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("unchecked_folders")

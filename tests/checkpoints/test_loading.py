@@ -19,8 +19,8 @@ from fastbert import (
     BertModel,
     models,
 )
-from fastbert.checkpoints.loading import outline
 from fastbert.errors import CheckpointError, UserError
+from fastbert.models.loading import outline
 
 pytestmark = pytest.mark.usefixtures("unchecked_folders")
 

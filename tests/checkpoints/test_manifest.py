@@ -11,18 +11,18 @@ import torch
 
 from fastbert import BertConfig, BertModel, WordPieceTokenizer
 from fastbert.checkpoints import manifest
+from fastbert.checkpoints.atomic_folder import whole_folder
 from fastbert.checkpoints.convert import Options, convert
-from fastbert.checkpoints.delta import restore_delta, write_delta
+from fastbert.checkpoints.delta.files import restore_delta, write_delta
 from fastbert.checkpoints.manifest import NAME, Entry, accept_folder, describe, read_manifest
 from fastbert.checkpoints.source import find_weights
-from fastbert.checkpoints.whole_folder import whole_folder
 from fastbert.cli import main
+from fastbert.embeddings.folder import load_embedder
+from fastbert.embeddings.settings import Dense, EmbedSettings
 from fastbert.errors import CheckpointError, UserError
 from fastbert.models import BertForSequenceClassification
-from fastbert.tasks.embed_folder import load_embedder
-from fastbert.tasks.embed_settings import Dense, EmbedSettings
+from fastbert.tasks.base import TaskSettings
 from fastbert.tasks.registry import load_task, make_task, save_task
-from fastbert.tasks.task import TaskSettings
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"token{i}" for i in range(35))]
 SHAPE = BertConfig(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fastbert import BertConfig, BertModel
-from fastbert.ops import mapped_files, packed_weights
+from fastbert.ops.native import mapped_weights, prepacked_weights
 
 pytestmark = pytest.mark.usefixtures("unchecked_folders")
 
@@ -31,10 +31,10 @@ def test_writes_stay_in_memory_and_outlive_the_copies(folder: Path) -> None:
     weight = model.encoder.layer[0].output.dense.weight
     weight[3, 5:9] = 7.0
     first = model(batch()).last_hidden_state  # packs the weights, whose pages may go then
-    mapped_files.give_back(model.parameters())
+    mapped_weights.give_back(model.parameters())
     assert weight[3, 5:9].tolist() == [7.0] * 4
     assert torch.equal(model(batch()).last_hidden_state, first)
-    packed_weights.forget(model.parameters())
+    prepacked_weights.forget(model.parameters())
     assert torch.equal(model(batch()).last_hidden_state, first)
     assert (folder / "model.safetensors").read_bytes() == before
     again = BertModel.from_pretrained(folder, mapped=False)
@@ -72,23 +72,23 @@ def test_pages_of_a_file_go_and_those_that_were_written_to_stay(tmp_path: Path) 
     if not Path("/proc/self/pagemap").exists():
         pytest.skip("needs Linux's pagemap")
     (tmp_path / "numbers").write_bytes(np.arange(1 << 20, dtype=np.float32).tobytes())
-    numbers = mapped_files.map_file(tmp_path / "numbers").view(torch.float32)
+    numbers = mapped_weights.map_file(tmp_path / "numbers").view(torch.float32)
     numbers.sum()
     begin = numbers.data_ptr()
-    assert not mapped_files._is_written(begin, begin + (1 << 20))
-    mapped_files.give_back([numbers[: 1 << 18]])
+    assert not mapped_weights._is_written(begin, begin + (1 << 20))
+    mapped_weights.give_back([numbers[: 1 << 18]])
     assert numbers[77] == 77.0
     numbers[5000] = -1.0
-    assert mapped_files._is_written(begin, begin + (1 << 20))
-    mapped_files.give_back([numbers[: 1 << 18]])
+    assert mapped_weights._is_written(begin, begin + (1 << 20))
+    mapped_weights.give_back([numbers[: 1 << 18]])
     assert numbers[5000] == -1.0
     assert numbers[5001] == 5001.0
-    ranges = len(mapped_files._ranges)
+    ranges = len(mapped_weights._ranges)
     del numbers
-    assert len(mapped_files._ranges) == ranges - 1
+    assert len(mapped_weights._ranges) == ranges - 1
 
 
 def test_tensors_of_ones_own_are_left_alone() -> None:
     tensor = torch.ones(1 << 20)
-    mapped_files.give_back([tensor, torch.empty(0)])
+    mapped_weights.give_back([tensor, torch.empty(0)])
     assert tensor.min() == 1.0

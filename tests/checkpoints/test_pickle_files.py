@@ -9,7 +9,7 @@ from checkpoints.toy import CONFIG, save
 from torch import Tensor, nn
 
 from fastbert import BertForPreTraining, BertModel
-from fastbert.checkpoints.pickle_files import read_pickle
+from fastbert.checkpoints.formats.pickle_files import read_pickle
 from fastbert.errors import CheckpointError, UserError
 
 pytestmark = pytest.mark.usefixtures("unchecked_folders")

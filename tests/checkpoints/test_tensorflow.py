@@ -10,11 +10,11 @@ from checkpoints.toy import CONFIG, save
 
 from fastbert import _C, BertConfig, BertForPreTraining, BertModel
 from fastbert.checkpoints import crc32c as crc
-from fastbert.checkpoints.loading import outline, own_shapes
-from fastbert.checkpoints.names import from_tensorflow, is_training_state, to_tensorflow, weights_of_bundle
-from fastbert.checkpoints.sstable import TableError, read_table, unpack_snappy, varint, write_table
-from fastbert.checkpoints.tensorflow import data_file, index_file, read_bundle, write_bundle
+from fastbert.checkpoints.formats.sstable import TableError, read_table, unpack_snappy, varint, write_table
+from fastbert.checkpoints.formats.tensorflow import data_file, index_file, read_bundle, write_bundle
+from fastbert.checkpoints.key_mapping import from_tensorflow, is_training_state, to_tensorflow, weights_of_bundle
 from fastbert.errors import CheckpointError, UserError
+from fastbert.models.loading import outline, own_shapes
 
 POLYNOMIAL = 0x82F63B78  # Castagnoli's, its bits reversed
 

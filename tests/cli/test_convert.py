@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from fastbert import BertForPreTraining, WordPieceTokenizer, cli, models
 from fastbert.checkpoints.convert import MODEL_CLASSES
-from fastbert.tasks.embed_folder import load_embedder
-from fastbert.tasks.embed_settings import Dense, EmbedSettings
+from fastbert.embeddings.folder import load_embedder
+from fastbert.embeddings.settings import Dense, EmbedSettings
 
 pytestmark = pytest.mark.usefixtures("unchecked_folders")
 
@@ -89,7 +89,7 @@ def test_a_release_with_optimizer_is_converted(
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
     # Written again, its weights lie in the files as TensorFlow laid them.
     assert convert(tmp_path / "a", "--out", tmp_path / "b", "--to", "tensorflow") == 0
-    from fastbert.checkpoints.tensorflow import read_bundle
+    from fastbert.checkpoints.formats.tensorflow import read_bundle
 
     first, second = (read_bundle(folder / "bert_model.ckpt") for folder in (source, tmp_path / "b"))
     assert all(stored.read().equal(first[name].read()) for name, stored in second.items())

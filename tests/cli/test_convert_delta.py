@@ -12,8 +12,8 @@ from embedding import saved, small_tokenizer
 from safetensors.torch import load_file
 
 from fastbert import BertForSequenceClassification, BertModel, WordPieceTokenizer, cli
-from fastbert.tasks.embed_folder import load_embedder
-from fastbert.tasks.embed_settings import Dense, EmbedSettings
+from fastbert.embeddings.folder import load_embedder
+from fastbert.embeddings.settings import Dense, EmbedSettings
 
 
 def convert(*words: object) -> int:

@@ -16,7 +16,7 @@ from embedding import random_texts, saved
 pytest.importorskip("tyro", reason="the command line needs tyro")
 
 from fastbert import cli
-from fastbert.tasks.embed_folder import load_embedder
+from fastbert.embeddings.folder import load_embedder
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from embedding import random_texts, saved
 pytest.importorskip("tyro", reason="the command line needs tyro")
 
 from fastbert import BertModel, WordPieceTokenizer, cli
-from fastbert.tasks.features import extract
+from fastbert.features.extract import extract
 
 
 @pytest.fixture

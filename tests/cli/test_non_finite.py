@@ -9,12 +9,12 @@ from embedding import LETTERS, POSITIONS, VOCABULARY, small_model, small_tokeniz
 
 from fastbert import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertForTokenClassification, BertModel
 from fastbert.cli import main
+from fastbert.embeddings.embed import embed
 from fastbert.errors import UserError
-from fastbert.tasks.embed import embed
-from fastbert.tasks.features import extract, hidden_states
+from fastbert.features.extract import extract, hidden_states
+from fastbert.tasks.base import TaskSettings
 from fastbert.tasks.predicting import predict
 from fastbert.tasks.registry import make_task, save_task
-from fastbert.tasks.task import TaskSettings
 
 SHAPE = BertConfig(
     vocab_size=len(VOCABULARY),

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("tyro", reason="the command line needs tyro")
 
 from fastbert import cli
-from fastbert.tasks import verify as module
-from fastbert.tasks.verify import Measured, VerifyReport
+from fastbert.integrations import verify as module
+from fastbert.integrations.verify import Measured, VerifyReport
 
 REPORT = VerifyReport(
     model="minilm", architecture="BertModel", parameters=22_700_000, task="base", dtype="fp32", device="cpu", threads=2,

@@ -17,8 +17,8 @@ pytest.importorskip("tyro", reason="the command line needs tyro")
 
 from fastbert import BertConfig, WordPieceTokenizer
 from fastbert.cli import main
+from fastbert.tasks.base import TaskSettings
 from fastbert.tasks.registry import make_task, save_task
-from fastbert.tasks.task import TaskSettings
 
 SQUAD = json.dumps(
     {"data": [{"paragraphs": [{"context": "a b", "qas": [{"id": "q", "question": "?", "answers": []}]}]}]}

@@ -9,8 +9,7 @@ from embedding import random_texts, small_model, small_tokenizer
 from torch.nn import functional as F
 
 from fastbert import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel
-from fastbert.errors import UserError
-from fastbert.finetuning.distillation import (
+from fastbert.distillation.finetuning import (
     HiddenProjection,
     attention_loss,
     attention_scores,
@@ -21,6 +20,7 @@ from fastbert.finetuning.distillation import (
     student_from,
     taught_layers,
 )
+from fastbert.errors import UserError
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 7.5])

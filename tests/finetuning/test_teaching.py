@@ -14,12 +14,12 @@ import torch
 from toy_tasks import VOCABULARY, choices, moods, questions, sentiment, tagged, toy_folder
 
 from fastbert import BertForSequenceClassification, WordPieceTokenizer
-from fastbert.checkpoints.delta import restore_delta
+from fastbert.checkpoints.delta.files import restore_delta
+from fastbert.distillation.losses import Lesson, load_teacher
 from fastbert.errors import UserError
 from fastbert.finetuning import start
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.run import finetune, task_settings
-from fastbert.finetuning.teaching import Lesson, load_teacher
 from fastbert.tasks.registry import make_task
 from fastbert.tasks.rows import share_out
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fastbert
 from fastbert.integrations.accelerate import explain
-from fastbert.ops import packed_weights
+from fastbert.ops.native import prepacked_weights
 
 pytest.importorskip("transformers", reason="needs transformers")
 import transformers
@@ -242,7 +242,7 @@ def test_accelerating_again_looks_at_weights_anew(seed: int) -> None:
     expected = fastbert.restore(copy.deepcopy(model))(**given).last_hidden_state
     torch.testing.assert_close(ours[THERE], expected[THERE], rtol=1e-4, atol=1e-4)
     fastbert.restore(model)
-    assert not any(weight is first for first in packed_weights._copies)
+    assert not any(weight is first for first in prepacked_weights._copies)
 
 
 @torch.no_grad()

@@ -14,8 +14,8 @@ transformers = pytest.importorskip("transformers")
 
 from fastbert import use_backend  # noqa: E402
 from fastbert.errors import UserError  # noqa: E402
-from fastbert.integrations import attention  # noqa: E402
-from fastbert.integrations.attention import register_attention  # noqa: E402
+from fastbert.integrations.transformers import attention  # noqa: E402
+from fastbert.integrations.transformers.attention import register_attention  # noqa: E402
 
 COLUMNS = 17
 SHAPE = {

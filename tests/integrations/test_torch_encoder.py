@@ -71,14 +71,14 @@ def test_outputs_and_gradients(options: dict[str, Any], padding: Tensor | None, 
 
 @torch.no_grad()
 def test_inference_packs_the_joint_projection_once(seed: int) -> None:
-    from fastbert.ops import packed_weights
+    from fastbert.ops.native import prepacked_weights
 
     model, x = fastbert.accelerate(encoder(seed, activation="gelu")), source(seed)
     first = model(x, src_key_padding_mask=PADDING)
-    copies = len(packed_weights._copies)
+    copies = len(prepacked_weights._copies)
     for _ in range(3):
         assert torch.equal(model(x, src_key_padding_mask=PADDING), first)
-    assert len(packed_weights._copies) == copies
+    assert len(prepacked_weights._copies) == copies
     model.layers[0].self_attn.in_proj_weight.mul_(2)
     changed = model(x, src_key_padding_mask=PADDING)
     assert not torch.equal(changed, first)

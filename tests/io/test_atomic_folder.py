@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fastbert.checkpoints.whole_folder import whole_folder
+from fastbert.checkpoints.atomic_folder import whole_folder
 from fastbert.data.shards import TokenShards, prepare
 from fastbert.errors import UserError
 from fastbert.io import atomic_folder
@@ -27,7 +27,7 @@ def filesystem(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """This one, one that does not exchange names, and one without hard links either."""
     if request.param != "exchange":
         monkeypatch.setattr(atomic_folder, "exchange", lambda first, second: False)
-        monkeypatch.setattr("fastbert.checkpoints.whole_folder.exchange", lambda first, second: False)
+        monkeypatch.setattr("fastbert.checkpoints.atomic_folder.exchange", lambda first, second: False)
     if request.param == "no-links":
 
         def refuse(*_: Any, **__: Any) -> None:
@@ -171,7 +171,7 @@ def test_files_that_appear_meanwhile_are_kept(tmp_path: Path, monkeypatch: pytes
         write(out, {"late.txt": "mine", "runs/late.txt": "mine"})
         return atomic_folder.exchange(first, second)
 
-    monkeypatch.setattr("fastbert.checkpoints.whole_folder.exchange", late)
+    monkeypatch.setattr("fastbert.checkpoints.atomic_folder.exchange", late)
     with whole_folder(out) as folder:
         write(folder, NEW)
     assert read(out) == {**OLD, **NEW, **THEIRS, "late.txt": "mine", "runs/late.txt": "mine"}

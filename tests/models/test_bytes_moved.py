@@ -12,9 +12,9 @@ from batches import random_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastbert import BertConfig
-from fastbert.models.bert import Layer
+from fastbert.models.bert.model import Layer
 from fastbert.models.layers import Dropouts
-from fastbert.ops.encoder_layer import SAVE_ALL, LayerSettings, Wanted
+from fastbert.ops.encoder_layer.op import SAVE_ALL, LayerSettings, Wanted
 
 pytest.importorskip("triton", reason="needs triton")
 from fastbert.kernels import encoder_layer as kernels

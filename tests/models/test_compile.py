@@ -6,7 +6,7 @@ from batches import random_batch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from fastbert import BertConfig, BertForPreTraining, BertModel, use_backend
-from fastbert.ops.backend import HAS_TRITON
+from fastbert.ops.dispatch import HAS_TRITON
 
 CONFIG = BertConfig(
     vocab_size=120, hidden_size=96, num_hidden_layers=2, num_attention_heads=3, intermediate_size=160,

@@ -13,14 +13,15 @@ from torch import nn
 
 from fastbert import BertConfig, BertForPreTraining, BertModel, use_backend
 from fastbert.errors import UserError
-from fastbert.models import bert
-from fastbert.models.bert import Layer
+from fastbert.models.bert import model as bert
+from fastbert.models.bert.model import Layer
 from fastbert.models.layers import Dropouts
-from fastbert.ops import encoder_layer
+from fastbert.ops.encoder_layer import op
 from fastbert.packing import PackedBatch
 
 pytest.importorskip("triton", reason="needs triton")
-from fastbert.kernels import launch, tuning
+from fastbert.kernels import launch
+from fastbert.kernels.tuning import tables
 
 GPU = torch.cuda.is_available()
 # The interpreter divides with numpy, which warns of what a GPU does in silence.
@@ -67,7 +68,7 @@ def run(
 def fused_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """What the fused operation was called with: its `recompute`."""
     calls: list[bool] = []
-    original = encoder_layer.encoder_layer
+    original = op.encoder_layer
 
     def counted(*arguments, recompute: bool = False, served: str = "triton"):
         calls.append(recompute)
@@ -127,11 +128,11 @@ def test_gelu_behind_the_librarys_product_gives_the_same(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed + 1)
     x, grad = (torch.randn(batch.num_tokens, 96, generator=generator).to(DEVICE).half() for _ in range(2))
     architecture = launch.architecture(DEVICE)
-    config = tuning.lookup("product_gelu", "half-256", architecture)
+    config = tables.lookup("product_gelu", "half-256", architecture)
     results = []
     for own in (0, 1):
         chosen = replace(config, constants={**config.constants, "OWN": own})
-        with tuning.overridden("product_gelu", "half-256", chosen), launch.observing() as launches:
+        with tables.overridden("product_gelu", "half-256", chosen), launch.observing() as launches:
             results.append(run("triton", layer, x, grad, batch, True))
         names = {one.kernel.__name__ for one in launches}
         assert ("product_gelu_gradient" in names) == bool(own)

@@ -13,9 +13,9 @@ from torch import Tensor
 from writers import BEGIN, BESIDE, END, KINDS, VOCABULARY, ragged, writer
 
 from fastbert.errors import UserError
-from fastbert.models.generation import Generated, GenerationSettings
-from fastbert.models.seq2seq import BertForSequenceToSequence, EncoderDecoder
-from fastbert.ops.backend import use_backend
+from fastbert.models.seq2seq.generation import Generated, GenerationSettings
+from fastbert.models.seq2seq.model import BertForSequenceToSequence, EncoderDecoder
+from fastbert.ops.dispatch import use_backend
 from fastbert.packing import unpad
 
 LENGTH = 14

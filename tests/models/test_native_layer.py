@@ -14,7 +14,8 @@ from torch import Tensor
 import fastbert
 from fastbert import _C, BertConfig, BertModel, PackedBatch, use_backend
 from fastbert.errors import UserError
-from fastbert.ops import native_layer, packed_weights
+from fastbert.ops.encoder_layer import native_inference
+from fastbert.ops.native import prepacked_weights
 
 CONFIG = BertConfig.preset(
     "tiny", vocab_size=97, hidden_size=96, num_attention_heads=3, intermediate_size=160, num_hidden_layers=2,
@@ -34,13 +35,13 @@ def level(request: pytest.FixtureRequest) -> Iterator[str]:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the native layer was asked to multiply, a call each."""
     made: list[str] = []
-    original = native_layer._run
+    original = native_inference._run
 
     def counted(*arguments) -> Tensor:
         made.append(arguments[-1])
         return original(*arguments)
 
-    monkeypatch.setattr(native_layer, "_run", counted)
+    monkeypatch.setattr(native_inference, "_run", counted)
     return made
 
 
@@ -225,7 +226,7 @@ def test_changed_weights_are_used(way: str, seed: int) -> None:
             torch.optim.AdamW([weight], lr=0.1, fused=True).step()
         second = states(model, batch)
         assert not torch.equal(first, second)
-        packed_weights.forget(model.parameters())
+        prepacked_weights.forget(model.parameters())
         assert torch.equal(states(model, batch), second)
 
 
@@ -317,7 +318,7 @@ def test_native_can_be_forced_and_says_what_it_lacks(seed: int) -> None:
     assert torch.equal(states(model, batch, "native"), states(model, batch))
     with use_backend("native"), pytest.raises(UserError, match="backend 'native' cannot serve"):
         model.half()(batch)
-    assert "native" in {choice.backend for choice in fastbert.ops.backend.report(torch.device("cpu"))}
+    assert "native" in {choice.backend for choice in fastbert.ops.dispatch.report(torch.device("cpu"))}
 
 
 @pytest.mark.parametrize("heads", [1, 2])

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from fastbert import BertConfig, BertForPreTraining, BertForSequenceClassification, PackedBatch, use_backend
 from fastbert.errors import UserError
-from fastbert.models.bert import Layer
+from fastbert.models.bert.model import Layer
 from fastbert.models.layers import Dropouts
-from fastbert.ops import memory, native_training, product_table
+from fastbert.ops.encoder_layer import native_training
+from fastbert.ops.native import caching_allocator, matmul_table
 from fastbert.training.optimizer import adamw
 
 CONFIG = BertConfig(
@@ -32,12 +33,12 @@ FACTOR = 3.0
 @pytest.fixture(autouse=True)
 def own_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Products of this processor's level are ours, also where the shipped table leaves fp32 to the library."""
-    shipped = {level: dict.fromkeys(table, product_table.OWN) for level, table in product_table.SHIPPED.items()}
-    monkeypatch.setattr(product_table, "SHIPPED", shipped)
-    product_table.forget()
+    shipped = {level: dict.fromkeys(table, matmul_table.OWN) for level, table in matmul_table.SHIPPED.items()}
+    monkeypatch.setattr(matmul_table, "SHIPPED", shipped)
+    matmul_table.forget()
     yield
     monkeypatch.undo()
-    product_table.forget()
+    matmul_table.forget()
 
 
 @pytest.fixture(params=[name for name in cpu_kernels.KERNELS if name != "avx512-vnni"])
@@ -340,9 +341,9 @@ def test_a_step_leaves_no_memory_behind(seed: int) -> None:
         gc.collect()
 
     steps(3)
-    before = memory.statistics()["in_use"]
+    before = caching_allocator.statistics()["in_use"]
     steps(20)
-    assert memory.statistics()["in_use"] == before
+    assert caching_allocator.statistics()["in_use"] == before
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16], ids=["float64", "bf16"])

@@ -24,10 +24,10 @@ from fastbert import (
     use_backend,
 )
 from fastbert.errors import UserError
-from fastbert.models.bert import Encoder, Layer
+from fastbert.models.base import PreTrainedModel
+from fastbert.models.bert.model import Encoder, Layer
 from fastbert.models.layers import Dropouts
-from fastbert.models.pretrained import PreTrainedModel
-from fastbert.ops import encoder_layer
+from fastbert.ops.encoder_layer import op
 
 CONFIG = BertConfig(
     vocab_size=120, hidden_size=96, num_hidden_layers=2, num_attention_heads=3, intermediate_size=160,
@@ -334,14 +334,14 @@ def test_the_operation_itself_takes_rows(seed: int) -> None:
     batch, layer = random_batch(LENGTHS, 120, 9, seed), random_layer(seed)
     weights = layer._plain_weights()
     assert weights is not None
-    settings = encoder_layer.LayerSettings(
+    settings = op.LayerSettings(
         cu_seqlens=batch.cu_seqlens, max_seqlen=40, heads=3, eps=1e-12, tanh=False, causal=False, layer=0,
         attention_p=0.0, hidden_p=0.0, dropout_key=None, sequence_ids=None, offsets=None, rows=torch.tensor(ROWS)[::2],
     )  # fmt: skip
     x = torch.randn(61, 96)
     with torch.no_grad(), use_backend("native"):
-        served = encoder_layer.serves(x, weights, 3)
+        served = op.serves(x, weights, 3)
         assert served is not None
-        some = encoder_layer.encoder_layer(x, weights, settings, served=served)
-        every = encoder_layer.encoder_layer(x, weights, replace(settings, rows=None), served=served)
+        some = op.encoder_layer(x, weights, settings, served=served)
+        every = op.encoder_layer(x, weights, replace(settings, rows=None), served=served)
     assert torch.equal(some, every[ROWS[::2]])

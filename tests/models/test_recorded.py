@@ -17,8 +17,8 @@ from fastbert import models
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models.outputs import LogitsOutput
-from fastbert.models.seq2seq import BertForSequenceToSequence
-from fastbert.models.sequence_config import SequenceConfig
+from fastbert.models.seq2seq.config import SequenceConfig
+from fastbert.models.seq2seq.model import BertForSequenceToSequence
 from fastbert.packing import PackedBatch
 
 CONFIG = BertConfig(

@@ -11,7 +11,7 @@ from fastbert import models
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models import BertForMaskedLM, BertForPreTraining, BertModel
-from fastbert.models.extension import extend_embeddings, load_whole, save_like
+from fastbert.models.vocabulary_extension import extend_embeddings, load_whole, save_like
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.extension import extend_vocabulary
 

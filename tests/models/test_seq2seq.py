@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from writers import BEGIN, BESIDE, END, KINDS, SHAPE, ragged, targets, writer
 
 from fastbert.errors import UserError
-from fastbert.models.bert import BertModel
-from fastbert.models.seq2seq import BertForSequenceToSequence, EncoderDecoder, PrefixModel
-from fastbert.models.sequence_config import SequenceConfig
+from fastbert.models.bert.model import BertModel
+from fastbert.models.seq2seq.config import SequenceConfig
+from fastbert.models.seq2seq.model import BertForSequenceToSequence, EncoderDecoder, PrefixModel
 from fastbert.packing import PackedBatch, unpad
 
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}

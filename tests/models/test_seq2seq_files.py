@@ -15,8 +15,8 @@ from writers import BEGIN, END, KINDS, SHAPE, ragged, targets, writer
 
 from fastbert import BertConfig, BertForMaskedLM, BertModel
 from fastbert.errors import CheckpointError, UserError
-from fastbert.models.seq2seq import BertForSequenceToSequence, EncoderDecoder, PrefixModel
-from fastbert.models.sequence_config import SECTION, SequenceConfig
+from fastbert.models.seq2seq.config import SECTION, SequenceConfig
+from fastbert.models.seq2seq.model import BertForSequenceToSequence, EncoderDecoder, PrefixModel
 
 NUMBERS = {name: value for name, value in SHAPE.items() if not name.endswith("token_id")}
 IDS = {"begin_token_id": BEGIN, "end_token_id": END}

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 pytest.importorskip("triton", reason="needs triton")
-from fastbert.kernels import ahead_of_time, shipped_attention
-from fastbert.kernels.ahead_of_time import SHARED_MEMORY, TARGETS, Resources, cases
-from fastbert.kernels.shipped import SHIPPED
+from fastbert.kernels.configs import attention
+from fastbert.kernels.configs.defaults import SHIPPED
+from fastbert.kernels.tuning import ahead_of_time
+from fastbert.kernels.tuning.ahead_of_time import SHARED_MEMORY, TARGETS, Resources, cases
 
 # Those whose configuration the table holds, and two that have one for all GPUs.
 KERNELS = {*SHIPPED["sm_90"], "drop_tokens", "sum_columns"}
@@ -23,7 +24,16 @@ KERNELS = {*SHIPPED["sm_90"], "drop_tokens", "sum_columns"}
 
 def compile_for(target: str, file: Path, *flags: str) -> tuple[int, str, list[Resources]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "fastbert.kernels.ahead_of_time", "--target", target, "--json", str(file), *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "fastbert.kernels.tuning.ahead_of_time",
+        "--target",
+        target,
+        "--json",
+        str(file),
+        *flags,
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert file.exists(), done.stderr
     return done.returncode, done.stdout, [Resources(**row) for row in json.loads(file.read_text())["rows"]]
@@ -113,7 +123,7 @@ def test_all_tables_know_all_classes() -> None:
             continue
         assert set(table) == set(SHIPPED["sm_90"]), target
         for kernel, entries in table.items():
-            if kernel in shipped_attention.TABLES[target]:
+            if kernel in attention.TABLES[target]:
                 assert {f"{kind}-{width}" for kind in ("half", "tf32", "ieee") for width in (32, 64, 128)} <= set(
                     entries
                 )

@@ -12,7 +12,7 @@ from accuracy import assert_as_accurate
 
 from fastbert import ops, use_backend
 from fastbert.errors import UserError
-from fastbert.ops import backend, reference
+from fastbert.ops import dispatch, reference
 
 LENGTHS = [
     pytest.param([1], id="one-token"),
@@ -286,7 +286,7 @@ def test_the_triton_backend_says_what_it_does_not_serve(
     q: torch.Tensor, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(backend, "HAS_TRITON", True)
+    monkeypatch.setattr(dispatch, "HAS_TRITON", True)
     with use_backend("triton"), pytest.raises(ValueError, match=message):
         ops.attention(q, q, q, CU, CU, 5, 5)
 
@@ -296,14 +296,14 @@ def test_the_triton_backend_refuses_a_scale_that_single_precision_does_not_hold(
     scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(backend, "HAS_TRITON", True)
+    monkeypatch.setattr(dispatch, "HAS_TRITON", True)
     q = torch.randn(8, 2, 32)
     with use_backend("triton"), pytest.raises(ValueError, match=re.escape(f"scale={scale}: the triton backend serves")):
         ops.attention(q, q, q, CU, CU, 5, 5, scale=scale)
 
 
 def test_without_triton_its_backend_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "HAS_TRITON", False)
+    monkeypatch.setattr(dispatch, "HAS_TRITON", False)
     q = torch.randn(8, 2, 32)
     with (
         use_backend("triton"),
@@ -316,12 +316,12 @@ def test_what_triton_does_not_serve_goes_to_eager_torch_and_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(backend, "HAS_TRITON", True)
-    monkeypatch.setattr(backend, "_said", set())
+    monkeypatch.setattr(dispatch, "HAS_TRITON", True)
+    monkeypatch.setattr(dispatch, "_said", set())
     q = torch.randn(8, 2, 48)
     with use_backend("eager"):
         expected = ops.attention(q, q, q, CU, CU, 5, 5)
-    monkeypatch.setitem(backend.PREFERENCE, "cpu", ("triton", "eager"))
+    monkeypatch.setitem(dispatch.PREFERENCE, "cpu", ("triton", "eager"))
     with caplog.at_level("WARNING", logger="fastbert"):
         assert torch.equal(ops.attention(q, q, q, CU, CU, 5, 5), expected)
         assert torch.equal(ops.attention(q, q, q, CU, CU, 5, 5), expected)

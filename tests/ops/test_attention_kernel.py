@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastbert import ops, use_backend
 from fastbert.ops import reference
-from fastbert.ops.attention_problem import AttentionProblem
-from fastbert.ops.attention_problem import check as check_arguments
+from fastbert.ops.attention.arguments import AttentionProblem
+from fastbert.ops.attention.arguments import check as check_arguments
 
 pytest.importorskip("triton", reason="needs triton")
-from fastbert.kernels import attention as kernels
+from fastbert.kernels.attention import launchers as kernels
 
 GPU = torch.cuda.is_available()
 # The interpreter divides with numpy, which warns of what a GPU does in silence.

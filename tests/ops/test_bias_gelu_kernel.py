@@ -13,7 +13,7 @@ from fastbert import ops, use_backend
 from fastbert.errors import UserError
 
 pytest.importorskip("triton", reason="needs triton")
-from fastbert.kernels import bias_gelu as kernels
+from fastbert.kernels.gelu import bias_gelu as kernels
 
 INTERPRETED = not torch.cuda.is_available()
 # The interpreter computes with numpy, which warns of what a GPU does in silence.

@@ -17,7 +17,7 @@ from fastbert.errors import UserError
 from fastbert.ops import reference
 
 pytest.importorskip("triton", reason="needs triton")
-from fastbert.kernels import linear_cross_entropy as kernels
+from fastbert.kernels.loss import linear_cross_entropy as kernels
 
 INTERPRETED = not torch.cuda.is_available()
 # The interpreter computes with numpy, which warns of what a GPU does in silence.

@@ -9,8 +9,8 @@ import torch
 import fastbert
 from fastbert import _C, ops
 from fastbert.errors import UserError
-from fastbert.ops import backend, reference
-from fastbert.ops.dropout import Site, TokenDropout, attention_mask, quantized, token_mask
+from fastbert.ops import dispatch, reference
+from fastbert.ops.dropout.op import Site, TokenDropout, attention_mask, quantized, token_mask
 
 
 def words(counter: list[int], key: int, rounds: int) -> list[int]:
@@ -151,7 +151,7 @@ def test_wrong_arguments_are_named(change: dict, message: str, backend_name: str
 def test_native_and_eager_backends_drop_the_same_elements() -> None:
     dropout = TokenDropout(0.1, torch.tensor([7, 8]), torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), 3)
     x = torch.randn(3, 70)
-    assert backend.choose("dropout", torch.device("cpu")) == "native"
+    assert dispatch.choose("dropout", torch.device("cpu")) == "native"
     native = ops.dropout(x, dropout)
     with fastbert.use_backend("eager"):
         assert torch.equal(ops.dropout(x, dropout), native)

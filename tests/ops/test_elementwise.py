@@ -8,7 +8,7 @@ from torch.nn import functional as F
 import fastbert
 from fastbert import ops
 from fastbert.errors import UserError
-from fastbert.ops import backend, reference
+from fastbert.ops import dispatch, reference
 
 SHAPES = [
     pytest.param(1, 1, id="single"),
@@ -162,9 +162,9 @@ def test_use_backend_holds_inside_its_block_and_names_what_it_cannot_serve() -> 
 
 
 def test_report_names_every_operation_with_a_reason() -> None:
-    choices = backend.report(torch.device("cpu"))
-    assert [choice.operation for choice in choices] == list(backend.OPERATIONS)
-    assert all(choice.backend in backend.BACKENDS and choice.reason for choice in choices)
+    choices = dispatch.report(torch.device("cpu"))
+    assert [choice.operation for choice in choices] == list(dispatch.OPERATIONS)
+    assert all(choice.backend in dispatch.BACKENDS and choice.reason for choice in choices)
 
 
 def test_layer_norm_adds_weight_gradients_up_in_fp32(seed: int) -> None:

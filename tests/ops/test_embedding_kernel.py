@@ -12,14 +12,14 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from fastbert import ops, use_backend
 from fastbert.errors import UserError
-from fastbert.ops import backend as backends
+from fastbert.ops import dispatch as backends
 
 pytest.importorskip("triton", reason="needs triton")
-from fastbert.kernels import embedding_layer_norm as kernels
-from fastbert.kernels import tuning
-from fastbert.kernels.configuration import Config
-from fastbert.kernels.embedding_gradient import table_gradients
-from fastbert.kernels.shipped_embedding import TABLES
+from fastbert.kernels.configs.configuration import Config
+from fastbert.kernels.configs.embedding import TABLES
+from fastbert.kernels.embedding import layer_norm as kernels
+from fastbert.kernels.embedding.gradient import table_gradients
+from fastbert.kernels.tuning import tables as tuning
 
 INTERPRETED = not torch.cuda.is_available()
 # The interpreter divides with numpy, which warns of what a GPU does in silence.

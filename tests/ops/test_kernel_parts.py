@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 from fastbert import ops, use_backend
-from fastbert.kernels.activation import gelu, gelu_and_derivative
 from fastbert.kernels.columns import column_sums
+from fastbert.kernels.gelu.activation import gelu, gelu_and_derivative
 from fastbert.kernels.token_dropout import kept_columns, token_place
 from fastbert.ops import reference
 

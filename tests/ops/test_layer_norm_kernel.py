@@ -11,10 +11,12 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from fastbert import ops, use_backend
 from fastbert.errors import UserError
 from fastbert.ops import reference
-from fastbert.ops.dropout import TokenDropout
+from fastbert.ops.dropout.op import TokenDropout
 
 pytest.importorskip("triton", reason="needs triton")
-from fastbert.kernels import gelu_layer_norm, layer_norm, shipped_norm, tuning
+from fastbert.kernels.configs import norm as shipped_norm
+from fastbert.kernels.norm import gelu_layer_norm, layer_norm
+from fastbert.kernels.tuning import tables
 
 INTERPRETED = not torch.cuda.is_available()
 # The interpreter divides with numpy, which warns of what a GPU does in silence.
@@ -424,12 +426,12 @@ def test_compiles_whole_and_once_for_any_number_of_rows(seed: int) -> None:
 
 
 def test_every_width_has_a_configuration() -> None:
-    for target in tuning.SHIPPED:
+    for target in tables.SHIPPED:
         for dtype in (torch.float32, torch.bfloat16):
             for width in (1, 32, 33, 768, 1024, 1025, shipped_norm.WIDEST):
-                shape = tuning.shape_class(dtype, False, max(width, shipped_norm.NARROWEST))
+                shape = tables.shape_class(dtype, False, max(width, shipped_norm.NARROWEST))
                 for kernel in ("norm_forward", "norm_backward", "gelu_norm_forward", "gelu_norm_backward"):
-                    assert tuning.lookup(kernel, shape, target).constants["COLUMNS"] >= width
+                    assert tables.lookup(kernel, shape, target).constants["COLUMNS"] >= width
 
 
 WRONG = [

@@ -15,9 +15,10 @@ from fastbert import ops, use_backend
 from fastbert.errors import UserError
 
 pytest.importorskip("triton", reason="needs triton")
-from fastbert.kernels import bias_gelu, tuning
-from fastbert.kernels import linear as kernels
+from fastbert.kernels.gelu import bias_gelu
 from fastbert.kernels.launch import architecture
+from fastbert.kernels.linear import linear as kernels
+from fastbert.kernels.tuning import tables
 
 INTERPRETED = not torch.cuda.is_available()
 # The interpreter computes with numpy, which warns of what a GPU does in silence.
@@ -180,9 +181,9 @@ def test_descriptors_give_the_bits_of_pointers(seed: int) -> None:
 
 @contextmanager
 def use_configuration(kernel, shape: str, target: str, **constants: int) -> Iterator[None]:
-    present = tuning.lookup(kernel.__name__, shape, target)
+    present = tables.lookup(kernel.__name__, shape, target)
     other = dataclasses.replace(present, constants={**present.constants, **constants})
-    with tuning.overridden(kernel.__name__, shape, other):
+    with tables.overridden(kernel.__name__, shape, other):
         yield
 
 

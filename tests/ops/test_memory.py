@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fastbert.ops import memory
+from fastbert.ops.native import caching_allocator
 
 LARGE = (300, 1000)
 MEGABYTE = 1 << 20
@@ -21,12 +21,12 @@ MEGABYTE = 1 << 20
 @pytest.fixture(autouse=True)
 def only_ours() -> None:
     gc.collect()
-    memory.release()
-    memory.reset_peak()
+    caching_allocator.release()
+    caching_allocator.reset_peak()
 
 
 def in_use() -> int:
-    return memory.statistics()["in_use"]
+    return caching_allocator.statistics()["in_use"]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def in_use() -> int:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool])
 def test_a_tensor_is_as_torch_would_make_it(shape: tuple, dtype: torch.dtype) -> None:
-    ours, theirs = memory.empty(shape, dtype), torch.empty(shape, dtype=dtype)
+    ours, theirs = caching_allocator.empty(shape, dtype), torch.empty(shape, dtype=dtype)
     assert (ours.shape, ours.dtype, ours.stride()) == (theirs.shape, theirs.dtype, theirs.stride())
     assert ours.device.type == "cpu"
     assert ours.data_ptr() % 64 == 0
@@ -46,25 +46,25 @@ def test_a_tensor_is_as_torch_would_make_it(shape: tuple, dtype: torch.dtype) ->
 
 
 def test_unwritten_memory_is_poisoned_where_torch_poisons_it() -> None:
-    assert memory.empty(LARGE, torch.bfloat16).isnan().all()
-    assert (memory.empty(LARGE, torch.int32) == torch.iinfo(torch.int32).max).all()
+    assert caching_allocator.empty(LARGE, torch.bfloat16).isnan().all()
+    assert (caching_allocator.empty(LARGE, torch.int32) == torch.iinfo(torch.int32).max).all()
 
 
 def test_a_block_is_used_again_warm() -> None:
-    first = memory.empty(LARGE, torch.float32)
+    first = caching_allocator.empty(LARGE, torch.float32)
     place, before = first.data_ptr(), in_use()
     del first
     assert in_use() < before
-    assert memory.statistics()["free"] > 0
-    assert memory.empty(LARGE, torch.bfloat16).data_ptr() == place
+    assert caching_allocator.statistics()["free"] > 0
+    assert caching_allocator.empty(LARGE, torch.bfloat16).data_ptr() == place
 
 
 def test_memory_lives_as_long_as_any_view_of_it() -> None:
-    base, empty = memory.empty(LARGE, torch.float32).fill_(3.0), in_use()
+    base, empty = caching_allocator.empty(LARGE, torch.float32).fill_(3.0), in_use()
     view = base.view(1000, 300).t()[5:, 7:].detach().numpy()
     del base
     assert in_use() == empty
-    others = [memory.empty(LARGE, torch.float32).zero_() for _ in range(3)]
+    others = [caching_allocator.empty(LARGE, torch.float32).zero_() for _ in range(3)]
     assert (view == 3.0).all()
     del view, others
     assert in_use() < empty
@@ -76,14 +76,14 @@ def test_autograd_keeps_what_it_saved_and_takes_gradients_over() -> None:
 
         @staticmethod
         def forward(ctx, x: Tensor) -> Tensor:
-            saved = memory.empty(LARGE, torch.float32).copy_(x)
+            saved = caching_allocator.empty(LARGE, torch.float32).copy_(x)
             ctx.save_for_backward(saved)
             return saved.square()
 
         @staticmethod
         def backward(ctx, grad: Tensor) -> Tensor:
             (saved,) = ctx.saved_tensors
-            dx = memory.empty(LARGE, torch.float32)
+            dx = caching_allocator.empty(LARGE, torch.float32)
             Square.place = dx.data_ptr()
             return torch.mul(grad, 2 * saved, out=dx)
 
@@ -91,7 +91,7 @@ def test_autograd_keeps_what_it_saved_and_takes_gradients_over() -> None:
     x = nn.Parameter(torch.randn(LARGE))
     y = Square.apply(x)
     kept = in_use()
-    memory.empty(LARGE, torch.float32).zero_()
+    caching_allocator.empty(LARGE, torch.float32).zero_()
     y.backward(torch.ones(LARGE))
     assert torch.equal(x.grad, 2 * x.detach())
     assert x.grad.data_ptr() == Square.place, "the gradient was copied"
@@ -108,7 +108,7 @@ def test_blocks_never_meet(seed: int) -> None:
     def work(number: int) -> None:
         draw, held = random.Random(seed + number), []
         for step in range(150):
-            tensor = memory.empty((draw.randint(17 << 10, 2 << 20),), torch.float32)
+            tensor = caching_allocator.empty((draw.randint(17 << 10, 2 << 20),), torch.float32)
             mark = float(number * 1000 + step)
             tensor[:8], tensor[-8:] = mark, mark
             held.append((mark, tensor))
@@ -118,7 +118,7 @@ def test_blocks_never_meet(seed: int) -> None:
                     wrong.append(f"thread {number}, step {step}")
                 del tensor
 
-    before = memory.statistics()
+    before = caching_allocator.statistics()
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for thread in threads:
         thread.start()
@@ -126,7 +126,7 @@ def test_blocks_never_meet(seed: int) -> None:
         thread.join()
     assert not wrong
     gc.collect()
-    after = memory.statistics()
+    after = caching_allocator.statistics()
     assert (after["in_use"], after["blocks"]) == (before["in_use"], before["blocks"])
 
 
@@ -141,11 +141,11 @@ def test_two_thousand_steps_of_any_size_do_not_grow(seed: int) -> None:
 
     def step() -> None:
         tokens = draw.randint(20, 500)
-        kept = [memory.empty((tokens, width), torch.float32) for width in (768, 2304, 3072, 768)]
+        kept = [caching_allocator.empty((tokens, width), torch.float32) for width in (768, 2304, 3072, 768)]
         for tensor in kept:
             tensor.view(-1)[::1024] = 1.0  # touches every page
         del kept[1], kept[0]
-        memory.empty((tokens, 3072), torch.bfloat16)
+        caching_allocator.empty((tokens, 3072), torch.bfloat16)
 
     # Torch's fill of all would take most of the time.
     torch.utils.deterministic.fill_uninitialized_memory = False
@@ -157,66 +157,66 @@ def test_two_thousand_steps_of_any_size_do_not_grow(seed: int) -> None:
             step()
     finally:
         torch.utils.deterministic.fill_uninitialized_memory = True
-    found = memory.statistics()
+    found = caching_allocator.statistics()
     assert found["in_use"] + found["free"] <= 1.5 * found["peak"] + 4 * MEGABYTE
     assert resident() < before + 16 * MEGABYTE
 
 
 def test_warm_pages_are_used_before_cold_ones() -> None:
     """Also where the system maps the pool's second gigabyte below its first, as Linux does."""
-    memory.release()
+    caching_allocator.release()
 
     def warm() -> int:
-        found = memory.statistics()
+        found = caching_allocator.statistics()
         return found["in_use"] + found["free"]
 
     torch.utils.deterministic.fill_uninitialized_memory = False  # what nobody writes to costs nothing
     try:
-        kept = [memory.empty((size * MEGABYTE,), torch.uint8) for size in (900, 300)]
+        kept = [caching_allocator.empty((size * MEGABYTE,), torch.uint8) for size in (900, 300)]
         before = warm()
         kept.clear()
-        memory.empty((900 * MEGABYTE,), torch.uint8)
+        caching_allocator.empty((900 * MEGABYTE,), torch.uint8)
     finally:
         torch.utils.deterministic.fill_uninitialized_memory = True
     assert warm() == before
 
 
 def test_a_huge_batch_does_not_hold_its_memory_for_ever() -> None:
-    memory.empty((100 * MEGABYTE,), torch.uint8).fill_(1)
-    assert memory.statistics()["free"] >= 100 * MEGABYTE
+    caching_allocator.empty((100 * MEGABYTE,), torch.uint8).fill_(1)
+    assert caching_allocator.statistics()["free"] >= 100 * MEGABYTE
     before = resident()
     for _ in range(2200):
-        memory.empty((MEGABYTE,), torch.uint8)
-    assert memory.statistics()["free"] < 10 * MEGABYTE
+        caching_allocator.empty((MEGABYTE,), torch.uint8)
+    assert caching_allocator.statistics()["free"] < 10 * MEGABYTE
     assert resident() < before - 80 * MEGABYTE
 
 
 def test_release_gives_all_back_but_what_is_used() -> None:
-    used = memory.empty((5 * MEGABYTE,), torch.uint8).fill_(7)
-    memory.empty((50 * MEGABYTE,), torch.uint8).fill_(1)
-    memory.release()
-    assert memory.statistics()["free"] < 4 * MEGABYTE
+    used = caching_allocator.empty((5 * MEGABYTE,), torch.uint8).fill_(7)
+    caching_allocator.empty((50 * MEGABYTE,), torch.uint8).fill_(1)
+    caching_allocator.release()
+    assert caching_allocator.statistics()["free"] < 4 * MEGABYTE
     assert (used == 7).all()
-    assert memory.statistics()["peak"] >= 55 * MEGABYTE
-    memory.reset_peak()
-    assert memory.statistics()["peak"] == in_use()
+    assert caching_allocator.statistics()["peak"] >= 55 * MEGABYTE
+    caching_allocator.reset_peak()
+    assert caching_allocator.statistics()["peak"] == in_use()
 
 
 @pytest.mark.parametrize("elements", [1 << 44, 1 << 46, 1 << 60], ids=["64-TiB", "256-TiB", "4-EiB"])
 def test_no_memory_is_an_error_with_its_size(elements: int) -> None:
-    before = memory.statistics()["in_use"]
+    before = caching_allocator.statistics()["in_use"]
     with pytest.raises((MemoryError, RuntimeError), match=rf"{elements * 4}|[Oo]verflow|too (large|big)"):
-        memory.empty((elements,), torch.float32)
+        caching_allocator.empty((elements,), torch.float32)
     assert in_use() == before
 
 
 def test_a_negative_size_is_torch_s_error() -> None:
     with pytest.raises(RuntimeError, match="negative"):
-        memory.empty((-300, 1000), torch.float32)
+        caching_allocator.empty((-300, 1000), torch.float32)
 
 
 def test_tensors_are_pickled_and_shared_like_others() -> None:
-    tensor = memory.empty(LARGE, torch.float32).fill_(2.0)
+    tensor = caching_allocator.empty(LARGE, torch.float32).fill_(2.0)
     assert torch.equal(pickle.loads(pickle.dumps(tensor)), tensor)
     assert torch.equal(tensor.clone().share_memory_(), tensor)
 
@@ -225,9 +225,9 @@ def test_modes_that_watch_torch_see_the_tensor() -> None:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
     with FakeTensorMode():
-        assert isinstance(memory.empty(LARGE, torch.float32), FakeTensor)
+        assert isinstance(caching_allocator.empty(LARGE, torch.float32), FakeTensor)
     with torch.inference_mode():
-        assert memory.empty(LARGE, torch.float32).is_inference()
+        assert caching_allocator.empty(LARGE, torch.float32).is_inference()
 
 
 def run(program: str) -> str:

@@ -11,7 +11,7 @@ from fences import Fenced
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastbert.ops.native_product import pack, product
+from fastbert.ops.native.matmul import pack, product
 
 SHAPES = [
     pytest.param(0, 64, 32, id="no-row"),

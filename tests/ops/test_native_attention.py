@@ -11,9 +11,9 @@ from fences import Fenced
 
 from fastbert import ops, use_backend
 from fastbert.errors import UserError
-from fastbert.ops.attention import _forward
-from fastbert.ops.attention_problem import AttentionProblem
-from fastbert.ops.native_attention import forward
+from fastbert.ops.attention.arguments import AttentionProblem
+from fastbert.ops.attention.native import forward
+from fastbert.ops.attention.op import _forward
 
 DTYPES = [pytest.param(torch.float32, id="fp32"), pytest.param(torch.bfloat16, id="bf16")]
 LEVELS = ["portable", "avx2", "avx512", "avx512-bf16", "amx"]
@@ -210,7 +210,7 @@ def test_touches_nothing_outside(
     fenced = [Fenced(x, behind) for x in given]
     out = Fenced(torch.zeros_like(expected), behind)
     tensors = [x.tensor for x in fenced]
-    monkeypatch.setattr("fastbert.ops.memory.empty", lambda shape, dtype: out.tensor)
+    monkeypatch.setattr("fastbert.ops.native.caching_allocator.empty", lambda shape, dtype: out.tensor)
     run("native", tensors[:3], lengths, lengths, bias=tensors[3])
     monkeypatch.undo()
     assert torch.equal(out.tensor, expected)

@@ -13,11 +13,11 @@ from accuracy import FACTOR, assert_as_accurate
 from fences import Fenced
 from torch import Tensor
 
-from fastbert import cpu_level, ops, use_backend
+from fastbert import cpu_capability, ops, use_backend
 from fastbert.errors import UserError
-from fastbert.ops import native_attention
-from fastbert.ops.attention import _forward
-from fastbert.ops.attention_problem import AttentionProblem
+from fastbert.ops.attention import native as native_attention
+from fastbert.ops.attention.arguments import AttentionProblem
+from fastbert.ops.attention.op import _forward
 
 DTYPES = [pytest.param(torch.float32, id="fp32"), pytest.param(torch.bfloat16, id="bf16")]
 # Each way to multiply: the last two are for bf16 alone.
@@ -194,7 +194,7 @@ def test_large_scores(dtype: torch.dtype, size: float, p: float, seed: int) -> N
     given = case([40, 3, 33], [40, 33, 70], dtype, seed, dim=64, **(dropped(3, p) if p else {}))
     given.tensors[:2] = [(x * size).to(dtype) for x in given.tensors[:2]]
     # Plain C++ rounds each product of a score, and eager torch does not: exponentials of scores near 1,000 show it.
-    given.check(8 * FACTOR if cpu_level.level() == "portable" and size > 8 else FACTOR)
+    given.check(8 * FACTOR if cpu_capability.level() == "portable" and size > 8 else FACTOR)
 
 
 @pytest.mark.parametrize("dtype", HERE, ids=name_of, indirect=True)
@@ -302,8 +302,8 @@ def test_touches_nothing_outside(
         results.append(Fenced(zeros(shape, dtype=dtype), behind))
         return results[-1].tensor
 
-    monkeypatch.setattr("fastbert.ops.memory.empty", fenced)
-    monkeypatch.setattr("fastbert.ops.native_attention.torch.zeros", fenced)
+    monkeypatch.setattr("fastbert.ops.native.caching_allocator.empty", fenced)
+    monkeypatch.setattr("fastbert.ops.attention.native.torch.zeros", fenced)
     changed = dataclasses.replace(problem, q=q, k=k, v=v, bias=bias, dropout_key=key)
     found = native_attention.backward(changed, out, lse, grad, True)
     joined = native_attention.backward_joined(changed, out, lse, grad)

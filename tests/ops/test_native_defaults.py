@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fastbert import ops, use_backend
-from fastbert.ops import native_product
-from fastbert.ops.dropout import TokenDropout
+from fastbert.ops.dropout.op import TokenDropout
+from fastbert.ops.native import matmul
 from fastbert.training.optimizer import AdamW
 
 # Large enough that some of the memory is the pool's.
@@ -83,7 +83,7 @@ def every_operation(o: Operands) -> dict[str, list[Tensor]]:
         "linear": gradients(
             ops.linear(o.x, o.square, o.bias, activation="gelu"), o.grad, o.x, o.square, o.bias
         ),
-        "int8": [native_product.product(o.x, native_product.pack(o.square, "int8"))],
+        "int8": [matmul.product(o.x, matmul.pack(o.square, "int8"))],
         "linear_cross_entropy": [loss.count, loss.correct, *gradients(loss.loss_sum, o.grad[0, 0], o.x, o.vocabulary)],
         "attention": gradients(ops.attention(q, k, v, bias=o.head_bias, **problem), o.heads_grad, o.heads, o.head_bias),
         "softmax": gradients(ops.softmax(o.scores), o.scores_grad, o.scores),

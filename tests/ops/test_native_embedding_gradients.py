@@ -11,8 +11,8 @@ from row_kernels import DTYPES, LEVELS, NAMES, Draw, apart, check, wide
 from torch import Tensor
 
 from fastbert import _C, ops, use_backend
-from fastbert.ops import native_rows
-from fastbert.ops.dropout import TokenDropout
+from fastbert.ops.dropout.op import TokenDropout
+from fastbert.ops.native import rowwise
 
 
 @pytest.fixture(params=LEVELS, autouse=True)
@@ -200,7 +200,7 @@ def test_gradients_touch_nothing_outside(behind: bool, dtype: torch.dtype, width
             tokens, width, NAMES[dtype], dsum.address, one.address, 1, True, rows, gradient.address
         )  # fmt: skip
     plain = [[one.tensor for one in fenced] for fenced in (ids, tables)]
-    expected = native_rows.embedding_gradients(
+    expected = rowwise.embedding_gradients(
         grad.tensor, *plain, mean.tensor, rstd.tensor, weight.tensor, None, [True] * 2
     )
     assert all(torch.equal(one.tensor, two) for one, two in zip(gradients, expected[0]))

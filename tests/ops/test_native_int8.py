@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fastbert import _C
 from fastbert.errors import UserError
-from fastbert.ops.native_product import pack, product, quantize_rows
+from fastbert.ops.native.matmul import pack, product, quantize_rows
 
 SHAPES = [
     pytest.param(0, 64, 32, id="no-row"),

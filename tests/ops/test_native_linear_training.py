@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 from fastbert import ops
 from fastbert.errors import UserError
-from fastbert.ops import native_product, packed_weights
-from fastbert.ops.backend import use_backend
+from fastbert.ops.dispatch import use_backend
+from fastbert.ops.native import matmul, prepacked_weights
 
 # Its package has a function of the same name.
-module = importlib.import_module("fastbert.ops.linear")
+module = importlib.import_module("fastbert.ops.linear.op")
 ACTIVATIONS = [None, "gelu", "gelu_tanh"]
 SHAPES = [
     pytest.param(0, 40, 48, id="no-rows"),
@@ -34,13 +34,13 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which of our products ran."""
     names: list[str] = []
     for name in ("product", "gradient_product"):
-        original = getattr(native_product, name)
+        original = getattr(matmul, name)
 
         def counted(*arguments: object, _name: str = name, _original: object = original, **options: object) -> object:
             names.append(_name)
             return _original(*arguments, **options)  # type: ignore[operator]
 
-        monkeypatch.setattr(native_product, name, counted)
+        monkeypatch.setattr(matmul, name, counted)
     return names
 
 
@@ -176,8 +176,8 @@ def test_the_table_chooses(own: bool, seed: int, used: list[str], monkeypatch: p
 def test_copies_are_used_until_a_step_changes_the_weight(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward each use one copy of the parameter however often it is multiplied, and never a stale one."""
     packs = []
-    pack = packed_weights._joined
-    monkeypatch.setattr(packed_weights, "_joined", lambda *a: packs.append(a[3]) or pack(*a))
+    pack = prepacked_weights._joined
+    monkeypatch.setattr(prepacked_weights, "_joined", lambda *a: packs.append(a[3]) or pack(*a))
     weight = torch.nn.Parameter(drawn(seed, 40, 50))
     x, upstream = drawn(seed, 20, 50).requires_grad_(), drawn(seed, 20, 40)
     optimizer = torch.optim.SGD([weight], lr=1.0)

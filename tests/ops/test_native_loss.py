@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastbert import _C, ops, use_backend
 from fastbert.errors import UserError
-from fastbert.ops import native_loss
+from fastbert.ops.cross_entropy import native as native_loss
 
 IGNORED = -100
 SHAPES = [

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fastbert import _C
 from fastbert.errors import UserError
-from fastbert.ops.native_product import pack, product
+from fastbert.ops.native.matmul import pack, product
 
 SHAPES = [
     pytest.param(0, 64, 64, id="no-rows"),

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fastbert import _C
 from fastbert.errors import UserError
-from fastbert.ops.native_product import gelu_gradient_product, pack, product
+from fastbert.ops.native.matmul import gelu_gradient_product, pack, product
 
 ACTIVATIONS = ["gelu", "gelu_tanh"]
 SHAPES = [

@@ -12,7 +12,7 @@ from products import BF16, DTYPES, LEVELS, drawn, same_bits
 
 from fastbert import _C
 from fastbert.errors import UserError
-from fastbert.ops.native_product import gradient_product
+from fastbert.ops.native.matmul import gradient_product
 
 SHAPES = [
     pytest.param(0, 40, 33, id="no-tokens"),

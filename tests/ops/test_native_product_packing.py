@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastbert import _C
 from fastbert.errors import UserError
-from fastbert.ops.native_product import pack, product, repack
+from fastbert.ops.native.matmul import pack, product, repack
 
 BF16, FP32 = torch.bfloat16, torch.float32
 LEVELS = ("portable", "avx2", "avx512")

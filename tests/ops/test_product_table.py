@@ -7,47 +7,47 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastbert import cpu_level, ops, use_backend
+from fastbert import cpu_capability, ops, use_backend
 from fastbert.errors import UserError
-from fastbert.ops import product_table, product_tune
+from fastbert.ops.native import matmul_table, matmul_tune
 
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     chosen = tmp_path / "cache" / "products.json"
     monkeypatch.setenv("FASTBERT_PRODUCTS", str(chosen))
-    monkeypatch.setattr(cpu_level, "level", lambda: "avx2")
-    product_table.forget()
+    monkeypatch.setattr(cpu_capability, "level", lambda: "avx2")
+    matmul_table.forget()
     yield chosen
-    product_table.forget()
+    matmul_table.forget()
 
 
 @pytest.mark.parametrize(
     ("rows", "kind"), [(0, "rows<=16"), (16, "rows<=16"), (17, "rows<=64"), (1024, "rows<=1024"), (1025, "rows>1024")]
 )
 def test_classes_of_rows(rows: int, kind: str) -> None:
-    assert product_table.row_class(rows) == kind
+    assert matmul_table.row_class(rows) == kind
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("level", cpu_level.LEVELS)
+@pytest.mark.parametrize("level", cpu_capability.LEVELS)
 def test_shipped_choices(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_level, "level", lambda: level)
+    monkeypatch.setattr(cpu_capability, "level", lambda: level)
     for element in ("bf16", "int8", "fp32"):
         own = element == "int8" or level != "portable"
-        assert product_table.prefers_own(element, 100, 768, 768) == own
-        assert product_table.prefers_own_layer(element, 100, 768, 3072) == own
+        assert matmul_table.prefers_own(element, 100, 768, 768) == own
+        assert matmul_table.prefers_own_layer(element, 100, 768, 3072) == own
 
 
 def test_what_was_measured_goes_first(path: Path) -> None:
-    cpu = product_table.processor(cpu_level.level())
-    product_table.save(path, cpu, {product_table.entry("fp32", "rows<=16", 768, 768): "library"})
-    product_table.save(path, cpu, {product_table.entry("bf16", "rows>1024", 768, 768): "library"})
-    assert not product_table.prefers_own("fp32", 10, 768, 768)
-    assert product_table.prefers_own("fp32", 17, 768, 768)
-    assert not product_table.prefers_own("bf16", 2000, 768, 768)
-    product_table.save(path, "another processor", {product_table.entry("fp32", "rows<=64", 768, 768): "library"})
-    assert product_table.prefers_own("fp32", 17, 768, 768)
+    cpu = matmul_table.processor(cpu_capability.level())
+    matmul_table.save(path, cpu, {matmul_table.entry("fp32", "rows<=16", 768, 768): "library"})
+    matmul_table.save(path, cpu, {matmul_table.entry("bf16", "rows>1024", 768, 768): "library"})
+    assert not matmul_table.prefers_own("fp32", 10, 768, 768)
+    assert matmul_table.prefers_own("fp32", 17, 768, 768)
+    assert not matmul_table.prefers_own("bf16", 2000, 768, 768)
+    matmul_table.save(path, "another processor", {matmul_table.entry("fp32", "rows<=64", 768, 768): "library"})
+    assert matmul_table.prefers_own("fp32", 17, 768, 768)
 
 
 @pytest.mark.parametrize(
@@ -63,22 +63,22 @@ def test_a_table_that_cannot_be_used(path: Path, text: str, message: str, caplog
     path.parent.mkdir()
     path.write_text(text)
     with pytest.raises(UserError, match=message):
-        product_table.load(path)
-    assert product_table.saved() == {}
+        matmul_table.load(path)
+    assert matmul_table.saved() == {}
     assert message in caplog.text
-    product_table.save(path, "cpu", {})
-    assert product_table.load(path) == {"cpu": {}}
+    matmul_table.save(path, "cpu", {})
+    assert matmul_table.load(path) == {"cpu": {}}
 
 
 def test_tuning_saves_what_it_measured(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_tune, "SECONDS", 0.0)
-    monkeypatch.setattr(product_tune, "ROWS", (16, 64))
+    monkeypatch.setattr(matmul_tune, "SECONDS", 0.0)
+    monkeypatch.setattr(matmul_tune, "ROWS", (16, 64))
     said: list[str] = []
-    written, trials = product_tune.run(lambda done, total, text: said.append(text), widths=(32,))
+    written, trials = matmul_tune.run(lambda done, total, text: said.append(text), widths=(32,))
     assert written == path
     assert len(trials) == 2 * 4 * 2
     assert all(trial.own > 0 and trial.library > 0 for trial in trials)
-    table = product_table.load(path)[product_table.processor(cpu_level.level())]
+    table = matmul_table.load(path)[matmul_table.processor(cpu_capability.level())]
     assert table["bf16 96x32 rows<=16"] in ("own", "library")
     assert len(table) == len(trials)
     assert said[-1] == "done"
@@ -88,18 +88,18 @@ def test_a_place_that_cannot_be_written_is_found_before_anything_is_measured(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path.parent.write_text("a file, not a folder")
-    monkeypatch.setattr(product_tune, "measure", lambda *trial: pytest.fail("was measured"))
+    monkeypatch.setattr(matmul_tune, "measure", lambda *trial: pytest.fail("was measured"))
     with pytest.raises(UserError, match=f"cannot write {path}: "):
-        product_tune.run(widths=(32,))
+        matmul_tune.run(widths=(32,))
 
 
 @pytest.mark.parametrize("level", ["portable", "avx2"])
 def test_compiled_code_follows_the_level(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_table, "_LEVEL_AT_IMPORT", level)
+    monkeypatch.setattr(matmul_table, "_LEVEL_AT_IMPORT", level)
     torch._dynamo.reset()  # code that was compiled for another level
 
     def chosen(x: torch.Tensor) -> torch.Tensor:
-        return x + 1 if product_table.prefers_own_layer("fp32", len(x), 32, 64) else x - 1
+        return x + 1 if matmul_table.prefers_own_layer("fp32", len(x), 32, 64) else x - 1
 
     compiled = torch.compile(chosen, backend="eager", fullgraph=True)
     assert compiled(torch.zeros(3)).tolist() == [1.0 if level == "avx2" else -1.0] * 3
@@ -117,8 +117,8 @@ def test_compiled_code_follows_the_level(level: str, monkeypatch: pytest.MonkeyP
 def test_a_choice_needs_a_margin(
     level: str, own: float, library: float, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_level, "level", lambda: level)
-    assert product_tune.Trial("fp32", 16, 96, 32, own, library).choice == choice
+    monkeypatch.setattr(cpu_capability, "level", lambda: level)
+    assert matmul_tune.Trial("fp32", 16, 96, 32, own, library).choice == choice
 
 
 def test_the_forced_backend_names_a_product_that_it_cannot_serve() -> None:
@@ -133,11 +133,11 @@ def test_the_forced_backend_names_a_product_that_it_cannot_serve() -> None:
 def test_a_table_nested_too_deeply_is_passed_over_once(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path.parent.mkdir()
     path.write_text("[" * 100_000)
-    assert [product_table.saved(), product_table.saved()] == [{}, {}]
+    assert [matmul_table.saved(), matmul_table.saved()] == [{}, {}]
     assert caplog.text.count("is no table of products") == 1
 
 
 def test_a_folder_is_no_place_for_a_table(path: Path) -> None:
     path.mkdir(parents=True)
     with pytest.raises(UserError, match=f"cannot write {path}: "):
-        product_tune.run(widths=(32,))
+        matmul_tune.run(widths=(32,))

@@ -12,7 +12,7 @@ from fastbert.errors import UserError
 from fastbert.ops import reference
 
 pytest.importorskip("triton", reason="needs triton")
-from fastbert.kernels import softmax as kernels
+from fastbert.kernels.softmax import softmax as kernels
 
 INTERPRETED = not torch.cuda.is_available()
 # The interpreter divides with numpy, which warns of what a GPU does in silence.

@@ -11,8 +11,9 @@ import torch
 from fastbert.errors import UserError
 
 pytest.importorskip("triton", reason="needs triton")
-from fastbert.kernels import launch, tune, tune_products, tuning
-from fastbert.kernels.tuning import Config, lookup
+from fastbert.kernels import launch
+from fastbert.kernels.tuning import products, tables, tune
+from fastbert.kernels.tuning.tables import Config, lookup
 
 OTHER = Config(constants={"QUERIES": 64, "KEYS": 128}, num_warps=8, num_stages=2)
 
@@ -21,9 +22,9 @@ OTHER = Config(constants={"QUERIES": 64, "KEYS": 128}, num_warps=8, num_stages=2
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "folder" / "tuning.json"
     monkeypatch.setenv("FASTBERT_TUNING", str(file))
-    tuning.saved.cache_clear()
+    tables.saved.cache_clear()
     yield file
-    tuning.saved.cache_clear()
+    tables.saved.cache_clear()
 
 
 @pytest.mark.usefixtures("path")
@@ -45,14 +46,14 @@ def test_a_bias_has_its_own_entry_or_shares_one() -> None:
 def test_a_saved_entry_replaces_the_shipped_one_on_its_gpu_only(path: Path) -> None:
     before = lookup("forward_long", "half-64", "sm_80")
     short = Config(constants={"LONGEST": 32, "ROWS": 32})
-    tuning.save(path, {"sm_90": {"forward_long": {"half-64": OTHER}, "forward_short": {"half-128": short}}})
+    tables.save(path, {"sm_90": {"forward_long": {"half-64": OTHER}, "forward_short": {"half-128": short}}})
     assert lookup("forward_long", "half-64", "sm_90") == OTHER
     assert lookup("forward_long", "half-64", "sm_80") == before
     assert lookup("forward_long", "half-64-masked", "sm_90") == OTHER
     # Shipped with an entry of its own for a bias, which the measured one without a bias must not replace.
     assert lookup("forward_short", "half-128", "sm_90") == short
     assert lookup("forward_short", "half-128-masked", "sm_90") != short
-    tuning.save(path, {"sm_80": {"forward_long": {"half-32": OTHER}}})
+    tables.save(path, {"sm_80": {"forward_long": {"half-32": OTHER}}})
     assert lookup("forward_long", "half-64", "sm_90") == OTHER
     assert [file.name for file in path.parent.iterdir()] == ["tuning.json"]
 
@@ -71,12 +72,12 @@ DAMAGE = [
 def test_a_table_that_cannot_be_used_is_named_and_passed_over(
     damage, message: str, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tuning.save(path, {"sm_90": {"forward_long": {"half-64": OTHER}}})
+    tables.save(path, {"sm_90": {"forward_long": {"half-64": OTHER}}})
     path.write_text(damage(json.loads(path.read_text())))
     with pytest.raises(UserError, match=message):
-        tuning.load(path)
+        tables.load(path)
     with caplog.at_level(logging.WARNING, logger="fastbert"):
-        assert lookup("forward_long", "half-64", "sm_90") == tuning.SHIPPED["sm_90"]["forward_long"]["half-64"]
+        assert lookup("forward_long", "half-64", "sm_90") == tables.SHIPPED["sm_90"]["forward_long"]["half-64"]
     assert str(path) in caplog.text
     assert "the shipped configurations are used" in caplog.text
 
@@ -99,17 +100,17 @@ def test_a_table_that_cannot_be_used_is_named_and_passed_over(
     ],
 )
 def test_a_configuration_that_no_kernel_can_have_is_refused(path: Path, kernel: str, change: dict) -> None:
-    tuning.save(path, {"sm_90": {"forward_long": {"half-64": OTHER}}})
+    tables.save(path, {"sm_90": {"forward_long": {"half-64": OTHER}}})
     read = json.loads(path.read_text())
     read["entries"]["sm_90"] = {kernel: {"half-64": OTHER.as_json() | change}}
     path.write_text(json.dumps(read))
     with pytest.raises(UserError, match=r"is no tuning table .*`fastbert doctor --tune` writes a new one"):
-        tuning.load(path)
+        tables.load(path)
 
 
 def test_all_shipped_configurations_could_be_saved(path: Path) -> None:
-    tuning.save(path, tuning.SHIPPED)
-    assert tuning.load(path) == tuning.SHIPPED
+    tables.save(path, tables.SHIPPED)
+    assert tables.load(path) == tables.SHIPPED
 
 
 def test_a_home_that_is_not_there_or_may_not_be_entered_is_no_error(
@@ -127,9 +128,9 @@ def test_a_home_that_is_not_there_or_may_not_be_entered_is_no_error(
 
     for name, replacement in (("stat", refuse), ("home", homeless)):
         monkeypatch.setattr(Path, name, replacement)
-        tuning.saved.cache_clear()
-        assert lookup("forward_long", "half-64", "sm_90") == tuning.SHIPPED["sm_90"]["forward_long"]["half-64"]
-    tuning.saved.cache_clear()
+        tables.saved.cache_clear()
+        assert lookup("forward_long", "half-64", "sm_90") == tables.SHIPPED["sm_90"]["forward_long"]["half-64"]
+    tables.saved.cache_clear()
 
 
 def test_tuning_saves_what_was_faster_by_more_than_noise(path: Path) -> None:
@@ -143,7 +144,7 @@ def test_tuning_saves_what_was_faster_by_more_than_noise(path: Path) -> None:
     def timer(trial: tune.Trial, device: torch.device) -> tune.Measured:
         if trial.kernel == "forward_long":
             # Nothing beats the shipped one by more than noise.
-            present = tuning.lookup(trial.kernel, trial.shape, "sm_90")
+            present = tables.lookup(trial.kernel, trial.shape, "sm_90")
             return tune.Measured(trial, 1.0 if trial.config == present else 0.99)
         if trial.kernel == "backward_keys" and trial.shape == "half-64":
             return tune.Measured(trial, 0.5 if trial.config == chosen else 1.0)
@@ -179,19 +180,19 @@ def test_each_trial_differs_from_what_is_used_today() -> None:
 
 
 def test_no_configuration_for_amd_limits_registers_as_only_nvidias_compiler_can() -> None:
-    for kernel, entries in tuning.SHIPPED["gfx942"].items():
+    for kernel, entries in tables.SHIPPED["gfx942"].items():
         assert all("maxnreg" not in config.options for config in entries.values()), kernel
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_what_is_timed_of_products_follows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune_products, "WIDTHS", (64,))
+    monkeypatch.setattr(products, "WIDTHS", (64,))
     names = []
-    for config in (tune_products.candidates(tma=False)[0], tune_products.candidates(tma=False)[-1]):
+    for config in (products.candidates(tma=False)[0], products.candidates(tma=False)[-1]):
         small = {**config.constants, "ROWS": 32, "COLUMNS": 128}
         chosen = dataclasses.replace(config, constants=small)
-        with tuning.overridden("product_gelu", "half-256", chosen), launch.observing() as launches:
-            assert tune_products.run(torch.device("cpu"), 3, tune._once) == 0.0
+        with tables.overridden("product_gelu", "half-256", chosen), launch.observing() as launches:
+            assert products.run(torch.device("cpu"), 3, tune._once) == 0.0
         names.append({one.kernel.__name__ for one in launches})
     assert names[0] >= {"product_gelu", "product_gelu_gradient"}
     assert names[1] >= {"bias_gelu_forward", "bias_gelu_backward"}

@@ -22,9 +22,9 @@ from task_twins import (
 )
 
 from fastbert.errors import UserError
+from fastbert.tasks.base import TaskSettings
 from fastbert.tasks.choice import Choice
 from fastbert.tasks.examples import ChoiceExample, Dataset
-from fastbert.tasks.task import TaskSettings
 
 
 def prompt(text: str, *endings: str, start: str = "", label: int | None = 0, number: int = 0) -> ChoiceExample:

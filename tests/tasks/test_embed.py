@@ -11,11 +11,11 @@ from embedding import POSITIONS, random_texts, small_model, small_tokenizer
 from torch import Tensor
 
 from fastbert import BertModel, WordPieceTokenizer
+from fastbert.embeddings import embed as embedding
+from fastbert.embeddings.embed import Counts, EmbedOptions, embed_chunks
+from fastbert.embeddings.pooling import normalized, pool
+from fastbert.embeddings.rows import window_starts
 from fastbert.errors import UserError
-from fastbert.tasks import embed as embedding
-from fastbert.tasks.embed import Counts, EmbedOptions, embed_chunks
-from fastbert.tasks.embed_rows import window_starts
-from fastbert.tasks.pooling import normalized, pool
 
 TOKENIZER = small_tokenizer()
 

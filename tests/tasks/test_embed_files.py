@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from embedding import random_texts, small_model, small_tokenizer
 
+from fastbert.embeddings import embed
+from fastbert.embeddings.text_files import embed_file
+from fastbert.embeddings.vector_files import VectorFile
 from fastbert.errors import UserError
-from fastbert.tasks import embed
-from fastbert.tasks.embed_files import embed_file
 from fastbert.tasks.text_files import TextFile
-from fastbert.tasks.vector_files import VectorFile
 
 TEXTS = ["a", "", 'b, "c"', "é\u2028x", "  d "]
 

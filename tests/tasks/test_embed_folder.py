@@ -9,9 +9,9 @@ import torch
 from embedding import random_texts, saved, small_model, small_tokenizer
 from safetensors.torch import save_file
 
+from fastbert.embeddings.folder import OLD_POOLINGS, load_embedder
+from fastbert.embeddings.settings import Dense, EmbedSettings
 from fastbert.errors import CheckpointError, UserError
-from fastbert.tasks.embed_folder import OLD_POOLINGS, load_embedder
-from fastbert.tasks.embed_settings import Dense, EmbedSettings
 
 pytestmark = pytest.mark.usefixtures("unchecked_folders")
 

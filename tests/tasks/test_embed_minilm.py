@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from fastbert import BertModel
-from fastbert.tasks.embed_folder import load_embedder
+from fastbert.embeddings.folder import load_embedder
 
 PAIRS = 150  # of the 1,500; all of them with --slow
 DIFFERENCE = {"fp32": 2e-6, "bf16": None, "int8": None}

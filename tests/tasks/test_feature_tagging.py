@@ -8,8 +8,8 @@ import torch
 from embedding import LETTERS, small_model, small_tokenizer
 
 from fastbert.errors import UserError
+from fastbert.features.tagging import FeatureTraining, table7, table7_rows
 from fastbert.tasks.examples import Dataset, TaggedExample
-from fastbert.tasks.feature_tagging import FeatureTraining, table7, table7_rows
 
 TRAINING = FeatureTraining(hidden_size=32, epochs=3, batch_size=8, lr=1e-2, dropout=0.0)
 

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 
 from fastbert import BertModel, PackedBatch, WordPieceTokenizer
 from fastbert.errors import UserError
-from fastbert.tasks.feature_files import KINDS, FeatureFile
-from fastbert.tasks.features import Features, choose_layers, extract, extract_chunks, hidden_states
+from fastbert.features.extract import Features, choose_layers, extract, extract_chunks, hidden_states
+from fastbert.features.files import KINDS, FeatureFile
 
 
 @pytest.fixture(scope="module")

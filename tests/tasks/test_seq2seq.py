@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from fastbert import BertConfig, BertModel, WordPieceTokenizer
-from fastbert.checkpoints import loading
 from fastbert.errors import UserError
-from fastbert.models.sequence_config import SequenceConfig
+from fastbert.models import loading
+from fastbert.models.seq2seq.config import SequenceConfig
+from fastbert.tasks.base import TaskSettings
 from fastbert.tasks.examples import Dataset, SequenceExample
 from fastbert.tasks.seq2seq import SequenceToSequence
-from fastbert.tasks.task import TaskSettings
 
 WORDS = tuple("abcdefgh")
 TOKENIZER = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, ",", "."])

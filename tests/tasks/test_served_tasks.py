@@ -8,9 +8,9 @@ import torch
 from embedding import random_texts, saved, small_tokenizer
 
 from fastbert import BertForSequenceClassification, BertForTokenClassification, PackedBatch
-from fastbert.checkpoints.delta import write_delta
+from fastbert.checkpoints.delta.files import write_delta
 from fastbert.errors import UserError
-from fastbert.tasks.served_tasks import ServedTasks
+from fastbert.tasks.multi_task_model import ServedTasks
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from task_twins import (
 from fastbert import BertConfig, WordPieceTokenizer
 from fastbert.errors import UserError
 from fastbert.tasks.examples import Answer, Dataset, QuestionExample
-from fastbert.tasks.span_rows import read_contexts
+from fastbert.tasks.span.rows import read_contexts
 
 
 @pytest.mark.parametrize(("max_length", "stride"), [(384, 128), (100, 20), (80, 0), (71, 3)])

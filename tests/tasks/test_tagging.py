@@ -16,9 +16,9 @@ from task_twins import WORDS, all_outputs, batches, gradient_difference, our_tok
 
 from fastbert.errors import UserError
 from fastbert.packing import IGNORE_INDEX
+from fastbert.tasks.base import TaskSettings
 from fastbert.tasks.examples import Dataset, TaggedExample
 from fastbert.tasks.tagging import Tagging, TagRows
-from fastbert.tasks.task import TaskSettings
 
 TAGS = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
 ODD = ["", "\u200b", "\x00", "a" * 150, "ab" * 45, "\u0301", "\ue000"]  # words that become no token, or one, or many

@@ -13,9 +13,9 @@ transformers = pytest.importorskip("transformers")
 
 from fastbert import WordPieceTokenizer  # noqa: E402
 from fastbert.errors import UserError  # noqa: E402
+from fastbert.integrations import verify as module  # noqa: E402
 from fastbert.integrations import verify_worker  # noqa: E402
-from fastbert.tasks import verify as module  # noqa: E402
-from fastbert.tasks.verify import Measured, VerifyReport, verify  # noqa: E402
+from fastbert.integrations.verify import Measured, VerifyReport, verify  # noqa: E402
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "cat", "sat", "on", "the", "mat", "."]
 TEXTS = ["the cat sat on the mat .", "a cat", "", "the red mat . " * 9, "a", "cat cat cat"]

@@ -8,8 +8,8 @@ import torch
 from fastbert.training.kernel_table import kernels_of_run
 
 pytest.importorskip("triton", reason="needs triton")
-from fastbert.kernels import tuning
-from fastbert.kernels.tuning import Config, lookup
+from fastbert.kernels.tuning import tables
+from fastbert.kernels.tuning.tables import Config, lookup
 
 OTHER = Config(constants={"QUERIES": 64, "KEYS": 128}, num_warps=8, num_stages=2)
 CPU = torch.device("cpu")
@@ -19,9 +19,9 @@ CPU = torch.device("cpu")
 def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "tuning.json"
     monkeypatch.setenv("FASTBERT_TUNING", str(path))
-    tuning.saved.cache_clear()
+    tables.saved.cache_clear()
     yield path
-    tuning.saved.cache_clear()
+    tables.saved.cache_clear()
 
 
 def test_a_resumed_run_uses_the_table_it_began_with(saved: Path, tmp_path: Path) -> None:
@@ -30,11 +30,11 @@ def test_a_resumed_run_uses_the_table_it_began_with(saved: Path, tmp_path: Path)
     before = lookup("forward_long", "half-64", "sm_90")
     with kernels_of_run(run, CPU, messages.append, architecture="sm_90"):
         assert lookup("forward_long", "half-64", "sm_90") == before
-    tuning.save(saved, {"sm_90": {"forward_long": {"half-64": OTHER}}})
+    tables.save(saved, {"sm_90": {"forward_long": {"half-64": OTHER}}})
     assert lookup("forward_long", "half-64", "sm_90") == OTHER
     with kernels_of_run(run, CPU, messages.append, architecture="sm_90"):
         assert lookup("forward_long", "half-64", "sm_90") == before
-        assert lookup("backward_bias", "ieee-128", "sm_90") == tuning.SHIPPED["sm_90"]["backward_bias"]["ieee-128"]
+        assert lookup("backward_bias", "ieee-128", "sm_90") == tables.SHIPPED["sm_90"]["backward_bias"]["ieee-128"]
     assert lookup("forward_long", "half-64", "sm_90") == OTHER
     with kernels_of_run(tmp_path / "new", CPU, messages.append, architecture="sm_90"):
         assert lookup("forward_long", "half-64", "sm_90") == OTHER
@@ -47,7 +47,7 @@ def test_a_table_of_other_kernels_is_said_and_replaced(tmp_path: Path, monkeypat
     messages: list[str] = []
     with kernels_of_run(run, CPU, messages.append, architecture="sm_90"):
         pass
-    monkeypatch.setattr(tuning, "fingerprint", lambda: "of other kernels")
+    monkeypatch.setattr(tables, "fingerprint", lambda: "of other kernels")
     with kernels_of_run(run, CPU, messages.append, architecture="sm_90"):
         pass
     assert len(messages) == 1

@@ -10,7 +10,7 @@ import torch
 from batches import random_batch
 
 from fastbert import BertConfig, BertForPreTraining
-from fastbert.ops import memory
+from fastbert.ops.native import caching_allocator
 from fastbert.training.optimizer import adamw
 
 CONFIG = BertConfig(
@@ -47,7 +47,7 @@ def test_steps_without_memory_growth(dtype: torch.dtype, steps: int, seed: int) 
 
     def measured() -> tuple[int, int, int]:
         gc.collect()
-        found = memory.statistics()
+        found = caching_allocator.statistics()
         return resident(), found["in_use"], sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
 
     for _ in range(60):

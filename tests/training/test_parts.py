@@ -14,7 +14,7 @@ from fastbert.config import BertConfig
 from fastbert.data.python_text import python_documents
 from fastbert.errors import UserError
 from fastbert.models import BertForMaskedLM, BertForPreTraining
-from fastbert.ops import backend
+from fastbert.ops import dispatch
 from fastbert.tasks.fill_mask import fill_mask
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training.config import Budget, PretrainConfig
@@ -210,8 +210,8 @@ def test_demo_takes_a_folder_of_its_own(tmp_path: Path) -> None:
 def test_the_fastest_dtype_of_a_cpu(kernel: str, inference: str, training: str) -> None:
     names, cpu = {torch.bfloat16: "bf16", torch.float32: "fp32"}, torch.device("cpu")
     with cpu_kernels.running(kernel):
-        assert names[backend.fastest_dtype(cpu)[0]] == inference
-        assert names[backend.fastest_dtype(cpu, training=True)[0]] == training
+        assert names[dispatch.fastest_dtype(cpu)[0]] == inference
+        assert names[dispatch.fastest_dtype(cpu, training=True)[0]] == training
         if kernel == "avx512":
             with use_backend("eager"):  # torch's library would convert each operand
-                assert backend.fastest_dtype(cpu, training=True)[0] == torch.float32
+                assert dispatch.fastest_dtype(cpu, training=True)[0] == torch.float32

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
+from fastbert.distillation.pretraining import MaskedLesson
 from fastbert.errors import UserError
 from fastbert.models import BertForPreTraining
 from fastbert.training.config import PretrainConfig
 from fastbert.training.graphed import loss_of_step
 from fastbert.training.loop import Reporter, Stopped
 from fastbert.training.pretrain import pretrain
-from fastbert.training.teaching import MaskedLesson
 
 WORDS = [f"{a}{b}" for a in "abcdef" for b in "uvwxyz"]
 

@@ -15,8 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fastbert.checkpoints.bounded import read_json_file
 from fastbert.errors import UserError
+from fastbert.io.untrusted_input import read_json_file
 
 KINDS = (".parquet", ".arrow")
 README = "README.md"

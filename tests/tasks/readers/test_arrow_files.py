@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from fastbert.errors import UserError
+from fastbert.tasks.base import Columns
 from fastbert.tasks.readers import arrow_files
 from fastbert.tasks.readers.choices import read_choices
 from fastbert.tasks.readers.conll import read_conll
 from fastbert.tasks.readers.squad import read_squad
 from fastbert.tasks.readers.texts import read_texts
-from fastbert.tasks.task import Columns
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra [data]")
 parquet_files = pytest.importorskip("pyarrow.parquet")

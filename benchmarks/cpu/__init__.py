@@ -1,0 +1,1 @@
+"""CPU benchmarks of encoders and products."""

@@ -1,0 +1,77 @@
+"""An encoder or a product as the benchmark asks it: opens a workload, saves its values, says how long a call took.
+
+The object lives in a process of its own or in the parent's (`fastbert.benchmarks.harness.isolation`), so its
+methods take and return what JSON can hold; arrays go through files.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastbert.benchmarks import peers
+from fastbert.benchmarks.harness.measure import Timing, clock
+
+TURN_SECONDS = 0.1  # a turn has so many calls that it takes about as long
+MOST_CALLS = 50
+
+
+class CpuContender:
+    """One contender with a fixed number of threads; nothing heavy is imported before `load`."""
+
+    def __init__(self, kind: str, name: str, folder: str | None, threads: int, scratch: str) -> None:
+        self.kind, self.name, self.threads = kind, name, threads
+        self.folder, self.scratch = Path(folder) if folder else None, Path(scratch)
+
+    def load(self) -> None:
+        """Make the contender: read the model, convert it where that is needed."""
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        make = peers.load(self.kind, self.name)
+        options = peers.options(self.kind, self.name)
+        self.peer = make(self.folder, threads=self.threads, scratch=self.scratch, **options)
+
+    def open(self, path: str) -> dict[str, Any]:
+        """Prepare for the workload in a file; how many calls make a turn follows from the second call."""
+        began = time.perf_counter()
+        with np.load(path) as arrays:
+            details = self.peer.open(dict(arrays))
+        self.peer.run()
+        prepared = time.perf_counter() - began
+        second = clock(self.peer.run).seconds
+        self.calls = max(1, min(MOST_CALLS, math.ceil(TURN_SECONDS / max(second, 1e-6))))
+        return {**details, "prepare_seconds": round(prepared, 2), "calls_a_round": self.calls}
+
+    def save(self, path: str) -> None:
+        """Write the values that are compared: fp32 (tokens, width)."""
+        np.save(path, self.peer.values(self.peer.run()))
+
+    def time(self) -> Timing:
+        """A turn: the mean of several calls if one is short, after one that is not timed and refills the caches."""
+        if self.calls == 1:
+            return clock(self.peer.run)
+        self.peer.run()
+        total = clock(self._several)
+        return Timing(total.seconds / self.calls, total.processor_seconds / self.calls)
+
+    def _several(self) -> None:
+        for _ in range(self.calls):
+            self.peer.run()
+
+
+def environment(threads: int, scratch: Path) -> dict[str, str]:
+    """Environment of a contender's process: exact pools, and compiled files in a folder that goes away."""
+    return {
+        **peers.thread_environment(threads),
+        "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # a pool of compilers could outlive its parent
+        "TMPDIR": str(scratch),
+        "HF_HUB_OFFLINE": "1",
+        "OPENVINO_TELEMETRY_OPT_OUT": "1",
+        "KINETO_LOG_LEVEL": "99",  # torch's profiler would say when it begins and ends
+        "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),
+    }

@@ -1,0 +1,81 @@
+"""Embedders as the benchmark asks them: the first texts warm them, then a turn is one pass over all texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastbert.benchmarks.cpu.contender import CpuContender
+from fastbert.benchmarks.cpu.measures import Lineup, Result
+from fastbert.benchmarks.cpu.workloads import Workload, encoder_operations
+from fastbert.benchmarks.harness.measure import Row
+from fastbert.config import BertConfig
+from fastbert.embeddings.folder import read_settings
+from fastbert.tokenizers import WordPieceTokenizer
+
+WARMING_TEXTS = 200
+
+
+class EmbedContender(CpuContender):
+    """A contender that takes so long that it is not run for nothing."""
+
+    def open(self, path: str) -> dict[str, Any]:
+        """Prepare for the texts in a file, having embedded the first of them."""
+        with np.load(path) as arrays:
+            given = dict(arrays)
+        self.peer.open({"texts": given["first"]})
+        self.peer.run()
+        details: dict[str, Any] = self.peer.open(given)
+        self.calls = 1
+        return details
+
+
+class EmbedLineup(Lineup):
+    """Contenders that embed."""
+
+    home = "fastbert.benchmarks.cpu.embed_contender:EmbedContender"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextWorkload(Workload):
+    """Texts to embed."""
+
+    texts: int
+
+
+def workload(name: str, texts: Sequence[str], folder: Path) -> TextWorkload:
+    """Texts of one line each, with the work that they are to a model when nothing is padded."""
+    place, settings, _ = read_settings(folder)
+    config, tokenizer = BertConfig.from_pretrained(place), WordPieceTokenizer.from_pretrained(place)
+    limit = min(settings.max_length or tokenizer.model_max_length, config.max_position_embeddings)
+    lengths = np.diff(tokenizer.encode_ragged(list(texts), True, max_length=limit)[1]).tolist()
+    pooler = 2.0 * config.hidden_size**2 * len(lengths)  # which nobody computes
+    tokens = sum(lengths)
+    return TextWorkload(
+        name=name,
+        tokens=tokens,
+        operations=encoder_operations(config, lengths) - pooler,
+        arrays={"texts": _bytes(texts), "first": _bytes(texts[:WARMING_TEXTS])},
+        note=f"{len(texts):,} texts, {tokens:,} tokens with [CLS] and [SEP], at most {limit} each",
+        texts=len(texts),
+    )
+
+
+def _bytes(texts: Sequence[str]) -> np.ndarray:
+    return np.frombuffer("\n".join(texts).encode(), dtype=np.uint8)
+
+
+def with_texts(result: Result, work: TextWorkload) -> Result:
+    """The rows with their texts a second."""
+
+    def timed(row: Row) -> Row:
+        speed = float(f"{work.texts / (row.median_ms / 1e3):.5g}")
+        notes = [str(row.details["note"])] if "note" in row.details else []
+        note = "; ".join([f"{speed:,.0f} texts/s", *notes])
+        return replace(row, details={**row.details, "texts_per_second": speed, "note": note})
+
+    return Result([timed(row) for row in result.rows], result.absent)

@@ -1,0 +1,271 @@
+"""Attention beside what torch offers: forward and backward, full and half empty batches, with dropout and without.
+
+Ours is packed. Peers work on padded tensors with a key mask, or on packed tokens where torch has such a form. Before
+anything is timed, outputs and gradients of a short and a long sequence are compared with float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastbert import ops
+from fastbert.benchmarks.gpu import peers as gpu_peers
+from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
+from fastbert.benchmarks.gpu.measure import (
+    REFUSALS,
+    Calls,
+    Case,
+    Work,
+    contest,
+    each,
+    input_sets,
+    willing,
+    without_gradient,
+)
+from fastbert.benchmarks.gpu.peers import CHECKED_HEADS, Inputs, largest
+from fastbert.benchmarks.gpu.worker import announce
+from fastbert.benchmarks.harness.measure import OWN
+from fastbert.ops import dispatch
+
+TOKENS = 32768
+LENGTHS = (128, 512, 2048, 8192)
+# How many times eager torch's error is allowed: ours by the project's rule; a peer beyond its own is computing
+# something else, and is no rival.
+OWN_FACTOR, PEER_FACTOR = 2.0, 4.0
+# Of a dropout-free peer that a case with dropout is compared with as well.
+WITHOUT_DROPOUT = "sdpa cudnn, no dropout"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """One attention problem. `padding`: full, half (uniform lengths, half of the padded batch is empty), lognormal."""
+
+    length: int
+    sequences: int
+    padding: str = "full"
+    dropout: float = 0.0
+    direction: str = "forward"
+    causal: bool = False
+    bias: bool = False
+    head_dim: int = 64
+    heads: int = 16
+    compiled: bool = False
+    """Beside `torch.compile` of the eager form instead of the other peers."""
+
+    @property
+    def name(self) -> str:
+        """Unique among the cases; what results call it."""
+        extras = [f"head_dim {self.head_dim}"] if self.head_dim != 64 else []
+        extras += [word for word in ("causal", "bias", "compiled") if getattr(self, word)]
+        words = ["attention", self.direction, str(self.length), self.padding, f"dropout {self.dropout:g}", *extras]
+        return " ".join(words)
+
+    def lengths(self) -> list[int]:
+        """The same on every call; the longest sequence is `length` wherever there is padding."""
+        count, longest = self.sequences, self.length
+        if self.padding == "full":
+            return [longest] * count
+        if self.padding == "half":
+            drawn = [math.ceil((2 * i + 1) * longest / (2 * count)) for i in range(count)]
+        else:
+            normal = torch.empty(count).log_normal_(3.5, 0.6, generator=torch.Generator().manual_seed(0))
+            drawn = normal.long().clamp(5, longest).sort().values.tolist()
+        drawn[-1] = longest
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
+        return [drawn[i] for i in order]
+
+    def work(self) -> Work:
+        """Of real tokens only: 4 S^2 D operations a head forward, two and a half times that backward."""
+        lengths = self.lengths()
+        squares = sum(length * length for length in lengths)
+        operations = 4.0 * squares * self.head_dim * self.heads * (0.5 if self.causal else 1.0)
+        tokens = sum(lengths)
+        row_bytes = 2 * self.heads * self.head_dim
+        forward = self.direction == "forward"
+        # q, k, v, out; backward reads these and the gradient of out, and writes three gradients.
+        return Work(
+            tokens=tokens,
+            operations=operations if forward else 2.5 * operations,
+            moved_bytes=float(tokens * row_bytes * (4 if forward else 8)),
+        )
+
+
+def shapes(dry: bool) -> list[Shape]:
+    """All cases, those that a goal speaks of first."""
+    if dry:
+        return _dry_shapes()
+    found = [
+        Shape(length=length, sequences=TOKENS * empty // length, padding=padding, dropout=dropout, direction=direction)
+        for padding, empty in (("full", 1), ("half", 2))
+        for length in LENGTHS
+        for dropout in (0.1, 0.0)
+        for direction in ("forward", "backward")
+    ]
+    single: list[dict[str, Any]] = [
+        {"length": 128, "sequences": 840, "padding": "lognormal", "dropout": 0.1},
+        {"length": 512, "sequences": 64, "bias": True},
+        {"length": 2048, "sequences": 16, "causal": True},
+        *({"length": length, "sequences": TOKENS // length, "dropout": 0.1} for length in (16, 32, 64)),
+        *({"length": 512, "sequences": 64, "head_dim": width} for width in (32, 96, 128)),
+        *({"length": n, "sequences": TOKENS // n, "dropout": 0.1, "compiled": True} for n in (128, 512, 2048)),
+    ]
+    return found + [Shape(**one, direction=direction) for one in single for direction in ("forward", "backward")]
+
+
+def _dry_shapes() -> list[Shape]:
+    small: dict[str, Any] = {"heads": 2, "head_dim": 64}
+    return [
+        Shape(length=24, sequences=2, dropout=0.1, direction="forward", **small),
+        Shape(length=24, sequences=2, dropout=0.0, direction="backward", **small),
+        Shape(length=40, sequences=2, padding="half", direction="forward", **small),
+        Shape(length=130, sequences=1, dropout=0.1, direction="forward", heads=1),
+        Shape(length=24, sequences=2, padding="half", dropout=0.1, direction="backward", **small),
+        Shape(length=40, sequences=3, padding="lognormal", dropout=0.0, direction="forward", **small),
+        Shape(length=24, sequences=2, bias=True, direction="backward", **small),
+        Shape(length=24, sequences=2, causal=True, direction="forward", **small),
+    ]
+
+
+def case_names(dry: bool) -> list[str]:
+    return [shape.name for shape in shapes(dry)]
+
+
+def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
+    """Compare and time one case, without peers that made the process fail before."""
+    device = open_device(dry)
+    (shape,) = (one for one in shapes(dry) if one.name == name)
+    with dispatch.use_backend(own_backend(device, "attention")):
+        served = dispatch.choose("attention", device.torch_device)
+        case = _measure(device, shape, without, seconds, {**asdict(shape), "backend": served})
+    device.free()
+    return case.as_json()
+
+
+def make_inputs(device: Device, shape: Shape, seed: int) -> Inputs:
+    """One set of random inputs."""
+    return Inputs.draw(
+        device.torch_device,
+        shape.lengths(),
+        shape.length,
+        heads=shape.heads,
+        head_dim=shape.head_dim,
+        dropout=shape.dropout,
+        causal=shape.causal,
+        with_bias=shape.bias,
+        seed=seed,
+    )
+
+
+def ours(inputs: Inputs) -> Tensor:
+    """The public operation on packed tokens."""
+    return ops.attention(
+        inputs.q,
+        inputs.k,
+        inputs.v,
+        inputs.cu_seqlens,
+        inputs.cu_seqlens,
+        inputs.longest,
+        inputs.longest,
+        causal=inputs.causal,
+        dropout_p=inputs.dropout,
+        dropout_key=inputs.key,
+        bias=inputs.bias,
+    )
+
+
+def _measure(device: Device, shape: Shape, without: Sequence[str], seconds: float, details: dict[str, Any]) -> Case:
+    case = Case()
+    set_bytes = 3 * 2 * sum(shape.lengths()) * shape.heads * shape.head_dim  # q, k, v
+    sets = [make_inputs(device, shape, seed) for seed in range(input_sets(device, set_bytes))]
+    backward = shape.direction == "backward"
+    announce(OWN)
+    found = judge(shape, sets[0], ours, padded=False, factor=OWN_FACTOR)
+    differences, outputs = {OWN: found[0]}, {OWN: found[1]}
+    candidates: dict[str, Callable[[], Calls]] = {OWN: partial(_calls, ours, sets, backward)}
+    for name, peer in _peers(shape).items():
+        candidates[name] = partial(_calls, peer.call, sets, backward, peer.padded)
+        if peer.compares and not shape.dropout and name not in without:
+            announce(name)
+            try:
+                found = judge(shape, sets[0], peer.call, peer.padded, PEER_FACTOR)
+            except REFUSALS:
+                continue  # tried again below, where the refusal is noted
+            differences[name], outputs[name] = found
+    contenders = willing(device, case, shape.name, candidates, without)
+    if OWN not in contenders:
+        return case
+    outputs = {name: outputs.get(name, "not compared") for name in contenders}
+    case.rows = contest(
+        device,
+        shape.name,
+        contenders,
+        shape.work(),
+        seconds=seconds,
+        differences=differences,
+        outputs=outputs,
+        details=details,
+    )
+    return case
+
+
+def _peers(shape: Shape) -> dict[str, gpu_peers.Peer]:
+    if shape.compiled:
+        return {"eager compiled": gpu_peers.compiled()}
+    peers = gpu_peers.dense(bias=shape.bias)
+    if shape.padding != "full":
+        peers |= gpu_peers.packed()
+    if shape.dropout:
+        peers[WITHOUT_DROPOUT] = gpu_peers.sdpa("cudnn", dropout=False)
+    return peers
+
+
+def _calls(function: Callable[[Inputs], Tensor], sets: list[Inputs], backward: bool, padded: bool = False) -> Calls:
+    """Forward calls, or backward calls of results that were computed before."""
+    if not backward:
+        return each(partial(without_gradient, function), sets)
+    return [partial(_backward, function(inputs), inputs, padded) for inputs in sets]
+
+
+def _backward(out: Tensor, inputs: Inputs, padded: bool) -> tuple[Tensor, ...]:
+    gradient = inputs.padded_gradient if padded else inputs.gradient
+    return torch.autograd.grad(out, inputs.leaves(padded), gradient, retain_graph=True)
+
+
+# Comparing
+
+
+def judge(
+    shape: Shape, inputs: Inputs, function: Callable[[Inputs], Tensor], padded: bool, factor: float
+) -> tuple[float, str]:
+    """The largest difference from float64 of the checked sequences, and whether it stays within `factor` times the
+    error of eager torch in the same dtype."""
+    found = _checked(inputs, function(inputs), padded)
+    names = ("output",) if shape.direction == "forward" else ("dq", "dk", "dv", "dbias")
+    errors = {name: largest(found[name], inputs.exact[name]) for name in names if name in inputs.exact}
+    wrong = [name for name, error in errors.items() if not error <= factor * inputs.rounding[name] + 1e-5]
+    verdict = "close"
+    if wrong:
+        name = wrong[0]
+        verdict = f"wrong: {name} is off by {errors[name]:.3g}, eager torch by {inputs.rounding[name]:.3g}"
+    # A NaN among the errors is the answer, wherever it stands.
+    return next((error for error in errors.values() if math.isnan(error)), max(errors.values())), verdict
+
+
+def _checked(inputs: Inputs, out: Tensor, padded: bool) -> dict[str, Tensor]:
+    """Output and gradients of the checked sequences and heads, packed; upstream gradients are zero elsewhere."""
+    gradient = inputs.only_checked(padded)
+    gradients = torch.autograd.grad(out, inputs.leaves(padded), gradient)
+    found = {
+        name: inputs.checked_rows(tensor.detach(), padded)
+        for name, tensor in zip(("output", "dq", "dk", "dv"), (out, *gradients))
+    }
+    if inputs.bias is not None:
+        found["dbias"] = gradients[3][:CHECKED_HEADS]
+    return found

@@ -1,0 +1,120 @@
+"""The charts, where matplotlib is installed."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from fastbert.benchmarks.gpu.goals import LENGTHS, Rows, Sections
+from fastbert.benchmarks.harness import report
+from fastbert.benchmarks.harness.measure import AGREEING, OWN, Row
+
+FUSED_RIVALS = ("eager", "eager compiled")
+
+
+def draw(sections: Sections, folder: Path, dry_run: bool) -> list[str]:
+    """attention.png: TFLOP/s of each contender over the lengths; fused.png: bytes a second beside a copy's; layers.png
+    and throughput.png: one layer, and encoder and pre-training, in tokens a second."""
+    written = []
+    title = "dry run on a CPU: figures mean nothing" if dry_run else _title(sections)
+    attention = sections.get("attention", {}).get("rows", ())
+    if attention:
+        _draw_attention(folder / "attention.png", attention, title)
+        written.append("attention.png")
+    fused = [row for row in sections.get("fused", {}).get("rows", ()) if row["gigabytes_per_second"]]
+    if fused:
+        _draw_fused(folder / "fused.png", fused, _copy(sections), title)
+        written.append("fused.png")
+    for name, what, chosen in (
+        ("layers.png", "An encoder layer, forward and backward", ("layer",)),
+        ("throughput.png", "Encoder and pre-training", ("encoder", "pretraining")),
+    ):
+        rows = [row for section in chosen for row in sections.get(section, {}).get("rows", ())]
+        if rows:
+            names = [field.name for field in fields(Row)]
+            table = [Row(**{name: row[name] for name in names}) for row in rows]
+            report.chart(folder / name, table, title=f"{what}, {title}")
+            written.append(name)
+    return written
+
+
+def _copy(sections: Sections) -> float | None:
+    """Bytes a second of a copy, 10^9, if it was measured."""
+    rows = sections.get("ceilings", {}).get("rows", ())
+    return next((row["gigabytes_per_second"] for row in rows if row["workload"] == "copy"), None)
+
+
+def _draw_fused(path: Path, rows: Rows, copy: float | None, title: str) -> None:
+    """Groups of bars by pattern, direction and width; a line where a copy is."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    workloads = list(dict.fromkeys(row["workload"] for row in rows))
+    figure, axis = plt.subplots(figsize=(9, 1.5 + 0.42 * len(workloads)), layout="constrained")
+    colors = {OWN: report.OWN_COLOR, **dict(zip(FUSED_RIVALS, ("0.45", "0.7")))}
+    for place, (name, color) in enumerate(colors.items()):
+        mine = {row["workload"]: row for row in rows if row["contender"] == name}
+        places = [index + 0.27 * (place - 1) for index in range(len(workloads))]
+        lengths = [mine[one]["gigabytes_per_second"] if one in mine else 0.0 for one in workloads]
+        bars = axis.barh(places, lengths, 0.26, label=name, color=color)
+        for bar, one in zip(bars, workloads):
+            if one in mine and mine[one]["outputs"] not in AGREEING:
+                bar.set(hatch="//", edgecolor="black", facecolor=report.WRONG_COLOR)
+    if copy is not None:
+        axis.axvline(copy, color="black", linewidth=1, linestyle="--", label="copy")
+    axis.set_yticks(range(len(workloads)), workloads, fontsize=8)
+    axis.invert_yaxis()
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_xlabel("GB/s of the fewest bytes that the pattern needs (more is better)", fontsize=8)
+    axis.legend(fontsize=8)
+    figure.suptitle(f"Fused patterns: {title}", fontsize=11)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def _title(sections: Sections) -> str:
+    found = sections.get("environment", {})
+    gpu, versions = found.get("gpu", {}).get("name", "unknown GPU"), found.get("versions", {})
+    return f"bf16, {gpu}, torch {versions.get('torch', '?')}"
+
+
+def _draw_attention(path: Path, rows: Rows, title: str) -> None:
+    """A panel for each direction, padding and dropout: groups of bars by length."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plain = [row for row in rows if not any(row["details"][name] for name in ("causal", "bias", "compiled"))]
+    panels = [(padding, dropout) for padding in ("full", "half") for dropout in (0.0, 0.1)]
+    figure, axes = plt.subplots(2, len(panels), figsize=(20, 8), squeeze=False, layout="constrained")
+    for down, direction in enumerate(("forward", "backward")):
+        for across, (padding, dropout) in enumerate(panels):
+            chosen = {"direction": direction, "padding": padding, "dropout": dropout}
+            mine = [row for row in plain if all(row["details"][name] == value for name, value in chosen.items())]
+            _panel(axes[down][across], mine, f"{direction}, {padding}, dropout {dropout:g}")
+    figure.suptitle(f"Attention, TFLOP/s of real tokens (more is better): {title}", fontsize=11)
+    figure.savefig(path, dpi=90)
+    plt.close(figure)
+
+
+def _panel(axis: Any, rows: Rows, title: str) -> None:
+    axis.set_title(title, fontsize=9, loc="left")
+    rows = [row for row in rows if row["details"]["length"] in LENGTHS and row["details"]["head_dim"] == 64] or rows
+    lengths = sorted({row["details"]["length"] for row in rows})
+    contenders = sorted({row["contender"] for row in rows}, key=lambda name: (name != OWN, name))
+    greys = [str(0.3 + 0.5 * place / max(len(contenders), 1)) for place in range(len(contenders))]
+    for place, name in enumerate(contenders):
+        heights = [next((r["tflops"] for r in rows if r["contender"] == name and r["details"]["length"] == n), 0.0)
+                   for n in lengths]  # fmt: skip
+        width = 0.85 / len(contenders)
+        places = [x - 0.425 + (place + 0.5) * width for x in range(len(lengths))]
+        color = report.OWN_COLOR if name == OWN else greys[place]
+        axis.bar(places, heights, width, label=name, color=color)
+    axis.set_xticks(range(len(lengths)), [str(length) for length in lengths])
+    axis.spines[["top", "right"]].set_visible(False)
+    if contenders:
+        axis.legend(fontsize=6)

@@ -1,0 +1,81 @@
+"""What is compared before it is timed, by one rule: off from float64 by at most twice what eager torch is, in the same
+dtype. And eager torch compiled, the rival that needs no kernels of one's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastbert.benchmarks.gpu.device import Device
+from fastbert.benchmarks.gpu.measure import REFUSALS
+
+FACTOR = 2.0
+SLACK = 1e-5  # of the largest value, which for a weight's gradient is a sum over all tokens
+
+Tensors = Mapping[str, Tensor]
+
+
+def judge(found: Tensors, exact: Tensors, eager: Tensors) -> tuple[float, str]:
+    """The largest difference of `found` from `exact`, and "close", or which tensor is off by more than the rule allows.
+
+    `eager` has the same tensors as eager torch computes them.
+    """
+    worst, verdict = 0.0, "close"
+    for name, truth in exact.items():
+        error, theirs = largest(found[name], truth), largest(eager[name], truth)
+        scale = max(1.0, float(truth.abs().max())) if truth.numel() else 1.0
+        if not error <= FACTOR * theirs + SLACK * scale and verdict == "close":
+            verdict = f"wrong: {name} is off by {error:.3g}, eager torch by {theirs:.3g}"
+        # A NaN is the answer, wherever it stands.
+        worst = error if math.isnan(error) or error > worst else worst
+        if math.isnan(worst):
+            break
+    return worst, verdict
+
+
+def largest(found: Tensor, exact: Tensor) -> float:
+    """The largest absolute difference; NaN if there is one."""
+    return float((found.double() - exact).abs().max()) if exact.numel() else 0.0
+
+
+Verdict = tuple[float, str]
+
+
+def judged(device: Device, find: Callable[[], Tensors], exact: Tensors, eager: Tensors) -> Verdict:
+    """`judge` of what `find` returns. Whoever refuses is not compared: why is noted when it is called to be timed."""
+    try:
+        return judge(find(), exact, eager)
+    except REFUSALS:
+        return 0.0, "not compared"
+    finally:
+        device.free()
+
+
+def judged_apart(
+    device: Device, find: Callable[[], Tensors], exact: Tensors, eager: Tensors
+) -> tuple[Verdict, Verdict]:
+    """The same of the output, and of all gradients."""
+    kept: list[Tensors] = []
+
+    def once() -> Tensors:
+        kept.append(find())
+        return kept[0]
+
+    output = judged(device, once, {"output": exact["output"]}, eager)
+    gradients = {name: x for name, x in exact.items() if name != "output"}
+    return output, judged(device, lambda: kept[0], gradients, eager) if kept else output
+
+
+def compiled(device: Device, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.compile` of a function for the shapes it meets; in a dry run traced and run as it is."""
+    from torch._functorch import config
+
+    # A backward pass that is timed runs many times on what one forward pass left.
+    config.donated_buffer = False
+    torch._dynamo.reset()  # a function compiled for many shapes before would stay eager
+    return torch.compile(function, dynamic=False, backend="eager" if device.dry_run else "inductor")

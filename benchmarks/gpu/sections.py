@@ -1,0 +1,279 @@
+"""The sections of a run in order: each within its time, each guarded, each written down before the next begins."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import json
+import os
+import re
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastbert.benchmarks.gpu import charts as gpu_charts
+from fastbert.benchmarks.gpu import goals, report
+from fastbert.benchmarks.gpu import processes as gpu_processes
+from fastbert.benchmarks.gpu.worker import LAST_LINES, Worker, WorkerFailed
+from fastbert.benchmarks.harness.measure import OWN
+
+HOME = "fastbert.benchmarks"
+CASE_SECONDS = 75.0  # for one case; a kernel that hangs is ended then
+MOST_RETRIES = 2  # of a case, each without the peer that made the process fail
+LAST_SECONDS = 6.0  # of the budget: for the table and for ending processes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a run was asked for."""
+
+    out: Path
+    root: Path
+    started: float
+    """Seconds since the epoch when the command began."""
+    budget_seconds: float = 520.0
+    seconds_per_measure: float = 0.25
+    only: tuple[str, ...]
+    dry_run: bool = False
+    record: bool = False
+    tune: bool = False
+    built: dict[str, Any] = field(default_factory=lambda: {"status": "ok"})
+
+
+class Session:
+    """A run: its options, the process that measures, and the results so far."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        options.out.mkdir(parents=True, exist_ok=True)
+        self.log = options.out / "log.txt"
+        self.log.write_bytes(b"")
+        self.environment = environment(options)
+        self.worker = Worker(self.environment, self.log)
+        self.results: dict[str, Any] = {"dry_run": options.dry_run, "sections": {}, "table": []}
+
+    def left(self) -> float:
+        """Seconds until the budget is spent."""
+        return self.options.started + self.options.budget_seconds - LAST_SECONDS - time.time()
+
+    def save(self) -> None:
+        """Write the results, whole or not at all."""
+        path = self.options.out / "results.json"
+        partial = path.with_name("results.json.tmp")
+        partial.write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
+        partial.replace(path)
+
+    def ask(self, function: str, timeout: float, **arguments: Any) -> Any:
+        """Let the measuring process run `module:function` of the benchmarks."""
+        timeout = max(1.0, timeout)
+        return self.worker.call(f"{HOME}.{function}", timeout=timeout, dry=self.options.dry_run, **arguments)
+
+
+def environment(options: Options) -> dict[str, str]:
+    """What all processes of a run share: caches of compiled kernels, and in a dry run Triton's interpreter."""
+    owner = os.getuid() if hasattr(os, "getuid") else 0
+    cache = Path(tempfile.gettempdir()) / f"fastbert-gpu-{owner}"
+    cache.mkdir(mode=0o700, exist_ok=True)
+    found = {
+        "TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR", str(cache / "triton")),
+        "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache / "inductor")),
+        # The same everywhere: it may be part of what torch looks a compiled product up by.
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONSAFEPATH": "1",
+    }
+    if options.tune:
+        found["FASTBERT_TUNING"] = str(options.out / "tuning.json")
+    if options.dry_run:
+        # Few threads: tiny shapes gain nothing from more.
+        found |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return found
+
+
+# Sections: each gets the session and its seconds, and returns what goes into the results.
+
+
+def examine(session: Session, seconds: float) -> dict[str, Any]:
+    return {"nvidia_smi": gpu_processes.smi(), **session.ask("gpu_device:describe", seconds)}
+
+
+def built(session: Session, seconds: float) -> dict[str, Any]:
+    del seconds
+    return session.options.built
+
+
+def compile_kernels(session: Session, seconds: float) -> dict[str, Any]:
+    began = time.monotonic()
+    variants = session.ask("gpu_compile:variants", seconds)
+    left = seconds - (time.monotonic() - began)
+    found = gpu_processes.compile_all(variants, session.environment, left)
+    failed = [one["name"] for one in found if "error" in one]
+    return {"status": "partial" if failed else "ok", "variants": found, "failed": failed}
+
+
+def tune(session: Session, seconds: float) -> dict[str, Any]:
+    if importlib.util.find_spec("fastbert.kernels.tuning.tune") is None:
+        return {"status": "failed", "reason": "fastbert.kernels.tuning.tune is absent"}
+    return dict(session.ask("gpu_compile:tune", seconds))
+
+
+def tests(session: Session, seconds: float) -> dict[str, Any]:
+    options = session.options
+    return gpu_processes.run_tests(options.root, options.out, session.environment, seconds, options.dry_run)
+
+
+def measured(function: str) -> Callable[[Session, float], dict[str, Any]]:
+    """A section of one question."""
+
+    def section(session: Session, seconds: float) -> dict[str, Any]:
+        return dict(session.ask(function, seconds, seconds=session.options.seconds_per_measure))
+
+    return section
+
+
+def cases(title: str, names: str, run_case: str) -> Callable[[Session, float], dict[str, Any]]:
+    """A section of many cases: one that fails is noted, and the others go on; the rest when time is up is named."""
+
+    def section(session: Session, seconds: float) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
+        found: dict[str, Any] = {"status": "ok", "rows": [], "unmeasured": [], "failures": [], "out_of_time": []}
+        for name in session.ask(names, seconds):
+            if deadline - time.monotonic() < 1.0:
+                found["out_of_time"].append(name)
+                continue
+            one = attempt(session, run_case, name, deadline, found["failures"])
+            if one is None:
+                continue
+            found["rows"] += one["rows"]
+            found["unmeasured"] += one["unmeasured"]
+            session.results["sections"][title] = {**found, "status": "running"}
+            session.save()
+        if found["out_of_time"] or found["failures"]:
+            found["status"] = "partial"
+        return found
+
+    return section
+
+
+def attempt(
+    session: Session, run_case: str, name: str, deadline: float, failures: list[dict[str, Any]]
+) -> dict[str, Any] | None:
+    """What one case gave. Where a peer made the process fail, the case is tried again without it; None if it fails."""
+    without: list[str] = []
+    while True:
+        arguments = {"name": name, "seconds": session.options.seconds_per_measure}
+        try:
+            left = min(deadline - time.monotonic(), CASE_SECONDS)
+            return dict(session.ask(run_case, left, **arguments, **({"without": without} if without else {})))
+        except WorkerFailed as error:
+            peer = error.attempted
+            failures.append({"case": name, "reason": str(error), "attempted": peer, "lines": error.lines})
+            again = peer is not None and peer != OWN and peer not in without and len(without) < MOST_RETRIES
+            if not again or deadline - time.monotonic() < 1.0:
+                return None
+            without.append(str(peer))
+
+
+def charts(session: Session, seconds: float) -> dict[str, Any]:
+    del seconds
+    if importlib.util.find_spec("matplotlib") is None:
+        return {"status": "skipped", "reason": "matplotlib is not installed"}
+    written = gpu_charts.draw(session.results["sections"], session.options.out, session.options.dry_run)
+    return {"status": "ok", "files": written}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A name, the share of the remaining time that is its own, and what it does."""
+
+    name: str
+    share: float
+    run: Callable[[Session, float], dict[str, Any]]
+
+
+SECTIONS = (
+    Section("environment", 8, examine),
+    Section("build", 5, built),  # done before: all it needs is not to be skipped as too short
+    Section("compile", 75, compile_kernels),
+    Section("tune", 150, tune),
+    Section("tests", 70, tests),
+    Section("ceilings", 8, measured("gpu_softmax:ceilings")),
+    Section("attention", 120, cases("attention", "gpu_attention:case_names", "gpu_attention:run_case")),
+    Section("softmax", 12, cases("softmax", "gpu_softmax:case_names", "gpu_softmax:run_case")),
+    Section("fused", 65, cases("fused", "gpu_fused:case_names", "gpu_fused:run_case")),
+    Section("loss", 20, cases("loss", "gpu_loss:case_names", "gpu_loss:run_case")),
+    Section("layer", 45, cases("layer", "gpu_layer:case_names", "gpu_layer:run_case")),
+    Section("encoder", 25, cases("encoder", "gpu_models:encoder_names", "gpu_models:run_encoder")),
+    Section("pretraining", 60, cases("pretraining", "gpu_models:pretraining_names", "gpu_models:run_pretraining")),
+    Section("charts", 8, charts),
+)
+
+
+def guarded(session: Session, section: Section, seconds: float) -> dict[str, Any]:
+    """What a section returns, or why it has nothing to return."""
+    began = time.monotonic()
+    try:
+        result = {"status": "ok", **section.run(session, seconds)}
+    except WorkerFailed as error:
+        result = {"status": "failed", "reason": str(error), "lines": error.lines}
+    except Exception as error:  # noqa: BLE001 - recorded, and the next section goes on
+        lines = traceback.format_exc().splitlines()[-LAST_LINES:]
+        result = {"status": "failed", "reason": f"{type(error).__name__}: {error}", "lines": lines}
+    # Building says for itself how long it took: it was done before.
+    result = {"seconds": round(time.monotonic() - began, 1), "allowed_seconds": round(seconds, 1), **result}
+    if session.options.dry_run:
+        result["dry_run"] = True
+        for row in result.get("rows", ()):
+            row["dry_run"] = True
+    return result
+
+
+def run(options: Options, sections: tuple[Section, ...] = SECTIONS) -> int:
+    """Run the chosen sections and print the table; 0 if none failed."""
+    session = Session(options)
+    chosen = [section for section in sections if section.name in options.only]
+    try:
+        for index, section in enumerate(chosen):
+            left = session.left()
+            # Each may use its share of what is left: what one does not need, the later ones have.
+            allowed = left * section.share / sum(later.share for later in chosen[index:])
+            if allowed < 1.0:
+                result: dict[str, Any] = {"status": "skipped", "reason": "out of time"}
+            else:
+                result = guarded(session, section, allowed)
+            session.results["sections"][section.name] = result
+            session.save()
+            print(f"[{time.time() - options.started:5.0f} s] {section.name}: {_brief(result)}", flush=True)
+    finally:
+        session.worker.close()
+    table = goals.verdicts(session.results["sections"], options.dry_run)
+    ratios = goals.ratios(session.results["sections"])
+    session.results |= {"ratios": ratios, "table": table, "seconds": round(time.time() - options.started, 1)}
+    session.save()
+    if options.record:
+        print(f"recorded: {record(session)}")
+    print(report.text(session.results["sections"], ratios, table))
+    return int(any(result["status"] == "failed" for result in session.results["sections"].values()))
+
+
+def _brief(result: dict[str, Any]) -> str:
+    words = [result["status"], f"{result.get('seconds', 0):g} s"]
+    words += [f"{len(result[name])} {name}" for name in ("rows", "failures", "out_of_time") if result.get(name)]
+    words += [str(result["counts"])] if result.get("counts") else []
+    words += [f"not compiled: {', '.join(result['failed'])}"] if result.get("failed") else []
+    words += [result["reason"]] if result.get("reason") else []
+    return ", ".join(words)
+
+
+def record(session: Session) -> Path:
+    """Keep the results in the repository, under the GPU's name and the day."""
+    gpu = session.results["sections"].get("environment", {}).get("gpu", {}).get("name", "unknown-gpu")
+    name = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+    path = session.options.root / "benchmarks" / "results" / f"{name}-{datetime.date.today().isoformat()}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(session.results, indent=1) + "\n", encoding="utf-8")
+    return path

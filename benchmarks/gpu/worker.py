@@ -1,0 +1,162 @@
+"""A process that measures, and the one that asks it: a kernel that crashes or hangs costs its case, not the run.
+
+    worker = Worker({"TRITON_CACHE_DIR": "..."}, Path("log.txt"))
+    worker.call("fastbert.benchmarks.gpu.device:describe", timeout=60, dry=False)
+
+Questions and answers are lines of JSON. A process that has died, was too slow, or whose device answers with nothing but
+errors since some kernel's fault is replaced at the next question.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+LAST_LINES = 12
+
+
+class WorkerFailed(Exception):
+    """A question has no answer; `lines` are the last of the traceback or log, `attempted` what was announced last."""
+
+    def __init__(self, message: str, lines: list[str], attempted: str | None) -> None:
+        super().__init__(message)
+        self.lines, self.attempted = lines, attempted
+
+
+ANNOUNCED = "attempting: "
+
+
+def announce(what: str) -> None:
+    """Say in the log what comes next, so that it is known what a process died of."""
+    print(f"{ANNOUNCED}{what}", file=sys.stderr, flush=True)
+
+
+def written(path: Path, begin: int) -> list[str]:
+    """The lines of a file from byte `begin` on."""
+    with path.open("rb") as file:
+        file.seek(begin)
+        return file.read().decode(errors="replace").splitlines()
+
+
+class Worker:
+    """One process at a time that answers questions in turn; what it prints goes to the log."""
+
+    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+        self.environment, self.log = dict(environment), log
+        self.process: subprocess.Popen[str] | None = None
+        self.answers: queue.Queue[str | None] = queue.Queue()
+
+    def call(self, function: str, *, timeout: float, **arguments: Any) -> Any:
+        """What `module:function` returns for these arguments, as JSON has it. Raises `WorkerFailed`."""
+        begin = self.log.stat().st_size if self.log.exists() else 0
+        process = self._running()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps({"function": function, "arguments": arguments}) + "\n")
+            process.stdin.flush()
+            line = self.answers.get(timeout=timeout)
+        except queue.Empty:
+            self.close()
+            raise self._failure(f"no answer within {timeout:.0f} s", begin) from None
+        except BrokenPipeError:
+            line = None
+        if line is None:
+            code = process.wait()
+            self.close()
+            raise self._failure(f"its process ended with code {code}", begin)
+        answer = json.loads(line)
+        if answer.get("unusable"):
+            self.close()
+        if "error" in answer:
+            raise self._failure(answer["error"], begin, answer["lines"])
+        return answer["result"]
+
+    def _failure(self, message: str, begin: int, lines: list[str] | None = None) -> WorkerFailed:
+        heard = written(self.log, begin)
+        announced = [line.removeprefix(ANNOUNCED) for line in heard if line.startswith(ANNOUNCED)]
+        return WorkerFailed(message, lines or heard[-LAST_LINES:], announced[-1] if announced else None)
+
+    def close(self) -> None:
+        """End the process, at once."""
+        if self.process is None:
+            return
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                continue  # a question that it never read
+        self.process = None
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self.process is None:
+            self.answers = queue.Queue()
+            with self.log.open("ab") as log:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "fastbert.benchmarks.gpu.worker"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env={**os.environ, **self.environment},
+                    text=True,
+                )
+            threading.Thread(target=_listen, args=(self.process, self.answers), daemon=True).start()
+        return self.process
+
+
+def _listen(process: subprocess.Popen[str], answers: queue.Queue[str | None]) -> None:
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            answers.put(line)
+    except ValueError:
+        pass  # closed while it was read, by close()
+    answers.put(None)
+
+
+def serve() -> None:
+    """Answer questions from standard input until it ends."""
+    # Whatever a library prints must not get between our answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        question = json.loads(line)
+        try:
+            module, _, name = question["function"].partition(":")
+            answer = {"result": getattr(import_module(module), name)(**question["arguments"])}
+        except Exception as error:  # noqa: BLE001 - the parent records it
+            text = traceback.format_exc()
+            print(text, file=sys.stderr, flush=True)
+            first = (str(error).strip().splitlines() or [""])[0]
+            answer = {"error": f"{type(error).__name__}: {first}", "lines": text.splitlines()[-LAST_LINES:]}
+        answer["unusable"] = not _device_answers()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _device_answers() -> bool:
+    """Whether the GPU still takes work: after an illegal access, nothing that this process starts runs any more."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return True
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        print(error, file=sys.stderr, flush=True)
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,128 @@
+"""A contender in a process of its own, asked over a pipe, or in this one: the same calls either way.
+
+    contender = Isolated("module:Class", {"name": "nanotoken", "threads": 1}, {"RAYON_NUM_THREADS": "1"})
+    contender.call("time_warm")
+
+Questions and answers are lines of JSON; big results travel as files. A process that dies is a `ContenderFailed`, and
+the others go on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Protocol
+
+from fastbert.benchmarks.harness.measure import ContenderFailed
+
+
+class Contender(Protocol):
+    """Something with methods that take and return what JSON can hold."""
+
+    def call(self, method: str, **arguments: Any) -> Any: ...
+    def close(self) -> None: ...
+
+
+class Local:
+    """A contender in this process."""
+
+    def __init__(self, home: str, arguments: Mapping[str, Any]) -> None:
+        self.subject = _make(home, arguments)
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """The method's answer. Raises `ContenderFailed`."""
+        try:
+            return getattr(self.subject, method)(**arguments)
+        except Exception as error:
+            raise ContenderFailed(_describe(error)) from error
+
+    def close(self) -> None:
+        """Let go of it."""
+        self.subject = None
+
+
+class Isolated:
+    """A contender in a process of its own."""
+
+    def __init__(self, home: str, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        command = [sys.executable, "-P", "-c", "from fastbert.benchmarks.harness.isolation import serve; serve()"]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **environment},
+            text=True,
+            encoding="utf-8",
+        )
+        try:
+            self._ask({"home": home, "arguments": dict(arguments)})
+        except ContenderFailed:
+            self.close()
+            raise
+
+    def call(self, method: str, **arguments: Any) -> Any:
+        """The method's answer. Raises `ContenderFailed`."""
+        return self._ask({"method": method, "arguments": arguments})
+
+    def close(self) -> None:
+        """End the process."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.close()
+            self.process.wait(timeout=10)
+        except (subprocess.TimeoutExpired, BrokenPipeError):
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+    def _ask(self, question: dict[str, Any]) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(question) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise ContenderFailed(f"its process ended with code {self.process.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ContenderFailed(answer["error"])
+        return answer["result"]
+
+
+def serve() -> None:
+    """Answer questions from standard input until it ends: first what to make, then methods of it."""
+    # Whatever a library prints must not get between our answers.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    subject: Any = None
+    for line in sys.stdin:
+        question = json.loads(line)
+        try:
+            if "home" in question:
+                subject = _make(question["home"], question["arguments"])
+                answer: dict[str, Any] = {"result": None}
+            else:
+                answer = {"result": getattr(subject, question["method"])(**question["arguments"])}
+        except Exception as error:  # noqa: BLE001 - the parent reports it
+            answer = {"error": _describe(error)}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _make(home: str, arguments: Mapping[str, Any]) -> Any:
+    """An object of the class that `home` names as module:class."""
+    module, _, name = home.partition(":")
+    return getattr(import_module(module), name)(**arguments)
+
+
+def _describe(error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first}"

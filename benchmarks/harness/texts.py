@@ -1,0 +1,207 @@
+"""What is tokenized: real text of many kinds from the data folder, a user's own file, or the text inside of Python."""
+
+from __future__ import annotations
+
+import itertools
+import lzma
+import os
+import sysconfig
+import tarfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from fastbert.benchmarks.tokenizer.hostile import hostile_mixture
+from fastbert.errors import UserError
+from fastbert.io.regular_file import require_regular_file
+
+UNCASED, CHINESE, MULTILINGUAL = "bert-base-uncased", "bert-base-chinese", "bert-base-multilingual-cased"
+LOWER_CASE = {UNCASED: True, CHINESE: False, MULTILINGUAL: False}
+LANGUAGES = ("zho-CN", "kor", "hin", "arb", "rus", "jpn", "tha")
+QUICK_LANGUAGES = ("kor",)
+PARAGRAPH_SENTENCES = 5
+PYTHON_VOCABULARY = 8000
+ENGLISH = "wiki-en sentences"
+
+
+class Vocabulary(NamedTuple):
+    """A vocab.txt and how text is prepared for it."""
+
+    name: str
+    path: Path
+    lower_case: bool
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Texts to encode with a vocabulary."""
+
+    name: str
+    texts: list[str]
+    vocabulary: Vocabulary
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of all texts in UTF-8."""
+        return sum(len(text.encode()) for text in self.texts)
+
+
+def find_data(named: Path | None) -> Path | None:
+    """The data folder: the named one, else FASTBERT_DATA, else the one beside the clone if it is there."""
+    variable = os.environ.get("FASTBERT_DATA")
+    folder = named if named is not None else Path(variable) if variable else None
+    if folder is not None:
+        if not folder.is_dir():
+            flag = "--data" if named is not None else "FASTBERT_DATA"
+            raise UserError(f"{flag} {folder}: no such folder; without one the text inside of Python is used")
+        return folder
+    beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+    return beside if beside.is_dir() else None
+
+
+def own_workloads(text: Path, vocab: Path, limit: int, quick: bool) -> list[Workload]:
+    """The lines of a file, with the vocabulary of a vocab.txt."""
+    from fastbert.tokenizers import WordPieceTokenizer
+
+    require_regular_file(text)
+    try:
+        lines = text.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"--text {text}: not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
+    texts = list(up_to(limit, (line for line in lines if line.strip())))
+    if not texts:
+        raise UserError(f"--text {text}: holds no text; give a file with one text a line")
+    vocabulary = Vocabulary(vocab.name, vocab, WordPieceTokenizer.from_pretrained(vocab).do_lower_case)
+    return [Workload(f"{text.name}, lines", texts, vocabulary), *_derived(texts, vocabulary, _of_others(limit, quick))]
+
+
+def python_workloads(folder: Path, limit: int, quick: bool) -> list[Workload]:
+    """Docstrings and source code of this Python, with a vocabulary that is learned from the former."""
+    from fastbert.data.python_text import python_documents
+    from fastbert.tokenizers import train_vocabulary
+
+    documents = list(python_documents(limit))
+    sentences = [sentence for document in documents for sentence in document]
+    path = folder / "python-vocab.txt"
+    tokens = train_vocabulary(sentences, min(PYTHON_VOCABULARY, max(300, limit // 100)))
+    path.write_text("".join(f"{token}\n" for token in tokens), encoding="utf-8", newline="")
+    vocabulary = Vocabulary("python", path, True)
+    limit = _of_others(limit, quick)
+    paragraphs = list(up_to(limit, _paragraphs(documents)))
+    return [
+        Workload("Python docs, sentences", sentences, vocabulary),
+        Workload("Python docs, paragraphs", paragraphs, vocabulary),
+        *_derived(sentences, vocabulary, limit),
+    ]
+
+
+def data_workloads(data: Path, folder: Path, limit: int, quick: bool, skipped: Callable[[str], None]) -> list[Workload]:
+    """Everything that the data folder has; `folder` takes the unpacked vocabularies, `skipped` a line for what is not
+    there."""
+    found = {name: _unpack_vocabulary(data, folder, name) for name in LOWER_CASE}
+    for name, vocabulary in found.items():
+        if vocabulary is None:
+            skipped(f"{data}: no vocabulary {name}; its texts are left out")
+    table: list[Workload] = []
+
+    def add(name: str, vocabulary: str, path: str, read: Callable[[Path], Iterable[str]]) -> None:
+        chosen = found[vocabulary]
+        if chosen is None:
+            return
+        if not (data / path).exists():
+            skipped(f"{data}: no {path}; {name} is left out")
+            return
+        table.append(Workload(name, list(up_to(limit, read(data / path))), chosen))
+
+    add(ENGLISH, UNCASED, "wiki-en/wiki_en.sent.txt.xz", _lines)
+    limit = _of_others(limit, quick)
+    add("books-en paragraphs", UNCASED, "books-en/books_en.sent.txt.xz", lambda path: _paragraphs(_documents(path)))
+    english = next((workload for workload in table if workload.name == ENGLISH), None)
+    if english is not None:
+        table += _derived(english.texts, english.vocabulary, limit)
+    for language in QUICK_LANGUAGES if quick else LANGUAGES:
+        add(f"news {language}", MULTILINGUAL, "multilingual/ntrex.tar.xz", partial(_news, language=language))
+    if not quick:
+        add("wiki-zh paragraphs", CHINESE, "multilingual/wiki-zh.txt.xz", _lines)
+    return table
+
+
+def up_to(limit: int, texts: Iterable[str]) -> Iterator[str]:
+    """Texts of at most `limit` bytes together, but at least one."""
+    used = 0
+    for text in texts:
+        used += len(text.encode())
+        if used > limit and used != len(text.encode()):
+            return
+        yield text
+
+
+def as_one_document(texts: Iterable[str], limit: int) -> str:
+    """Texts as the lines of one document, cut to `limit` bytes."""
+    return "\n".join(texts).encode()[:limit].decode(errors="ignore")
+
+
+def _of_others(limit: int, quick: bool) -> int:
+    """The size of all texts but the first, which are smaller when it must be quick."""
+    return limit // 4 if quick else limit
+
+
+def _derived(texts: list[str], vocabulary: Vocabulary, limit: int) -> list[Workload]:
+    """What is measured with any vocabulary: one long document, source code, hostile text."""
+    return [
+        Workload("one long document", [as_one_document(texts, limit)], vocabulary),
+        Workload("source code", list(up_to(limit, _source_code())), vocabulary),
+        Workload("hostile mixture", hostile_mixture(vocabulary.path, max(1000, min(limit, 1_000_000))), vocabulary),
+    ]
+
+
+def _unpack_vocabulary(data: Path, folder: Path, name: str) -> Vocabulary | None:
+    packed = data / "vocab" / f"{name}-vocab.txt.xz"
+    if not packed.exists():
+        return None
+    path = folder / f"{name}-vocab.txt"
+    path.write_bytes(lzma.decompress(packed.read_bytes()))
+    return Vocabulary(name, path, LOWER_CASE[name])
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        for line in file:
+            if line.strip():
+                yield line.removesuffix("\n")
+
+
+def _documents(path: Path) -> Iterator[list[str]]:
+    """Documents as lists of lines: they are separated by blank ones."""
+    with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        for filled, lines in itertools.groupby(file, key=lambda line: bool(line.strip())):
+            if filled:
+                yield [line.removesuffix("\n") for line in lines]
+
+
+def _paragraphs(documents: Iterable[list[str]]) -> Iterator[str]:
+    """Five sentences in a row as one text."""
+    for sentences in documents:
+        for start in range(0, len(sentences), PARAGRAPH_SENTENCES):
+            yield " ".join(sentences[start : start + PARAGRAPH_SENTENCES])
+
+
+def _news(path: Path, language: str) -> list[str]:
+    with tarfile.open(path, "r:xz") as archive:
+        member = archive.extractfile(f"ntrex/{language}.txt")
+        assert member is not None
+        lines = member.read().decode().replace("\r\n", "\n").split("\n")
+        return [line for line in lines if line.strip()]
+
+
+def _source_code() -> Iterator[str]:
+    """The modules of Python's standard library, a file each."""
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            continue
+        if text:
+            yield text

@@ -1,0 +1,135 @@
+"""A tokenizer as the benchmark asks it: opens texts, encodes them in every measured way, and says how long it took.
+
+The object lives in the contender's own process or in the parent's (`fastbert.benchmarks.harness.isolation`), so its
+methods take and return what JSON can hold; ids go through files.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastbert.benchmarks import peers
+from fastbert.benchmarks.harness.measure import Timing, clock
+from fastbert.benchmarks.tokenizer.hostile import hostile_text, read_tokens
+
+PADDED_ARRAYS = ("input_ids", "token_type_ids", "attention_mask")
+
+
+def save_texts(path: Path, texts: list[str]) -> None:
+    """Write texts for `TokenizerContender.open`."""
+    path.write_text(json.dumps(texts), encoding="utf-8")
+
+
+class TokenizerContender:
+    """One tokenizer with a fixed number of threads."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        self.make = peers.load("tokenizer", name)
+        self.threads = threads
+
+    def open(self, texts: str, vocab: str, lower_case: bool) -> dict[str, Any]:
+        """Read the texts and load the vocabulary; what follows is about these."""
+        self.vocab, self.lower_case = Path(vocab), lower_case
+        self.raw = [text.encode() for text in json.loads(Path(texts).read_text(encoding="utf-8"))]
+        self.texts = self._fresh_texts()
+        self.tokenizer = self._fresh_tokenizer()
+        return {"dtype": self.tokenizer.dtype}
+
+    def save_rows(self, path: str) -> None:
+        """Write the ids of all texts, flat, and their offsets."""
+        ids, offsets = self.tokenizer.rows(self.tokenizer.encode(self.texts))
+        np.savez(path, ids=ids, offsets=offsets)
+
+    def save_padded(self, path: str, length: int, count: int) -> bool:
+        """Write the padded arrays of the first texts side by side; False if the tokenizer makes no such arrays."""
+        arrays = self.tokenizer.encode_padded(self.texts[:count], length)
+        if arrays is None:
+            return False
+        wide = np.concatenate([np.asarray(arrays[name]) for name in PADDED_ARRAYS], axis=1)
+        np.savez(path, ids=wide.reshape(-1), offsets=np.arange(len(wide) + 1) * wide.shape[1])
+        return True
+
+    def time_load(self, vocab: str, lower_case: bool) -> Timing:
+        """Make a tokenizer from a vocab.txt."""
+        return clock(lambda: self.make(Path(vocab), lower_case=lower_case, threads=self.threads))
+
+    def time_cold(self) -> Timing:
+        """The first pass of a tokenizer that has encoded nothing yet, over strings that nobody has looked at."""
+        tokenizer, texts = self._fresh_tokenizer(), self._fresh_texts()
+        return clock(lambda: tokenizer.encode(texts))
+
+    def time_warm(self) -> Timing:
+        """Another pass over the same texts."""
+        return clock(lambda: self.tokenizer.encode(self.texts))
+
+    def time_padded(self, length: int, count: int) -> Timing:
+        """Padded arrays of the first texts; every row of all three is touched at both ends."""
+        texts = self.texts[:count]
+
+        def encode() -> None:
+            arrays = self.tokenizer.encode_padded(texts, length)
+            for name in PADDED_ARRAYS:
+                arrays[name][:, 0].sum(), arrays[name][:, -1].sum()
+
+        return clock(encode)
+
+    def time_aligned(self) -> Timing:
+        """Another pass with the place in the text and the word of each token; ours only."""
+        return clock(lambda: self.tokenizer.encode_aligned(self.texts))
+
+    def time_hostile(self, kind: str, size: int, seed: int) -> Timing:
+        """A hostile text by itself, not seen before."""
+        text = hostile_text(kind, size, seed, self._tokens())
+        return clock(lambda: self.tokenizer.encode([text]))
+
+    def time_part(self, start: int, size: int) -> Timing:
+        """A part of the opened texts as one text: what hostile text is compared with."""
+        text = b"\n".join(self.raw)[start : start + size].decode(errors="ignore")
+        return clock(lambda: self.tokenizer.encode([text]))
+
+    def grown_memory(self) -> int | None:
+        """Bytes by which the process has grown after two passes, results let go of; None where it cannot be known.
+
+        Only for a process in which nothing else has been measured; texts outside ASCII are left out, since Python keeps
+        another copy of them once their UTF-8 has been asked for.
+        """
+        texts = [text for text in self.texts if text.isascii()]
+        self.tokenizer = self._fresh_tokenizer()
+        before = resident_bytes()
+        for _ in range(2):
+            self.tokenizer.encode(texts)
+        after = resident_bytes()
+        return None if before is None or after is None else after - before
+
+    def _fresh_texts(self) -> list[str]:
+        return [text.decode() for text in self.raw]
+
+    def _fresh_tokenizer(self) -> Any:
+        tokenizer = self.make(self.vocab, lower_case=self.lower_case, threads=self.threads)
+        tokenizer.forget()
+        return tokenizer
+
+    def _tokens(self) -> list[str]:
+        if getattr(self, "_read", None) != self.vocab:
+            self._read, self._read_tokens = self.vocab, read_tokens(self.vocab)
+        return self._read_tokens
+
+
+def resident_bytes() -> int | None:
+    """Bytes of this process in memory, after what is free was given back; None away from Linux."""
+    if not sys.platform.startswith("linux"):
+        return None
+    gc.collect()
+    trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+    if trim is not None:
+        trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

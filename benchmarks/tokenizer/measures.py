@@ -1,0 +1,304 @@
+"""What `bench_tokenizer` measures: each function makes the rows of one question, on contenders that take turns."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastbert.benchmarks import peers
+from fastbert.benchmarks.harness import measure as harness
+from fastbert.benchmarks.harness.isolation import Contender, Isolated, Local
+from fastbert.benchmarks.harness.measure import OWN, Comparison, ContenderFailed, Row, Timing
+from fastbert.benchmarks.harness.texts import Vocabulary, Workload
+from fastbert.benchmarks.tokenizer.contender import save_texts
+from fastbert.benchmarks.tokenizer.hostile import KINDS
+
+HOME = "fastbert.benchmarks.tokenizer.contender:TokenizerContender"
+REFERENCE = "huggingface"
+PADDED_COMPARED = 1000
+HOSTILE_PATIENCE = 30.0  # seconds of timed work on hostile texts, for contenders other than us
+ENGLISH_PARTS = 5
+
+Say = Callable[[str], None]
+
+
+class Lineup:
+    """The contenders that take part, each with so many threads; whoever fails is named and sits out the workload."""
+
+    def __init__(self, names: Sequence[str], threads: int, *, isolate: bool, folder: Path, say: Say) -> None:
+        self.threads, self.isolate, self.folder, self.say = threads, isolate, folder, say
+        self.names = [name for name in names if peers.missing("tokenizer", name) is None]
+        self.members: dict[str, Contender] = {}
+        self.active: list[str] = []
+        self.dtypes: dict[str, str] = {}
+        self.comparisons: dict[str, Comparison] = {}
+        self.tokens: int | None = None
+
+    def __enter__(self) -> Lineup:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for member in self.members.values():
+            member.close()
+
+    def open(self, workload: Workload) -> None:
+        """Give every contender the workload's texts and vocabulary."""
+        self.workload = workload
+        self.active, self.comparisons, self.tokens = [], {}, None
+        path = self.folder / "texts.json"
+        save_texts(path, workload.texts)
+        vocabulary = workload.vocabulary
+        for name in self.names:
+            try:
+                if name not in self.members:
+                    self.members[name] = self._start(name)
+                answer = self.members[name].call(
+                    "open", texts=str(path), vocab=str(vocabulary.path), lower_case=vocabulary.lower_case
+                )
+            except ContenderFailed as error:
+                self.drop(name, error)
+                continue
+            self.active.append(name)
+            self.dtypes[name] = answer["dtype"]
+
+    def compare(self) -> None:
+        """Compare everybody's ids with those of the reference (else ours), and say who differs where."""
+        rows = self._collect("save_rows")
+        reference = REFERENCE if REFERENCE in rows else OWN if OWN in rows else next(iter(rows), None)
+        if reference is None:
+            return
+        self.tokens = len(rows[reference][0])
+        self.comparisons = {name: harness.compare_rows(rows[reference], found) for name, found in rows.items()}
+        self._report(self.comparisons, reference, self.workload.name)
+
+    def compare_padded(self, length: int) -> dict[str, Comparison]:
+        """The same for padded arrays, of the first texts; only those who make such arrays are in the answer."""
+        rows = self._collect("save_padded", length=length, count=PADDED_COMPARED)
+        reference = REFERENCE if REFERENCE in rows else OWN
+        if reference not in rows:
+            return {}
+        found = {name: harness.compare_rows(rows[reference], own, filler=0) for name, own in rows.items()}
+        self._report(found, reference, f"{self.workload.name}, padded")
+        return found
+
+    def measures(self, method: str, names: Iterable[str] | None = None, **arguments: Any) -> dict[str, Any]:
+        """A function for each active contender that returns the timing of a method."""
+        chosen = self.active if names is None else [name for name in names if name in self.active]
+        return {name: self._measure(name, method, arguments) for name in chosen}
+
+    def drop(self, name: str, error: ContenderFailed) -> None:
+        """Leave a contender out of this workload; it is started anew for the next."""
+        self.say(f"{name}: left out of {self.workload.name}: {error}")
+        if name in self.active:
+            self.active.remove(name)
+        member = self.members.pop(name, None)
+        if member is not None:
+            member.close()
+
+    def rows(self, what: str, timings: Mapping[str, Sequence[Timing]], **more: Any) -> list[Row]:
+        """Rows of the open workload: `what` says how it was measured."""
+        comparisons: Mapping[str, Comparison] = more.pop("comparisons", self.comparisons)
+        options: dict[str, Any] = {"tokens": self.tokens, "text_bytes": self.workload.text_bytes, "dtype": self.dtypes}
+        return harness.make_rows(
+            f"{self.workload.name}, {what}",
+            timings,
+            threads=self.threads,
+            differences={name: found.max_abs_difference for name, found in comparisons.items()},
+            outputs={name: str(comparisons[name]) if name in comparisons else "not compared" for name in timings},
+            **(options | more),
+        )
+
+    def _start(self, name: str) -> Contender:
+        arguments = {"name": name, "threads": self.threads}
+        if self.isolate:
+            return Isolated(HOME, arguments, peers.thread_environment(self.threads))
+        return Local(HOME, arguments)
+
+    def _measure(self, name: str, method: str, arguments: Mapping[str, Any]) -> Callable[[], Timing]:
+        return lambda: Timing(*self.members[name].call(method, **arguments))
+
+    def _collect(self, method: str, **arguments: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        rows = {}
+        for name in list(self.active):
+            path = self.folder / f"{name}.npz"
+            try:
+                if self.members[name].call(method, path=str(path), **arguments) is False:
+                    continue
+            except ContenderFailed as error:
+                self.drop(name, error)
+                continue
+            with np.load(path) as arrays:
+                rows[name] = (arrays["ids"], arrays["offsets"])
+            path.unlink()
+        return rows
+
+    def _report(self, comparisons: Mapping[str, Comparison], reference: str, where: str) -> None:
+        for name, found in comparisons.items():
+            if found.differing:
+                text = self.workload.texts[found.first or 0]
+                shown = ascii(text[:60]) + ("..." if len(text) > 60 else "")
+                self.say(f"{name}: {found} from {reference} ({where}); the first is number {found.first}: {shown}")
+
+
+def cold_and_warm(lineup: Lineup, rounds: int, measures: Sequence[str]) -> list[Row]:
+    """The first pass of fresh tokenizers, and repeated passes of one."""
+    table = []
+    if "cold" in measures:
+        timings = harness.interleave(lineup.measures("time_cold"), rounds, warming=False, failed=lineup.drop)
+        table += lineup.rows("cold", timings)
+    if "warm" in measures:
+        timings = harness.interleave(lineup.measures("time_warm"), rounds, failed=lineup.drop)
+        table += lineup.rows("warm", timings)
+    return table
+
+
+def padded(lineup: Lineup, rounds: int, *, count: int, length: int = 512) -> list[Row]:
+    """Three int64 arrays (texts, length), cut and padded."""
+    comparisons = lineup.compare_padded(length)
+    count = min(count, len(lineup.workload.texts))
+    measures = lineup.measures("time_padded", comparisons, length=length, count=count)
+    timings = harness.interleave(measures, rounds, failed=lineup.drop)
+    text_bytes = sum(len(text.encode()) for text in lineup.workload.texts[:count])
+    what = f"{count:,} padded to {length}"
+    return lineup.rows(
+        what, timings, comparisons=comparisons, dtype="int64", tokens=count * length, text_bytes=text_bytes
+    )
+
+
+def has_offsets() -> bool:
+    """Whether our tokenizer gives offsets and words of many texts as arrays."""
+    from fastbert.tokenizers import WordPieceTokenizer
+
+    return hasattr(WordPieceTokenizer, "encode_aligned_ragged")
+
+
+def aligned(lineup: Lineup, rounds: int) -> list[Row]:
+    """Ours with offsets and word ids beside ours with ids alone."""
+    if OWN not in lineup.active or not has_offsets():
+        return []
+    more = f"{OWN}, offsets and words"
+    measures = {
+        OWN: lineup.measures("time_warm", [OWN])[OWN],
+        more: lineup.measures("time_aligned", [OWN])[OWN],
+    }
+    dtypes = dict.fromkeys(measures, lineup.dtypes[OWN])
+    return lineup.rows("offsets and words", harness.interleave(measures, rounds), dtype=dtypes)
+
+
+def threads(one: Lineup, many: Lineup, rounds: int) -> list[Row]:
+    """Warm passes with one thread and with several, in turns; `speed_up` is how much faster the several are."""
+    both = {(name, lineup.threads): measure for lineup in (one, many) for name, measure in _warm(lineup).items()}
+    keys = {f"{name} {count}": (name, count) for name, count in both}
+    failed: list[str] = []
+
+    def drop(key: str, error: ContenderFailed) -> None:
+        failed.append(keys[key][0])
+        (one if keys[key][1] == one.threads else many).drop(keys[key][0], error)
+
+    found = harness.interleave({key: both[keys[key]] for key in keys}, rounds, failed=drop)
+    parts: dict[int, dict[str, list[Timing]]] = {one.threads: {}, many.threads: {}}
+    for key, timings in found.items():
+        name, count = keys[key]
+        if name not in failed:
+            parts[count][name] = timings
+    alone = {name: statistics.median(value.seconds for value in values) for name, values in parts[1].items()}
+    table = many.rows(f"warm, {many.threads} threads", parts[many.threads], comparisons=one.comparisons)
+    return [_with(row, speed_up=round(alone[row.contender] * 1e3 / row.median_ms, 2)) for row in table]
+
+
+def load_times(lineup: Lineup, vocabularies: Sequence[Vocabulary], rounds: int) -> list[Row]:
+    """From a vocab.txt to a tokenizer."""
+    table = []
+    for vocabulary in vocabularies:
+        measures = lineup.measures("time_load", vocab=str(vocabulary.path), lower_case=vocabulary.lower_case)
+        timings = harness.interleave(measures, rounds, failed=lineup.drop)
+        entries = vocabulary.path.read_bytes().count(b"\n")
+        table += harness.make_rows(
+            f"load {vocabulary.name}, {entries:,} entries",
+            timings,
+            dtype=lineup.dtypes,
+            threads=lineup.threads,
+            outputs=dict.fromkeys(timings, "not compared"),
+        )
+    return table
+
+
+def memory(names: Sequence[str], counts: Sequence[int], workload: Workload, folder: Path, say: Say) -> dict[str, Any]:
+    """By contender: megabytes by which two passes let a process grow, for each thread. Always in fresh processes."""
+    grown: dict[str, Any] = {}
+    for count in counts:
+        with Lineup(names, count, isolate=True, folder=folder, say=say) as lineup:
+            lineup.open(workload)
+            for name in lineup.active:
+                found = lineup.members[name].call("grown_memory")
+                if found is not None:
+                    grown.setdefault(name, {})[count] = round(found / 1e6 / count, 1)
+    for name, figures in grown.items():
+        shown = ", ".join(f"{value} MB a thread with {count}" for count, value in figures.items())
+        say(f"memory: {name} grew by {shown}")
+    return grown
+
+
+def hostile(lineup: Lineup, *, count: int, size: int) -> list[Row]:
+    """Single texts made to be slow, each never seen before, beside a text in the workload's language of that size."""
+    table = []
+    for name in list(lineup.active):
+        try:
+            table += _hostile(lineup, name, count, size)
+        except ContenderFailed as error:
+            lineup.drop(name, error)
+    own = next((row.median_ms for row in table if row.contender == OWN), None)
+    return [replace(row, ratio_to_fastbert=round(row.median_ms / own, 3) if own else None) for row in table]
+
+
+def _hostile(lineup: Lineup, name: str, count: int, size: int) -> list[Row]:
+    member = lineup.members[name]
+    room = max(lineup.workload.text_bytes - size, 1)
+    starts = [room * part // ENGLISH_PARTS for part in range(ENGLISH_PARTS)]
+    member.call("time_part", start=0, size=1000)
+    plain = statistics.median(Timing(*member.call("time_part", start=start, size=size)).seconds for start in starts)
+    kinds = list(KINDS)
+    timings: list[Timing] = []
+    for index in range(count):
+        kind = kinds[index % len(kinds)]
+        timings.append(Timing(*member.call("time_hostile", kind=kind, size=size, seed=index)))
+        if name != OWN and sum(timing.seconds for timing in timings) > HOSTILE_PATIENCE:
+            lineup.say(f"{name}: {len(timings)} of {count} hostile texts took {HOSTILE_PATIENCE:.0f} s; it stops there")
+            break
+    worst = max(range(len(timings)), key=lambda index: timings[index].seconds)
+    by_kind: dict[str, float] = {}
+    for index, timing in enumerate(timings):
+        kind = kinds[index % len(kinds)]
+        by_kind[kind] = max(by_kind.get(kind, 0.0), timing.seconds)
+    ratio = timings[worst].seconds / plain
+    megabytes = f"{size / 1e6:g} MB"
+    [row] = harness.make_rows(
+        f"{count} hostile texts of {megabytes}",
+        {name: timings},
+        dtype=lineup.dtypes,
+        threads=lineup.threads,
+        text_bytes=size,
+        outputs={name: "not compared"},
+    )
+    details = {
+        "plain_ms": round(plain * 1e3, 3),
+        "worst_ms": round(timings[worst].seconds * 1e3, 3),
+        "worst_kind": kinds[worst % len(kinds)],
+        "worst_over_plain": round(ratio, 2),
+        "worst_over_plain_by_kind": {kind: round(value / plain, 2) for kind, value in by_kind.items()},
+        "note": f"worst {ratio:.1f}x plain text ({kinds[worst % len(kinds)]})",
+    }
+    return [_with(row, **details)]
+
+
+def _warm(lineup: Lineup) -> dict[str, Any]:
+    return lineup.measures("time_warm")
+
+
+def _with(row: Row, **details: Any) -> Row:
+    return replace(row, details={**row.details, **details})

@@ -1,0 +1,110 @@
+"""Where the time of a training step goes: its phases by the clock, and by operation from torch's profiler.
+
+Calls into the extension are given to the profiler by name while it runs, so what our kernels take is seen like torch's
+operations, wherever they are called from.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from fastbert import _C
+from fastbert.benchmarks.harness.measure import clock
+
+EXTENSION = "fastbert._C."
+REST = "rest"
+# The first that matches an operation's name (torch's without "aten::", ours without "fastbert._C.") has its time.
+OPERATIONS = (
+    ("optimizer", r"_fused_adam|adam|Optimizer\."),
+    ("clip", r"linalg_vector_norm|_foreach_norm|_foreach_mul_|gradient_norm|clip"),
+    ("loss", r"_?log_softmax|nll_loss|cross_entropy|argmax"),
+    ("embeddings", r"embedding|index_select"),
+    ("attention", r"attention|_?(safe_)?softmax|bmm|baddbmm"),
+    ("products", r"mm$|addmm|product|mkldnn.*linear|linear$|quantize_rows|(re)?pack"),
+    ("norms", r"norm"),
+    ("GELU", r"gelu"),
+    ("dropout", r"bernoulli|dropout"),
+    ("casts", r"copy_|_to_copy|clone|cat$|contiguous"),
+    ("elementwise", r"(add|sub|mul|div|sum|where|pow|clamp|neg|masked_fill|index|gather|scatter)"),
+    ("memory", r"fill_|zero_|zeros|empty|resize_"),
+)
+PATTERNS = [(name, re.compile(pattern)) for name, pattern in OPERATIONS]
+
+
+def profile(phases: Callable[[], dict[str, Callable[[], Any]]], rounds: int) -> dict[str, Any]:
+    """`phases_ms`: the median milliseconds of each phase over `rounds` steps; `operations_ms`: what the operations of
+    one more step took, `rest` being autograd, Python and whatever is none of them; `profiled_ms`: that step, which the
+    profiler makes longer."""
+    times: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        for name, phase in phases().items():
+            times.setdefault(name, []).append(clock(phase).seconds)
+    step = phases()
+
+    def run() -> None:
+        for phase in step.values():
+            phase()
+
+    with watched_extension(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        whole = clock(run).seconds * 1e3
+    found = dict.fromkeys((name for name, _ in OPERATIONS), 0.0)
+    for event in seen.key_averages():
+        name = operation_of(event.key)
+        if name != REST:
+            found[name] += event.self_cpu_time_total / 1e3
+    found[REST] = max(0.0, whole - sum(found.values()))
+    return {
+        "phases_ms": {name: _rounded(statistics.median(seconds) * 1e3) for name, seconds in times.items()},
+        "operations_ms": {name: _rounded(value) for name, value in found.items() if value > 0},
+        "profiled_ms": _rounded(whole),
+    }
+
+
+def operation_of(event: str) -> str:
+    """The kind of operation that an event of the profiler is."""
+    if event.startswith(EXTENSION):
+        name = event.removeprefix(EXTENSION)
+    elif event.startswith(("aten::", "fastbert::", "Optimizer.")):
+        name = event.removeprefix("aten::").removeprefix("fastbert::")
+    else:
+        return REST  # autograd's own bookkeeping
+    return next((kind for kind, pattern in PATTERNS if pattern.search(name)), REST)
+
+
+@contextmanager
+def watched_extension() -> Iterator[None]:
+    """Every function of the extension announces itself to torch's profiler until the end of the block."""
+    functions = {name: value for name, value in vars(_C).items() if callable(value) and not isinstance(value, type)}
+    announced = {id(function): _announced(name, function) for name, function in functions.items()}
+    replaced = []
+    # Wherever it is known by a name: modules may have taken functions out of the extension.
+    homes = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "fastbert"]
+    for home in homes:
+        for name, value in list(vars(home).items()):
+            if id(value) in announced:
+                replaced.append((home, name, value))
+                setattr(home, name, announced[id(value)])
+    try:
+        yield
+    finally:
+        for home, name, value in replaced:
+            setattr(home, name, value)
+
+
+def _announced(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.profiler.record_function(f"{EXTENSION}{name}"):
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

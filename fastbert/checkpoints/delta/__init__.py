@@ -1,0 +1,1 @@
+"""Delta files: what a fine-tuned model differs by from its base."""

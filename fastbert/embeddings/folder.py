@@ -1,0 +1,186 @@
+"""Folders of sentence-transformers and of plain models, read for embeddings.
+
+`modules.json` lists what a sentence-transformers model is made of, each with a folder of its own: the encoder, pooling,
+perhaps linear layers, perhaps division by the length. What is none of these is refused by name. Nothing is imported or
+executed that a folder names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastbert.checkpoints.formats.safetensors_files import WEIGHTS, read_safetensors
+from fastbert.checkpoints.manifest import EMBEDDER, verify_files
+from fastbert.checkpoints.pipeline_files import ENCODER_CONFIGS, MODULES, PROMPTS, is_there, listed_modules
+from fastbert.checkpoints.source import find_source
+from fastbert.embeddings.pooling import POOLINGS
+from fastbert.embeddings.settings import ACTIVATIONS, Dense, EmbedSettings
+from fastbert.errors import CheckpointError, UserError
+from fastbert.io.untrusted_input import read_json_file, shown
+from fastbert.models.bert.model import BertModel
+from fastbert.tokenizers import WordPieceTokenizer
+
+MOST_WIDTH = 1 << 16
+MOST_PROMPT = 10_000  # characters, which go before each of a chunk's texts
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+# Releases before 6 have a key for each way to pool.
+OLD_POOLINGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+
+def load_embedder(
+    source: str | Path, *, dtype: torch.dtype | None = None
+) -> tuple[BertModel, WordPieceTokenizer, EmbedSettings]:
+    """A model in eval mode, its tokenizer, and what its folder says of embeddings, which `model.embed` then follows.
+
+    `source` is a folder of sentence-transformers, or a plain Hugging Face one, whose embeddings are the mean of all
+    tokens, or the name of either in the Hub's local cache. Raises UserError for parts that are not supported, by name,
+    and CheckpointError for damaged files.
+    """
+    folder = find_source(source)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: is no folder; name that of a sentence-transformers or Hugging Face model")
+    verify_files(folder, EMBEDDER)
+    place, settings, lower_case = read_settings(folder)
+    model = BertModel.from_pretrained(place, dtype=dtype)
+    settings.check_width(model.config.hidden_size, str(folder))
+    model.embed_settings = settings
+    tokenizer = WordPieceTokenizer.from_pretrained(place)
+    if lower_case and not tokenizer.do_lower_case:
+        # Accents stay, as sentence-transformers has it, unless the tokenizer says otherwise.
+        options = {"do_lower_case": True, "strip_accents": bool(tokenizer.strip_accents)}
+        tokenizer = WordPieceTokenizer.from_pretrained(place, **options)
+    return model, tokenizer, settings
+
+
+def read_settings(folder: Path) -> tuple[Path, EmbedSettings, bool]:
+    """The folder that holds the encoder, how its vectors become embeddings, and whether texts are lower-cased."""
+    place, found = folder, dict[str, Any]()
+    dense: list[Dense] = []
+    if not is_there(folder / MODULES):  # what lies beside a plain model is not looked at
+        return place, EmbedSettings(), False
+    for index, (kind, where) in enumerate(listed_modules(folder)):
+        if (kind == "Transformer") != (index == 0):
+            raise _refused(folder, kind, "the first module must be a Transformer, and no other one")
+        if kind == "Transformer":
+            place = where
+        elif kind == "Pooling" and "pooling" not in found:
+            found["pooling"] = _pooling(where)
+        elif kind == "Dense" and "pooling" in found and not found.get("normalize"):
+            dense.append(_dense(where))
+        elif kind == "Normalize" and "pooling" in found:
+            if is_there(where / "config.json"):
+                _check_names(where / "config.json", "Normalize")
+            found["normalize"] = True
+        elif kind != "Dropout":  # which does nothing in inference
+            known = "Transformer, Pooling, Dense and Normalize, in this order"
+            raise _refused(folder, kind, f"supported are {known}")
+    if "pooling" not in found:
+        raise UserError(f"{folder / MODULES}: names no Pooling, so the model has no embeddings of texts")
+    encoder = next((_object(place / name) for name in ENCODER_CONFIGS if is_there(place / name)), {})
+    prompts = _object(folder / PROMPTS) if is_there(folder / PROMPTS) else {}
+    settings = EmbedSettings(
+        **found,
+        **_prompts(prompts, folder / PROMPTS),
+        dense=tuple(dense),
+        max_length=_length(encoder.get("max_seq_length"), place),
+    )
+    return place, settings, bool(encoder.get("do_lower_case"))
+
+
+def _refused(folder: Path, kind: str, why: str) -> UserError:
+    name = kind if kind.isidentifier() and len(kind) < 100 else shown(kind)
+    return UserError(f"{folder / MODULES}: the module {name} cannot be used here; {why}")
+
+
+def _pooling(folder: Path) -> str:
+    path = folder / "config.json"
+    config = _object(path)
+    modes = config.get("pooling_mode")
+    if modes is None:
+        old = {key: mode for key, mode in OLD_POOLINGS.items() if key in config}
+        modes = [mode for key, mode in old.items() if config[key]] or ["mean"]
+    modes = [modes] if isinstance(modes, str) else modes
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in POOLINGS:
+        raise UserError(
+            f"{path}: pooling {shown(modes)} cannot be used here; supported is one of {', '.join(POOLINGS)}"
+        )
+    if config.get("include_prompt") is False:
+        raise UserError(f"{path}: leaves the tokens of a prompt out of pooling (include_prompt), which is unsupported")
+    found: str = modes[0]
+    return found
+
+
+def _dense(folder: Path) -> Dense:
+    path = folder / "config.json"
+    config = _check_names(path, "Dense")
+    name = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    home, _, activation = name.rpartition(".")
+    if activation not in ACTIVATIONS or not f"{home}.".startswith("torch.nn."):
+        raise UserError(f"{path}: the activation {shown(name)} is unsupported; supported are {', '.join(ACTIVATIONS)}")
+    if config.get("use_residual"):
+        raise UserError(f"{path}: a Dense that adds what goes into it (use_residual) is unsupported")
+    weights = folder / WEIGHTS
+    if not is_there(weights):
+        raise UserError(f"{folder}: holds no {WEIGHTS}; save the model again with sentence-transformers 3 or later")
+    stored = read_safetensors(weights)
+    shape = (config.get("out_features"), config.get("in_features"))
+    if not all(isinstance(size, int) and 0 < size <= MOST_WIDTH for size in shape):
+        raise CheckpointError(f"{path}: out_features and in_features {shown(shape)} must be from 1 to {MOST_WIDTH:,}")
+    wanted = {"linear.weight": shape, "linear.bias": shape[:1]}
+    for name, tensor in stored.items():
+        if name not in wanted or tensor.shape != wanted[name] or tensor.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{weights}: holds {shown(name)} of {tensor.dtype} {shown(tensor.shape)}, but {path.name} says"
+                f" linear.weight {shown(shape)} and perhaps linear.bias, in floats"
+            )
+    if "linear.weight" not in stored:
+        raise CheckpointError(f"{weights}: holds no linear.weight; restore the file")
+    bias = stored.get("linear.bias")
+    weight = stored["linear.weight"].read().float()
+    return Dense(weight, None if bias is None else bias.read().float(), activation)
+
+
+def _check_names(path: Path, kind: str) -> dict[str, Any]:
+    """The config of a module that turns embeddings of texts into others, and nothing else."""
+    config = _object(path)
+    for key in ("module_input_name", "module_output_name"):
+        if config.get(key) not in (None, "sentence_embedding"):
+            raise UserError(
+                f"{path}: a {kind} with {key} {shown(config[key])} is unsupported: only sentence_embedding is"
+            )
+    return config
+
+
+def _prompts(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    texts = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
+    if not texts or (default is not None and (not isinstance(default, str) or default not in prompts)):
+        raise CheckpointError(f"{path}: prompts must be texts by name, the default one ({shown(default)}) among them")
+    longest = max(map(len, prompts.values()), default=0)
+    if longest > MOST_PROMPT:
+        raise CheckpointError(f"{path}: a prompt of {longest:,} characters, where at most {MOST_PROMPT:,} are believed")
+    return {"prompts": prompts, "default_prompt": default}
+
+
+def _length(value: Any, folder: Path) -> int | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 3):
+        raise CheckpointError(f"{folder}: max_seq_length={shown(value)} must be a whole number, at least 3")
+    return value
+
+
+def _object(path: Path) -> dict[str, Any]:
+    value = read_json_file(path)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: must hold a JSON object, not {type(value).__name__}; restore the file")
+    return value

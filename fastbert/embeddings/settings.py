@@ -1,0 +1,189 @@
+"""How a model's embeddings are made: what sentence-transformers keeps in the small files beside the weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastbert.checkpoints.formats.safetensors_files import WEIGHTS, save_tensors
+from fastbert.checkpoints.manifest import update_manifest
+from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PROMPTS, TYPES, is_there
+from fastbert.embeddings.pooling import check_pooling
+from fastbert.errors import CheckpointError, UserError
+from fastbert.ops.native import matmul
+
+# By the names of torch's modules.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Identity": lambda x: x,
+    "Tanh": torch.tanh,
+    "GELU": F.gelu,
+    "ReLU": torch.relu,
+    "Sigmoid": torch.sigmoid,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """activation(x weight^T + bias) behind pooling: weight (out, in) and bias (out,) or None, fp32 on the CPU."""
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: str
+
+    def __post_init__(self) -> None:
+        weight, bias = self.weight, self.bias
+        if weight.dim() != 2 or weight.dtype != torch.float32 or not weight.numel() or weight.device.type != "cpu":
+            raise UserError(f"a Dense takes a weight of fp32 (out, in) on the CPU, not {_described(weight)}")
+        if bias is not None and (bias.dtype != torch.float32 or bias.shape != weight.shape[:1]):
+            raise UserError(f"a Dense with a weight {tuple(weight.shape)} takes a bias of fp32, not {_described(bias)}")
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in (weight, bias) if tensor is not None):
+            raise UserError("a Dense holds a weight that is NaN or infinite; restore the model's files")
+        if self.activation not in ACTIVATIONS:
+            raise UserError(f"a Dense has the activation {self.activation!r}; known are {', '.join(ACTIVATIONS)}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x fp32 (texts, in) on the CPU -> (texts, out); a text's bits do not depend on the others."""
+        y = matmul.product(x, matmul.pack(self.weight, "fp32"), self.bias)
+        # In fp64, so that how torch cuts the work for its vector units is rounded away.
+        y = y.double()
+        return ACTIVATIONS[self.activation](y).float()
+
+    def describe(self) -> dict[str, Any]:
+        """Its config.json in sentence-transformers."""
+        home = "torch.nn.modules.linear" if self.activation == "Identity" else "torch.nn.modules.activation"
+        return {
+            "in_features": self.weight.shape[1],
+            "out_features": self.weight.shape[0],
+            "bias": self.bias is not None,
+            "activation_function": f"{home}.{self.activation}",
+        }
+
+    def save(self, folder: Path) -> None:
+        """Write its weights and its config as sentence-transformers has them."""
+        _write_json(folder / "config.json", self.describe())
+        tensors = {"linear.weight": self.weight, "linear.bias": self.bias}
+        partial = folder / f"{WEIGHTS}.partial"
+        save_tensors({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}, partial)
+        partial.replace(folder / WEIGHTS)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EmbedSettings:
+    """What a folder says of its embeddings; what it leaves open is as sentence-transformers takes it."""
+
+    pooling: str = "mean"
+    """"cls", "mean" or "max"."""
+    normalize: bool = False
+    """Whether vectors are divided by their length."""
+    max_length: int | None = None
+    """Tokens of a text, [CLS] and [SEP] included; None: as many as tokenizer and model take."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Texts that are put before those to embed, by name."""
+    default_prompt: str | None = None
+    """The prompt that is used when none is named."""
+    dense: tuple[Dense, ...] = ()
+    """Layers behind pooling, before vectors are divided by their length."""
+
+    def __post_init__(self) -> None:
+        check_pooling(self.pooling)
+        length = self.max_length
+        if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 3):
+            raise UserError(f"max_length={length!r} must be a whole number, at least 3, or None")
+        named = self.prompts.items() if isinstance(self.prompts, Mapping) else [(None, None)]
+        if not all(isinstance(name, str) and isinstance(text, str) for name, text in named):
+            raise UserError(f"prompts={self.prompts!r} must be texts by name")
+        if self.default_prompt is not None:
+            self.prompt(self.default_prompt)
+
+    def check_width(self, width: int, place: str) -> None:
+        """Raise UserError, with the place, where a Dense does not take what the model or the Dense before it gives."""
+        for index, dense in enumerate(self.dense):
+            if dense.weight.shape[1] != width:
+                raise UserError(f"{place}: Dense {index} takes {dense.weight.shape[1]} numbers, but gets {width}")
+            width = len(dense.weight)
+
+    def check_folder(self, folder: Path) -> None:
+        """Raise UserError where something is in the way of what `save` writes, before anything is written."""
+        for name, _ in self._parts():
+            place = folder / name
+            if name and is_there(place) and (place.is_symlink() or not place.is_dir()):
+                raise UserError(f"{place}: is a link or a file, where a module's folder belongs; move it away")
+
+    def prompt(self, name: str | None) -> str:
+        """The text of a prompt: the default one's without a name, "" where there is none."""
+        name = self.default_prompt if name is None else name
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            known = ", ".join(map(repr, self.prompts)) or "none"
+            raise UserError(f"prompt={name!r} is unknown: the model has {known}")
+        return self.prompts[name]
+
+    def save(self, folder: Path, width: int) -> None:
+        """Write them beside a model of `width` hidden units, as sentence-transformers of any release reads them.
+
+        `modules.json`, by which a folder is one of its models, comes last, and a file has its name when it is whole.
+        Raises `CheckpointError` where the disk refuses.
+        """
+        self.check_width(width, str(folder))
+        self.check_folder(folder)
+        listed = []
+        try:
+            for index, (name, kind) in enumerate(self._parts()):
+                listed.append({"idx": index, "name": str(index), "path": name, "type": f"{TYPES}.{kind}"})
+                (folder / name).mkdir(exist_ok=True)
+                if kind == "Pooling":
+                    config = {"word_embedding_dimension": width, **_pooling_modes(self.pooling)}
+                    _write_json(folder / name / "config.json", config)
+                elif kind == "Dense":
+                    self.dense[index - 2].save(folder / name)
+            _write_json(folder / ENCODER_CONFIG, {"max_seq_length": self.max_length, "do_lower_case": False})
+            _write_json(folder / PROMPTS, {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt})
+            _write_json(folder / MODULES, listed)
+            update_manifest(folder, [ENCODER_CONFIG, PROMPTS, MODULES, *self._files()])
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{folder}: the settings of embeddings could not be written ({error}); free some disk space or choose"
+                " another folder"
+            ) from error
+
+    def _files(self) -> list[str]:
+        """The files in the folders of the modules."""
+        files = []
+        for name, kind in self._parts()[1:]:
+            files += [f"{name}/config.json"] if kind != "Normalize" else []
+            files += [f"{name}/{WEIGHTS}"] if kind == "Dense" else []
+        return files
+
+    def _parts(self) -> list[tuple[str, str]]:
+        """The folders of the modules, and their kinds."""
+        kinds = ["Pooling", *["Dense"] * len(self.dense), *["Normalize"] * self.normalize]
+        return [("", "Transformer"), *((f"{index}_{kind}", kind) for index, kind in enumerate(kinds, 1))]
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+
+
+def _pooling_modes(pooling: str) -> dict[str, bool]:
+    """The keys of releases before 6, which later ones know too."""
+    keys = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"}
+    return {f"pooling_mode_{key}": mode == pooling for mode, key in keys.items()}
+
+
+def _write_json(path: Path, content: Any) -> None:
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

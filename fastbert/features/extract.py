@@ -1,0 +1,302 @@
+"""Hidden states as features (Devlin et al. 2019, section 5.3): of chosen layers, a vector for each token or word.
+
+The encoder stays as it is. Texts are packed, so nothing is computed for padding. A text that is longer than the model
+sees at once is seen in parts, one behind the other, so that each of its tokens has a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastbert.embeddings.embed import BATCH_TOKENS, inferring
+from fastbert.embeddings.rows import SPECIAL, Rows, check_texts, packed
+from fastbert.errors import UserError
+from fastbert.models.bert.model import BertModel
+from fastbert.models.finite import check_finite
+from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.fit import check_tokenizer
+
+NAMED = ("embeddings", "second-to-last", "last", "sum-last-four", "concat-last-four", "sum-all")
+PER = ("token", "word")
+CHUNK_TEXTS = 1024
+Texts = Iterable[str] | Iterable[Sequence[str]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Features:
+    """Vectors of some texts: text i has rows `offsets[i]` up to `offsets[i + 1]`.
+
+    `values` (items, width), fp32 on the CPU, or (items, layers, width) of `hidden_states`; `offsets` int64 (texts +
+    1,); `items` the token or word of each row.
+    """
+
+    values: Tensor
+    offsets: np.ndarray
+    items: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """Which hidden states become features: those of `numbers` (0: the embeddings, n: the last of n layers), laid end to
+    end, or added up."""
+
+    numbers: tuple[int, ...]
+    added: bool = False
+
+    def combine(self, states: Tensor) -> Tensor:
+        """(items, layers, width) of these numbers -> fp32 (items, features)."""
+        return states.float().sum(dim=1) if self.added else states.float().flatten(1)
+
+
+def choose_layers(layers: str | Iterable[int], count: int) -> Layers:
+    """The hidden states that a name or a list of numbers means in a model of `count` layers; numbers below 0 count from
+    the last. Raises `UserError` for others."""
+    last_four = tuple(range(max(count - 3, 1), count + 1))
+    named = {
+        "embeddings": Layers(numbers=(0,)),
+        "second-to-last": Layers(numbers=(count - 1,)),
+        "last": Layers(numbers=(count,)),
+        "sum-last-four": Layers(numbers=last_four, added=True),
+        "concat-last-four": Layers(numbers=last_four),
+        "sum-all": Layers(numbers=tuple(range(1, count + 1)), added=True),
+    }
+    if isinstance(layers, str):
+        if layers not in named:
+            raise UserError(f"layers={layers!r} must be {', '.join(NAMED)}, or numbers from 0 (embeddings) to {count}")
+        return named[layers]
+    numbers = tuple(layers)
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int) or not -count - 1 <= number <= count:
+            raise UserError(f"layers: {number!r} is no layer of the model, which has 0 (embeddings) to {count}")
+    if not numbers:
+        raise UserError("layers=() names none; give at least one number")
+    return Layers(numbers=tuple(number % (count + 1) for number in numbers))
+
+
+def extract(
+    model: BertModel,
+    tokenizer: WordPieceTokenizer,
+    texts: Texts,
+    layers: str | Iterable[int] = "last",
+    *,
+    per: str = "token",
+    max_length: int | None = None,
+    batch_tokens: int | None = None,
+) -> Features:
+    """The features of texts: strings, or sequences of words.
+
+    `layers` is one of `NAMED` or numbers of hidden states, laid end to end. With `per="token"` each token has a row,
+    [CLS] and [SEP] have none; with `per="word"` each word has one, that of its first token (words of a string are what
+    lies between spaces). The model computes where it is and in its dtype, without dropout; sums are fp32. Raises
+    `UserError` for wrong options, and for what is no text, by its index.
+    """
+    chunks = list(
+        extract_chunks(model, tokenizer, texts, layers, per=per, max_length=max_length, batch_tokens=batch_tokens)
+    )
+    return _joined(chunks, model.config.hidden_size * len(choose_layers(layers, len(model.encoder.layer)).numbers))
+
+
+def extract_chunks(
+    model: BertModel,
+    tokenizer: WordPieceTokenizer,
+    texts: Texts,
+    layers: str | Iterable[int] = "last",
+    *,
+    per: str = "token",
+    max_length: int | None = None,
+    batch_tokens: int | None = None,
+) -> Iterator[Features]:
+    """Like `extract`, some thousand texts after the other: for more than fits into memory. Options are checked
+    at once."""
+    chosen = choose_layers(layers, len(model.encoder.layer))
+    limit, tokens = _limits(model, tokenizer, max_length, batch_tokens)
+    if per not in PER:
+        raise UserError(f"per={per!r} must be {' or '.join(map(repr, PER))}")
+    if isinstance(texts, str):
+        raise UserError("texts must be a list of texts or of lists of words, not one text")
+    return _chunks(model, tokenizer, iter(texts), chosen, per, limit, tokens)
+
+
+def hidden_states(
+    model: BertModel,
+    tokenizer: WordPieceTokenizer,
+    sentences: Sequence[Sequence[str]],
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    max_length: int | None = None,
+    batch_tokens: int | None = None,
+) -> Features:
+    """All hidden states of each word's first token, (words, layers + 1, hidden_size) in `dtype`: computed once, for
+    whoever combines layers later."""
+    limit, tokens = _limits(model, tokenizer, max_length, batch_tokens)
+    every = Layers(numbers=tuple(range(len(model.encoder.layer) + 1)))
+    laid = _lay_out(tokenizer, list(sentences), "word", 0)
+    values = _states(model, tokenizer, laid, every, limit, tokens, dtype)
+    _check_states(model, laid, values, 0)
+    return Features(values=values, offsets=laid.item_offsets, items=laid.items)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _LaidOut:
+    """Tokens of some texts, without special ones: `ids`, where each text's begin, and which of them are items."""
+
+    ids: np.ndarray
+    token_offsets: np.ndarray
+    places: np.ndarray
+    """int64 (items,): the items' tokens."""
+    item_offsets: np.ndarray
+    items: tuple[str, ...]
+
+
+def _limits(
+    model: BertModel, tokenizer: WordPieceTokenizer, max_length: int | None, batch_tokens: int | None
+) -> tuple[int, int]:
+    positions = model.config.max_position_embeddings
+    for name, value, least in (("max_length", max_length, SPECIAL + 1), ("batch_tokens", batch_tokens, 1)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise UserError(f"{name}={value!r} must be a whole number, at least {least}")
+    if max_length is not None and max_length > positions:
+        raise UserError(f"max_length={max_length} is more than the {positions} positions of the model")
+    check_tokenizer(tokenizer, model.config.vocab_size)
+    limit = max_length or min(tokenizer.model_max_length, positions)
+    return limit, batch_tokens or BATCH_TOKENS.get(model.device.type, BATCH_TOKENS["cpu"])
+
+
+def _chunks(
+    model: BertModel,
+    tokenizer: WordPieceTokenizer,
+    texts: Iterator[str] | Iterator[Sequence[str]],
+    chosen: Layers,
+    per: str,
+    limit: int,
+    tokens: int,
+) -> Iterator[Features]:
+    first = 0
+    while chunk := list(islice(texts, CHUNK_TEXTS)):
+        laid = _lay_out(tokenizer, chunk, per, first)
+        states = _states(model, tokenizer, laid, chosen, limit, tokens, torch.float32)
+        _check_states(model, laid, states, first)
+        yield Features(values=chosen.combine(states), offsets=laid.item_offsets, items=laid.items)
+        first += len(chunk)
+
+
+def _lay_out(tokenizer: WordPieceTokenizer, texts: Sequence[str | Sequence[str]], per: str, first: int) -> _LaidOut:
+    """Tokenize texts, the first of which is text `first` to the reader of an error."""
+    whole = [text for text in texts if isinstance(text, str)]
+    if per == "token" and len(whole) == len(texts):
+        check_texts(whole, first)
+        ids, offsets = tokenizer.encode_ragged(whole, False, threads=1)
+        offsets = offsets.astype(np.int64)
+        items = tuple(tokenizer.convert_ids_to_tokens(ids.tolist()))
+        return _LaidOut(ids=ids, token_offsets=offsets, places=np.arange(len(ids)), item_offsets=offsets, items=items)
+    split = [_words(text, index) for index, text in enumerate(texts, first)]
+    words = [word for sentence in split for word in sentence]
+    check_texts(words)
+    word_offsets = np.zeros(len(split) + 1, dtype=np.int64)
+    np.cumsum([len(sentence) for sentence in split], out=word_offsets[1:])
+    # A word without tokens, of control characters alone, is an unknown one: each has a vector.
+    found, begins = tokenizer.encode_ragged(words, False, threads=1)
+    begins = begins.astype(np.int64)
+    empty = np.flatnonzero(np.diff(begins) == 0)
+    ids = np.insert(found, begins[empty], tokenizer.unk_token_id)
+    begins += np.concatenate((np.zeros(1, np.int64), np.cumsum(np.diff(begins) == 0)))
+    token_offsets = begins[word_offsets]
+    if per == "token":
+        items = tuple(tokenizer.convert_ids_to_tokens(ids.tolist()))
+        return _LaidOut(
+            ids=ids, token_offsets=token_offsets, places=np.arange(len(ids)), item_offsets=token_offsets, items=items
+        )
+    return _LaidOut(
+        ids=ids, token_offsets=token_offsets, places=begins[:-1], item_offsets=word_offsets, items=tuple(words)
+    )
+
+
+def _words(text: object, index: int) -> list[str]:
+    if isinstance(text, str):
+        return text.split()
+    if not isinstance(text, Sequence) or isinstance(text, bytes) or not all(isinstance(word, str) for word in text):
+        raise UserError(f"texts[{index}] must be a string or a list of words, not {type(text).__name__}")
+    return list(text)
+
+
+def _states(
+    model: BertModel,
+    tokenizer: WordPieceTokenizer,
+    laid: _LaidOut,
+    chosen: Layers,
+    limit: int,
+    batch_tokens: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """(items, layers, width) of the items, in their order."""
+    rows = _parts(laid, limit - SPECIAL)
+    found = torch.empty(len(laid.places), len(chosen.numbers), model.config.hidden_size, dtype=dtype)
+    with inferring(model):
+        for some in rows.batches(batch_tokens) if len(rows.texts) else ():
+            batch = packed(rows, some, tokenizer.cls_token_id, tokenizer.sep_token_id).to(model.device)
+            # Where the items of these rows are: among all items, and among the batch's tokens.
+            firsts = np.searchsorted(laid.places, rows.begins[some] - 1)
+            counts = np.searchsorted(laid.places, rows.begins[some] - 1 + rows.sizes[some]) - firsts
+            items = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+            lengths = rows.lengths[some]
+            shift = np.cumsum(lengths) - lengths + 1 - (rows.begins[some] - 1)
+            tokens = torch.from_numpy(laid.places[items] + np.repeat(shift, counts)).to(model.device)
+            _, states = model.encode(batch, keep_all=True)
+            picked = torch.stack([states[number].index_select(0, tokens) for number in chosen.numbers], dim=1)
+            found[torch.from_numpy(items)] = picked.to("cpu", dtype)
+    return found
+
+
+def _check_states(model: BertModel, laid: _LaidOut, states: Tensor, first: int) -> None:
+    """Refuse NaNs and infinities; `first` is the index of the first text."""
+    ends = laid.item_offsets[1:]
+    check_finite(model, states, lambda item: f"texts[{first + int(np.searchsorted(ends, item, side='right'))}]")
+
+
+def _parts(laid: _LaidOut, room: int) -> Rows:
+    """Rows of at most `room` tokens that cover each text, cut where an item begins, if there is one."""
+    texts, begins, sizes = [], [], []
+    starts = laid.places
+    for text, (first, end) in enumerate(
+        zip(laid.token_offsets.tolist(), laid.token_offsets[1:].tolist(), strict=False)
+    ):
+        while first < end:
+            stop = min(first + room, end)
+            if stop < end:
+                before = starts[np.searchsorted(starts, stop, side="right") - 1]
+                stop = int(before) if before > first else stop
+            texts.append(text)
+            begins.append(first + 1)  # behind the filler that stands for the first [CLS]
+            sizes.append(stop - first)
+            first = stop
+    width = np.array(sizes, dtype=np.int64)
+    return Rows(
+        ids=np.concatenate(([0], laid.ids, [0])),
+        texts=np.array(texts, dtype=np.int64),
+        begins=np.array(begins, dtype=np.int64),
+        sizes=width,
+        firsts=np.zeros_like(width),
+        ends=width + SPECIAL,
+        truncated=0,
+    )
+
+
+def _joined(chunks: list[Features], width: int) -> Features:
+    if not chunks:
+        return Features(values=torch.empty(0, width), offsets=np.zeros(1, dtype=np.int64), items=())
+    ends = np.cumsum([len(chunk.values) for chunk in chunks])
+    offsets = [chunk.offsets[1:] + end - len(chunk.values) for chunk, end in zip(chunks, ends, strict=True)]
+    return Features(
+        values=torch.cat([chunk.values for chunk in chunks]),
+        offsets=np.concatenate([np.zeros(1, dtype=np.int64), *offsets]),
+        items=tuple(item for chunk in chunks for item in chunk.items),
+    )

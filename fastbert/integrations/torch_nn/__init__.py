@@ -1,0 +1,1 @@
+"""torch.nn's encoders on fastbert's kernels."""

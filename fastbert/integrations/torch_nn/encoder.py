@@ -1,0 +1,211 @@
+"""The forward of an accelerated `torch.nn.TransformerEncoder` (post-LN, batch_first), packed through all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
+
+from fastbert.errors import UserError
+from fastbert.integrations.forward_patch import Replaced
+from fastbert.integrations.module_checks import dropped, gelu_of, is_norm_by_token, is_own, is_touched, torch_is_patched
+from fastbert.integrations.transformers.layers import LayerParts, library_multiplies_bf16, most_dropped, run_layer
+from fastbert.integrations.transformers.unpadding import Layout, lay_out
+from fastbert.models.bert.model import ROWS_MULTIPLE, multiplies_in_bf16
+from fastbert.models.layers import Dropouts
+from fastbert.ops.native import buffers
+
+HOME, ATTENTION_HOME = nn.TransformerEncoder.__module__, nn.MultiheadAttention.__module__
+
+
+def is_encoder(module: nn.Module) -> bool:
+    """Whether a module is a `torch.nn.TransformerEncoder`, also a subclass that computes as it does."""
+    own: Any = type(module)
+    if not isinstance(module, nn.TransformerEncoder) or own.forward is not nn.TransformerEncoder.forward:
+        return False
+    return bool(own.forward.__module__ == HOME)
+
+
+def check(module: nn.Module, where: str) -> None:
+    """Refuse an encoder whose layers are not post-LN ones that take (sequences, length, width)."""
+    layers: Any = module.layers
+    for index, layer in enumerate(layers):
+        place = f"{where}.layers.{index}".removeprefix("TransformerEncoder.")
+        if type(layer) is not nn.TransformerEncoderLayer:
+            raise UserError(f"{place} is a {type(layer).__name__}, no TransformerEncoderLayer; the model is unchanged")
+        if layer.norm_first:
+            raise UserError(f"{place} has norm_first=True: only post-LN layers are served; the model is unchanged")
+        if not layer.self_attn.batch_first:
+            raise UserError(f"{place} has batch_first=False: only batch_first is served; the model is unchanged")
+
+
+class TorchEncoderForward(Replaced):
+    """(sequences, length, width) -> the same; with a `src_key_padding_mask`, True at padding, zeros there."""
+
+    def __init__(self, module: nn.Module, where: str, *, int8: bool) -> None:
+        super().__init__(module, where)
+        self.int8 = int8
+        self._views: dict[int, tuple[tuple[Any, ...], tuple[nn.Linear, ...]]] = {}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TorchEncoderForward:
+        from copy import deepcopy
+
+        other = TorchEncoderForward(deepcopy(self.module, memo), self.where, int8=self.int8)
+        other.enabled = self.enabled
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_views": {}}
+
+    def of(self, module: nn.Module) -> TorchEncoderForward:
+        other = super().of(module)
+        other._views = {}
+        return other
+
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
+        given = self.__signature__.bind(*args, **kwargs).arguments
+        src, padding = given["src"], given.get("src_key_padding_mask")
+        reason = self._unserved(src, padding, given)
+        if reason is not None:
+            if reason:
+                self.fall_back(reason)
+            return self.original(*args, **kwargs)
+        ids = torch.zeros(src.shape[:2], dtype=torch.int64, device=src.device)
+        layout = lay_out(ids, None if padding is None else ~padding)
+        # Of another activation than GELU no layer is one operation, so nothing but padding is gained.
+        gelu = all(gelu_of(layer.activation) is not None for layer in self._layers())
+        if layout.slots is None and not gelu:
+            return self.original(*args, **kwargs)
+        return self._run(layout, src, padding)
+
+    def closed_layers(self) -> Iterator[tuple[int, str]]:
+        """Layers that run their own forward, and why."""
+        for index, layer in enumerate(self._layers()):
+            if self._parts(index, layer) is None:
+                yield index, "it has hooks or is not as the library wrote it"
+
+    def _layers(self) -> Any:
+        return self.module.layers
+
+    def _unserved(self, src: Any, padding: Tensor | None, given: dict[str, Any]) -> str | None:
+        """Why a call takes the original forward; empty: without a word, or to say what is wrong."""
+        if not isinstance(src, Tensor) or torch.jit.is_tracing() or torch.compiler.is_exporting():
+            return ""
+        weightless = any(parameter.is_meta for parameter in self.module.parameters())
+        if buffers.is_transformed() or src.numel() == 0 or src.is_meta or weightless:
+            return ""
+        if src.dtype == torch.float64 and torch.is_autocast_enabled(src.device.type):
+            return ""
+        if src.is_nested or src.dim() != 3:
+            return "nested tensors, or an input of other than three dimensions"
+        if given.get("mask") is not None or given.get("is_causal"):
+            return "an attention mask"
+        if padding is not None and padding.dtype != torch.bool:
+            return "a padding mask that is not bool"
+        if padding is not None and padding.shape != src.shape[:2]:
+            return ""
+        return "hooks on all modules, or torch.nn changed" if _has_any_global_hook() or torch_is_patched() else None
+
+    def _run(self, layout: Layout, src: Tensor, padding: Tensor | None) -> Tensor:
+        layers, batch, x = self._layers(), layout.batch, layout.pack(src)
+        parts = [self._parts(index, layer) for index, layer in enumerate(layers)]
+        if self._library_multiplies_bf16(parts, x):
+            batch = batch.filled(ROWS_MULTIPLE)
+            x = F.pad(x, (0, 0, 0, batch.num_tokens - len(x)))
+        dropouts = Dropouts(batch, *most_dropped(parts), training=True)
+        tokens = layout.batch.num_tokens
+        for index, (layer, own) in enumerate(zip(layers, parts, strict=True)):
+            if own is not None:
+                x = run_layer(own, x, batch, dropouts, index, self.int8)
+            else:
+                packed = layout.pack(self._original_layer(layer, layout.restore(x[:tokens]), padding))
+                x = torch.cat((packed, x[tokens:].to(packed.dtype)))
+        x = x[:tokens]
+        norm: Any = self.module.norm
+        if norm is not None and is_norm_by_token(norm) and not is_touched(norm):
+            x = norm(x)
+        elif norm is not None:
+            x = layout.pack(norm(layout.restore(x)))
+        # Under autocast a LayerNorm's output has its input's dtype in torch.nn.
+        return layout.restore(x.to(src.dtype) if torch.is_autocast_enabled(src.device.type) else x)
+
+    def _original_layer(self, layer: Any, padded: Tensor, padding: Tensor | None) -> Tensor:
+        """A layer as torch.nn's encoder calls it."""
+        mask = None
+        if padding is not None:
+            mask = torch.zeros_like(padding, dtype=padded.dtype).masked_fill_(padding, float("-inf"))
+        result: Tensor = layer(padded, src_mask=None, is_causal=False, src_key_padding_mask=mask)
+        return result
+
+    def _library_multiplies_bf16(self, parts: list[LayerParts | None], x: Tensor) -> bool:
+        if not multiplies_in_bf16(x):
+            return False
+        return library_multiplies_bf16(parts, len(x), torch.bfloat16, self.int8)
+
+    def _parts(self, index: int, layer: Any) -> LayerParts | None:
+        """The leaves of a layer; None where something asks for the layer as a whole."""
+        if type(layer) is not nn.TransformerEncoderLayer or not is_own(layer, HOME) or is_touched(layer):
+            return None
+        attention = layer.self_attn
+        first_p, last_p, inner_p = dropped(layer.dropout1), dropped(layer.dropout2), dropped(layer.dropout)
+        if first_p is None or last_p is None or inner_p is None or not _is_usual(attention):
+            return None
+        query, key, value, out = self._projections(index, attention)
+        parts = LayerParts(
+            query=query,
+            key=key,
+            value=value,
+            attention_output=out,
+            attention_norm=layer.norm1,
+            intermediate=layer.linear1,
+            activation=layer.activation,
+            output=layer.linear2,
+            output_norm=layer.norm2,
+            heads=attention.num_heads,
+            attention_p=float(attention.dropout) if attention.training else 0.0,
+            attention_output_p=first_p,
+            output_p=last_p,
+            inner_p=inner_p,
+        )
+        return parts if parts.by_token() else None
+
+    def _projections(self, index: int, attention: nn.MultiheadAttention) -> tuple[nn.Linear, ...]:
+        """Query, key, value and output as linear layers over the parameters of the attention."""
+        weight: Tensor = attention.in_proj_weight
+        bias: Tensor | None = attention.in_proj_bias
+        out = (attention.out_proj.weight, attention.out_proj.bias)
+        trained = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
+        # Views of a parameter that are the same objects from call to call, so that packed copies of them last.
+        held = (weight, *out) if bias is None else (weight, bias, *out)
+        state = tuple((id(tensor), tensor.data_ptr(), tensor.dtype) for tensor in held if tensor is not None)
+        if not trained and index in self._views and self._views[index][0] == state:
+            return self._views[index][1]
+        biases = (None, None, None) if bias is None else (bias if trained else bias.detach()).chunk(3)
+        weights = (weight if trained else weight.detach()).chunk(3)
+        linears = tuple(_linear(*pair) for pair in (*zip(weights, biases, strict=True), out))
+        if not trained:
+            self._views[index] = (state, linears)
+        return linears
+
+
+def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear layer over tensors that another module owns."""
+    linear = nn.Linear.__new__(nn.Linear)
+    nn.Module.__init__(linear)
+    linear.out_features, linear.in_features = weight.shape
+    held: Any = linear._parameters
+    held["weight"], held["bias"] = weight, bias
+    return linear
+
+
+def _is_usual(attention: Any) -> bool:
+    """Whether attention is torch's own, of one input, without extra keys, and its output a plain product."""
+    if type(attention) is not nn.MultiheadAttention or not is_own(attention, ATTENTION_HOME):
+        return False
+    if attention.bias_k is not None or attention.add_zero_attn or attention._parameters.get("in_proj_weight") is None:
+        return False
+    return type(attention.out_proj).__module__ == nn.Linear.__module__ and "forward" not in attention.out_proj.__dict__

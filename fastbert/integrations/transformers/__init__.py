@@ -1,0 +1,1 @@
+"""transformers' encoders on fastbert's kernels."""

@@ -1,0 +1,248 @@
+"""The forward of an accelerated encoder of transformers: unpadded once, packed through all layers, padded once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils.checkpoint import checkpoint
+
+from fastbert.integrations.forward_patch import Replaced
+from fastbert.integrations.module_checks import dropped, has_hooks, is_by_token, is_own, is_touched, torch_is_patched
+from fastbert.integrations.transformers import embeddings as packed_embeddings
+from fastbert.integrations.transformers.architectures import Family
+from fastbert.integrations.transformers.layers import LayerParts, library_multiplies_bf16, most_dropped, run_layer
+from fastbert.integrations.transformers.unpadding import Layout, lay_out, with_ids
+from fastbert.models.bert.model import ROWS_MULTIPLE, multiplies_in_bf16
+from fastbert.models.fusibility import project
+from fastbert.models.layers import Dropouts
+from fastbert.ops.dropout.op import Site
+from fastbert.ops.native import buffers
+from fastbert.packing import PackedBatch
+
+# Arguments of transformers' forwards that change nothing here.
+IDLE = ("return_dict", "output_hidden_states", "output_attentions", "use_cache", "num_items_in_batch")
+# Attentions that compute what ours does; somebody's own one does not.
+ATTENTIONS = ("eager", "sdpa", "fastbert", "flex_attention", "flash", "kernels-community/")
+# On hidden states whose padding is zeros: where their tokens are, for heads that compute of tokens alone.
+SLOTS = "_fastbert_slots"
+INTEGERS = (torch.int64, torch.int32)
+
+
+class PackedForward(Replaced):
+    """An encoder's forward. Outputs at padding are zeros; what it does not serve takes the original forward."""
+
+    def __init__(self, module: nn.Module, where: str, family: Family, *, reads_first: bool, int8: bool) -> None:
+        super().__init__(module, where)
+        self.family = family
+        self.reads_first = reads_first
+        self.int8 = int8
+
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
+        given = dict(self.__signature__.bind(*args, **kwargs).arguments) if args else kwargs
+        if "kwargs" in given:
+            given |= given.pop("kwargs")
+        reason = self._malformed(given)
+        if reason is None:
+            reason = self._unserved(given)
+        if reason is None:
+            layout = self._lay_out(given)
+            if isinstance(layout, Layout):
+                return self._run(layout, given)
+            reason = layout
+        if reason:
+            self.fall_back(reason)
+        return self.original(*args, **kwargs)
+
+    def _asked(self, given: dict[str, Any], name: str) -> Any:
+        return given[name] if name in given else getattr(self.module.config, name, None)
+
+    def _malformed(self, given: dict[str, Any]) -> str | None:
+        """Empty where the original forward is to compute, or to say what is wrong; it is taken without a word."""
+        ids, embeds, mask = given.get("input_ids"), given.get("inputs_embeds"), given.get("attention_mask")
+        if torch.jit.is_tracing() or torch.compiler.is_exporting() or buffers.is_transformed():
+            return ""
+        first, dimensions = (embeds, 3) if ids is None else (ids, 2)
+        if first is None or (ids is not None and embeds is not None) or first.dim() != dimensions:
+            return ""
+        if (ids is not None and ids.dtype not in INTEGERS) or first.numel() == 0 or first.is_meta:
+            return ""
+        for name in ("position_ids", "token_type_ids"):
+            extra = given.get(name)
+            if extra is not None and (extra.dtype not in INTEGERS or not _spreads(extra, first.shape[:2])):
+                return ""
+        if mask is not None and mask.dim() == 2 and mask.shape != first.shape[:2]:
+            return ""
+        weight = self._weight()
+        if weight.is_meta:  # without values, unless hooks of another library bring them for the original forward
+            return ""
+        return "" if weight.dtype == torch.float64 and torch.is_autocast_enabled(weight.device.type) else None
+
+    def _unserved(self, given: dict[str, Any]) -> str | None:
+        """Why a call takes the original forward."""
+        module, mask = self.module, given.get("attention_mask")
+        if self.family.decodes(module):
+            return "a config that makes the encoder a decoder"
+        if mask is not None and mask.dim() != 2:
+            return f"an attention mask of {mask.dim()} dimensions"
+        if self._asked(given, "output_attentions"):
+            return "output_attentions=True"
+        if not isinstance(self._asked(given, "output_hidden_states") or False, bool):
+            return "a list of layers as output_hidden_states"
+        attention = getattr(module.config, "_attn_implementation", None)
+        if attention is not None and not str(attention).startswith(ATTENTIONS):
+            return f"attn_implementation={attention!r}"
+        if _has_any_global_hook() or torch_is_patched():
+            return "hooks on all modules, or torch.nn changed"
+        stack, layers = self.family.stack(module)
+        if has_hooks(stack) or has_hooks(layers) or not is_own(stack, self.family.home):
+            return f"a {type(stack).__name__} that has hooks or a forward of its own"
+        for name, value in given.items():
+            if name not in (*self.family.order, *self.family.idle, *IDLE) and value is not None and value is not False:
+                return name
+        return None
+
+    def _lay_out(self, given: dict[str, Any]) -> Layout | str:
+        """Where the tokens are, or why the original forward is taken after all."""
+        ids, embeds, mask = given.get("input_ids"), given.get("inputs_embeds"), given.get("attention_mask")
+        if ids is None:
+            assert embeds is not None
+            ids = torch.zeros(embeds.shape[:2], dtype=torch.int64, device=embeds.device)
+        layout = lay_out(ids, mask)
+        if layout.slots is not None and self.reads_first and mask is not None and not bool(mask[:, 0].all()):
+            return "padding in the first column, which the pooler or a head reads"
+        return layout
+
+    def _run(self, layout: Layout, given: dict[str, Any]) -> Any:
+        layers = self.family.stack(self.module)[1]
+        parts = [self._parts(layer) for layer in layers]
+        keep_all = bool(self._asked(given, "output_hidden_states"))
+        x, batch, dropouts = self._embed(layout, given, parts)
+        states: list[Tensor] = []
+        for index, (layer, own) in enumerate(zip(layers, parts, strict=True)):
+            if keep_all:
+                x = self._kept(x, layout, states)
+            if own is None:
+                x = self._original_layer(layer, x, layout, given)
+            elif getattr(layer, "gradient_checkpointing", False) and layer.training and torch.is_grad_enabled():
+                x = checkpoint(run_layer, own, x, batch, dropouts, index, self.int8, use_reentrant=False)
+            else:
+                x = run_layer(own, x, batch, dropouts, index, self.int8)
+        last = self._restored(x, layout)
+        return self._output(last, (*states, last) if keep_all else None, given)
+
+    def _kept(self, x: Tensor, layout: Layout, states: list[Tensor]) -> Tensor:
+        """Keep a layer's input as it was asked for; what goes on from it, so that gradients of it exist."""
+        states.append(self._restored(x, layout))
+        if not torch.is_grad_enabled():
+            return x
+        packed, tokens = layout.pack(states[-1]).to(x.dtype), layout.batch.num_tokens
+        return packed if len(x) == tokens else torch.cat((packed, x[tokens:]))
+
+    def closed_layers(self) -> Iterator[tuple[int, str]]:
+        """Layers that run their own forward, and why."""
+        for index, layer in enumerate(self.family.stack(self.module)[1]):
+            if self._parts(layer) is None:
+                yield index, "it has hooks or is not as the library wrote it"
+
+    def _parts(self, layer: nn.Module) -> LayerParts | None:
+        """The leaves of a layer; None where something asks for the layer as a whole."""
+        if is_touched(layer) or not self.family.as_written(layer):
+            return None
+        parts = self.family.parts(layer)
+        return parts if parts is not None and parts.by_token() else None
+
+    def _embed(
+        self, layout: Layout, given: dict[str, Any], parts: list[LayerParts | None]
+    ) -> tuple[Tensor, PackedBatch, Dropouts]:
+        """The vectors (tokens, hidden_size) that go into the first layer, their batch, and what it drops."""
+        family, ids, embeds = self.family, given.get("input_ids"), given.get("inputs_embeds")
+        embeddings: Any = self.module.embeddings
+        positions, segments = given.get("position_ids"), given.get("token_type_ids")
+        tables = family.tables(embeddings)
+        plain = ids is not None and packed_embeddings.are_plain(embeddings, tables, family.home)
+        batch, p = layout.batch, 0.0
+        if plain:
+            assert ids is not None
+            positions = family.positions(embeddings, ids) if positions is None else positions
+            if segments is None and len(tables) > 2 and positions is not None:
+                segments = packed_embeddings.segments_of(embeddings, positions.long())
+            batch, p = with_ids(layout, positions, segments), dropped(embeddings.dropout) or 0.0
+        if self._library_multiplies_bf16(parts, batch.num_tokens):
+            batch = batch.filled(ROWS_MULTIPLE)
+        hidden, attention = most_dropped(parts)
+        dropouts = Dropouts(batch, max(p, hidden), attention, training=True)
+        projection = family.projection(self.module)
+        by_token = projection is None or (is_by_token(projection) and not is_touched(projection))
+        if plain:
+            x = packed_embeddings.embedded(batch, embeddings, tables, dropouts.tokens(Site.EMBEDDING, p=p))
+        else:
+            named = {"input_ids": ids, "inputs_embeds": embeds, "position_ids": positions}
+            named |= {"token_type_ids": segments} if len(tables) > 2 else {}
+            x = layout.pack(embeddings(**named))
+            x = F.pad(x, (0, 0, 0, batch.num_tokens - len(x)))
+        if projection is not None and by_token:
+            x = project(projection, x)
+        elif projection is not None:
+            tokens = layout.batch.num_tokens
+            x = layout.pack(projection(layout.restore(x[:tokens])))
+            x = F.pad(x, (0, 0, 0, batch.num_tokens - len(x)))
+        return x, batch, dropouts
+
+    def _weight(self) -> Tensor:
+        """A tensor that has the module's dtype and device, also in a replica, which has no parameters."""
+        embeddings: Any = self.module.embeddings
+        weight: Tensor = embeddings.LayerNorm.weight
+        return weight
+
+    def _library_multiplies_bf16(self, parts: list[LayerParts | None], tokens: int) -> bool:
+        """Whether torch's bf16 library multiplies on a CPU: it prepares a kernel for each number of rows it meets, so
+        that it should meet few."""
+        if not multiplies_in_bf16(self._weight()):
+            return False
+        return library_multiplies_bf16(parts, tokens, torch.bfloat16, self.int8)
+
+    def _original_layer(self, layer: nn.Module, x: Tensor, layout: Layout, given: dict[str, Any]) -> Tensor:
+        """A layer with hooks, or of another kind, sees the padded states and the mask that it always saw."""
+        from transformers.masking_utils import create_bidirectional_mask
+
+        tokens = layout.batch.num_tokens
+        filling, padded = x[tokens:], layout.restore(x[:tokens])
+        config: Any = self.module.config
+        mask = create_bidirectional_mask(
+            config=config, inputs_embeds=padded, attention_mask=given.get("attention_mask")
+        )
+        result = self.family.call(layer, padded, mask, given.get("position_ids"))
+        packed = layout.pack(result[0] if isinstance(result, tuple) else result)
+        return torch.cat((packed, filling.to(packed.dtype))) if len(filling) else packed
+
+    def _restored(self, x: Tensor, layout: Layout) -> Tensor:
+        padded = layout.restore(x if len(x) == layout.batch.num_tokens else x[: layout.batch.num_tokens])
+        # Under autocast a LayerNorm's output has its input's dtype in transformers: behind a product, autocast's.
+        weight = self._weight()
+        if torch.is_autocast_enabled(padded.device.type) and self.family.projection(self.module) is None:
+            padded = padded.to(weight.dtype)
+        if layout.slots is not None:
+            setattr(padded, SLOTS, layout.slots)
+        return padded
+
+    def _output(self, last: Tensor, states: tuple[Tensor, ...] | None, given: dict[str, Any]) -> Any:
+        from transformers import modeling_outputs
+
+        pooler = self.family.pooler(self.module)
+        fields: dict[str, Any] = {"last_hidden_state": last, "hidden_states": states}
+        if pooler is not None:
+            fields["pooler_output"] = pooler(last)
+        output = getattr(modeling_outputs, self.family.output)(**fields)
+        return output.to_tuple() if self._asked(given, "return_dict") is False else output
+
+
+def _spreads(ids: Tensor, shape: torch.Size) -> bool:
+    """Whether ids of (rows, columns), or of one row or column of them, say something of every place of `shape`."""
+    if ids.dim() > 2:
+        return False
+    return all(size in (1, wanted) for size, wanted in zip(ids.shape[::-1], shape[::-1], strict=False))

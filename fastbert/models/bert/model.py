@@ -1,0 +1,461 @@
+"""The BERT encoder (Devlin et al. 2019, section 3): post-LN, learned positions, packed from the first token on.
+
+The module tree gives the state dict the names of Hugging Face's `BertModel`, so weights travel both ways unchanged.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeGuard, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from fastbert import ops
+from fastbert.config import BertConfig
+from fastbert.errors import UserError
+from fastbert.models.base import Checkpointing, PreTrainedModel, Quantization
+from fastbert.models.fusibility import (
+    has_hooks,
+    holds_both,
+    is_plain,
+    is_plain_table,
+    project,
+    project_apart,
+    runs_as_written,
+)
+from fastbert.models.layers import Dropouts, LayerNumbers, keeping_products, layer_weights, self_attention, whole_layer
+from fastbert.models.outputs import EncoderOutput
+from fastbert.models.packed import Packed
+from fastbert.models.padded import PaddedBatch, is_readable
+from fastbert.models.unsupported_arguments import TransformersArguments, refuse_arguments
+from fastbert.ops.dispatch import choose
+from fastbert.ops.dropout.op import Site, TokenDropout
+from fastbert.ops.encoder_layer import native_inference, op
+from fastbert.packing import PackedBatch
+
+if TYPE_CHECKING:
+    from fastbert.embeddings.settings import EmbedSettings
+
+# oneDNN, which multiplies bf16 on CPUs, compiles and keeps a kernel for each number of rows it meets. Batches of packed
+# tokens all differ, so without rounding every step would compile anew and memory would grow by megabytes a step.
+ROWS_MULTIPLE = 64
+CPU = torch.device("cpu")
+
+
+def multiplies_in_bf16(weight: Tensor) -> bool:
+    """Whether products with this weight run in bf16 on a CPU now, by autocast or by the weight's own dtype."""
+    if weight.device.type != "cpu":
+        return False
+    autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    return autocast or weight.dtype == torch.bfloat16
+
+
+class Norm(nn.Module):
+    """A LayerNorm, which is fused with what comes before it; its own forward runs where hooks, adapters or another
+    module in its place want to see it."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (rows, width) -> the same shape."""
+        return ops.layer_norm(x, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, eps={self.eps}"
+
+
+def is_plain_norm(module: nn.Module) -> TypeGuard[Norm]:
+    """Whether a LayerNorm is nothing but its weight, bias and epsilon."""
+    return runs_as_written(module, Norm) and holds_both(module)
+
+
+class Embeddings(nn.Module):
+    """Token, position and segment embeddings, summed and normalised."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.LayerNorm = Norm(config.hidden_size, config.layer_norm_eps)
+
+    def forward(self, batch: PackedBatch, dropout: TokenDropout | None, inputs_embeds: Tensor | None = None) -> Tensor:
+        """(tokens, hidden_size); `inputs_embeds` of that shape stands in for the rows of the token table."""
+        if inputs_embeds is not None:
+            places = self.position_embeddings(batch.position_ids) + self.token_type_embeddings(batch.token_type_ids)
+            return ops.dropout(self.LayerNorm(inputs_embeds + places), dropout)
+        ids = (batch.input_ids, batch.position_ids, batch.token_type_ids)
+        tables = (self.word_embeddings, self.position_embeddings, self.token_type_embeddings)
+        norm = self.LayerNorm
+        if all(is_plain_table(table) for table in tables) and is_plain_norm(norm):
+            weights = tuple(table.weight for table in tables)
+            return ops.embedding_layer_norm(ids, weights, norm.weight, norm.bias, norm.eps, dropout)
+        words, positions, segments = (table(one) for table, one in zip(tables, ids, strict=True))
+        return ops.dropout(norm(words + positions + segments), dropout)
+
+
+class SelfAttention(nn.Module):
+    """The three projections of self-attention."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.key = nn.Linear(config.hidden_size, config.hidden_size)
+        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+
+
+class Output(nn.Module):
+    """A projection back to the model's width, with the LayerNorm behind its residual connection."""
+
+    def __init__(self, inner: int, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(inner, config.hidden_size)
+        self.LayerNorm = Norm(config.hidden_size, config.layer_norm_eps)
+
+    def forward(self, x: Tensor, residual: Tensor, dropout: TokenDropout | None) -> Tensor:
+        product, bias = project_apart(self.dense, x)
+        norm = self.LayerNorm
+        if is_plain_norm(norm):
+            return ops.dropout_add_layer_norm(product, residual, norm.weight, norm.bias, norm.eps, dropout, x_bias=bias)
+        product = product if bias is None else product + bias.to(product.dtype)
+        normed: Tensor = norm(ops.dropout(product, dropout) + residual)
+        return normed
+
+
+class Attention(nn.Module):
+    """Self-attention and its output projection, under the names `self` and `output`."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.self = SelfAttention(config)
+        self.output = Output(config.hidden_size, config)
+
+
+class Intermediate(nn.Module):
+    """The widening half of the feed-forward network."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+
+
+def feed_forward(
+    widening: Intermediate, narrowing: Output, x: Tensor, approximate: str, dropouts: Dropouts, index: int
+) -> Tensor:
+    """The second half of a layer, whose dropout `index` counts: x (tokens, hidden_size) -> the same shape."""
+    widened, bias = project_apart(widening.dense, x)
+    inner = ops.bias_gelu(widened, bias, approximate)
+    narrowed: Tensor = narrowing(inner, x, dropouts.tokens(Site.FEED_FORWARD_OUTPUT, index))
+    return narrowed
+
+
+class Layer(nn.Module):
+    """One encoder layer: self-attention, then the feed-forward network, each with dropout, residual and LayerNorm."""
+
+    def __init__(self, config: BertConfig, index: int) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.intermediate = Intermediate(config)
+        self.output = Output(config.intermediate_size, config)
+        self.index = index
+        self.heads = config.num_attention_heads
+        self.approximate = config.gelu_approximation
+        self.drops = bool(config.hidden_dropout_prob or config.attention_probs_dropout_prob)
+        self.quantization: Quantization | None = None
+
+    def forward(
+        self,
+        x: Tensor,
+        batch: PackedBatch,
+        dropouts: Dropouts,
+        causal: bool = False,
+        recompute: bool = False,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """x (tokens, hidden_size) -> the same shape, or (rows, hidden_size) of the tokens `rows`, int64, alone.
+
+        `recompute`: keep what is cheap to compute again out of memory.
+        """
+        weights = self._plain_weights()
+        if weights is None and rows is not None:
+            # Adapters, hooks and other modules see every token.
+            return self.forward(x, batch, dropouts, causal, recompute).index_select(0, rows)
+        if weights is not None:
+            eps, tanh, int8 = self.output.LayerNorm.eps, self.approximate == "tanh", self.quantization == "int8"
+            numbers = LayerNumbers(self.heads, self.index, eps, tanh, int8)
+            options: Any = {"causal": causal, "recompute": recompute, "rows": rows}
+            whole = whole_layer(x, weights, numbers, batch, dropouts, **options)
+            if whole is not None:
+                return whole
+        if recompute:
+            return checkpoint(
+                self._composed, x, batch, dropouts, causal, rows, use_reentrant=False, preserve_rng_state=False,
+                context_fn=keeping_products,
+            )  # fmt: skip
+        return self._composed(x, batch, dropouts, causal, rows)
+
+    def native_element(self, tokens: int, dtype: torch.dtype) -> str | None:
+        """What the CPU's kernels would multiply in this layer at so many tokens, or None where they do not serve it."""
+        weights = self._plain_weights()
+        if weights is None or choose("encoder_layer", CPU) != "native":
+            return None
+        trains = torch.is_grad_enabled() or (self.training and self.drops)
+        return native_inference.element_of(
+            tokens, dtype, weights, self.heads, self.quantization == "int8" and not trains
+        )
+
+    def _composed(self, x: Tensor, batch: PackedBatch, dropouts: Dropouts, causal: bool, rows: Tensor | None) -> Tensor:
+        """The layer put together from single operations; parts that are not plain run their own forward."""
+        own = self.attention.self
+        projections = (own.query, own.key, own.value)
+        context = self_attention(x, projections, self.heads, self.index, batch, dropouts, causal=causal)
+        if rows is not None:
+            context, x, dropouts = context.index_select(0, rows), x.index_select(0, rows), dropouts.of(rows)
+        x = self.attention.output(context, x, dropouts.tokens(Site.ATTENTION_OUTPUT, self.index))
+        return feed_forward(self.intermediate, self.output, x, self.approximate, dropouts, self.index)
+
+    def _plain_weights(self) -> op.LayerWeights | None:
+        """The layer's parameters, if nothing but them decides what it computes: no hooks, adapters, other modules."""
+        parts: Any = self._modules  # looked up where modules keep them, as in `is_plain`
+        attention, intermediate, last = parts["attention"], parts["intermediate"], parts["output"]
+        own, first = attention._modules["self"], attention._modules["output"]
+        projections = own._modules
+        linears = (
+            projections["query"], projections["key"], projections["value"], first._modules["dense"],
+            intermediate._modules["dense"], last._modules["dense"],
+        )  # fmt: skip
+        norms = (first._modules["LayerNorm"], last._modules["LayerNorm"])
+        if not all(is_plain(linear) for linear in linears):
+            return None
+        if any(has_hooks(module) for module in (attention, own, intermediate)):
+            return None
+        if not all(is_plain_norm(norm) for norm in norms):
+            return None
+        if not (runs_as_written(first, Output) and runs_as_written(last, Output)) or norms[0].eps != norms[1].eps:
+            return None
+        return layer_weights(linears, norms)
+
+
+class Encoder(nn.Module):
+    """The stack of layers."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
+        self.checkpointing: Checkpointing = "none"
+
+    def forward(
+        self,
+        x: Tensor,
+        batch: PackedBatch,
+        dropouts: Dropouts,
+        causal: bool,
+        keep_all: bool,
+        rows: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The last layer's tokens, of `rows` alone where given, and with `keep_all` all tokens before and behind each
+        layer."""
+        states = [x] if keep_all else []
+        mode = self.checkpointing if self.training and torch.is_grad_enabled() else "none"
+        last = self.layer[-1] if rows is not None and len(self.layer) and not keep_all else None
+        if last is not None and not runs_as_written(last, Layer):
+            last = None
+        for layer in self.layer:
+            options = (causal, mode == "selective", rows) if layer is last else (causal, mode == "selective")
+            if mode == "layer":
+                # Dropout is replayed from its keys, so no generator's state has to be kept for the second computation.
+                x = checkpoint(layer, x, batch, dropouts, *options, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, batch, dropouts, *options)
+            if keep_all:
+                states.append(x)
+        return x if rows is None or last is not None else x.index_select(0, rows), states
+
+
+class Pooler(nn.Module):
+    """tanh(W h + b) of each sequence's first token."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, firsts: Tensor) -> Tensor:
+        """First tokens (sequences, hidden_size) -> the same shape."""
+        return torch.tanh(project(self.dense, firsts))
+
+
+def first_places(batch: PackedBatch) -> Tensor:
+    """Where each sequence's first token is, int64 (sequences,), in a batch that has tokens."""
+    if isinstance(batch, PaddedBatch):
+        return batch.first_positions
+    # An empty sequence has no first token: the clamp keeps its index legal, its row means nothing.
+    return batch.cu_seqlens[:-1].long().clamp(max=batch.num_tokens - 1)
+
+
+def first_tokens(x: Tensor, batch: PackedBatch) -> Tensor:
+    """Of hidden states (tokens, hidden_size) those that the pooler takes, (sequences, hidden_size)."""
+    if isinstance(batch, PaddedBatch):
+        return x.index_select(0, batch.first_positions)
+    return x[first_places(batch)] if len(x) else x.new_zeros(len(batch), x.shape[1])
+
+
+class BertModel(PreTrainedModel):
+    """The encoder with its pooler: padded in, padded out, or packed in, packed out.
+
+    `model(input_ids=(B, S) int64, attention_mask=(B, S), token_type_ids=(B, S))` returns `last_hidden_state` (B, S,
+    hidden_size) with zeros at padding; `model(batch)` of a `PackedBatch` returns (tokens, hidden_size).
+    `inputs_embeds` (B, S, hidden_size) may stand in for `input_ids`. Raises `UserError` for ids outside the vocabulary,
+    sequences longer than the position table, and arguments of transformers' that are set and not supported.
+    """
+
+    base_model_prefix = "bert"
+
+    def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
+        super().__init__(config)
+        self.embeddings = Embeddings(config)
+        self.encoder = Encoder(config)
+        self.pooler = Pooler(config) if add_pooling_layer else None
+        self.embed_settings: EmbedSettings | None = None
+        """How `embed` makes vectors of texts, where nothing else is said; saved for sentence-transformers."""
+        self.init_weights()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embeddings.word_embeddings
+
+    def save_pretrained(self, folder: str | Path, *, max_shard_size: int | str | None = None) -> None:
+        settings = self.embed_settings
+        if settings is not None:  # looked at before anything is written
+            settings.check_width(self.config.hidden_size, "embed_settings")
+            settings.check_folder(Path(folder))
+        super().save_pretrained(folder, max_shard_size=max_shard_size)
+        if settings is not None:
+            settings.save(Path(folder), self.config.hidden_size)
+
+    def encode(
+        self,
+        batch: PackedBatch,
+        causal: bool = False,
+        keep_all: bool = False,
+        rows: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Packed hidden states of the last layer (tokens, hidden_size); with `keep_all` also those before it.
+
+        With `rows`, int64 (rows,), the last layer's are (rows, hidden_size), of these tokens alone, and what nobody
+        reads is not computed: a loss that looks at one token in six saves half of the last layer. `inputs_embeds`
+        (tokens, hidden_size) stands in for the rows of the token table.
+        """
+        for name, given in (("the model", self.embeddings.word_embeddings.weight), ("the batch", batch.input_ids)):
+            if given.is_meta:
+                raise UserError(
+                    f"{name} is on the meta device, which holds no values: load weights with from_pretrained, or give"
+                    ' them memory with model.to_empty(device="cpu") and model.load_state_dict'
+                )
+        # On a GPU this would wait for the device, and a compiled graph cannot look at numbers.
+        if is_readable(batch.input_ids):
+            self.check_ranges(batch)
+        config, tokens = self.config, batch.num_tokens
+        if inputs_embeds is not None and inputs_embeds.shape[-1] != config.hidden_size:
+            raise UserError(
+                f"inputs_embeds are {inputs_embeds.shape[-1]} wide, but the model's hidden_size={config.hidden_size}"
+            )
+        if isinstance(batch, PaddedBatch):
+            return self._encode_padded(batch, causal, keep_all, rows, inputs_embeds)
+        wanted = rows
+        if self._library_multiplies_bf16(tokens):
+            batch = batch.filled(ROWS_MULTIPLE)
+            if inputs_embeds is not None:
+                inputs_embeds = F.pad(inputs_embeds, (0, 0, 0, batch.num_tokens - tokens))
+            if rows is not None:  # the first token again and again, for nobody
+                rows = F.pad(rows, (0, -len(rows) % ROWS_MULTIPLE))
+        dropouts = Dropouts(batch, config.hidden_dropout_prob, config.attention_probs_dropout_prob, self.training)
+        x = self._embed(batch, dropouts, inputs_embeds)
+        if rows is not None and runs_as_written(self.encoder, Encoder):
+            x, states = self.encoder(x, batch, dropouts, causal, keep_all, rows)
+        else:  # hooks and other classes see every token
+            x, states = self.encoder(x, batch, dropouts, causal, keep_all)
+            x = x if rows is None else x.index_select(0, rows)
+        if batch.num_tokens != tokens:
+            states = [state[:tokens] for state in states]
+        count = tokens if wanted is None else len(wanted)
+        return x if len(x) == count else x[:count], states
+
+    def _embed(self, batch: PackedBatch, dropouts: Dropouts, inputs_embeds: Tensor | None) -> Tensor:
+        """What goes into the first layer, (tokens, hidden_size)."""
+        given = () if inputs_embeds is None else (inputs_embeds,)
+        x: Tensor = self.embeddings(batch, dropouts.tokens(Site.EMBEDDING), *given)
+        return x
+
+    def _encode_padded(
+        self, batch: PaddedBatch, causal: bool, keep_all: bool, rows: Tensor | None, inputs_embeds: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`encode` without a branch on the number of tokens, which a recorded call does not know."""
+        config = self.config
+        dropouts = Dropouts(batch, config.hidden_dropout_prob, config.attention_probs_dropout_prob, self.training)
+        x = self._embed(batch, dropouts, inputs_embeds)
+        x, states = self.encoder(x, batch, dropouts, causal, keep_all)
+        return x if rows is None else x.index_select(0, rows), states
+
+    def _library_multiplies_bf16(self, tokens: int) -> bool:
+        """Whether torch's library will multiply bf16 on the CPU, and not our kernels, which take any number of rows."""
+        weight = self.embeddings.word_embeddings.weight
+        if torch.compiler.is_compiling() or not multiplies_in_bf16(weight) or not self.encoder.layer:
+            return False
+        # In training a part of the layers may be frozen; in inference one layer speaks for all.
+        layers = list(self.encoder.layer) if torch.is_grad_enabled() else [self.encoder.layer[0]]
+        return any(not isinstance(x, Layer) or x.native_element(tokens, torch.bfloat16) is None for x in layers)
+
+    def check_ranges(self, batch: PackedBatch) -> None:
+        """Raise UserError for ids that are no rows of the model's tables. Reads the batch, so a GPU waits."""
+        config = self.config
+        for name, values, size, cure in (
+            ("input_ids", batch.input_ids, config.vocab_size, "use the vocabulary the model was trained with"),
+            ("position_ids", batch.position_ids, config.max_position_embeddings, "truncate to max_position_embeddings"),
+            ("token_type_ids", batch.token_type_ids, config.type_vocab_size, "use types below type_vocab_size"),
+        ):
+            if values.numel():
+                low, high = (int(value) for value in values.aminmax())
+                if low < 0 or high >= size:
+                    raise UserError(
+                        f"{name} holds {low if low < 0 else high}, outside the model's table of {size} rows: {cure}"
+                    )
+
+    def forward(
+        self,
+        batch: PackedBatch | Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        past_key_values: None = None,
+        **unsupported: Unpack[TransformersArguments],
+    ) -> EncoderOutput:
+        refuse_arguments(self, {"past_key_values": past_key_values, **unsupported})
+        packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+        x, states = self.encode(packed.batch, keep_all=bool(output_hidden_states), inputs_embeds=packed.embeds)
+        return EncoderOutput(
+            last_hidden_state=packed.restore(x),
+            pooler_output=None if self.pooler is None else self.pooler(first_tokens(x, packed.batch)),
+            hidden_states=tuple(packed.restore(state) for state in states) if output_hidden_states else None,
+        )
+
+    def embed(self, texts: Any, tokenizer: Any, **options: Any) -> Tensor:
+        """One vector a text, fp32 (texts, hidden_size) on the CPU, in the order of `texts`, any iterable of strings.
+
+        Options: `pooling` "mean", "max" or "cls", `normalize`, `max_length` in tokens, `long` "truncate", "windows" or
+        "error", `batch_tokens`, `prompt`, `progress`. `fastbert.embeddings.embed` says what they mean and
+        what is the same in every batch.
+        """
+        from fastbert.embeddings.embed import embed
+
+        return embed(self, texts, tokenizer, **options)

@@ -1,0 +1,183 @@
+"""The shape of a model that writes text: a BERT encoder's config, and how the decoder is made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from fastbert.config import CONFIGS, BertConfig
+from fastbert.errors import UserError
+from fastbert.io.untrusted_input import read_json_file, shown
+
+Kind = Literal["decoder", "bert2bert", "prefix"]
+Sharing = Literal["none", "embeddings", "all"]
+ENCODER_DECODER = "encoder-decoder"
+# Where config.json keeps what transformers has no field for.
+SECTION = "fastbert_seq2seq"
+# What transformers' decoder says of itself, which follows from being one.
+_OF_DECODERS = ("is_decoder", "add_cross_attention")
+# Of these an encoder and a decoder may differ: none is a part of the decoder's shape that is not read elsewhere.
+_FREE = ("num_hidden_layers", "num_labels", "label_names", "problem_type", "classifier_dropout", "extra")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceConfig(BertConfig):
+    """A BERT encoder with what writes from it.
+
+    `kind`: "decoder" is a decoder of new layers with cross-attention; "bert2bert" begins it as the encoder, with new
+    cross-attention (Rothe et al. 2020); "prefix" is the encoder itself, whose source tokens see the source, and target
+    tokens the source and the target before them (Dong et al. 2019). `decoder_layers` (None: as many as the encoder).
+    `sharing`: what the decoder has in common with the encoder, in memory and in training; None is "embeddings" for new
+    layers, "none" for a copy of the encoder. `begin_token_id` and `end_token_id`: [CLS] and [SEP] of the vocabulary,
+    with which targets begin and end. Raises `UserError` for values that cannot make a model.
+    """
+
+    kind: Kind = "decoder"
+    decoder_layers: int | None = None
+    sharing: Sharing | None = None
+    begin_token_id: int | None = None
+    end_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kind not in get_args(Kind):
+            raise UserError(f"kind={shown(self.kind)} is not one of {', '.join(get_args(Kind))}")
+        if self.sharing not in (None, *get_args(Sharing)):
+            raise UserError(f"sharing={shown(self.sharing)} is not one of {', '.join(get_args(Sharing))}, or None")
+        layers = self.decoder_layers
+        if layers is not None and (not isinstance(layers, int) or isinstance(layers, bool) or layers < 1):
+            raise UserError(f"decoder_layers={shown(layers)} must be a positive integer, or None")
+        if self.kind == "prefix" and layers not in (None, self.num_hidden_layers):
+            raise UserError(f"decoder_layers={layers}: kind='prefix' has no decoder beside its encoder; leave it out")
+        if self.kind == "bert2bert" and layers is not None and layers > self.num_hidden_layers:
+            raise UserError(
+                f"decoder_layers={layers} is more than the encoder's num_hidden_layers={self.num_hidden_layers}, of"
+                " which kind='bert2bert' makes the decoder; use kind='decoder'"
+            )
+        if self.sharing == "all" and self.kind == "decoder":
+            raise UserError("sharing='all' makes the decoder of the encoder's layers; use kind='bert2bert'")
+        for name in ("begin_token_id", "end_token_id"):
+            value = getattr(self, name)
+            if value is not None and not (
+                isinstance(value, int) and not isinstance(value, bool) and 0 <= value < self.vocab_size
+            ):
+                raise UserError(f"{name}={shown(value)} lies outside the vocabulary of {self.vocab_size}")
+
+    @property
+    def shared(self) -> Sharing:
+        """What the decoder has in common with the encoder."""
+        if self.sharing is not None:
+            return self.sharing
+        return "embeddings" if self.kind == "decoder" else "none"
+
+    @property
+    def encoder(self) -> BertConfig:
+        """The encoder's config alone."""
+        return BertConfig(**{one.name: getattr(self, one.name) for one in fields(BertConfig)})
+
+    @property
+    def decoder(self) -> BertConfig:
+        """The decoder's, which differs in its layers only."""
+        return replace(self.encoder, num_hidden_layers=self.decoder_layers or self.num_hidden_layers)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], source: str = "config") -> Self:
+        """Read a dictionary in transformers' format, of BERT or of an encoder-decoder model of BERTs. What is said
+        beside the two, by the names of this class, goes first."""
+        section = values.get(SECTION)
+        ours = {one.name for one in fields(cls)} - {one.name for one in fields(BertConfig)}
+        said = {name: section[name] for name in ours if name in section} if isinstance(section, dict) else {}
+        said.update({name: values[name] for name in ours if name in values})
+        rest = {name: value for name, value in values.items() if name not in (SECTION, *ours)}
+        if values.get("model_type") == ENCODER_DECODER:
+            rest, found = _joined(rest, source)
+            said = {**found, **said}
+        # What BERT's own reader makes, since it knows the fields of the class it is called on.
+        config = super().from_dict({**rest, **said}, source)
+        assert isinstance(config, cls)
+        return config
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> Self:
+        """Read `config.json` of a model folder, or the given JSON file."""
+        values = _values(path)
+        if values.get("model_type") == ENCODER_DECODER:
+            return cls.from_dict(values, str(path))
+        config = super().from_pretrained(path)
+        assert isinstance(config, cls)
+        return config
+
+    @classmethod
+    def of_writer(cls, path: str | Path) -> Self | None:
+        """The config of a folder whose model already writes text; None of BERT's, of which one has yet to be made."""
+        values = _values(path)
+        # A model of another task may have been made of one with a prefix mask, and still have its section.
+        prefixed = SECTION in values and values.get("architectures") == ["BertForMaskedLM"]
+        return cls.from_pretrained(path) if prefixed or values.get("model_type") == ENCODER_DECODER else None
+
+    def to_dict(self, architecture: str | None = None) -> dict[str, Any]:
+        """The dictionary that transformers reads as the same model: `EncoderDecoderModel`, or for a prefix mask the
+        encoder with its masked-LM head. `architecture` says nothing that `kind` does not."""
+        section = {"kind": self.kind, "sharing": self.shared, "decoder_layers": self.decoder_layers}
+        ids = {"begin_token_id": self.begin_token_id, "end_token_id": self.end_token_id}
+        if self.kind == "prefix":
+            return {**self.encoder.to_dict("BertForMaskedLM"), SECTION: {**section, **ids}}
+        decoder = {**self.decoder.to_dict("BertLMHeadModel"), **dict.fromkeys(_OF_DECODERS, True)}
+        return {
+            "architectures": ["EncoderDecoderModel"],
+            "decoder": decoder,
+            "decoder_start_token_id": self.begin_token_id,
+            "encoder": self.encoder.to_dict("BertModel"),
+            "eos_token_id": self.end_token_id,
+            SECTION: section,
+            "is_encoder_decoder": True,
+            "model_type": ENCODER_DECODER,
+            "pad_token_id": self.pad_token_id,
+        }
+
+
+def _values(path: str | Path) -> dict[str, Any]:
+    """What is in the `config.json` of a folder, or in the JSON file itself; nothing where there is none."""
+    file = Path(path)
+    if file.is_dir():
+        file = next((file / name for name in CONFIGS if (file / name).exists()), file / CONFIGS[0])
+    values = read_json_file(file) if file.exists() else None
+    return values if isinstance(values, dict) else {}
+
+
+def _joined(values: dict[str, Any], source: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of an encoder-decoder's dictionary: BERT's with what was said beside, and what else is known of the decoder.
+
+    Raises `UserError` where one of the two is not BERT, or they differ in more than their layers.
+    """
+    encoder, decoder = values.get("encoder"), values.get("decoder")
+    if not isinstance(encoder, dict) or not isinstance(decoder, dict):
+        raise UserError(f"{source}: model_type={ENCODER_DECODER!r} must have an encoder and a decoder")
+    plain = {name: value for name, value in decoder.items() if name not in _OF_DECODERS}
+    first = BertConfig.from_dict(encoder, f"{source}, encoder")
+    second = BertConfig.from_dict(plain, f"{source}, decoder")
+    for one in fields(BertConfig):
+        mine, theirs = getattr(first, one.name), getattr(second, one.name)
+        if one.name not in _FREE and mine != theirs:
+            raise UserError(
+                f"{source}: the decoder has {one.name}={shown(theirs)}, but the encoder {shown(mine)}; only their"
+                " layers may differ"
+            )
+    known = {one.name for one in fields(BertConfig)} - {"num_labels", "pad_token_id"}
+    beside = {name: value for name, value in values.items() if name in known}
+    found = {
+        "kind": "bert2bert",
+        "sharing": "none",
+        "decoder_layers": second.num_hidden_layers,
+        "begin_token_id": _one(values.get("decoder_start_token_id", plain.get("bos_token_id"))),
+        "end_token_id": _one(values.get("eos_token_id", plain.get("eos_token_id"))),
+    }
+    if second.num_hidden_layers > first.num_hidden_layers:
+        found["kind"] = "decoder"
+    return {**encoder, **beside}, found
+
+
+def _one(token: Any) -> Any:
+    """A token's id, where transformers may have a list."""
+    return token[0] if isinstance(token, list) and len(token) == 1 else token

@@ -1,0 +1,103 @@
+"""Models in the midst of writing: what is kept of sources and of what was written, and how a next token is computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastbert.models.bert.model import BertModel
+from fastbert.models.fusibility import project
+from fastbert.models.heads import PredictionHead
+from fastbert.models.layers import Dropouts
+from fastbert.models.seq2seq.decoder import Decoder, run_layers
+from fastbert.models.seq2seq.decoding_cache import SourceKeys, Writing, WrittenKeys, one_token_each
+from fastbert.models.seq2seq.fused_decoding import step_layers
+from fastbert.models.seq2seq.prefix import PrefixReading
+from fastbert.packing import PackedBatch
+
+
+class CrossDecoding:
+    """A decoder that reads its sources by cross-attention, whose keys and values are computed once."""
+
+    def __init__(self, decoder: Decoder, source: PackedBatch, states: Tensor, room: int, begin: int) -> None:
+        """`states` (source tokens, hidden_size) are the encoder's; `room`: tokens that may be written, the end too."""
+        self.decoder = decoder
+        self.begin = source.input_ids.new_full((len(source),), begin)
+        self.no_dropout = Dropouts(source, 0.0, 0.0, training=False)
+        layers: Any = list(decoder.bert.encoder.layer)
+        self.source = SourceKeys(len(layers), source)
+        like = states
+        for layer in layers:
+            attention = layer.crossattention.self
+            k, v = (project(part, states).unflatten(-1, (layer.heads, -1)) for part in (attention.key, attention.value))
+            self.source.keep(k, v)
+            like = k
+        self.written = WrittenKeys(len(layers), room, None, len(source), like)
+        self.layers = step_layers(layers, states)
+
+    def first(self) -> Tensor:
+        """Logits (sources, vocabulary) behind the token with which targets begin."""
+        return self.step(self.begin)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Logits (rows, vocabulary) behind these tokens, int64 (rows,)."""
+        batch = one_token_each(tokens, self.written.written, 0)
+        self.written.advance()
+        x = self.decoder.bert.embeddings(batch, None)
+        x = run_layers(self.layers, x, Writing(self.written, self.source), self.no_dropout)
+        logits: Tensor = self.decoder.cls.predictions(x)
+        return logits
+
+    def select(self, rows: Tensor, sources: Tensor | None, readers: int) -> None:
+        """Go on with these rows, `readers` of each of `sources`, or of all."""
+        stay = len(rows) == len(self.written.starts)
+        self.written.select(rows, same_prefixes=stay)
+        if sources is not None:
+            self.source.select(sources)
+        if readers != self.source.readers:
+            self.source.set_readers(readers)
+
+
+class PrefixDecoding:
+    """One stack that reads its sources once and keeps their keys and values before those of what is written."""
+
+    def __init__(self, bert: BertModel, head: PredictionHead, source: PackedBatch, room: int) -> None:
+        self.bert, self.head, self.prefix = bert, head, source
+        self.no_dropout = Dropouts(source, 0.0, 0.0, training=False)
+        heads, width = bert.config.num_attention_heads, bert.config.head_dim
+        like = bert.embeddings.word_embeddings.weight.new_empty(0, heads, width)
+        if torch.is_autocast_enabled(like.device.type):
+            like = like.to(torch.get_autocast_dtype(like.device.type))
+        # The last token written is never read.
+        self.written = WrittenKeys(len(bert.encoder.layer), max(room - 1, 1), source, len(source), like)
+        self.layers = step_layers(bert.encoder.layer, like)
+        self.positions = source.position_ids[self._lasts()] + 1
+
+    def _lasts(self) -> Tensor:
+        """Where each source's last token is."""
+        return self.prefix.cu_seqlens[1:].long() - 1
+
+    def first(self) -> Tensor:
+        """Logits (sources, vocabulary) behind the sources' last tokens."""
+        x = self.bert.embeddings(self.prefix, None)
+        x = run_layers(self.layers, x, PrefixReading(self.prefix, self.written), self.no_dropout)
+        logits: Tensor = self.head(x.index_select(0, self._lasts()))
+        return logits
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Logits (rows, vocabulary) behind these tokens, int64 (rows,)."""
+        batch = one_token_each(tokens, self.positions + self.written.written, 1)
+        self.written.advance()
+        x = self.bert.embeddings(batch, None)
+        x = run_layers(self.layers, x, Writing(self.written), self.no_dropout)
+        logits: Tensor = self.head(x)
+        return logits
+
+    def select(self, rows: Tensor, sources: Tensor | None, readers: int) -> None:
+        """Go on with these rows, `readers` of each of `sources`, or of all."""
+        stay = sources is None and len(rows) == len(self.positions)
+        self.written.select(rows, same_prefixes=stay)
+        if not stay:
+            self.positions = self.positions.index_select(0, rows)

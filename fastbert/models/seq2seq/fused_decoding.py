@@ -1,0 +1,128 @@
+"""Layers for tokens that are written one by one on a CPU: bias, GELU, residual and LayerNorm inside of the products.
+
+A token or a few make small products, beside which everything else that is called costs as much again. Weights do not
+change while a text is written, so they are looked at once, when it begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastbert.models.bert.model import Layer, Norm, Output
+from fastbert.models.fusibility import has_hooks, holds_both, is_plain, runs_as_written
+from fastbert.models.layers import Dropouts
+from fastbert.models.seq2seq.decoder import DecoderLayer, Seen, layer_alone
+from fastbert.ops.dispatch import choose
+from fastbert.ops.native import buffers, matmul, prepacked_weights
+from fastbert.ops.native.matmul_table import prefers_own
+
+Step = Callable[[Tensor, Seen, Dropouts], Tensor]
+
+
+def step_layers(layers: Iterable[Any], like: Tensor) -> list[Step]:
+    """An encoder's or a decoder's layers as what computes them for new tokens, whose dtype and device are those of
+    `like`: fused where the CPU's kernels serve a layer of plain modules, else the layer's own forward."""
+    steps: list[Step] = []
+    for number, layer in enumerate(layers):
+        fused = _fused(layer, number, like)
+        own: Step = layer if isinstance(layer, DecoderLayer) else partial(layer_alone, layer, number)
+        steps.append(own if fused is None else fused)
+    return steps
+
+
+def _fused(layer: Layer | DecoderLayer, number: int, like: Tensor) -> FusedLayer | None:
+    """The layer fused, or None where that would compute something else, or is not served."""
+    autocast = torch.is_autocast_enabled(like.device.type)
+    if (
+        like.device.type != "cpu"
+        or autocast
+        or like.dtype not in buffers.DTYPES
+        or choose("linear", like.device) != "native"
+    ):
+        return None
+    if torch.compiler.is_compiling() or not buffers.direct(like):
+        return None
+    element = layer.quantization or buffers.DTYPES[like.dtype]
+    width, inner = layer.output.dense.out_features, layer.output.dense.in_features
+    if not all(prefers_own(element, 16, *shape) for shape in ((width, width), (inner, width), (width, inner))):
+        return None
+    if not (type(layer) in (Layer, DecoderLayer) and runs_as_written(layer, type(layer)) and _is_plain(layer)):
+        return None
+    return FusedLayer(layer, number, element)
+
+
+def _is_plain(layer: Any) -> bool:
+    """Whether nothing but parameters decides what the layer computes."""
+    attentions = [layer.attention, *([layer.crossattention] if isinstance(layer, DecoderLayer) else [])]
+    linears: list[nn.Module] = [layer.intermediate.dense, layer.output.dense]
+    for attention in attentions:
+        own = attention.self
+        linears += [own.query, own.key, own.value, attention.output.dense]
+    outputs = [layer.output, *(attention.output for attention in attentions)]
+    norms = [output.LayerNorm for output in outputs]
+    watched = [layer.intermediate, *attentions, *(attention.self for attention in attentions)]
+    return (
+        all(is_plain(linear) for linear in linears)
+        and all(runs_as_written(output, Output) for output in outputs)
+        and all(runs_as_written(norm, Norm) and holds_both(norm) for norm in norms)
+        and not any(has_hooks(module) for module in watched)
+    )
+
+
+class FusedLayer:
+    """A layer of plain modules as four products and its attention, or with cross-attention six and two."""
+
+    def __init__(self, layer: Layer | DecoderLayer, number: int, element: str) -> None:
+        self.number, self.heads = number, layer.heads
+        self.activation = "gelu_tanh" if layer.approximate == "tanh" else "gelu"
+        own = layer.attention.self
+        linears = [own.query, own.key, own.value, layer.attention.output.dense, layer.intermediate.dense]
+        linears.append(layer.output.dense)
+        weights, counts = [linear.weight for linear in linears], (3, 1, 1, 1)
+        self.joined, self.mixed, self.widened, self.narrowed = prepacked_weights.packed_together(
+            weights, counts, element
+        )
+        biases = [linear.bias.detach() for linear in linears]
+        self.joined_bias = torch.cat(biases[:3])
+        self.mixed_bias, self.widened_bias, self.narrowed_bias = biases[3:]
+        self.mixed_norm, self.narrowed_norm = _norm(layer.attention.output), _norm(layer.output)
+        self.cross = _FusedCross(layer, element) if isinstance(layer, DecoderLayer) else None
+
+    def __call__(self, x: Tensor, seen: Seen, dropouts: Dropouts) -> Tensor:
+        """x (tokens, hidden_size) -> the same shape; nothing is dropped."""
+        del dropouts
+        product = matmul.product
+        q, k, v = product(x, self.joined, self.joined_bias).view(len(x), 3, self.heads, -1).unbind(1)
+        context = seen.own(self.number, q, k, v).flatten(1)
+        x = product(context, self.mixed, self.mixed_bias, residual=x, norm=self.mixed_norm)
+        if self.cross is not None:
+            x = self.cross(x, seen, self.number, self.heads)
+        inner = product(x, self.widened, self.widened_bias, self.activation)
+        return product(inner, self.narrowed, self.narrowed_bias, residual=x, norm=self.narrowed_norm)
+
+
+class _FusedCross:
+    """Cross-attention whose keys and values are there already."""
+
+    def __init__(self, layer: DecoderLayer, element: str) -> None:
+        attention = layer.crossattention
+        linears = (attention.self.query, attention.output.dense)
+        self.attention = attention.self
+        self.query, self.mixed = prepacked_weights.packed_together([one.weight for one in linears], (1, 1), element)
+        self.query_bias, self.mixed_bias = (linear.bias.detach() for linear in linears)
+        self.norm = _norm(attention.output)
+
+    def __call__(self, x: Tensor, seen: Seen, number: int, heads: int) -> Tensor:
+        q = matmul.product(x, self.query, self.query_bias).view(len(x), heads, -1)
+        context = seen.cross(number, q, self.attention).flatten(1)
+        return matmul.product(context, self.mixed, self.mixed_bias, residual=x, norm=self.norm)
+
+
+def _norm(output: Output) -> tuple[Tensor, Tensor, float]:
+    norm = output.LayerNorm
+    return norm.weight.detach(), norm.bias.detach(), norm.eps

@@ -1,0 +1,359 @@
+"""BERT that writes text: a decoder of its own beside the encoder, or one stack under a prefix mask.
+
+Targets are rows `[CLS] text [SEP]`: all but the last token are read, all but the first are predicted. An
+encoder-decoder reads them as they are; one stack reads `[CLS] source [SEP] text` and predicts `text [SEP]`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fastbert.checkpoints.source import Weights
+from fastbert.errors import UserError
+from fastbert.models.base import PreTrainedModel
+from fastbert.models.bert.model import ROWS_MULTIPLE, BertModel, multiplies_in_bf16
+from fastbert.models.heads import PredictionHead, PreTrainingHeads, _MaskedLanguageModel
+from fastbert.models.labels import mean_of
+from fastbert.models.layers import Dropouts
+from fastbert.models.outputs import LogitsOutput
+from fastbert.models.packed import Packed
+from fastbert.models.padded import refuse_graphs
+from fastbert.models.seq2seq.config import SequenceConfig
+from fastbert.models.seq2seq.decoder import Decoder, Teaching, run_alone
+from fastbert.models.seq2seq.decoding import CrossDecoding, PrefixDecoding
+from fastbert.models.seq2seq.files import tied_names, weights_for
+from fastbert.models.seq2seq.generation import Decoding, Generated, GenerationSettings, beam_search, greedy
+from fastbert.models.seq2seq.prefix import PrefixTeaching, prefix_rows
+from fastbert.ops.cross_entropy.op import CrossEntropy
+from fastbert.ops.dropout.op import Site
+from fastbert.ops.native.matmul_table import same_in_every_batch
+from fastbert.packing import PackedBatch
+
+
+@dataclass(frozen=True)
+class Taught:
+    """Targets as a decoder learns them."""
+
+    read: PackedBatch
+    """All tokens of each target but its last."""
+    labels: Tensor
+    """The token behind each of them, int64."""
+
+
+def taught(target: PackedBatch) -> Taught:
+    """What is read and what is predicted of targets that hold begin and end. Raises UserError for a shorter one."""
+    count, tokens = len(target), target.num_tokens
+    lengths = target.cu_seqlens.diff().long()
+    if target.device.type == "cpu" and not torch.compiler.is_compiling() and count and int(lengths.min()) < 2:
+        row = int(lengths.argmin())
+        raise UserError(
+            f"target {row} of the batch has {int(lengths[row])} tokens: it must hold at least the two with which"
+            " targets begin and end"
+        )
+    numbers = torch.arange(count + 1, device=target.device)
+    sequences = numbers[:-1].repeat_interleave(lengths - 1, output_size=tokens - count)
+    # Every target before left one token out.
+    places = torch.arange(tokens - count, device=target.device) + sequences
+    read = PackedBatch(
+        input_ids=target.input_ids[places],
+        token_type_ids=target.token_type_ids[places],
+        position_ids=target.position_ids[places],
+        sequence_ids=sequences,
+        cu_seqlens=target.cu_seqlens - numbers.int(),
+        max_seqlen=max(target.max_seqlen - 1, 0),
+        dropout_key=target.dropout_key,
+    )
+    return Taught(read, target.input_ids[places + 1])
+
+
+class BertForSequenceToSequence(PreTrainedModel):
+    """A model that writes a target for a source; `BertForSequenceToSequence(config)` is what `config.kind` says.
+
+    `from_pretrained` reads BERT's files, with `kind`, `decoder_layers` and `sharing` as further arguments, or what
+    `save_pretrained` or transformers' `EncoderDecoderModel` wrote.
+    """
+
+    config: SequenceConfig
+    config_type: ClassVar[type[SequenceConfig]] = SequenceConfig
+    accepts_loss_kwargs = True
+
+    def __new__(cls, config: SequenceConfig, *_: Any, **__: Any) -> BertForSequenceToSequence:
+        if not isinstance(config, SequenceConfig):
+            raise UserError(f"{cls.__name__} takes a SequenceConfig, not a {type(config).__name__}")
+        own = PrefixModel if config.kind == "prefix" else EncoderDecoder
+        if not issubclass(own, cls):
+            raise UserError(f"kind={config.kind!r} makes a {own.__name__}, not a {cls.__name__}")
+        made: BertForSequenceToSequence = super().__new__(own)
+        return made
+
+    @property
+    @abstractmethod
+    def head(self) -> PredictionHead:
+        """What predicts tokens of hidden states."""
+
+    @abstractmethod
+    def check_ranges(self, batch: PackedBatch) -> None:
+        """Raise UserError for ids that are no rows of the model's tables."""
+
+    @abstractmethod
+    def _states(self, source: PackedBatch, read: PackedBatch) -> Tensor:
+        """The hidden state (tokens, hidden_size) that predicts what follows each target token that is read."""
+
+    @abstractmethod
+    def _decoding(self, source: PackedBatch, settings: GenerationSettings, begin: int) -> Decoding:
+        """The model, about to write."""
+
+    def forward(
+        self,
+        batch: PackedBatch | Tensor | None = None,
+        target: PackedBatch | Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        *,
+        input_ids: Tensor | None = None,
+        return_logits: bool = False,
+        label_smoothing: float = 0.0,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> LogitsOutput:
+        """The loss of known targets, `[CLS] text [SEP]` each: the mean over all their tokens but the first.
+
+        Source and target are each a `PackedBatch`, or padded ids (B, S) and (B, T) int64 with their masks. With
+        `return_logits`, `logits` are (target tokens - targets, vocab_size), or (B, T - 1, vocab_size) where the target
+        is padded: those at a token are of the one behind it. `num_items_in_batch`: the loss is the sum over the labels
+        divided by it.
+        """
+        refuse_graphs(type(self).__name__, "its encoder, a BertModel, can be")
+        source = Packed(batch, input_ids, attention_mask, token_type_ids, None, always_packed=True).batch
+        if target is None:
+            raise UserError("target is missing: give the targets that the model should learn, or call generate")
+        targets = Packed(target, None, target_mask, None, None, always_packed=True)
+        known = taught(targets.batch)
+        states = self.target_states(source, known.read)
+        loss = mean_of(self.head.loss(states, known.labels, label_smoothing), num_items_in_batch)
+        if not return_logits:
+            return LogitsOutput(loss=loss, logits=None)
+        logits: Tensor = self.head(states)
+        if targets.slots is None or targets.shape is None:
+            return LogitsOutput(loss=loss, logits=logits)
+        # At the columns of the tokens that are read, of which the last column is none.
+        rows, columns = targets.shape
+        places = known.read.sequence_ids * max(columns - 1, 0) + known.read.position_ids
+        flat = logits.new_zeros(rows * max(columns - 1, 0), logits.shape[-1]).index_copy(0, places, logits)
+        return LogitsOutput(loss=loss, logits=flat.view(rows, max(columns - 1, 0), -1))
+
+    def losses(self, source: PackedBatch, target: PackedBatch, label_smoothing: float = 0.0) -> CrossEntropy:
+        """The loss summed over the tokens of packed targets, their number, and how many are predicted right."""
+        known = taught(target)
+        return self.head.loss(self.target_states(source, known.read), known.labels, label_smoothing)
+
+    def target_states(self, source: PackedBatch, read: PackedBatch) -> Tensor:
+        """The hidden states (tokens, hidden_size) that predict what follows each target token of `read`."""
+        if len(source) != len(read):
+            raise UserError(f"there are {len(source)} sources, but {len(read)} targets: give each its own")
+        if source.device.type == "cpu" and not torch.compiler.is_compiling():
+            check_sources(source)
+        return self._states(source, read)
+
+    def _rounds(self) -> bool:
+        """Whether torch's products in bf16 should meet few numbers of rows: see `ROWS_MULTIPLE`."""
+        return not torch.compiler.is_compiling() and multiplies_in_bf16(self.get_input_embeddings().weight)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        batch: PackedBatch | Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        *,
+        input_ids: Tensor | None = None,
+        settings: GenerationSettings | None = None,
+        begin: int | None = None,
+        end: int | None = None,
+    ) -> Generated:
+        """Write a target for each source, a `PackedBatch` or padded ids; nothing is dropped, in training neither.
+
+        `begin` and `end` are the ids of [CLS] and [SEP], where the config does not know them. Raises UserError where
+        they are missing, and for targets that the position table has no room for.
+        """
+        refuse_graphs(type(self).__name__, "its encoder, a BertModel, can be")
+        source = Packed(batch, input_ids, attention_mask, token_type_ids, None, always_packed=True).batch
+        settings = settings or GenerationSettings()
+        begin = self.config.begin_token_id if begin is None else begin
+        end = self.config.end_token_id if end is None else end
+        for name, token in (("begin", begin), ("end", end)):
+            if token is None:
+                raise UserError(f"{name}_token_id is unknown to the model's config; give generate({name}=...)")
+            if not 0 <= token < self.config.vocab_size:
+                raise UserError(f"{name}={token} lies outside the vocabulary of {self.config.vocab_size}")
+        assert begin is not None
+        assert end is not None
+        if not len(source):
+            return Generated([], [], [])
+        check_sources(source)
+        training = self.training
+        if training:
+            self.train(False)
+        try:
+            # Nor is what is written for a source changed by others that leave the batch.
+            with same_in_every_batch():
+                decoding = self._decoding(source, settings, begin)
+                write = greedy if settings.beams == 1 else beam_search
+                return write(decoding, len(source), end, settings)
+        finally:
+            if training:
+                self.train()
+
+    def can_generate(self) -> bool:
+        """It does, but by its own `generate`, not by transformers'."""
+        return False
+
+    def named_weights(self, weights: Weights) -> Weights:
+        return weights_for(self.config, weights, self.state_dict().keys(), self.tied_keys)
+
+
+def check_sources(source: PackedBatch) -> None:
+    """Refuse a source without tokens, which nothing can be written for; reads the batch."""
+    lengths = source.cu_seqlens.diff()
+    if len(lengths) and int(lengths.min()) < 1:
+        raise UserError(f"source {int(lengths.argmin())} of the batch has no tokens: give it at least [CLS] and [SEP]")
+
+
+def check_positions(written: int, before: int, size: int) -> None:
+    """Refuse to write beyond the position table."""
+    if before + written > size:
+        behind = f" behind the longest source's {before}" if before else ""
+        raise UserError(
+            f"max_target_length has {written} tokens read{behind}, more than max_position_embeddings={size}: use a"
+            " smaller one, or shorter sources"
+        )
+
+
+def filled(batch: PackedBatch, extra: int) -> PackedBatch:
+    """The batch with a dummy sequence of `extra` tokens behind it, or of none."""
+    return batch.padded_to(batch.num_tokens + extra, len(batch) + 1, max_seqlen=max(batch.max_seqlen, extra))
+
+
+def without_first(read: PackedBatch) -> PackedBatch:
+    """Rows of at least a token each, without their first."""
+    rows, numbers = len(read), torch.arange(len(read) + 1, device=read.device)
+    lengths = read.cu_seqlens.diff().long() - 1
+    sequences = numbers[:-1].repeat_interleave(lengths, output_size=read.num_tokens - rows)
+    places = torch.arange(read.num_tokens - rows, device=read.device) + sequences + 1
+    return PackedBatch(
+        input_ids=read.input_ids[places],
+        token_type_ids=read.token_type_ids[places],
+        position_ids=read.position_ids[places],
+        sequence_ids=sequences,
+        cu_seqlens=read.cu_seqlens - numbers.int(),
+        max_seqlen=max(read.max_seqlen - 1, 0),
+    )
+
+
+class EncoderDecoder(BertForSequenceToSequence):
+    """BERT with a decoder beside it, under the names of transformers' `EncoderDecoderModel` of two BERTs."""
+
+    base_model_prefix = "encoder_decoder"
+
+    def __init__(self, config: SequenceConfig) -> None:
+        super().__init__(config)
+        self.encoder = BertModel(config.encoder, add_pooling_layer=False)
+        self.decoder = Decoder(config.decoder, config.num_hidden_layers)
+        if config.shared != "none":
+            self.decoder.bert.embeddings = self.encoder.embeddings
+        if config.shared == "all":
+            for mine, theirs in zip(self.decoder.bert.encoder.layer, self.encoder.encoder.layer, strict=False):
+                mine.attention, mine.intermediate, mine.output = theirs.attention, theirs.intermediate, theirs.output
+        self.tied_keys = tied_names(self.state_dict().keys(), config.shared)
+        self.init_weights()
+
+    @property
+    def head(self) -> PredictionHead:
+        return self.decoder.cls.predictions
+
+    @property
+    def _keys_to_ignore_on_save(self) -> list[str] | None:
+        # transformers ties the head by itself, but knows of nothing that the two have in common.
+        return [name for name in self.tied_keys if name.startswith("decoder.cls.")]
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.encoder.embeddings.word_embeddings
+
+    def tie_weights(self) -> None:
+        """Make the head's weight the decoder's token embedding itself, and its bias the head's."""
+        predictions = self.head
+        predictions.decoder.weight = self.decoder.bert.embeddings.word_embeddings.weight
+        predictions.decoder.bias = predictions.bias
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None
+    ) -> nn.Embedding:
+        raise UserError("an encoder-decoder's vocabulary is not resized: extend that of BERT, and begin with it")
+
+    def check_ranges(self, batch: PackedBatch) -> None:
+        self.encoder.check_ranges(batch)
+
+    def _states(self, source: PackedBatch, read: PackedBatch) -> Tensor:
+        if read.device.type == "cpu" and not torch.compiler.is_compiling():
+            self.encoder.check_ranges(read)
+        config, count = self.config, read.num_tokens
+        if self._rounds():
+            source, read = (filled(one, -one.num_tokens % ROWS_MULTIPLE) for one in (source, read))
+        states, _ = self.encoder.encode(source)
+        p = (config.hidden_dropout_prob, config.attention_probs_dropout_prob)
+        dropouts = Dropouts(read, *p, self.training)
+        seen = Teaching(read, source, states, dropouts, config.num_attention_heads, self.decoder.first)
+        taught_states: Tensor = self.decoder(read, seen, dropouts)
+        return taught_states if len(taught_states) == count else taught_states[:count]
+
+    def _decoding(self, source: PackedBatch, settings: GenerationSettings, begin: int) -> Decoding:
+        check_positions(settings.room, 0, self.config.max_position_embeddings)
+        states, _ = self.encoder.encode(source)
+        return CrossDecoding(self.decoder, source, states, settings.room, begin)
+
+
+class PrefixModel(BertForSequenceToSequence, _MaskedLanguageModel):
+    """One BERT with its masked-LM head under a prefix mask; its files are those of `BertForMaskedLM`."""
+
+    with_pooler = False
+
+    def __init__(self, config: SequenceConfig) -> None:
+        super().__init__(config)
+        self.cls = PreTrainingHeads(config, mlm=True, nsp=False)
+        self.init_weights()
+
+    @property
+    def head(self) -> PredictionHead:
+        return self.cls.predictions
+
+    def check_ranges(self, batch: PackedBatch) -> None:
+        self.bert.check_ranges(batch)
+
+    def _states(self, source: PackedBatch, read: PackedBatch) -> Tensor:
+        # The source's last token stands for the one with which targets begin.
+        config, numbers = self.config, torch.arange(read.num_tokens, device=read.device)
+        written = without_first(read)
+        if self._rounds():  # both are one batch
+            source = filled(source, -(source.num_tokens + written.num_tokens) % ROWS_MULTIPLE)
+            written = filled(written, 0)
+        rows = prefix_rows(source, written)
+        if source.device.type == "cpu" and not torch.compiler.is_compiling():
+            self.bert.check_ranges(rows.batch)
+        dropouts = Dropouts(rows.batch, config.hidden_dropout_prob, config.attention_probs_dropout_prob, self.training)
+        dropouts.offsets = rows.offsets
+        x = self.bert.embeddings(rows.batch, dropouts.tokens(Site.EMBEDDING))
+        mode = self.bert.encoder.checkpointing if self.training else "none"
+        x = run_alone(self.bert.encoder.layer, x, PrefixTeaching(rows, dropouts), dropouts, mode)
+        lasts = source.cu_seqlens[1:].long()[read.sequence_ids] - 1
+        places = source.num_tokens + numbers - read.sequence_ids - 1
+        return x.index_select(0, torch.where(read.offsets_in_sequence == 0, lasts, places))
+
+    def _decoding(self, source: PackedBatch, settings: GenerationSettings, begin: int) -> Decoding:
+        check_positions(settings.room - 1, int(source.position_ids.max()) + 1, self.config.max_position_embeddings)
+        self.bert.check_ranges(source)
+        return PrefixDecoding(self.bert, self.head, source, settings.room)

@@ -1,0 +1,96 @@
+"""A model that follows its tokenizer's new entries: more rows, each begun as the mean of what the word split into."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fastbert.checkpoints.manifest import update_manifest
+from fastbert.checkpoints.source import find_weights
+from fastbert.config import BertConfig
+from fastbert.io.untrusted_input import read_json_file
+from fastbert.models import heads
+from fastbert.models.base import PreTrainedModel, match_weights
+from fastbert.models.bert.model import BertModel
+from fastbert.tokenizers.extension import Extension
+from fastbert.tokenizers.fit import check_tokenizer
+
+logger = logging.getLogger("fastbert")
+
+# Of two that hold a checkpoint's weights equally well, and are not named in its config.json, the first is taken.
+CLASSES: tuple[type[PreTrainedModel], ...] = (
+    BertModel,
+    heads.BertForMaskedLM,
+    heads.BertForNextSentencePrediction,
+    heads.BertForPreTraining,
+    heads.BertForTokenClassification,
+    heads.BertForSequenceClassification,
+    heads.BertForQuestionAnswering,
+    heads.BertForMultipleChoice,
+)
+
+
+def extend_embeddings(model: PreTrainedModel, extension: Extension) -> None:
+    """Resize a model's token embedding for the entries of `extend_vocabulary`, and begin the new rows.
+
+    A new entry's embedding, and its bias where the model predicts tokens, is the mean (in fp32) of those of the pieces
+    that the word split into before; also where it takes the place of an `[unusedN]`. All other rows keep their values.
+    Rows that pad the table are used up before it grows.
+
+    Raises:
+        UserError: the model's vocabulary is of another size than the tokenizer that was extended.
+    """
+    check_sizes(model.config.vocab_size, extension.base_size, "the model")
+    if not extension.entries:
+        return
+    begun = [
+        torch.stack([table[list(entry.pieces)].float().mean(0) for entry in extension.entries])
+        for table in _tables(model)
+    ]
+    model.resize_token_embeddings(max(model.config.vocab_size, len(extension.tokenizer)))
+    places = [entry.id for entry in extension.entries]
+    for table, rows in zip(_tables(model), begun, strict=True):
+        table[places] = rows.to(table.dtype)
+
+
+def _tables(model: PreTrainedModel) -> list[Tensor]:
+    """What has a row for each entry: the token embedding and the bias of a masked-LM decoder."""
+    tables = [model.get_input_embeddings().weight.detach()]
+    if isinstance(model, heads.BertForPreTraining | heads.BertForMaskedLM):
+        tables.append(model.cls.predictions.bias.detach())
+    return tables
+
+
+def check_sizes(rows: int, entries: int, model: str) -> None:
+    """Refuse a model that was not trained with the tokenizer, as far as sizes tell."""
+    check_tokenizer(range(entries), rows, model)
+
+
+def load_whole(folder: Path) -> PreTrainedModel:
+    """A model folder as the class that has a place for most of its weights, and none that would have to be made up."""
+    config = BertConfig.from_pretrained(folder)
+    named = read_json_file(folder / "config.json").get("architectures") or ()
+    missing, left_out = match_weights(find_weights(folder), config, CLASSES)
+    whole = [kind for kind in CLASSES if not missing[kind]]
+    if not whole:
+        return BertModel.from_pretrained(folder)
+    kind = min(whole, key=lambda kind: (len(left_out[kind]), kind.__name__ not in named))
+    if left_out[kind]:
+        logger.warning("%s: left out, since no part of a %s: %s", folder, kind.__name__, ", ".join(left_out[kind]))
+    return kind.from_pretrained(folder)
+
+
+def save_like(model: PreTrainedModel, source: Path, out: Path) -> None:
+    """Save a model that was loaded from `source` and extended.
+
+    What `source` says in config.json beyond a model's shape (names of labels, the class) is kept.
+    """
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config = {"architectures": [type(model).__name__], **config, "vocab_size": model.config.vocab_size}
+    model.save_pretrained(out)
+    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    update_manifest(out, ["config.json"])

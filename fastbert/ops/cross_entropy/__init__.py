@@ -1,0 +1,1 @@
+"""The vocabulary product fused with cross-entropy."""

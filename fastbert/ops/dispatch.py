@@ -1,0 +1,234 @@
+"""Which backend serves which operation on which device, and why.
+
+An operation's module registers one implementation per backend that can serve it; the public function asks `select` for
+the one to call. The choice is a pure function of the device and of `use_backend`, so it is the same on every run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.autograd import forward_ad
+
+from fastbert import _C, cpu_capability
+from fastbert.errors import UserError
+
+BackendName = Literal["triton", "native", "eager"]
+BACKENDS: tuple[BackendName, ...] = ("triton", "native", "eager")
+# The fastest first; eager torch serves every operation on every device.
+PREFERENCE: dict[str, tuple[BackendName, ...]] = {"cuda": ("triton", "eager"), "cpu": ("native", "eager")}
+OPERATIONS = (
+    "attention",
+    "softmax",
+    "layer_norm",
+    "dropout",
+    "dropout_add_layer_norm",
+    "bias_gelu",
+    "gelu_layer_norm",
+    "embedding_layer_norm",
+    "linear",
+    "linear_cross_entropy",
+    "encoder_layer",
+)
+
+# What of an operation the native backend serves, where that is not the same as of the others.
+NATIVE_SERVES = {
+    "linear": "inference and training in fp32 and bf16, where the table of products says so",
+    "linear_cross_entropy": "inference and training in fp32 and bf16, where the table of products says so",
+    "encoder_layer": "inference and training in fp32 and bf16, where the table of products says so",
+}
+
+_implementations: dict[tuple[str, str], Any] = {}
+_forced: BackendName | None = None
+_said: set[tuple[str, str]] = set()
+logger = logging.getLogger("fastbert")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The backend of one operation on one device, and the reason in words."""
+
+    operation: str
+    backend: str
+    reason: str
+
+
+def register(operation: str, backend: BackendName, implementation: Any) -> None:
+    """Make `implementation` serve `operation` on `backend`: a function, or an object with `forward` and `backward`."""
+    _implementations[operation, backend] = implementation
+
+
+# Looked for, not imported: the kernels do that when they first run.
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+
+def _serves(operation: str, backend: BackendName) -> bool:
+    return (operation, backend) in _implementations and (backend != "triton" or HAS_TRITON)
+
+
+def require_triton(device: torch.device, argument: str) -> None:
+    """Refuse tensors that Triton kernels cannot reach: those on a CPU, unless Triton interprets its kernels."""
+    if not HAS_TRITON:
+        raise UserError("the triton backend needs triton: `pip install 'fastbert-engine[gpu]'`")
+    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET", "0") in ("", "0"):
+        raise UserError(
+            f"{argument} is on {device}: the triton backend needs tensors on a GPU;"
+            f" move {argument} there, or use_backend(None) to let fastbert choose"
+        )
+
+
+def choose(operation: str, device: torch.device) -> BackendName:
+    """The name of the backend that serves `operation` on `device`."""
+    if _forced is not None:
+        if (operation, _forced) not in _implementations:
+            raise UserError(
+                f"backend {_forced!r} cannot serve {operation!r}: it has no such kernel;"
+                " use_backend(None) lets fastbert choose"
+            )
+        if _forced == "native" and not torch.compiler.is_compiling():
+            cpu_capability.apply()
+        return _forced
+    if is_recorded():
+        # What is recorded may run where fastbert is not installed, and there are no rules for transforms.
+        return "eager"
+    if device.type == "cpu" and not torch.compiler.is_compiling():
+        cpu_capability.apply()
+    order = PREFERENCE.get(device.type, ("eager",))
+    return next(backend for backend in order if _serves(operation, backend))
+
+
+def is_recorded() -> bool:
+    """Return whether PyTorch records the call (`torch.jit.trace`, `torch.export`) or transforms it (`torch.func`)."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    return torch._C._is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def select(operation: str, device: torch.device) -> Any:
+    """The implementation that serves `operation` on `device`."""
+    return _implementations[operation, choose(operation, device)]
+
+
+def implementation(operation: str, backend: str) -> Any:
+    """What serves `operation` on a backend that was chosen before."""
+    return _implementations[operation, backend]
+
+
+def without_triton(operation: str, reason: str) -> BackendName:
+    """What serves a call that the Triton kernel of `operation` cannot: eager torch, said once in the log.
+
+    Raises UserError where the triton backend was forced.
+    """
+    if _forced == "triton":
+        raise UserError(f"{reason}; use_backend('eager') serves it")
+    if not torch.compiler.is_compiling() and (operation, reason) not in _said:
+        _said.add((operation, reason))
+        logger.warning("%s runs in eager torch: %s", operation, reason)
+    return "eager"
+
+
+def refuse_forward_mode(operation: str) -> None:
+    """An operator of ours has no forward-mode derivative, and torch would take it for zero without a word."""
+    if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
+        raise UserError(
+            f"{operation} has no forward-mode derivative on this backend (torch.func.jvp): use_backend('eager') has"
+        )
+
+
+def forced() -> BackendName | None:
+    """The backend that `use_backend` forces, or None."""
+    return _forced
+
+
+def served_by(backend: BackendName) -> tuple[str, ...]:
+    """The operations for which `backend` has an implementation."""
+    return tuple(operation for operation in OPERATIONS if (operation, backend) in _implementations)
+
+
+class _Restore(contextlib.AbstractContextManager[None]):
+    """Undoes `use_backend` when it was called in a `with` statement."""
+
+    def __init__(self, previous: BackendName | None) -> None:
+        self.previous = previous
+
+    def __exit__(self, *error: object) -> None:
+        global _forced
+        _forced = self.previous
+
+
+def use_backend(name: BackendName | None) -> contextlib.AbstractContextManager[None]:
+    """Force every operation onto one backend: `"triton"`, `"native"` or `"eager"`; `None` chooses by device again.
+
+    As a function it holds until the next call; as a context manager (`with use_backend("eager"): ...`) until the block
+    ends. An operation that the forced backend cannot serve raises `UserError` and names it.
+    """
+    global _forced
+    if name is not None and name not in BACKENDS:
+        raise UserError(f"unknown backend {name!r}: choose one of {', '.join(BACKENDS)}")
+    previous, _forced = _forced, name
+    return _Restore(previous)
+
+
+def report(device: torch.device | None = None) -> list[Choice]:
+    """One `Choice` per operation: what serves it on `device` (default: the fastest present) and why."""
+    importlib.import_module("fastbert.ops.encoder_layer.op")  # and with it all others
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    choices = []
+    for operation in OPERATIONS:
+        order = (_forced,) if _forced else PREFERENCE.get(device.type, ("eager",))
+        backend = next((name for name in order if _serves(operation, name)), None)
+        if backend is None:
+            choices.append(Choice(operation, "none", f"forced backend {_forced!r} has no kernel for it"))
+        elif _forced:
+            choices.append(Choice(operation, backend, "forced by use_backend"))
+        elif backend == "native":
+            kernels = f"{cpu_capability.level()} kernels"
+            serves = NATIVE_SERVES.get(operation, "inference and training in fp32 and bf16")
+            choices.append(Choice(operation, backend, f"{kernels}: {serves}"))
+        elif backend == order[0]:
+            choices.append(Choice(operation, backend, f"the fastest on {device.type}"))
+        elif order[0] == "triton" and not HAS_TRITON:
+            choices.append(Choice(operation, backend, "triton is not installed"))
+        elif operation == "encoder_layer":
+            choices.append(Choice(operation, backend, "put together from the operations above"))
+        else:
+            choices.append(Choice(operation, backend, f"this version has no {order[0]} kernel for it"))
+    return choices
+
+
+def fastest_dtype(device: torch.device, *, training: bool = False) -> tuple[torch.dtype, str]:
+    """The fastest dtype of matrix products on `device`, and the reason in words.
+
+    In `training` our own kernels for AVX-512 multiply bf16 at the speed of fp32, and read and keep half as much.
+    """
+    if device.type == "cuda":
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return torch.bfloat16, "the GPU multiplies bf16 in hardware"
+        return torch.float16, "the GPU has no bf16 products"
+    if device.type == "cpu":
+        if cpu_capability.level() == "amx":
+            return torch.bfloat16, "the CPU has AMX"
+        if cpu_capability.level() == "avx512" and _C.cpu_level_features()["avx512_bf16"]:
+            return torch.bfloat16, "the CPU has AVX-512 BF16"
+        if training and cpu_capability.level() == "avx512" and choose("encoder_layer", device) == "native":
+            return torch.bfloat16, "the AVX-512 kernels read and keep half as much as in fp32"
+        return torch.float32, "the CPU has no bf16 products"
+    return torch.float32, "the safe choice on this device"
+
+
+@contextlib.contextmanager
+def without_autocast(device: torch.device) -> Iterator[None]:
+    """Keep torch's autocast from choosing dtypes inside an operation, which decides for itself."""
+    if torch.is_autocast_enabled(device.type):
+        with torch.autocast(device.type, enabled=False):
+            yield
+    else:
+        yield

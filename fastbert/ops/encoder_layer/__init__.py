@@ -1,0 +1,1 @@
+"""A whole encoder layer as one operation."""

@@ -1,0 +1,1 @@
+"""GELU with a bias."""

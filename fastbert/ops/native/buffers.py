@@ -1,0 +1,83 @@
+"""When the C++ kernels of the `native` backend take a call, and how tensors reach them.
+
+Every operation asks `serves` after `backend.choose` said "native", and goes to eager torch where it answers no.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from fastbert.errors import UserError
+from fastbert.ops import dispatch
+
+# What the kernels serve, by the names that the extension has for it.
+DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
+
+
+def serves(operation: str, *tensors: Tensor | None, trains: bool = False) -> bool:
+    """Whether the native kernel of `operation` takes these tensors; those of which a gradient could be asked come here.
+
+    It serves bf16 and fp32 on a CPU, and gradients where it `trains`. Where it does not serve, eager torch does,
+    without a word; raises UserError where the native backend was forced.
+    """
+    present = [x for x in tensors if x is not None]
+    for x in present:
+        if x.device.type != "cpu":
+            return declines(operation, f"a tensor is on {x.device}, and the native backend serves CPUs")
+        if x.layout != torch.strided:
+            return declines(operation, f"a tensor has layout {x.layout}, and the native backend serves strided ones")
+        if x.dtype not in DTYPES:
+            return declines(operation, f"a tensor has dtype {x.dtype}, and the native backend serves bfloat16, float32")
+    if not trains and torch.is_grad_enabled() and any(x.requires_grad for x in present):
+        return declines(
+            operation, "a gradient is wanted, and the native backend has none in this version: use torch.no_grad()"
+        )
+    return True
+
+
+def declines(operation: str, reason: str) -> bool:
+    """False, for a call that the native kernel of `operation` does not serve; UserError where it was forced."""
+    if dispatch.forced() == "native":
+        raise UserError(f"backend 'native' cannot serve {operation!r} here: {reason}; use_backend('eager') serves it")
+    return False
+
+
+def address(name: str, tensor: Tensor | None) -> int:
+    """Where a tensor's memory begins, 0 for None; UserError where it was given back, which kernels take for None."""
+    if tensor is None:
+        return 0
+    place = tensor.data_ptr()
+    if tensor.numel() and (not place or was_freed(tensor)):
+        raise UserError(f"{name} of shape {tuple(tensor.shape)} has no storage: its memory was given back")
+    return place
+
+
+def was_freed(view: Tensor) -> bool:
+    """Whether a tensor is a part, not at the beginning, of memory that was given back: its address is not 0 then."""
+    return view.storage_offset() != 0 and not view.untyped_storage().data_ptr()
+
+
+def direct(*tensors: Tensor | None) -> bool:
+    """Whether a kernel may be called at once: plain tensors, and nothing that watches torch's dispatcher.
+
+    Otherwise the call goes through an operator that torch knows, which costs about ten microseconds.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._is_tracing()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack()
+        or forward_ad._current_level >= 0
+    ):
+        return False
+    return all(
+        x is None or (type(x) in (Tensor, torch.nn.Parameter) and not x.is_neg() and not x._is_zerotensor())
+        for x in tensors
+    )
+
+
+def is_transformed() -> bool:
+    """Whether a call is inside vmap, grad or another of torch.func's transforms, for which there is no rule here."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None

@@ -1,0 +1,156 @@
+"""The gradients of the row-wise operations of the `native` backend, by the kernels of csrc/cpu/rows_gradients.h.
+
+What is summed over rows (the gradients of vectors) is fp32, summed in blocks of a fixed number of rows and then in the
+order of the blocks: the same bits on every run and any number of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fastbert import _C
+from fastbert.ops.dropout.op import TokenDropout
+from fastbert.ops.native import buffers
+from fastbert.ops.native.buffers import DTYPES
+from fastbert.ops.native.caching_allocator import empty
+from fastbert.ops.native.rowwise_tensors import dropped, pair, rows_of, scores_arguments, table_arguments
+
+
+def norm_gradients(
+    grad: Tensor,
+    grad_total: Tensor | None,
+    total: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor,
+    token_dropout: TokenDropout | None,
+    *,
+    x_bias: bool,
+    residual: bool,
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """dx, dresidual (None where it is dx or there is none), and dweight, dbias, with x_bias dx_bias: fp32 (2|3, width).
+
+    grad, grad_total and total (rows, width), of any strides; mean and rstd fp32 (rows,). dx and dresidual have the
+    dtype of `total`.
+    """
+    width = total.shape[1]
+    total, rows, total_stride = rows_of(total)
+    grad, _, grad_stride = rows_of(grad.to(total.dtype))
+    grad_total_stride = 0
+    if grad_total is not None:
+        grad_total, _, grad_total_stride = rows_of(grad_total.to(total.dtype))
+    dx = empty(total.shape, total.dtype)
+    dresidual = empty(total.shape, total.dtype) if residual and token_dropout is not None else None
+    sums = empty((3 if x_bias else 2, width), torch.float32)
+    buffers.address("weight", weight)
+    mean, rstd, weight = mean.contiguous(), rstd.contiguous(), weight.contiguous()
+    dropout, _held = dropped(token_dropout, rows)
+    _C.norm_gradients(
+        rows, width, DTYPES[total.dtype], grad.data_ptr(), grad_stride,
+        buffers.address("grad_total", grad_total), grad_total_stride, total.data_ptr(), total_stride,
+        mean.data_ptr(), rstd.data_ptr(), weight.data_ptr(), DTYPES[weight.dtype], dropout,
+        dx.data_ptr(), 0 if dresidual is None else dresidual.data_ptr(), x_bias, sums.data_ptr(),
+    )  # fmt: skip
+    return dx, dresidual, sums
+
+
+def gelu_backward(
+    grad: Tensor, x: Tensor, bias: Tensor | None, tanh: bool, sums: bool, again: bool = False
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The gradient of x, with `sums` its sums over all but the last axis, fp32, and with `again` GELU(x + bias).
+
+    grad and x (..., width) of any strides; what is returned is contiguous, and of x's dtype but for the sums.
+    """
+    width, shape = x.shape[-1], x.shape
+    x, rows, x_stride = rows_of(x)
+    grad, grad_rows, grad_stride = rows_of(grad.to(x.dtype))
+    assert grad_rows == rows
+    dx, y = empty(shape, x.dtype), empty(shape, x.dtype) if again else None
+    total = empty((width,), torch.float32) if sums else None
+    bias = None if bias is None else bias.contiguous()
+    _C.gelu_gradient(
+        rows, width, DTYPES[x.dtype], grad.data_ptr(), grad_stride, x.data_ptr(), x_stride,
+        buffers.address("bias", bias), "fp32" if bias is None else DTYPES[bias.dtype], tanh,
+        dx.data_ptr(), 0 if y is None else y.data_ptr(), 0 if total is None else total.data_ptr(),
+    )  # fmt: skip
+    return dx, total, y
+
+
+def gelu_norm_gradients(
+    grad: Tensor, x: Tensor, x_bias: Tensor | None, mean: Tensor, rstd: Tensor, weight: Tensor, tanh: bool
+) -> tuple[Tensor, Tensor]:
+    """dx in the dtype of x (rows, width); dweight, dbias and, with x_bias, its gradient: fp32 (2 or 3, width)."""
+    width = x.shape[1]
+    x, rows, x_stride = rows_of(x)
+    grad, _, grad_stride = rows_of(grad.to(x.dtype))
+    dx, sums = empty(x.shape, x.dtype), empty((2 if x_bias is None else 3, width), torch.float32)
+    buffers.address("weight", weight)
+    mean, rstd, weight = mean.contiguous(), rstd.contiguous(), weight.contiguous()
+    if x_bias is not None:
+        weight, x_bias, _ = pair(weight, x_bias)
+    _C.gelu_norm_gradients(
+        rows, width, DTYPES[x.dtype], grad.data_ptr(), grad_stride, x.data_ptr(), x_stride,
+        buffers.address("bias", x_bias), weight.data_ptr(), DTYPES[weight.dtype], tanh,
+        mean.data_ptr(), rstd.data_ptr(), dx.data_ptr(), sums.data_ptr(),
+    )  # fmt: skip
+    return dx, sums
+
+
+def embedding_gradients(
+    grad: Tensor,
+    ids: Sequence[Tensor],
+    tables: Sequence[Tensor],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor,
+    token_dropout: TokenDropout | None,
+    wanted: Sequence[bool],
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """The gradients of the tables, dense and in their dtype, of weight and of bias, in that of weight.
+
+    grad (tokens, width), fp32 or bf16. The gradient of a token's sum of embeddings is fp32, and every row of a table is
+    written once. Gradients of tables that are not `wanted` have no elements.
+    """
+    width, tokens = tables[0].shape[1], ids[0].shape[0]
+    grad, _, grad_stride = rows_of(grad)
+    dsum, sums = empty((tokens, width), torch.float32), empty((2, width), torch.float32)
+    buffers.address("weight", weight)
+    mean, rstd, weight = mean.contiguous(), rstd.contiguous(), weight.contiguous()
+    dropout, _held = dropped(token_dropout, tokens)
+    _C.embedding_sum_gradient(
+        tokens, width, DTYPES[tables[0].dtype], DTYPES[grad.dtype],
+        table_arguments(ids, tables), grad.data_ptr(), grad_stride, mean.data_ptr(), rstd.data_ptr(),
+        weight.data_ptr(), DTYPES[weight.dtype], dropout, dsum.data_ptr(), sums.data_ptr(),
+    )  # fmt: skip
+    gradients = []
+    for one, table, want in zip(ids, tables, wanted, strict=True):
+        gradient = empty(table.shape if want else (0,), table.dtype)
+        gradients.append(gradient)
+        if not want:
+            continue
+        _C.table_gradient(
+            tokens, width, DTYPES[table.dtype], dsum.data_ptr(),
+            one.data_ptr(), one.stride(0), one.dtype == torch.int64, table.shape[0], gradient.data_ptr(),
+        )  # fmt: skip
+    # Apart, because the results of an operator may not share memory.
+    return gradients, *(one.to(weight.dtype, copy=True) for one in sums)
+
+
+def softmax_gradient(
+    grad: Tensor,
+    scores: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    dropout_p: float,
+    dropout_key: Tensor | None,
+    dropout_site: int,
+) -> Tensor:
+    """The gradient of scores (sequences, heads, queries, keys), contiguous; the probabilities are computed again."""
+    arguments, _held = scores_arguments(scores, mask, scale, dropout_p, dropout_key, dropout_site)
+    grad = grad.to(scores.dtype).contiguous()
+    dscores = empty(scores.shape, scores.dtype)
+    _C.softmax_gradient(*arguments, grad.data_ptr(), dscores.data_ptr())
+    return dscores

@@ -1,0 +1,83 @@
+"""The kinds of attention that are compiled ahead of time."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+
+from fastbert.kernels.attention import launchers
+from fastbert.kernels.configs.configuration import DTYPES
+from fastbert.ops.attention.arguments import AttentionProblem
+
+ARITHMETICS = [("bf16", False), ("fp32", True), ("fp32", False)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCase:
+    """One kind of attention."""
+
+    dtype: str = "bf16"
+    tf32: bool = False
+    head_dim: int = 64
+    causal: bool = False
+    bias: bool = False
+    dropout: bool = False
+
+    def __str__(self) -> str:
+        arithmetic = "tf32" if self.tf32 else self.dtype
+        flags = [name for name in ("causal", "bias", "dropout") if getattr(self, name)]
+        return " ".join([arithmetic, str(self.head_dim), *flags])
+
+    def launch(self) -> None:
+        """For sequences of all length classes. Without a bias, gradients are joined, as an encoder layer wants them."""
+        dtype = DTYPES[self.dtype]
+        q = torch.zeros(4, 2, self.head_dim, dtype=dtype)
+        offsets = torch.tensor([0, 4], dtype=torch.int32)
+        problem = AttentionProblem(
+            q=q,
+            k=q,
+            v=q,
+            cu_seqlens_q=offsets,
+            cu_seqlens_k=offsets,
+            max_seqlen_q=512,
+            max_seqlen_k=512,
+            causal=self.causal,
+            dropout_p=0.1 if self.dropout else 0.0,
+            dropout_key=torch.zeros(1, dtype=torch.int64) if self.dropout else None,
+            dropout_site=1,
+            bias=torch.zeros(2, 512, 512) if self.bias else None,
+            scale=0.125,
+            tf32=self.tf32,
+        )
+        out, lse = launchers.forward(problem)
+        if self.bias:
+            launchers.backward(problem, out, lse, out, True)
+        else:
+            launchers.backward_joined(problem, out, lse, out)
+
+
+def demanding() -> list[AttentionCase]:
+    half = [
+        AttentionCase(head_dim=width, causal=bias, bias=bias, dropout=dropout)
+        for width, (bias, dropout) in itertools.product((32, 64, 128), ((False, False), (False, True), (True, True)))
+    ]
+    return half + [
+        AttentionCase(dtype=dtype, tf32=tf32, head_dim=width, causal=True, bias=True, dropout=True)
+        for (dtype, tf32), width in itertools.product(ARITHMETICS[1:], (32, 64, 128))
+    ]
+
+
+def every() -> list[AttentionCase]:
+    flags = itertools.product((False, True), repeat=3)
+    return [
+        AttentionCase(dtype=dtype, tf32=tf32, head_dim=width, causal=causal, bias=bias, dropout=dropout)
+        for (causal, bias, dropout), (dtype, tf32), width in itertools.product(
+            flags, [*ARITHMETICS, ("fp16", False)], (32, 64, 96, 128)
+        )
+    ]
+
+
+def brief() -> list[AttentionCase]:
+    return [AttentionCase(causal=True, bias=True, dropout=True)]

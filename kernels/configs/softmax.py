@@ -1,0 +1,40 @@
+"""The shipped configurations of the softmax kernels.
+
+Whole rows stay in registers up to the widest class; the class behind it holds all longer rows, read in blocks. Dropout
+shares blocks of random numbers among 32 keys, so a row is padded to that at least.
+"""
+
+from __future__ import annotations
+
+from fastbert.kernels.configs.configuration import Config, Table
+
+NARROWEST, WIDEST = 32, 16384
+
+
+def _softmax(elements: int, num_warps: int) -> dict[str, Config]:
+    """Rows for about `elements` elements a program, and a proportion of warps that holds for longer rows too.
+
+    Narrow rows have a pointer each, which takes registers: a quarter of the elements for them.
+    """
+    table = {}
+    width = NARROWEST
+    while width <= 2 * WIDEST:
+        keys = width if width <= WIDEST else WIDEST // 2
+        warps = num_warps * max(1, keys // elements)
+        rows = max(1, (elements if keys > 64 else elements // 4) // keys)
+        config = Config(constants={"ROWS": rows, "KEYS": keys}, num_warps=warps)
+        table |= {f"half-{width}": config, f"ieee-{width}": config}
+        width *= 2
+    return table
+
+
+def _table(num_warps: int) -> Table:
+    return {kernel: _softmax(4096, num_warps) for kernel in ("softmax_forward", "softmax_backward")}
+
+
+TABLES: dict[str, Table] = {
+    **{target: _table(4) for target in ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "interpreter")},
+    "gfx942": _table(2),
+}
+# The sizes that the kernels are written for.
+SIZES = {"ROWS": tuple(1 << power for power in range(9)), "KEYS": tuple(1 << power for power in range(5, 15))}

@@ -1,0 +1,1 @@
+"""Tuning and ahead-of-time compilation of the Triton kernels."""

@@ -1,0 +1,164 @@
+"""Which tile, how many warps and how many pipeline stages a kernel gets: a table, never a timing at run time.
+
+A configuration is a function of the kernel, the shape class and the GPU alone, so that a run gives the same bits after
+a restart and on every rank. `shipped.py` holds the shipped table; `fastbert doctor --tune` measures the candidates on
+the user's GPU and saves a table, whose entries then replace the shipped ones on that GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fastbert import tuning_tables
+from fastbert.errors import UserError
+from fastbert.kernels.configs.configuration import Config, Table, shape_class
+from fastbert.kernels.configs.defaults import SHIPPED, SIZES
+
+__all__ = ["SHIPPED", "Config", "Table", "effective", "load", "lookup", "overridden", "pinned", "save", "shape_class"]
+
+FORMAT = 1
+
+
+def lookup(kernel: str, shape: str, architecture: str) -> Config:
+    """The configuration of `kernel` for a shape class on a GPU: from the saved table, or else from the shipped one."""
+    if architecture in _pinned:
+        shipped, measured = _pinned[architecture].get(kernel, {}), {}
+    else:
+        shipped = SHIPPED[_nearest(architecture)][kernel]
+        measured = saved().get(architecture, {}).get(kernel, {})
+    # A mask takes registers: where the shipped table makes a difference, what was measured without one says nothing.
+    names = (shape, shape.removesuffix("-masked"))
+    for name in names:
+        for entries in (_overridden.get(kernel, {}), measured, shipped):
+            if name in entries:
+                return entries[name]
+    raise KeyError(f"no configuration of {kernel} for {shape}")
+
+
+_overridden: dict[str, dict[str, Config]] = {}
+_pinned: dict[str, Table] = {}
+
+
+def effective(architecture: str) -> Table:
+    """All configurations that `lookup` gives for a GPU now."""
+    measured = saved().get(architecture, {})
+    return {
+        kernel: {shape: lookup(kernel, shape, architecture) for shape in sorted({*entries, *measured.get(kernel, {})})}
+        for kernel, entries in SHIPPED[_nearest(architecture)].items()
+    }
+
+
+@contextlib.contextmanager
+def pinned(tables: Mapping[str, Table]) -> Iterator[None]:
+    """Within the block, `lookup` gives what `tables` hold for a GPU, whatever is shipped or saved."""
+    before = dict(_pinned)
+    _pinned.update(tables)
+    try:
+        yield
+    finally:
+        _pinned.clear()
+        _pinned.update(before)
+
+
+@contextlib.contextmanager
+def overridden(kernel: str, shape: str, config: Config) -> Iterator[None]:
+    """Within the block, `lookup` gives `config` for that kernel and shape class."""
+    _overridden.setdefault(kernel, {})[shape] = config
+    try:
+        yield
+    finally:
+        del _overridden[kernel][shape]
+
+
+@functools.cache
+def _nearest(architecture: str) -> str:
+    """The shipped table that serves a GPU: its own, or that of the newest generation before it."""
+    if architecture in SHIPPED:
+        return architecture
+    if architecture.startswith("gfx"):
+        return "gfx942"
+    number = re.fullmatch(r"sm_(\d+)", architecture)
+    generations = sorted(int(name[3:]) for name in SHIPPED if name.startswith("sm_"))
+    older = [generation for generation in generations if number and generation <= int(number[1])]
+    return f"sm_{older[-1] if older else generations[0]}"
+
+
+def saved_path() -> Path:
+    """Where a measured table is kept: $FASTBERT_TUNING, or tuning.json in the user's cache folder."""
+    return tuning_tables.place("FASTBERT_TUNING", "tuning.json")
+
+
+@functools.cache
+def fingerprint() -> str:
+    """Changes with the kernels' source, so that a table measured for other kernels is not believed."""
+    digest = hashlib.sha256()
+    kernels = Path(__file__).parents[1]
+    for path in sorted(kernels.rglob("*.py")):
+        if path.relative_to(kernels).parts[0] not in ("tuning", "configs") and path.name != "compile_cases.py":
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def saved() -> dict[str, Table]:
+    """The saved table, read once a process; one that cannot be used is named in the log and passed over."""
+    return tuning_tables.read_or_empty(saved_path(), load, "the shipped configurations are used")
+
+
+def load(path: Path) -> dict[str, Table]:
+    """Read a table: configurations by architecture, kernel and shape class. Raises UserError if it cannot be used."""
+    kernels, entries = tuning_tables.read(path, "tuning table", FORMAT, _parse)
+    if kernels != fingerprint():
+        raise UserError(f"{path} was measured with other kernels than these: {tuning_tables.CURE}")
+    return entries
+
+
+def _parse(document: dict[str, Any]) -> tuple[str, dict[str, Table]]:
+    """The fingerprint of the kernels that were measured, and the table."""
+    return document["kernels"], {
+        architecture: {
+            kernel: {shape: _config(kernel, value) for shape, value in shapes.items()}
+            for kernel, shapes in table.items()
+        }
+        for architecture, table in document["entries"].items()
+    }
+
+
+def _config(kernel: str, value: Any) -> Config:
+    constants = {str(name): int(number) for name, number in value["constants"].items()}
+    numbers = {name: int(value[name]) for name in ("num_warps", "num_stages", "max_registers")}
+    config = Config(constants=constants, **numbers)
+    sizes = [*constants.values(), config.num_warps]
+    if any(size < 0 or size & (size - 1) for size in sizes):
+        raise ValueError(f"{value} has a size that is no power of two")
+    if not (1 <= config.num_warps <= 32 and 1 <= config.num_stages <= 8 and 0 <= config.max_registers <= 255):
+        raise ValueError(f"{value} is out of range")
+    possible = SIZES[kernel]
+    if constants.keys() != possible.keys() or any(size not in possible[name] for name, size in constants.items()):
+        raise ValueError(f"{kernel} cannot be compiled with {constants}")
+    return config
+
+
+def save(path: Path, table: dict[str, Table]) -> None:
+    """Write a table whole or not at all. What the file holds of other GPUs, kernels and classes stays in it."""
+    merged: dict[str, Table] = {}
+    if path.exists():
+        with contextlib.suppress(UserError):
+            merged = load(path)
+    for architecture, kernels in table.items():
+        for kernel, entries in kernels.items():
+            merged.setdefault(architecture, {}).setdefault(kernel, {}).update(entries)
+        merged.setdefault(architecture, {})
+    entries = {architecture: _plain(kernels) for architecture, kernels in merged.items()}
+    tuning_tables.write(path, {"format": FORMAT, "kernels": fingerprint(), "entries": entries})
+    saved.cache_clear()
+
+
+def _plain(kernels: Table) -> dict[str, Any]:
+    return {kernel: {shape: config.as_json() for shape, config in shapes.items()} for kernel, shapes in kernels.items()}
