@@ -82,7 +82,8 @@ class PreTrainedModel(Compatibility):
 
         Rows that stay keep their values; new ones are drawn as a new model's are, from torch's global generator, with
         bias 0 (`fastbert.models.vocabulary_extension` gives them better ones). A masked-LM decoder stays tied
-        and follows with its bias; `config.vocab_size` is the new number. Parameters become new ones, so make the optimizer afterwards.
+        and follows with its bias; `config.vocab_size` is the new number. Parameters become new ones, so make the
+        optimizer afterwards.
 
         Returns the embedding. Raises `UserError` for fewer rows than one, and for a table without the padding token.
         """
