@@ -241,7 +241,6 @@ def _triton_kernels(torch: Any) -> tuple[str, ...]:
     """The operations that have a Triton kernel."""
     if torch is None:
         return ()
-    importlib.import_module("fastbert.ops.encoder_layer.op")  # and with it all others
     return importlib.import_module("fastbert.ops.dispatch").served_by("triton")
 
 

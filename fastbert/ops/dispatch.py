@@ -1,44 +1,29 @@
-"""Which backend serves which operation on which device, and why.
+"""The one place where a backend is chosen: once per call, by device, `use_backend` and what the backends support.
 
-An operation's module registers one implementation per backend that can serve it; the public function asks `select` for
-the one to call. The choice is a pure function of the device and of `use_backend`, so it is the same on every run.
+The choice is a pure function of these, so it is the same on every run. It travels with the call: operators receive the
+backend's name, and backward runs on the backend of its forward.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import logging
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from fastbert import _C, cpu_capability
 from fastbert.errors import UserError
+from fastbert.ops.operation import BACKENDS, Backend, BackendName, Operation, Reason, operations
 
-BackendName = Literal["triton", "native", "eager"]
-BACKENDS: tuple[BackendName, ...] = ("triton", "native", "eager")
+Arguments = TypeVar("Arguments")
 # The fastest first; eager torch serves every operation on every device.
 PREFERENCE: dict[str, tuple[BackendName, ...]] = {"cuda": ("triton", "eager"), "cpu": ("native", "eager")}
-OPERATIONS = (
-    "attention",
-    "softmax",
-    "layer_norm",
-    "dropout",
-    "dropout_add_layer_norm",
-    "bias_gelu",
-    "gelu_layer_norm",
-    "embedding_layer_norm",
-    "linear",
-    "linear_cross_entropy",
-    "encoder_layer",
-)
-
 # What of an operation the native backend serves, where that is not the same as of the others.
 NATIVE_SERVES = {
     "linear": "inference and training in fp32 and bf16, where the table of products says so",
@@ -70,8 +55,18 @@ def register(operation: str, backend: BackendName, implementation: Any) -> None:
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
+def operation_names() -> tuple[str, ...]:
+    """Return the names of all operations, in alphabetical order."""
+    return tuple(sorted({*operations(), *(operation for operation, _ in _implementations)}))
+
+
+def _has_backend(operation: str, backend: str) -> bool:
+    found = operations().get(operation)
+    return (operation, backend) in _implementations if found is None else backend in found.backends
+
+
 def _serves(operation: str, backend: BackendName) -> bool:
-    return (operation, backend) in _implementations and (backend != "triton" or HAS_TRITON)
+    return _has_backend(operation, backend) and (backend != "triton" or HAS_TRITON)
 
 
 def require_triton(device: torch.device, argument: str) -> None:
@@ -83,6 +78,56 @@ def require_triton(device: torch.device, argument: str) -> None:
             f"{argument} is on {device}: the triton backend needs tensors on a GPU;"
             f" move {argument} there, or use_backend(None) to let fastbert choose"
         )
+
+
+def select_backend(operation: Operation[Arguments], device: torch.device, arguments: Arguments) -> Backend[Arguments]:
+    """Return the backend that computes a call with `arguments` on `device`.
+
+    Raises UserError where `use_backend` names a backend that does not support the call.
+    """
+    if _forced is not None:
+        backend = operation.backends.get(_forced)
+        if backend is None:
+            raise UserError(
+                f"backend {_forced!r} has no kernel for {operation.name!r}; use_backend(None) lets fastbert choose"
+            )
+        _prepare(device)
+        reason = backend.supports(arguments)
+        if reason is not None:
+            raise UserError(
+                f"backend {_forced!r} does not support {operation.name!r} here: {reason.text};"
+                " use_backend('eager') does"
+            )
+        return backend
+    if not is_recorded():
+        _prepare(device)
+        for name in PREFERENCE.get(device.type, ()):
+            backend = operation.backends.get(name)
+            if backend is None or (name == "triton" and not HAS_TRITON):
+                continue
+            reason = backend.supports(arguments)
+            if reason is None:
+                return backend
+            if backend.logs_fallback:
+                _log_fallback(operation.name, reason)
+    # Recorded calls may run where fastbert is not installed, and operators have no rules for transforms.
+    return operation.backends["eager"]
+
+
+def _prepare(device: torch.device) -> None:
+    if device.type == "cpu" and not torch.compiler.is_compiling():
+        cpu_capability.apply()
+
+
+def _log_fallback(operation: str, reason: Reason) -> None:
+    if not torch.compiler.is_compiling() and (operation, reason.text) not in _said:
+        _said.add((operation, reason.text))
+        logger.warning("%s falls back to PyTorch: %s", operation, reason.text)
+
+
+def needs_backward(*tensors: Tensor | None) -> bool:
+    """Return whether a backward pass may follow a call with these tensors."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def choose(operation: str, device: torch.device) -> BackendName:
@@ -150,7 +195,7 @@ def forced() -> BackendName | None:
 
 def served_by(backend: BackendName) -> tuple[str, ...]:
     """The operations for which `backend` has an implementation."""
-    return tuple(operation for operation in OPERATIONS if (operation, backend) in _implementations)
+    return tuple(operation for operation in operation_names() if _has_backend(operation, backend))
 
 
 class _Restore(contextlib.AbstractContextManager[None]):
@@ -179,10 +224,9 @@ def use_backend(name: BackendName | None) -> contextlib.AbstractContextManager[N
 
 def report(device: torch.device | None = None) -> list[Choice]:
     """One `Choice` per operation: what serves it on `device` (default: the fastest present) and why."""
-    importlib.import_module("fastbert.ops.encoder_layer.op")  # and with it all others
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     choices = []
-    for operation in OPERATIONS:
+    for operation in operation_names():
         order = (_forced,) if _forced else PREFERENCE.get(device.type, ("eager",))
         backend = next((name for name in order if _serves(operation, name)), None)
         if backend is None:
@@ -222,13 +266,3 @@ def fastest_dtype(device: torch.device, *, training: bool = False) -> tuple[torc
             return torch.bfloat16, "the AVX-512 kernels read and keep half as much as in fp32"
         return torch.float32, "the CPU has no bf16 products"
     return torch.float32, "the safe choice on this device"
-
-
-@contextlib.contextmanager
-def without_autocast(device: torch.device) -> Iterator[None]:
-    """Keep torch's autocast from choosing dtypes inside an operation, which decides for itself."""
-    if torch.is_autocast_enabled(device.type):
-        with torch.autocast(device.type, enabled=False):
-            yield
-    else:
-        yield

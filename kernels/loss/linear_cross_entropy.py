@@ -23,7 +23,7 @@ from fastbert.kernels.common import LOG2_E, narrow
 from fastbert.kernels.configs.loss import NARROWEST, WIDEST
 from fastbert.kernels.launch import architecture, launch, multiprocessors
 from fastbert.kernels.tuning import tables
-from fastbert.ops.dispatch import without_autocast
+from fastbert.ops.autocast import without_autocast
 
 # A row of the buffer starts at a multiple of this many elements: at a cache line's begin, whatever the dtype.
 UNIT = 64

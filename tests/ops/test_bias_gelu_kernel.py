@@ -166,7 +166,7 @@ def test_no_gradient_is_computed_of_a_bias_that_wants_none(seed: int) -> None:
         y = ops.bias_gelu(x, random((64,), seed + 2))
     y.backward(random((4, 64), seed + 1))
     assert x.grad is not None
-    dx, total = torch.ops.fastbert.bias_gelu_backward(y.detach(), x.detach(), None, False, True)
+    dx, total = torch.ops.fastbert.bias_gelu_backward(y.detach(), x.detach(), None, False, True, "triton")
     torch.testing.assert_close(total, dx.sum(0))
 
 
@@ -174,8 +174,8 @@ def test_no_gradient_is_computed_of_a_bias_that_wants_none(seed: int) -> None:
 def test_the_operators_keep_their_promises(with_bias: bool, seed: int) -> None:
     x = random((5, 40), seed).requires_grad_()
     bias = random((40,), seed + 2).requires_grad_() if with_bias else None
-    torch.library.opcheck(torch.ops.fastbert.bias_gelu.default, (x, bias, False))
-    arguments = (random((5, 40), seed + 1), x.detach(), bias.detach() if with_bias else None, True, with_bias)
+    torch.library.opcheck(torch.ops.fastbert.bias_gelu.default, (x, bias, False, "triton"))
+    arguments = (random((5, 40), seed + 1), x.detach(), bias.detach() if with_bias else None, True, with_bias, "triton")
     torch.library.opcheck(torch.ops.fastbert.bias_gelu_backward.default, arguments)
 
 
@@ -200,7 +200,7 @@ def test_compiles_whole_and_once_for_any_number_of_rows(seed: int) -> None:
 def test_refuses_what_it_does_not_serve(seed: int) -> None:
     x, bias = random((2, 8), seed), random((8,), seed)
     with use_backend("triton"):
-        with pytest.raises(UserError, match=r"x has dtype torch.float64: .*use_backend\('eager'\) serves it"):
+        with pytest.raises(UserError, match=r"x has dtype torch.float64.*use_backend\('eager'\) does"):
             ops.bias_gelu(x.double(), None)
         with pytest.raises(UserError, match=r"bias has dtype torch.float16, x torch.float32"):
             ops.bias_gelu(x, bias.half())

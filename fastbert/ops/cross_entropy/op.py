@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from fastbert.errors import UserError
 from fastbert.ops import dispatch
+from fastbert.ops.autocast import without_autocast
 from fastbert.ops.cross_entropy import native as native_loss
 from fastbert.ops.custom_op import operator
 from fastbert.ops.native.rowwise_tensors import takes
@@ -151,7 +152,7 @@ def _eager(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, terms
     """The eager backend: torch's own operations, whose gradients torch knows."""
     logits = F.linear(x, weight, bias)
     counted = labels != terms.ignore_index
-    with dispatch.without_autocast(x.device):
+    with without_autocast(x.device):
         wide = logits.float()
         loss_sum = F.cross_entropy(
             wide, labels, ignore_index=terms.ignore_index, label_smoothing=terms.label_smoothing, reduction="sum"

@@ -19,6 +19,7 @@ from fastbert.errors import UserError
 from fastbert.ops import dispatch
 from fastbert.ops.attention.arguments import AttentionProblem
 from fastbert.ops.attention.op import HEAD_DIMS, tf32_allowed
+from fastbert.ops.autocast import without_autocast
 from fastbert.ops.custom_op import operator
 from fastbert.ops.dropout.op import Site, TokenDropout, check_token_dropout
 from fastbert.ops.encoder_layer import native_inference
@@ -268,7 +269,7 @@ def _forward(
     )  # fmt: skip
     # Inside of the operator, where a compiled graph may look too.
     _check(x, weights, settings)
-    with dispatch.without_autocast(x.device):
+    with without_autocast(x.device):
         found: list[Tensor] = _kernels(native).forward(x, weights, settings, dtype, tf32, save)
     return found
 

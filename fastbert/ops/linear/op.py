@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fastbert.errors import UserError
 from fastbert.ops import dispatch
+from fastbert.ops.autocast import without_autocast
 from fastbert.ops.custom_op import operator
 from fastbert.ops.gelu.op import bias_gelu
 from fastbert.ops.linear.mixed_matmul import product
@@ -155,7 +156,7 @@ def _keep_for_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor,
 def _trained_gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, bias, u = ctx.saved_tensors
     wanted = list(ctx.needs_input_grad[:3])
-    with dispatch.without_autocast(x.device):
+    with without_autocast(x.device):
         found = _native_gradients(grad, u, x, weight, bias, ctx.activation, wanted)
     return (*[gradient if given else None for gradient, given in zip(found, wanted, strict=True)], None)
 
@@ -199,7 +200,7 @@ def _linear_gelu(x: Tensor, weight: Tensor, bias: Tensor | None, tanh: bool, kee
     weight = weight.to(x.dtype)
     if products.prefers_own(x):
         return products.linear_gelu(x, weight, bias, tanh, keep)
-    with dispatch.without_autocast(x.device):
+    with without_autocast(x.device):
         u = F.linear(x, weight, None if bias is None else bias.to(x.dtype))
     return passes.forward(u, None, tanh), u if keep else u.new_empty(0, len(weight))
 
@@ -239,7 +240,7 @@ def _gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     x, weight, bias, u = ctx.saved_tensors
     of_x, of_weight, of_bias = ctx.needs_input_grad[:3]
     du, total = _gelu_gradient(grad, u, x, weight, bias, ctx.tanh, bool(of_bias))
-    with dispatch.without_autocast(x.device):
+    with without_autocast(x.device):
         dx = du @ weight.to(x.dtype) if of_x else None
         dweight = product(du.t(), x, weight.dtype) if of_weight else None
     return dx, dweight, total.to(bias.dtype) if of_bias else None, None, None

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 
 from fastbert.errors import UserError
 from fastbert.ops import dispatch
+from fastbert.ops.operation import Reason
 
 # What the kernels serve, by the names that the extension has for it.
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
@@ -35,6 +36,20 @@ def serves(operation: str, *tensors: Tensor | None, trains: bool = False) -> boo
             operation, "a gradient is wanted, and the native backend has none in this version: use torch.no_grad()"
         )
     return True
+
+
+def unsupported(*tensors: Tensor | None) -> Reason | None:
+    """Return why the native kernels do not support tensors: they read strided bf16 and fp32 in the CPU's memory."""
+    for x in tensors:
+        if x is None:
+            continue
+        if x.device.type != "cpu":
+            return Reason(f"a tensor is on {x.device}, not on a CPU")
+        if x.layout != torch.strided:
+            return Reason(f"a tensor has layout {x.layout}, not torch.strided")
+        if x.dtype not in DTYPES:
+            return Reason(f"a tensor has dtype {x.dtype}, not bfloat16 or float32")
+    return None
 
 
 def declines(operation: str, reason: str) -> bool:

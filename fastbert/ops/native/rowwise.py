@@ -158,13 +158,14 @@ def _norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, statistics: _Stat
     return y
 
 
-def bias_gelu(x: Tensor, bias: Tensor | None, approximate: str) -> Tensor:
+def bias_gelu(x: Tensor, bias: Tensor | None, tanh: bool) -> Tensor:
+    """Return GELU(x + bias), contiguous: x (..., width) of any strides, bias (width,)."""
     x, rows, stride = rows_of(x)
     y = empty(x.shape, x.dtype)
     bias = None if bias is None else bias.contiguous()
     _C.bias_gelu(
         rows, x.shape[-1], DTYPES[x.dtype], x.data_ptr(), stride, buffers.address("bias", bias),
-        "fp32" if bias is None else DTYPES[bias.dtype], approximate == "tanh", y.data_ptr(),
+        "fp32" if bias is None else DTYPES[bias.dtype], tanh, y.data_ptr(),
     )  # fmt: skip
     return y
 

@@ -18,6 +18,7 @@ from fastbert.errors import UserError
 from fastbert.ops import dispatch
 from fastbert.ops.native import buffers
 from fastbert.ops.native.buffers import DTYPES
+from fastbert.ops.operation import Reason
 
 if TYPE_CHECKING:
     from fastbert.ops.dropout.op import TokenDropout
@@ -46,6 +47,22 @@ def serves(operation: str, x: Tensor, *others: Tensor | None) -> bool:
             return buffers.declines(operation, "a tensor is of a class that has no plain values in memory")
     reason = why_not(x)
     return reason is None or buffers.declines(operation, reason)
+
+
+def unsupported_rows(x: Tensor, *others: Tensor | None) -> Reason | None:
+    """Return why the row-wise kernels do not support a call with rows `x`, None if they do."""
+    if torch.compiler.is_compiling():
+        # An opaque kernel would part the operations that the compiler fuses.
+        return Reason("the call is being compiled")
+    # In this order because it is quick: the checks cost a small call more than its rows.
+    if not (_simple(x) and all(map(_simple, others))):
+        reason = buffers.unsupported(x, *others)
+        if reason is not None:
+            return reason
+        if not all(plain(tensor) for tensor in (x, *others)):
+            return Reason("a tensor is of a class that has no plain values in memory")
+    text = why_not(x)
+    return None if text is None else Reason(text)
 
 
 def why_not(x: Tensor) -> str | None:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fastbert.errors import UserError
 from fastbert.kernels.configs.norm import WIDEST
 from fastbert.ops import dispatch
+from fastbert.ops.autocast import without_autocast
 from fastbert.ops.custom_op import operator
 from fastbert.ops.dropout.op import TokenDropout, check_token_dropout, dropout
 from fastbert.ops.native import rowwise
@@ -162,7 +163,7 @@ def layer_norm_eager(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Ten
     mixed = x.device.type == "cpu" and x.dtype == torch.bfloat16 and not trained
     # A plain integer also while torch.jit traces: the ONNX exporter takes no width that depends on the input.
     shape = (int(weight.shape[0]),)
-    with dispatch.without_autocast(x.device):
+    with without_autocast(x.device):
         alike = x.dtype == weight.dtype == bias.dtype
         if alike or (mixed and weight.dtype == bias.dtype == torch.float32):
             return F.layer_norm(x, shape, weight, bias, eps)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fastbert.errors import UserError
 from fastbert.ops import dispatch
+from fastbert.ops.autocast import without_autocast
 from fastbert.ops.custom_op import operator
 from fastbert.ops.dropout.op import attention_mask, draw_keys
 from fastbert.ops.native import rowwise
@@ -111,7 +112,7 @@ def softmax_eager(
     dropout_site: int,
 ) -> Tensor:
     """The eager backend: torch's own operations, whose gradients torch knows."""
-    with dispatch.without_autocast(scores.device):
+    with without_autocast(scores.device):
         probabilities = _probabilities(scores * scale if scale != 1.0 else scores, mask)
         if dropout_key is not None:
             probabilities = _drop(probabilities, dropout_p, dropout_key, dropout_site)
@@ -230,7 +231,7 @@ class _Eager:
         dropout_site: int,
     ) -> Tensor:
         wide = torch.promote_types(scores.dtype, torch.float32)
-        with dispatch.without_autocast(scores.device):
+        with without_autocast(scores.device):
             p = softmax_eager(scores, mask, scale, 0.0, None, dropout_site).to(wide)
             dp = grad.to(wide)
             if dropout_key is not None:

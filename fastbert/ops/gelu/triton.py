@@ -1,0 +1,35 @@
+"""`bias_gelu` by the Triton kernels, which are imported when they first run."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fastbert.ops.gelu.arguments import BiasGeluArguments
+from fastbert.ops.operation import Reason
+from fastbert.ops.triton_backend import TritonBackend, unsupported_dtype
+
+
+class Triton(TritonBackend[BiasGeluArguments]):
+    """bf16, fp16 and fp32 with a bias in fp32 or in the dtype of x; fp32 arithmetic."""
+
+    def supports(self, arguments: BiasGeluArguments) -> Reason | None:
+        """Support half precision and fp32 on GPUs, and in Triton's interpreter."""
+        x, bias, _ = arguments
+        self.require_device(x.device, "x")
+        reason = unsupported_dtype("x", x)
+        if reason is None and bias is not None and bias.dtype not in (x.dtype, torch.float32):
+            reason = Reason(f"bias has dtype {bias.dtype}, x {x.dtype}: a bias must be float32 or have x's dtype")
+        return reason
+
+    def forward(self, arguments: BiasGeluArguments) -> Tensor:
+        """Return GELU(x + bias), contiguous, shape and dtype of x."""
+        from fastbert.kernels.gelu import bias_gelu as kernels
+
+        return kernels.forward(*arguments)
+
+    def backward(self, arguments: BiasGeluArguments, grad: Tensor, sums: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the gradient of x and, with `sums`, its fp32 sums over all but the last axis."""
+        from fastbert.kernels.gelu import bias_gelu as kernels
+
+        return kernels.backward(grad, *arguments, sums)

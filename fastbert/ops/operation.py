@@ -1,0 +1,81 @@
+"""The contract of an operation: its record of arguments, and the backends that compute it.
+
+A package `fastbert/ops/<name>/` holds `arguments.py` (the validated record that every backend receives), `op.py` (the
+public function, the operators with their fakes, the one autograd formula), `eager.py`, `native.py` and `triton.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+
+BackendName = Literal["triton", "native", "eager"]
+BACKENDS: tuple[BackendName, ...] = ("triton", "native", "eager")
+Arguments = TypeVar("Arguments")
+
+
+class Reason(NamedTuple):
+    """Why a backend does not support a call: a clause that completes "does not support 'gelu' here: ..."."""
+
+    text: str
+
+
+class Backend(Generic[Arguments]):
+    """One backend of one operation. It holds no state; the operation's record is all that it reads.
+
+    A backend that is not `composite` also has `backward`, whose signature is the operation's own.
+    """
+
+    name: ClassVar[BackendName]
+    composite: ClassVar[bool] = False
+    """Whether `forward` consists of PyTorch operations, which have gradients, fakes and transforms of their own."""
+    logs_fallback: ClassVar[bool] = False
+    """Whether an unsupported call is logged, once per reason."""
+    summary: ClassVar[str] = ""
+    """What `fastbert doctor` prints of a backend that supports a part of the calls."""
+
+    def supports(self, arguments: Arguments) -> Reason | None:
+        """Return why this backend cannot compute a call, None if it can.
+
+        Reads dtypes, devices, ranks and static sizes only, so that a compiler can trace it.
+        """
+        return None
+
+    def forward(self, arguments: Arguments, *options: Any) -> Any:
+        """Compute the operation; `options` and the result are the operation's own."""
+        raise NotImplementedError
+
+
+class EagerBackend(Backend[Arguments]):
+    """PyTorch operations: every device, dtype, transform and derivative."""
+
+    name = "eager"
+    composite = True
+
+
+class Operation(Generic[Arguments]):
+    """An operation by name with its backends. Constructing one registers it."""
+
+    def __init__(self, name: str, *backends: Backend[Arguments]) -> None:
+        self.name = name
+        self.backends: Mapping[str, Backend[Arguments]] = {backend.name: backend for backend in backends}
+        _operations[name] = self
+
+    def backend(self, name: str) -> Any:
+        """Return the backend that was chosen for a call: backward receives the name that forward ran with."""
+        return self.backends[name]
+
+
+_operations: dict[str, Operation[Any]] = {}
+
+
+def operations() -> dict[str, Operation[Any]]:
+    """Return every operation by name, in alphabetical order, from all packages of `fastbert.ops`."""
+    import fastbert.ops as package
+
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.ispkg and module.name != "native":
+            importlib.import_module(f"{package.__name__}.{module.name}.op")
+    return dict(sorted(_operations.items()))
