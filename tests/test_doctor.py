@@ -1,7 +1,6 @@
 """`fastbert doctor`: the features match the system's own list, and it answers where something is missing."""
 
 import dataclasses
-import importlib
 import json
 import platform
 import sys
@@ -11,6 +10,7 @@ import pytest
 
 from fastbert import _C, doctor
 from fastbert.cli import main
+from fastbert.ops.operation import operations
 
 CPUINFO = Path("/proc/cpuinfo")
 CPU = doctor.Cpu(
@@ -92,9 +92,9 @@ def test_advice_names_the_cure() -> None:
     assert "pip install 'fastbert-engine[gpu]'" in gpu
 
 
-def test_each_triton_kernel_has_a_module_of_its_name() -> None:
-    folder = Path(str(importlib.import_module("fastbert.kernels").__file__)).parent
+def test_each_backend_lives_in_the_module_of_its_name() -> None:
     kernels = doctor.examine().triton_kernels
     assert "attention" in kernels
-    # A LayerNorm behind a residual connection is the same kernel with more inputs.
-    assert {file.stem for file in folder.glob("*.py")} >= set(kernels) - {"dropout_add_layer_norm"}
+    for operation in operations().values():
+        for name, backend in operation.backends.items():
+            assert type(backend).__module__.split(".")[-1] == name, operation.name
