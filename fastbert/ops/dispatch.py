@@ -19,7 +19,7 @@ from torch.autograd import forward_ad
 
 from fastbert import _C, cpu_capability
 from fastbert.errors import UserError
-from fastbert.ops.operation import BACKENDS, Backend, BackendName, Operation, Reason, operations
+from fastbert.ops.operation import BACKENDS, Backend, BackendName, Operation, Reason, operations, registered
 
 Arguments = TypeVar("Arguments")
 # The fastest first; eager torch serves every operation on every device.
@@ -61,7 +61,7 @@ def operation_names() -> tuple[str, ...]:
 
 
 def _has_backend(operation: str, backend: str) -> bool:
-    found = operations().get(operation)
+    found = registered(operation)
     return (operation, backend) in _implementations if found is None else backend in found.backends
 
 
@@ -133,7 +133,7 @@ def needs_backward(*tensors: Tensor | None) -> bool:
 def choose(operation: str, device: torch.device) -> BackendName:
     """The name of the backend that serves `operation` on `device`."""
     if _forced is not None:
-        if (operation, _forced) not in _implementations:
+        if not _has_backend(operation, _forced):
             raise UserError(
                 f"backend {_forced!r} cannot serve {operation!r}: it has no such kernel;"
                 " use_backend(None) lets fastbert choose"

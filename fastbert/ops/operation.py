@@ -71,6 +71,11 @@ class Operation(Generic[Arguments]):
 _operations: dict[str, Operation[Any]] = {}
 
 
+def registered(name: str) -> Operation[Any] | None:
+    """Return an operation whose module has been imported, None if there is no such."""
+    return _operations.get(name)
+
+
 def operations() -> dict[str, Operation[Any]]:
     """Return every operation by name, in alphabetical order, from all packages of `fastbert.ops`."""
     import fastbert.ops as package

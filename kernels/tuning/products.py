@@ -12,9 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fastbert.kernels import encoder_layer
+from fastbert.kernels.linear.feed_forward import contract_backward, expand
 from fastbert.kernels.tuning.tables import Config
-from fastbert.ops.encoder_layer.op import LayerWeights
 
 # One shape class serves base and large: depths of 768 and 1024.
 WIDTHS = (768, 1024)
@@ -55,15 +54,9 @@ def run(device: torch.device, rows: int, time: Callable[[Callable[[], object]], 
 
     total = 0.0
     for width in WIDTHS:
-        x, grad, unused = random(rows, width), random(rows, width), random(1)
-        weights = LayerWeights(*[unused] * len(LayerWeights._fields))._replace(
-            intermediate=random(4 * width, width) / width**0.5,
-            intermediate_bias=random(4 * width),
-            output=random(width, 4 * width) / width**0.5,
-        )
-        _, u = encoder_layer.widen(x, weights, False, True)
-        total += time(lambda x=x, weights=weights: encoder_layer.widen(x, weights, False, True))  # type: ignore[misc]
-        total += time(
-            lambda grad=grad, u=u, weights=weights: encoder_layer.narrow_backward(grad, u, weights, False)  # type: ignore[misc]
-        )
+        x, grad, bias = random(rows, width), random(rows, width), random(4 * width)
+        intermediate, output = (random(*shape) / width**0.5 for shape in ((4 * width, width), (width, 4 * width)))
+        _, u = expand(x, intermediate, bias, False, True)
+        total += time(lambda x=x, w=intermediate, bias=bias: expand(x, w, bias, False, True))  # type: ignore[misc]
+        total += time(lambda grad=grad, u=u, w=output: contract_backward(grad, u, w, False))  # type: ignore[misc]
     return total

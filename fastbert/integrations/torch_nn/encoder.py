@@ -12,11 +12,11 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from fastbert.errors import UserError
 from fastbert.integrations.forward_patch import Replaced
+from fastbert.integrations.layer_modules import LayerModules, largest_dropout, library_multiplies_bf16, run_layer
 from fastbert.integrations.module_checks import dropped, gelu_of, is_norm_by_token, is_own, is_touched, torch_is_patched
-from fastbert.integrations.transformers.layers import LayerParts, library_multiplies_bf16, most_dropped, run_layer
 from fastbert.integrations.transformers.unpadding import Layout, lay_out
 from fastbert.models.bert.model import ROWS_MULTIPLE, multiplies_in_bf16
-from fastbert.models.layers import Dropouts
+from fastbert.models.layers import layer_batch
 from fastbert.ops.native import buffers
 
 HOME, ATTENTION_HOME = nn.TransformerEncoder.__module__, nn.MultiheadAttention.__module__
@@ -116,11 +116,11 @@ class TorchEncoderForward(Replaced):
         if self._library_multiplies_bf16(parts, x):
             batch = batch.filled(ROWS_MULTIPLE)
             x = F.pad(x, (0, 0, 0, batch.num_tokens - len(x)))
-        dropouts = Dropouts(batch, *most_dropped(parts), training=True)
+        layers_batch = layer_batch(batch, *largest_dropout(parts), training=True)
         tokens = layout.batch.num_tokens
         for index, (layer, own) in enumerate(zip(layers, parts, strict=True)):
             if own is not None:
-                x = run_layer(own, x, batch, dropouts, index, self.int8)
+                x = run_layer(own, x, layers_batch, index, self.int8)
             else:
                 packed = layout.pack(self._original_layer(layer, layout.restore(x[:tokens]), padding))
                 x = torch.cat((packed, x[tokens:].to(packed.dtype)))
@@ -141,12 +141,12 @@ class TorchEncoderForward(Replaced):
         result: Tensor = layer(padded, src_mask=None, is_causal=False, src_key_padding_mask=mask)
         return result
 
-    def _library_multiplies_bf16(self, parts: list[LayerParts | None], x: Tensor) -> bool:
+    def _library_multiplies_bf16(self, parts: list[LayerModules | None], x: Tensor) -> bool:
         if not multiplies_in_bf16(x):
             return False
         return library_multiplies_bf16(parts, len(x), torch.bfloat16, self.int8)
 
-    def _parts(self, index: int, layer: Any) -> LayerParts | None:
+    def _parts(self, index: int, layer: Any) -> LayerModules | None:
         """The leaves of a layer; None where something asks for the layer as a whole."""
         if type(layer) is not nn.TransformerEncoderLayer or not is_own(layer, HOME) or is_touched(layer):
             return None
@@ -155,7 +155,7 @@ class TorchEncoderForward(Replaced):
         if first_p is None or last_p is None or inner_p is None or not _is_usual(attention):
             return None
         query, key, value, out = self._projections(index, attention)
-        parts = LayerParts(
+        parts = LayerModules(
             query=query,
             key=key,
             value=value,
@@ -166,6 +166,7 @@ class TorchEncoderForward(Replaced):
             output=layer.linear2,
             output_norm=layer.norm2,
             heads=attention.num_heads,
+            head_dim=attention.head_dim,
             attention_p=float(attention.dropout) if attention.training else 0.0,
             attention_output_p=first_p,
             output_p=last_p,

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fastbert.integrations.layer_modules import LayerModules
 from fastbert.integrations.module_checks import dropped, home_of_forward, is_own
 from fastbert.integrations.transformers.embeddings import columns_of
-from fastbert.integrations.transformers.layers import LayerParts
 
 HOME = "transformers.models"
 
@@ -40,14 +40,14 @@ class Family:
         attention = layer.attention
         return attention, attention.self, attention.output, layer.intermediate, layer.output
 
-    def parts(self, layer: Any) -> LayerParts | None:
+    def parts(self, layer: Any) -> LayerModules | None:
         """The leaves of a layer; None where it computes something else with them."""
         attention, output = layer.attention, layer.output
         own, first = attention.self, attention.output
         first_p, last_p = dropped(first.dropout), dropped(output.dropout)
         if first_p is None or last_p is None or not _is_usual(own, own.num_attention_heads, own.query):
             return None
-        return LayerParts(
+        return LayerModules(
             query=own.query,
             key=own.key,
             value=own.value,
@@ -58,6 +58,7 @@ class Family:
             output=output.dense,
             output_norm=output.LayerNorm,
             heads=own.num_attention_heads,
+            head_dim=own.attention_head_size,
             attention_p=_attention_p(own),
             attention_output_p=first_p,
             output_p=last_p,
@@ -123,12 +124,12 @@ class DistilBert(Family):
     def containers(self, layer: Any) -> tuple[nn.Module, ...]:
         return layer.attention, layer.ffn
 
-    def parts(self, layer: Any) -> LayerParts | None:
+    def parts(self, layer: Any) -> LayerModules | None:
         attention, network = layer.attention, layer.ffn
         last_p = dropped(network.dropout)
         if last_p is None or not _is_usual(attention, attention.n_heads, attention.q_lin):
             return None
-        return LayerParts(
+        return LayerModules(
             query=attention.q_lin,
             key=attention.k_lin,
             value=attention.v_lin,
@@ -139,6 +140,7 @@ class DistilBert(Family):
             output=network.lin2,
             output_norm=layer.output_layer_norm,
             heads=attention.n_heads,
+            head_dim=attention.attention_head_size,
             attention_p=_attention_p(attention),
             attention_output_p=0.0,
             output_p=last_p,

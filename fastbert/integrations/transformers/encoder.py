@@ -12,17 +12,17 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 
 from fastbert.integrations.forward_patch import Replaced
+from fastbert.integrations.layer_modules import LayerModules, largest_dropout, library_multiplies_bf16, run_layer
 from fastbert.integrations.module_checks import dropped, has_hooks, is_by_token, is_own, is_touched, torch_is_patched
 from fastbert.integrations.transformers import embeddings as packed_embeddings
 from fastbert.integrations.transformers.architectures import Family
-from fastbert.integrations.transformers.layers import LayerParts, library_multiplies_bf16, most_dropped, run_layer
 from fastbert.integrations.transformers.unpadding import Layout, lay_out, with_ids
 from fastbert.models.bert.model import ROWS_MULTIPLE, multiplies_in_bf16
 from fastbert.models.fusibility import project
-from fastbert.models.layers import Dropouts
+from fastbert.models.layers import layer_batch
 from fastbert.ops.dropout.op import Site
+from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.native import buffers
-from fastbert.packing import PackedBatch
 
 # Arguments of transformers' forwards that change nothing here.
 IDLE = ("return_dict", "output_hidden_states", "output_attentions", "use_cache", "num_items_in_batch")
@@ -120,20 +120,20 @@ class PackedForward(Replaced):
     def _run(self, layout: Layout, given: dict[str, Any]) -> Any:
         layers = self.family.stack(self.module)[1]
         parts = [self._parts(layer) for layer in layers]
-        keep_all = bool(self._asked(given, "output_hidden_states"))
-        x, batch, dropouts = self._embed(layout, given, parts)
+        output_hidden_states = bool(self._asked(given, "output_hidden_states"))
+        x, batch = self._embed(layout, given, parts)
         states: list[Tensor] = []
         for index, (layer, own) in enumerate(zip(layers, parts, strict=True)):
-            if keep_all:
+            if output_hidden_states:
                 x = self._kept(x, layout, states)
             if own is None:
                 x = self._original_layer(layer, x, layout, given)
             elif getattr(layer, "gradient_checkpointing", False) and layer.training and torch.is_grad_enabled():
-                x = checkpoint(run_layer, own, x, batch, dropouts, index, self.int8, use_reentrant=False)
+                x = checkpoint(run_layer, own, x, batch, index, self.int8, use_reentrant=False)
             else:
-                x = run_layer(own, x, batch, dropouts, index, self.int8)
+                x = run_layer(own, x, batch, index, self.int8)
         last = self._restored(x, layout)
-        return self._output(last, (*states, last) if keep_all else None, given)
+        return self._output(last, (*states, last) if output_hidden_states else None, given)
 
     def _kept(self, x: Tensor, layout: Layout, states: list[Tensor]) -> Tensor:
         """Keep a layer's input as it was asked for; what goes on from it, so that gradients of it exist."""
@@ -149,7 +149,7 @@ class PackedForward(Replaced):
             if self._parts(layer) is None:
                 yield index, "it has hooks or is not as the library wrote it"
 
-    def _parts(self, layer: nn.Module) -> LayerParts | None:
+    def _parts(self, layer: nn.Module) -> LayerModules | None:
         """The leaves of a layer; None where something asks for the layer as a whole."""
         if is_touched(layer) or not self.family.as_written(layer):
             return None
@@ -157,9 +157,9 @@ class PackedForward(Replaced):
         return parts if parts is not None and parts.by_token() else None
 
     def _embed(
-        self, layout: Layout, given: dict[str, Any], parts: list[LayerParts | None]
-    ) -> tuple[Tensor, PackedBatch, Dropouts]:
-        """The vectors (tokens, hidden_size) that go into the first layer, their batch, and what it drops."""
+        self, layout: Layout, given: dict[str, Any], parts: list[LayerModules | None]
+    ) -> tuple[Tensor, LayerBatch]:
+        """Return the first layer's input (tokens, hidden_size), and the layers' view of its batch."""
         family, ids, embeds = self.family, given.get("input_ids"), given.get("inputs_embeds")
         embeddings: Any = self.module.embeddings
         positions, segments = given.get("position_ids"), given.get("token_type_ids")
@@ -174,12 +174,12 @@ class PackedForward(Replaced):
             batch, p = with_ids(layout, positions, segments), dropped(embeddings.dropout) or 0.0
         if self._library_multiplies_bf16(parts, batch.num_tokens):
             batch = batch.filled(ROWS_MULTIPLE)
-        hidden, attention = most_dropped(parts)
-        dropouts = Dropouts(batch, max(p, hidden), attention, training=True)
+        hidden, attention = largest_dropout(parts)
+        layers = layer_batch(batch, max(p, hidden), attention, training=True)
         projection = family.projection(self.module)
         by_token = projection is None or (is_by_token(projection) and not is_touched(projection))
         if plain:
-            x = packed_embeddings.embedded(batch, embeddings, tables, dropouts.tokens(Site.EMBEDDING, p=p))
+            x = packed_embeddings.embedded(batch, embeddings, tables, layers.token_dropout(Site.EMBEDDING, p=p))
         else:
             named = {"input_ids": ids, "inputs_embeds": embeds, "position_ids": positions}
             named |= {"token_type_ids": segments} if len(tables) > 2 else {}
@@ -191,7 +191,7 @@ class PackedForward(Replaced):
             tokens = layout.batch.num_tokens
             x = layout.pack(projection(layout.restore(x[:tokens])))
             x = F.pad(x, (0, 0, 0, batch.num_tokens - len(x)))
-        return x, batch, dropouts
+        return x, layers
 
     def _weight(self) -> Tensor:
         """A tensor that has the module's dtype and device, also in a replica, which has no parameters."""
@@ -199,7 +199,7 @@ class PackedForward(Replaced):
         weight: Tensor = embeddings.LayerNorm.weight
         return weight
 
-    def _library_multiplies_bf16(self, parts: list[LayerParts | None], tokens: int) -> bool:
+    def _library_multiplies_bf16(self, parts: list[LayerModules | None], tokens: int) -> bool:
         """Whether torch's bf16 library multiplies on a CPU: it prepares a kernel for each number of rows it meets, so
         that it should meet few."""
         if not multiplies_in_bf16(self._weight()):
