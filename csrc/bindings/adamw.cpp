@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/module.h"
+#include "bindings/registration.h"
 #include "bindings/tensors.h"
 #include "cpu/adamw/adamw.h"
 
@@ -88,13 +88,12 @@ void refill_copies(const std::vector<Part>& parts) {
     refill(checked);
 }
 
-}  // namespace
-
-void bind_adamw(py::module_& module) {
+const Registration registration{"adamw", [](py::module_& module) {
     module.def("adamw", &step, py::arg("parameters"), py::arg("settings"), py::arg("copies"), py::arg("factor"),
                py::arg("clear"), "One step of AdamW; False, with nothing written, where tensors share memory.");
     module.def("sum_of_squares", &squares, py::arg("tensors"));
     module.def("refill_copies", &refill_copies, py::arg("parts"));
-}
+}};
 
+}  // namespace
 }  // namespace fastbert

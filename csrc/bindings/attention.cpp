@@ -5,7 +5,7 @@
 #include <array>
 #include <vector>
 
-#include "bindings/module.h"
+#include "bindings/registration.h"
 #include "cpu/attention/attention.h"
 
 namespace py = pybind11;
@@ -109,9 +109,7 @@ bool run_gradient(const Given& given, std::size_t lse, const Rows& grad,
     return true;
 }
 
-}  // namespace
-
-void bind_attention(py::module_& module) {
+void bind_classes(py::module_& module) {
     py::class_<Given>(module, "AttentionArguments", "What attention's forward and backward share, as addresses.")
         .def(py::init([](const Rows& q, const Rows& k, const Rows& v, bool bf16, std::size_t heads, std::size_t dim,
                          std::size_t tokens_q, std::size_t tokens_k, std::size_t cu_seqlens_q,
@@ -126,6 +124,9 @@ void bind_attention(py::module_& module) {
              py::arg("tokens_q"), py::arg("tokens_k"), py::arg("cu_seqlens_q"), py::arg("cu_seqlens_k"),
              py::arg("sequences"), py::arg("longest_q"), py::arg("longest_k"), py::arg("causal"), py::arg("scale"),
              py::arg("bias"), py::arg("bias_bf16"), py::arg("dropout"), py::arg("keep"));
+}
+
+void bind_functions(py::module_& module) {
     module.def("attention", &run_forward, py::arg("arguments"), py::arg("out"), py::arg("lse"),
                "Attention of packed sequences; False, with nothing written, where the offsets do not fit the tokens.");
     module.def("attention_gradient", &run_gradient, py::arg("arguments"), py::arg("lse"), py::arg("grad"),
@@ -133,4 +134,7 @@ void bind_attention(py::module_& module) {
                "Its gradients, of q, k, v and where wanted of the bias; False as above.");
 }
 
+const Registration registration{"attention", &bind_functions, &bind_classes};
+
+}  // namespace
 }  // namespace fastbert

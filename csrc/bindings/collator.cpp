@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "bindings/module.h"
+#include "bindings/registration.h"
 #include "collator/collate.h"
 #include "collator/plan.h"
 #include "collator/token_corpus.h"
@@ -200,9 +200,7 @@ Array<uint64_t> split_ranks(int64_t documents, uint64_t seed) {
     return to_array(ranks);
 }
 
-}  // namespace
-
-void bind_collator(py::module_& module) {
+void bind_classes(py::module_& module) {
     py::class_<PyTokenCorpus>(module, "TokenCorpus")
         .def(py::init(&PyTokenCorpus::make), py::arg("shards"))
         .def_property_readonly("num_tokens", [](const PyTokenCorpus& self) { return self.corpus.num_tokens(); })
@@ -221,7 +219,9 @@ void bind_collator(py::module_& module) {
         .def("columns", &plan_columns)
         .def("collate", &collate_batch, py::arg("corpus"), py::arg("indices"), py::arg("vocabulary"), py::kw_only(),
              py::arg("mask_probability"), py::arg("exact_count"), py::arg("whole_word"));
+}
 
+void bind_functions(py::module_& module) {
     module.def("split_ranks", &split_ranks, py::arg("documents"), py::arg("seed"));
     module.def("find_bad_offset",
                [](const Array<int64_t>& offsets, int64_t total) { return find_bad_offset(view(offsets, "offsets"), total); },
@@ -237,4 +237,7 @@ void bind_collator(py::module_& module) {
     module.def("philox4x32", &philox4x32, py::arg("counter"), py::arg("key"));
 }
 
+const Registration registration{"collator", &bind_functions, &bind_classes};
+
+}  // namespace
 }  // namespace fastbert

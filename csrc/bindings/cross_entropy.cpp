@@ -6,7 +6,7 @@
 #include <string>
 #include <tuple>
 
-#include "bindings/module.h"
+#include "bindings/registration.h"
 #include "bindings/tensors.h"
 #include "cpu/cross_entropy/cross_entropy.h"
 
@@ -39,13 +39,12 @@ void call_cross_entropy(const Matrix& logits, std::size_t rows, std::size_t voca
     cross_entropy(call);
 }
 
-}  // namespace
-
-void bind_cross_entropy(py::module_& module) {
+const Registration registration{"cross_entropy", [](py::module_& module) {
     module.def("cross_entropy", &call_cross_entropy, py::arg("logits"), py::arg("rows"), py::arg("vocabulary"),
                py::arg("labels"), py::arg("ignored"), py::arg("label_smoothing"), py::arg("z_loss"),
                py::arg("gradients"), py::arg("losses"), py::arg("correct"),
                "Losses of rows of logits, whose gradients take their place.");
-}
+}};
 
+}  // namespace
 }  // namespace fastbert

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "bindings/module.h"
+#include "bindings/registration.h"
 #include "unicode/tables.h"
 #include "wordpiece/batch.h"
 #include "wordpiece/normalized_text.h"
@@ -293,12 +293,7 @@ py::list split_words(const Tokenizer& self, const py::str& text) {
     return sink.words;
 }
 
-}  // namespace
-
-void bind_wordpiece(py::module_& module) {
-    module.attr("UNICODE_FINGERPRINT") = unicode::kFingerprint;
-    module.attr("MAX_WORD_CHARS") = kMaxWordChars;
-
+void bind_classes(py::module_& module) {
     py::class_<NormalizerOptions>(module, "NormalizerOptions", "Which of BERT's normalisation steps are on.")
         .def(py::init<bool, bool, bool>(), "lower_case"_a, "strip_accents"_a, "chinese_chars"_a)
         .def(py::pickle(
@@ -371,10 +366,18 @@ void bind_wordpiece(py::module_& module) {
         .def(py::init<const NormalizerOptions&>(), "options"_a)
         .def("add", &count_words, "texts"_a)
         .def("counts", [](const WordCounter& self) { return self.counts(); }, "The count of each word seen so far.");
+}
 
+void bind_functions(py::module_& module) {
+    module.attr("UNICODE_FINGERPRINT") = unicode::kFingerprint;
+    module.attr("MAX_WORD_CHARS") = kMaxWordChars;
     module.def(
         "normalize",
         [](const std::string& text, const NormalizerOptions& options) { return NormalizedText(text, options).bytes(); },
         "text"_a, "options"_a, "The text as words are looked for in it.");
 }
+
+const Registration registration{"wordpiece", &bind_functions, &bind_classes};
+
+}  // namespace
 }  // namespace fastbert

@@ -7,11 +7,10 @@
 #include <tuple>
 #include <vector>
 
-#include "bindings/module.h"
+#include "bindings/registration.h"
 #include "bindings/tensors.h"
 #include "cpu/attention/attention.h"
 #include "cpu/encoder_layer/encoder_layer.h"
-#include "cpu/runtime/fingerprint.h"
 
 namespace py = pybind11;
 
@@ -124,35 +123,11 @@ void bound_layer(Address x, const std::string& x_dtype, std::size_t x_stride, st
     encoder_layer(call, products, parts);
 }
 
-}  // namespace
-
-void bind_layer(py::module_& module) {
-    module.def(
-        "fingerprint",
-        [](const std::vector<std::pair<Address, std::size_t>>& spans) {
-            std::uint64_t mixed = 0;
-            for (const auto& [address, bytes] : spans) {
-                if (bytes && !address) throw py::value_error("a weight's memory was given back");
-                mixed = fingerprint(reinterpret_cast<const std::byte*>(address), bytes, mixed);
-            }
-            return mixed;
-        },
-        py::arg("spans"), "A number that changes when memory, (address, bytes) each, is written all over.");
-    module.def(
-        "whole_fingerprint",
-        [](const std::vector<std::pair<Address, std::size_t>>& spans) {
-            std::vector<MemorySpan> memory;
-            for (const auto& [address, bytes] : spans) {
-                if (bytes && !address) throw py::value_error("a weight's memory was given back");
-                memory.push_back({reinterpret_cast<const std::byte*>(address), bytes});
-            }
-            py::gil_scoped_release release;
-            return whole_fingerprint(memory);
-        },
-        py::arg("spans"), "A number that changes when any byte of memory, (address, bytes) each, does.");
+const Registration registration{"encoder_layer", [](py::module_& module) {
     module.def("encoder_layer", &bound_layer, py::kw_only(), py::arg("x"), py::arg("x_dtype"), py::arg("x_stride"),
                py::arg("tokens"), py::arg("width"), py::arg("products"), py::arg("vectors"), py::arg("cu_seqlens"), py::arg("sequences"),
                py::arg("heads"), py::arg("eps"), py::arg("tanh"), py::arg("causal"), py::arg("rows"), py::arg("y"), py::arg("y_dtype"));
-}
+}};
 
+}  // namespace
 }  // namespace fastbert

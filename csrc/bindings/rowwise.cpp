@@ -11,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-#include "bindings/module.h"
+#include "bindings/registration.h"
 #include "bindings/tensors.h"
 #include "cpu/rowwise/embedding_gradient.h"
 #include "cpu/rowwise/rows.h"
@@ -320,9 +320,7 @@ std::size_t call_first_outside(Address ids, std::int64_t stride, bool wide, std:
     return first_outside(ids_of(ids, stride, wide), count, below);
 }
 
-}  // namespace
-
-void bind_rows(py::module_& module) {
+const Registration registration{"rowwise", [](py::module_& module) {
     module.def("layer_norm", &call_layer_norm);
     module.def("sum_layer_norm", &call_sum_layer_norm);
     module.def("norm_gradients", &call_norm_gradients);
@@ -339,6 +337,7 @@ void bind_rows(py::module_& module) {
     module.def("drop", &call_drop);
     module.def("first_outside", &call_first_outside,
                "The place of the first id that is not one of 0 to below - 1, or their number.");
-}
+}};
 
+}  // namespace
 }  // namespace fastbert

@@ -4,7 +4,7 @@
 #include <limits>
 #include <string>
 
-#include "bindings/module.h"
+#include "bindings/registration.h"
 #include "bindings/tensors.h"
 #include "cpu/dropout/dropout.h"
 
@@ -54,11 +54,10 @@ void bind_dropout(py::module_& module) {
         py::arg("keep"));
 }
 
-}  // namespace
-
-void bind_cpu(py::module_& module) {
+const Registration registration{"dropout", [](py::module_& module) {
     bind_dropout<std::uint16_t>(module);
     bind_dropout<std::uint32_t>(module);
-}
+}};
 
+}  // namespace
 }  // namespace fastbert

@@ -11,10 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "bindings/module.h"
+#include "bindings/registration.h"
 #include "bindings/tensors.h"
 #include "cpu/gemm/product.h"
 #include "cpu/gemm/product_gradient.h"
+#include "cpu/gemm/quantize.h"
 
 namespace py = pybind11;
 
@@ -152,9 +153,20 @@ void multiply_gradients(const Matrix& a, const Matrix& b, std::size_t tokens, st
     gradient_product(call);
 }
 
-}  // namespace
+void quantize_rows(const Matrix& x, std::size_t rows, std::size_t depth, Address integers, Address scales) {
+    const auto& [address, dtype, stride] = x;
+    require(rows == 0 || scales, "scales is a null pointer");
+    require(rows == 0 || depth == 0 || (address && integers), "x or integers is a null pointer");
+    require(rows <= 1 || stride >= depth, "x has rows that overlap");
+    require(stride == 0 || rows <= std::numeric_limits<std::size_t>::max() / 16 / stride,
+            "x is larger than the memory");
+    const QuantizedRows call{pointer<const void>(address),  dtype_of(dtype),       stride, rows, depth,
+                             pointer<std::int8_t>(integers), pointer<float>(scales)};
+    py::gil_scoped_release release;
+    quantize(call);
+}
 
-void bind_product(py::module_& module) {
+void bind_classes(py::module_& module) {
     py::class_<PackedWeight>(module, "PackedWeight", "A weight (columns, depth) as CPU products read it.")
         .def(py::init(&pack), py::arg("weight"), py::arg("columns"), py::arg("depth"), py::arg("element"),
              py::arg("transposed") = false)
@@ -173,6 +185,9 @@ void bind_product(py::module_& module) {
             if (weight.scales) scales.assign(weight.scales.get(), weight.scales.get() + weight.columns);
             return scales;
         });
+}
+
+void bind_functions(py::module_& module) {
     module.def("repack", &pack_again, py::arg("packed"), py::arg("transposed"), py::arg("offset"), py::arg("weight"),
                py::arg("first"), py::arg("last"), "Rows first..last of a weight anew into its packed copy.");
     module.def("product", &multiply, py::arg("x"), py::arg("rows"), py::arg("weight"), py::arg("out"), py::kw_only(),
@@ -182,6 +197,11 @@ void bind_product(py::module_& module) {
     module.def("gradient_product", &multiply_gradients, py::arg("a"), py::arg("b"), py::arg("tokens"), py::arg("rows"),
                py::arg("columns"), py::arg("out"), py::arg("sums"), py::arg("accumulate"),
                "a^T b on the CPU, and the sums of a's columns.");
+    module.def("quantize_rows", &quantize_rows, py::arg("x"), py::arg("rows"), py::arg("depth"), py::arg("integers"),
+               py::arg("scales"), "Rows as int8 with a scale each.");
 }
 
+const Registration registration{"gemm", &bind_functions, &bind_classes};
+
+}  // namespace
 }  // namespace fastbert
