@@ -127,8 +127,8 @@ def test_bindings_need_no_entry_in_a_list(tmp_path: Path) -> None:
         (tree / "csrc" / "bindings" / name).write_text(f'{includes}#include "toy.h"\n{text}')
     wheel, _ = build(tree)
     assert answer(wheel, tmp_path / "toys") == "42"
-    shown = run([sys.executable, "-c", "from fastbert import _C; print(_C.value.__doc__)"], tmp_path / "toys")
-    assert "fastbert._C.Toy" in shown.stdout
+    show = [sys.executable, "-c", "from fastbert import _C; print(_C.value.__doc__)"]
+    assert "fastbert._C.Toy" in run(show, tmp_path, PYTHONPATH=str(tmp_path / "toys")).stdout
 
 
 def test_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
