@@ -13,8 +13,8 @@
 
 #include "bindings/registration.h"
 #include "bindings/tensors.h"
-#include "cpu/gemm/product.h"
-#include "cpu/gemm/product_gradient.h"
+#include "cpu/gemm/gemm.h"
+#include "cpu/gemm/weight_gradient.h"
 #include "cpu/gemm/quantize.h"
 
 namespace py = pybind11;

@@ -14,8 +14,8 @@
 #include "bindings/registration.h"
 #include "bindings/tensors.h"
 #include "cpu/rowwise/embedding_gradient.h"
-#include "cpu/rowwise/rows.h"
-#include "cpu/rowwise/rows_gradients.h"
+#include "cpu/rowwise/rowwise.h"
+#include "cpu/rowwise/backward.h"
 
 namespace py = pybind11;
 

@@ -15,10 +15,10 @@
 #include "common/cpu_features.h"
 #include "cpu/runtime/crc32c.h"
 #include "cpu/runtime/fingerprint.h"
-#include "cpu/runtime/level.h"
+#include "cpu/runtime/cpu_capability.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/runtime/peak.h"
-#include "cpu/runtime/pool.h"
+#include "cpu/runtime/caching_allocator.h"
 
 namespace py = pybind11;
 

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/adamw/adamw_table.h"
-#include "cpu/runtime/level.h"
+#include "cpu/adamw/kernel_table.h"
+#include "cpu/runtime/cpu_capability.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/simd/target.h"
 

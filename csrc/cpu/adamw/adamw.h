@@ -9,7 +9,7 @@
 #include <optional>
 #include <span>
 
-#include "cpu/gemm/product.h"
+#include "cpu/gemm/gemm.h"
 
 namespace fastbert {
 

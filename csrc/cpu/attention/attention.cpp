@@ -8,7 +8,7 @@
 #include <new>
 #include <vector>
 
-#include "cpu/runtime/level.h"
+#include "cpu/runtime/cpu_capability.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/simd/target.h"
 

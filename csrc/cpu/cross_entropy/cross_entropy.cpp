@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "cpu/runtime/level.h"
+#include "cpu/runtime/cpu_capability.h"
 #include "cpu/runtime/parallel.h"
 #include "cpu/simd/target.h"
 

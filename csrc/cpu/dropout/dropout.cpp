@@ -2,8 +2,8 @@
 
 #include <bit>
 
-#include "cpu/dropout/dropout_kernels.h"
-#include "cpu/runtime/level.h"
+#include "cpu/dropout/kernel_table.h"
+#include "cpu/runtime/cpu_capability.h"
 #include "cpu/simd/target.h"
 
 namespace fastbert {

@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "cpu/simd/bfloat16.h"
-#include "cpu/gemm/product.h"
+#include "cpu/gemm/gemm.h"
 
 namespace fastbert {
 

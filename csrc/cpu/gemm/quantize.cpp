@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "cpu/runtime/level.h"
+#include "cpu/runtime/cpu_capability.h"
 #include "cpu/runtime/parallel.h"
 
 namespace fastbert {

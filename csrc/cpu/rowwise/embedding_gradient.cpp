@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cpu/runtime/parallel.h"
-#include "cpu/rowwise/rows_memory.h"
+#include "cpu/rowwise/scratch.h"
 #include "cpu/simd/target.h"
 
 #if FASTBERT_X86

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cpu/rowwise/rows.h"
+#include "cpu/rowwise/rowwise.h"
 
 namespace fastbert {
 

@@ -6,7 +6,7 @@
 #include <bit>
 #include <cstring>
 
-#include "cpu/runtime/level.h"
+#include "cpu/runtime/cpu_capability.h"
 #include "cpu/simd/target.h"
 
 #if FASTBERT_X86

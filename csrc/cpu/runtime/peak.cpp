@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cpu/simd/bfloat16.h"
-#include "cpu/runtime/level.h"
+#include "cpu/runtime/cpu_capability.h"
 #include "cpu/runtime/parallel.h"
 
 namespace fastbert {

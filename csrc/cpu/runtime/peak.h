@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "cpu/gemm/product.h"
+#include "cpu/gemm/gemm.h"
 #include "cpu/simd/target.h"
 
 namespace fastbert {

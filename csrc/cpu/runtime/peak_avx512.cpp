@@ -5,7 +5,7 @@
 #if FASTBERT_X86
 #include <immintrin.h>
 
-#include "cpu/runtime/level.h"
+#include "cpu/runtime/cpu_capability.h"
 
 namespace fastbert {
 namespace {
