@@ -21,11 +21,11 @@ namespace {
 // weight, gradient, exp_avg, exp_avg_sq, step; rows, columns; which of the settings.
 using Parameter = std::tuple<Address, Address, Address, Address, Address, std::size_t, std::size_t, std::size_t>;
 using Settings = std::tuple<double, double, double, double, double>;
-using Copy = std::tuple<PackedWeight*, bool, std::size_t, std::size_t>;
-using Part = std::tuple<PackedWeight*, bool, std::size_t, Matrix, std::size_t>;
+using Copy = std::tuple<PrepackedWeight*, bool, std::size_t, std::size_t>;
+using Part = std::tuple<PrepackedWeight*, bool, std::size_t, Matrix, std::size_t>;
 
 // Everything that `repack` would refuse, where it could not say so any more.
-void require_place(const PackedWeight* packed, bool transposed, std::size_t offset, std::size_t rows,
+void require_fits(const PrepackedWeight* packed, bool transposed, std::size_t offset, std::size_t rows,
                    std::size_t columns) {
     require(packed && packed->element != Element::int8, "a copy must be a PackedWeight of bf16 or fp32");
     const std::size_t width = transposed ? packed->columns : packed->depth;
@@ -35,23 +35,23 @@ void require_place(const PackedWeight* packed, bool transposed, std::size_t offs
 
 bool step(const std::vector<Parameter>& parameters, const std::vector<Settings>& settings,
           const std::vector<Copy>& copies, float factor, bool clear) {
-    std::vector<AdamParameter> ours;
-    for (const auto& [weight, gradient, exp_avg, exp_avg_sq, steps, rows, columns, which] : parameters) {
-        require(which < settings.size(), "a parameter has no settings");
+    std::vector<AdamParameter> adam_parameters;
+    for (const auto& [weight, gradient, exp_avg, exp_avg_sq, steps, rows, columns, group] : parameters) {
+        require(group < settings.size(), "a parameter has no settings");
         const bool empty = rows == 0 || columns == 0;
         require(steps && (empty || (weight && gradient && exp_avg && exp_avg_sq)), "a parameter is a null pointer");
-        const auto [lr, beta1, beta2, eps, weight_decay] = settings[which];
-        ours.push_back({pointer<float>(weight), pointer<float>(gradient), pointer<float>(exp_avg),
+        const auto [lr, beta1, beta2, eps, weight_decay] = settings[group];
+        adam_parameters.push_back({pointer<float>(weight), pointer<float>(gradient), pointer<float>(exp_avg),
                         pointer<float>(exp_avg_sq), pointer<float>(steps), rows, columns,
                         {lr, beta1, beta2, eps, weight_decay}});
     }
-    std::vector<AdamCopy> refreshed;
+    std::vector<AdamCopy> adam_copies;
     for (const auto& [packed, transposed, parameter, offset] : copies) {
-        require(parameter < ours.size(), "a copy has no parameter");
-        require_place(packed, transposed, offset, ours[parameter].rows, ours[parameter].columns);
-        refreshed.push_back({packed, transposed, parameter, offset});
+        require(parameter < adam_parameters.size(), "a copy has no parameter");
+        require_fits(packed, transposed, offset, adam_parameters[parameter].rows, adam_parameters[parameter].columns);
+        adam_copies.push_back({packed, transposed, parameter, offset});
     }
-    const AdamCall call{ours, refreshed, factor, clear};
+    const AdamCall call{adam_parameters, adam_copies, factor, clear};
     py::gil_scoped_release release;
     if (overlaps(call)) return false;
     adamw(call);
@@ -70,8 +70,8 @@ std::tuple<double, std::optional<std::pair<std::size_t, std::size_t>>> squares(
         py::gil_scoped_release release;
         result = sum_of_squares(spans);
     }
-    if (!result.bad) return {result.sum, std::nullopt};
-    return {result.sum, std::pair{result.bad->tensor, result.bad->element}};
+    if (!result.non_finite) return {result.sum, std::nullopt};
+    return {result.sum, std::pair{result.non_finite->tensor, result.non_finite->element}};
 }
 
 void refill_copies(const std::vector<Part>& parts) {
@@ -79,7 +79,7 @@ void refill_copies(const std::vector<Part>& parts) {
     for (const auto& [packed, transposed, offset, matrix, rows] : parts) {
         const auto& [address, dtype, stride] = matrix;
         const std::size_t columns = packed ? (transposed ? packed->columns : packed->depth) : 0;
-        require_place(packed, transposed, offset, rows, columns);
+        require_fits(packed, transposed, offset, rows, columns);
         require(address || !rows || !columns, "a weight is a null pointer");
         checked.push_back(
             {packed, transposed, offset, pointer<const void>(address), dtype_of(dtype), rows, stride});

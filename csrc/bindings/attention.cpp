@@ -22,17 +22,17 @@ HeadRows rows_of(const Rows& rows) { return {reinterpret_cast<const void*>(rows[
 // `longest`.
 std::vector<std::int32_t> offsets_of(std::size_t address, std::size_t sequences, std::size_t tokens,
                                      std::int64_t longest) {
-    const auto* given = reinterpret_cast<const std::int32_t*>(address);
-    std::vector<std::int32_t> offsets(given, given + sequences + 1);
-    bool right = offsets[0] == 0 && static_cast<std::size_t>(offsets[sequences]) == tokens;
+    const auto* data = reinterpret_cast<const std::int32_t*>(address);
+    std::vector<std::int32_t> offsets(data, data + sequences + 1);
+    bool valid = offsets[0] == 0 && static_cast<std::size_t>(offsets[sequences]) == tokens;
     for (std::size_t i = 0; i < sequences; ++i)
-        right = right && offsets[i + 1] >= offsets[i] && offsets[i + 1] - offsets[i] <= longest;
-    if (!right) offsets.clear();
+        valid = valid && offsets[i + 1] >= offsets[i] && offsets[i + 1] - offsets[i] <= longest;
+    if (!valid) offsets.clear();
     return offsets;
 }
 
 // What forward and backward share. Dropout: the address of its keys, 0 for none, site and threshold, and `keep`.
-struct Given {
+struct Arguments {
     Rows q, k, v;
     bool bf16;
     std::size_t heads, dim, tokens_q, tokens_k;
@@ -47,34 +47,34 @@ struct Given {
 };
 
 // A call, and the offsets that it points to; none where they do not fit the tokens.
-struct Checked {
-    explicit Checked(const Given& given)
-        : offsets_q(offsets_of(given.cu_seqlens_q, given.sequences, given.tokens_q, given.longest_q)),
-          offsets_k(offsets_of(given.cu_seqlens_k, given.sequences, given.tokens_k, given.longest_k)) {
-        call.q = rows_of(given.q);
-        call.k = rows_of(given.k);
-        call.v = rows_of(given.v);
-        call.dtype = given.bf16 ? Dtype::bf16 : Dtype::fp32;
-        call.heads = given.heads;
-        call.dim = given.dim;
+struct CheckedCall {
+    explicit CheckedCall(const Arguments& arguments)
+        : offsets_q(offsets_of(arguments.cu_seqlens_q, arguments.sequences, arguments.tokens_q, arguments.longest_q)),
+          offsets_k(offsets_of(arguments.cu_seqlens_k, arguments.sequences, arguments.tokens_k, arguments.longest_k)) {
+        call.q = rows_of(arguments.q);
+        call.k = rows_of(arguments.k);
+        call.v = rows_of(arguments.v);
+        call.dtype = arguments.bf16 ? Dtype::bf16 : Dtype::fp32;
+        call.heads = arguments.heads;
+        call.dim = arguments.dim;
         call.cu_seqlens_q = offsets_q.data();
         call.cu_seqlens_k = offsets_k.data();
-        call.sequences = given.sequences;
-        call.causal = given.causal;
-        call.scale = static_cast<float>(given.scale);
-        call.bias = reinterpret_cast<const void*>(given.bias[0]);
-        call.bias_dtype = given.bias_bf16 ? Dtype::bf16 : Dtype::fp32;
-        call.bias_rows = given.bias[1];
-        call.bias_columns = given.bias[2];
-        call.bias_head_stride = given.bias[3];
-        call.bias_row_stride = given.bias[4];
-        call.dropout.keys = reinterpret_cast<const std::int64_t*>(given.dropout[0]);
-        call.dropout.site = static_cast<std::uint32_t>(given.dropout[1]);
-        call.dropout.threshold = static_cast<std::uint32_t>(given.dropout[2]);
-        call.dropout.keep = static_cast<float>(given.keep);
+        call.sequences = arguments.sequences;
+        call.causal = arguments.causal;
+        call.scale = static_cast<float>(arguments.scale);
+        call.bias = reinterpret_cast<const void*>(arguments.bias[0]);
+        call.bias_dtype = arguments.bias_bf16 ? Dtype::bf16 : Dtype::fp32;
+        call.bias_rows = arguments.bias[1];
+        call.bias_columns = arguments.bias[2];
+        call.bias_head_stride = arguments.bias[3];
+        call.bias_row_stride = arguments.bias[4];
+        call.dropout.keys = reinterpret_cast<const std::int64_t*>(arguments.dropout[0]);
+        call.dropout.site = static_cast<std::uint32_t>(arguments.dropout[1]);
+        call.dropout.threshold = static_cast<std::uint32_t>(arguments.dropout[2]);
+        call.dropout.keep = static_cast<float>(arguments.keep);
     }
-    Checked(const Checked&) = delete;
-    Checked& operator=(const Checked&) = delete;
+    CheckedCall(const CheckedCall&) = delete;
+    CheckedCall& operator=(const CheckedCall&) = delete;
 
     bool fits() const { return !offsets_q.empty() && !offsets_k.empty() && call.dim > 0 && call.dim <= kMaxHeadDim; }
 
@@ -82,9 +82,9 @@ struct Checked {
     AttentionCall call;
 };
 
-bool run_forward(const Given& given, std::size_t out, std::size_t lse) {
+bool run_forward(const Arguments& arguments, std::size_t out, std::size_t lse) {
     py::gil_scoped_release release;
-    Checked checked(given);
+    CheckedCall checked(arguments);
     if (!checked.fits()) return false;
     checked.call.out = reinterpret_cast<void*>(out);
     checked.call.lse = reinterpret_cast<float*>(lse);
@@ -92,33 +92,34 @@ bool run_forward(const Given& given, std::size_t out, std::size_t lse) {
     return true;
 }
 
-bool run_gradient(const Given& given, std::size_t lse, const Rows& grad,
+bool run_gradient(const Arguments& arguments, std::size_t lse, const Rows& grad,
                   const std::array<Rows, 3>& gradients, std::size_t dbias) {
     py::gil_scoped_release release;
-    Checked checked(given);
+    CheckedCall checked(arguments);
     if (!checked.fits()) return false;
     AttentionGradientCall call;
-    call.of = checked.call;
-    call.of.lse = reinterpret_cast<float*>(lse);
+    call.forward = checked.call;
+    call.forward.lse = reinterpret_cast<float*>(lse);
     call.grad = rows_of(grad);
-    HeadGradients* const places[3] = {&call.dq, &call.dk, &call.dv};
+    HeadGradients* const gradient_views[3] = {&call.dq, &call.dk, &call.dv};
     for (std::size_t i = 0; i < 3; ++i)
-        *places[i] = {reinterpret_cast<void*>(gradients[i][0]), gradients[i][1], gradients[i][2]};
+        *gradient_views[i] = {reinterpret_cast<void*>(gradients[i][0]), gradients[i][1], gradients[i][2]};
     call.dbias = reinterpret_cast<float*>(dbias);
     attention_gradient(call);
     return true;
 }
 
 void bind_classes(py::module_& module) {
-    py::class_<Given>(module, "AttentionArguments", "What attention's forward and backward share, as addresses.")
+    py::class_<Arguments>(module, "AttentionArguments", "What attention's forward and backward share, as addresses.")
         .def(py::init([](const Rows& q, const Rows& k, const Rows& v, bool bf16, std::size_t heads, std::size_t dim,
-                         std::size_t tokens_q, std::size_t tokens_k, std::size_t cu_seqlens_q,
-                         std::size_t cu_seqlens_k, std::size_t sequences, std::int64_t longest_q,
-                         std::int64_t longest_k, bool causal, double scale, const std::array<std::size_t, 5>& bias,
-                         bool bias_bf16, const std::array<std::size_t, 3>& dropout, double keep) {
-                 return Given{q,         k,         v,         bf16,   heads, dim,  tokens_q,  tokens_k, cu_seqlens_q,
-                              cu_seqlens_k, sequences, longest_q, longest_k, causal, scale, bias, bias_bf16, dropout,
-                              keep};
+                         std::size_t tokens_q, std::size_t tokens_k, std::size_t cu_seqlens_q, std::size_t cu_seqlens_k,
+                         std::size_t sequences, std::int64_t longest_q, std::int64_t longest_k, bool causal,
+                         double scale, const std::array<std::size_t, 5>& bias, bool bias_bf16,
+                         const std::array<std::size_t, 3>& dropout, double keep) {
+                 return Arguments{q,         k,         v,         bf16,         heads,
+                                  dim,       tokens_q,  tokens_k,  cu_seqlens_q, cu_seqlens_k,
+                                  sequences, longest_q, longest_k, causal,       scale,
+                                  bias,      bias_bf16, dropout,   keep};
              }),
              py::arg("q"), py::arg("k"), py::arg("v"), py::arg("bf16"), py::arg("heads"), py::arg("dim"),
              py::arg("tokens_q"), py::arg("tokens_k"), py::arg("cu_seqlens_q"), py::arg("cu_seqlens_k"),

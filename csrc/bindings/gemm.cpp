@@ -51,7 +51,7 @@ void require_rows(const char* name, Address address, std::size_t rows, std::size
             std::string(name) + " is larger than the memory");
 }
 
-PackedWeight pack(const Matrix& weight, std::size_t columns, std::size_t depth, const std::string& element,
+PrepackedWeight make_prepacked(const Matrix& weight, std::size_t columns, std::size_t depth, const std::string& element,
                   bool transposed) {
     const auto& [address, dtype, stride] = weight;
     require_rows("weight", address, transposed ? depth : columns, transposed ? columns : depth, stride);
@@ -59,29 +59,29 @@ PackedWeight pack(const Matrix& weight, std::size_t columns, std::size_t depth, 
     const Element to = element_of(element);
     require(!transposed || to != Element::int8, "transposed weights are bf16 or fp32");
     py::gil_scoped_release release;
-    return pack_weight(pointer<const void>(address), from, stride, columns, depth, to, transposed);
+    return prepack(pointer<const void>(address), from, stride, columns, depth, to, transposed);
 }
 
-PackedWeight room(std::size_t columns, std::size_t depth, const std::string& element) {
+PrepackedWeight allocate(std::size_t columns, std::size_t depth, const std::string& element) {
     constexpr std::size_t kMost = std::numeric_limits<std::size_t>::max() / 1024;
     require(columns <= kMost / std::max<std::size_t>(depth, 1), "the weight is larger than the memory");
     py::gil_scoped_release release;
-    return packed_room(columns, depth, element_of(element));
+    return allocate_prepacked(columns, depth, element_of(element));
 }
 
-void pack_again(PackedWeight& packed, bool transposed, std::size_t offset, const Matrix& weight, std::size_t first,
+void call_repack(PrepackedWeight& packed, bool transposed, std::size_t offset, const Matrix& weight, std::size_t first,
                 std::size_t last) {
     const auto& [address, dtype, stride] = weight;
     require_rows("weight", address, last, transposed ? packed.columns : packed.depth, stride);
     repack(packed, transposed, offset, pointer<const void>(address), dtype_of(dtype), stride, first, last);
 }
 
-void multiply(const Matrix& x, std::size_t rows, const PackedWeight& weight, const Matrix& out, Address bias,
+void call_gemm(const Matrix& x, std::size_t rows, const PrepackedWeight& weight, const Matrix& out, Address bias,
               const std::optional<std::string>& activation, const std::optional<Matrix>& residual,
               const std::optional<std::tuple<Address, Address, float>>& norm, Address row_scales,
-              std::pair<std::size_t, std::size_t> blocking, const std::optional<Matrix>& before,
-              const std::optional<Matrix>& again) {
-    Product call;
+              std::pair<std::size_t, std::size_t> blocking, const std::optional<Matrix>& pre_activation,
+              const std::optional<Matrix>& recomputed) {
+    GemmCall call;
     call.rows = rows;
     call.weight = &weight;
     call.x = pointer<const void>(std::get<0>(x));
@@ -114,29 +114,29 @@ void multiply(const Matrix& x, std::size_t rows, const PackedWeight& weight, con
     Epilogue& epilogue = call.epilogue;
     using enum Epilogue::Activation;
     const bool gradient = epilogue.activation == gelu_gradient || epilogue.activation == gelu_tanh_gradient;
-    require(gradient == again.has_value(), "again belongs to gradients of GELU, and only there");
-    require(before ? epilogue.activation != none && !norm : !gradient, "before belongs to GELU without norm");
-    for (const auto& [name, given, to, stride] :
-         {std::tuple{"before", &before, &epilogue.before, &epilogue.before_stride},
-          std::tuple{"again", &again, &epilogue.again, &epilogue.again_stride}}) {
-        if (!*given) continue;
-        require_rows(name, std::get<0>(**given), rows, weight.columns, std::get<2>(**given));
-        require(dtype_of(std::get<1>(**given)) == epilogue.dtype, std::string(name) + " must have the dtype of out");
-        *to = pointer<void>(std::get<0>(**given));
-        *stride = std::get<2>(**given);
+    require(gradient == recomputed.has_value(), "again belongs to gradients of GELU, and only there");
+    require(pre_activation ? epilogue.activation != none && !norm : !gradient, "before belongs to GELU without norm");
+    for (const auto& [name, matrix, to, stride] :
+         {std::tuple{"before", &pre_activation, &epilogue.pre_activation, &epilogue.pre_activation_stride},
+          std::tuple{"again", &recomputed, &epilogue.recomputed, &epilogue.recomputed_stride}}) {
+        if (!*matrix) continue;
+        require_rows(name, std::get<0>(**matrix), rows, weight.columns, std::get<2>(**matrix));
+        require(dtype_of(std::get<1>(**matrix)) == epilogue.dtype, std::string(name) + " must have the dtype of out");
+        *to = pointer<void>(std::get<0>(**matrix));
+        *stride = std::get<2>(**matrix);
     }
     py::gil_scoped_release release;
-    product(call);
+    gemm(call);
 }
 
-void multiply_gradients(const Matrix& a, const Matrix& b, std::size_t tokens, std::size_t rows, std::size_t columns,
+void call_weight_gradient(const Matrix& a, const Matrix& b, std::size_t tokens, std::size_t rows, std::size_t columns,
                         const Matrix& out, Address sums, bool accumulate) {
     require_rows("a", std::get<0>(a), tokens, rows, std::get<2>(a));
     require_rows("b", std::get<0>(b), tokens, columns, std::get<2>(b));
     require_rows("out", std::get<0>(out), rows, columns, std::get<2>(out));
     require(std::get<1>(a) == std::get<1>(b), "a and b must have one dtype");
     require(std::get<1>(out) == "fp32", "out must be fp32");
-    GradientProduct call;
+    WeightGradientCall call;
     call.a = pointer<const void>(std::get<0>(a));
     call.b = pointer<const void>(std::get<0>(b));
     call.dtype = dtype_of(std::get<1>(a));
@@ -150,7 +150,7 @@ void multiply_gradients(const Matrix& a, const Matrix& b, std::size_t tokens, st
     call.accumulate = accumulate;
     call.sums = pointer<float>(sums);
     py::gil_scoped_release release;
-    gradient_product(call);
+    weight_gradient(call);
 }
 
 void quantize_rows(const Matrix& x, std::size_t rows, std::size_t depth, Address integers, Address scales) {
@@ -167,20 +167,20 @@ void quantize_rows(const Matrix& x, std::size_t rows, std::size_t depth, Address
 }
 
 void bind_classes(py::module_& module) {
-    py::class_<PackedWeight>(module, "PackedWeight", "A weight (columns, depth) as CPU products read it.")
-        .def(py::init(&pack), py::arg("weight"), py::arg("columns"), py::arg("depth"), py::arg("element"),
+    py::class_<PrepackedWeight>(module, "PackedWeight", "A weight (columns, depth) as CPU products read it.")
+        .def(py::init(&make_prepacked), py::arg("weight"), py::arg("columns"), py::arg("depth"), py::arg("element"),
              py::arg("transposed") = false)
-        .def_static("room", &room, py::arg("columns"), py::arg("depth"), py::arg("element"),
+        .def_static("room", &allocate, py::arg("columns"), py::arg("depth"), py::arg("element"),
                     "Of so many columns, bf16 or fp32, not yet written: refill_copies writes them.")
         .def("__bytes__",
-             [](const PackedWeight& weight) {
+             [](const PrepackedWeight& weight) {
                  return py::bytes(reinterpret_cast<const char*>(weight.bytes.get()),
                                   weight.padded_columns * weight.padded_depth * bytes_of(weight.element));
              })
-        .def_property_readonly("columns", [](const PackedWeight& weight) { return weight.columns; })
-        .def_property_readonly("depth", [](const PackedWeight& weight) { return weight.depth; })
-        .def_property_readonly("element", [](const PackedWeight& weight) { return name_of(weight.element); })
-        .def_property_readonly("scales", [](const PackedWeight& weight) {
+        .def_property_readonly("columns", [](const PrepackedWeight& weight) { return weight.columns; })
+        .def_property_readonly("depth", [](const PrepackedWeight& weight) { return weight.depth; })
+        .def_property_readonly("element", [](const PrepackedWeight& weight) { return name_of(weight.element); })
+        .def_property_readonly("scales", [](const PrepackedWeight& weight) {
             std::vector<float> scales;
             if (weight.scales) scales.assign(weight.scales.get(), weight.scales.get() + weight.columns);
             return scales;
@@ -188,14 +188,14 @@ void bind_classes(py::module_& module) {
 }
 
 void bind_functions(py::module_& module) {
-    module.def("repack", &pack_again, py::arg("packed"), py::arg("transposed"), py::arg("offset"), py::arg("weight"),
+    module.def("repack", &call_repack, py::arg("packed"), py::arg("transposed"), py::arg("offset"), py::arg("weight"),
                py::arg("first"), py::arg("last"), "Rows first..last of a weight anew into its packed copy.");
-    module.def("product", &multiply, py::arg("x"), py::arg("rows"), py::arg("weight"), py::arg("out"), py::kw_only(),
+    module.def("product", &call_gemm, py::arg("x"), py::arg("rows"), py::arg("weight"), py::arg("out"), py::kw_only(),
                py::arg("bias") = 0, py::arg("activation") = py::none(), py::arg("residual") = py::none(),
                py::arg("norm") = py::none(), py::arg("row_scales") = 0, py::arg("blocking") = std::pair{0, 0},
                py::arg("before") = py::none(), py::arg("again") = py::none(), "epilogue(x weight^T) on the CPU.");
-    module.def("gradient_product", &multiply_gradients, py::arg("a"), py::arg("b"), py::arg("tokens"), py::arg("rows"),
-               py::arg("columns"), py::arg("out"), py::arg("sums"), py::arg("accumulate"),
+    module.def("gradient_product", &call_weight_gradient, py::arg("a"), py::arg("b"), py::arg("tokens"),
+               py::arg("rows"), py::arg("columns"), py::arg("out"), py::arg("sums"), py::arg("accumulate"),
                "a^T b on the CPU, and the sums of a's columns.");
     module.def("quantize_rows", &quantize_rows, py::arg("x"), py::arg("rows"), py::arg("depth"), py::arg("integers"),
                py::arg("scales"), "Rows as int8 with a scale each.");

@@ -48,9 +48,9 @@ Ids ids_of(Address ids, std::int64_t stride, bool wide) { return {pointer(ids), 
 // Keys and how many, sequence ids and offsets with whether they are int64, site, threshold, keep.
 using PyDropout = std::tuple<Address, std::size_t, Address, bool, Address, bool, std::uint32_t, std::uint32_t, double>;
 
-RowDropout dropout_of(const std::optional<PyDropout>& given, std::int64_t rows) {
-    if (!given || rows <= 0) return {};
-    const auto& [keys, sequences, sequence, wide, position, wide_position, site, threshold, keep] = *given;
+RowDropout dropout_of(const std::optional<PyDropout>& descriptions, std::int64_t rows) {
+    if (!descriptions || rows <= 0) return {};
+    const auto& [keys, sequences, sequence, wide, position, wide_position, site, threshold, keep] = *descriptions;
     require(keys && sequences && sequence && position, "an address of a dropout is 0");
     return {pointer<const std::int64_t>(keys), sequences, ids_of(sequence, 1, wide),
             ids_of(position, 1, wide_position), site, threshold, static_cast<float>(keep)};
@@ -129,10 +129,10 @@ void call_gelu_layer_norm(std::int64_t rows, std::int64_t width, Name dtype, Add
 using PyTable = std::tuple<Address, std::int64_t, bool, Address, std::int64_t, std::int64_t>;
 using PyBadId = std::tuple<std::size_t, std::size_t, std::int64_t>;
 
-std::vector<Table> tables_of(const std::vector<PyTable>& given, std::int64_t tokens) {
-    require(!given.empty(), "there must be a table");
+std::vector<Table> tables_of(const std::vector<PyTable>& descriptions, std::int64_t tokens) {
+    require(!descriptions.empty(), "there must be a table");
     std::vector<Table> tables;
-    for (const auto& [ids, ids_stride, wide, data, stride, rows] : given) {
+    for (const auto& [ids, ids_stride, wide, data, stride, rows] : descriptions) {
         require(tokens == 0 || (ids && (data || rows == 0)), "an address is 0");
         tables.push_back({ids_of(ids, ids_stride, wide), pointer(data), stride, rows});
     }
@@ -140,13 +140,13 @@ std::vector<Table> tables_of(const std::vector<PyTable>& given, std::int64_t tok
 }
 
 std::optional<PyBadId> call_embedding_layer_norm(std::int64_t tokens, std::int64_t width, Name dtype, Name out_dtype,
-                                                 const std::vector<PyTable>& given, Address weight, Address bias,
+                                                 const std::vector<PyTable>& descriptions, Address weight, Address bias,
                                                  Name vector_dtype, double eps,
                                                  const std::optional<PyDropout>& dropout, Address y, Address mean,
                                                  Address rstd) {
     require_rows(tokens, width, {y});
     require_statistics(mean, rstd);
-    const std::vector<Table> tables = tables_of(given, tokens);
+    const std::vector<Table> tables = tables_of(descriptions, tokens);
     const EmbeddingCall call{static_cast<std::size_t>(tokens),
                              static_cast<std::size_t>(width),
                              dtype_of(dtype),
@@ -277,12 +277,12 @@ void call_gelu_norm_gradients(std::int64_t rows, std::int64_t width, Name dtype,
 }
 
 void call_embedding_sum_gradient(std::int64_t tokens, std::int64_t width, Name dtype, Name grad_dtype,
-                                 const std::vector<PyTable>& given, Address grad, std::int64_t grad_stride,
+                                 const std::vector<PyTable>& descriptions, Address grad, std::int64_t grad_stride,
                                  Address mean, Address rstd, Address weight, Name weight_dtype,
                                  const std::optional<PyDropout>& dropout, Address dsum, Address sums) {
     require_rows(tokens, width, {grad, mean, rstd, dsum});
     require(weight && sums, "the address of weight or sums is 0");
-    const std::vector<Table> tables = tables_of(given, tokens);
+    const std::vector<Table> tables = tables_of(descriptions, tokens);
     for (const Table& table : tables) require(tokens == 0 || table.rows > 0, "a table has no row");
     const EmbeddingSumGradientCall call{static_cast<std::size_t>(tokens),
                                         static_cast<std::size_t>(width),

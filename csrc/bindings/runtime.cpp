@@ -46,38 +46,41 @@ struct DlManagedTensor {
 constexpr const char* kCapsule = "dltensor";
 constexpr std::int32_t kCpu = 1;
 
-struct Pooled {
-    PoolBlock block;
+struct OwnedTensor {
+    AllocatorBlock block;
     std::vector<std::int64_t> shape;
     DlManagedTensor managed{};
 
-    Pooled(std::size_t bytes, std::vector<std::int64_t> sizes) : block(bytes), shape(std::move(sizes)) {}
+    OwnedTensor(std::size_t bytes, std::vector<std::int64_t> sizes) : block(bytes), shape(std::move(sizes)) {}
 };
 
-void destroy(DlManagedTensor* managed) { std::unique_ptr<Pooled>(static_cast<Pooled*>(managed->context)).reset(); }
+void destroy(DlManagedTensor* managed) {
+    std::unique_ptr<OwnedTensor>(static_cast<OwnedTensor*>(managed->context)).reset();
+}
 
 // Of a capsule that nobody took: whoever takes one renames it.
-void drop(PyObject* capsule) {
+void release_unconsumed(PyObject* capsule) {
     if (PyCapsule_IsValid(capsule, kCapsule))
         destroy(static_cast<DlManagedTensor*>(PyCapsule_GetPointer(capsule, kCapsule)));
 }
 
 // `bytes` bytes as a contiguous tensor; the caller has made sure that they are the shape's.
-py::object pool_tensor(std::vector<std::int64_t> shape, std::size_t bytes, std::uint8_t code, std::uint8_t bits) {
-    std::unique_ptr<Pooled> pooled;
+py::object allocate_tensor(std::vector<std::int64_t> shape, std::size_t bytes, std::uint8_t code, std::uint8_t bits) {
+    std::unique_ptr<OwnedTensor> owned;
     try {
-        pooled = std::make_unique<Pooled>(bytes, std::move(shape));  // a microsecond: not worth releasing the GIL
+        owned = std::make_unique<OwnedTensor>(bytes, std::move(shape));  // a microsecond: not worth releasing the GIL
     } catch (const std::bad_alloc&) {
-        PyErr_SetString(PyExc_MemoryError, ("cannot allocate " + std::to_string(bytes) + " bytes for a tensor").c_str());
+        PyErr_SetString(PyExc_MemoryError,
+                        ("cannot allocate " + std::to_string(bytes) + " bytes for a tensor").c_str());
         throw py::error_already_set();
     }
-    auto dimensions = static_cast<std::int32_t>(pooled->shape.size());
-    pooled->managed = {{pooled->block.data(), kCpu, 0, dimensions, code, bits, 1, pooled->shape.data(), nullptr, 0},
-                       pooled.get(),
+    auto dimensions = static_cast<std::int32_t>(owned->shape.size());
+    owned->managed = {{owned->block.data(), kCpu, 0, dimensions, code, bits, 1, owned->shape.data(), nullptr, 0},
+                       owned.get(),
                        &destroy};
-    PyObject* capsule = PyCapsule_New(&pooled->managed, kCapsule, &drop);
+    PyObject* capsule = PyCapsule_New(&owned->managed, kCapsule, &release_unconsumed);
     if (!capsule) throw py::error_already_set();
-    static_cast<void>(pooled.release());  // the capsule's from here on
+    static_cast<void>(owned.release());  // the capsule's from here on
     return py::reinterpret_steal<py::object>(capsule);
 }
 
@@ -88,19 +91,19 @@ py::dict by_name(const CpuFeatures& features) {
 }
 
 void bind_allocator(py::module_& module) {
-    module.def("pool_tensor", &pool_tensor, py::arg("shape"), py::arg("bytes"), py::arg("code"), py::arg("bits"),
+    module.def("pool_tensor", &allocate_tensor, py::arg("shape"), py::arg("bytes"), py::arg("code"), py::arg("bits"),
                py::pos_only(), "A DLPack capsule over memory of the pool.");
     module.def("pool_statistics", [] {
-        const PoolStatistics now = pool_statistics();
-        py::dict found;
-        found["in_use"] = now.in_use;
-        found["free"] = now.free;
-        found["peak"] = now.peak;
-        found["blocks"] = now.blocks;
-        return found;
+        const AllocatorStatistics statistics = allocator_statistics();
+        py::dict fields;
+        fields["in_use"] = statistics.in_use;
+        fields["free"] = statistics.free;
+        fields["peak"] = statistics.peak;
+        fields["blocks"] = statistics.blocks;
+        return fields;
     });
-    module.def("pool_reset_peak", &pool_reset_peak);
-    module.def("pool_release", &pool_release, py::call_guard<py::gil_scoped_release>());
+    module.def("pool_reset_peak", &reset_allocator_peak);
+    module.def("pool_release", &release_free_pages, py::call_guard<py::gil_scoped_release>());
 }
 
 void bind_cpu_capability(py::module_& module) {
@@ -108,11 +111,11 @@ void bind_cpu_capability(py::module_& module) {
         "cpu_features", [] { return by_name(cpu_features()); },
         "Instruction sets that this process can use; named as Linux names them.");
     module.def(
-        "cpu_level_features", [] { return by_name(level_features()); },
+        "cpu_level_features", [] { return by_name(capability_features()); },
         "Those of them that kernels use at the level in force.");
-    module.def("cpu_level", [] { return level_name(level()); }, "The level of the CPU kernels in force.");
-    module.def("cpu_levels", &available_levels, "The levels that this process can run, lowest first.");
-    module.def("force_cpu_level", &force_level, py::arg("name"),
+    module.def("cpu_level", [] { return capability_name(cpu_capability()); }, "The level of the CPU kernels in force.");
+    module.def("cpu_levels", &available_capabilities, "The levels that this process can run, lowest first.");
+    module.def("force_cpu_level", &force_capability, py::arg("name"),
                "Run CPU kernels at this level; an empty name chooses the highest again.");
     module.def("pretend_cpu_features", &pretend_features, py::arg("names"),
                "For tests: take these features for those of the processor; an empty list asks it again.");
@@ -123,12 +126,12 @@ void bind_checksums(py::module_& module) {
     module.def(
         "fingerprint",
         [](const std::vector<std::pair<Address, std::size_t>>& spans) {
-            std::uint64_t mixed = 0;
+            std::uint64_t hash = 0;
             for (const auto& [address, bytes] : spans) {
                 if (bytes && !address) throw py::value_error("a weight's memory was given back");
-                mixed = fingerprint(reinterpret_cast<const std::byte*>(address), bytes, mixed);
+                hash = fingerprint(reinterpret_cast<const std::byte*>(address), bytes, hash);
             }
-            return mixed;
+            return hash;
         },
         py::arg("spans"), "A number that changes when memory, (address, bytes) each, is written all over.");
     module.def(

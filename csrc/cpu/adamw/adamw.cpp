@@ -20,12 +20,12 @@ constexpr std::size_t kChunk = std::size_t{1} << 15;
 // Rows of one chunk of a packed weight end at multiples of this, so that no other thread writes beside them.
 constexpr std::size_t kRows = 32;
 // What no second thread is started for.
-constexpr std::size_t kAlone = std::size_t{1} << 16;
+constexpr std::size_t kMinParallelElements = std::size_t{1} << 16;
 
 const AdamKernels& kernels() {
 #if FASTBERT_X86
-    if (level() >= Level::avx512) return adam_kernels_avx512();
-    if (level() >= Level::avx2) return adam_kernels_avx2();
+    if (cpu_capability() >= CpuCapability::avx512) return adam_kernels_avx512();
+    if (cpu_capability() >= CpuCapability::avx2) return adam_kernels_avx2();
 #endif
     return adam_kernels_portable();
 }
@@ -34,26 +34,26 @@ const AdamKernels& kernels() {
 template <class Body>
 void each(std::size_t count, std::size_t elements, const Body& body) {
     std::atomic<std::size_t> next{0};
-    parallel(elements < kAlone ? 1 : parallel_threads(), [&](int, int) {
+    parallel(elements < kMinParallelElements ? 1 : parallel_threads(), [&](int, int) {
         for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) body(i);
     });
 }
 
 // A parameter's formula, with the numbers that torch computes in fp64 and rounds.
 AdamRange formula(const AdamParameter& parameter, const AdamCall& call) {
-    const AdamSettings& with = parameter.settings;
+    const AdamSettings& settings = parameter.settings;
     const double step = static_cast<double>(*parameter.step + 1.0F);
     AdamRange range;
     range.factor = call.factor;
-    range.decay = with.weight_decay != 0 ? static_cast<float>(1 - with.lr * with.weight_decay) : 1.0F;
-    const auto share = static_cast<float>(1 - with.beta1);
+    range.decay = settings.weight_decay != 0 ? static_cast<float>(1 - settings.lr * settings.weight_decay) : 1.0F;
+    const auto share = static_cast<float>(1 - settings.beta1);
     range.from_gradient = share >= 0.5F;
     range.lerp = range.from_gradient ? share - 1.0F : share;
-    range.beta2 = static_cast<float>(with.beta2);
-    range.square_share = static_cast<float>(1 - with.beta2);
-    range.root_correction = static_cast<float>(std::sqrt(1 - std::pow(with.beta2, step)));
-    range.eps = static_cast<float>(with.eps);
-    range.minus_step_size = static_cast<float>(-(with.lr / (1 - std::pow(with.beta1, step))));
+    range.beta2 = static_cast<float>(settings.beta2);
+    range.square_share = static_cast<float>(1 - settings.beta2);
+    range.root_correction = static_cast<float>(std::sqrt(1 - std::pow(settings.beta2, step)));
+    range.eps = static_cast<float>(settings.eps);
+    range.minus_step_size = static_cast<float>(-(settings.lr / (1 - std::pow(settings.beta1, step))));
     range.clear = call.clear;
     return range;
 }
@@ -66,29 +66,29 @@ struct Chunk {
 std::vector<Chunk> chunks_of(const AdamCall& call, const std::vector<std::vector<AdamCopy>>& copies) {
     std::vector<Chunk> chunks;
     for (std::size_t i = 0; i < call.parameters.size(); ++i) {
-        const AdamParameter& one = call.parameters[i];
-        const std::size_t group = kRows * one.columns;
+        const AdamParameter& parameter = call.parameters[i];
+        const std::size_t group = kRows * parameter.columns;
         const std::size_t length = copies[i].empty() ? kChunk : std::max<std::size_t>(1, kChunk / group) * group;
-        for (std::size_t first = 0; first < one.size(); first += length)
-            chunks.push_back({i, first, std::min(one.size(), first + length)});
+        for (std::size_t first = 0; first < parameter.size(); first += length)
+            chunks.push_back({i, first, std::min(parameter.size(), first + length)});
     }
     return chunks;
 }
 
 void update(const AdamCall& call, const Chunk& chunk, const AdamRange& formula, const std::vector<AdamCopy>& copies,
             const AdamKernels& kernels) {
-    const AdamParameter& one = call.parameters[chunk.parameter];
+    const AdamParameter& parameter = call.parameters[chunk.parameter];
     AdamRange range = formula;
-    range.weight = one.weight + chunk.first;
-    range.gradient = one.gradient + chunk.first;
-    range.exp_avg = one.exp_avg + chunk.first;
-    range.exp_avg_sq = one.exp_avg_sq + chunk.first;
+    range.weight = parameter.weight + chunk.first;
+    range.gradient = parameter.gradient + chunk.first;
+    range.exp_avg = parameter.exp_avg + chunk.first;
+    range.exp_avg_sq = parameter.exp_avg_sq + chunk.first;
     range.count = chunk.last - chunk.first;
-    range.tail = chunk.last == one.size() ? one.size() % 8 : 0;
+    range.tail = chunk.last == parameter.size() ? parameter.size() % 8 : 0;
     kernels.update(range);
     for (const AdamCopy& copy : copies)
-        repack(*copy.packed, copy.transposed, copy.offset, one.weight, Dtype::fp32, one.columns,
-               chunk.first / one.columns, chunk.last / one.columns);
+        repack(*copy.packed, copy.transposed, copy.offset, parameter.weight, Dtype::fp32, parameter.columns,
+               chunk.first / parameter.columns, chunk.last / parameter.columns);
 }
 
 }  // namespace
@@ -103,12 +103,12 @@ bool overlaps(const AdamCall& call) {
         const auto begin = reinterpret_cast<std::uintptr_t>(data);
         if (size) spans.push_back({begin, begin + size * sizeof(float), written});
     };
-    for (const AdamParameter& one : call.parameters) {
-        add(one.weight, one.size(), true);
-        add(one.exp_avg, one.size(), true);
-        add(one.exp_avg_sq, one.size(), true);
-        add(one.step, 1, true);
-        add(one.gradient, one.size(), call.clear);
+    for (const AdamParameter& parameter : call.parameters) {
+        add(parameter.weight, parameter.size(), true);
+        add(parameter.exp_avg, parameter.size(), true);
+        add(parameter.exp_avg_sq, parameter.size(), true);
+        add(parameter.step, 1, true);
+        add(parameter.gradient, parameter.size(), call.clear);
     }
     std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
     std::uintptr_t any = 0, written = 0;  // where the spans so far end
@@ -122,36 +122,36 @@ bool overlaps(const AdamCall& call) {
 
 void adamw(const AdamCall& call) {
     // A copy whose parts do not begin at whole groups of rows is written behind the pass, by one thread.
-    std::vector<const PackedWeight*> later;
+    std::vector<const PrepackedWeight*> deferred;
     for (const AdamCopy& copy : call.copies)
-        if (copy.offset % kRows) later.push_back(copy.packed);
-    const auto is_later = [&](const PackedWeight* packed) {
-        return std::find(later.begin(), later.end(), packed) != later.end();
+        if (copy.offset % kRows) deferred.push_back(copy.packed);
+    const auto is_deferred = [&](const PrepackedWeight* packed) {
+        return std::find(deferred.begin(), deferred.end(), packed) != deferred.end();
     };
-    std::vector<std::vector<AdamCopy>> beside(call.parameters.size());
-    std::vector<CopyPart> behind;
+    std::vector<std::vector<AdamCopy>> fused_copies(call.parameters.size());
+    std::vector<CopyPart> deferred_parts;
     for (const AdamCopy& copy : call.copies) {
-        const AdamParameter& one = call.parameters[copy.parameter];
-        if (is_later(copy.packed))
-            behind.push_back({copy.packed, copy.transposed, copy.offset, one.weight, Dtype::fp32, one.rows,
-                              one.columns});
-        else if (one.size())
-            beside[copy.parameter].push_back(copy);
+        const AdamParameter& parameter = call.parameters[copy.parameter];
+        if (is_deferred(copy.packed))
+            deferred_parts.push_back({copy.packed, copy.transposed, copy.offset, parameter.weight, Dtype::fp32,
+                                      parameter.rows, parameter.columns});
+        else if (parameter.size())
+            fused_copies[copy.parameter].push_back(copy);
     }
     std::vector<AdamRange> formulas;
     std::size_t elements = 0;
-    for (const AdamParameter& one : call.parameters) {
-        formulas.push_back(formula(one, call));
-        elements += one.size();
+    for (const AdamParameter& parameter : call.parameters) {
+        formulas.push_back(formula(parameter, call));
+        elements += parameter.size();
     }
-    const std::vector<Chunk> chunks = chunks_of(call, beside);
-    const AdamKernels& here = kernels();
+    const std::vector<Chunk> chunks = chunks_of(call, fused_copies);
+    const AdamKernels& table = kernels();
     each(chunks.size(), elements, [&](std::size_t i) {
         const std::size_t parameter = chunks[i].parameter;
-        update(call, chunks[i], formulas[parameter], beside[parameter], here);
+        update(call, chunks[i], formulas[parameter], fused_copies[parameter], table);
     });
-    refill(behind);
-    for (const AdamParameter& one : call.parameters) *one.step += 1.0F;
+    refill(deferred_parts);
+    for (const AdamParameter& parameter : call.parameters) *parameter.step += 1.0F;
 }
 
 SquaresResult sum_of_squares(std::span<const FloatSpan> tensors) {
@@ -163,10 +163,10 @@ SquaresResult sum_of_squares(std::span<const FloatSpan> tensors) {
         elements += tensors[i].size;
     }
     std::vector<double> sums(chunks.size());
-    const AdamKernels& here = kernels();
+    const AdamKernels& table = kernels();
     each(chunks.size(), elements, [&](std::size_t i) {
         const Chunk& chunk = chunks[i];
-        sums[i] = here.squares(tensors[chunk.parameter].data + chunk.first, chunk.last - chunk.first);
+        sums[i] = table.squares(tensors[chunk.parameter].data + chunk.first, chunk.last - chunk.first);
     });
     SquaresResult result;
     for (std::size_t i = 0; i < chunks.size(); ++i) {
@@ -174,7 +174,7 @@ SquaresResult sum_of_squares(std::span<const FloatSpan> tensors) {
         // Finite floats have finite squares, so only a number that is none makes this.
         for (std::size_t at = chunks[i].first; !std::isfinite(sums[i]) && at < chunks[i].last; ++at)
             if (!std::isfinite(tensors[chunks[i].parameter].data[at])) {
-                result.bad = BadNumber{chunks[i].parameter, at};
+                result.non_finite = NonFinite{chunks[i].parameter, at};
                 return result;
             }
     }

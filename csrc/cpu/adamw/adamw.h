@@ -32,7 +32,7 @@ struct AdamParameter {
 
 // A packed copy, bf16 or fp32, of which a parameter's row 0 is row `offset`.
 struct AdamCopy {
-    PackedWeight* packed = nullptr;
+    PrepackedWeight* packed = nullptr;
     bool transposed = false;
     std::size_t parameter = 0;  // which of the call's
     std::size_t offset = 0;
@@ -56,20 +56,20 @@ struct FloatSpan {
     std::size_t size = 0;
 };
 
-struct BadNumber {
+struct NonFinite {
     std::size_t tensor = 0, element = 0;
 };
 
 struct SquaresResult {
     double sum = 0;                // of all squares, fp64
-    std::optional<BadNumber> bad;  // the first NaN or infinity; then `sum` means nothing
+    std::optional<NonFinite> non_finite;  // the first NaN or infinity; then `sum` means nothing
 };
 
 SquaresResult sum_of_squares(std::span<const FloatSpan> tensors);
 
 // Rows of weights, bf16 or fp32, into packed copies: everything anew, on all threads.
 struct CopyPart {
-    PackedWeight* packed = nullptr;
+    PrepackedWeight* packed = nullptr;
     bool transposed = false;
     std::size_t offset = 0;
     const void* weight = nullptr;

@@ -9,12 +9,12 @@ FASTBERT_INLINE typename V::Float second_moment(typename V::Float v, typename V:
     return tail ? V::fma(v, beta2, V::mul(scaled, g)) : V::fma(scaled, g, V::mul(v, beta2));
 }
 
-struct AdamPlace {
+struct AdamPointers {
     float *weight, *gradient, *exp_avg, *exp_avg_sq;
 };
 
 template <class V, class Load, class Store>
-FASTBERT_INLINE void adam_vector(const AdamRange& range, const AdamPlace& at, bool tail, const Load& load,
+FASTBERT_INLINE void adam_vector(const AdamRange& range, const AdamPointers& at, bool tail, const Load& load,
                                  const Store& store) {
     using Float = typename V::Float;
     const Float g = V::mul(load(at.gradient), V::broadcast(range.factor));
@@ -25,15 +25,15 @@ FASTBERT_INLINE void adam_vector(const AdamRange& range, const AdamPlace& at, bo
     store(at.exp_avg, m);
     store(at.exp_avg_sq, v);
     const Float root = V::div(V::sqrt(v), V::broadcast(range.root_correction));
-    const Float move = V::div(V::mul(V::broadcast(range.minus_step_size), m), V::add(root, V::broadcast(range.eps)));
-    store(at.weight, V::add(V::mul(load(at.weight), V::broadcast(range.decay)), move));
+    const Float update = V::div(V::mul(V::broadcast(range.minus_step_size), m), V::add(root, V::broadcast(range.eps)));
+    store(at.weight, V::add(V::mul(load(at.weight), V::broadcast(range.decay)), update));
     if (range.clear) store(at.gradient, V::zero());
 }
 
 template <class V>
 void adam_update(const AdamRange& range) {
     const auto at = [&](std::size_t i) {
-        return AdamPlace{range.weight + i, range.gradient + i, range.exp_avg + i, range.exp_avg_sq + i};
+        return AdamPointers{range.weight + i, range.gradient + i, range.exp_avg + i, range.exp_avg_sq + i};
     };
     const auto part = [&](std::size_t i, std::size_t count, bool tail) {
         adam_vector<V>(

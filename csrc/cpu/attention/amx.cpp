@@ -82,7 +82,7 @@ void enter() { _tile_loadconfig(&kConfig); }
 
 void leave() { _tile_release(); }
 
-AttentionKernel kernel() { return kernel_with<PairProducts<Tiles>, PairGradients<Tiles>>(&enter, &leave); }
+AttentionKernel kernel() { return make_kernel<Bf16Products<Tiles>, Bf16Backward<Tiles>>(&enter, &leave); }
 
 }  // namespace
 FASTBERT_TARGET_END

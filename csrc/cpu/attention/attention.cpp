@@ -17,10 +17,10 @@ namespace {
 
 AttentionKernel kernel_of(Dtype dtype) {
 #if FASTBERT_X86
-    if (dtype == Dtype::bf16 && level() >= Level::amx) return attention_amx();
-    if (dtype == Dtype::bf16 && level_features().avx512_bf16) return attention_avx512_bf16();
-    if (level() >= Level::avx512) return attention_avx512(dtype);
-    if (level() >= Level::avx2) return attention_avx2(dtype);
+    if (dtype == Dtype::bf16 && cpu_capability() >= CpuCapability::amx) return attention_amx();
+    if (dtype == Dtype::bf16 && capability_features().avx512_bf16) return attention_avx512_bf16();
+    if (cpu_capability() >= CpuCapability::avx512) return attention_avx512(dtype);
+    if (cpu_capability() >= CpuCapability::avx2) return attention_avx2(dtype);
 #endif
     return attention_portable(dtype);
 }
@@ -29,7 +29,7 @@ AttentionKernel kernel_of(Dtype dtype) {
 class Scratch {
   public:
     // Null where there is no memory.
-    std::byte* of_size(std::size_t bytes) {
+    std::byte* reserve(std::size_t bytes) {
         if (bytes <= size_) return memory_.get();
         memory_.reset();
         size_ = 0;
@@ -50,7 +50,7 @@ class Scratch {
     std::size_t size_ = 0;
 };
 
-Scratch& scratch_of_thread() {
+Scratch& thread_scratch() {
     static thread_local Scratch scratch;
     return scratch;
 }
@@ -66,7 +66,7 @@ AttentionItem sequence_of(const AttentionCall& call, std::size_t sequence) {
 }
 
 // A run of a sequence's queries, for all heads.
-struct Part {
+struct QueryRange {
     AttentionItem item;
     double cost;
 };
@@ -77,48 +77,49 @@ double cost_of(std::size_t queries, std::size_t keys) {
 }
 
 // The longest first, so that no thread is left alone with a long one at the end.
-void longest_first(std::vector<Part>& parts) {
-    std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.cost > b.cost; });
+void sort_by_cost(std::vector<QueryRange>& ranges) {
+    std::stable_sort(ranges.begin(), ranges.end(),
+                     [](const QueryRange& a, const QueryRange& b) { return a.cost > b.cost; });
 }
 
-std::vector<Part> parts_of(const AttentionCall& call, std::size_t chunk) {
-    std::vector<Part> parts;
-    parts.reserve(call.sequences);
+std::vector<QueryRange> query_ranges(const AttentionCall& call, std::size_t chunk) {
+    std::vector<QueryRange> ranges;
+    ranges.reserve(call.sequences);
     for (std::size_t s = 0; s < call.sequences; ++s) {
         AttentionItem item = sequence_of(call, s);
         for (; item.first < item.queries; item.first = item.last) {
             item.last = std::min(item.first + chunk, item.queries);
-            parts.push_back({item, cost_of(item.last - item.first, item.keys)});
+            ranges.push_back({item, cost_of(item.last - item.first, item.keys)});
         }
     }
-    longest_first(parts);
-    return parts;
+    sort_by_cost(ranges);
+    return ranges;
 }
 
 // Below this cost of a thread's share, waking it takes longer than its work.
-constexpr double kWorthAThread = 4000;
+constexpr double kMinThreadCost = 4000;
 
 // One thread or all: parallel.h says why.
 int threads_for(std::size_t items, double cost) {
-    return items == 1 || cost < 2 * kWorthAThread ? 1 : parallel_threads();
+    return items == 1 || cost < 2 * kMinThreadCost ? 1 : parallel_threads();
 }
 
 // run(i, scratch) for each of the items, on threads that take the next one when they are through.
 template <class Run>
 void for_each_item(const AttentionKernel& kernel, int threads, std::size_t items, std::size_t bytes, const Run& run) {
     std::atomic<std::size_t> next{0};
-    std::atomic<bool> starved{false};
+    std::atomic<bool> out_of_memory{false};
     parallel(threads, [&](int, int) {
-        std::byte* memory = scratch_of_thread().of_size(bytes);
+        std::byte* memory = thread_scratch().reserve(bytes);
         if (!memory) {
-            starved = true;
+            out_of_memory = true;
             return;
         }
         if (kernel.enter) kernel.enter();
         for (std::size_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < items;) run(i, memory);
         if (kernel.leave) kernel.leave();
     });
-    if (starved) throw std::bad_alloc();
+    if (out_of_memory) throw std::bad_alloc();
 }
 
 // The tiles that backward keeps of a block of a sequence's queries.
@@ -134,29 +135,29 @@ std::size_t tiles_of(const AttentionItem& item) {
 void attention(const AttentionCall& call) {
     const AttentionKernel kernel = kernel_of(call.dtype);
     const auto threads = static_cast<std::size_t>(parallel_threads());
-    std::vector<Part> parts = parts_of(call, kAttentionChunk);
-    if (threads > 1 && parts.size() * call.heads < 4 * threads) parts = parts_of(call, kAttentionTiles);
-    const std::size_t items = parts.size() * call.heads;
+    std::vector<QueryRange> ranges = query_ranges(call, kAttentionChunk);
+    if (threads > 1 && ranges.size() * call.heads < 4 * threads) ranges = query_ranges(call, kAttentionTiles);
+    const std::size_t items = ranges.size() * call.heads;
     if (items == 0) return;
     double cost = 0;
-    for (const Part& part : parts) cost += part.cost * static_cast<double>(call.heads);
+    for (const QueryRange& range : ranges) cost += range.cost * static_cast<double>(call.heads);
     for_each_item(kernel, threads_for(items, cost), items, kernel.scratch_bytes(call.dim),
                   [&](std::size_t i, std::byte* memory) {
-                      AttentionItem item = parts[i / call.heads].item;
+                      AttentionItem item = ranges[i / call.heads].item;
                       item.head = i % call.heads;
                       kernel.run(call, item, memory);
                   });
 }
 
 void attention_gradient(const AttentionGradientCall& call) {
-    const AttentionKernel kernel = kernel_of(call.of.dtype);
-    const std::size_t heads = call.of.heads;
-    std::vector<Part> sequences;
-    sequences.reserve(call.of.sequences);
+    const AttentionKernel kernel = kernel_of(call.forward.dtype);
+    const std::size_t heads = call.forward.heads;
+    std::vector<QueryRange> sequences;
+    sequences.reserve(call.forward.sequences);
     std::size_t longest = 0, tiles = 0;
     double cost = 0;
-    for (std::size_t s = 0; s < call.of.sequences; ++s) {
-        const AttentionItem item = sequence_of(call.of, s);
+    for (std::size_t s = 0; s < call.forward.sequences; ++s) {
+        const AttentionItem item = sequence_of(call.forward, s);
         tiles = std::max(tiles, tiles_of(item));
         if (item.queries > kGradientBlock) longest = std::max(longest, item.keys);
         // Five products where forward has two.
@@ -165,10 +166,10 @@ void attention_gradient(const AttentionGradientCall& call) {
     }
     // A bias's gradient is a sum over sequences, which one thread adds in their order.
     const bool by_head = call.dbias != nullptr;
-    if (!by_head) longest_first(sequences);
+    if (!by_head) sort_by_cost(sequences);
     const std::size_t items = by_head ? heads : heads * sequences.size();
     if (items == 0) return;
-    for_each_item(kernel, threads_for(items, cost), items, kernel.gradient_bytes(call.of.dim, longest, tiles),
+    for_each_item(kernel, threads_for(items, cost), items, kernel.gradient_bytes(call.forward.dim, longest, tiles),
                   [&](std::size_t i, std::byte* memory) {
                       const std::size_t first = by_head ? 0 : i / heads, last = by_head ? sequences.size() : first + 1;
                       for (std::size_t s = first; s < last; ++s) {

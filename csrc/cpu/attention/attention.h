@@ -59,7 +59,7 @@ struct HeadGradients {
 // The gradients of a call whose `lse` was computed; `out` is not read. The scores are computed again; sums over keys and
 // over queries have one order, whatever the batch and the threads are.
 struct AttentionGradientCall {
-    AttentionCall of;
+    AttentionCall forward;
     HeadRows grad;             // of out
     HeadGradients dq, dk, dv;  // in the call's dtype
     // (heads, bias_rows, bias_columns) without gaps, zeros before the call: summed over the sequences; null for none.

@@ -35,7 +35,7 @@ struct Lanes : Avx2 {
     static FASTBERT_INLINE void transpose(Float (&rows)[kLanes]) { transpose_lanes(rows); }
 };
 
-AttentionKernel kernel(Dtype dtype) { return kernel_of_floats<Lanes>(dtype); }
+AttentionKernel kernel(Dtype dtype) { return fp32_kernel<Lanes>(dtype); }
 
 }  // namespace
 FASTBERT_TARGET_END

@@ -39,7 +39,7 @@ struct GradientLanes : Lanes {
     static constexpr std::size_t kRows = 8;
 };
 
-AttentionKernel kernel(Dtype dtype) { return kernel_of_floats<Lanes, GradientLanes>(dtype); }
+AttentionKernel kernel(Dtype dtype) { return fp32_kernel<Lanes, GradientLanes>(dtype); }
 
 }  // namespace
 FASTBERT_TARGET_END

@@ -62,7 +62,7 @@ struct DotProducts {
     }
 };
 
-AttentionKernel kernel() { return kernel_with<PairProducts<DotProducts>, PairGradients<DotProducts>>(); }
+AttentionKernel kernel() { return make_kernel<Bf16Products<DotProducts>, Bf16Backward<DotProducts>>(); }
 
 }  // namespace
 FASTBERT_TARGET_END

@@ -4,22 +4,22 @@
 // slopes whose rows are interleaved by pairs, which costs less than to turn them round. A matrix unit wants depth, so
 // the slopes of a whole span of keys are kept for that: [queries / 16][keys / 32][16 pairs of keys][16 queries][2].
 template <class Blocks>
-struct PairGradients : PairProducts<Blocks> {
-    using Forward = PairProducts<Blocks>;
+struct Bf16Backward : Bf16Products<Blocks> {
+    using Forward = Bf16Products<Blocks>;
     using Forward::kQueryStride, Forward::kWeightStride;
     static constexpr std::size_t kSpan = 256, kSteps = kSpan / 32;
     static constexpr std::size_t kSpanStride = 288;  // of K^T
     static constexpr std::size_t kSumStride = 272;   // of dQ^T
     static_assert(Forward::kBlock == kGradientBlock && kSpan == Forward::kBlock && kSumStride >= kGradientBlock);
 
-    static std::size_t turned_bytes(std::size_t dim) { return round_up(dim, 32) * kSpanStride * sizeof(BFloat16); }
-    static std::size_t slope_bytes() { return kGradientBlock * kSpan * sizeof(BFloat16); }
+    static std::size_t transposed_bytes(std::size_t dim) { return round_up(dim, 32) * kSpanStride * sizeof(BFloat16); }
+    static std::size_t score_gradient_bytes() { return kGradientBlock * kSpan * sizeof(BFloat16); }
     static std::size_t span_bytes(std::size_t dim) {
-        return turned_bytes(dim) + slope_bytes() + Forward::value_bytes(dim);
+        return transposed_bytes(dim) + score_gradient_bytes() + Forward::value_bytes(dim);
     }
-    static BFloat16* turned(std::byte* span) { return reinterpret_cast<BFloat16*>(span); }
-    static BFloat16* slopes_of(std::byte* span, std::size_t dim) {
-        return reinterpret_cast<BFloat16*>(span + turned_bytes(dim));
+    static BFloat16* transposed_keys(std::byte* span) { return reinterpret_cast<BFloat16*>(span); }
+    static BFloat16* score_gradients_of(std::byte* span, std::size_t dim) {
+        return reinterpret_cast<BFloat16*>(span + transposed_bytes(dim));
     }
     static std::size_t query_sum_bytes(std::size_t dim) { return round_up(dim, 32) * kSumStride * sizeof(float); }
 
@@ -36,7 +36,7 @@ struct PairGradients : PairProducts<Blocks> {
 
     // Squares of 16 pairs of keys by 16 dims, turned round, are rows of 32 keys.
     static void load_span(const BFloat16* k, std::size_t stride, std::size_t keys, std::size_t dim, std::byte* span) {
-        auto* packed = reinterpret_cast<BFloat16*>(span + turned_bytes(dim) + slope_bytes());
+        auto* packed = reinterpret_cast<BFloat16*>(span + transposed_bytes(dim) + score_gradient_bytes());
         Forward::pack_values(k, stride, keys, dim, packed);
         for (std::size_t d = 0; d < round_up(dim, 32); d += 16) {
             for (std::size_t key = 0; key < keys; key += 32, packed += kSquare) {
@@ -45,7 +45,8 @@ struct PairGradients : PairProducts<Blocks> {
                     rows[i] = _mm512_load_ps(reinterpret_cast<const float*>(packed + i * 32));
                 transpose_lanes(rows);
                 for (std::size_t i = 0; i < 16; ++i)
-                    _mm512_store_ps(reinterpret_cast<float*>(turned(span) + (d + i) * kSpanStride + key), rows[i]);
+                    _mm512_store_ps(reinterpret_cast<float*>(transposed_keys(span) + (d + i) * kSpanStride + key),
+                                    rows[i]);
             }
         }
     }
@@ -57,26 +58,27 @@ struct PairGradients : PairProducts<Blocks> {
                                                    out, kGroupStride, false);
     }
 
-    static void over_queries(const BFloat16* weights, const BFloat16* packed, std::size_t keys, std::size_t first,
-                             std::size_t end, std::size_t stored, std::size_t dim, float* sums,
-                             std::size_t sum_stride, bool add) {
+    static void accumulate_over_queries(const BFloat16* weights, const BFloat16* packed, std::size_t keys,
+                                        std::size_t first, std::size_t end, std::size_t stored, std::size_t dim,
+                                        float* sums, std::size_t sum_stride, bool add) {
         Forward::template multiply<kWeightStride>(weights + first, packed + first / 32 * kSquare, keys, (dim + 15) / 16,
                                                   (end - first + 31) / 32, (stored + 31) / 32, sums, sum_stride, add);
     }
 
     // A tile's slopes (keys, first..end) to their place in the span, key `done` of it; zeros from `start` to `first`,
     // where its queries see nothing, and for the keys that it has not.
-    static void keep_slopes(const BFloat16* slopes, std::size_t keys, std::size_t done, std::size_t start,
-                            std::size_t first, std::size_t end, std::size_t dim, std::byte* span) {
+    static void store_score_gradients(const BFloat16* score_gradients, std::size_t keys, std::size_t done,
+                                      std::size_t start, std::size_t first, std::size_t end, std::size_t dim,
+                                      std::byte* span) {
         const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38,
                                              6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
         const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
         const auto row = [&](std::size_t key, std::size_t query) {
-            return key < keys && query >= first ? _mm512_load_si512(slopes + key * kWeightStride + query)
+            return key < keys && query >= first ? _mm512_load_si512(score_gradients + key * kWeightStride + query)
                                                 : _mm512_setzero_si512();
         };
         for (std::size_t query = start; query < end; query += 32) {
-            BFloat16* to = slopes_of(span, dim) + (query / 16 * kSteps + done / 32) * kSquare;
+            BFloat16* to = score_gradients_of(span, dim) + (query / 16 * kSteps + done / 32) * kSquare;
             for (std::size_t key = 0; key < 32; key += 2, to += 32) {
                 const __m512i even = row(key, query), odd = row(key + 1, query);
                 _mm512_store_si512(to, _mm512_permutex2var_epi16(even, low, odd));
@@ -86,12 +88,12 @@ struct PairGradients : PairProducts<Blocks> {
     }
 
     // sums (dim, first..end) += K^T times the slopes of the span's keys.
-    static void over_keys(const BFloat16*, const BFloat16*, std::byte* span, std::size_t keys, std::size_t first,
-                          std::size_t end, std::size_t dim, float* sums) {
-        const BFloat16* columns = slopes_of(span, dim) + first / 16 * kSteps * kSquare;
+    static void accumulate_over_keys(const BFloat16*, const BFloat16*, std::byte* span, std::size_t keys,
+                                     std::size_t first, std::size_t end, std::size_t dim, float* sums) {
+        const BFloat16* columns = score_gradients_of(span, dim) + first / 16 * kSteps * kSquare;
         for (std::size_t d = 0; d < dim; d += 32) {
             const std::size_t dims = std::min<std::size_t>(32, dim - d);
-            Forward::template multiply<kSpanStride>(turned(span) + d * kSpanStride, columns, dims,
+            Forward::template multiply<kSpanStride>(transposed_keys(span) + d * kSpanStride, columns, dims,
                                                     (end - first + 15) / 16, (keys + 31) / 32, kSteps,
                                                     sums + d * kSumStride + first, kSumStride, true);
         }

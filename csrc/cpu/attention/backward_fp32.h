@@ -1,7 +1,7 @@
 // The products of attention's backward in fp32. Included like backward.h, behind it.
 template <class Lanes, class T>
-struct FloatGradients : FloatProducts<Lanes, T> {
-    using Forward = FloatProducts<Lanes, T>;
+struct Fp32Backward : Fp32Products<Lanes, T> {
+    using Forward = Fp32Products<Lanes, T>;
     using Forward::kLanes, Forward::kPanel, Forward::kScoreStride;
     static constexpr std::size_t kQueryStride = kScoreStride;
     // Slopes are read where they are, a column of the tile at a time, and so are the tile's keys.
@@ -37,7 +37,7 @@ struct FloatGradients : FloatProducts<Lanes, T> {
     }
 
     // sums (keys, dim) = weights (keys, first..end) times packed rows, of which there are `stored`.
-    static void over_queries(const float* weights, const float* packed, std::size_t keys, std::size_t first,
+    static void accumulate_over_queries(const float* weights, const float* packed, std::size_t keys, std::size_t first,
                              std::size_t end, std::size_t stored, std::size_t dim, float* sums,
                              std::size_t sum_stride, bool add) {
         for (std::size_t n = 0; n < dim; n += kPanel, packed += kPanel * stored) {
@@ -51,22 +51,23 @@ struct FloatGradients : FloatProducts<Lanes, T> {
         }
     }
 
-    static void keep_slopes(const float*, std::size_t, std::size_t, std::size_t, std::size_t, std::size_t, std::size_t,
-                            std::byte*) {}
+    static void store_score_gradients(const float*, std::size_t, std::size_t, std::size_t, std::size_t, std::size_t,
+                                      std::size_t, std::byte*) {}
 
     // sums (first..end, dim) += slopes (keys, first..end)^T times the tile's keys.
-    static void over_keys(const float* slopes, const float* tile, const std::byte*, std::size_t keys,
-                          std::size_t first, std::size_t end, std::size_t dim, float* sums) {
+    static void accumulate_over_keys(const float* score_gradients, const float* tile, const std::byte*,
+                                     std::size_t keys, std::size_t first, std::size_t end, std::size_t dim,
+                                     float* sums) {
         const std::size_t stride = round_up(dim, 16);
-        slopes += first;
+        score_gradients += first;
         sums += first * stride;
         for (std::size_t n = 0; n < dim; n += kPanel) {
             if (dim - n > kLanes) {
-                Forward::template multiply_panel<2, 1, kScoreStride, kQueryStride>(slopes, tile + n, end - first, keys,
-                                                                                   sums + n, stride, true);
+                Forward::template multiply_panel<2, 1, kScoreStride, kQueryStride>(
+                    score_gradients, tile + n, end - first, keys, sums + n, stride, true);
             } else {
-                Forward::template multiply_panel<1, 1, kScoreStride, kQueryStride>(slopes, tile + n, end - first, keys,
-                                                                                   sums + n, stride, true);
+                Forward::template multiply_panel<1, 1, kScoreStride, kQueryStride>(
+                    score_gradients, tile + n, end - first, keys, sums + n, stride, true);
             }
         }
     }
@@ -80,8 +81,8 @@ struct FloatGradients : FloatProducts<Lanes, T> {
 
 // Tiles of 32 keys may want other blocks of rows than forward's 24 queries.
 template <class Lanes, class GradientLanes = Lanes>
-AttentionKernel kernel_of_floats(Dtype dtype) {
+AttentionKernel fp32_kernel(Dtype dtype) {
     return dtype == Dtype::fp32
-               ? kernel_with<FloatProducts<Lanes, float>, FloatGradients<GradientLanes, float>>()
-               : kernel_with<FloatProducts<Lanes, BFloat16>, FloatGradients<GradientLanes, BFloat16>>();
+               ? make_kernel<Fp32Products<Lanes, float>, Fp32Backward<GradientLanes, float>>()
+               : make_kernel<Fp32Products<Lanes, BFloat16>, Fp32Backward<GradientLanes, BFloat16>>();
 }

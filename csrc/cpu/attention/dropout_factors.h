@@ -35,11 +35,11 @@ struct Philox {
             }
         }
         for (std::size_t i = 0; i < kParts; ++i) {
-            const std::size_t place = 2 * i * Words::kLanes;
-            Words::store(words[0] + place, Words::join(c0[2 * i], c0[2 * i + 1]));
-            Words::store(words[1] + place, Words::join(c1[2 * i], c1[2 * i + 1]));
-            Words::store(words[2] + place, Words::join(c2[2 * i], c2[2 * i + 1]));
-            Words::store(words[3] + place, Words::join(c3[2 * i], c3[2 * i + 1]));
+            const std::size_t offset = 2 * i * Words::kLanes;
+            Words::store(words[0] + offset, Words::join(c0[2 * i], c0[2 * i + 1]));
+            Words::store(words[1] + offset, Words::join(c1[2 * i], c1[2 * i + 1]));
+            Words::store(words[2] + offset, Words::join(c2[2 * i], c2[2 * i + 1]));
+            Words::store(words[3] + offset, Words::join(c3[2 * i], c3[2 * i + 1]));
         }
     }
 };
@@ -55,7 +55,7 @@ struct HeadDropout {
 
     // Factors 0 or keep of rows `query`.. and keys first_key.. (a multiple of 32), whole groups of 32 of them.
     template <class Words>
-    void of_rows(std::size_t query, std::size_t rows, std::size_t first_key, std::size_t keys, float* out,
+    void row_factors(std::size_t query, std::size_t rows, std::size_t first_key, std::size_t keys, float* out,
                  std::size_t stride) const {
         const std::uint32_t k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
         const std::uint64_t b = 0xCD9E8D57ULL * head;
@@ -64,9 +64,9 @@ struct HeadDropout {
         std::size_t row = 0, group = 0;
         for (std::size_t first = 0; first < quads; first += 4) {
             alignas(64) std::uint32_t blocks[16], queries[16], words[4][16];
-            float* place[4];
+            float* row_ptr[4];
             for (std::size_t i = 0; i < 4; ++i) {
-                place[i] = out + row * stride + group * 32;
+                row_ptr[i] = out + row * stride + group * 32;
                 for (std::size_t j = 0; j < 4; ++j) {
                     blocks[4 * i + j] = static_cast<std::uint32_t>(first_key / 8 + 4 * group + j);
                     queries[4 * i + j] = static_cast<std::uint32_t>(query + row);
@@ -89,13 +89,13 @@ struct HeadDropout {
                 state.c2[i] = Words::exclusive_or(Words::upper(state.c3[i]), Words::broadcast(site ^ k1), zero);
             }
             state.finish(1, k0 + 0x9E3779B9U, k1 + 0xBB67AE85U, words);
-            Words::select_quads(words, threshold, keep, place, std::min<std::size_t>(4, quads - first));
+            Words::select_quads(words, threshold, keep, row_ptr, std::min<std::size_t>(4, quads - first));
         }
     }
 
     // The same factors turned round: 32 keys from first_key on, row by row, of 16 queries from a multiple of 16 on.
     template <class Words>
-    void of_columns(std::size_t query, std::size_t first_key, float* out, std::size_t stride) const {
+    void column_factors(std::size_t query, std::size_t first_key, float* out, std::size_t stride) const {
         std::uint32_t k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
         const std::uint64_t b = 0xCD9E8D57ULL * head;
         for (std::size_t block = 0; block < 4; ++block) {
@@ -122,8 +122,8 @@ struct HeadDropout {
             state.finish(2, second_k0 + 0x9E3779B9U, second_k1 + 0xBB67AE85U, words);
             // The lower half of a word is one key's, the upper half the next key's.
             for (std::size_t w = 0; w < 4; ++w) {
-                float* place = out + (8 * w + 2 * block) * stride;
-                Words::select_halves(words[w], threshold, keep, place, place + stride);
+                float* row_ptr = out + (8 * w + 2 * block) * stride;
+                Words::select_halves(words[w], threshold, keep, row_ptr, row_ptr + stride);
             }
         }
     }

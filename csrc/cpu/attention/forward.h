@@ -6,7 +6,7 @@
 // lie kScoreStride floats apart, rows of probabilities kWeightStride elements.
 
 inline constexpr float kLog2E = 1.44269504F;
-inline constexpr float kNothing = -std::numeric_limits<float>::infinity();
+inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 alignas(64) inline constexpr float kLaneIndex[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 constexpr std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
@@ -31,36 +31,36 @@ struct QueryState {
 
 // scores *= factor for the keys that are seen; returns the largest.
 template <class V>
-FASTBERT_INLINE float scale_scores(float* scores, std::size_t seen, float factor) {
+FASTBERT_INLINE float scale_scores(float* scores, std::size_t visible, float factor) {
     const auto by = V::broadcast(factor);
-    auto top = V::broadcast(kNothing);
+    auto top = V::broadcast(kMinusInfinity);
     std::size_t i = 0;
-    for (; i + V::kLanes <= seen; i += V::kLanes) {
+    for (; i + V::kLanes <= visible; i += V::kLanes) {
         const auto x = V::mul(V::load(scores + i), by);
         V::store(scores + i, x);
         top = V::max(top, x);
     }
-    if (i < seen) {
+    if (i < visible) {
         const auto x = V::mul(V::load(scores + i), by);
         V::store(scores + i, x);
-        top = V::max(top, first_lanes<V>(x, seen - i, kNothing));
+        top = V::max(top, first_lanes<V>(x, visible - i, kMinusInfinity));
     }
     return V::largest(top);
 }
 
 // scores = scores * factor + bias * log2(e), where the bias has `width` columns; returns the largest.
 template <class V, class B>
-float scale_and_bias(float* scores, std::size_t seen, float factor, const B* bias, std::size_t width) {
+float scale_and_bias(float* scores, std::size_t visible, float factor, const B* bias, std::size_t width) {
     const auto by = V::broadcast(factor), unit = V::broadcast(kLog2E);
-    for (std::size_t i = 0; i < std::min(seen, width); i += V::kLanes) {
-        const std::size_t count = std::min(seen, width) - i;
+    for (std::size_t i = 0; i < std::min(visible, width); i += V::kLanes) {
+        const std::size_t count = std::min(visible, width) - i;
         const auto b = count >= V::kLanes ? V::load(bias + i) : V::load_part(bias + i, count);
         V::store(scores + i, V::fma(V::load(scores + i), by, V::mul(b, unit)));
     }
     // The lanes behind the bias in its last vector have their factor already.
-    const std::size_t done = std::min(round_up(std::min(seen, width), V::kLanes), seen);
+    const std::size_t done = std::min(round_up(std::min(visible, width), V::kLanes), visible);
     const float biased = scale_scores<V>(scores, done, 1.0F);
-    const float rest = done < seen ? scale_scores<V>(scores + done, seen - done, factor) : kNothing;
+    const float rest = done < visible ? scale_scores<V>(scores + done, visible - done, factor) : kMinusInfinity;
     return rest > biased ? rest : biased;
 }
 
@@ -68,34 +68,34 @@ float scale_and_bias(float* scores, std::size_t seen, float factor, const B* bia
 // what earlier sums have to be multiplied with. A query of which all scores are -inf keeps a total of zero; a NaN makes
 // it one. Where there are `factors` of dropout, weights are multiplied with them behind the sum.
 template <class P>
-FASTBERT_INLINE float weigh(const float* scores, const float* factors, typename P::Weight* weights, std::size_t seen,
-                            std::size_t width, float top, QueryState& state) {
+FASTBERT_INLINE float exponentiate(const float* scores, const float* factors, typename P::Weight* weights,
+                                   std::size_t visible, std::size_t width, float top, QueryState& state) {
     using V = typename P::Vector;
     const float before = state.largest;
     const float largest = top > before ? top : before;
-    const float base = largest > kNothing ? largest : 0.0F;
+    const float base = largest > kMinusInfinity ? largest : 0.0F;
     const auto shift = V::broadcast(base);
     auto sum = V::zero();
     std::size_t i = 0;
-    for (; i + V::kLanes <= seen; i += V::kLanes) {
+    for (; i + V::kLanes <= visible; i += V::kLanes) {
         const auto x = exp2_of<V>(V::sub(V::load(scores + i), shift));
         sum = V::add(sum, x);
         P::store_weights(weights + i, factors ? V::mul(x, V::load(factors + i)) : x);
     }
-    if (i < seen) {
-        const auto x = first_lanes<V>(exp2_of<V>(V::sub(V::load(scores + i), shift)), seen - i, 0.0F);
+    if (i < visible) {
+        const auto x = first_lanes<V>(exp2_of<V>(V::sub(V::load(scores + i), shift)), visible - i, 0.0F);
         sum = V::add(sum, x);
         P::store_weights(weights + i, factors ? V::mul(x, V::load(factors + i)) : x);
         i += V::kLanes;
     }
     for (; i < width; i += V::kLanes) P::store_weights(weights + i, V::zero());
-    const float shrink = before == largest ? 1.0F : before > kNothing ? exp2_of_one<V>(before - base) : 0.0F;
+    const float shrink = before == largest ? 1.0F : before > kMinusInfinity ? exp2_of_one<V>(before - base) : 0.0F;
     state = {largest, state.total * shrink + V::sum(sum)};
     return shrink;
 }
 
 template <class P>
-class AttentionRun {
+class AttentionForward {
     using V = typename P::Vector;
     using T = typename P::Element;
     using Weight = typename P::Weight;
@@ -107,7 +107,7 @@ class AttentionRun {
     }
 
     static void run(const AttentionCall& call, const AttentionItem& item, std::byte* scratch) {
-        AttentionRun(call, item, scratch).all();
+        AttentionForward(call, item, scratch).run_item();
     }
 
   private:
@@ -118,7 +118,7 @@ class AttentionRun {
     // Dropout's factors are made for a few rows at a time, so that short rows fill vectors.
     static constexpr std::size_t kFactorRows = 4, kFactorBytes = kFactorRows * P::kScoreStride * sizeof(float);
 
-    AttentionRun(const AttentionCall& call, const AttentionItem& item, std::byte* scratch)
+    AttentionForward(const AttentionCall& call, const AttentionItem& item, std::byte* scratch)
         : call_(call), item_(item), sum_stride_(round_up(call.dim, 16)) {
         const auto take = [&](std::size_t bytes) {
             std::byte* begin = scratch;
@@ -141,17 +141,17 @@ class AttentionRun {
     }
 
     // How many of the sequence's keys query `row` of the sequence sees.
-    std::size_t seen_by(std::size_t row) const {
+    std::size_t visible_keys(std::size_t row) const {
         if (!call_.causal) return item_.keys;
         const std::size_t end = row + 1 + item_.keys;
         return end > item_.queries ? std::min(end - item_.queries, item_.keys) : 0;
     }
 
-    void all() {
+    void run_item() {
         const std::size_t count = item_.last - item_.first;
-        for (std::size_t i = 0; i < count; ++i) states_[i] = {kNothing, 0.0F};
-        const std::size_t seen = seen_by(item_.last - 1);
-        for (std::size_t key = 0; key < seen; key += P::kBlock) {
+        for (std::size_t i = 0; i < count; ++i) states_[i] = {kMinusInfinity, 0.0F};
+        const std::size_t visible = visible_keys(item_.last - 1);
+        for (std::size_t key = 0; key < visible; key += P::kBlock) {
             const std::size_t keys = std::min(P::kBlock, item_.keys - key);
             P::pack_keys(head(call_.k, item_.key_token + key), call_.k.token_stride, keys, call_.dim, keys_);
             P::pack_values(head(call_.v, item_.key_token + key), call_.v.token_stride, keys, call_.dim, values_);
@@ -163,46 +163,47 @@ class AttentionRun {
 
     // Queries row.. of the sequence meet keys key.. of it.
     void tile(std::size_t row, std::size_t rows, std::size_t key, std::size_t keys) {
-        const std::size_t end = seen_by(row + rows - 1);
+        const std::size_t end = visible_keys(row + rows - 1);
         if (end <= key) return;
-        const std::size_t seen = std::min(end - key, keys);
+        const std::size_t visible = std::min(end - key, keys);
         P::load_queries(head(call_.q, item_.query_token + row), call_.q.token_stride, rows, call_.dim, queries_);
-        P::scores(queries_, keys_, rows, seen, keys, call_.dim, scores_);
+        P::scores(queries_, keys_, rows, visible, keys, call_.dim, scores_);
         const std::size_t local = row - item_.first;
         float* sums = sums_ + local * sum_stride_;
         for (std::size_t i = 0; i < rows; ++i) {
-            const std::size_t mine = seen_by(row + i);
-            const std::size_t here = mine > key ? std::min(mine - key, seen) : 0;
+            const std::size_t row_visible = visible_keys(row + i);
+            const std::size_t block_visible = row_visible > key ? std::min(row_visible - key, visible) : 0;
             float* scores = scores_ + i * P::kScoreStride;
             const float* factors = nullptr;
             if (call_.dropout.keys) {
                 if (i % kFactorRows == 0)
                     HeadDropout(call_, item_)
-                        .of_rows<typename P::Words>(row + i, std::min(kFactorRows, rows - i), key, seen, factors_,
-                                                    P::kScoreStride);
+                        .row_factors<typename P::Words>(row + i, std::min(kFactorRows, rows - i), key, visible,
+                                                        factors_, P::kScoreStride);
                 factors = factors_ + i % kFactorRows * P::kScoreStride;
             }
-            const float top = prepare(scores, row + i, key, here);
-            const float shrink = weigh<P>(scores, factors, weights_ + i * P::kWeightStride, here,
-                                          round_up(seen, P::kWeightStep), top, states_[local + i]);
+            const float top = prepare(scores, row + i, key, block_visible);
+            const float shrink = exponentiate<P>(scores, factors, weights_ + i * P::kWeightStride, block_visible,
+                                          round_up(visible, P::kWeightStep), top, states_[local + i]);
             if (key == 0 || shrink == 1.0F) continue;
             const auto by = V::broadcast(shrink);
             for (float* x = sums + i * sum_stride_, *last = x + sum_stride_; x < last; x += V::kLanes)
                 V::store(x, V::mul(V::load(x), by));
         }
-        P::accumulate(weights_, values_, rows, seen, keys, call_.dim, sums, sum_stride_, key > 0);
+        P::accumulate(weights_, values_, rows, visible, keys, call_.dim, sums, sum_stride_, key > 0);
     }
 
     // The products of a row become scores in powers of two; returns the largest of those that are seen.
-    float prepare(float* scores, std::size_t row, std::size_t key, std::size_t seen) const {
+    float prepare(float* scores, std::size_t row, std::size_t key, std::size_t visible) const {
         const float factor = call_.scale * kLog2E;
         if (!call_.bias || row >= call_.bias_rows || key >= call_.bias_columns)
-            return scale_scores<V>(scores, seen, factor);
-        const std::size_t place = item_.head * call_.bias_head_stride + row * call_.bias_row_stride + key;
+            return scale_scores<V>(scores, visible, factor);
+        const std::size_t offset = item_.head * call_.bias_head_stride + row * call_.bias_row_stride + key;
         const std::size_t width = call_.bias_columns - key;
         return call_.bias_dtype == Dtype::fp32
-                   ? scale_and_bias<V>(scores, seen, factor, static_cast<const float*>(call_.bias) + place, width)
-                   : scale_and_bias<V>(scores, seen, factor, static_cast<const BFloat16*>(call_.bias) + place, width);
+                   ? scale_and_bias<V>(scores, visible, factor, static_cast<const float*>(call_.bias) + offset, width)
+                   : scale_and_bias<V>(scores, visible, factor, static_cast<const BFloat16*>(call_.bias) + offset,
+                                       width);
     }
 
     void finish(std::size_t i) {
@@ -221,11 +222,11 @@ class AttentionRun {
             }
         }
         if (!call_.lse) return;
-        const float base = state.largest > kNothing ? state.largest : 0.0F;
+        const float base = state.largest > kMinusInfinity ? state.largest : 0.0F;
         const std::size_t tokens = static_cast<std::size_t>(call_.cu_seqlens_q[call_.sequences]);
         // Backward makes the probabilities of it again, which a rounding more would make less exact.
         const double logarithm = base * 0.693147180559945309 + static_cast<double>(std::log(state.total));
-        call_.lse[item_.head * tokens + token] = empty ? kNothing : static_cast<float>(logarithm);
+        call_.lse[item_.head * tokens + token] = empty ? kMinusInfinity : static_cast<float>(logarithm);
     }
 
     const AttentionCall& call_;

@@ -9,7 +9,7 @@ inline constexpr std::size_t kSquare = 512;  // elements
 
 // Blocks is what multiplies: `multiply<ROWS, ...>`, see below.
 template <class Blocks>
-struct PairProducts {
+struct Bf16Products {
     using Vector = Avx512;
     using Element = BFloat16;
     using Weight = BFloat16;
@@ -88,15 +88,15 @@ struct PairProducts {
         }
     }
 
-    static void scores(const BFloat16* q, const BFloat16* k, std::size_t rows, std::size_t seen, std::size_t,
+    static void scores(const BFloat16* q, const BFloat16* k, std::size_t rows, std::size_t visible, std::size_t,
                        std::size_t dim, float* s) {
         const std::size_t steps = (dim + 31) / 32;
-        multiply<kQueryStride>(q, k, rows, (seen + 15) / 16, steps, steps, s, kScoreStride, false);
+        multiply<kQueryStride>(q, k, rows, (visible + 15) / 16, steps, steps, s, kScoreStride, false);
     }
 
-    static void accumulate(const BFloat16* weights, const BFloat16* v, std::size_t rows, std::size_t seen,
+    static void accumulate(const BFloat16* weights, const BFloat16* v, std::size_t rows, std::size_t visible,
                            std::size_t keys, std::size_t dim, float* sums, std::size_t sum_stride, bool add) {
-        multiply<kWeightStride>(weights, v, rows, (dim + 15) / 16, (seen + 31) / 32, (keys + 31) / 32, sums,
+        multiply<kWeightStride>(weights, v, rows, (dim + 15) / 16, (visible + 31) / 32, (keys + 31) / 32, sums,
                                 sum_stride, add);
     }
 };

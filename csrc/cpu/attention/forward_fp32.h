@@ -23,7 +23,7 @@ FASTBERT_INLINE void multiply_block(const float* a, const float* b, std::size_t 
 }
 
 template <class Lanes, class T>
-struct FloatProducts {
+struct Fp32Products {
     using Vector = Lanes;
     using Element = T;
     using Weight = float;
@@ -93,18 +93,18 @@ struct FloatProducts {
     }
 
     // What is wanted of a packed operand, and what there is of it.
-    struct Part {
-        std::size_t wanted, stored;
+    struct Extent {
+        std::size_t used, stored;
     };
 
     // c (rows, columns.wanted) = a b over depth.wanted rows of b's panels.
-    static FASTBERT_INLINE void multiply(const float* a, const float* b, std::size_t rows, Part columns, Part depth,
+    static FASTBERT_INLINE void multiply(const float* a, const float* b, std::size_t rows, Extent columns, Extent depth,
                                          float* c, std::size_t c_stride, bool add) {
-        for (std::size_t n = 0; n < columns.wanted; n += kPanel, b += kPanel * depth.stored) {
+        for (std::size_t n = 0; n < columns.used; n += kPanel, b += kPanel * depth.stored) {
             if (columns.stored - n > kLanes) {
-                multiply_panel<2>(a, b, rows, depth.wanted, c + n, c_stride, add);
+                multiply_panel<2>(a, b, rows, depth.used, c + n, c_stride, add);
             } else {
-                multiply_panel<1>(a, b, rows, depth.wanted, c + n, c_stride, add);
+                multiply_panel<1>(a, b, rows, depth.used, c + n, c_stride, add);
             }
         }
     }
@@ -122,13 +122,13 @@ struct FloatProducts {
                                                                          c_stride, add);
     }
 
-    static void scores(const float* q, const float* k, std::size_t rows, std::size_t seen, std::size_t keys,
+    static void scores(const float* q, const float* k, std::size_t rows, std::size_t visible, std::size_t keys,
                        std::size_t dim, float* s) {
-        multiply(q, k, rows, {seen, keys}, {dim, dim}, s, kScoreStride, false);
+        multiply(q, k, rows, {visible, keys}, {dim, dim}, s, kScoreStride, false);
     }
 
-    static void accumulate(const float* weights, const float* v, std::size_t rows, std::size_t seen, std::size_t keys,
-                           std::size_t dim, float* sums, std::size_t sum_stride, bool add) {
-        multiply(weights, v, rows, {dim, dim}, {seen, keys}, sums, sum_stride, add);
+    static void accumulate(const float* weights, const float* v, std::size_t rows, std::size_t visible,
+                           std::size_t keys, std::size_t dim, float* sums, std::size_t sum_stride, bool add) {
+        multiply(weights, v, rows, {dim, dim}, {visible, keys}, sums, sum_stride, add);
     }
 };

@@ -24,21 +24,21 @@ struct Avx2Words {
     static FASTBERT_INLINE void select_halves(const std::uint32_t (&word)[16], std::uint32_t threshold, float keep,
                                               float* lower, float* upper) {
         const __m256i below = _mm256_set1_epi32(static_cast<int>(threshold) - 1);
-        const __m256 kept = _mm256_set1_ps(keep);
+        const __m256 scale = _mm256_set1_ps(keep);
         for (std::size_t i = 0; i < 16; i += 8) {
             const __m256i x = load(word + i);
-            select(_mm256_and_si256(x, _mm256_set1_epi32(0xFFFF)), below, kept, lower + i);
-            select(_mm256_srli_epi32(x, 16), below, kept, upper + i);
+            select(_mm256_and_si256(x, _mm256_set1_epi32(0xFFFF)), below, scale, lower + i);
+            select(_mm256_srli_epi32(x, 16), below, scale, upper + i);
         }
     }
     static void select_quads(const std::uint32_t (&words)[4][16], std::uint32_t threshold, float keep,
-                             float* const (&place)[4], std::size_t quads) {
+                             float* const (&row_ptr)[4], std::size_t quads) {
         const __m256i below = _mm256_set1_epi32(static_cast<int>(threshold) - 1);
-        const __m256 kept = _mm256_set1_ps(keep);
+        const __m256 scale = _mm256_set1_ps(keep);
         for (std::size_t quad = 0; quad < quads; ++quad) {
             for (std::size_t w = 0; w < 4; ++w) {
                 const __m128i halves = _mm_load_si128(reinterpret_cast<const __m128i*>(words[w] + 4 * quad));
-                select(_mm256_cvtepu16_epi32(halves), below, kept, place[quad] + 8 * w);
+                select(_mm256_cvtepu16_epi32(halves), below, scale, row_ptr[quad] + 8 * w);
             }
         }
     }

@@ -26,12 +26,12 @@ struct PortableWords {
         }
     }
     static void select_quads(const std::uint32_t (&words)[4][16], std::uint32_t threshold, float keep,
-                             float* const (&place)[4], std::size_t quads) {
+                             float* const (&row_ptr)[4], std::size_t quads) {
         for (std::size_t quad = 0; quad < quads; ++quad) {
             for (std::size_t w = 0; w < 4; ++w) {
                 for (std::size_t i = 0; i < 8; ++i) {
                     const std::uint32_t draw = words[w][4 * quad + i / 2] >> (i % 2 * 16) & 0xFFFFU;
-                    place[quad][8 * w + i] = select(draw, threshold, keep);
+                    row_ptr[quad][8 * w + i] = select(draw, threshold, keep);
                 }
             }
         }

@@ -33,6 +33,6 @@ struct Lanes : Portable {
 
 }  // namespace
 
-AttentionKernel attention_portable(Dtype dtype) { return kernel_of_floats<Lanes>(dtype); }
+AttentionKernel attention_portable(Dtype dtype) { return fp32_kernel<Lanes>(dtype); }
 
 }  // namespace fastbert

@@ -11,8 +11,8 @@ namespace {
 
 CrossEntropyKernel kernel_of(Dtype dtype) {
 #if FASTBERT_X86
-    if (level() >= Level::avx512) return cross_entropy_avx512(dtype);
-    if (level() >= Level::avx2) return cross_entropy_avx2(dtype);
+    if (cpu_capability() >= CpuCapability::avx512) return cross_entropy_avx512(dtype);
+    if (cpu_capability() >= CpuCapability::avx2) return cross_entropy_avx2(dtype);
 #endif
     return cross_entropy_portable(dtype);
 }

@@ -10,49 +10,49 @@ FASTBERT_INLINE float highest_of(const T* logits, std::size_t count) {
     typename V::Float top = V::broadcast(-std::numeric_limits<float>::infinity());
     std::size_t i = 0;
     for (; i + V::kLanes <= count; i += V::kLanes) top = V::max(top, V::load(logits + i));
-    float most = V::largest(top);
+    float highest = V::largest(top);
     for (; i < count; ++i) {
         const float x = value_of(logits[i]);
-        most = x > most ? x : most;
+        highest = x > highest ? x : highest;
     }
-    return most;
+    return highest;
 }
 
 // Whether `label` is the first place of the highest logit.
 template <class T>
-bool is_first(const T* logits, std::size_t label, float most) {
-    if (!(value_of(logits[label]) == most)) return false;
+bool is_first(const T* logits, std::size_t label, float highest) {
+    if (!(value_of(logits[label]) == highest)) return false;
     for (std::size_t i = 0; i < label; ++i)
-        if (value_of(logits[i]) == most) return false;
+        if (value_of(logits[i]) == highest) return false;
     return true;
 }
 
 template <class V, class T>
 void cross_entropy_row(const CrossEntropyCall& call, T* logits, std::size_t label, float& loss, std::uint8_t& correct) {
     const std::size_t count = call.vocabulary;
-    const float most = highest_of<V>(logits, count), uniform = call.label_smoothing / static_cast<float>(count);
+    const float highest = highest_of<V>(logits, count), uniform = call.label_smoothing / static_cast<float>(count);
     Sums<V> exponentials, differences;
-    pass_by_two<V>(count, [&](std::size_t i, auto part) FASTBERT_INLINE_BODY {
+    for_each_vector_pair<V>(count, [&](std::size_t i, auto part) FASTBERT_INLINE_BODY {
         using U = typename decltype(part)::Vector;
-        const typename U::Float d = U::sub(part.load(logits + i), U::broadcast(most));
+        const typename U::Float d = U::sub(part.load(logits + i), U::broadcast(highest));
         add_to(exponentials, part.keep(exp_of<U>(d)));
         if (uniform != 0.0F) add_to(differences, part.keep(d));
     });
-    const float total = exponentials.total(), sure = 1.0F - call.label_smoothing;
-    const float own = value_of(logits[label]) - most, log_total = std::log(total), lse = most + log_total;
-    loss = log_total - sure * own - (uniform != 0.0F ? uniform * differences.total() : 0.0F);
+    const float total = exponentials.total(), target = 1.0F - call.label_smoothing;
+    const float label_logit = value_of(logits[label]) - highest, log_total = std::log(total), lse = highest + log_total;
+    loss = log_total - target * label_logit - (uniform != 0.0F ? uniform * differences.total() : 0.0F);
     if (call.z_loss != 0.0F) loss += call.z_loss * lse * lse;
-    correct = total == total && is_first(logits, label, most) ? 1 : 0;
+    correct = total == total && is_first(logits, label, highest) ? 1 : 0;
     if (!call.gradients) return;
     const float slope = call.z_loss != 0.0F ? 1.0F + 2.0F * call.z_loss * lse : 1.0F, factor = slope / total;
-    pass_by_two<V>(count, [&](std::size_t i, auto part) FASTBERT_INLINE_BODY {
+    for_each_vector_pair<V>(count, [&](std::size_t i, auto part) FASTBERT_INLINE_BODY {
         using U = typename decltype(part)::Vector;
-        const typename U::Float p = exp_of<U>(U::sub(part.load(logits + i), U::broadcast(most)));
+        const typename U::Float p = exp_of<U>(U::sub(part.load(logits + i), U::broadcast(highest)));
         part.store(logits + i, U::fma(p, U::broadcast(factor), U::broadcast(-uniform)));
     });
     // exp(own) once more as above: the difference is rounded once.
-    const typename V::Float p = exp_of<V>(V::broadcast(own));
-    V::store_part(logits + label, V::fma(p, V::broadcast(factor), V::broadcast(-uniform - sure)), 1);
+    const typename V::Float p = exp_of<V>(V::broadcast(label_logit));
+    V::store_part(logits + label, V::fma(p, V::broadcast(factor), V::broadcast(-uniform - target)), 1);
 }
 
 template <class V, class T>

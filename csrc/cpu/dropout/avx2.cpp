@@ -27,7 +27,7 @@ struct Wide {
     }
     static FASTBERT_INLINE Word product(Word a, Word b) { return _mm256_mul_epu32(a, b); }
     static FASTBERT_INLINE Word upper(Word x) { return _mm256_srli_epi64(x, 32); }
-    static FASTBERT_INLINE Word exclusive(Word a, Word b, Word c) {
+    static FASTBERT_INLINE Word exclusive_or(Word a, Word b, Word c) {
         return _mm256_xor_si256(_mm256_xor_si256(a, b), c);
     }
 

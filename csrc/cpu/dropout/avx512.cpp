@@ -27,7 +27,9 @@ struct Wide {
     }
     static FASTBERT_INLINE Word product(Word a, Word b) { return _mm512_mul_epu32(a, b); }
     static FASTBERT_INLINE Word upper(Word x) { return _mm512_srli_epi64(x, 32); }
-    static FASTBERT_INLINE Word exclusive(Word a, Word b, Word c) { return _mm512_ternarylogic_epi64(a, b, c, 0x96); }
+    static FASTBERT_INLINE Word exclusive_or(Word a, Word b, Word c) {
+        return _mm512_ternarylogic_epi64(a, b, c, 0x96);
+    }
 
     // The words of eight blocks as draws: block after block, or for attention four blocks' first words, their second
     // words, and so on.

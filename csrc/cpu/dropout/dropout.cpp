@@ -11,8 +11,8 @@ namespace {
 
 const DropoutKernels& kernels() {
 #if FASTBERT_X86
-    if (level() >= Level::avx512) return dropout_kernels_avx512();
-    if (level() >= Level::avx2) return dropout_kernels_avx2();
+    if (cpu_capability() >= CpuCapability::avx512) return dropout_kernels_avx512();
+    if (cpu_capability() >= CpuCapability::avx2) return dropout_kernels_avx2();
 #endif
     return dropout_kernels_portable();
 }

@@ -20,8 +20,8 @@ FASTBERT_INLINE void fill_sets(const DropoutRow& row, std::uint32_t block, std::
         for (int set = 0; set < kSets; ++set) {
             // The upper halves of words hold whatever products left there: nothing reads them.
             const Word a = V::product(m0, c0[set]), b = V::product(m1, c2[set]);
-            c0[set] = V::exclusive(V::upper(b), c1[set], key0);
-            c2[set] = V::exclusive(V::upper(a), c3[set], key1);
+            c0[set] = V::exclusive_or(V::upper(b), c1[set], key0);
+            c2[set] = V::exclusive_or(V::upper(a), c3[set], key1);
             c1[set] = b;
             c3[set] = a;
         }

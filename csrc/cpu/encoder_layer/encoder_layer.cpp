@@ -16,11 +16,11 @@ namespace {
 constexpr std::size_t kChunk = 1344;
 
 // Consecutive parts of one piece of memory, each aligned to 64 bytes; without memory, only their sizes are added up.
-class Parts {
+class ScratchLayout {
 public:
-    explicit Parts(std::byte* memory) : memory_(memory) {}
+    explicit ScratchLayout(std::byte* memory) : memory_(memory) {}
 
-    std::byte* take(std::size_t bytes) {
+    std::byte* allocate(std::size_t bytes) {
         std::byte* part = memory_ ? memory_ + used_ : nullptr;
         used_ += (bytes + 63) / 64 * 64;
         return part;
@@ -35,25 +35,25 @@ private:
 
 struct Buffers {
     std::byte *projections, *context, *attended, *inner;
-    std::byte *taken_context = nullptr, *taken_x = nullptr;  // of the wanted tokens
+    std::byte *selected_context = nullptr, *selected_x = nullptr;  // of the wanted tokens
     std::int8_t* integers = nullptr;
     float* scales = nullptr;
 
-    Buffers(Parts& parts, const LayerCall& call, const LayerProducts& products) {
-        const std::size_t size = size_of(call.y_dtype), width = products.attention_output->columns;
-        const std::size_t inner_width = products.intermediate->columns, chunk = std::min(call.outputs, kChunk);
-        projections = parts.take(call.tokens * 3 * width * size);
-        context = parts.take(call.tokens * width * size);
-        attended = parts.take(call.outputs * width * size);
-        inner = parts.take(chunk * inner_width * size);
+    Buffers(ScratchLayout& layout, const LayerCall& call, const LayerWeights& weights) {
+        const std::size_t size = size_of(call.y_dtype), width = weights.attention_output->columns;
+        const std::size_t inner_width = weights.intermediate->columns, chunk = std::min(call.outputs, kChunk);
+        projections = layout.allocate(call.tokens * 3 * width * size);
+        context = layout.allocate(call.tokens * width * size);
+        attended = layout.allocate(call.outputs * width * size);
+        inner = layout.allocate(chunk * inner_width * size);
         if (call.rows) {
-            taken_context = parts.take(call.outputs * width * size);
-            taken_x = parts.take(call.outputs * width * size_of(call.x_dtype));
+            selected_context = layout.allocate(call.outputs * width * size);
+            selected_x = layout.allocate(call.outputs * width * size_of(call.x_dtype));
         }
-        if (products.projections->element != Element::int8) return;
-        const std::size_t most = std::max(call.tokens, call.outputs);
-        integers = reinterpret_cast<std::int8_t*>(parts.take(std::max(most * width, chunk * inner_width)));
-        scales = reinterpret_cast<float*>(parts.take(most * sizeof(float)));
+        if (weights.projections->element != Element::int8) return;
+        const std::size_t longest = std::max(call.tokens, call.outputs);
+        integers = reinterpret_cast<std::int8_t*>(layout.allocate(std::max(longest * width, chunk * inner_width)));
+        scales = reinterpret_cast<float*>(layout.allocate(longest * sizeof(float)));
     }
 };
 
@@ -69,7 +69,7 @@ struct Rows {
 };
 
 // A product with everything that follows it in `call` but the rows themselves; int8 weights meet quantised rows.
-void multiply(const Rows& x, const PackedWeight& weight, Product call, const Buffers& buffers) {
+void multiply(const Rows& x, const PrepackedWeight& weight, GemmCall call, const Buffers& buffers) {
     call.x = x.data;
     call.x_stride = x.stride;
     call.x_dtype = x.dtype;
@@ -81,11 +81,11 @@ void multiply(const Rows& x, const PackedWeight& weight, Product call, const Buf
         call.x_stride = weight.depth;
         call.epilogue.row_scales = buffers.scales;
     }
-    product(call);
+    gemm(call);
 }
 
-Product storing(void* out, std::size_t stride, Dtype dtype, const float* bias) {
-    Product call;
+GemmCall gemm_into(void* out, std::size_t stride, Dtype dtype, const float* bias) {
+    GemmCall call;
     call.epilogue.bias = bias;
     call.epilogue.out = out;
     call.epilogue.out_stride = stride;
@@ -93,7 +93,7 @@ Product storing(void* out, std::size_t stride, Dtype dtype, const float* bias) {
     return call;
 }
 
-Product& behind_residual(Product& call, const Rows& residual, const float* weight, const float* bias, float eps) {
+GemmCall& add_residual_norm(GemmCall& call, const Rows& residual, const float* weight, const float* bias, float eps) {
     call.epilogue.residual = residual.data;
     call.epilogue.residual_stride = residual.stride;
     call.epilogue.residual_dtype = residual.dtype;
@@ -101,7 +101,7 @@ Product& behind_residual(Product& call, const Rows& residual, const float* weigh
     return call;
 }
 
-void attend(const LayerCall& call, const Buffers& buffers, std::size_t width) {
+void run_attention(const LayerCall& call, const Buffers& buffers, std::size_t width) {
     AttentionCall attention_call;
     const std::size_t size = size_of(call.y_dtype), dim = width / call.heads;
     attention_call.q = {buffers.projections, 3 * width, dim};
@@ -119,7 +119,7 @@ void attend(const LayerCall& call, const Buffers& buffers, std::size_t width) {
 }
 
 // The wanted tokens' rows, one behind the other in `memory`; all of them where they are all wanted.
-Rows take(const Rows& from, const LayerCall& call, std::size_t width, std::byte* memory) {
+Rows select_rows(const Rows& from, const LayerCall& call, std::size_t width, std::byte* memory) {
     if (!call.rows) return from;
     const std::size_t size = size_of(from.dtype);
     for (std::size_t i = 0; i < call.outputs; ++i) {
@@ -131,36 +131,37 @@ Rows take(const Rows& from, const LayerCall& call, std::size_t width, std::byte*
 
 }  // namespace
 
-void encoder_layer(const LayerCall& call, const LayerProducts& products, const LayerVectors& vectors) {
+void encoder_layer(const LayerCall& call, const LayerWeights& weights, const LayerVectors& vectors) {
     if (call.outputs == 0) return;
-    Parts sizes(nullptr);
-    Buffers(sizes, call, products);
-    Parts parts(arena(sizes.used()));
-    const Buffers buffers(parts, call, products);
-    const std::size_t width = products.attention_output->columns, inner_width = products.intermediate->columns;
+    ScratchLayout sizing(nullptr);
+    Buffers(sizing, call, weights);
+    ScratchLayout layout(arena(sizing.used()));
+    const Buffers buffers(layout, call, weights);
+    const std::size_t width = weights.attention_output->columns, inner_width = weights.intermediate->columns;
     const Dtype dtype = call.y_dtype;
 
     const Rows x{call.x, call.x_dtype, call.x_stride, call.tokens};
-    multiply(x, *products.projections, storing(buffers.projections, 3 * width, dtype, vectors.projections), buffers);
-    attend(call, buffers, width);
+    multiply(x, *weights.projections, gemm_into(buffers.projections, 3 * width, dtype, vectors.projections), buffers);
+    run_attention(call, buffers, width);
 
-    const Rows context = take({buffers.context, dtype, width, call.tokens}, call, width, buffers.taken_context);
-    const Rows residual = take(x, call, width, buffers.taken_x);
-    Product output = storing(buffers.attended, width, dtype, vectors.attention_output);
-    behind_residual(output, residual, vectors.attention_norm, vectors.attention_norm_bias, call.eps);
-    multiply(context, *products.attention_output, output, buffers);
+    const Rows context =
+        select_rows({buffers.context, dtype, width, call.tokens}, call, width, buffers.selected_context);
+    const Rows residual = select_rows(x, call, width, buffers.selected_x);
+    GemmCall output = gemm_into(buffers.attended, width, dtype, vectors.attention_output);
+    add_residual_norm(output, residual, vectors.attention_norm, vectors.attention_norm_bias, call.eps);
+    multiply(context, *weights.attention_output, output, buffers);
 
     const Rows attended{buffers.attended, dtype, width, call.outputs};
     for (std::size_t first = 0; first < call.outputs; first += kChunk) {
         const Rows rows = attended.from(first, std::min(kChunk, call.outputs - first));
-        Product widened = storing(buffers.inner, inner_width, dtype, vectors.intermediate);
-        widened.epilogue.activation = call.tanh ? Epilogue::Activation::gelu_tanh : Epilogue::Activation::gelu;
-        multiply(rows, *products.intermediate, widened, buffers);
+        GemmCall intermediate = gemm_into(buffers.inner, inner_width, dtype, vectors.intermediate);
+        intermediate.epilogue.activation = call.tanh ? Epilogue::Activation::gelu_tanh : Epilogue::Activation::gelu;
+        multiply(rows, *weights.intermediate, intermediate, buffers);
 
         auto* out = static_cast<std::byte*>(call.y) + first * width * size_of(dtype);
-        Product narrowed = storing(out, width, dtype, vectors.output);
-        behind_residual(narrowed, rows, vectors.output_norm, vectors.output_norm_bias, call.eps);
-        multiply({buffers.inner, dtype, inner_width, rows.count}, *products.output, narrowed, buffers);
+        GemmCall output_call = gemm_into(out, width, dtype, vectors.output);
+        add_residual_norm(output_call, rows, vectors.output_norm, vectors.output_norm_bias, call.eps);
+        multiply({buffers.inner, dtype, inner_width, rows.count}, *weights.output, output_call, buffers);
     }
     release_large_arena();
 }

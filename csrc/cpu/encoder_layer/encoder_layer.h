@@ -17,11 +17,11 @@ struct LayerVectors {
 };
 
 // The products' weights, laid out for one element.
-struct LayerProducts {
-    const PackedWeight* projections;       // query, key and value, one below the other
-    const PackedWeight* attention_output;
-    const PackedWeight* intermediate;
-    const PackedWeight* output;
+struct LayerWeights {
+    const PrepackedWeight* projections;       // query, key and value, one below the other
+    const PrepackedWeight* attention_output;
+    const PrepackedWeight* intermediate;
+    const PrepackedWeight* output;
 };
 
 struct LayerCall {
@@ -42,6 +42,6 @@ struct LayerCall {
 };
 
 // y = the layer's output. Throws std::bad_alloc.
-void encoder_layer(const LayerCall& call, const LayerProducts& products, const LayerVectors& vectors);
+void encoder_layer(const LayerCall& call, const LayerWeights& weights, const LayerVectors& vectors);
 
 }  // namespace fastbert

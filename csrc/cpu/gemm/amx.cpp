@@ -55,7 +55,7 @@ std::size_t panel_bytes(std::size_t padded_depth) {
 // The tiles in the order in which they are read: [steps][2][16][64 bytes]. In neighbouring lines, a tile's rows fall in
 // different sets of L1 and in one page. The lower tile of a step is left out where no row falls in it.
 template <Element kElement>
-void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
+void pack_rows(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
           std::byte* panel) {
     const std::byte* source = static_cast<const std::byte*>(x);
     const std::size_t row_bytes = depth * bytes_of(kElement), row_stride = stride * bytes_of(kElement);
@@ -73,7 +73,7 @@ void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth
 }
 
 // Token pairs of 32 columns, interleaved and turned round: a tile's row is a column of x, 32 tokens of it.
-void fill_columns(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns, std::size_t first,
+void pack_columns(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns, std::size_t first,
                   std::byte* panel, float* sums) {
     const BFloat16* source = static_cast<const BFloat16*>(x);
     const auto mask = static_cast<__mmask32>(columns >= kRows ? ~0U : (1U << columns) - 1U);
@@ -211,11 +211,11 @@ constexpr std::size_t kMemoryRows = 128;
 constexpr std::size_t kChunk = 768;
 
 template <Element kElement>
-constexpr BlockKernel kernel_of() {
+constexpr MicroKernel kernel_of() {
     return {.rows = kRows,
             .panel_bytes = panel_bytes<kElement>,
-            .fill = fill<kElement>,
-            .fill_columns = kElement == Element::bf16 ? fill_columns : nullptr,
+            .pack_rows = pack_rows<kElement>,
+            .pack_columns = kElement == Element::bf16 ? pack_columns : nullptr,
             .multiply = multiply<kElement>,
             .finish = finish_block,
             .enter = enter,
@@ -227,13 +227,13 @@ constexpr BlockKernel kernel_of() {
 
 }  // namespace
 
-const BlockKernel& amx_bf16_kernel() {
-    static constexpr BlockKernel kernel = kernel_of<Element::bf16>();
+const MicroKernel& amx_bf16_micro_kernel() {
+    static constexpr MicroKernel kernel = kernel_of<Element::bf16>();
     return kernel;
 }
 
-const BlockKernel& amx_int8_kernel() {
-    static constexpr BlockKernel kernel = kernel_of<Element::int8>();
+const MicroKernel& amx_int8_micro_kernel() {
+    static constexpr MicroKernel kernel = kernel_of<Element::int8>();
     return kernel;
 }
 

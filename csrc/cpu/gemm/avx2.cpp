@@ -33,13 +33,13 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX2)
 inline constexpr std::size_t kRows = 6;
 
 template <Element kElement>
-constexpr BlockKernel kernel_of() {
+constexpr MicroKernel kernel_of() {
     using Kernel = FmaKernel<Avx2, kElement, kRows, 2>;
     using Value = std::conditional_t<kElement == Element::fp32, float, BFloat16>;
     return {.rows = kRows,
             .panel_bytes = Kernel::panel_bytes,
-            .fill = fill_floats<Avx2, kRows, Value>,
-            .fill_columns = Kernel::fill_columns,
+            .pack_rows = pack_floats<Avx2, kRows, Value>,
+            .pack_columns = Kernel::pack_columns,
             .multiply = Kernel::multiply,
             .finish = Kernel::finish_block};
 }
@@ -47,13 +47,13 @@ constexpr BlockKernel kernel_of() {
 FASTBERT_TARGET_END
 }  // namespace
 
-const BlockKernel& avx2_kernel(Element element) {
-    static constexpr BlockKernel bf16 = kernel_of<Element::bf16>(), fp32 = kernel_of<Element::fp32>();
+const MicroKernel& avx2_micro_kernel(Element element) {
+    static constexpr MicroKernel bf16 = kernel_of<Element::bf16>(), fp32 = kernel_of<Element::fp32>();
     return element == Element::bf16 ? bf16 : fp32;
 }
 
-const RowKernel& avx2_rows() {
-    static constexpr RowKernel rows{round_row<Avx2>, widen_row<Avx2>, norm_row<Avx2>};
+const RowOperations& avx2_row_operations() {
+    static constexpr RowOperations rows{round_row<Avx2>, widen_row<Avx2>, norm_row<Avx2>};
     return rows;
 }
 

@@ -33,29 +33,29 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX512)
 inline constexpr std::size_t kRows = 14;
 
 template <Element kElement>
-constexpr BlockKernel kernel_of() {
+constexpr MicroKernel kernel_of() {
     using Kernel = FmaKernel<Avx512, kElement, kRows, 2>;
     using Value = std::conditional_t<kElement == Element::fp32, float, BFloat16>;
     return {.rows = kRows,
             .panel_bytes = Kernel::panel_bytes,
-            .fill = fill_floats<Avx512, kRows, Value>,
-            .fill_columns = Kernel::fill_columns,
+            .pack_rows = pack_floats<Avx512, kRows, Value>,
+            .pack_columns = Kernel::pack_columns,
             .multiply = Kernel::multiply,
             .finish = Kernel::finish_block,
             .chunk = 512,
-            .fill_tokens = kStep / bytes_of(kElement)};
+            .pack_tokens = kStep / bytes_of(kElement)};
 }
 
 FASTBERT_TARGET_END
 }  // namespace
 
-const BlockKernel& avx512_kernel(Element element) {
-    static constexpr BlockKernel bf16 = kernel_of<Element::bf16>(), fp32 = kernel_of<Element::fp32>();
+const MicroKernel& avx512_micro_kernel(Element element) {
+    static constexpr MicroKernel bf16 = kernel_of<Element::bf16>(), fp32 = kernel_of<Element::fp32>();
     return element == Element::bf16 ? bf16 : fp32;
 }
 
-const RowKernel& avx512_rows() {
-    static constexpr RowKernel rows{round_row<Avx512>, widen_row<Avx512>, norm_row<Avx512>};
+const RowOperations& avx512_row_operations() {
+    static constexpr RowOperations rows{round_row<Avx512>, widen_row<Avx512>, norm_row<Avx512>};
     return rows;
 }
 

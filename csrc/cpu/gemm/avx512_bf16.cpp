@@ -70,9 +70,9 @@ Sum sum_of(std::size_t rows, std::index_sequence<kCount...>) {
 
 std::size_t panel_bytes(std::size_t padded_depth) { return (padded_depth * 2 * kRows + 127) / 64 * 64; }
 
-void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
+void pack_rows(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
           std::byte* panel) {
-    fill_words<Avx512, kRows>(rows, padded_depth / 2, panel, [&](std::size_t row, std::size_t word) {
+    pack_dwords<Avx512, kRows>(rows, padded_depth / 2, panel, [&](std::size_t row, std::size_t word) {
         const std::size_t left = depth - std::min(depth, word * 2);
         const auto mask = static_cast<__mmask32>(left >= 32 ? 0xFFFFFFFFU : (1U << left) - 1U);
         return _mm512_castsi512_ps(
@@ -81,7 +81,7 @@ void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth
 }
 
 // Pairs of tokens; sixteen are stored where kRows belong, and the next pair's store covers what is too much.
-void fill_columns(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns, std::size_t first,
+void pack_columns(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns, std::size_t first,
                   std::byte* panel, float* sums) {
     const BFloat16* from = static_cast<const BFloat16*>(x);
     const __mmask16 mask = Avx512::first(columns);
@@ -114,12 +114,12 @@ void multiply(const std::byte* panel, const std::byte* weights, std::size_t weig
 FASTBERT_TARGET_END
 }  // namespace
 
-const BlockKernel& avx512_bf16_kernel() {
-    static constexpr BlockKernel kernel{
+const MicroKernel& avx512_bf16_micro_kernel() {
+    static constexpr MicroKernel kernel{
         .rows = kRows,
         .panel_bytes = panel_bytes,
-        .fill = fill,
-        .fill_columns = fill_columns,
+        .pack_rows = pack_rows,
+        .pack_columns = pack_columns,
         .multiply = multiply,
         .finish = finish_block};
     return kernel;

@@ -29,17 +29,17 @@ FASTBERT_INLINE typename V::Float block_sums(const Block& block, const Epilogue&
 }
 
 template <class V>
-FASTBERT_INLINE void store_as(Dtype dtype, void* p, std::size_t place, typename V::Float x, std::size_t count) {
+FASTBERT_INLINE void store_as(Dtype dtype, void* p, std::size_t offset, typename V::Float x, std::size_t count) {
     if (dtype == Dtype::bf16)
-        store_some<V>(static_cast<BFloat16*>(p) + place, x, count);
+        store_some<V>(static_cast<BFloat16*>(p) + offset, x, count);
     else
-        store_some<V>(static_cast<float*>(p) + place, x, count);
+        store_some<V>(static_cast<float*>(p) + offset, x, count);
 }
 
 template <class V>
-FASTBERT_INLINE typename V::Float load_as(Dtype dtype, const void* p, std::size_t place, std::size_t count) {
-    return dtype == Dtype::bf16 ? load_some<V>(static_cast<const BFloat16*>(p) + place, count)
-                                : load_some<V>(static_cast<const float*>(p) + place, count);
+FASTBERT_INLINE typename V::Float load_as(Dtype dtype, const void* p, std::size_t offset, std::size_t count) {
+    return dtype == Dtype::bf16 ? load_some<V>(static_cast<const BFloat16*>(p) + offset, count)
+                                : load_some<V>(static_cast<const float*>(p) + offset, count);
 }
 
 template <class V, Epilogue::Activation kActivation>
@@ -49,22 +49,23 @@ void finish_rows_by(const Block& block, const Epilogue& epilogue, std::size_t fi
     constexpr bool kGradient = kActivation == gelu_gradient || kActivation == gelu_tanh_gradient;
     constexpr bool kTanh = kActivation == gelu_tanh || kActivation == gelu_tanh_gradient;
     for (std::size_t row = first; row < last; ++row) {
-        const auto place = [&](std::size_t stride) { return (block.first_row + row) * stride + block.first_column; };
-        const std::size_t residual = place(epilogue.residual_stride), out = place(epilogue.out_stride);
-        const std::size_t before = place(epilogue.before_stride), again = place(epilogue.again_stride);
+        const auto offset = [&](std::size_t stride) { return (block.first_row + row) * stride + block.first_column; };
+        const std::size_t residual = offset(epilogue.residual_stride), out = offset(epilogue.out_stride);
+        const std::size_t pre_activation = offset(epilogue.pre_activation_stride),
+                          recomputed = offset(epilogue.recomputed_stride);
         for (std::size_t column = 0; column < block.columns; column += V::kLanes) {
             const std::size_t count = block.columns - column;
             F x = block_sums<V>(block, epilogue, row, column);
             if (epilogue.bias) x = V::add(x, load_some<V>(epilogue.bias + block.first_column + column, count));
             if constexpr (kGradient) {
-                const F u = load_as<V>(epilogue.dtype, epilogue.before, before + column, count);
+                const F u = load_as<V>(epilogue.dtype, epilogue.pre_activation, pre_activation + column, count);
                 x = V::mul(x, kTanh ? gelu_tanh_gradient_of<V>(u) : gelu_gradient_of<V>(u));
                 const F h = kTanh ? gelu_tanh_of<V>(u) : gelu_of<V>(u);
-                store_as<V>(epilogue.dtype, epilogue.again, again + column, h, count);
+                store_as<V>(epilogue.dtype, epilogue.recomputed, recomputed + column, h, count);
             } else if constexpr (kActivation != none) {
-                if (epilogue.before) {
-                    store_as<V>(epilogue.dtype, epilogue.before, before + column, x, count);
-                    x = load_as<V>(epilogue.dtype, epilogue.before, before + column, count);
+                if (epilogue.pre_activation) {
+                    store_as<V>(epilogue.dtype, epilogue.pre_activation, pre_activation + column, x, count);
+                    x = load_as<V>(epilogue.dtype, epilogue.pre_activation, pre_activation + column, count);
                 }
                 x = kTanh ? gelu_tanh_of<V>(x) : gelu_of<V>(x);
             }
@@ -86,8 +87,9 @@ FASTBERT_INLINE void prefetch_rows_of(const Block& block, const void* rows, std:
 FASTBERT_INLINE void prefetch_operands(const Block& block, const Epilogue& epilogue) {
     using enum Epilogue::Activation;
     if (epilogue.activation == gelu_gradient || epilogue.activation == gelu_tanh_gradient)
-        prefetch_rows_of(block, epilogue.before, epilogue.before_stride, epilogue.dtype);
-    if (epilogue.residual) prefetch_rows_of(block, epilogue.residual, epilogue.residual_stride, epilogue.residual_dtype);
+        prefetch_rows_of(block, epilogue.pre_activation, epilogue.pre_activation_stride, epilogue.dtype);
+    if (epilogue.residual)
+        prefetch_rows_of(block, epilogue.residual, epilogue.residual_stride, epilogue.residual_dtype);
 }
 
 // Finish rows first..last of a block, counted from its first.

@@ -1,6 +1,6 @@
 // Matrix products of packed tokens with a weight that was laid out once: y = epilogue(x weight^T).
 //
-// A product is made of blocks: at most `BlockKernel::rows` tokens by kColumns outputs over the whole depth, so that a
+// A product is made of blocks: at most `MicroKernel::rows` tokens by kColumns outputs over the whole depth, so that a
 // block's sums stay in registers until they are done, and an output is the same sum, in the same order, in every batch.
 #pragma once
 
@@ -29,7 +29,7 @@ inline constexpr std::size_t kStep = 64;     // bytes of depth that a tile takes
 // inputs one after the other, and in each group its 16 outputs: [columns / 16][depth / group][16][group]. 64 bytes
 // times 16 groups in a row are the operand of a tile instruction as it stands. Columns are filled up to a multiple of
 // 32 and depth to a multiple of kStep bytes, with zeros. The memory begins at a multiple of 64 bytes.
-struct PackedWeight {
+struct PrepackedWeight {
     Element element = Element::bf16;
     std::size_t columns = 0, depth = 0;                // as given
     std::size_t padded_columns = 0, padded_depth = 0;  // as stored
@@ -47,14 +47,14 @@ struct PackedWeight {
 // `dtype`.
 struct Epilogue {
     const float* bias = nullptr;  // (columns,)
-    // With a gradient of GELU the sums are multiplied by its derivative at `before`, of which `again` is GELU.
+    // With a gradient of GELU the sums are multiplied by its derivative at `before`, of which `recomputed` is GELU.
     enum class Activation : int { none, gelu, gelu_tanh, gelu_gradient, gelu_tanh_gradient };
     Activation activation = Activation::none;
     // (rows, columns) in `dtype`: GELU stores, rounded, what it is computed of then; gradients read it.
-    void* before = nullptr;
-    std::size_t before_stride = 0;  // elements
-    void* again = nullptr;          // (rows, columns) in `dtype`; of gradients only
-    std::size_t again_stride = 0;   // elements
+    void* pre_activation = nullptr;
+    std::size_t pre_activation_stride = 0;  // elements
+    void* recomputed = nullptr;          // (rows, columns) in `dtype`; of gradients only
+    std::size_t recomputed_stride = 0;   // elements
     const void* residual = nullptr;  // (rows, columns) in `residual_dtype`
     std::size_t residual_stride = 0;  // elements
     Dtype residual_dtype = Dtype::fp32;
@@ -74,20 +74,20 @@ struct Block {
 };
 
 // The inner loop of one level for one element.
-struct BlockKernel {
+struct MicroKernel {
     // The most tokens of a block.
     std::size_t rows;
     // Bytes of a row panel: `rows` tokens of the padded depth, in whatever layout `multiply` wants.
     std::size_t (*panel_bytes)(std::size_t padded_depth);
     // Lay `rows` tokens out as a row panel, filled up with zeros. `x`: bf16 (Element::bf16), int8 (Element::int8) or
     // float rows, `stride` elements apart; nothing behind a row's `depth` elements is read.
-    void (*fill)(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
+    void (*pack_rows)(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
                  std::byte* panel);
     // Lay out `columns` columns of x, of `tokens` rows, as a part of a row panel whose depth is the tokens: from token
-    // `first` on, a multiple of `fill_tokens`, and filled up with zeros to a multiple of kStep bytes. x: bf16 or float, as the
+    // `first` on, a multiple of `pack_tokens`, and filled up with zeros to a multiple of kStep bytes. x: bf16 or float, as the
     // element. Each column's sum is added to `sums`, if not null. Panels are filled in the order of tokens, and have no
     // more room behind them than `panel_bytes` gives. Null for int8.
-    void (*fill_columns)(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns, std::size_t first,
+    void (*pack_columns)(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns, std::size_t first,
                          std::byte* panel, float* sums) = nullptr;
     // block.sums = panel x weights^T for two neighbouring panels of the weight, and beside it, where the processor has
     // room for both, finish `previous` (may be null). The sums of both live in different memory.
@@ -99,7 +99,7 @@ struct BlockKernel {
     void (*enter)() = nullptr;
     void (*leave)() = nullptr;
     // Whether the rows' integers are unsigned, 128 more than they stand for, so that `column_sums` are subtracted.
-    bool adds_128 = false;
+    bool unsigned_rows = false;
     // Rows that cost as much as one: panels that are not full are cut to multiples of it.
     std::size_t row_step = 1;
     // How many rows' sums take as long as reading the weights from memory: where fewer rows than these are left to a
@@ -109,26 +109,26 @@ struct BlockKernel {
     std::size_t chunk = 1024;
     // Tokens that are laid out for all panels of a block before the next ones, whole steps: where rows lie far apart
     // the first cache holds few of them, and a panel ends inside of a line.
-    std::size_t fill_tokens = 64;
+    std::size_t pack_tokens = 64;
 };
 
 // The kernel for an element at the level in force (cpu_capability.h).
-const BlockKernel& block_kernel(Element element);
+const MicroKernel& micro_kernel(Element element);
 
 // Lay out a weight (columns, depth) with rows `stride` elements apart. bf16: rounded to nearest, ties to even. int8:
 // scale max|row| / 127 an output; a row with a NaN or an infinity has the scale NaN, so its whole output is NaN.
 // `transposed`: the weight is given as (depth, columns); not for int8.
-PackedWeight pack_weight(const void* weight, Dtype dtype, std::size_t stride, std::size_t columns, std::size_t depth,
+PrepackedWeight prepack(const void* weight, Dtype dtype, std::size_t stride, std::size_t columns, std::size_t depth,
                          Element element, bool transposed = false);
 
 // Memory for a weight of bf16 or fp32 whose rows `repack` then writes: only what is padding is written, zeros.
-PackedWeight packed_room(std::size_t columns, std::size_t depth, Element element);
+PrepackedWeight allocate_prepacked(std::size_t columns, std::size_t depth, Element element);
 
 // Rows first..last of a weight (out, in) anew into a packed copy, of which the weight's row 0 is row `offset`: columns
 // offset + first.. over the whole depth, or, where the copy is a transposed one, as much depth of all columns. On the
 // calling thread; threads may repack ranges of one copy at once where each begins and ends at a multiple of 32 rows.
 // Throws std::invalid_argument for int8 and for rows that the copy does not have.
-void repack(PackedWeight& packed, bool transposed, std::size_t offset, const void* weight, Dtype dtype,
+void repack(PrepackedWeight& packed, bool transposed, std::size_t offset, const void* weight, Dtype dtype,
             std::size_t stride, std::size_t first, std::size_t last);
 
 // Rows that a thread lays out at once, and columns of the weight that it uses for all of them before it goes on: these
@@ -138,7 +138,7 @@ struct Blocking {
 };
 
 // LayerNorm of whole finished rows, before they are rounded; null for a product without, and for those with `before`.
-struct Norm {
+struct FusedNorm {
     const float* weight = nullptr;  // (columns,)
     const float* bias = nullptr;    // (columns,), or null
     float eps = 0.0F;
@@ -147,14 +147,14 @@ struct Norm {
 // epilogue(x weight^T), and LayerNorm behind it. `x` (rows, depth): bf16 or fp32 in `x_dtype`, rounded or widened to
 // the weight's element while it is laid out; for Element::int8 integers, and `x_dtype` is not read. The sums' scales of
 // int8 products come from `epilogue.row_scales` and the weight.
-struct Product {
+struct GemmCall {
     const void* x = nullptr;
     std::size_t x_stride = 0;  // elements
     Dtype x_dtype = Dtype::bf16;
     std::size_t rows = 0;
-    const PackedWeight* weight = nullptr;
+    const PrepackedWeight* weight = nullptr;
     Epilogue epilogue;
-    Norm norm;
+    FusedNorm norm;
     Blocking blocking;
     // Only a slice of the depth: inputs first_input.. (a multiple of kSlice), `inputs` of them, or all where that is 0.
     std::size_t first_input = 0, inputs = 0;
@@ -165,6 +165,6 @@ struct Product {
 inline constexpr std::size_t kMostDepth = 8192, kSlice = 2048;
 
 // A row's result has the same bits whatever the other rows are, on any number of threads.
-void product(const Product& product);
+void gemm(const GemmCall& call);
 
 }  // namespace fastbert

@@ -22,7 +22,7 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX2)
 #include "cpu/gemm/epilogue.h"
 #include "cpu/gemm/int8_madd.h"
 
-struct Words {
+struct MaddLanes {
     static constexpr std::size_t kRows = 6, kVectors = 2, kColumns = 4;
     using Vector = Avx2;
     using Integers = __m256i;
@@ -51,8 +51,8 @@ FASTBERT_TARGET_END
 
 }  // namespace
 
-const BlockKernel& avx2_int8_kernel() {
-    static constexpr BlockKernel kernel = kernel_of<Words>();
+const MicroKernel& avx2_int8_micro_kernel() {
+    static constexpr MicroKernel kernel = kernel_of<MaddLanes>();
     return kernel;
 }
 

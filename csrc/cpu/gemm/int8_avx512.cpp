@@ -22,7 +22,7 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX512)
 #include "cpu/gemm/epilogue.h"
 #include "cpu/gemm/int8_madd.h"
 
-struct Words {
+struct MaddLanes {
     static constexpr std::size_t kRows = 6, kVectors = 4, kColumns = 8;
     using Vector = Avx512;
     using Integers = __m512i;
@@ -52,8 +52,8 @@ FASTBERT_TARGET_END
 
 }  // namespace
 
-const BlockKernel& avx512_int8_kernel() {
-    static constexpr BlockKernel kernel = kernel_of<Words>();
+const MicroKernel& avx512_int8_micro_kernel() {
+    static constexpr MicroKernel kernel = kernel_of<MaddLanes>();
     return kernel;
 }
 

@@ -4,20 +4,20 @@
 
 namespace fastbert {
 
-const BlockKernel& int8_kernel([[maybe_unused]] Level level) {
+const MicroKernel& int8_micro_kernel([[maybe_unused]] CpuCapability level) {
 #if FASTBERT_X86
     switch (level) {
-        case Level::amx:
-            return amx_int8_kernel();
-        case Level::avx512:
-            return level_features().avx512_vnni ? avx512_vnni_int8_kernel() : avx512_int8_kernel();
-        case Level::avx2:
-            return avx2_int8_kernel();
-        case Level::portable:
+        case CpuCapability::amx:
+            return amx_int8_micro_kernel();
+        case CpuCapability::avx512:
+            return capability_features().avx512_vnni ? avx512_vnni_int8_micro_kernel() : avx512_int8_micro_kernel();
+        case CpuCapability::avx2:
+            return avx2_int8_micro_kernel();
+        case CpuCapability::portable:
             break;
     }
 #endif
-    return portable_int8_kernel();
+    return portable_int8_micro_kernel();
 }
 
 }  // namespace fastbert

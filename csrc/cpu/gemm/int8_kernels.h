@@ -6,13 +6,13 @@
 
 namespace fastbert {
 
-// `int8_kernel` chooses among them.
-const BlockKernel& portable_int8_kernel();
+// `int8_micro_kernel` chooses among them.
+const MicroKernel& portable_int8_micro_kernel();
 #if FASTBERT_X86
-const BlockKernel& avx2_int8_kernel();
-const BlockKernel& avx512_int8_kernel();
-const BlockKernel& avx512_vnni_int8_kernel();
-const BlockKernel& amx_int8_kernel();
+const MicroKernel& avx2_int8_micro_kernel();
+const MicroKernel& avx512_int8_micro_kernel();
+const MicroKernel& avx512_vnni_int8_micro_kernel();
+const MicroKernel& amx_int8_micro_kernel();
 #endif
 
 }  // namespace fastbert

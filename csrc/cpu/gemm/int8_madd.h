@@ -6,16 +6,16 @@
 // add_products, and store (two neighbouring vectors of sums as 2 * kColumns integers).
 
 constexpr std::size_t kGroup = group_of(Element::int8);
-constexpr std::size_t kWords = kGroup * sizeof(std::int16_t);  // bytes of a group of words
+constexpr std::size_t kWideGroup = kGroup * sizeof(std::int16_t);  // bytes of a group of words
 
 template <class I>
 std::size_t panel_bytes(std::size_t padded_depth) {
-    return padded_depth / kGroup * I::kRows * kWords;
+    return padded_depth / kGroup * I::kRows * kWideGroup;
 }
 
 // Groups of words, the rows side by side: [depth / 4][kRows][4].
 template <class I>
-void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
+void pack_rows(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
           std::byte* panel) {
     constexpr std::size_t kBytes = 16, kGroups = kBytes / kGroup;
     for (std::size_t row = 0; row < I::kRows; ++row) {
@@ -27,7 +27,8 @@ void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth
             const __m128i words[2] = {_mm_cvtepi8_epi16(packed), _mm_cvtepi8_epi16(_mm_srli_si128(packed, 8))};
             const auto* groups = reinterpret_cast<const std::byte*>(words);
             for (std::size_t i = 0; i < kGroups; ++i)
-                std::memcpy(panel + ((first / kGroup + i) * I::kRows + row) * kWords, groups + i * kWords, kWords);
+                std::memcpy(panel + ((first / kGroup + i) * I::kRows + row) * kWideGroup, groups + i * kWideGroup,
+                            kWideGroup);
         }
     }
 }
@@ -52,12 +53,12 @@ FASTBERT_INLINE void multiply_vectors(const std::byte* panel, const std::byte* w
             weight[v] = I::load_weights(weights + v / kInPanel * weight_panel_bytes + v % kInPanel * kBytes);
 #pragma GCC unroll 8
         for (std::size_t row = 0; row < kRows; ++row) {
-            const typename I::Integers x = I::load_row(panel + row * kWords);
+            const typename I::Integers x = I::load_row(panel + row * kWideGroup);
 #pragma GCC unroll 8
             for (std::size_t v = 0; v < I::kVectors; ++v) sum[row][v] = I::add_products(sum[row][v], x, weight[v]);
         }
         weights += kPanel * kGroup;
-        panel += I::kRows * kWords;
+        panel += I::kRows * kWideGroup;
     }
 #pragma GCC unroll 8
     for (std::size_t row = 0; row < kRows; ++row)
@@ -91,10 +92,10 @@ void finish_block(const Block& block, const Epilogue& epilogue) {
 }
 
 template <class I>
-constexpr BlockKernel kernel_of() {
+constexpr MicroKernel kernel_of() {
     return {.rows = I::kRows,
             .panel_bytes = panel_bytes<I>,
-            .fill = fill<I>,
+            .pack_rows = pack_rows<I>,
             .multiply = multiply<I>,
             .finish = finish_block<I>,
             .row_step = 2,

@@ -21,7 +21,7 @@ constexpr std::size_t kGroup = group_of(Element::int8);
 std::size_t panel_bytes(std::size_t padded_depth) { return kRows * padded_depth; }
 
 // The rows as they are, one after the other.
-void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
+void pack_rows(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
           std::byte* panel) {
     std::memset(panel, 0, panel_bytes(padded_depth));
     for (std::size_t row = 0; row < rows && depth; ++row)
@@ -54,10 +54,10 @@ void finish_block(const Block& block, const Epilogue& epilogue) {
 
 }  // namespace
 
-const BlockKernel& portable_int8_kernel() {
-    static constexpr BlockKernel kernel{.rows = kRows,
+const MicroKernel& portable_int8_micro_kernel() {
+    static constexpr MicroKernel kernel{.rows = kRows,
                                         .panel_bytes = panel_bytes,
-                                        .fill = fill,
+                                        .pack_rows = pack_rows,
                                         .multiply = multiply,
                                         .finish = finish_block,
                                         .memory_rows = kRows};

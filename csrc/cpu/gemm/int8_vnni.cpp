@@ -39,7 +39,7 @@ FASTBERT_INLINE __m128i load_groups(const std::byte* row, std::size_t first, std
 }
 
 // Groups of the rows side by side: [depth / 4][16][4].
-void fill(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
+void pack_rows(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
           std::byte* panel) {
     for (std::size_t row = 0; row < kPanelRows; row += 4) {
         const std::byte* source[4];
@@ -103,13 +103,13 @@ FASTBERT_TARGET_END
 
 }  // namespace
 
-const BlockKernel& avx512_vnni_int8_kernel() {
-    static constexpr BlockKernel kernel{.rows = kRows,
+const MicroKernel& avx512_vnni_int8_micro_kernel() {
+    static constexpr MicroKernel kernel{.rows = kRows,
                                         .panel_bytes = panel_bytes,
-                                        .fill = fill,
+                                        .pack_rows = pack_rows,
                                         .multiply = multiply,
                                         .finish = finish_block,
-                                        .adds_128 = true,
+                                        .unsigned_rows = true,
                                         .row_step = 2,
                                         .memory_rows = 2 * kRows};
     return kernel;

@@ -25,7 +25,7 @@ struct ToFloat {
 };
 
 template <class To, typename From>
-void place_columns(const PlaceRows& from, const PlaceTarget& to, std::size_t first) {
+void pack_columns(const PackSource& from, const PackTarget& to, std::size_t first) {
     constexpr std::size_t kGroup = 4 / sizeof(typename To::Value);
     for (std::size_t row = 0; row < from.rows; ++row) {
         const From* x = static_cast<const From*>(from.data) + row * from.stride;
@@ -45,7 +45,7 @@ void place_columns(const PlaceRows& from, const PlaceTarget& to, std::size_t fir
 }
 
 template <class To, typename From>
-void place_depth(const PlaceRows& from, const PlaceTarget& to, std::size_t first) {
+void pack_depth(const PackSource& from, const PackTarget& to, std::size_t first) {
     constexpr std::size_t kGroup = 4 / sizeof(typename To::Value), kRows = 32;
     // A few rows at a time, of which a panel's elements lie together.
     for (std::size_t begin = 0; begin < from.rows; begin += kRows) {
@@ -56,8 +56,8 @@ void place_depth(const PlaceRows& from, const PlaceTarget& to, std::size_t first
                 const From* x = static_cast<const From*>(from.data) + row * from.stride + column;
                 const std::size_t k = first + row;
                 std::byte* out = to.bytes + column / kPanel * to.panel_bytes + k / kGroup * kPanel * 4;
-                auto* places = reinterpret_cast<typename To::Value*>(out) + k % kGroup;
-                for (std::size_t i = 0; i < count; ++i) places[i * kGroup] = To::of(x[i]);
+                auto* elements = reinterpret_cast<typename To::Value*>(out) + k % kGroup;
+                for (std::size_t i = 0; i < count; ++i) elements[i * kGroup] = To::of(x[i]);
             }
         }
     }
@@ -65,37 +65,37 @@ void place_depth(const PlaceRows& from, const PlaceTarget& to, std::size_t first
 
 template <class To>
 struct Plain {
-    static void columns(const PlaceRows& from, const PlaceTarget& to, std::size_t first) {
-        from.dtype == Dtype::bf16 ? place_columns<To, BFloat16>(from, to, first)
-                                  : place_columns<To, float>(from, to, first);
+    static void columns(const PackSource& from, const PackTarget& to, std::size_t first) {
+        from.dtype == Dtype::bf16 ? pack_columns<To, BFloat16>(from, to, first)
+                                  : pack_columns<To, float>(from, to, first);
     }
-    static void depth(const PlaceRows& from, const PlaceTarget& to, std::size_t first) {
-        from.dtype == Dtype::bf16 ? place_depth<To, BFloat16>(from, to, first)
-                                  : place_depth<To, float>(from, to, first);
+    static void depth(const PackSource& from, const PackTarget& to, std::size_t first) {
+        from.dtype == Dtype::bf16 ? pack_depth<To, BFloat16>(from, to, first)
+                                  : pack_depth<To, float>(from, to, first);
     }
 };
 
-void columns(const PlaceRows& from, const PlaceTarget& to, std::size_t first) {
+void columns(const PackSource& from, const PackTarget& to, std::size_t first) {
     to.element == Element::bf16 ? Plain<ToBFloat16>::columns(from, to, first)
                                 : Plain<ToFloat>::columns(from, to, first);
 }
 
-void depth(const PlaceRows& from, const PlaceTarget& to, std::size_t first) {
+void depth(const PackSource& from, const PackTarget& to, std::size_t first) {
     to.element == Element::bf16 ? Plain<ToBFloat16>::depth(from, to, first) : Plain<ToFloat>::depth(from, to, first);
 }
 
 }  // namespace
 
-const PlaceKernel& portable_place() {
-    static constexpr PlaceKernel kernel{columns, depth};
+const PackKernel& portable_pack_kernel() {
+    static constexpr PackKernel kernel{columns, depth};
     return kernel;
 }
 
-const PlaceKernel& place_kernel() {
+const PackKernel& pack_kernel() {
 #if FASTBERT_X86
-    if (level() >= Level::avx512) return avx512_place();
+    if (cpu_capability() >= CpuCapability::avx512) return avx512_pack_kernel();
 #endif
-    return portable_place();
+    return portable_pack_kernel();
 }
 
 }  // namespace fastbert

@@ -33,7 +33,7 @@ FASTBERT_INLINE __m256i halves_at(const BFloat16* p, std::size_t count) {
 
 // Sixteen words of a row.
 template <Element kElement, typename From>
-FASTBERT_INLINE __m512 words_at(const From* p, std::size_t count) {
+FASTBERT_INLINE __m512 dwords_at(const From* p, std::size_t count) {
     if constexpr (kElement == Element::fp32) return floats_at(p, count);
     const __m256i left = halves_at(p, count);
     const __m256i right = count > 16 ? halves_at(p + 16, count - 16) : _mm256_setzero_si256();
@@ -41,7 +41,7 @@ FASTBERT_INLINE __m512 words_at(const From* p, std::size_t count) {
 }
 
 template <Element kElement, typename From>
-void place_columns(const PlaceRows& from, const PlaceTarget& to, std::size_t first) {
+void pack_columns(const PackSource& from, const PackTarget& to, std::size_t first) {
     constexpr std::size_t kWide = 16 * group_of(kElement);
     for (std::size_t row = 0; row < from.rows;) {
         // The rows that fall into one panel.
@@ -53,13 +53,13 @@ void place_columns(const PlaceRows& from, const PlaceTarget& to, std::size_t fir
             __m512 words[16];
             if (rows == kPanel) {
                 for (std::size_t i = 0; i < 16; ++i)
-                    words[i] = words_at<kElement>(x + i * from.stride + k, from.width - k);
+                    words[i] = dwords_at<kElement>(x + i * from.stride + k, from.width - k);
                 transpose_lanes(words);
                 for (std::size_t i = 0; i < 16; ++i) _mm512_storeu_ps(out + i * kPanel * 4, words[i]);
             } else {
                 for (std::size_t i = 0; i < 16; ++i) words[i] = _mm512_setzero_ps();
                 for (std::size_t i = 0; i < rows; ++i)
-                    words[lane + i] = words_at<kElement>(x + i * from.stride + k, from.width - k);
+                    words[lane + i] = dwords_at<kElement>(x + i * from.stride + k, from.width - k);
                 transpose_lanes(words);
                 for (std::size_t i = 0; i < 16; ++i) _mm512_mask_storeu_ps(out + i * kPanel * 4, lanes, words[i]);
             }
@@ -72,7 +72,7 @@ void place_columns(const PlaceRows& from, const PlaceTarget& to, std::size_t fir
 inline constexpr std::size_t kRows = 32;
 
 template <typename From>
-void place_depth_floats(const PlaceRows& from, const PlaceTarget& to, std::size_t first) {
+void pack_depth_fp32(const PackSource& from, const PackTarget& to, std::size_t first) {
     for (std::size_t begin = 0; begin < from.rows; begin += kRows) {
         const std::size_t rows = std::min(kRows, from.rows - begin);
         for (std::size_t column = 0; column < from.width; column += kPanel) {
@@ -86,7 +86,7 @@ void place_depth_floats(const PlaceRows& from, const PlaceTarget& to, std::size_
 
 // A pair whose other half belongs to another row: 16 of the 32 halves are written.
 template <typename From>
-void place_half(const From* x, std::size_t width, const PlaceTarget& to, std::size_t k) {
+void pack_half_pairs(const From* x, std::size_t width, const PackTarget& to, std::size_t k) {
     const __mmask32 halves = k % 2 ? 0xAAAAAAAAU : 0x55555555U;
     for (std::size_t column = 0; column < width; column += kPanel) {
         std::byte* out = to.bytes + column / kPanel * to.panel_bytes + k / 2 * kPanel * 4;
@@ -96,11 +96,11 @@ void place_half(const From* x, std::size_t width, const PlaceTarget& to, std::si
 }
 
 template <typename From>
-void place_depth_pairs(const PlaceRows& from, const PlaceTarget& to, std::size_t first) {
+void pack_depth_bf16(const PackSource& from, const PackTarget& to, std::size_t first) {
     const From* source = static_cast<const From*>(from.data);
     std::size_t row = 0;
     if (first % 2 && from.rows) {
-        place_half(source, from.width, to, first);
+        pack_half_pairs(source, from.width, to, first);
         row = 1;
     }
     for (; row + 1 < from.rows; row += kRows) {
@@ -117,34 +117,34 @@ void place_depth_pairs(const PlaceRows& from, const PlaceTarget& to, std::size_t
         }
     }
     if ((first + from.rows) % 2 && from.rows > first % 2)
-        place_half(source + (from.rows - 1) * from.stride, from.width, to, first + from.rows - 1);
+        pack_half_pairs(source + (from.rows - 1) * from.stride, from.width, to, first + from.rows - 1);
 }
 
 template <Element kElement>
-void columns_of(const PlaceRows& from, const PlaceTarget& to, std::size_t first) {
-    from.dtype == Dtype::bf16 ? place_columns<kElement, BFloat16>(from, to, first)
-                              : place_columns<kElement, float>(from, to, first);
+void columns_of(const PackSource& from, const PackTarget& to, std::size_t first) {
+    from.dtype == Dtype::bf16 ? pack_columns<kElement, BFloat16>(from, to, first)
+                              : pack_columns<kElement, float>(from, to, first);
 }
 
-void columns(const PlaceRows& from, const PlaceTarget& to, std::size_t first) {
+void columns(const PackSource& from, const PackTarget& to, std::size_t first) {
     to.element == Element::bf16 ? columns_of<Element::bf16>(from, to, first)
                                 : columns_of<Element::fp32>(from, to, first);
 }
 
-void depth(const PlaceRows& from, const PlaceTarget& to, std::size_t first) {
+void depth(const PackSource& from, const PackTarget& to, std::size_t first) {
     if (to.element == Element::bf16)
-        from.dtype == Dtype::bf16 ? place_depth_pairs<BFloat16>(from, to, first)
-                                  : place_depth_pairs<float>(from, to, first);
+        from.dtype == Dtype::bf16 ? pack_depth_bf16<BFloat16>(from, to, first)
+                                  : pack_depth_bf16<float>(from, to, first);
     else
-        from.dtype == Dtype::bf16 ? place_depth_floats<BFloat16>(from, to, first)
-                                  : place_depth_floats<float>(from, to, first);
+        from.dtype == Dtype::bf16 ? pack_depth_fp32<BFloat16>(from, to, first)
+                                  : pack_depth_fp32<float>(from, to, first);
 }
 
 FASTBERT_TARGET_END
 }  // namespace
 
-const PlaceKernel& avx512_place() {
-    static constexpr PlaceKernel kernel{columns, depth};
+const PackKernel& avx512_pack_kernel() {
+    static constexpr PackKernel kernel{columns, depth};
     return kernel;
 }
 

@@ -4,7 +4,7 @@
 // `load(row, word)` gives a vector of words of a row from `word` on. As many rows as lanes are stored where kRows of them
 // belong, and the next word's store covers what is too much: behind the panel there must be room for a vector.
 template <class V, std::size_t kRows, class Load>
-FASTBERT_INLINE void fill_words(std::size_t rows, std::size_t words, std::byte* panel, Load load) {
+FASTBERT_INLINE void pack_dwords(std::size_t rows, std::size_t words, std::byte* panel, Load load) {
     for (std::size_t word = 0; word < words; word += V::kLanes) {
         typename V::Float x[V::kLanes];
         for (std::size_t row = 0; row < V::kLanes; ++row) x[row] = row < rows ? load(row, word) : V::zero();
@@ -14,11 +14,11 @@ FASTBERT_INLINE void fill_words(std::size_t rows, std::size_t words, std::byte* 
     }
 }
 
-// A BlockKernel's `fill` of rows of Value as floats.
+// A MicroKernel's `fill` of rows of Value as floats.
 template <class V, std::size_t kRows, typename Value>
-void fill_floats(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
+void pack_floats(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
                  std::byte* panel) {
-    fill_words<V, kRows>(rows, padded_depth, panel, [&](std::size_t row, std::size_t k) {
+    pack_dwords<V, kRows>(rows, padded_depth, panel, [&](std::size_t row, std::size_t k) {
         if (k >= depth) return V::zero();
         return load_some<V>(static_cast<const Value*>(x) + row * stride + k, depth - k);
     });

@@ -24,25 +24,25 @@ namespace {
 #include "cpu/gemm/fma_kernel.h"
 
 template <Element kElement>
-constexpr BlockKernel kernel_of() {
+constexpr MicroKernel kernel_of() {
     using Kernel = FmaKernel<Portable, kElement, 4, 1>;
     return {.rows = 4,
             .panel_bytes = Kernel::panel_bytes,
-            .fill = Kernel::fill,
-            .fill_columns = Kernel::fill_columns,
+            .pack_rows = Kernel::pack_rows,
+            .pack_columns = Kernel::pack_columns,
             .multiply = Kernel::multiply,
             .finish = Kernel::finish_block};
 }
 
 }  // namespace
 
-const BlockKernel& portable_kernel(Element element) {
-    static constexpr BlockKernel bf16 = kernel_of<Element::bf16>(), fp32 = kernel_of<Element::fp32>();
+const MicroKernel& portable_micro_kernel(Element element) {
+    static constexpr MicroKernel bf16 = kernel_of<Element::bf16>(), fp32 = kernel_of<Element::fp32>();
     return element == Element::bf16 ? bf16 : fp32;
 }
 
-const RowKernel& portable_rows() {
-    static constexpr RowKernel rows{round_row<Portable>, widen_row<Portable>, norm_row<Portable>};
+const RowOperations& portable_row_operations() {
+    static constexpr RowOperations rows{round_row<Portable>, widen_row<Portable>, norm_row<Portable>};
     return rows;
 }
 

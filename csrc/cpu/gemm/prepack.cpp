@@ -67,7 +67,7 @@ std::int32_t pack_integers(const Value* row, std::size_t depth, float scale, std
 }
 
 template <typename Value>
-void pack_integer_rows(const Value* weight, std::size_t stride, PackedWeight& packed, std::size_t first,
+void pack_integer_rows(const Value* weight, std::size_t stride, PrepackedWeight& packed, std::size_t first,
                        std::size_t last) {
     for (std::size_t output = first; output < last; ++output) {
         const Value* row = weight + output * stride;
@@ -78,24 +78,24 @@ void pack_integer_rows(const Value* weight, std::size_t stride, PackedWeight& pa
     }
 }
 
-void place(PackedWeight& packed, bool transposed, std::size_t offset, const void* weight, Dtype dtype,
+void pack_rows(PrepackedWeight& packed, bool transposed, std::size_t offset, const void* weight, Dtype dtype,
            std::size_t stride, std::size_t first, std::size_t last) {
-    const PlaceRows rows{static_cast<const std::byte*>(weight) + first * stride * size_of(dtype), dtype, stride,
+    const PackSource rows{static_cast<const std::byte*>(weight) + first * stride * size_of(dtype), dtype, stride,
                          last - first, transposed ? packed.columns : packed.depth};
-    const PlaceTarget to{packed.bytes.get(), packed.panel_bytes(), packed.element};
-    const PlaceKernel& kernel = place_kernel();
+    const PackTarget to{packed.bytes.get(), packed.panel_bytes(), packed.element};
+    const PackKernel& kernel = pack_kernel();
     (transposed ? kernel.depth : kernel.columns)(rows, to, offset + first);
 }
 
-void clear_padding(PackedWeight& packed, std::size_t first, std::size_t last) {
+void clear_padding(PrepackedWeight& packed, std::size_t first, std::size_t last) {
     for (std::size_t panel = first; panel < last; ++panel) {
         if ((panel + 1) * kPanel > packed.columns || packed.depth < packed.padded_depth)
             std::memset(packed.bytes.get() + panel * packed.panel_bytes(), 0, packed.panel_bytes());
     }
 }
 
-PackedWeight allocate(std::size_t columns, std::size_t depth, Element element) {
-    PackedWeight packed;
+PrepackedWeight allocate(std::size_t columns, std::size_t depth, Element element) {
+    PrepackedWeight packed;
     packed.element = element;
     packed.columns = columns;
     packed.depth = depth;
@@ -113,16 +113,16 @@ PackedWeight allocate(std::size_t columns, std::size_t depth, Element element) {
 
 }  // namespace
 
-PackedWeight packed_room(std::size_t columns, std::size_t depth, Element element) {
+PrepackedWeight allocate_prepacked(std::size_t columns, std::size_t depth, Element element) {
     if (element == Element::int8) throw std::invalid_argument("int8 weights are packed as a whole");
-    PackedWeight packed = allocate(columns, depth, element);
+    PrepackedWeight packed = allocate(columns, depth, element);
     clear_padding(packed, 0, packed.padded_columns / kPanel);
     return packed;
 }
 
-PackedWeight pack_weight(const void* weight, Dtype dtype, std::size_t stride, std::size_t columns, std::size_t depth,
+PrepackedWeight prepack(const void* weight, Dtype dtype, std::size_t stride, std::size_t columns, std::size_t depth,
                          Element element, bool transposed) {
-    PackedWeight packed = allocate(columns, depth, element);
+    PrepackedWeight packed = allocate(columns, depth, element);
     if (element == Element::int8) {
         packed.scales = std::make_unique<float[]>(packed.padded_columns);
         packed.sums = std::make_unique<std::int32_t[]>(packed.padded_columns);
@@ -144,18 +144,18 @@ PackedWeight pack_weight(const void* weight, Dtype dtype, std::size_t stride, st
     // A thread takes whole groups of rows, whose places no other thread's are between.
     const std::size_t rows = transposed ? depth : columns, groups = (rows + kColumns - 1) / kColumns;
     parallel_ranges(groups, 4, [&](std::size_t first, std::size_t last) {
-        place(packed, transposed, 0, weight, dtype, stride, first * kColumns, std::min(rows, last * kColumns));
+        pack_rows(packed, transposed, 0, weight, dtype, stride, first * kColumns, std::min(rows, last * kColumns));
     });
     return packed;
 }
 
-void repack(PackedWeight& packed, bool transposed, std::size_t offset, const void* weight, Dtype dtype,
+void repack(PrepackedWeight& packed, bool transposed, std::size_t offset, const void* weight, Dtype dtype,
             std::size_t stride, std::size_t first, std::size_t last) {
     if (packed.element == Element::int8) throw std::invalid_argument("int8 weights are packed as a whole");
     if (offset > (transposed ? packed.depth : packed.columns) || first > last ||
         last > (transposed ? packed.depth : packed.columns) - offset)
         throw std::invalid_argument("rows beyond the packed weight");
-    place(packed, transposed, offset, weight, dtype, stride, first, last);
+    pack_rows(packed, transposed, offset, weight, dtype, stride, first, last);
 }
 
 }  // namespace fastbert

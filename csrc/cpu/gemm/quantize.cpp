@@ -25,8 +25,8 @@ using Range = void (*)(const QuantizedRows&, std::size_t, std::size_t);
 
 Range range_of_level() {
 #if FASTBERT_X86
-    if (level() >= Level::avx512) return quantize_avx512;
-    if (level() >= Level::avx2) return quantize_avx2;
+    if (cpu_capability() >= CpuCapability::avx512) return quantize_avx512;
+    if (cpu_capability() >= CpuCapability::avx2) return quantize_avx2;
 #endif
     return quantize_range<Portable>;
 }

@@ -26,8 +26,8 @@ constexpr std::size_t kTokens = 64;
 
 // What is the same for all threads.
 struct Plan {
-    const GradientProduct& call;
-    const BlockKernel& kernel;
+    const WeightGradientCall& call;
+    const MicroKernel& kernel;
     Element element;
     std::size_t chunk, padded_chunk;    // tokens of a chunk, and as they are laid out
     std::size_t shared;                 // columns of b that are laid out together
@@ -37,14 +37,14 @@ struct Plan {
 
     const void* a(std::size_t token, std::size_t row) const { return at(call.a, token * call.a_stride + row); }
     const void* b(std::size_t token, std::size_t column) const { return at(call.b, token * call.b_stride + column); }
-    const void* at(const void* base, std::size_t place) const {
-        return static_cast<const std::byte*>(base) + place * size_of(call.dtype);
+    const void* at(const void* base, std::size_t offset) const {
+        return static_cast<const std::byte*>(base) + offset * size_of(call.dtype);
     }
 };
 
-Plan plan_of(const GradientProduct& call) {
+Plan plan_of(const WeightGradientCall& call) {
     const Element element = call.dtype == Dtype::bf16 ? Element::bf16 : Element::fp32;
-    Plan plan{call, block_kernel(element), element, 0, 0, 0, 0, 0, 0, 0, 0};
+    Plan plan{call, micro_kernel(element), element, 0, 0, 0, 0, 0, 0, 0, 0};
     const std::size_t chunks = divide_up(call.tokens, plan.kernel.chunk);
     plan.chunk = std::min(call.tokens, round_up(divide_up(call.tokens, chunks), kTokens));
     plan.padded_chunk = round_up(plan.chunk, kStep / bytes_of(element));
@@ -83,7 +83,7 @@ class Worker {
 public:
     Worker(const Plan& plan, std::size_t thread, std::size_t threads, std::byte* memory)
         : plan_(plan), thread_(thread), threads_(threads), shared_(memory),
-          own_(memory + 2 * plan.b_bytes + thread * plan.thread_bytes) {
+          thread_memory_(memory + 2 * plan.b_bytes + thread * plan.thread_bytes) {
         const Grid grid = grid_of(plan, threads);
         const std::size_t group = thread / grid.columns, panels = divide_up(plan.call.rows, plan.kernel.rows);
         column_ = thread % grid.columns;
@@ -95,7 +95,7 @@ public:
 
     // Without columns the sums of a are still to be taken.
     void run() {
-        const GradientProduct& call = plan_.call;
+        const WeightGradientCall& call = plan_.call;
         if (plan_.kernel.enter) plan_.kernel.enter();
         if (call.sums && column_ == 0) std::fill(call.sums + first_row_, call.sums + last_row_, 0.0F);
         // Two buffers for b: one is filled while other threads may still read the one before.
@@ -103,7 +103,7 @@ public:
         for (std::size_t column = 0; column < std::max<std::size_t>(1, call.columns); column += plan_.shared) {
             for (std::size_t token = 0; token < call.tokens; token += plan_.chunk, ++step) {
                 b_ = shared_ + step % 2 * plan_.b_bytes;
-                lay_out_b(token, column);
+                pack_b(token, column);
                 parallel_barrier(static_cast<int>(threads_));
                 multiply(token, column);
             }
@@ -117,7 +117,7 @@ private:
     std::size_t padded(std::size_t tokens) const { return round_up(tokens, kStep / bytes_of(plan_.element)); }
 
     // This thread's tokens of a chunk of b.
-    void lay_out_b(std::size_t token, std::size_t column) const {
+    void pack_b(std::size_t token, std::size_t column) const {
         const std::size_t tokens = tokens_from(token), width = columns_from(column), groups = divide_up(tokens, 32);
         const std::size_t first = part(groups, thread_, threads_) * 32;
         const std::size_t last = std::min(tokens, part(groups, thread_ + 1, threads_) * 32);
@@ -129,8 +129,8 @@ private:
                 std::memset(b_ + panel * plan_.b_panel + whole * kPanel * 4, 0, (words - whole) * kPanel * 4);
         }
         const void* from = plan_.b(token + first, column);
-        const PlaceRows rows{from, plan_.call.dtype, plan_.call.b_stride, last - first, width};
-        place_kernel().depth(rows, {b_, plan_.b_panel, plan_.element}, first);
+        const PackSource rows{from, plan_.call.dtype, plan_.call.b_stride, last - first, width};
+        pack_kernel().depth(rows, {b_, plan_.b_panel, plan_.element}, first);
     }
 
     void multiply(std::size_t token, std::size_t column) const {
@@ -144,19 +144,19 @@ private:
         for (std::size_t i = 0; i < count; ++i) {
             const std::size_t first = first_row_ + part(panels, i, count) * height;
             const std::size_t last = std::min(last_row_, first_row_ + part(panels, i + 1, count) * height);
-            lay_out_a(token, first, last, column == 0 && column_ == 0 ? plan_.call.sums : nullptr);
+            pack_a(token, first, last, column == 0 && column_ == 0 ? plan_.call.sums : nullptr);
             multiply(token, column, first, last, from, to);
         }
     }
 
-    void lay_out_a(std::size_t token, std::size_t first, std::size_t last, float* sums) const {
+    void pack_a(std::size_t token, std::size_t first, std::size_t last, float* sums) const {
         const std::size_t tokens = tokens_from(token), height = plan_.kernel.rows;
-        const std::size_t step = plan_.kernel.fill_tokens;
+        const std::size_t step = plan_.kernel.pack_tokens;
         for (std::size_t begin = 0; begin < tokens; begin += step) {
             const std::size_t count = std::min(step, tokens - begin);
-            std::byte* panel = own_;
+            std::byte* panel = thread_memory_;
             for (std::size_t row = first; row < last; row += height, panel += plan_.a_panel) {
-                plan_.kernel.fill_columns(plan_.a(token + begin, row), plan_.call.a_stride, count,
+                plan_.kernel.pack_columns(plan_.a(token + begin, row), plan_.call.a_stride, count,
                                           std::min(height, last - row), begin, panel, sums ? sums + row : nullptr);
             }
         }
@@ -164,21 +164,21 @@ private:
 
     void multiply(std::size_t token, std::size_t column, std::size_t first, std::size_t last, std::size_t from,
                   std::size_t to) const {
-        const BlockKernel& kernel = plan_.kernel;
+        const MicroKernel& kernel = plan_.kernel;
         const std::size_t tokens = tokens_from(token), width = columns_from(column);
         Epilogue epilogue;
         epilogue.out = plan_.call.out + first * plan_.call.out_stride + column;
         epilogue.out_stride = epilogue.residual_stride = plan_.call.out_stride;
         epilogue.dtype = epilogue.residual_dtype = Dtype::fp32;
         if (token || plan_.call.accumulate) epilogue.residual = epilogue.out;
-        auto* memory = reinterpret_cast<float*>(own_ + plan_.row_block / kernel.rows * plan_.a_panel);
+        auto* memory = reinterpret_cast<float*>(thread_memory_ + plan_.row_block / kernel.rows * plan_.a_panel);
         float* sums[2] = {memory, memory + kernel.rows * kColumns};
         const std::size_t step = std::max<std::size_t>(1, kColumnBytes / (2 * plan_.b_panel)) * kColumns;
         Block previous;
         std::size_t done = 0;
         for (std::size_t begin = from; begin < to; begin += step) {
             for (std::size_t row = 0; row < last - first; row += kernel.rows) {
-                const std::byte* panel = own_ + row / kernel.rows * plan_.a_panel;
+                const std::byte* panel = thread_memory_ + row / kernel.rows * plan_.a_panel;
                 for (std::size_t at = begin; at < std::min(to, begin + step); at += kColumns, ++done) {
                     const Block block{row, std::min(kernel.rows, last - first - row), at,
                                       std::min(kColumns, width - at), sums[done % 2]};
@@ -193,13 +193,13 @@ private:
 
     const Plan& plan_;
     std::size_t thread_, threads_;
-    std::byte *shared_, *own_, *b_ = nullptr;
+    std::byte *shared_, *thread_memory_, *b_ = nullptr;
     std::size_t first_row_ = 0, last_row_ = 0, column_ = 0, columns_ = 1;
 };
 
 }  // namespace
 
-void gradient_product(const GradientProduct& call) {
+void weight_gradient(const WeightGradientCall& call) {
     if (call.tokens == 0) {
         if (call.sums) std::fill(call.sums, call.sums + call.rows, 0.0F);
         for (std::size_t row = 0; !call.accumulate && row < call.rows; ++row)
@@ -209,8 +209,8 @@ void gradient_product(const GradientProduct& call) {
     const Plan plan = plan_of(call);
     const double work = static_cast<double>(call.tokens) * static_cast<double>(call.rows) *
                         static_cast<double>(std::max<std::size_t>(1, call.columns));
-    const int threads = work < kWorthThreads ? 1 : parallel_threads();
-    std::byte* memory = product_scratch(2 * plan.b_bytes + static_cast<std::size_t>(threads) * plan.thread_bytes);
+    const int threads = work < kMinParallelWork ? 1 : parallel_threads();
+    std::byte* memory = gemm_scratch(2 * plan.b_bytes + static_cast<std::size_t>(threads) * plan.thread_bytes);
     parallel(threads, [&](int thread, int running) {
         Worker(plan, static_cast<std::size_t>(thread), static_cast<std::size_t>(running), memory).run();
     });

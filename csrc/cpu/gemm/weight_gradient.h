@@ -7,7 +7,7 @@
 
 namespace fastbert {
 
-struct GradientProduct {
+struct WeightGradientCall {
     const void *a = nullptr, *b = nullptr;  // (tokens, rows) and (tokens, columns)
     Dtype dtype = Dtype::bf16;              // of both
     std::size_t a_stride = 0, b_stride = 0;  // elements
@@ -20,6 +20,6 @@ struct GradientProduct {
 
 // The tokens are cut in chunks by their number alone, and a chunk's sums, fp32, are added to those before it: the
 // result has the same bits on any number of threads. Throws std::bad_alloc.
-void gradient_product(const GradientProduct& call);
+void weight_gradient(const WeightGradientCall& call);
 
 }  // namespace fastbert

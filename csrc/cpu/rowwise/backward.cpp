@@ -14,25 +14,25 @@ namespace {
 
 const RowGradientKernels& kernels() {
 #if FASTBERT_X86
-    if (level() >= Level::avx512) return row_gradient_kernels_avx512();
-    if (level() >= Level::avx2) return row_gradient_kernels_avx2();
+    if (cpu_capability() >= CpuCapability::avx512) return row_gradient_kernels_avx512();
+    if (cpu_capability() >= CpuCapability::avx2) return row_gradient_kernels_avx2();
 #endif
     return row_gradient_kernels_portable();
 }
 
 // Rows whose sums are taken together: few enough for many threads, and no more blocks than are quickly added up.
 std::size_t rows_of_block(std::size_t rows) {
-    constexpr std::size_t kLeast = 64, kMostBlocks = 256;
-    return std::max(kLeast, (rows + kMostBlocks - 1) / kMostBlocks);
+    constexpr std::size_t kMinRows = 64, kMaxBlocks = 256;
+    return std::max(kMinRows, (rows + kMaxBlocks - 1) / kMaxBlocks);
 }
 
 // sums[i] = partial[i] + partial[stride + i] + ..., of all blocks, in this order.
-void add_up(const float* partial, std::size_t stride, std::size_t blocks, std::size_t count, float* sums) {
+void reduce_blocks(const float* partial, std::size_t stride, std::size_t blocks, std::size_t count, float* sums) {
     parallel_ranges(count, std::size_t{65536} / blocks, [&](std::size_t first, std::size_t last) {
         std::copy(partial + first, partial + last, sums + first);
         for (std::size_t block = 1; block < blocks; ++block) {
-            const float* one = partial + block * stride;
-            for (std::size_t i = first; i < last; ++i) sums[i] += one[i];
+            const float* row = partial + block * stride;
+            for (std::size_t i = first; i < last; ++i) sums[i] += row[i];
         }
     });
 }
@@ -44,14 +44,14 @@ void run(std::size_t rows, std::size_t width, std::size_t scratch, std::size_t c
     const std::size_t each_block = rows_of_block(rows), blocks = (rows + each_block - 1) / each_block;
     if (blocks == 0) return void(std::fill_n(sums, count, 0.0F));
     const auto threads = static_cast<std::size_t>(blocks == 1 ? 1 : threads_for(rows, width));
-    const std::size_t each = apart(scratch), stride = apart(count);
-    const Floats floats(each * threads), partial(stride * blocks);
+    const std::size_t each = scratch_stride(scratch), stride = scratch_stride(count);
+    const AlignedFloats floats(each * threads), partial(stride * blocks);
     const auto work = [&](std::size_t thread, std::size_t running) {
         for (std::size_t block = blocks * thread / running; block < blocks * (thread + 1) / running; ++block) {
-            float* of_block = partial.data() + stride * block;
-            std::fill_n(of_block, count, 0.0F);
+            float* block_sums = partial.data() + stride * block;
+            std::fill_n(block_sums, count, 0.0F);
             const std::size_t first = block * each_block, last = std::min(rows, first + each_block);
-            kernel(first, last, floats.data() + each * thread, of_block);
+            kernel(first, last, floats.data() + each * thread, block_sums);
         }
     };
     if (threads == 1) {
@@ -61,7 +61,7 @@ void run(std::size_t rows, std::size_t width, std::size_t scratch, std::size_t c
             work(static_cast<std::size_t>(thread), static_cast<std::size_t>(running));
         });
     }
-    add_up(partial.data(), stride, blocks, count, sums);
+    reduce_blocks(partial.data(), stride, blocks, count, sums);
 }
 
 template <class Call>
@@ -75,31 +75,31 @@ void run(RowGradientKernels::Kernel<Call> kernel, const Call& call, std::size_t 
 
 }  // namespace
 
-void norm_gradients(const NormGradientCall& given) {
-    NormGradientCall call = given;
-    const Widened weight(call.weight, call.width);
+void norm_gradients(const NormGradientCall& arguments) {
+    NormGradientCall call = arguments;
+    const Fp32Vector weight(call.weight, call.width);
     const std::size_t scratch = call.dropout.keys ? call.width : 0;
     run(kernels().norm[index(call.dtype)], call, call.rows, call.width, scratch, (call.x_bias ? 3 : 2) * call.width);
 }
 
-void gelu_gradient(const GeluGradientCall& given) {
-    GeluGradientCall call = given;
+void gelu_gradient(const GeluGradientCall& arguments) {
+    GeluGradientCall call = arguments;
     const GeluCall& forward = call.forward;
-    const Widened bias(call.forward.bias, forward.width);
+    const Fp32Vector bias(call.forward.bias, forward.width);
     run(kernels().gelu[index(forward.dtype)], call, forward.rows, forward.width, 0, call.sums ? forward.width : 0);
 }
 
-void gelu_norm_gradients(const GeluNormGradientCall& given) {
-    GeluNormGradientCall call = given;
+void gelu_norm_gradients(const GeluNormGradientCall& arguments) {
+    GeluNormGradientCall call = arguments;
     const std::size_t width = call.gelu.width;
-    const Widened weight(call.weight, width), bias(call.gelu.bias, width);
+    const Fp32Vector weight(call.weight, width), bias(call.gelu.bias, width);
     const std::size_t vectors = call.gelu.bias.data ? 3 : 2;
     run(kernels().gelu_norm[index(call.gelu.dtype)], call, call.gelu.rows, width, 2 * width, vectors * width);
 }
 
-void embedding_sum_gradient(const EmbeddingSumGradientCall& given) {
-    EmbeddingSumGradientCall call = given;
-    const Widened weight(call.weight, call.width);
+void embedding_sum_gradient(const EmbeddingSumGradientCall& arguments) {
+    EmbeddingSumGradientCall call = arguments;
+    const Fp32Vector weight(call.weight, call.width);
     const auto kernel = kernels().embedding_sum[index(call.dtype)][index(call.grad_dtype)];
     run(kernel, call, call.tokens, call.width, (call.dropout.keys ? 2 : 1) * call.width, 2 * call.width);
 }

@@ -6,12 +6,12 @@ void layer_norm_rows(const LayerNormCall& call, std::size_t first, std::size_t l
     for (std::size_t row = first; row < last; ++row) {
         const T* x = row_of<T>(call.x, row);
         Sums<V> sums;
-        pass<V>(call.width, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
-            sums.of[slot] = V::add(sums.of[slot], part.load(x + i));
+        for_each_vector<V>(call.width, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
+            sums.parts[slot] = V::add(sums.parts[slot], part.load(x + i));
         });
-        const Statistics found =
+        const Statistics statistics =
             norm_row<V>(x, sums.total(), call.width, call.norm, static_cast<T*>(call.y) + row * call.width);
-        keep_statistics(found, row, call.mean, call.rstd);
+        store_statistics(statistics, row, call.mean, call.rstd);
     }
 }
 
@@ -28,7 +28,7 @@ void sum_layer_norm_rows(const SumNormCall& call, std::size_t first, std::size_t
         T* y = static_cast<T*>(call.y) + row * call.width;
         T* total = call.total ? static_cast<T*>(call.total) + row * call.width : y;
         Sums<V> sums;
-        pass<V>(call.width, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
+        for_each_vector<V>(call.width, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
             F value = part.load(x + i);
             if (x_bias) value = V::add(value, part.load(x_bias + i));
             if (mask) value = V::mul(value, part.load(mask + i));
@@ -36,10 +36,10 @@ void sum_layer_norm_rows(const SumNormCall& call, std::size_t first, std::size_t
             part.store(total + i, value);
             // Of the rounded sum: the norm has the bits that it has of `total` alone.
             if constexpr (!std::is_same_v<T, float>) value = part.load(static_cast<const T*>(total) + i);
-            sums.of[slot] = V::add(sums.of[slot], value);
+            sums.parts[slot] = V::add(sums.parts[slot], value);
         });
-        const Statistics found = norm_row<V>(static_cast<const T*>(total), sums.total(), call.width, call.norm, y);
-        keep_statistics(found, row, call.mean, call.rstd);
+        const Statistics statistics = norm_row<V>(static_cast<const T*>(total), sums.total(), call.width, call.norm, y);
+        store_statistics(statistics, row, call.mean, call.rstd);
     }
 }
 
@@ -52,7 +52,7 @@ FASTBERT_INLINE typename V::Float gelu_by(typename V::Float x) {
 // out = GELU(x + bias) of one row; after(value) sees each vector, or two, of it.
 template <class V, Gelu kForm, class In, class Out, class After>
 FASTBERT_INLINE void gelu_row(const In* x, const float* bias, std::size_t width, Out* out, const After& after) {
-    pass_by_two<V>(width, [&](std::size_t i, auto part) FASTBERT_INLINE_BODY {
+    for_each_vector_pair<V>(width, [&](std::size_t i, auto part) FASTBERT_INLINE_BODY {
         using U = typename decltype(part)::Vector;
         typename U::Float value = part.load(x + i);
         if (bias) value = U::add(value, part.load(bias + i));
@@ -87,9 +87,9 @@ FASTBERT_INLINE void gelu_layer_norm_by(const GeluNormCall& call, std::size_t fi
         Sums<V> sums;
         const auto add = [&](const auto& value) FASTBERT_INLINE_BODY { add_to(sums, value); };
         gelu_row<V, kForm>(row_of<T>(gelu.x, row), bias, gelu.width, scratch, add);
-        const Statistics found = norm_row<V>(static_cast<const float*>(scratch), sums.total(), gelu.width, call.norm,
-                                             static_cast<T*>(gelu.y) + row * gelu.width);
-        keep_statistics(found, row, call.mean, call.rstd);
+        const Statistics statistics = norm_row<V>(static_cast<const float*>(scratch), sums.total(), gelu.width,
+                                                  call.norm, static_cast<T*>(gelu.y) + row * gelu.width);
+        store_statistics(statistics, row, call.mean, call.rstd);
     }
 }
 
@@ -101,16 +101,16 @@ void gelu_layer_norm_rows(const GeluNormCall& call, std::size_t first, std::size
 
 template <class V, class In, class Out>
 void embedding_layer_norm_rows(const EmbeddingCall& call, std::size_t first, std::size_t last, float* scratch) {
-    constexpr std::size_t kAhead = 2;
+    constexpr std::size_t kPrefetchDistance = 2;
     float* mask = call.dropout.keys ? scratch + call.width : nullptr;
     for (std::size_t token = first; token < last; ++token) {
-        if (token + kAhead < last) prefetch_rows<In>(call.tables, call.width, token + kAhead);
+        if (token + kPrefetchDistance < last) prefetch_rows<In>(call.tables, call.width, token + kPrefetchDistance);
         if (mask) call.dropout.mask(token, call.width, mask);
         Sums<V> sums;
         add_embeddings<V, In>(call.tables, token, call.width, scratch, sums);
-        const Statistics found = norm_row<V>(static_cast<const float*>(scratch), sums.total(), call.width, call.norm,
-                                             static_cast<Out*>(call.y) + token * call.width, mask);
-        keep_statistics(found, token, call.mean, call.rstd);
+        const Statistics statistics = norm_row<V>(static_cast<const float*>(scratch), sums.total(), call.width,
+                                                  call.norm, static_cast<Out*>(call.y) + token * call.width, mask);
+        store_statistics(statistics, token, call.mean, call.rstd);
     }
 }
 
@@ -120,7 +120,7 @@ void drop_rows(const DropoutCall& call, std::size_t first, std::size_t last, flo
         const T* x = row_of<T>(call.x, row);
         T* y = static_cast<T*>(call.y) + row * call.width;
         call.dropout.mask(row, call.width, scratch);
-        pass<V>(call.width, [&](std::size_t i, std::size_t, auto part) FASTBERT_INLINE_BODY {
+        for_each_vector<V>(call.width, [&](std::size_t i, std::size_t, auto part) FASTBERT_INLINE_BODY {
             part.store(y + i, V::mul(part.load(x + i), part.load(static_cast<const float*>(scratch) + i)));
         });
     }

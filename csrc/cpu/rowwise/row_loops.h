@@ -3,7 +3,7 @@
 
 // How a pass over a row loads and stores: whole vectors, or what is left at its end.
 template <class V>
-struct Whole {
+struct FullVector {
     using Vector = V;
     using F = typename V::Float;
     template <class T>
@@ -18,7 +18,7 @@ struct Whole {
 };
 
 template <class V>
-struct Rest {
+struct PartialVector {
     using Vector = V;
     using F = typename V::Float;
     std::size_t count;
@@ -48,9 +48,9 @@ constexpr bool kInRegisters = !requires(typename V::Float x) { x.lane; };
 // body(place, slot, part) for every vector of a row; slots 0 to 3 in turn, so that four sums can grow side by side. The
 // portable vector is an array, which compilers unroll anyway, and would take half a minute to unroll four times more.
 template <class V, class Body>
-FASTBERT_INLINE void pass(std::size_t width, const Body& body) {
+FASTBERT_INLINE void for_each_vector(std::size_t width, const Body& body) {
     constexpr std::size_t n = V::kLanes;
-    const Whole<V> whole;
+    const FullVector<V> whole;
     std::size_t i = 0;
     for (; kInRegisters<V> && i + 4 * n <= width; i += 4 * n) {
         body(i, 0, whole);
@@ -59,24 +59,26 @@ FASTBERT_INLINE void pass(std::size_t width, const Body& body) {
         body(i + 3 * n, 3, whole);
     }
     for (; i + n <= width; i += n) body(i, 0, whole);
-    if (i < width) body(i, 0, Rest<V>{width - i});
+    if (i < width) body(i, 0, PartialVector<V>{width - i});
 }
 
 // Four sums that grow side by side.
 template <class V>
 struct Sums {
-    typename V::Float of[4];
+    typename V::Float parts[4];
 
     // Written out: GCC compiles the constructors that it makes itself for no instruction set.
     FASTBERT_INLINE Sums() { clear(); }
-    FASTBERT_INLINE void clear() { of[0] = of[1] = of[2] = of[3] = V::zero(); }
-    FASTBERT_INLINE float total() const { return V::sum(V::add(V::add(of[0], of[1]), V::add(of[2], of[3]))); }
+    FASTBERT_INLINE void clear() { parts[0] = parts[1] = parts[2] = parts[3] = V::zero(); }
+    FASTBERT_INLINE float total() const {
+        return V::sum(V::add(V::add(parts[0], parts[1]), V::add(parts[2], parts[3])));
+    }
 };
 
 // Two vectors side by side. The steps of an exponential wait for each other: one vector's fill the processor's queue
 // before the next one's come into it, so two are written in turn.
 template <class V>
-struct Twice {
+struct VectorPair {
     static constexpr std::size_t kLanes = 2 * V::kLanes;
     using One = typename V::Float;
     struct Float {
@@ -113,22 +115,22 @@ struct Twice {
 
 template <class V>
 FASTBERT_INLINE void add_to(Sums<V>& sums, typename V::Float x) {
-    sums.of[0] = V::add(sums.of[0], x);
+    sums.parts[0] = V::add(sums.parts[0], x);
 }
 template <class V>
-FASTBERT_INLINE void add_to(Sums<V>& sums, typename Twice<V>::Float x) {
-    sums.of[0] = V::add(sums.of[0], x.a);
-    sums.of[1] = V::add(sums.of[1], x.b);
+FASTBERT_INLINE void add_to(Sums<V>& sums, typename VectorPair<V>::Float x) {
+    sums.parts[0] = V::add(sums.parts[0], x.a);
+    sums.parts[1] = V::add(sums.parts[1], x.b);
 }
 
 // body(place, part) for every two vectors of a row, and then one by one; `part` names the vector.
 template <class V, class Body>
-FASTBERT_INLINE void pass_by_two(std::size_t width, const Body& body) {
+FASTBERT_INLINE void for_each_vector_pair(std::size_t width, const Body& body) {
     std::size_t i = 0;
     if constexpr (kInRegisters<V>)
-        for (; i + 2 * V::kLanes <= width; i += 2 * V::kLanes) body(i, Whole<Twice<V>>{});
-    for (; i + V::kLanes <= width; i += V::kLanes) body(i, Whole<V>{});
-    if (i < width) body(i, Rest<V>{width - i});
+        for (; i + 2 * V::kLanes <= width; i += 2 * V::kLanes) body(i, FullVector<VectorPair<V>>{});
+    for (; i + V::kLanes <= width; i += V::kLanes) body(i, FullVector<V>{});
+    if (i < width) body(i, PartialVector<V>{width - i});
 }
 
 struct Statistics {
@@ -145,10 +147,10 @@ FASTBERT_INLINE Statistics norm_row(const In* row, float sum, std::size_t width,
     const auto count = static_cast<float>(width);
     const F mean = V::broadcast(sum / count);
     Sums<V> deviations, squares;
-    pass<V>(width, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
+    for_each_vector<V>(width, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
         const F d = part.keep(V::sub(part.load(row + i), mean));
-        deviations.of[slot] = V::add(deviations.of[slot], d);
-        squares.of[slot] = V::fma(d, d, squares.of[slot]);
+        deviations.parts[slot] = V::add(deviations.parts[slot], d);
+        squares.parts[slot] = V::fma(d, d, squares.parts[slot]);
     });
     const float off = deviations.total() / count;
     float variance = squares.total() / count - off * off;
@@ -157,7 +159,7 @@ FASTBERT_INLINE Statistics norm_row(const In* row, float sum, std::size_t width,
     const F factor = V::broadcast(rstd), shift = V::broadcast(-off * rstd);
     const auto* weight = static_cast<const float*>(norm.weight.data);
     const auto* bias = static_cast<const float*>(norm.bias.data);
-    pass<V>(width, [&](std::size_t i, std::size_t, auto part) FASTBERT_INLINE_BODY {
+    for_each_vector<V>(width, [&](std::size_t i, std::size_t, auto part) FASTBERT_INLINE_BODY {
         const F normed = V::fma(V::sub(part.load(row + i), mean), factor, shift);
         F value = V::fma(normed, part.load(weight + i), part.load(bias + i));
         if (mask) value = V::mul(value, part.load(mask + i));
@@ -172,10 +174,10 @@ FASTBERT_INLINE const T* row_of(const RowsView& view, std::size_t row) {
 }
 
 // Where they are kept, the statistics of a row.
-FASTBERT_INLINE void keep_statistics(const Statistics& found, std::size_t row, float* mean, float* rstd) {
+FASTBERT_INLINE void store_statistics(const Statistics& statistics, std::size_t row, float* mean, float* rstd) {
     if (!mean) return;
-    mean[row] = found.mean;
-    rstd[row] = found.rstd;
+    mean[row] = statistics.mean;
+    rstd[row] = statistics.rstd;
 }
 
 // The ids were looked at, but another thread may have written to them since: whatever they are now, a row of the table.
@@ -190,9 +192,9 @@ FASTBERT_INLINE const T* embedding(const Table& table, std::size_t token) {
 template <class T>
 FASTBERT_INLINE void prefetch_rows(std::span<const Table> tables, std::size_t width, std::size_t token) {
     constexpr std::size_t kLine = 64 / sizeof(T);
-    constexpr std::size_t kNear = std::size_t{1} << 18;  // bytes of a table that is in a near cache anyway
+    constexpr std::size_t kCachedTableBytes = std::size_t{1} << 18;  // bytes of a table that is in a near cache anyway
     for (const Table& table : tables) {
-        if (static_cast<std::size_t>(table.rows) * width * sizeof(T) <= kNear) continue;
+        if (static_cast<std::size_t>(table.rows) * width * sizeof(T) <= kCachedTableBytes) continue;
         const T* row = embedding<T>(table, token);
         for (std::size_t i = 0; i < width; i += kLine) __builtin_prefetch(row + i);
     }
@@ -208,20 +210,20 @@ FASTBERT_INLINE void add_embeddings(std::span<const Table> tables, std::size_t t
     const In* a = embedding<In>(tables[0], token);
     const In* b = count > 1 ? embedding<In>(tables[1], token) : nullptr;
     const In* c = count > 2 ? embedding<In>(tables[2], token) : nullptr;
-    pass<V>(width, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
+    for_each_vector<V>(width, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
         F value = part.load(a + i);
         if (b) value = V::add(value, part.load(b + i));
         if (c) value = V::add(value, part.load(c + i));
         part.store(sum + i, value);
-        sums.of[slot] = V::add(sums.of[slot], value);
+        sums.parts[slot] = V::add(sums.parts[slot], value);
     });
     for (std::size_t more = 3; more < count; ++more) {
         const In* d = embedding<In>(tables[more], token);
         sums.clear();
-        pass<V>(width, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
+        for_each_vector<V>(width, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
             const F value = V::add(part.load(static_cast<const float*>(sum) + i), part.load(d + i));
             part.store(sum + i, value);
-            sums.of[slot] = V::add(sums.of[slot], value);
+            sums.parts[slot] = V::add(sums.parts[slot], value);
         });
     }
 }

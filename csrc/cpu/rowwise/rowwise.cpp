@@ -14,8 +14,8 @@ namespace {
 
 const RowKernels& kernels() {
 #if FASTBERT_X86
-    if (level() >= Level::avx512) return row_kernels_avx512();
-    if (level() >= Level::avx2) return row_kernels_avx2();
+    if (cpu_capability() >= CpuCapability::avx512) return row_kernels_avx512();
+    if (cpu_capability() >= CpuCapability::avx2) return row_kernels_avx2();
 #endif
     return row_kernels_portable();
 }
@@ -25,14 +25,15 @@ template <class Kernel>
 void run(std::size_t rows, std::size_t width, std::size_t scratch, const Kernel& kernel) {
     if (rows == 0) return;
     const auto threads = static_cast<std::size_t>(threads_for(rows, width));
-    const std::size_t each = apart(scratch);
-    const Floats floats(each * threads);
+    const std::size_t each = scratch_stride(scratch);
+    const AlignedFloats floats(each * threads);
     if (threads == 1) return kernel(std::size_t{0}, rows, floats.data());
     parallel(static_cast<int>(threads), [&](int thread, int running) {
-        const auto mine = static_cast<std::size_t>(thread), all = static_cast<std::size_t>(running);
-        const std::size_t first = rows / all * mine + std::min(mine, rows % all);
-        const std::size_t last = first + rows / all + (mine < rows % all ? 1 : 0);
-        if (first < last) kernel(first, last, floats.data() + each * mine);
+        const auto index_of_thread = static_cast<std::size_t>(thread), thread_count = static_cast<std::size_t>(running);
+        const std::size_t first =
+            rows / thread_count * index_of_thread + std::min(index_of_thread, rows % thread_count);
+        const std::size_t last = first + rows / thread_count + (index_of_thread < rows % thread_count ? 1 : 0);
+        if (first < last) kernel(first, last, floats.data() + each * index_of_thread);
     });
 }
 
@@ -68,28 +69,28 @@ void RowDropout::mask(std::size_t row, std::size_t width, float* out) const {
                       static_cast<std::uint64_t>(keys[which]), threshold, keep);
 }
 
-void ScoresDropout::mask(const std::size_t (&place)[3], std::size_t count, float* out) const {
-    attention_dropout_row(out, 0, count, static_cast<std::uint32_t>(place[2]), static_cast<std::uint32_t>(place[1]),
-                          site, static_cast<std::uint64_t>(keys[place[0]]), threshold, keep);
+void ScoresDropout::mask(const std::size_t (&index)[3], std::size_t count, float* out) const {
+    attention_dropout_row(out, 0, count, static_cast<std::uint32_t>(index[2]), static_cast<std::uint32_t>(index[1]),
+                          site, static_cast<std::uint64_t>(keys[index[0]]), threshold, keep);
 }
 
-void layer_norm(const LayerNormCall& given) {
-    LayerNormCall call = given;
-    const Widened weight(call.norm.weight, call.width), bias(call.norm.bias, call.width);
+void layer_norm(const LayerNormCall& arguments) {
+    LayerNormCall call = arguments;
+    const Fp32Vector weight(call.norm.weight, call.width), bias(call.norm.bias, call.width);
     run(kernels().layer_norm[index(call.dtype)], call, call.rows, call.width, 0);
 }
 
-void sum_layer_norm(const SumNormCall& given) {
-    SumNormCall call = given;
-    const Widened x_bias(call.x_bias, call.width);
-    const Widened weight(call.norm.weight, call.width), bias(call.norm.bias, call.width);
+void sum_layer_norm(const SumNormCall& arguments) {
+    SumNormCall call = arguments;
+    const Fp32Vector x_bias(call.x_bias, call.width);
+    const Fp32Vector weight(call.norm.weight, call.width), bias(call.norm.bias, call.width);
     const std::size_t scratch = call.dropout.keys ? call.width : 0;
     run(kernels().sum_layer_norm[index(call.dtype)], call, call.rows, call.width, scratch);
 }
 
-void bias_gelu(const GeluCall& given) {
-    GeluCall call = given;
-    const Widened bias(call.bias, call.width);
+void bias_gelu(const GeluCall& arguments) {
+    GeluCall call = arguments;
+    const Fp32Vector bias(call.bias, call.width);
     const auto kernel = kernels().bias_gelu[index(call.dtype)];
     const bool flat = !call.bias.data && (call.rows == 1 || call.x.stride == static_cast<std::ptrdiff_t>(call.width));
     if (!flat) return run(kernel, call, call.rows, call.width, 0);
@@ -108,18 +109,18 @@ void bias_gelu(const GeluCall& given) {
     run(kernel, call, 1, rest, 0);
 }
 
-void gelu_layer_norm(const GeluNormCall& given) {
-    GeluNormCall call = given;
+void gelu_layer_norm(const GeluNormCall& arguments) {
+    GeluNormCall call = arguments;
     GeluCall& gelu = call.gelu;
-    const Widened x_bias(gelu.bias, gelu.width);
-    const Widened weight(call.norm.weight, gelu.width), bias(call.norm.bias, gelu.width);
+    const Fp32Vector x_bias(gelu.bias, gelu.width);
+    const Fp32Vector weight(call.norm.weight, gelu.width), bias(call.norm.bias, gelu.width);
     run(kernels().gelu_layer_norm[index(gelu.dtype)], call, gelu.rows, gelu.width, gelu.width);
 }
 
-std::optional<BadId> embedding_layer_norm(const EmbeddingCall& given) {
-    EmbeddingCall call = given;
+std::optional<BadId> embedding_layer_norm(const EmbeddingCall& arguments) {
+    EmbeddingCall call = arguments;
     if (const std::optional<BadId> bad = find_bad_id(call)) return bad;
-    const Widened weight(call.norm.weight, call.width), bias(call.norm.bias, call.width);
+    const Fp32Vector weight(call.norm.weight, call.width), bias(call.norm.bias, call.width);
     const auto kernel = kernels().embedding_layer_norm[index(call.dtype)][index(call.out_dtype)];
     run(kernel, call, call.tokens, call.width, call.dropout.keys ? 2 * call.width : call.width);
     return std::nullopt;

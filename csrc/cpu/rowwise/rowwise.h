@@ -58,7 +58,7 @@ struct ScoresDropout {
     float keep = 1.0F;
 
     // The mask of the row of a sequence, a head and a query.
-    void mask(const std::size_t (&place)[3], std::size_t keys, float* out) const;
+    void mask(const std::size_t (&index)[3], std::size_t keys, float* out) const;
 };
 
 // What LayerNorm does behind the statistics: y = (x - mean) / sqrt(variance + eps) * weight + bias.

@@ -19,9 +19,9 @@ inline int threads_for(std::size_t rows, std::size_t width) {
 inline std::size_t index(Dtype dtype) { return static_cast<std::size_t>(dtype); }
 
 // Floats in memory that begins at a multiple of 64 bytes.
-class Floats {
+class AlignedFloats {
 public:
-    explicit Floats(std::size_t count)
+    explicit AlignedFloats(std::size_t count)
         : memory_(std::make_unique_for_overwrite<float[]>(count + kLine)), begin_(memory_.get()) {
         void* begin = memory_.get();
         std::size_t space = (count + kLine) * sizeof(float);
@@ -37,9 +37,9 @@ private:
 };
 
 // A vector as kernels take it: fp32, as it stands or converted.
-class Widened {
+class Fp32Vector {
 public:
-    Widened(Vector& vector, std::size_t width) {
+    Fp32Vector(Vector& vector, std::size_t width) {
         if (!vector.data || vector.dtype == Dtype::fp32) return;
         values_ = std::make_unique_for_overwrite<float[]>(width);
         const auto* from = static_cast<const BFloat16*>(vector.data);
@@ -52,6 +52,8 @@ private:
 };
 
 // Floats from one thread's scratch memory to the next one's: a line more, so that they do not write to the same one.
-inline std::size_t apart(std::size_t scratch) { return scratch ? (scratch / Floats::kLine + 2) * Floats::kLine : 0; }
+inline std::size_t scratch_stride(std::size_t scratch) {
+    return scratch ? (scratch / AlignedFloats::kLine + 2) * AlignedFloats::kLine : 0;
+}
 
 }  // namespace fastbert

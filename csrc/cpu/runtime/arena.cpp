@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kLargest = std::size_t{1} << 30;
-constexpr int kPatience = 64;  // calls that need less than a quarter, before memory is given back
+constexpr int kIdleCalls = 64;  // calls that need less than a quarter, before memory is given back
 
 struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }
@@ -37,9 +37,9 @@ struct Arena {
 #endif
     }
 
-    std::byte* take(std::size_t bytes) {
+    std::byte* reserve(std::size_t bytes) {
         needed = std::max(needed, bytes);
-        if (++calls >= kPatience) {
+        if (++calls >= kIdleCalls) {
             if (needed < size / 4) allocate(needed);
             needed = bytes;
             calls = 0;
@@ -49,17 +49,17 @@ struct Arena {
     }
 };
 
-Arena& own() {
+Arena& thread_arena() {
     static thread_local Arena arena;
     return arena;
 }
 
 }  // namespace
 
-std::byte* arena(std::size_t bytes) { return own().take(bytes); }
+std::byte* arena(std::size_t bytes) { return thread_arena().reserve(bytes); }
 
 void release_large_arena() {
-    if (own().size > kLargest) own() = Arena{};
+    if (thread_arena().size > kLargest) thread_arena() = Arena{};
 }
 
 }  // namespace fastbert

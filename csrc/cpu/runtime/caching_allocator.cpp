@@ -15,11 +15,11 @@
 namespace fastbert {
 namespace {
 
-constexpr std::size_t kGrain = 4096;                    // sizes and places of blocks are multiples of it
+constexpr std::size_t kBlockAlignment = 4096;                    // sizes and places of blocks are multiples of it
 constexpr std::size_t kPage = std::size_t{2} << 20;     // what is counted, kept warm and given back
 constexpr std::size_t kSegment = std::size_t{1} << 30;  // mapped at once; memory that nobody touched costs nothing
-constexpr std::uint64_t kPatience = 2048;               // blocks taken, before a page that none of them used goes back
-constexpr std::uint64_t kLookEvery = 64;                // blocks taken, before the next look for such pages
+constexpr std::uint64_t kIdleBlocks = 2048;             // blocks taken, before a page that none of them used goes back
+constexpr std::uint64_t kTrimInterval = 64;                // blocks taken, before the next look for such pages
 
 constexpr std::size_t round_up(std::size_t x, std::size_t step) { return (x + step - 1) / step * step; }
 
@@ -50,37 +50,39 @@ struct Segment {
 
 // Where a span begins. By age of its segment: systems map new ones below the old ones, and what goes to the lowest
 // address would leave the pages that are warm.
-struct Place {
+struct SpanKey {
     std::uint64_t segment = 0;
     std::byte* begin = nullptr;
 
-    auto operator<=>(const Place&) const = default;
+    auto operator<=>(const SpanKey&) const = default;
 };
 
-class Pool {
+class CachingAllocator {
 public:
-    Pool() { pthread_atfork([] { get().mutex_.lock(); }, [] { get().mutex_.unlock(); }, [] { get().mutex_.unlock(); }); }
-
-    // Never destroyed: tensors may outlive everything else in the process.
-    static Pool& get() {
-        union Kept {
-            Pool pool;
-            Kept() : pool() {}
-            ~Kept() {}
-        };
-        static Kept kept;
-        return kept.pool;
+    CachingAllocator() {
+        pthread_atfork([] { get().mutex_.lock(); }, [] { get().mutex_.unlock(); }, [] { get().mutex_.unlock(); });
     }
 
-    std::byte* take(std::size_t size) {
+    // Never destroyed: tensors may outlive everything else in the process.
+    static CachingAllocator& get() {
+        union Storage {
+            CachingAllocator allocator;
+            Storage() : allocator() {}
+            ~Storage() {}
+        };
+        static Storage storage;
+        return storage.allocator;
+    }
+
+    std::byte* allocate(std::size_t size) {
         const std::lock_guard lock(mutex_);
-        if (++clock_ % kLookEvery == 0) give_back(kPatience);
-        auto found = fit(size);
-        if (found == free_.end()) found = grow(size);
-        const auto [segment, begin] = found->first;
-        const std::size_t rest = found->second - size;
-        free_.erase(found);
-        if (rest) free_.emplace(Place{segment, begin + size}, rest);
+        if (++clock_ % kTrimInterval == 0) trim(kIdleBlocks);
+        auto span = fit(size);
+        if (span == free_.end()) span = grow(size);
+        const auto [segment, begin] = span->first;
+        const std::size_t rest = span->second - size;
+        free_.erase(span);
+        if (rest) free_.emplace(SpanKey{segment, begin + size}, rest);
         for_pages(begin, size, [&](Page& page) {
             warm_ += page.warm ? 0 : kPage;
             page.warm = true;
@@ -91,30 +93,30 @@ public:
         return begin;
     }
 
-    void put(std::byte* begin, std::size_t size) {
+    void deallocate(std::byte* begin, std::size_t size) {
         const std::lock_guard lock(mutex_);
         for_pages(begin, size, [&](Page& page) { page.used = clock_; });
         in_use_ -= size;
         --blocks_;
-        const Place place{segment_of(begin).second.number, begin};
-        auto next = free_.upper_bound(place);
-        if (next != free_.end() && next->first == Place{place.segment, begin + size}) {
+        const SpanKey key{segment_of(begin).second.number, begin};
+        auto next = free_.upper_bound(key);
+        if (next != free_.end() && next->first == SpanKey{key.segment, begin + size}) {
             size += next->second;
             next = free_.erase(next);
         }
         if (next != free_.begin()) {
             const auto before = std::prev(next);
-            if (before->first.segment == place.segment && before->first.begin + before->second == begin) {
+            if (before->first.segment == key.segment && before->first.begin + before->second == begin) {
                 before->second += size;
                 return;
             }
         }
-        free_.emplace_hint(next, place, size);
+        free_.emplace_hint(next, key, size);
     }
 
     void release() {
         const std::lock_guard lock(mutex_);
-        give_back(0);
+        trim(0);
     }
 
     void reset_peak() {
@@ -122,13 +124,13 @@ public:
         peak_ = in_use_;
     }
 
-    PoolStatistics statistics() {
+    AllocatorStatistics statistics() {
         const std::lock_guard lock(mutex_);
         return {in_use_, warm_ - in_use_, peak_, blocks_};
     }
 
 private:
-    using Free = std::map<Place, std::size_t>;
+    using Free = std::map<SpanKey, std::size_t>;
     using Segments = std::map<std::byte*, Segment>;
 
     Free::iterator fit(std::size_t size) {
@@ -141,15 +143,15 @@ private:
         std::byte* begin = map(bytes);
         if (!begin) begin = map(bytes = round_up(size, kPage));
         if (!begin) {
-            give_back(0);
+            trim(0);
             begin = map(bytes);
         }
         if (!begin) throw std::bad_alloc();
         segments_.emplace(begin, Segment{bytes, ++mapped_, std::vector<Page>(bytes / kPage)});
-        return free_.emplace(Place{mapped_, begin}, bytes).first;
+        return free_.emplace(SpanKey{mapped_, begin}, bytes).first;
     }
 
-    Segments::value_type& segment_of(std::byte* place) { return *std::prev(segments_.upper_bound(place)); }
+    Segments::value_type& segment_of(std::byte* address) { return *std::prev(segments_.upper_bound(address)); }
 
     template <class Visit>
     void for_pages(std::byte* begin, std::size_t size, const Visit& visit) {
@@ -160,25 +162,25 @@ private:
     }
 
     // Give back the free pages that no block used while the last `patience` ones were taken.
-    void give_back(std::uint64_t patience) {
+    void trim(std::uint64_t patience) {
         for (auto span = free_.begin(); span != free_.end();) {
-            const auto [place, size] = *span;
-            auto& [first, segment] = segment_of(place.begin);
-            const auto from = static_cast<std::size_t>(place.begin - first);
+            const auto [key, size] = *span;
+            auto& [first, segment] = segment_of(key.begin);
+            const auto from = static_cast<std::size_t>(key.begin - first);
             const std::size_t last = (from + size) / kPage;
-            std::size_t kept = 0;
+            std::size_t retained = 0;
             for (std::size_t page = round_up(from, kPage) / kPage; page < last; ++page) {
-                Page& one = segment.pages[page];
-                if (!one.warm) continue;
-                if (clock_ - one.used < patience) {
-                    ++kept;
+                Page& state = segment.pages[page];
+                if (!state.warm) continue;
+                if (clock_ - state.used < patience) {
+                    ++retained;
                     continue;
                 }
                 madvise(first + page * kPage, kPage, MADV_DONTNEED);
-                one.warm = false;
+                state.warm = false;
                 warm_ -= kPage;
             }
-            const bool empty = size == segment.size && !kept;
+            const bool empty = size == segment.size && !retained;
             span = empty ? free_.erase(span) : std::next(span);
             if (empty) {
                 munmap(first, segment.size);
@@ -197,24 +199,26 @@ private:
 
 std::size_t rounded(std::size_t bytes) {
     if (bytes > (std::size_t{1} << 47)) throw std::bad_alloc();
-    return round_up(std::max<std::size_t>(bytes, 1), kGrain);
+    return round_up(std::max<std::size_t>(bytes, 1), kBlockAlignment);
 }
 
 }  // namespace
 
-PoolBlock::PoolBlock(std::size_t bytes) : data_(nullptr), size_(rounded(bytes)) { data_ = Pool::get().take(size_); }
-
-PoolBlock::PoolBlock(PoolBlock&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-
-PoolBlock::~PoolBlock() {
-    if (data_) Pool::get().put(data_, size_);
+AllocatorBlock::AllocatorBlock(std::size_t bytes) : data_(nullptr), size_(rounded(bytes)) {
+    data_ = CachingAllocator::get().allocate(size_);
 }
 
-PoolStatistics pool_statistics() { return Pool::get().statistics(); }
+AllocatorBlock::AllocatorBlock(AllocatorBlock&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 
-void pool_reset_peak() { Pool::get().reset_peak(); }
+AllocatorBlock::~AllocatorBlock() {
+    if (data_) CachingAllocator::get().deallocate(data_, size_);
+}
 
-void pool_release() { Pool::get().release(); }
+AllocatorStatistics allocator_statistics() { return CachingAllocator::get().statistics(); }
+
+void reset_allocator_peak() { CachingAllocator::get().reset_peak(); }
+
+void release_free_pages() { CachingAllocator::get().release(); }
 
 }  // namespace fastbert

@@ -11,15 +11,15 @@ namespace fastbert {
 
 // A piece of the pool's memory, aligned to 4 KiB; it goes back when the owner dies, on any thread. Nobody wrote to it,
 // or anybody did.
-class PoolBlock {
+class AllocatorBlock {
 public:
     // Throws std::bad_alloc where the system has no more.
-    explicit PoolBlock(std::size_t bytes);
-    PoolBlock(PoolBlock&& other) noexcept;
-    PoolBlock(const PoolBlock&) = delete;
-    PoolBlock& operator=(const PoolBlock&) = delete;
-    PoolBlock& operator=(PoolBlock&&) = delete;
-    ~PoolBlock();
+    explicit AllocatorBlock(std::size_t bytes);
+    AllocatorBlock(AllocatorBlock&& other) noexcept;
+    AllocatorBlock(const AllocatorBlock&) = delete;
+    AllocatorBlock& operator=(const AllocatorBlock&) = delete;
+    AllocatorBlock& operator=(AllocatorBlock&&) = delete;
+    ~AllocatorBlock();
 
     std::byte* data() const { return data_; }
 
@@ -29,15 +29,15 @@ private:
 };
 
 // Bytes: in blocks, in warm pages that no block uses, and the most there ever were in blocks at once since `reset_peak`.
-struct PoolStatistics {
+struct AllocatorStatistics {
     std::size_t in_use = 0, free = 0, peak = 0, blocks = 0;
 };
 
-PoolStatistics pool_statistics();
-void pool_reset_peak();
+AllocatorStatistics allocator_statistics();
+void reset_allocator_peak();
 
 // Gives all pages that no block uses back to the system. Those that no block used for a long while (2,048 blocks taken
 // since) go by themselves, so that one huge batch does not hold its memory for ever.
-void pool_release();
+void release_free_pages();
 
 }  // namespace fastbert

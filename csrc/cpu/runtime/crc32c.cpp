@@ -156,7 +156,7 @@ namespace {
 
 bool has_instruction() {
 #if FASTBERT_X86
-    return level() >= Level::avx2;  // every processor with AVX2 has SSE4.2
+    return cpu_capability() >= CpuCapability::avx2;  // every processor with AVX2 has SSE4.2
 #elif defined(__linux__)
     constexpr unsigned long kHwcapCrc32 = 1UL << 7;
     static const bool has = (getauxval(AT_HWCAP) & kHwcapCrc32) != 0;

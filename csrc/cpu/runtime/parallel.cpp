@@ -31,16 +31,17 @@ void find(void* library, const char* name, Function& function) {
 }
 
 bool take(Runtime& runtime, void* library) {
-    Runtime found;
-    find(library, "GOMP_parallel", found.parallel);
-    find(library, "GOMP_barrier", found.barrier);
-    find(library, "omp_get_thread_num", found.thread);
-    find(library, "omp_get_num_threads", found.running);
-    find(library, "omp_get_max_threads", found.most);
-    find(library, "omp_in_parallel", found.inside);
-    if (!found.parallel || !found.barrier || !found.thread || !found.running || !found.most || !found.inside)
+    Runtime symbols;
+    find(library, "GOMP_parallel", symbols.parallel);
+    find(library, "GOMP_barrier", symbols.barrier);
+    find(library, "omp_get_thread_num", symbols.thread);
+    find(library, "omp_get_num_threads", symbols.running);
+    find(library, "omp_get_max_threads", symbols.most);
+    find(library, "omp_in_parallel", symbols.inside);
+    if (!symbols.parallel || !symbols.barrier || !symbols.thread || !symbols.running || !symbols.most ||
+        !symbols.inside)
         return false;
-    runtime = found;
+    runtime = symbols;
     return true;
 }
 
@@ -58,8 +59,8 @@ Runtime look_up() {
 
 // Nothing is looked up before the first kernel runs, when torch is loaded.
 const Runtime& runtime() {
-    static const Runtime found = look_up();
-    return found;
+    static const Runtime symbols = look_up();
+    return symbols;
 }
 
 }  // namespace
@@ -78,8 +79,8 @@ void parallel_run(int threads, void (*body)(void*, int, int), void* context) {
     } call{body, context};
     runtime().parallel(
         [](void* data) {
-            const Call& one = *static_cast<Call*>(data);
-            one.body(one.context, runtime().thread(), runtime().running());
+            const Call& call = *static_cast<Call*>(data);
+            call.body(call.context, runtime().thread(), runtime().running());
         },
         &call, static_cast<unsigned>(threads), 0);
 }

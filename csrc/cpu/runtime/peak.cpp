@@ -29,8 +29,8 @@ struct Plain {
 
 PeakKernel peak_kernel([[maybe_unused]] Element element) {
 #if FASTBERT_X86
-    if (level() >= Level::avx512) return avx512_peak(element);
-    if (level() == Level::avx2) return avx2_peak(element);
+    if (cpu_capability() >= CpuCapability::avx512) return avx512_peak(element);
+    if (cpu_capability() == CpuCapability::avx2) return avx2_peak(element);
 #endif
     return peak_of<Plain>();
 }

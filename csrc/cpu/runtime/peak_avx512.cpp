@@ -83,10 +83,10 @@ FASTBERT_TARGET_END
 }  // namespace
 
 PeakKernel avx512_peak(Element element) {
-    const CpuFeatures& has = level_features();
-    if (level() == Level::amx && element == Element::bf16)
+    const CpuFeatures& has = capability_features();
+    if (cpu_capability() == CpuCapability::amx && element == Element::bf16)
         return {run_tiles<Element::bf16>, 4.0 * 2 * 16 * 16 * 32, enter, leave};
-    if (level() == Level::amx && element == Element::int8)
+    if (cpu_capability() == CpuCapability::amx && element == Element::int8)
         return {run_tiles<Element::int8>, 4.0 * 2 * 16 * 16 * 64, enter, leave};
     if (element == Element::bf16 && has.avx512_bf16) return peak_of<Bf16>();
     if (element == Element::int8 && has.avx512_vnni) return peak_of<Vnni>();
