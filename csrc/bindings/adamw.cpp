@@ -26,7 +26,7 @@ using Part = std::tuple<PrepackedWeight*, bool, std::size_t, Matrix, std::size_t
 
 // Everything that `repack` would refuse, where it could not say so any more.
 void require_fits(const PrepackedWeight* packed, bool transposed, std::size_t offset, std::size_t rows,
-                   std::size_t columns) {
+                  std::size_t columns) {
     require(packed && packed->element != Element::int8, "a copy must be a PackedWeight of bf16 or fp32");
     const std::size_t width = transposed ? packed->columns : packed->depth;
     const std::size_t room = transposed ? packed->depth : packed->columns;
@@ -41,9 +41,14 @@ bool step(const std::vector<Parameter>& parameters, const std::vector<Settings>&
         const bool empty = rows == 0 || columns == 0;
         require(steps && (empty || (weight && gradient && exp_avg && exp_avg_sq)), "a parameter is a null pointer");
         const auto [lr, beta1, beta2, eps, weight_decay] = settings[group];
-        adam_parameters.push_back({pointer<float>(weight), pointer<float>(gradient), pointer<float>(exp_avg),
-                        pointer<float>(exp_avg_sq), pointer<float>(steps), rows, columns,
-                        {lr, beta1, beta2, eps, weight_decay}});
+        adam_parameters.push_back({pointer<float>(weight),
+                                   pointer<float>(gradient),
+                                   pointer<float>(exp_avg),
+                                   pointer<float>(exp_avg_sq),
+                                   pointer<float>(steps),
+                                   rows,
+                                   columns,
+                                   {lr, beta1, beta2, eps, weight_decay}});
     }
     std::vector<AdamCopy> adam_copies;
     for (const auto& [packed, transposed, parameter, offset] : copies) {

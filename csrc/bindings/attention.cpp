@@ -92,8 +92,8 @@ bool run_forward(const Arguments& arguments, std::size_t out, std::size_t lse) {
     return true;
 }
 
-bool run_gradient(const Arguments& arguments, std::size_t lse, const Rows& grad,
-                  const std::array<Rows, 3>& gradients, std::size_t dbias) {
+bool run_gradient(const Arguments& arguments, std::size_t lse, const Rows& grad, const std::array<Rows, 3>& gradients,
+                  std::size_t dbias) {
     py::gil_scoped_release release;
     CheckedCall checked(arguments);
     if (!checked.fits()) return false;

@@ -69,7 +69,7 @@ void check_shapes(const LayerWeights& layer, const std::vector<Vector>& vectors,
     const std::array<std::array<std::size_t, 2>, 4> expected = {
         {{3 * width, width}, {width, width}, {inner, width}, {width, inner}}};
     const std::array<const PrepackedWeight*, 4> weights = {layer.projections, layer.attention_output,
-                                                      layer.intermediate, layer.output};
+                                                           layer.intermediate, layer.output};
     for (std::size_t i = 0; i < weights.size(); ++i) {
         if (weights[i]->columns != expected[i][0] || weights[i]->depth != expected[i][1] ||
             weights[i]->element != element)
@@ -133,8 +133,14 @@ void call_encoder_layer(Address x, const std::string& x_dtype, std::size_t x_str
     py::gil_scoped_release release;
     const std::size_t inner = weights[2]->columns;
     const float* rest = values.data() + 3 * width;
-    const LayerVectors layer_vectors{values.data(), rest, rest + width, rest + 2 * width, rest + 3 * width,
-                             rest + 3 * width + inner, rest + 4 * width + inner, rest + 5 * width + inner};
+    const LayerVectors layer_vectors{values.data(),
+                                     rest,
+                                     rest + width,
+                                     rest + 2 * width,
+                                     rest + 3 * width,
+                                     rest + 3 * width + inner,
+                                     rest + 4 * width + inner,
+                                     rest + 5 * width + inner};
     encoder_layer(call, layer_weights, layer_vectors);
 }
 

@@ -52,7 +52,7 @@ void require_rows(const char* name, Address address, std::size_t rows, std::size
 }
 
 PrepackedWeight make_prepacked(const Matrix& weight, std::size_t columns, std::size_t depth, const std::string& element,
-                  bool transposed) {
+                               bool transposed) {
     const auto& [address, dtype, stride] = weight;
     require_rows("weight", address, transposed ? depth : columns, transposed ? columns : depth, stride);
     const Dtype from = dtype_of(dtype);
@@ -70,17 +70,17 @@ PrepackedWeight allocate(std::size_t columns, std::size_t depth, const std::stri
 }
 
 void call_repack(PrepackedWeight& packed, bool transposed, std::size_t offset, const Matrix& weight, std::size_t first,
-                std::size_t last) {
+                 std::size_t last) {
     const auto& [address, dtype, stride] = weight;
     require_rows("weight", address, last, transposed ? packed.columns : packed.depth, stride);
     repack(packed, transposed, offset, pointer<const void>(address), dtype_of(dtype), stride, first, last);
 }
 
 void call_gemm(const Matrix& x, std::size_t rows, const PrepackedWeight& weight, const Matrix& out, Address bias,
-              const std::optional<std::string>& activation, const std::optional<Matrix>& residual,
-              const std::optional<std::tuple<Address, Address, float>>& norm, Address row_scales,
-              std::pair<std::size_t, std::size_t> blocking, const std::optional<Matrix>& pre_activation,
-              const std::optional<Matrix>& recomputed) {
+               const std::optional<std::string>& activation, const std::optional<Matrix>& residual,
+               const std::optional<std::tuple<Address, Address, float>>& norm, Address row_scales,
+               std::pair<std::size_t, std::size_t> blocking, const std::optional<Matrix>& pre_activation,
+               const std::optional<Matrix>& recomputed) {
     GemmCall call;
     call.rows = rows;
     call.weight = &weight;
@@ -130,7 +130,7 @@ void call_gemm(const Matrix& x, std::size_t rows, const PrepackedWeight& weight,
 }
 
 void call_weight_gradient(const Matrix& a, const Matrix& b, std::size_t tokens, std::size_t rows, std::size_t columns,
-                        const Matrix& out, Address sums, bool accumulate) {
+                          const Matrix& out, Address sums, bool accumulate) {
     require_rows("a", std::get<0>(a), tokens, rows, std::get<2>(a));
     require_rows("b", std::get<0>(b), tokens, columns, std::get<2>(b));
     require_rows("out", std::get<0>(out), rows, columns, std::get<2>(out));

@@ -141,9 +141,8 @@ std::vector<Table> tables_of(const std::vector<PyTable>& descriptions, std::int6
 
 std::optional<PyBadId> call_embedding_layer_norm(std::int64_t tokens, std::int64_t width, Name dtype, Name out_dtype,
                                                  const std::vector<PyTable>& descriptions, Address weight, Address bias,
-                                                 Name vector_dtype, double eps,
-                                                 const std::optional<PyDropout>& dropout, Address y, Address mean,
-                                                 Address rstd) {
+                                                 Name vector_dtype, double eps, const std::optional<PyDropout>& dropout,
+                                                 Address y, Address mean, Address rstd) {
     require_rows(tokens, width, {y});
     require_statistics(mean, rstd);
     const std::vector<Table> tables = tables_of(descriptions, tokens);

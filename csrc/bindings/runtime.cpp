@@ -76,8 +76,8 @@ py::object allocate_tensor(std::vector<std::int64_t> shape, std::size_t bytes, s
     }
     auto dimensions = static_cast<std::int32_t>(owned->shape.size());
     owned->managed = {{owned->block.data(), kCpu, 0, dimensions, code, bits, 1, owned->shape.data(), nullptr, 0},
-                       owned.get(),
-                       &destroy};
+                      owned.get(),
+                      &destroy};
     PyObject* capsule = PyCapsule_New(&owned->managed, kCapsule, &release_unconsumed);
     if (!capsule) throw py::error_already_set();
     static_cast<void>(owned.release());  // the capsule's from here on

@@ -29,17 +29,17 @@ AttentionKernel kernel_of(Dtype dtype) {
 class Scratch {
   public:
     // Null where there is no memory.
-    std::byte* reserve(std::size_t bytes) {
-        if (bytes <= size_) return memory_.get();
-        memory_.reset();
-        size_ = 0;
-        void* fresh = ::operator new(bytes, kAlignment, std::nothrow);
-        if (!fresh) return nullptr;
-        memory_.reset(static_cast<std::byte*>(fresh));
-        std::fill_n(memory_.get(), bytes, std::byte{0});
-        size_ = bytes;
-        return memory_.get();
-    }
+      std::byte* reserve(std::size_t bytes) {
+          if (bytes <= size_) return memory_.get();
+          memory_.reset();
+          size_ = 0;
+          void* fresh = ::operator new(bytes, kAlignment, std::nothrow);
+          if (!fresh) return nullptr;
+          memory_.reset(static_cast<std::byte*>(fresh));
+          std::fill_n(memory_.get(), bytes, std::byte{0});
+          size_ = bytes;
+          return memory_.get();
+      }
 
   private:
     static constexpr std::align_val_t kAlignment{64};

@@ -80,28 +80,28 @@ class AttentionBackward {
     }
 
   private:
-    AttentionBackward(std::size_t dim, std::size_t keys, std::byte* scratch)
-        : scratch_(scratch), dim_(dim), sum_stride_(round_up(dim, 16)) {
-        query_columns_ = take<Weight>(P::key_bytes(dim));
-        grad_columns_ = take<Weight>(P::key_bytes(dim));
-        query_rows_ = take<Weight>(P::value_bytes(dim));
-        grad_rows_ = take<Weight>(P::value_bytes(dim));
-        key_tile_ = take<Weight>(kKeyTile * P::kQueryStride * sizeof(Weight));
-        value_tile_ = take<Weight>(kKeyTile * P::kQueryStride * sizeof(Weight));
-        factors_ = take<float>(kKeyTile * kGroup * sizeof(float));
-        biases_ = take<float>(kKeyTile * kGroup * sizeof(float));
-        weights_ = take<Weight>(kKeyTile * P::kWeightStride * sizeof(Weight));
-        score_gradients_ = take<Weight>(kKeyTile * P::kWeightStride * sizeof(Weight));
-        shifts_ = take<float>(kGradientBlock * sizeof(float));
-        totals_ = take<float>(kGradientBlock * sizeof(float));
-        deltas_ = take<float>(kGradientBlock * sizeof(float));
-        span_ = take<std::byte>(P::span_bytes(dim));
-        query_sums_ = take<float>(P::query_sum_bytes(dim));
-        const std::size_t rows = std::max(kKeyTile, round_up(keys, kKeyTile));
-        key_sums_ = take<float>(rows * sum_stride_ * sizeof(float));
-        value_sums_ = take<float>(rows * sum_stride_ * sizeof(float));
-        slots_ = take<float>(0);  // the last: only the caller knows how many
-    }
+      AttentionBackward(std::size_t dim, std::size_t keys, std::byte* scratch)
+          : scratch_(scratch), dim_(dim), sum_stride_(round_up(dim, 16)) {
+          query_columns_ = take<Weight>(P::key_bytes(dim));
+          grad_columns_ = take<Weight>(P::key_bytes(dim));
+          query_rows_ = take<Weight>(P::value_bytes(dim));
+          grad_rows_ = take<Weight>(P::value_bytes(dim));
+          key_tile_ = take<Weight>(kKeyTile * P::kQueryStride * sizeof(Weight));
+          value_tile_ = take<Weight>(kKeyTile * P::kQueryStride * sizeof(Weight));
+          factors_ = take<float>(kKeyTile * kGroup * sizeof(float));
+          biases_ = take<float>(kKeyTile * kGroup * sizeof(float));
+          weights_ = take<Weight>(kKeyTile * P::kWeightStride * sizeof(Weight));
+          score_gradients_ = take<Weight>(kKeyTile * P::kWeightStride * sizeof(Weight));
+          shifts_ = take<float>(kGradientBlock * sizeof(float));
+          totals_ = take<float>(kGradientBlock * sizeof(float));
+          deltas_ = take<float>(kGradientBlock * sizeof(float));
+          span_ = take<std::byte>(P::span_bytes(dim));
+          query_sums_ = take<float>(P::query_sum_bytes(dim));
+          const std::size_t rows = std::max(kKeyTile, round_up(keys, kKeyTile));
+          key_sums_ = take<float>(rows * sum_stride_ * sizeof(float));
+          value_sums_ = take<float>(rows * sum_stride_ * sizeof(float));
+          slots_ = take<float>(0);  // the last: only the caller knows how many
+      }
 
     template <class Type>
     Type* take(std::size_t bytes) {
@@ -261,7 +261,7 @@ class AttentionBackward {
     // A group's scores become E, with the sign turned where dropout drops them, and its products are masked.
     template <bool SUMS, bool DROPS, bool BIASED>
     void exponentiate(std::size_t first, std::size_t query, std::size_t queries, std::size_t key, std::size_t keys,
-               float* exponentials, float* products) {
+                      float* exponentials, float* products) {
         const auto factor = V::broadcast(call_->forward.scale * kLog2E);
         const float *factors = factors_, *biases = biases_;
         for (std::size_t c = 0; c < queries; c += V::kLanes) {
@@ -335,7 +335,7 @@ class AttentionBackward {
     // A group's weights P * M and slopes; slopes are left in the slot, in fp32, where a bias wants them (KEEPS).
     template <bool DROPS, bool KEEPS>
     void score_gradient(std::size_t first, std::size_t query, std::size_t queries, std::size_t key, std::size_t keys,
-               float* exponentials) {
+                        float* exponentials) {
         const float* products = exponentials + kSlot;
         Weight *weights = weights_ + query, *score_gradients = score_gradients_ + query;
         const std::size_t width = round_up(queries, P::kWeightStep);
@@ -439,6 +439,10 @@ class AttentionBackward {
 
 template <class P, class G>
 constexpr AttentionKernel make_kernel(void (*enter)() = nullptr, void (*leave)() = nullptr) {
-    return {&AttentionForward<P>::scratch_bytes, &AttentionForward<P>::run, &AttentionBackward<G>::scratch_bytes,
-            &AttentionBackward<G>::run, enter, leave};
+    return {&AttentionForward<P>::scratch_bytes,
+            &AttentionForward<P>::run,
+            &AttentionBackward<G>::scratch_bytes,
+            &AttentionBackward<G>::run,
+            enter,
+            leave};
 }

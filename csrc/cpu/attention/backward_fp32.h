@@ -38,8 +38,8 @@ struct Fp32Backward : Fp32Products<Lanes, T> {
 
     // sums (keys, dim) = weights (keys, first..end) times packed rows, of which there are `stored`.
     static void accumulate_over_queries(const float* weights, const float* packed, std::size_t keys, std::size_t first,
-                             std::size_t end, std::size_t stored, std::size_t dim, float* sums,
-                             std::size_t sum_stride, bool add) {
+                                        std::size_t end, std::size_t stored, std::size_t dim, float* sums,
+                                        std::size_t sum_stride, bool add) {
         for (std::size_t n = 0; n < dim; n += kPanel, packed += kPanel * stored) {
             if (dim - n > kLanes) {
                 Forward::template multiply_panel<2>(weights + first, packed + first * kPanel, keys, end - first,
@@ -82,7 +82,6 @@ struct Fp32Backward : Fp32Products<Lanes, T> {
 // Tiles of 32 keys may want other blocks of rows than forward's 24 queries.
 template <class Lanes, class GradientLanes = Lanes>
 AttentionKernel fp32_kernel(Dtype dtype) {
-    return dtype == Dtype::fp32
-               ? make_kernel<Fp32Products<Lanes, float>, Fp32Backward<GradientLanes, float>>()
-               : make_kernel<Fp32Products<Lanes, BFloat16>, Fp32Backward<GradientLanes, BFloat16>>();
+    return dtype == Dtype::fp32 ? make_kernel<Fp32Products<Lanes, float>, Fp32Backward<GradientLanes, float>>()
+                                : make_kernel<Fp32Products<Lanes, BFloat16>, Fp32Backward<GradientLanes, BFloat16>>();
 }

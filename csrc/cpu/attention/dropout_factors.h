@@ -56,7 +56,7 @@ struct HeadDropout {
     // Factors 0 or keep of rows `query`.. and keys first_key.. (a multiple of 32), whole groups of 32 of them.
     template <class Words>
     void row_factors(std::size_t query, std::size_t rows, std::size_t first_key, std::size_t keys, float* out,
-                 std::size_t stride) const {
+                     std::size_t stride) const {
         const std::uint32_t k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
         const std::uint64_t b = 0xCD9E8D57ULL * head;
         const std::size_t groups = (keys + 31) / 32, quads = rows * groups;

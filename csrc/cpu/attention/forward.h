@@ -184,7 +184,7 @@ class AttentionForward {
             }
             const float top = prepare(scores, row + i, key, block_visible);
             const float shrink = exponentiate<P>(scores, factors, weights_ + i * P::kWeightStride, block_visible,
-                                          round_up(visible, P::kWeightStep), top, states_[local + i]);
+                                                 round_up(visible, P::kWeightStep), top, states_[local + i]);
             if (key == 0 || shrink == 1.0F) continue;
             const auto by = V::broadcast(shrink);
             for (float* x = sums + i * sum_stride_, *last = x + sum_stride_; x < last; x += V::kLanes)
@@ -241,4 +241,3 @@ class AttentionForward {
     float* sums_;
     QueryState* states_;
 };
-

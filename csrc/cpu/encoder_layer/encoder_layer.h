@@ -18,7 +18,7 @@ struct LayerVectors {
 
 // The products' weights, laid out for one element.
 struct LayerWeights {
-    const PrepackedWeight* projections;       // query, key and value, one below the other
+    const PrepackedWeight* projections;  // query, key and value, one below the other
     const PrepackedWeight* attention_output;
     const PrepackedWeight* intermediate;
     const PrepackedWeight* output;

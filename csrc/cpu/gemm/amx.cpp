@@ -56,7 +56,7 @@ std::size_t panel_bytes(std::size_t padded_depth) {
 // different sets of L1 and in one page. The lower tile of a step is left out where no row falls in it.
 template <Element kElement>
 void pack_rows(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
-          std::byte* panel) {
+               std::byte* panel) {
     const std::byte* source = static_cast<const std::byte*>(x);
     const std::size_t row_bytes = depth * bytes_of(kElement), row_stride = stride * bytes_of(kElement);
     const std::size_t used = rows <= kTileRows ? kTileRows : kRows;

@@ -71,7 +71,7 @@ Sum sum_of(std::size_t rows, std::index_sequence<kCount...>) {
 std::size_t panel_bytes(std::size_t padded_depth) { return (padded_depth * 2 * kRows + 127) / 64 * 64; }
 
 void pack_rows(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
-          std::byte* panel) {
+               std::byte* panel) {
     pack_dwords<Avx512, kRows>(rows, padded_depth / 2, panel, [&](std::size_t row, std::size_t word) {
         const std::size_t left = depth - std::min(depth, word * 2);
         const auto mask = static_cast<__mmask32>(left >= 32 ? 0xFFFFFFFFU : (1U << left) - 1U);
@@ -115,13 +115,12 @@ FASTBERT_TARGET_END
 }  // namespace
 
 const MicroKernel& avx512_bf16_micro_kernel() {
-    static constexpr MicroKernel kernel{
-        .rows = kRows,
-        .panel_bytes = panel_bytes,
-        .pack_rows = pack_rows,
-        .pack_columns = pack_columns,
-        .multiply = multiply,
-        .finish = finish_block};
+    static constexpr MicroKernel kernel{.rows = kRows,
+                                        .panel_bytes = panel_bytes,
+                                        .pack_rows = pack_rows,
+                                        .pack_columns = pack_columns,
+                                        .multiply = multiply,
+                                        .finish = finish_block};
     return kernel;
 }
 

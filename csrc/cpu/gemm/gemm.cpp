@@ -119,7 +119,8 @@ Source converted_rows(const Plan& plan, std::size_t first, std::size_t rows, std
 class Worker {
 public:
     Worker(const Plan& plan, const Grid& grid, int thread, std::byte* groups, std::byte* thread_memory)
-        : plan_(plan), columns_(static_cast<std::size_t>(grid.columns)),
+        : plan_(plan),
+          columns_(static_cast<std::size_t>(grid.columns)),
           column_(static_cast<std::size_t>(thread % grid.columns)),
           panels_(groups + static_cast<std::size_t>(thread / grid.columns) * plan.group_bytes),
           norm_rows_(reinterpret_cast<float*>(panels_ + plan.chunk_rows / plan.kernel.rows * plan.panel_bytes)),
@@ -133,7 +134,7 @@ public:
             const Source source =
                 converted_rows(plan_, first + begin, count, thread_memory_ + 2 * height * kColumns * 4);
             plan_.kernel.pack_rows(source.rows, source.stride, count, plan_.depth, plan_.padded_depth,
-                              panels_ + panel * plan_.panel_bytes);
+                                   panels_ + panel * plan_.panel_bytes);
         }
     }
 
@@ -172,7 +173,7 @@ public:
             auto* out = static_cast<std::byte*>(call.epilogue.out) +
                         (first + row) * call.epilogue.out_stride * size_of(call.epilogue.dtype);
             plan_.row_operations.norm(norm_rows_ + row * plan_.norm_stride, plan_.weight.columns, call.norm, out,
-                                  call.epilogue.dtype);
+                                      call.epilogue.dtype);
         }
     }
 

@@ -53,8 +53,8 @@ struct Epilogue {
     // (rows, columns) in `dtype`: GELU stores, rounded, what it is computed of then; gradients read it.
     void* pre_activation = nullptr;
     std::size_t pre_activation_stride = 0;  // elements
-    void* recomputed = nullptr;          // (rows, columns) in `dtype`; of gradients only
-    std::size_t recomputed_stride = 0;   // elements
+    void* recomputed = nullptr;             // (rows, columns) in `dtype`; of gradients only
+    std::size_t recomputed_stride = 0;      // elements
     const void* residual = nullptr;  // (rows, columns) in `residual_dtype`
     std::size_t residual_stride = 0;  // elements
     Dtype residual_dtype = Dtype::fp32;
@@ -82,7 +82,7 @@ struct MicroKernel {
     // Lay `rows` tokens out as a row panel, filled up with zeros. `x`: bf16 (Element::bf16), int8 (Element::int8) or
     // float rows, `stride` elements apart; nothing behind a row's `depth` elements is read.
     void (*pack_rows)(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
-                 std::byte* panel);
+                      std::byte* panel);
     // Lay out `columns` columns of x, of `tokens` rows, as a part of a row panel whose depth is the tokens: from token
     // `first` on, a multiple of `pack_tokens`, and filled up with zeros to a multiple of kStep bytes. x: bf16 or float, as the
     // element. Each column's sum is added to `sums`, if not null. Panels are filled in the order of tokens, and have no
@@ -119,7 +119,7 @@ const MicroKernel& micro_kernel(Element element);
 // scale max|row| / 127 an output; a row with a NaN or an infinity has the scale NaN, so its whole output is NaN.
 // `transposed`: the weight is given as (depth, columns); not for int8.
 PrepackedWeight prepack(const void* weight, Dtype dtype, std::size_t stride, std::size_t columns, std::size_t depth,
-                         Element element, bool transposed = false);
+                        Element element, bool transposed = false);
 
 // Memory for a weight of bf16 or fp32 whose rows `repack` then writes: only what is padding is written, zeros.
 PrepackedWeight allocate_prepacked(std::size_t columns, std::size_t depth, Element element);

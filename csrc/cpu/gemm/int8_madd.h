@@ -16,7 +16,7 @@ std::size_t panel_bytes(std::size_t padded_depth) {
 // Groups of words, the rows side by side: [depth / 4][kRows][4].
 template <class I>
 void pack_rows(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
-          std::byte* panel) {
+               std::byte* panel) {
     constexpr std::size_t kBytes = 16, kGroups = kBytes / kGroup;
     for (std::size_t row = 0; row < I::kRows; ++row) {
         const auto* source = static_cast<const std::byte*>(x) + row * stride;

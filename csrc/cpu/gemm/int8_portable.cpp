@@ -22,7 +22,7 @@ std::size_t panel_bytes(std::size_t padded_depth) { return kRows * padded_depth;
 
 // The rows as they are, one after the other.
 void pack_rows(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
-          std::byte* panel) {
+               std::byte* panel) {
     std::memset(panel, 0, panel_bytes(padded_depth));
     for (std::size_t row = 0; row < rows && depth; ++row)
         std::memcpy(panel + row * padded_depth, static_cast<const std::byte*>(x) + row * stride, depth);

@@ -40,7 +40,7 @@ FASTBERT_INLINE __m128i load_groups(const std::byte* row, std::size_t first, std
 
 // Groups of the rows side by side: [depth / 4][16][4].
 void pack_rows(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
-          std::byte* panel) {
+               std::byte* panel) {
     for (std::size_t row = 0; row < kPanelRows; row += 4) {
         const std::byte* source[4];
         std::size_t depths[4];

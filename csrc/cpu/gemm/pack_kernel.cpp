@@ -70,8 +70,7 @@ struct Plain {
                                   : pack_columns<To, float>(from, to, first);
     }
     static void depth(const PackSource& from, const PackTarget& to, std::size_t first) {
-        from.dtype == Dtype::bf16 ? pack_depth<To, BFloat16>(from, to, first)
-                                  : pack_depth<To, float>(from, to, first);
+        from.dtype == Dtype::bf16 ? pack_depth<To, BFloat16>(from, to, first) : pack_depth<To, float>(from, to, first);
     }
 };
 

@@ -79,9 +79,9 @@ void pack_integer_rows(const Value* weight, std::size_t stride, PrepackedWeight&
 }
 
 void pack_rows(PrepackedWeight& packed, bool transposed, std::size_t offset, const void* weight, Dtype dtype,
-           std::size_t stride, std::size_t first, std::size_t last) {
+               std::size_t stride, std::size_t first, std::size_t last) {
     const PackSource rows{static_cast<const std::byte*>(weight) + first * stride * size_of(dtype), dtype, stride,
-                         last - first, transposed ? packed.columns : packed.depth};
+                          last - first, transposed ? packed.columns : packed.depth};
     const PackTarget to{packed.bytes.get(), packed.panel_bytes(), packed.element};
     const PackKernel& kernel = pack_kernel();
     (transposed ? kernel.depth : kernel.columns)(rows, to, offset + first);
@@ -121,7 +121,7 @@ PrepackedWeight allocate_prepacked(std::size_t columns, std::size_t depth, Eleme
 }
 
 PrepackedWeight prepack(const void* weight, Dtype dtype, std::size_t stride, std::size_t columns, std::size_t depth,
-                         Element element, bool transposed) {
+                        Element element, bool transposed) {
     PrepackedWeight packed = allocate(columns, depth, element);
     if (element == Element::int8) {
         packed.scales = std::make_unique<float[]>(packed.padded_columns);

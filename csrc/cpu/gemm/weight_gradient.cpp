@@ -82,7 +82,10 @@ Grid grid_of(const Plan& plan, std::size_t threads) {
 class Worker {
 public:
     Worker(const Plan& plan, std::size_t thread, std::size_t threads, std::byte* memory)
-        : plan_(plan), thread_(thread), threads_(threads), shared_(memory),
+        : plan_(plan),
+          thread_(thread),
+          threads_(threads),
+          shared_(memory),
           thread_memory_(memory + 2 * plan.b_bytes + thread * plan.thread_bytes) {
         const Grid grid = grid_of(plan, threads);
         const std::size_t group = thread / grid.columns, panels = divide_up(plan.call.rows, plan.kernel.rows);

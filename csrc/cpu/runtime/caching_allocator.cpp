@@ -15,11 +15,11 @@
 namespace fastbert {
 namespace {
 
-constexpr std::size_t kBlockAlignment = 4096;                    // sizes and places of blocks are multiples of it
+constexpr std::size_t kBlockAlignment = 4096;           // sizes and places of blocks are multiples of it
 constexpr std::size_t kPage = std::size_t{2} << 20;     // what is counted, kept warm and given back
 constexpr std::size_t kSegment = std::size_t{1} << 30;  // mapped at once; memory that nobody touched costs nothing
 constexpr std::uint64_t kIdleBlocks = 2048;             // blocks taken, before a page that none of them used goes back
-constexpr std::uint64_t kTrimInterval = 64;                // blocks taken, before the next look for such pages
+constexpr std::uint64_t kTrimInterval = 64;             // blocks taken, before the next look for such pages
 
 constexpr std::size_t round_up(std::size_t x, std::size_t step) { return (x + step - 1) / step * step; }
 
