@@ -1,4 +1,4 @@
-"""The C++ core: tokenizer, masking collator and CPU kernels. One section per bindings_*.cpp."""
+"""The C++ core: tokenizer, masking collator and CPU kernels. One section per file of csrc/bindings."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-# bindings_wordpiece.cpp
+# bindings/wordpiece.cpp
 
 UNICODE_FINGERPRINT: str
 MAX_WORD_CHARS: int
@@ -94,7 +94,7 @@ class WordCounter:
 
 def normalize(text: str, options: NormalizerOptions) -> str: ...
 
-# bindings_collator.cpp
+# bindings/collator.cpp
 
 class TokenCorpus:
     """A tokenized corpus over arrays that it keeps alive: per shard tokens (uint16 or uint32), sentence_offsets."""
@@ -159,7 +159,7 @@ def find_bad_offset(offsets: NDArray[np.int64], total: int) -> int: ...
 def find_bad_token(tokens: NDArray[Any], vocab_size: int) -> int: ...
 def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]: ...
 
-# bindings_cpu.cpp
+# bindings/dropout.cpp
 
 def token_dropout_mask(
     out: NDArray[Any],
@@ -174,7 +174,7 @@ def attention_dropout_mask(
     out: NDArray[Any], keys: NDArray[np.int64], site: int, threshold: int, keep: int
 ) -> None: ...
 
-# bindings_attention.cpp
+# bindings/attention.cpp
 
 class AttentionArguments:
     """Over addresses: q, k, v with strides of tokens and heads in elements; the bias (0: none) with its rows, columns
@@ -215,25 +215,7 @@ def attention_gradient(
 ) -> bool:
     """grad and the gradients of q, k, v with strides like q; dbias 0 for none, else zeros. False as above."""
 
-# bindings_quantize.cpp
-
-def quantize_rows(x: tuple[int, str, int], rows: int, depth: int, integers: int, scales: int) -> None: ...
-
-# bindings_peak.cpp
-
-def cpu_peak(element: str, threads: int, seconds: float) -> float: ...
-
-# bindings_features.cpp
-
-def cpu_features() -> dict[str, bool]: ...
-def cpu_level_features() -> dict[str, bool]: ...
-def cpu_level() -> str: ...
-def cpu_levels() -> list[str]: ...
-def force_cpu_level(name: str) -> None: ...
-def pretend_cpu_features(names: Sequence[str]) -> None: ...
-def parallel_threads() -> int: ...
-
-# bindings_product.cpp
+# bindings/gemm.cpp
 
 class PackedWeight:
     """A weight (columns, depth) as CPU products read it. Matrices are (address, dtype, elements between rows)."""
@@ -271,6 +253,20 @@ def product(
     before: tuple[int, str, int] | None = None,
     again: tuple[int, str, int] | None = None,
 ) -> None: ...
+def gradient_product(
+    a: tuple[int, str, int],
+    b: tuple[int, str, int],
+    tokens: int,
+    rows: int,
+    columns: int,
+    out: tuple[int, str, int],
+    sums: int,
+    accumulate: bool,
+) -> None: ...
+def quantize_rows(x: tuple[int, str, int], rows: int, depth: int, integers: int, scales: int) -> None: ...
+
+# bindings/cross_entropy.cpp
+
 def cross_entropy(
     logits: tuple[int, str, int],
     rows: int,
@@ -283,18 +279,8 @@ def cross_entropy(
     losses: int,
     correct: int,
 ) -> None: ...
-def gradient_product(
-    a: tuple[int, str, int],
-    b: tuple[int, str, int],
-    tokens: int,
-    rows: int,
-    columns: int,
-    out: tuple[int, str, int],
-    sums: int,
-    accumulate: bool,
-) -> None: ...
 
-# bindings_rows.cpp: addresses of memory, 0 where there is none; strides in elements; dtypes "fp32" or "bf16"
+# bindings/rowwise.cpp: addresses of memory, 0 where there is none; strides in elements; dtypes "fp32" or "bf16"
 
 # A dropout of rows: keys, how many, sequence ids, whether int64, offsets, whether int64, site, threshold, keep; one of
 # scores: keys, site, threshold, keep. A table: ids, their stride, whether int64, embeddings, their stride, rows.
@@ -355,10 +341,8 @@ def drop(rows: int, width: int, dtype: str, x: int, x_stride: int, dropout: tupl
 def first_outside(ids: int, stride: int, wide: bool, count: int, below: int, /) -> int:
     """The place of the first id that is not one of 0 to below - 1, or their number."""
 
-# bindings_layer.cpp
+# bindings/encoder_layer.cpp
 
-def fingerprint(spans: Sequence[tuple[int, int]]) -> int: ...
-def whole_fingerprint(spans: Sequence[tuple[int, int]]) -> int: ...
 def encoder_layer(
     *,
     x: int,
@@ -380,16 +364,7 @@ def encoder_layer(
 ) -> None:
     """`rows`: address and number of the places, int64, of the tokens whose output is wanted; None: all."""
 
-# bindings_pool.cpp
-
-def pool_tensor(shape: Sequence[int], bytes: int, code: int, bits: int, /) -> Any:
-    """A DLPack capsule over `bytes` bytes of the pool, of that element (DLPack's code and bits)."""
-
-def pool_statistics() -> dict[str, int]: ...
-def pool_reset_peak() -> None: ...
-def pool_release() -> None: ...
-
-# bindings_adamw.cpp
+# bindings/adamw.cpp
 
 def adamw(
     parameters: Sequence[tuple[int, int, int, int, int, int, int, int]],
@@ -408,7 +383,23 @@ def sum_of_squares(tensors: Sequence[tuple[int, int]]) -> tuple[float, tuple[int
 def refill_copies(parts: Sequence[tuple[PackedWeight, bool, int, tuple[int, str, int], int]]) -> None:
     """Parts as (packed, transposed, row of the weight's first row, weight, rows); one copy's must follow each other."""
 
-# bindings_crc32c.cpp
+# bindings/runtime.cpp
 
+def pool_tensor(shape: Sequence[int], bytes: int, code: int, bits: int, /) -> Any:
+    """A DLPack capsule over `bytes` bytes of the pool, of that element (DLPack's code and bits)."""
+
+def pool_statistics() -> dict[str, int]: ...
+def pool_reset_peak() -> None: ...
+def pool_release() -> None: ...
+def cpu_features() -> dict[str, bool]: ...
+def cpu_level_features() -> dict[str, bool]: ...
+def cpu_level() -> str: ...
+def cpu_levels() -> list[str]: ...
+def force_cpu_level(name: str) -> None: ...
+def pretend_cpu_features(names: Sequence[str]) -> None: ...
+def parallel_threads() -> int: ...
+def fingerprint(spans: Sequence[tuple[int, int]]) -> int: ...
+def whole_fingerprint(spans: Sequence[tuple[int, int]]) -> int: ...
 def crc32c(data: bytes | bytearray | memoryview | NDArray[Any], value: int = 0, /) -> int: ...
 def crc32c_combine(first: int, second: int, second_size: int, /) -> int: ...
+def cpu_peak(element: str, threads: int, seconds: float) -> float: ...

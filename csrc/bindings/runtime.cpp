@@ -1,0 +1,194 @@
+// Python's view of csrc/cpu/pool: tensors over its blocks, by DLPack, whose deleter needs neither Python nor its lock.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bindings/registration.h"
+#include "bindings/tensors.h"
+#include "common/cpu_features.h"
+#include "cpu/runtime/crc32c.h"
+#include "cpu/runtime/fingerprint.h"
+#include "cpu/runtime/cpu_capability.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/runtime/peak.h"
+#include "cpu/runtime/caching_allocator.h"
+
+namespace py = pybind11;
+
+namespace fastbert {
+namespace {
+
+// The layout that DLPack fixes for a capsule of the name "dltensor".
+struct DlTensor {
+    void* data;
+    std::int32_t device_type, device_id;
+    std::int32_t dimensions;
+    std::uint8_t type_code, type_bits;
+    std::uint16_t type_lanes;
+    std::int64_t* shape;
+    std::int64_t* strides;
+    std::uint64_t byte_offset;
+};
+
+struct DlManagedTensor {
+    DlTensor tensor;
+    void* context;
+    void (*deleter)(DlManagedTensor*);
+};
+
+constexpr const char* kCapsule = "dltensor";
+constexpr std::int32_t kCpu = 1;
+
+struct OwnedTensor {
+    AllocatorBlock block;
+    std::vector<std::int64_t> shape;
+    DlManagedTensor managed{};
+
+    OwnedTensor(std::size_t bytes, std::vector<std::int64_t> sizes) : block(bytes), shape(std::move(sizes)) {}
+};
+
+void destroy(DlManagedTensor* managed) {
+    std::unique_ptr<OwnedTensor>(static_cast<OwnedTensor*>(managed->context)).reset();
+}
+
+// Of a capsule that nobody took: whoever takes one renames it.
+void release_unconsumed(PyObject* capsule) {
+    if (PyCapsule_IsValid(capsule, kCapsule))
+        destroy(static_cast<DlManagedTensor*>(PyCapsule_GetPointer(capsule, kCapsule)));
+}
+
+// `bytes` bytes as a contiguous tensor; the caller has made sure that they are the shape's.
+py::object allocate_tensor(std::vector<std::int64_t> shape, std::size_t bytes, std::uint8_t code, std::uint8_t bits) {
+    std::unique_ptr<OwnedTensor> owned;
+    try {
+        owned = std::make_unique<OwnedTensor>(bytes, std::move(shape));  // a microsecond: not worth releasing the GIL
+    } catch (const std::bad_alloc&) {
+        PyErr_SetString(PyExc_MemoryError,
+                        ("cannot allocate " + std::to_string(bytes) + " bytes for a tensor").c_str());
+        throw py::error_already_set();
+    }
+    auto dimensions = static_cast<std::int32_t>(owned->shape.size());
+    owned->managed = {{owned->block.data(), kCpu, 0, dimensions, code, bits, 1, owned->shape.data(), nullptr, 0},
+                      owned.get(),
+                      &destroy};
+    PyObject* capsule = PyCapsule_New(&owned->managed, kCapsule, &release_unconsumed);
+    if (!capsule) throw py::error_already_set();
+    static_cast<void>(owned.release());  // the capsule's from here on
+    return py::reinterpret_steal<py::object>(capsule);
+}
+
+py::dict by_name(const CpuFeatures& features) {
+    py::dict named;
+    for (const auto& [name, member] : kCpuFeatureNames) named[name] = features.*member;
+    return named;
+}
+
+void bind_allocator(py::module_& module) {
+    module.def("pool_tensor", &allocate_tensor, py::arg("shape"), py::arg("bytes"), py::arg("code"), py::arg("bits"),
+               py::pos_only(), "A DLPack capsule over memory of the pool.");
+    module.def("pool_statistics", [] {
+        const AllocatorStatistics statistics = allocator_statistics();
+        py::dict fields;
+        fields["in_use"] = statistics.in_use;
+        fields["free"] = statistics.free;
+        fields["peak"] = statistics.peak;
+        fields["blocks"] = statistics.blocks;
+        return fields;
+    });
+    module.def("pool_reset_peak", &reset_allocator_peak);
+    module.def("pool_release", &release_free_pages, py::call_guard<py::gil_scoped_release>());
+}
+
+void bind_cpu_capability(py::module_& module) {
+    module.def(
+        "cpu_features", [] { return by_name(cpu_features()); },
+        "Instruction sets that this process can use; named as Linux names them.");
+    module.def(
+        "cpu_level_features", [] { return by_name(capability_features()); },
+        "Those of them that kernels use at the level in force.");
+    module.def("cpu_level", [] { return capability_name(cpu_capability()); }, "The level of the CPU kernels in force.");
+    module.def("cpu_levels", &available_capabilities, "The levels that this process can run, lowest first.");
+    module.def("force_cpu_level", &force_capability, py::arg("name"),
+               "Run CPU kernels at this level; an empty name chooses the highest again.");
+    module.def("pretend_cpu_features", &pretend_features, py::arg("names"),
+               "For tests: take these features for those of the processor; an empty list asks it again.");
+    module.def("parallel_threads", &parallel_threads, "The threads that a kernel called here runs on.");
+}
+
+void bind_checksums(py::module_& module) {
+    module.def(
+        "fingerprint",
+        [](const std::vector<std::pair<Address, std::size_t>>& spans) {
+            std::uint64_t hash = 0;
+            for (const auto& [address, bytes] : spans) {
+                if (bytes && !address) throw py::value_error("a weight's memory was given back");
+                hash = fingerprint(reinterpret_cast<const std::byte*>(address), bytes, hash);
+            }
+            return hash;
+        },
+        py::arg("spans"), "A number that changes when memory, (address, bytes) each, is written all over.");
+    module.def(
+        "whole_fingerprint",
+        [](const std::vector<std::pair<Address, std::size_t>>& spans) {
+            std::vector<MemorySpan> memory;
+            for (const auto& [address, bytes] : spans) {
+                if (bytes && !address) throw py::value_error("a weight's memory was given back");
+                memory.push_back({reinterpret_cast<const std::byte*>(address), bytes});
+            }
+            py::gil_scoped_release release;
+            return whole_fingerprint(memory);
+        },
+        py::arg("spans"), "A number that changes when any byte of memory, (address, bytes) each, does.");
+    module.def(
+        "crc32c",
+        [](const py::buffer& data, std::uint32_t value) {
+            const py::buffer_info info = data.request();
+            py::ssize_t expected = info.itemsize;
+            for (py::ssize_t axis = info.ndim; axis-- > 0; expected *= info.shape[static_cast<std::size_t>(axis)])
+                require(info.shape[static_cast<std::size_t>(axis)] <= 1 ||
+                            info.strides[static_cast<std::size_t>(axis)] == expected,
+                        "data must be contiguous");
+            const auto* bytes = static_cast<const std::byte*>(info.ptr);
+            const auto size = static_cast<std::size_t>(info.size * info.itemsize);
+            py::gil_scoped_release release;
+            return crc32c(bytes, size, value);
+        },
+        py::arg("data"), py::arg("value") = 0, py::pos_only(),
+        "The CRC-32C of contiguous bytes, continuing from `value`, that of the bytes before them.");
+    module.def("crc32c_combine", &crc32c_combine, py::arg("first"), py::arg("second"), py::arg("second_size"),
+               py::pos_only(), "The CRC-32C of two stretches end to end.");
+}
+
+void bind_peak(py::module_& module) {
+    module.def(
+        "cpu_peak",
+        [](const std::string& element, int threads, double seconds) {
+            if (element != "bf16" && element != "int8" && element != "fp32")
+                throw py::value_error("element must be bf16, int8 or fp32, not " + element);
+            if (threads < 1 || threads > 4096) throw py::value_error("threads must be 1 to 4096");
+            if (!(seconds > 0.0 && seconds <= 60.0)) throw py::value_error("seconds must be above 0, at most 60");
+            const Element kind =
+                element == "bf16" ? Element::bf16 : element == "int8" ? Element::int8 : Element::fp32;
+            py::gil_scoped_release release;
+            return cpu_peak(kind, threads, seconds);
+        },
+        py::arg("element"), py::arg("threads"), py::arg("seconds"),
+        "Operations a second of products in registers on random data, by the widest instructions of the level.");
+}
+
+const Registration registration{"runtime", [](py::module_& module) {
+    bind_allocator(module);
+    bind_cpu_capability(module);
+    bind_checksums(module);
+    bind_peak(module);
+}};
+
+}  // namespace
+}  // namespace fastbert
