@@ -22,10 +22,10 @@ from fastbert.checkpoints.formats.safetensors_files import in_bytes, write_safet
 from fastbert.checkpoints.formats.tensorflow import write_bundle
 from fastbert.checkpoints.hub import MAIN
 from fastbert.checkpoints.key_mapping import is_encoders, is_training_state, is_transposed, match, to_tensorflow
-from fastbert.checkpoints.manifest import EMBEDDER, MODEL, TOKENIZER, accept_folder, verify_files
+from fastbert.checkpoints.manifest import EMBEDDER, MODEL, TOKENIZER, verify_files
 from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PIPELINE_FILES, PROMPTS, is_there
 from fastbert.checkpoints.source import Weights, config_place, find_source, find_weights
-from fastbert.checkpoints.tokenizer_files import Target, carry_tokenizer
+from fastbert.checkpoints.tokenizer_files import Target, accept_folder, carry_tokenizer
 from fastbert.config import CONFIGS, BertConfig
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.untrusted_input import read_json_file

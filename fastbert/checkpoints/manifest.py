@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -118,16 +118,17 @@ def update_manifest(folder: Path, names: Iterable[str], tokenizer: str | None = 
     return folder / NAME
 
 
-def accept_folder(folder: Path) -> list[str]:
+def replace_manifest(folder: Path, fingerprint: Callable[[list[str]], str | None]) -> list[str]:
     """Write a manifest for a folder as it is, whatever its old one says; returns the files that it lists.
 
-    Raises `UserError` for a folder that holds no file of a model or a tokenizer.
+    `fingerprint(names)` is the fingerprint of the folder's tokenizer. Raises `UserError` for a folder that holds no
+    file of a model or a tokenizer.
     """
     names = _present(folder, KINDS)
     if not names:
         raise UserError(f"{folder}: holds no file of a model or a tokenizer; name a model's folder")
     files = {name: describe(folder / name) for name in names}
-    _write(folder, Manifest(files, _fingerprint(folder, names)))
+    _write(folder, Manifest(files, fingerprint(names)))
     return names
 
 
@@ -254,20 +255,6 @@ def _present(folder: Path, kinds: Iterable[str]) -> list[str]:
 def _is_part(name: str) -> bool:
     """Whether a file is read only if another one names it."""
     return name.startswith(("model-", "bert_model.ckpt"))
-
-
-def _fingerprint(folder: Path, names: Iterable[str]) -> str | None:
-    """The fingerprint of a folder's tokenizer; None where it has none that fastbert reads."""
-    if not {"vocab.txt", "tokenizer.json"} & set(names):
-        return None
-    # Here, since tokenizers are checked through this module.
-    from fastbert.tokenizers import WordPieceTokenizer
-
-    try:
-        return WordPieceTokenizer.from_pretrained(folder, verify=False).fingerprint
-    except UserError as error:
-        logger.warning("%s: the manifest names no tokenizer (%s)", folder, error)
-        return None
 
 
 def _digest(body: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The tokenizer's files, which a converted model takes along."""
+"""Copy a tokenizer's files beside a converted model, and list a finished folder with its tokenizer's fingerprint."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Literal
 
-from fastbert.checkpoints.manifest import check_fingerprint
+from fastbert.checkpoints.manifest import check_fingerprint, replace_manifest
 from fastbert.errors import UserError
+from fastbert.models.vocabulary_extension import check_sizes
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.files import (
     ADDED_TOKENS_FILE,
@@ -23,6 +24,24 @@ Target = Literal["hf", "tensorflow"]
 FILES = (VOCAB_FILE, TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE)
 
 
+def accept_folder(folder: Path) -> list[str]:
+    """Write a manifest for a folder as it is, with its tokenizer's fingerprint; returns the files that it lists.
+
+    Raises `UserError` for a folder that holds no file of a model or a tokenizer.
+    """
+
+    def fingerprint(names: list[str]) -> str | None:
+        if not {VOCAB_FILE, TOKENIZER_FILE} & set(names):
+            return None
+        try:
+            return WordPieceTokenizer.from_pretrained(folder, verify=False).fingerprint
+        except UserError as error:
+            logger.warning("%s: the manifest names no tokenizer (%s)", folder, error)
+            return None
+
+    return replace_manifest(folder, fingerprint)
+
+
 def carry_tokenizer(given: Path | None, beside: Path, folder: Path, vocab_size: int, to: Target) -> None:
     """Copy a tokenizer after a look at it: from the folder or vocab.txt `given`, or from `beside` if there is one.
 
@@ -30,9 +49,6 @@ def carry_tokenizer(given: Path | None, beside: Path, folder: Path, vocab_size: 
     matter. Beside a TensorFlow checkpoint lies vocab.txt alone. Raises `UserError` for a given vocabulary of another
     size than the model's (one that lay beside the weights is copied with a warning), and for damaged files.
     """
-    # Here, since the models load through this package.
-    from fastbert.models.vocabulary_extension import check_sizes
-
     source = given or beside
     if given is None and not any((beside / name).is_file() for name in (VOCAB_FILE, TOKENIZER_FILE)):
         return

@@ -110,7 +110,8 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
 def _run_manifest(folder: Path) -> int:
     """Accept a folder's files as they are."""
-    from fastbert.checkpoints.manifest import NAME, accept_folder
+    from fastbert.checkpoints.manifest import NAME
+    from fastbert.checkpoints.tokenizer_files import accept_folder
 
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; --manifest takes a model's folder")

@@ -18,7 +18,8 @@ from torch import nn
 
 from fastbert.checkpoints.atomic_folder import whole_folder
 from fastbert.checkpoints.formats.safetensors_files import read_safetensors
-from fastbert.checkpoints.manifest import ADAPTER, MODEL, accept_folder, verify_files
+from fastbert.checkpoints.manifest import ADAPTER, MODEL, verify_files
+from fastbert.checkpoints.tokenizer_files import accept_folder
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.untrusted_input import read_json_file, shown
 from fastbert.models.base import PreTrainedModel

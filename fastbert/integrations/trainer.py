@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fastbert.checkpoints.formats.safetensors_files import WEIGHTS
-from fastbert.checkpoints.manifest import accept_folder
+from fastbert.checkpoints.tokenizer_files import accept_folder
 from fastbert.errors import UserError
 from fastbert.models.base import PreTrainedModel
 

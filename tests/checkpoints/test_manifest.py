@@ -14,8 +14,9 @@ from fastbert.checkpoints import manifest
 from fastbert.checkpoints.atomic_folder import whole_folder
 from fastbert.checkpoints.convert import Options, convert
 from fastbert.checkpoints.delta.files import restore_delta, write_delta
-from fastbert.checkpoints.manifest import NAME, Entry, accept_folder, describe, read_manifest
+from fastbert.checkpoints.manifest import NAME, Entry, describe, read_manifest
 from fastbert.checkpoints.source import find_weights
+from fastbert.checkpoints.tokenizer_files import accept_folder
 from fastbert.cli import main
 from fastbert.embeddings.folder import load_embedder
 from fastbert.embeddings.settings import Dense, EmbedSettings

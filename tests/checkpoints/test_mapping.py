@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fastbert import BertConfig, BertModel
+from fastbert.io import mmap
 from fastbert.ops.native import mapped_weights, prepacked_weights
 
 pytestmark = pytest.mark.usefixtures("unchecked_folders")
@@ -72,7 +73,7 @@ def test_pages_of_a_file_go_and_those_that_were_written_to_stay(tmp_path: Path) 
     if not Path("/proc/self/pagemap").exists():
         pytest.skip("needs Linux's pagemap")
     (tmp_path / "numbers").write_bytes(np.arange(1 << 20, dtype=np.float32).tobytes())
-    numbers = mapped_weights.map_file(tmp_path / "numbers").view(torch.float32)
+    numbers = mmap.map_file(tmp_path / "numbers").view(torch.float32)
     numbers.sum()
     begin = numbers.data_ptr()
     assert not mapped_weights._is_written(begin, begin + (1 << 20))
@@ -83,9 +84,9 @@ def test_pages_of_a_file_go_and_those_that_were_written_to_stay(tmp_path: Path) 
     mapped_weights.give_back([numbers[: 1 << 18]])
     assert numbers[5000] == -1.0
     assert numbers[5001] == 5001.0
-    ranges = len(mapped_weights._ranges)
+    ranges = len(mmap.ranges)
     del numbers
-    assert len(mapped_weights._ranges) == ranges - 1
+    assert len(mmap.ranges) == ranges - 1
 
 
 def test_tensors_of_ones_own_are_left_alone() -> None:

@@ -33,9 +33,10 @@ from fastbert.checkpoints.formats.safetensors_files import (
     save_tensors,
     write_safetensors,
 )
-from fastbert.checkpoints.manifest import KINDS, accept_folder, verify_files
+from fastbert.checkpoints.manifest import KINDS, verify_files
 from fastbert.checkpoints.manifest import NAME as MANIFEST
 from fastbert.checkpoints.source import config_place, find_source, find_weights
+from fastbert.checkpoints.tokenizer_files import accept_folder
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.untrusted_input import PlainFile, parse_json, shown
 from fastbert.models.loading import MOST_NEW

@@ -10,41 +10,26 @@ import ctypes
 import mmap
 import os
 import sys
-import threading
-import weakref
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
+
+from fastbert.io.mmap import lock, ranges
 
 # Linux's madvise and pagemap.
 _DONTNEED, _PRESENT, _SWAPPED, _OF_FILE = 4, 63, 62, 61
-_lock = threading.Lock()
-_ranges: dict[int, tuple[int, int]] = {}
-"""Where mapped files lie, begin and end, by a number for each."""
-
-
-def map_file(path: Path) -> Tensor:
-    """A file's bytes, uint8 (size,), mapped privately: writes to them are this process's own. Raises OSError."""
-    array = np.memmap(path, dtype=np.uint8, mode="c")
-    begin, key = array.ctypes.data, id(array)
-    with _lock:
-        _ranges[key] = (begin, begin + array.nbytes)
-    weakref.finalize(array, _ranges.pop, key, None)
-    return torch.from_numpy(array)
 
 
 def give_back(weights: Iterable[Tensor]) -> None:
     """Let the system take the pages of weights that lie in mapped files, where nobody has written to them; they are
     read from the file again when somebody looks."""
-    if not _ranges or sys.platform != "linux":
+    if not ranges or sys.platform != "linux":
         return
     for weight in weights:
         begin, end = weight.data_ptr(), weight.data_ptr() + weight.nbytes
-        with _lock:
-            inside = any(first <= begin and end <= last for first, last in _ranges.values())
+        with lock:
+            inside = any(first <= begin and end <= last for first, last in ranges.values())
         page = mmap.PAGESIZE
         begin, end = -(-begin // page) * page, end // page * page
         if inside and begin < end and not _is_written(begin, end):
