@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastbert.errors import CheckpointError
 from fastbert.io.mmap import map_file
-from fastbert.io.untrusted_input import PlainFile
+from fastbert.io.untrusted_input import UntrustedFile
 
 # Read, checked and converted at once: fits a core's cache with its converted copy.
 PIECE = 1 << 20
@@ -89,11 +89,11 @@ def fill(pairs: Iterable[tuple[Stored, Tensor]]) -> None:
     Raises `CheckpointError` for files that end before, and for wrong checksums.
     """
     work = list(pairs)
-    files: dict[Path, PlainFile] = {}
+    files: dict[Path, UntrustedFile] = {}
     try:
         for stored, _ in work:
             if stored.file not in files:
-                files[stored.file] = PlainFile(stored.file)
+                files[stored.file] = UntrustedFile(stored.file)
         jobs = [job for stored, tensor in work for job in _jobs(files[stored.file], stored, tensor)]
         threads = min(MOST_THREADS, torch.get_num_threads(), len(jobs))
         if threads > 1:
@@ -138,7 +138,7 @@ def equal(first: Stored, second: Stored) -> bool:
     return first.shape == second.shape and torch.equal(first.read(), second.read())
 
 
-def _jobs(file: PlainFile, stored: Stored, tensor: Tensor) -> list[Callable[[], None]]:
+def _jobs(file: UntrustedFile, stored: Stored, tensor: Tensor) -> list[Callable[[], None]]:
     """What has to be done to read one tensor, in parts that may run side by side."""
     assert tuple(tensor.shape) == stored.shape
     if not stored.count:
@@ -156,7 +156,7 @@ def _jobs(file: PlainFile, stored: Stored, tensor: Tensor) -> list[Callable[[], 
     return [partial(_read_part, file, stored, flat, start, stop) for start, stop in pairwise(starts)]
 
 
-def _read_part(file: PlainFile, stored: Stored, flat: Tensor, start: int, stop: int) -> None:
+def _read_part(file: UntrustedFile, stored: Stored, flat: Tensor, start: int, stop: int) -> None:
     """Elements `start` to `stop`: straight into their place, or converted piecewise."""
     item = stored.dtype.itemsize
     if flat.dtype == stored.dtype:
@@ -169,7 +169,7 @@ def _read_part(file: PlainFile, stored: Stored, flat: Tensor, start: int, stop: 
         flat[begin : begin + len(part)].copy_(part)
 
 
-def _read_checked(file: PlainFile, stored: Stored, target: Tensor) -> None:
+def _read_checked(file: UntrustedFile, stored: Stored, target: Tensor) -> None:
     """A tensor that has a checksum of its own, taken of each piece while it is in the cache. `target` has its elements
     in the file's order: flat, or a transposed matrix."""
     assert stored.checked is not None
@@ -189,7 +189,7 @@ def _read_checked(file: PlainFile, stored: Stored, target: Tensor) -> None:
     _compare(file, stored.checked, value)
 
 
-def _read_apart(file: PlainFile, stored: Stored, tensor: Tensor) -> None:
+def _read_apart(file: UntrustedFile, stored: Stored, tensor: Tensor) -> None:
     """A tensor that lies in its file with strides, or in a larger stretch that has one checksum."""
     if stored.checked is not None:
         base, size = stored.checked.offset, stored.checked.size
@@ -207,7 +207,7 @@ def _read_apart(file: PlainFile, stored: Stored, tensor: Tensor) -> None:
     tensor.copy_(shaped)
 
 
-def _compare(file: PlainFile, checked: Checked, value: int) -> None:
+def _compare(file: UntrustedFile, checked: Checked, value: int) -> None:
     if checked.finish(value) != checked.value:
         raise CheckpointError(
             f"{file.path}: damaged: the {checked.size:,} bytes at {checked.offset:,} have another checksum than they"

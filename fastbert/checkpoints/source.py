@@ -17,7 +17,7 @@ from fastbert.checkpoints.formats.tensorflow import INDEX, index_file, read_bund
 from fastbert.checkpoints.key_mapping import weights_of_bundle
 from fastbert.checkpoints.manifest import MODEL, verify_files
 from fastbert.errors import CheckpointError, UserError
-from fastbert.io.untrusted_input import PlainFile, shown
+from fastbert.io.untrusted_input import UntrustedFile, shown
 
 Kind = Literal["safetensors", "pickle", "tensorflow"]
 _STATE_LINE = re.compile(r'^model_checkpoint_path: "([^"/\\]+)"', re.MULTILINE)
@@ -102,7 +102,7 @@ def _prefix_in(folder: Path) -> Path | None:
     if len(found) <= 1:
         return found[0] if found else None
     if (folder / "checkpoint").exists():
-        with PlainFile(folder / "checkpoint") as file:
+        with UntrustedFile(folder / "checkpoint") as file:
             text = file.read(0, min(file.size, 1 << 20)).decode("utf-8", errors="replace")
         named = _STATE_LINE.search(text)
         if named and folder / named[1] in found:

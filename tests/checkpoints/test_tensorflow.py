@@ -9,11 +9,11 @@ import torch
 from checkpoints.toy import CONFIG, save
 
 from fastbert import _C, BertConfig, BertForPreTraining, BertModel
-from fastbert.checkpoints import crc32c as crc
 from fastbert.checkpoints.formats.sstable import TableError, read_table, unpack_snappy, varint, write_table
 from fastbert.checkpoints.formats.tensorflow import data_file, index_file, read_bundle, write_bundle
 from fastbert.checkpoints.key_mapping import from_tensorflow, is_training_state, to_tensorflow, weights_of_bundle
 from fastbert.errors import CheckpointError, UserError
+from fastbert.io.checksums import combine_crc32c, crc32c
 from fastbert.models.loading import outline, own_shapes
 
 POLYNOMIAL = 0x82F63B78  # Castagnoli's, its bits reversed
@@ -30,10 +30,10 @@ def plain_crc(data: bytes) -> int:
 
 
 def test_the_crc_is_castagnolis() -> None:
-    assert crc.crc32c(b"123456789") == 0xE3069283
-    assert crc.crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
-    assert crc.crc32c(b"\xff" * 32) == 0x62A8AB43
-    assert crc.crc32c(bytes(range(32))) == 0x46DD794E
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
+    assert crc32c(b"\xff" * 32) == 0x62A8AB43
+    assert crc32c(bytes(range(32))) == 0x46DD794E
 
 
 @pytest.mark.parametrize("level", ["portable", ""], ids=["portable", "highest"])
@@ -43,19 +43,19 @@ def test_the_crc_of_any_length_in_any_pieces(level: str, seed: int) -> None:
     try:
         for size in (0, 1, 3, 7, 8, 9, 63, 6143, 6144, 6145, 3 * 6144 + 5):
             data = draw.randbytes(size)
-            assert crc.crc32c(memoryview(data)) == plain_crc(data), f"{size} bytes"
+            assert crc32c(memoryview(data)) == plain_crc(data), f"{size} bytes"
             cut = draw.randrange(size + 1)
-            first, second = crc.crc32c(data[:cut]), crc.crc32c(data[cut:])
-            assert crc.crc32c(data[cut:], first) == crc.crc32c(data), f"{size} bytes cut at {cut}"
-            assert crc.combine(first, second, size - cut) == crc.crc32c(data), f"{size} bytes cut at {cut}"
+            first, second = crc32c(data[:cut]), crc32c(data[cut:])
+            assert crc32c(data[cut:], first) == crc32c(data), f"{size} bytes cut at {cut}"
+            assert combine_crc32c(first, second, size - cut) == crc32c(data), f"{size} bytes cut at {cut}"
     finally:
         _C.force_cpu_level("")
-    assert crc.combine(1, 2, 1 << 62) != crc.combine(1, 2, 1 << 61)
+    assert combine_crc32c(1, 2, 1 << 62) != combine_crc32c(1, 2, 1 << 61)
 
 
 def test_only_contiguous_bytes_have_a_crc() -> None:
     matrix = np.arange(24, dtype=np.int32).reshape(4, 6)
-    assert _C.crc32c(matrix) == crc.crc32c(matrix.tobytes())
+    assert _C.crc32c(matrix) == crc32c(matrix.tobytes())
     with pytest.raises(ValueError, match="contiguous"):
         _C.crc32c(matrix.T)
 

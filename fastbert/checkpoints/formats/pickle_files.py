@@ -20,7 +20,7 @@ from fastbert.checkpoints.file_tensors import Checked, Stored
 from fastbert.checkpoints.formats.pickle_machine import MOST_BYTES, View, run
 from fastbert.checkpoints.formats.safetensors_files import check_shape
 from fastbert.errors import CheckpointError
-from fastbert.io.untrusted_input import PlainFile, shown
+from fastbert.io.untrusted_input import UntrustedFile, shown
 
 PICKLED = "pytorch_model.bin"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
@@ -33,7 +33,7 @@ Places = Mapping[str, tuple[int, int, Checked | None]]
 
 def read_pickle(path: Path) -> dict[str, Stored]:
     """Where the tensors of a pickled state dict lie. Raises `CheckpointError`; executes nothing."""
-    with PlainFile(path) as file:
+    with UntrustedFile(path) as file:
         if file.size >= 4 and file.read(0, 4) == b"PK\x03\x04":
             values, places = _read_zip(file)
         else:
@@ -46,7 +46,7 @@ def read_pickle(path: Path) -> dict[str, Stored]:
     return {name: _stored(path, name, view, places) for name, view in views.items()}
 
 
-def _read_stream(file: PlainFile) -> tuple[Any, Places]:
+def _read_stream(file: UntrustedFile) -> tuple[Any, Places]:
     """The old container: what is pickled, and where the storages lie."""
     data = file.read(0, min(file.size, MOST_BYTES))
     at, parts = 0, []
@@ -80,7 +80,7 @@ def _views(values: Any) -> list[View]:
     return [value for value in values.values() if isinstance(value, View)] if isinstance(values, dict) else []
 
 
-def _read_zip(file: PlainFile) -> tuple[Any, Places]:
+def _read_zip(file: UntrustedFile) -> tuple[Any, Places]:
     """The zip container: what is pickled, and where the storages lie."""
     members = _members(file)
     pickles = [name for name in members if re.fullmatch(r"[^/]+/data\.pkl", name)]
@@ -100,7 +100,7 @@ def _read_zip(file: PlainFile) -> tuple[Any, Places]:
     return values, places
 
 
-def _members(file: PlainFile) -> dict[str, zipfile.ZipInfo]:
+def _members(file: UntrustedFile) -> dict[str, zipfile.ZipInfo]:
     """The members of a zip by name; no more than a model can have, and none compressed."""
     tail = file.read(file.size - min(file.size, 1 << 16), min(file.size, 1 << 16))
     end = tail.rfind(b"PK\x05\x06")
@@ -135,7 +135,7 @@ def _members(file: PlainFile) -> dict[str, zipfile.ZipInfo]:
     return members
 
 
-def _begin(file: PlainFile, member: zipfile.ZipInfo) -> int:
+def _begin(file: UntrustedFile, member: zipfile.ZipInfo) -> int:
     """Where the bytes of a member begin, which all lie in the file."""
     header = file.read(member.header_offset, 30)
     if header[:4] != b"PK\x03\x04":
@@ -146,7 +146,7 @@ def _begin(file: PlainFile, member: zipfile.ZipInfo) -> int:
     return begin
 
 
-def _content(file: PlainFile, member: zipfile.ZipInfo, most: int) -> bytes:
+def _content(file: UntrustedFile, member: zipfile.ZipInfo, most: int) -> bytes:
     """A small member as a whole."""
     if member.file_size > most:
         raise CheckpointError(

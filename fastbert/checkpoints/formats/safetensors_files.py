@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from torch import Tensor
 
 from fastbert.checkpoints.file_tensors import MOST_DIMENSIONS, MOST_ELEMENTS, Stored
 from fastbert.errors import CheckpointError, UserError
-from fastbert.io.untrusted_input import MOST_JSON, PlainFile, parse_json, shown
+from fastbert.io.atomic_write import atomic_write
+from fastbert.io.untrusted_input import MAX_JSON_BYTES, UntrustedFile, parse_json, shown
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -47,14 +49,14 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
 
 def read_with_metadata(path: Path) -> tuple[dict[str, Stored], dict[str, str]]:
     """Like `read_safetensors`, and what the file says of itself: texts by name."""
-    with PlainFile(path) as file:
+    with UntrustedFile(path) as file:
         if file.size < 8:
             raise CheckpointError(f"{path}: not a whole safetensors file: {file.size} bytes")
         length = int.from_bytes(file.read(0, 8), "little")
-        if length > MOST_JSON:
+        if length > MAX_JSON_BYTES:
             raise CheckpointError(
                 f"{path}: not a safetensors file, or a damaged one: a header of {length:,} bytes, where at most"
-                f" {MOST_JSON:,} are believed"
+                f" {MAX_JSON_BYTES:,} are believed"
             )
         if 8 + length > file.size:
             raise CheckpointError(f"{path}: not a whole safetensors file: its header goes on behind its end")
@@ -124,23 +126,21 @@ def write_safetensors(folder: Path, tensors: Mapping[str, Tensor], most: int | N
     shards = _split(tensors, most)
     count = len(shards)
     names = [WEIGHTS] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
-    partial = {name: folder / f"{name}.partial" for name in [*names, WEIGHTS_INDEX]}
+    weight_map = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+    if count > 1:
+        names.append(WEIGHTS_INDEX)
     try:
-        for name, shard in zip(names, shards, strict=True):
-            save_tensors({key: tensors[key] for key in shard}, partial[name], {"format": "pt"})
-        if count > 1:
-            index = {
-                "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
-                "weight_map": {key: name for name, shard in zip(names, shards, strict=True) for key in shard},
-            }
-            partial[WEIGHTS_INDEX].write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-            names.append(WEIGHTS_INDEX)
-        for name in names:
-            partial[name].replace(folder / name)
+        with ExitStack() as stack:
+            # Files appear in reverse order: the index last.
+            partials = {name: stack.enter_context(atomic_write(folder / name)) for name in reversed(names)}
+            for name, shard in zip(names, shards, strict=False):
+                save_tensors({key: tensors[key] for key in shard}, partials[name], {"format": "pt"})
+            if count > 1:
+                size = sum(tensor.nbytes for tensor in tensors.values())
+                index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+                text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+                partials[WEIGHTS_INDEX].write_text(text, encoding="utf-8")
     except (OSError, SafetensorError) as error:
-        for left in partial.values():
-            if left.is_file():
-                left.unlink()
         raise CheckpointError(
             f"{folder / names[0]}: could not be written ({error}); free some disk space or choose another folder"
         ) from error

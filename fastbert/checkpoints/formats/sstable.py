@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 
-from fastbert.checkpoints.crc32c import checksum
+from fastbert.io.checksums import crc32c
 
 MAGIC = 0xDB4775248B80FB57
 FOOTER = 48
@@ -18,8 +18,16 @@ BLOCK_SIZE, RESTART_INTERVAL = 1 << 18, 16  # as TensorFlow writes them
 MOST_BYTES, MOST_ENTRIES, MOST_KEY = 4 << 20, 20_000, 1024
 
 
+_MASK_DELTA = 0xA282EAD8
+
+
 class TableError(Exception):
     """Not a whole table; the message says why."""
+
+
+def mask(crc: int) -> int:
+    """Return a CRC as the format stores it, so that the CRC of data that contains CRCs is not degenerate."""
+    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
@@ -82,7 +90,7 @@ def _block(data: bytes, offset: int, size: int) -> bytes:
     end = offset + size
     if end + 5 > len(data):
         raise TableError("a block goes on behind its end")
-    if checksum(data[offset : end + 1]) != data[end + 1 : end + 5]:
+    if _checksum(data[offset : end + 1]) != data[end + 1 : end + 5]:
         raise TableError("a block has another checksum than it should")
     if data[end] not in (0, 1):
         raise TableError(f"a block is compressed in the unknown way {data[end]}")
@@ -166,8 +174,13 @@ def write_table(entries: Sequence[tuple[bytes, bytes]]) -> bytes:
 def _append(data: bytearray, block: bytes) -> bytes:
     """Write a block, uncompressed; returns its handle."""
     handle = varint(len(data)) + varint(len(block))
-    data += block + b"\0" + checksum(block + b"\0")
+    data += block + b"\0" + _checksum(block + b"\0")
     return handle
+
+
+def _checksum(data: bytes) -> bytes:
+    """Return the four bytes that follow a block: its masked CRC-32C."""
+    return struct.pack("<I", mask(crc32c(data)))
 
 
 def _make_block(entries: Sequence[tuple[bytes, bytes]], interval: int) -> bytes:

@@ -7,7 +7,6 @@ masked CRC-32C; under the empty name lies a header with the number of data files
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,12 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastbert.checkpoints.crc32c import crc32c, masked
 from fastbert.checkpoints.file_tensors import PIECE, Checked, Stored
 from fastbert.checkpoints.formats.safetensors_files import check_shape
-from fastbert.checkpoints.formats.sstable import MOST_BYTES, TableError, read_table, read_varint, varint, write_table
+from fastbert.checkpoints.formats.sstable import (
+    MOST_BYTES,
+    TableError,
+    mask,
+    read_table,
+    read_varint,
+    varint,
+    write_table,
+)
 from fastbert.errors import CheckpointError
-from fastbert.io.untrusted_input import PlainFile, shown
+from fastbert.io.atomic_write import atomic_write
+from fastbert.io.checksums import crc32c
+from fastbert.io.untrusted_input import UntrustedFile, shown
 
 INDEX = ".index"
 MOST_DATA_FILES = 10_000
@@ -47,7 +55,7 @@ DTYPE, SHAPE, SHARD, OFFSET, SIZE, CRC, SLICES = range(1, 8)
 def read_bundle(prefix: Path) -> dict[str, Stored]:
     """Where the tensors of the checkpoint `prefix` lie; those of strings are left out. Raises `CheckpointError`."""
     path = index_file(prefix)
-    with PlainFile(path) as file:
+    with UntrustedFile(path) as file:
         if file.size > MOST_BYTES:
             raise CheckpointError(f"{path}: {file.size:,} bytes, where at most {MOST_BYTES:,} are believed of an index")
         data = file.read(0, file.size)
@@ -98,7 +106,7 @@ def _stored(prefix: Path, name: str, fields: list[tuple[int, Any]], shards: int)
         raise CheckpointError(f"{place} is damaged: it lies in no data file")
     if size != math.prod(shape) * DTYPES[code].itemsize:
         raise CheckpointError(f"{place} has {size:,} bytes, not those of {shown(shape)}")
-    checked = Checked(offset, size, crc, crc32c, masked)
+    checked = Checked(offset, size, crc, crc32c, mask)
     return Stored(data_file(prefix, shard, shards), offset, DTYPES[code], shape, checked=checked)
 
 
@@ -159,28 +167,23 @@ def write_bundle(prefix: Path, tensors: Mapping[str, Tensor]) -> None:
             raise CheckpointError(f"{prefix}: {name} is {tensor.dtype}, which this format lacks; convert it to fp32")
     entries = [(b"", _number(NUM_SHARDS, 1) + _message(VERSION, _number(1, 1)))]
     data_path, index_path = data_file(prefix, 0, 1), index_file(prefix)
-    partial = [path.with_name(f"{path.name}.partial") for path in (data_path, index_path)]
     try:
-        with partial[0].open("wb") as file:
-            for name in sorted(tensors, key=lambda name: name.encode()):
-                tensor, offset, crc = tensors[name], file.tell(), 0
-                memory = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
-                for start in range(0, len(memory), PIECE):
-                    crc = crc32c(memory[start : start + PIECE], crc)
-                    file.write(memory[start : start + PIECE])
-                dims = b"".join(_message(2, _number(1, size)) for size in tensor.shape)
-                entry = _number(DTYPE, numbers[tensor.dtype]) + _message(SHAPE, dims)
-                entry += _number(OFFSET, offset) + _number(SIZE, len(memory))
-                entry += varint(CRC << 3 | 5) + struct.pack("<I", masked(crc))
-                entries.append((name.encode(), entry))
-            file.flush()
-            os.fsync(file.fileno())
-        partial[1].write_bytes(write_table(entries))
-        partial[0].replace(data_path)
-        partial[1].replace(index_path)
+        # The data file appears first, the index last.
+        with atomic_write(index_path) as index_partial, atomic_write(data_path) as data_partial:
+            with data_partial.open("wb") as file:
+                for name in sorted(tensors, key=lambda name: name.encode()):
+                    tensor, offset, crc = tensors[name], file.tell(), 0
+                    memory = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+                    for start in range(0, len(memory), PIECE):
+                        crc = crc32c(memory[start : start + PIECE], crc)
+                        file.write(memory[start : start + PIECE])
+                    dims = b"".join(_message(2, _number(1, size)) for size in tensor.shape)
+                    entry = _number(DTYPE, numbers[tensor.dtype]) + _message(SHAPE, dims)
+                    entry += _number(OFFSET, offset) + _number(SIZE, len(memory))
+                    entry += varint(CRC << 3 | 5) + struct.pack("<I", mask(crc))
+                    entries.append((name.encode(), entry))
+            index_partial.write_bytes(write_table(entries))
     except OSError as error:
-        for path in partial:
-            path.unlink(missing_ok=True)
         raise CheckpointError(f"{data_path}: could not be written ({error}); free some disk space") from error
 
 
