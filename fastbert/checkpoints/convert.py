@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fastbert.checkpoints import key_mapping
 from fastbert.checkpoints.atomic_folder import atomic_folder
-from fastbert.checkpoints.file_tensors import Stored, fill
-from fastbert.checkpoints.formats.safetensors_files import in_bytes, write_safetensors
+from fastbert.checkpoints.file_tensors import FileTensor, fill
+from fastbert.checkpoints.formats.safetensors import in_bytes, write_safetensors
 from fastbert.checkpoints.formats.tensorflow import write_bundle
 from fastbert.checkpoints.hub import MAIN
 from fastbert.checkpoints.key_mapping import is_encoders, is_training_state, is_transposed, match, to_tensorflow
@@ -209,7 +209,7 @@ def named_classes(folder: Path) -> list[str]:
 
 def _plan(
     weights: Weights, config: BertConfig, kind: str, out: Path, options: Options
-) -> tuple[dict[str, Stored], Report]:
+) -> tuple[dict[str, FileTensor], Report]:
     """Which tensor goes where, under which name; and the report of it."""
     from fastbert import models
 
@@ -219,7 +219,7 @@ def _plan(
     own = loading.own_shapes(model)
     matched = match(weights.tensors, own, model.base_model_prefix, weights.place)
     loading.check_tied(model, weights, matched)
-    plan: dict[str, Stored] = {}
+    plan: dict[str, FileTensor] = {}
     moved, wrong = [], {}
     for name in own:
         if name not in matched:
@@ -246,7 +246,7 @@ def _is_open(name: str) -> bool:
     return name.startswith("classifier.")
 
 
-def _moved(name: str, key: str, stored: Stored, weights: Weights, options: Options) -> Moved:
+def _moved(name: str, key: str, stored: FileTensor, weights: Weights, options: Options) -> Moved:
     source = weights.origins.get(key, key)
     target = _target_name(name, options.to)
     turned = [is_transposed(one) and len(stored.shape) == 2 for one in (source, target)]
@@ -266,7 +266,7 @@ def _target_name(name: str, to: Target) -> str:
     return theirs
 
 
-def _dtype(stored: Stored, wanted: torch.dtype | None) -> torch.dtype:
+def _dtype(stored: FileTensor, wanted: torch.dtype | None) -> torch.dtype:
     return wanted if wanted is not None and stored.dtype.is_floating_point else stored.dtype
 
 
@@ -281,7 +281,7 @@ def _reason(name: str, kind: str, tied: tuple[str, ...]) -> str:
     return f"no part of {kind}"
 
 
-def _with_labels(config: BertConfig, plan: dict[str, Stored]) -> BertConfig:
+def _with_labels(config: BertConfig, plan: dict[str, FileTensor]) -> BertConfig:
     """The configuration with as many labels as a classifier among the weights has."""
     from dataclasses import replace
 
@@ -290,7 +290,7 @@ def _with_labels(config: BertConfig, plan: dict[str, Stored]) -> BertConfig:
     return config if labels in (1, config.num_labels) else replace(config, num_labels=labels)
 
 
-def _write(folder: Path, plan: dict[str, Stored], config: BertConfig, kind: str, options: Options) -> None:
+def _write(folder: Path, plan: dict[str, FileTensor], config: BertConfig, kind: str, options: Options) -> None:
     """Weights and configuration."""
     tensors = {name: torch.empty(stored.shape, dtype=_dtype(stored, options.dtype)) for name, stored in plan.items()}
     fill((stored, tensors[name]) for name, stored in plan.items())

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from fastbert.checkpoints import hub
-from fastbert.checkpoints.file_tensors import Stored
-from fastbert.checkpoints.formats.pickle_files import PICKLED, PICKLED_INDEX, read_pickle
-from fastbert.checkpoints.formats.safetensors_files import WEIGHTS, WEIGHTS_INDEX, read_safetensors
+from fastbert.checkpoints.file_tensors import FileTensor
+from fastbert.checkpoints.formats.pickle import PICKLED, PICKLED_INDEX, read_pickle
+from fastbert.checkpoints.formats.safetensors import WEIGHTS, WEIGHTS_INDEX, read_safetensors
 from fastbert.checkpoints.formats.shards import read_shards
 from fastbert.checkpoints.formats.tensorflow import INDEX, index_file, read_bundle
 from fastbert.checkpoints.key_mapping import weights_of_bundle
@@ -30,7 +30,7 @@ class Weights:
     place: Path
     """The folder, or TensorFlow's prefix."""
     kind: Kind
-    tensors: dict[str, Stored]
+    tensors: dict[str, FileTensor]
     """By the names of the files; TensorFlow's weights by ours."""
     origins: dict[str, str] = field(default_factory=dict)
     """Names -> TensorFlow's."""

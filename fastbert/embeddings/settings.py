@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastbert.checkpoints.formats.safetensors_files import WEIGHTS, save_tensors
+from fastbert.checkpoints.formats.safetensors import WEIGHTS, save_tensors
 from fastbert.checkpoints.manifest import update_manifest
 from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PROMPTS, TYPES, is_there
 from fastbert.embeddings.pooling import check_pooling

@@ -104,7 +104,7 @@ class FeatureFile:
             return
         ends = np.cumsum([0, *(count for one in self._kept for count in np.diff(one.offsets))]).astype(np.int64)
         if self.path.suffix == ".safetensors":
-            from fastbert.checkpoints.formats.safetensors_files import save_tensors
+            from fastbert.checkpoints.formats.safetensors import save_tensors
 
             save_tensors({"features": values, "offsets": torch.from_numpy(ends)}, self.partial)
             return

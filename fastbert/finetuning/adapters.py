@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
-from fastbert.checkpoints.formats.safetensors_files import read_safetensors
+from fastbert.checkpoints.formats.safetensors import read_safetensors
 from fastbert.checkpoints.manifest import ADAPTER, MODEL, verify_files
 from fastbert.checkpoints.tokenizer_files import accept_folder
 from fastbert.errors import CheckpointError, UserError

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from fastbert.checkpoints.formats.safetensors_files import in_bytes, write_safetensors
+from fastbert.checkpoints.formats.safetensors import in_bytes, write_safetensors
 from fastbert.checkpoints.hub import MAIN
 from fastbert.checkpoints.key_mapping import match
 from fastbert.checkpoints.manifest import MODEL, update_manifest, verify_files

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fastbert.checkpoints.formats.safetensors_files import read_safetensors, save_tensors
+from fastbert.checkpoints.formats.safetensors import read_safetensors, save_tensors
 from fastbert.errors import CheckpointError
 from fastbert.io.atomic_write import sync, write_synced
 from fastbert.io.untrusted_input import UntrustedFile, read_json_file, shown

@@ -158,7 +158,7 @@ def test_missing_files_and_several_at_once_are_named(folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config.json has 2 bytes"):
         convert(folder, folder.parent / "out", Options())
     (folder / NAME).unlink()
-    with pytest.raises(UserError, match=r"model.safetensors: not a whole safetensors file"):
+    with pytest.raises(UserError, match=r"model.safetensors: not a complete safetensors file"):
         find_weights(folder)
 
 

@@ -1,6 +1,7 @@
 """TensorFlow's checkpoints without TensorFlow: checksums, tables, bundles, names; against files that it wrote."""
 
 import random
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from checkpoints.toy import CONFIG, save
 
 from fastbert import _C, BertConfig, BertForPreTraining, BertModel
-from fastbert.checkpoints.formats.sstable import TableError, read_table, unpack_snappy, varint, write_table
+from fastbert.checkpoints.formats.sstable import TableError, mask, read_table, write_table
 from fastbert.checkpoints.formats.tensorflow import data_file, index_file, read_bundle, write_bundle
 from fastbert.checkpoints.key_mapping import from_tensorflow, is_training_state, to_tensorflow, weights_of_bundle
 from fastbert.errors import CheckpointError, UserError
@@ -68,26 +69,14 @@ def test_tables_are_read_as_written(seed: int) -> None:
     assert read_table(write_table([])) == {}
 
 
-@pytest.mark.parametrize(
-    ("packed", "plain"),
-    [
-        pytest.param(b"\x00", b"", id="empty"),
-        pytest.param(b"\x03\x08abc", b"abc", id="literal"),
-        pytest.param(b"\x0a\x04ab\x1e\x02\x00", b"ab" * 5, id="copy-of-itself"),
-        pytest.param(b"\x06\x08abc\x0a\x03\x00", b"abcabc", id="copy-two-bytes"),
-        pytest.param(b"\x07\x08abc\x01\x03", b"abcabca", id="copy-one-byte"),
-        pytest.param(b"\x06\x08abc\x0b\x03\x00\x00\x00", b"abcabc", id="copy-four-bytes"),
-        pytest.param(varint(70) + b"\xf0\x45" + b"x" * 70, b"x" * 70, id="long-literal"),
-    ],
-)
-def test_snappy_is_undone(packed: bytes, plain: bytes) -> None:
-    assert unpack_snappy(packed) == plain
-
-
-@pytest.mark.parametrize("packed", [b"\x03\x08ab", b"\x05\x04ab\x06\x09\x00", b"\xff\xff\xff\x7f\x00", b"\x05\x00a"])
-def test_damaged_snappy_is_refused(packed: bytes) -> None:
-    with pytest.raises(TableError):
-        unpack_snappy(packed)
+def test_compressed_blocks_are_refused() -> None:
+    table = bytearray(write_table([(b"key", b"value")]))
+    end = table.index(b"value") + len(b"value") + 8  # one restart, and their number
+    assert table[end] == 0
+    table[end] = 1
+    struct.pack_into("<I", table, end + 1, mask(crc32c(table[: end + 1])))
+    with pytest.raises(TableError, match=r"compressed \(method 1\)"):
+        read_table(bytes(table))
 
 
 def test_every_dtype_is_read_as_written(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from torch import Tensor
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.delta.differences import MOST_BITS, expand, squeeze
 from fastbert.checkpoints.delta.tensors import Part, decode, encode, fingerprint, tensors_of
-from fastbert.checkpoints.file_tensors import Stored
-from fastbert.checkpoints.formats.safetensors_files import (
+from fastbert.checkpoints.file_tensors import FileTensor
+from fastbert.checkpoints.formats.safetensors import (
     DTYPES,
     check_shape,
     order_metadata,
@@ -107,7 +107,7 @@ class Delta:
     error: Error | None
     parts: tuple[Part, ...]
     files: tuple[CarriedFile, ...]
-    stored: Mapping[str, Stored]
+    stored: Mapping[str, FileTensor]
 
     def tensors(self, base: Mapping[str, Tensor], base_sha256: str | None = None) -> dict[str, Tensor]:
         """The model's tensors; those that are the base's are the same objects. Raises `CheckpointError` for another
@@ -316,7 +316,7 @@ def _save(out: Path, header: dict[str, Any], payload: Mapping[str, bytes]) -> No
         raise CheckpointError(f"{out}: could not be written ({error}); free some disk space") from error
 
 
-def _believed(path: Path, header: Any, stored: Mapping[str, Stored]) -> Delta:
+def _believed(path: Path, header: Any, stored: Mapping[str, FileTensor]) -> Delta:
     """A header whose every value is what it must be."""
     bits = header["bits"]
     if bits is not None and (type(bits) is not int or not 1 <= bits <= MOST_BITS):
