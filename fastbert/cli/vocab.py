@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastbert.checkpoints.atomic_folder import whole_folder
+from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.cli.common import Bars, output, require
 from fastbert.errors import UserError
 
@@ -109,7 +109,7 @@ def _build(config: Config, quiet: bool) -> None:
         tokenizer = WordPieceTokenizer(vocabulary, do_lower_case=not config.cased)
         measured = measure_coverage(tokenizer, split.held_out)
     report = {"kind": "vocabulary", **_source(config, split), "coverage": measured.to_dict()}
-    with whole_folder(out, superseded=("tokenizer.json",)) as folder:
+    with atomic_folder(out, superseded=("tokenizer.json",)) as folder:
         tokenizer.save_pretrained(folder)
         report_file = _write_report(config, report, folder)
     output(
@@ -185,7 +185,7 @@ def _save_extension(
     config: Config, out: Path, extension: Extension, model: PreTrainedModel | None, report: dict[str, Any]
 ) -> Path:
     """Write tokenizer, report and model; returns where the report is."""
-    with whole_folder(out, superseded=("tokenizer.json",)) as folder:
+    with atomic_folder(out, superseded=("tokenizer.json",)) as folder:
         extension.tokenizer.save_pretrained(folder)
         named = _write_report(config, report, folder)
         if config.model is not None and model is not None:

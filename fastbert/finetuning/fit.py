@@ -18,7 +18,8 @@ from fastbert.errors import CheckpointError, UserError
 from fastbert.finetuning import order, recipe
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.log import Log, Record, Reporter
-from fastbert.io.atomic_write import sha256, sync_tree
+from fastbert.io.atomic_write import sync_tree
+from fastbert.io.checksums import sha256
 from fastbert.io.untrusted_input import read_json_file
 from fastbert.tasks.predicting import autocast
 from fastbert.tasks.rows import Rows, TaskBatch, share_out

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fastbert.checkpoints.atomic_folder import whole_folder
+from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.delta.files import write_delta
 from fastbert.checkpoints.source import find_source, find_weights
 from fastbert.distillation.losses import load_teacher
@@ -27,7 +27,7 @@ from fastbert.finetuning.log import Log, Record, Reporter
 from fastbert.finetuning.order import permutation
 from fastbert.finetuning.results import TrialResult
 from fastbert.finetuning.run_folder import NAMES, open_folder, record
-from fastbert.io.atomic_write import sha256
+from fastbert.io.checksums import sha256
 from fastbert.io.locking import locked_folder
 from fastbert.tasks.base import Columns, Prediction, Task, TaskSettings
 from fastbert.tasks.examples import Dataset
@@ -306,12 +306,12 @@ class _Run:
             return
         out, best = self.config.out, best_folder(self.config.out / "checkpoints", newest.best_step)
         model = start.finished(self.task, self.place, self.config, newest.trial.seed, best)
-        with whole_folder(out / "model") as folder:
+        with atomic_folder(out / "model") as folder:
             model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
             save_task(self.task, folder, self.scored if self.evaluations else None)
         if self.config.lora is not None:
-            with whole_folder(out / "adapter") as folder:
+            with atomic_folder(out / "adapter") as folder:
                 shutil.copytree(best, folder, dirs_exist_ok=True)
         if self.config.store_delta:
             write_delta(out / "model", self.place, out / "model.delta", overwrite=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fastbert.checkpoints.atomic_folder import whole_folder
+from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.source import find_source
 from fastbert.config import PRESETS, BertConfig
 from fastbert.data.corpus import Corpus
@@ -22,7 +22,8 @@ from fastbert.distillation.finetuning import layers_of_student, student_from
 from fastbert.distillation.pretraining import NAME as LESSON
 from fastbert.distillation.pretraining import MaskedLesson, load_teacher
 from fastbert.errors import UserError
-from fastbert.io.atomic_write import sha256, sync, sync_tree
+from fastbert.io.atomic_write import sync, sync_tree
+from fastbert.io.checksums import sha256
 from fastbert.io.locking import locked_folder
 from fastbert.models.heads import BertForPreTraining
 from fastbert.packing import PackedBatch
@@ -169,7 +170,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         raise
     plot_runs([config.out], loss_curve, unigram=unigram)
     model._modules.pop(LESSON, None)
-    with whole_folder(config.out / "model") as folder:
+    with atomic_folder(config.out / "model") as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         sync_tree(folder)
