@@ -229,7 +229,7 @@ class _Run:
             "vocabulary": self.tokenizer.fingerprint,
             "data": self._fingerprint(),
         }
-        self.configuration = record(config, parts)
+        self.configuration = record(config, parts, self.tokenizer)
         trials = config.trials()
         done = results.read(out) if config.resume else []
         finished = {one.trial for one in done}

@@ -202,8 +202,8 @@ class Trainer:
         last, state = loaded
         if state.vocabulary != self.fingerprint:
             raise UserError(
-                f"{last.folder}: was trained with another vocabulary than {self.folder / 'vocab.txt'};"
-                " put the run's own vocab.txt back"
+                f"{last.folder}: was trained with another vocabulary than {self.folder / 'tokenizer'};"
+                " put the run's own tokenizer back"
             )
         if state.data != self.data_fingerprint:
             raise UserError(

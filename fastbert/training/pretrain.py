@@ -35,7 +35,8 @@ from fastbert.training.loop import Reporter, Trainer
 from fastbert.training.metrics import Metrics
 from fastbert.training.plot import plot_runs
 from fastbert.training.run_files import check_spared, remove_run
-from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, TOKENIZER_FILES, Run, open_folder
+from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
+from fastbert.training.run_tokenizer import FOLDER, keep_tokenizer
 from fastbert.training.starting_weights import weights_fingerprint
 
 
@@ -259,41 +260,25 @@ def _check_inputs(config: PretrainConfig) -> None:
 
 
 def _tokenizer(run: Run, reporter: Reporter) -> WordPieceTokenizer:
-    """The run's tokenizer: what it already has, the one given, the one of the shards, or a vocabulary built now."""
-    config, own = run.config, run.config.out
-    if run.vocabulary is not None and (own / "vocab.txt").exists():
-        tokenizer = WordPieceTokenizer.from_pretrained(own)
-        _check_vocabulary(run, tokenizer)
-        return tokenizer
-    if config.tokenizer is not None:
-        tokenizer = WordPieceTokenizer.from_pretrained(config.tokenizer)
-    elif config.data is not None:
-        tokenizer = WordPieceTokenizer.from_pretrained(config.data)
-    elif config.teacher is not None:
-        tokenizer = WordPieceTokenizer.from_pretrained(find_source(config.teacher))
-    else:
-        vocabulary = train_vocabulary(
-            _sentences(_corpus(config), reporter),
-            config.vocab_size,
-            lower_case=not config.cased,
-        )
-        tokenizer = WordPieceTokenizer(vocabulary, do_lower_case=not config.cased)
-    if run.vocabulary is not None:
-        _check_vocabulary(run, tokenizer)
-    tokenizer.save_pretrained(own)
-    for name in TOKENIZER_FILES:
-        if (own / name).exists():
-            sync(own / name)
-    run.vocabulary = tokenizer.fingerprint
-    run.write()
+    """Return the tokenizer that the run keeps, or a new one, which is written to the run."""
+    tokenizer = keep_tokenizer(run.config.out, run.vocabulary, lambda: _new_tokenizer(run.config, reporter))
+    if run.vocabulary is None:
+        run.vocabulary = tokenizer.fingerprint
+        run.write()
     return tokenizer
 
 
-def _check_vocabulary(run: Run, tokenizer: WordPieceTokenizer) -> None:
-    if tokenizer.fingerprint != run.vocabulary:
-        raise UserError(
-            f"{run.config.out / 'vocab.txt'}: is another vocabulary than the run began with; put the run's own back"
-        )
+def _new_tokenizer(config: PretrainConfig, reporter: Reporter) -> WordPieceTokenizer:
+    """Return the tokenizer of --tokenizer, --data or --teacher, else one whose vocabulary is built from the corpus."""
+    if config.tokenizer is not None:
+        return WordPieceTokenizer.from_pretrained(config.tokenizer)
+    if config.data is not None:
+        return WordPieceTokenizer.from_pretrained(config.data)
+    if config.teacher is not None:
+        return WordPieceTokenizer.from_pretrained(find_source(config.teacher))
+    sentences = _sentences(_corpus(config), reporter)
+    vocabulary = train_vocabulary(sentences, config.vocab_size, lower_case=not config.cased)
+    return WordPieceTokenizer(vocabulary, do_lower_case=not config.cased)
 
 
 def _shards(run: Run, tokenizer: WordPieceTokenizer, reporter: Reporter) -> TokenShards:
@@ -307,7 +292,7 @@ def _shards(run: Run, tokenizer: WordPieceTokenizer, reporter: Reporter) -> Toke
         shards = prepare(corpus, tokenizer, folder, overwrite=True, progress=lambda done, sentences: report(done))
     if shards.fingerprint != tokenizer.fingerprint:
         raise UserError(
-            f"{folder}: was tokenized with another vocabulary than {config.tokenizer or config.out / 'vocab.txt'};"
+            f"{folder}: was tokenized with another vocabulary than {config.tokenizer or config.out / FOLDER};"
             " prepare it again with this tokenizer, or leave --tokenizer out"
         )
     found = sha256(folder / INDEX)

@@ -76,7 +76,9 @@ def test_a_run_learns_and_leaves_its_files(place: Path, tmp_path: Path) -> None:
     assert result.scores["dev.tsv"]["accuracy"]["mean"] > 95
     run = tmp_path / "run"
     names = {path.name for path in run.iterdir()}
-    assert names == {"config.json", "loss.png", "metrics.jsonl", "model", "predictions", "results.json"}
+    files = {"config.json", "loss.png", "metrics.jsonl", "results.json", "vocab.txt"}
+    assert names == files | {"model", "predictions", "tokenizer"}
+    assert (run / "tokenizer" / "vocab.txt").read_bytes() == (run / "vocab.txt").read_bytes()
     assert read_run(run) == config(place, run)
     stored = json.loads((run / "results.json").read_text())
     assert stored["results"]["dev.tsv"]["accuracy"] == result.scores["dev.tsv"]["accuracy"]

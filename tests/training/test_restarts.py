@@ -37,7 +37,14 @@ class Kind:
 
 def left(run: Path) -> dict[str, bytes]:
     """What a run leaves for its user, without what a clock measured."""
-    names = ("vocab.txt", "model/config.json", "model/model.safetensors", "model/vocab.txt", "metrics.jsonl")
+    names = (
+        "vocab.txt",
+        "tokenizer/vocab.txt",
+        "model/config.json",
+        "model/model.safetensors",
+        "model/vocab.txt",
+        "metrics.jsonl",
+    )
     files = [run / name for name in (*names, "results.json") if (run / name).exists()]
     files += sorted((run / "predictions").glob("*"))
     clocks = rb'"(seconds|tokens_per_second|sha256)": [^,}\n]+'
