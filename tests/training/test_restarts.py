@@ -82,7 +82,7 @@ def finetuning(place: Path, commands: Commands) -> Kind:
     arguments = [
         "finetune", "--task", "classification", "--model", str(model), "--train", str(train), "--eval", str(dev),
         "--seeds", "2", "--epochs", "2", "--batch-size", "16", "--lr", "1e-2", "--max-length", "32", "--dtype", "fp32",
-        "--device", "cpu", "--log-every", "5", "--eval-every", "4", "--save-every", "3",
+        "--device", "cpu", "--log-every", "5", "--eval-every", "4", "--checkpoint-every", "3",
     ]  # fmt: skip
     return undisturbed(arguments, place / "finetune", commands)
 
