@@ -16,7 +16,7 @@ import numpy as np
 from fastbert.checkpoints.atomic_folder import whole_folder
 from fastbert.checkpoints.delta.files import write_delta
 from fastbert.checkpoints.source import find_source, find_weights
-from fastbert.distillation.losses import load_teacher
+from fastbert.distillation.finetuning import load_teacher
 from fastbert.errors import UserError
 from fastbert.finetuning import results, start
 from fastbert.finetuning.adapters import require_peft

@@ -18,9 +18,8 @@ from fastbert.data.corpus import Corpus
 from fastbert.data.pretraining import PretrainingData, unigram_cross_entropy
 from fastbert.data.shard_format import INDEX, IndexReader
 from fastbert.data.shards import TokenShards, prepare
-from fastbert.distillation.finetuning import layers_of_student, student_from
-from fastbert.distillation.pretraining import NAME as LESSON
-from fastbert.distillation.pretraining import MaskedLesson, load_teacher
+from fastbert.distillation.models import copied_layers, student_from
+from fastbert.distillation.pretraining import PretrainingDistillationLoss, load_teacher
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import sha256, sync, sync_tree
 from fastbert.io.locking import locked_folder
@@ -38,6 +37,8 @@ from fastbert.training.run_files import check_spared, remove_run
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
 from fastbert.training.run_tokenizer import FOLDER, keep_tokenizer
 from fastbert.training.starting_weights import weights_fingerprint
+
+DISTILLATION = "distillation"  # in the student, so that the projection is trained and stored in checkpoints
 
 
 @dataclass(frozen=True)
@@ -126,13 +127,13 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     budget = _budget(config, data["train"])
     model = BertForPreTraining(bert)
     model.init_weights(seed=config.seed)
-    lesson: MaskedLesson | None = None
+    distillation: PretrainingDistillationLoss | None = None
     if teacher is not None:
         if config.student_layers is not None:
             model = student_from(teacher, config.student_layers).train()
             model.requires_grad_(True)
-        lesson = MaskedLesson(model, teacher.to(device), config)
-        model.add_module(LESSON, lesson)
+        distillation = PretrainingDistillationLoss(model, teacher.to(device), config)
+        model.add_module(DISTILLATION, distillation)
     trainer = Trainer(
         model,
         _Batches(data["train"], data["validation"]),
@@ -145,7 +146,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         data_fingerprint=sha256(shards.folder / "index.json"),
         configuration={"run": run.flags, "model": run.model, "teacher": run.teacher},
         reporter=reporter,
-        lesson=lesson,
+        distillation=distillation,
     )
     if config.resume:
         step = trainer.resume()
@@ -169,7 +170,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
             plot_runs([config.out], loss_curve, unigram=unigram)
         raise
     plot_runs([config.out], loss_curve, unigram=unigram)
-    model._modules.pop(LESSON, None)
+    model._modules.pop(DISTILLATION, None)
     with whole_folder(config.out / "model") as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -214,7 +215,7 @@ def _new_config(
         return model_config(config, tokenizer.vocab_size)
     if config.max_length > teacher.config.max_position_embeddings:
         raise UserError(f"--max-length {config.max_length} is more than the teacher's positions; lower it")
-    layers_of_student(teacher.config.num_hidden_layers, config.student_layers)
+    copied_layers(teacher.config.num_hidden_layers, config.student_layers)
     return replace(teacher.config, num_hidden_layers=config.student_layers)
 
 

@@ -113,7 +113,7 @@ def _run_to_resume(config: PretrainConfig, reporter: Reporter) -> Run | None:
     if config.tokenizer not in (None, before.tokenizer) and run.vocabulary is not None:
         given = WordPieceTokenizer.from_pretrained(config.tokenizer)
         if given.fingerprint != run.vocabulary:
-            raise UserError(f"--tokenizer {config.tokenizer}: has another vocabulary than the run; leave it out")
+            raise UserError(f"--tokenizer {config.tokenizer}: has a different vocabulary than the run; leave it out")
     if (run.config.steps, run.config.hours) != (before.steps, before.hours):
         run.finished = None
     return run

@@ -198,7 +198,7 @@ def test_flags_of_a_resumed_run(config: PretrainConfig, tmp_path: Path, caplog: 
     (tmp_path / "vocabulary.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nword\n")
     for change, message in (
         ({"corpus": (corpus,)}, f"--corpus {corpus} differs from the run being resumed, which has"),
-        ({"tokenizer": tmp_path / "vocabulary.txt"}, "--tokenizer .*: has another vocabulary than the run"),
+        ({"tokenizer": tmp_path / "vocabulary.txt"}, "--tokenizer .*: has a different vocabulary than the run"),
         ({"seed": 3}, "--seed 3 differs from the run being resumed, which has 0"),
     ):
         with pytest.raises(UserError, match=message):
