@@ -44,7 +44,7 @@ def add_dot(a, b, accumulator, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def place(cu_seqlens_ptr, sequence, tokens):
+def sequence_span(cu_seqlens_ptr, sequence, tokens):
     """First token and length of a sequence; whatever the offsets say, both stay within the tokens there are."""
     begin = tl.load(cu_seqlens_ptr + sequence)
     end = tl.load(cu_seqlens_ptr + sequence + 1)

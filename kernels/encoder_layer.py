@@ -22,7 +22,7 @@ from fastbert.kernels.attention import launchers
 from fastbert.kernels.gelu import bias_gelu
 from fastbert.kernels.linear import linear
 from fastbert.kernels.norm import layer_norm
-from fastbert.ops.attention.arguments import check_offsets
+from fastbert.ops.attention.triton import kernel_inputs
 from fastbert.ops.dropout.op import Site
 from fastbert.ops.encoder_layer.op import SAVE_ALL, SAVE_NOTHING, LayerSettings, LayerWeights, Wanted
 from fastbert.ops.linear.mixed_matmul import accumulate, product
@@ -35,9 +35,9 @@ def forward(
     keep = save != SAVE_NOTHING
     rows = x.to(dtype)
     qkv = F.linear(rows, _joined(weights, dtype), _joined_bias(weights, dtype))
-    problem = settings.problem(_split(qkv, settings), tf32)
-    check_offsets(problem)
-    context, lse = launchers.forward(problem)
+    arguments = settings.problem(_split(qkv, settings), tf32)
+    arguments.check_offsets()
+    context, lse = launchers.forward(kernel_inputs(arguments))
     context = context.flatten(1)
     y1, z1, mean1, rstd1 = layer_norm.forward(
         settings.outputs(context) @ weights.attention_output.to(dtype).t(),
@@ -133,9 +133,9 @@ def backward(
     wo, of_wo = w.attention_output, wanted.attention_output
     dwo = product(do.t(), settings.outputs(context), wo.dtype) if of_wo else _none(wo)
     dcontext = settings.spread(do @ wo.to(dtype), len(x))
-    problem = settings.problem(_split(qkv, settings), tf32)
-    shape = problem.q.shape
-    dqkv = launchers.backward_joined(problem, context.view(shape), lse, dcontext.view(shape)).flatten(1)
+    inputs = kernel_inputs(settings.problem(_split(qkv, settings), tf32))
+    shape = inputs.q.shape
+    dqkv = launchers.backward_joined(inputs, context.view(shape), lse, dcontext.view(shape)).flatten(1)
     dw = product(dqkv.t(), x.to(dtype), w.query.dtype) if wanted.projections else _none(w.query)
     db = dqkv.sum(0, dtype=torch.float32) if wanted.projection_biases else _none(db1)
     if wanted.x:

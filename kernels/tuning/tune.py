@@ -23,7 +23,6 @@ from fastbert.kernels.launch import architecture
 from fastbert.kernels.tuning import products as tune_products
 from fastbert.kernels.tuning import tables
 from fastbert.kernels.tuning.tables import Config
-from fastbert.ops.attention.arguments import AttentionProblem
 
 WIDTHS = (64, 32, 128)
 TOKENS = 32768
@@ -53,7 +52,7 @@ class Measured:
 
 def _tiles(queries: tuple[int, ...], keys: tuple[int, ...], stages: tuple[int, ...]) -> list[Config]:
     return [
-        Config(constants={"QUERIES": q, "KEYS": k}, num_warps=warps, num_stages=depth)
+        Config(constants={"BLOCK_M": q, "BLOCK_N": k}, num_warps=warps, num_stages=depth)
         for q, k, warps, depth in itertools.product(queries, keys, (4, 8), stages)
         # Fewer than 1,024 scores a warp are too little work, more than 4,096 do not fit into its registers.
         if 1024 <= q * k // warps <= 4096
@@ -83,7 +82,7 @@ def trials(target: str, widths: tuple[int, ...] = WIDTHS) -> list[Trial]:
     return found
 
 
-def _problems(width: int, device: torch.device, tokens: int = TOKENS) -> Iterator[AttentionProblem]:
+def _problems(width: int, device: torch.device, tokens: int = TOKENS) -> Iterator[launchers.AttentionInputs]:
     """Sequences of 512 tokens, without and with dropout, as in inference and in training."""
     generator = torch.Generator(device).manual_seed(width)
     heads = 1024 // width
@@ -91,8 +90,8 @@ def _problems(width: int, device: torch.device, tokens: int = TOKENS) -> Iterato
         torch.randn(tokens, heads, width, dtype=torch.bfloat16, device=device, generator=generator) for _ in range(3)
     )
     offsets = torch.arange(0, tokens + 1, 512, dtype=torch.int32, device=device)
-    for dropout_p in (0.0, 0.1):
-        yield AttentionProblem(
+    for dropout in (False, True):
+        yield launchers.AttentionInputs(
             q=q,
             k=k,
             v=v,
@@ -101,8 +100,9 @@ def _problems(width: int, device: torch.device, tokens: int = TOKENS) -> Iterato
             max_seqlen_q=512,
             max_seqlen_k=512,
             causal=False,
-            dropout_p=dropout_p,
-            dropout_key=torch.arange(len(offsets) - 1, device=device) if dropout_p else None,
+            dropout_key=torch.arange(len(offsets) - 1, device=device) if dropout else None,
+            dropout_threshold=6554 if dropout else 0,
+            dropout_scale=65536 / (65536 - 6554) if dropout else 1.0,
             dropout_site=1,
             bias=None,
             scale=width**-0.5,

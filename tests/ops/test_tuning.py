@@ -15,7 +15,7 @@ from fastbert.kernels import launch
 from fastbert.kernels.tuning import products, tables, tune
 from fastbert.kernels.tuning.tables import Config, lookup
 
-OTHER = Config(constants={"QUERIES": 64, "KEYS": 128}, num_warps=8, num_stages=2)
+OTHER = Config(constants={"BLOCK_M": 64, "BLOCK_N": 128}, num_warps=8, num_stages=2)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_a_bias_has_its_own_entry_or_shares_one() -> None:
 
 def test_a_saved_entry_replaces_the_shipped_one_on_its_gpu_only(path: Path) -> None:
     before = lookup("forward_long", "half-64", "sm_80")
-    short = Config(constants={"LONGEST": 32, "ROWS": 32})
+    short = Config(constants={"MAX_SEQLEN": 32, "BLOCK_ROWS": 32})
     tables.save(path, {"sm_90": {"forward_long": {"half-64": OTHER}, "forward_short": {"half-128": short}}})
     assert lookup("forward_long", "half-64", "sm_90") == OTHER
     assert lookup("forward_long", "half-64", "sm_80") == before
@@ -85,11 +85,13 @@ def test_a_table_that_cannot_be_used_is_named_and_passed_over(
 @pytest.mark.parametrize(
     ("kernel", "change"),
     [
-        pytest.param("forward_short", {"constants": {"LONGEST": 256, "ROWS": 128}}, id="longer-than-the-short-path"),
-        pytest.param("forward_short", {"constants": {"LONGEST": 64, "ROWS": 16}}, id="no-head-in-a-program"),
-        pytest.param("forward_short", {"constants": {"LONGEST": 64}}, id="a-name-missing"),
-        pytest.param("forward_long", {"constants": {"QUERIES": 64, "KEYS": 16}}, id="keys-that-dropout-shares"),
-        pytest.param("forward_long", {"constants": {"QUERIES": 0, "KEYS": 64}}, id="nothing"),
+        pytest.param(
+            "forward_short", {"constants": {"MAX_SEQLEN": 256, "BLOCK_ROWS": 128}}, id="longer-than-the-short-path"
+        ),
+        pytest.param("forward_short", {"constants": {"MAX_SEQLEN": 64, "BLOCK_ROWS": 16}}, id="no-head-in-a-program"),
+        pytest.param("forward_short", {"constants": {"MAX_SEQLEN": 64}}, id="a-name-missing"),
+        pytest.param("forward_long", {"constants": {"BLOCK_M": 64, "BLOCK_N": 16}}, id="keys-that-dropout-shares"),
+        pytest.param("forward_long", {"constants": {"BLOCK_M": 0, "BLOCK_N": 64}}, id="nothing"),
         pytest.param("forward_long", {"num_warps": 0}, id="no-warp"),
         pytest.param("forward_long", {"num_warps": 64}, id="more-threads-than-a-program-has"),
         pytest.param("forward_long", {"max_registers": -1}, id="registers"),

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="needs triton")
 from fastbert.kernels.tuning import tables
 from fastbert.kernels.tuning.tables import Config, lookup
 
-OTHER = Config(constants={"QUERIES": 64, "KEYS": 128}, num_warps=8, num_stages=2)
+OTHER = Config(constants={"BLOCK_M": 64, "BLOCK_N": 128}, num_warps=8, num_stages=2)
 CPU = torch.device("cpu")
 
 

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from fastbert.errors import UserError
 from fastbert.ops import dispatch
-from fastbert.ops.attention.arguments import AttentionProblem
-from fastbert.ops.attention.op import HEAD_DIMS, tf32_allowed
+from fastbert.ops.attention.arguments import AttentionArguments
+from fastbert.ops.attention.op import tf32_allowed
+from fastbert.ops.attention.triton import HEAD_DIMS
 from fastbert.ops.autocast import without_autocast
 from fastbert.ops.custom_op import operator
 from fastbert.ops.dropout.op import Site, TokenDropout, check_token_dropout
@@ -98,10 +99,10 @@ class LayerSettings:
         spread = outputs.new_zeros(shape) if zeros is None else zeros(shape, outputs.dtype)
         return spread.index_add_(0, self.rows, outputs)
 
-    def problem(self, qkv: Tensor, tf32: bool) -> AttentionProblem:
+    def problem(self, qkv: Tensor, tf32: bool) -> AttentionArguments:
         """The attention of joined projections (tokens, 3, heads, head_dim)."""
         q, k, v = qkv.unbind(1)
-        return AttentionProblem(
+        return AttentionArguments(
             q=q,
             k=k,
             v=v,
