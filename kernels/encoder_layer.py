@@ -19,13 +19,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastbert.kernels.attention import launchers
-from fastbert.kernels.gelu import bias_gelu
-from fastbert.kernels.linear import linear
+from fastbert.kernels.linear.feed_forward import down_projection_backward, up_projection
 from fastbert.kernels.norm import layer_norm
 from fastbert.ops.attention.triton import kernel_inputs
 from fastbert.ops.dropout.op import Site
 from fastbert.ops.encoder_layer.op import SAVE_ALL, SAVE_NOTHING, LayerSettings, LayerWeights, Wanted
-from fastbert.ops.linear.mixed_matmul import accumulate, product
+from fastbert.ops.linear.mixed_matmul import add_matmul, matmul
 
 
 def forward(
@@ -49,7 +48,7 @@ def forward(
         settings.hidden_dropout(Site.ATTENTION_OUTPUT),
         keep,
     )
-    h, u = widen(y1, weights, settings.tanh, keep)
+    h, u = up_projection(y1, weights.intermediate.to(dtype), weights.intermediate_bias, settings.tanh, keep)
     y2, z2, mean2, rstd2 = layer_norm.forward(
         h @ weights.output.to(dtype).t(),
         weights.output_bias,
@@ -79,29 +78,6 @@ def _split(qkv: Tensor, settings: LayerSettings) -> Tensor:
     return qkv.view(qkv.shape[0], 3, settings.heads, qkv.shape[1] // (3 * settings.heads))
 
 
-def _own(x: Tensor, weights: LayerWeights) -> bool:
-    """Whether the widening product and its gradient are ours, with GELU in their epilogues."""
-    half = x.dtype in (torch.bfloat16, torch.float16)
-    return half and all(size % 16 == 0 for size in weights.intermediate.shape) and linear.prefers_own(x)
-
-
-def widen(y1: Tensor, weights: LayerWeights, tanh: bool, keep: bool) -> tuple[Tensor, Tensor]:
-    """h = GELU(u) and u, the widening product with its bias; u may be empty unless it is kept."""
-    weight, bias = weights.intermediate.to(y1.dtype), weights.intermediate_bias
-    if _own(y1, weights):
-        return linear.linear_gelu(y1, weight, bias, tanh, keep)
-    u = F.linear(y1, weight, bias.to(y1.dtype))
-    return bias_gelu.forward(u, None, tanh), u
-
-
-def narrow_backward(df: Tensor, u: Tensor, weights: LayerWeights, tanh: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """From the gradient of the narrowing product: that of u, h once more, and the sums of the former, fp32."""
-    weight = weights.output.to(df.dtype)
-    if _own(df, weights):
-        return linear.gelu_gradient_product(df, weight, u, tanh)
-    return bias_gelu.backward_again(df @ weight, u, tanh)
-
-
 def backward(
     grad: Tensor,
     saved: list[Tensor],
@@ -120,26 +96,26 @@ def backward(
         grad.to(dtype), None, z2, mean2, rstd2, w.output_norm,
         settings.hidden_dropout(Site.FEED_FORWARD_OUTPUT), x_bias=True, residual=True,
     )  # fmt: skip
-    du, h, db1 = narrow_backward(df, u, w, settings.tanh)
-    dw2 = product(df.t(), h, w.output.dtype) if wanted.output else _none(w.output)
-    dw1 = product(du.t(), y1, w.intermediate.dtype) if wanted.intermediate else _none(w.intermediate)
+    du, h, db1 = down_projection_backward(df, w.output.to(dtype), u, settings.tanh)
+    dw2 = matmul(df.t(), h, w.output.dtype) if wanted.output else _none(w.output)
+    dw1 = matmul(du.t(), y1, w.intermediate.dtype) if wanted.intermediate else _none(w.intermediate)
     del h
     # Without dropout that gradient is df itself, of which nothing else is wanted from here on.
-    dy1 = accumulate(df if dy1 is None else dy1, du, w.intermediate.to(dtype))
+    dy1 = add_matmul(df if dy1 is None else dy1, du, w.intermediate.to(dtype))
     do, dx, sums1 = layer_norm.gradients(
         dy1, None, z1, mean1, rstd1, w.attention_norm,
         settings.hidden_dropout(Site.ATTENTION_OUTPUT), x_bias=True, residual=True,
     )  # fmt: skip
     wo, of_wo = w.attention_output, wanted.attention_output
-    dwo = product(do.t(), settings.outputs(context), wo.dtype) if of_wo else _none(wo)
+    dwo = matmul(do.t(), settings.outputs(context), wo.dtype) if of_wo else _none(wo)
     dcontext = settings.spread(do @ wo.to(dtype), len(x))
     inputs = kernel_inputs(settings.problem(_split(qkv, settings), tf32))
     shape = inputs.q.shape
     dqkv = launchers.backward_joined(inputs, context.view(shape), lse, dcontext.view(shape)).flatten(1)
-    dw = product(dqkv.t(), x.to(dtype), w.query.dtype) if wanted.projections else _none(w.query)
+    dw = matmul(dqkv.t(), x.to(dtype), w.query.dtype) if wanted.projections else _none(w.query)
     db = dqkv.sum(0, dtype=torch.float32) if wanted.projection_biases else _none(db1)
     if wanted.x:
-        dx = accumulate(settings.spread(do if dx is None else dx, len(x)), dqkv, _joined(w, dtype)).to(x.dtype)
+        dx = add_matmul(settings.spread(do if dx is None else dx, len(x)), dqkv, _joined(w, dtype)).to(x.dtype)
     else:
         dx = _none(x)
     return [dx, dw, db, dwo, sums1, dw1, db1, dw2, sums2]
