@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fastbert.checkpoints.atomic_folder import whole_folder
+from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import sync, sync_tree, write_atomic
 from fastbert.tokenizers import WordPieceTokenizer
@@ -30,7 +30,7 @@ def keep_tokenizer(run: Path, fingerprint: str | None, make: Callable[[], WordPi
         if fingerprint is not None:
             _check(tokenizer, fingerprint, folder)
         copy.unlink(missing_ok=True)
-        with whole_folder(folder) as partial:
+        with atomic_folder(folder) as partial:
             tokenizer.save_pretrained(partial)
             sync_tree(partial)
         sync(run)

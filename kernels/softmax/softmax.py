@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastbert.kernels.attention.tiles import kept, reciprocal, softmax_row
+from fastbert.kernels.attention.tiles import keep_mask, reciprocal, softmax_row
 from fastbert.kernels.common import LOG2_E, narrow
 from fastbert.kernels.configs.softmax import NARROWEST, WIDEST
 from fastbert.kernels.launch import architecture, launch
@@ -77,7 +77,7 @@ def _gradient(grad_ptr, column, keys, exists, first_key, row, dropout, DROPOUT: 
     if DROPOUT:
         head, query = row
         key, keep_scale, threshold, site = dropout
-        keep = kept(key, first_key, query, head, site, threshold, query.shape[0], KEYS)
+        keep = keep_mask(key, first_key, query, head, site, threshold, query.shape[0], KEYS)
         dp = tl.where(keep, dp * keep_scale, 0.0)
     return dp
 
@@ -135,14 +135,14 @@ def softmax_forward(
             )
             p = tl.exp2(s - base) * factor
             if DROPOUT:
-                p = tl.where(kept(key, first_key, query, head, site, threshold, ROWS, KEYS), p, 0.0)
+                p = tl.where(keep_mask(key, first_key, query, head, site, threshold, ROWS, KEYS), p, 0.0)
             _store(out_ptr, p, first, row, first_key + column, keys, exists)
     else:
         s = _scores(x_ptr, mask_ptr, stride_mask_key, column, keys, exists, scale, HAS_MASK, MASK_CONTIGUOUS)
         p, total, _ = softmax_row(s)
         p *= reciprocal(total) * keep_scale
         if DROPOUT:
-            p = tl.where(kept(key, 0, query, head, site, threshold, ROWS, KEYS), p, 0.0)
+            p = tl.where(keep_mask(key, 0, query, head, site, threshold, ROWS, KEYS), p, 0.0)
         _store(out_ptr, p, first, row, column, keys, exists)
 
 

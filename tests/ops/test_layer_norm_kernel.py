@@ -426,7 +426,7 @@ def test_compiles_whole_and_once_for_any_number_of_rows(seed: int) -> None:
 
 
 def test_every_width_has_a_configuration() -> None:
-    for target in tables.SHIPPED:
+    for target in tables.DEFAULTS:
         for dtype in (torch.float32, torch.bfloat16):
             for width in (1, 32, 33, 768, 1024, 1025, shipped_norm.WIDEST):
                 shape = tables.shape_class(dtype, False, max(width, shipped_norm.NARROWEST))

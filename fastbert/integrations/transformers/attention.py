@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fastbert import ops
 from fastbert.errors import UserError
 from fastbert.ops.attention.native import MAX_HEAD_DIM
-from fastbert.ops.attention.op import HEAD_DIMS
+from fastbert.ops.attention.triton import HEAD_DIMS
 from fastbert.ops.dispatch import choose, forced
 from fastbert.ops.native import buffers
 from fastbert.packing import pad

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
-from fastbert.ops.attention.arguments import AttentionProblem
+from fastbert.ops.attention.arguments import AttentionArguments
 from fastbert.ops.dropout.op import Site, TokenDropout, check_token_dropout
 from fastbert.ops.encoder_layer.spec import LayerSpec
 
@@ -127,11 +127,11 @@ class EncoderLayerArguments(NamedTuple):
             self.x.requires_grad or any(tensor.requires_grad for tensor in self.parameters)
         )
 
-    def attention(self, qkv: Tensor) -> AttentionProblem:
+    def attention(self, qkv: Tensor) -> AttentionArguments:
         """Return the attention of joined projections (tokens, 3 x width)."""
         batch, heads = self.batch, self.spec.self_attention.heads
         q, k, v = qkv.view(qkv.shape[0], 3, heads, qkv.shape[1] // (3 * heads)).unbind(1)
-        return AttentionProblem(
+        return AttentionArguments(
             q=q,
             k=k,
             v=v,
