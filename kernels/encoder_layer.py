@@ -23,7 +23,8 @@ from fastbert.kernels.gelu import bias_gelu
 from fastbert.kernels.linear import linear
 from fastbert.kernels.norm import layer_norm
 from fastbert.ops.attention.arguments import check_offsets
-from fastbert.ops.dropout.op import Site
+from fastbert.ops.dropout.arguments import Site
+from fastbert.ops.dropout.triton import kernel_inputs
 from fastbert.ops.encoder_layer.op import SAVE_ALL, SAVE_NOTHING, LayerSettings, LayerWeights, Wanted
 from fastbert.ops.linear.mixed_matmul import accumulate, product
 
@@ -46,7 +47,7 @@ def forward(
         weights.attention_norm,
         weights.attention_norm_bias,
         settings.eps,
-        settings.hidden_dropout(Site.ATTENTION_OUTPUT),
+        kernel_inputs(settings.hidden_dropout(Site.ATTENTION_OUTPUT)),
         keep,
     )
     h, u = widen(y1, weights, settings.tanh, keep)
@@ -57,7 +58,7 @@ def forward(
         weights.output_norm,
         weights.output_norm_bias,
         settings.eps,
-        settings.hidden_dropout(Site.FEED_FORWARD_OUTPUT),
+        kernel_inputs(settings.hidden_dropout(Site.FEED_FORWARD_OUTPUT)),
         keep,
     )
     if not keep:
@@ -116,9 +117,9 @@ def backward(
     qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, *kept = saved
     w = weights
     y1 = kept[0] if kept else _normalized(z1, w.attention_norm, w.attention_norm_bias, settings.eps)
-    df, dy1, sums2 = layer_norm.gradients(
+    df, dy1, sums2 = layer_norm.backward(
         grad.to(dtype), None, z2, mean2, rstd2, w.output_norm,
-        settings.hidden_dropout(Site.FEED_FORWARD_OUTPUT), x_bias=True, residual=True,
+        kernel_inputs(settings.hidden_dropout(Site.FEED_FORWARD_OUTPUT)), x_bias=True, residual=True,
     )  # fmt: skip
     du, h, db1 = narrow_backward(df, u, w, settings.tanh)
     dw2 = product(df.t(), h, w.output.dtype) if wanted.output else _none(w.output)
@@ -126,9 +127,9 @@ def backward(
     del h
     # Without dropout that gradient is df itself, of which nothing else is wanted from here on.
     dy1 = accumulate(df if dy1 is None else dy1, du, w.intermediate.to(dtype))
-    do, dx, sums1 = layer_norm.gradients(
+    do, dx, sums1 = layer_norm.backward(
         dy1, None, z1, mean1, rstd1, w.attention_norm,
-        settings.hidden_dropout(Site.ATTENTION_OUTPUT), x_bias=True, residual=True,
+        kernel_inputs(settings.hidden_dropout(Site.ATTENTION_OUTPUT)), x_bias=True, residual=True,
     )  # fmt: skip
     wo, of_wo = w.attention_output, wanted.attention_output
     dwo = product(do.t(), settings.outputs(context), wo.dtype) if of_wo else _none(wo)

@@ -14,7 +14,8 @@ from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint
 from fastbert import ops
 from fastbert.models.fusibility import project
 from fastbert.models.padded import PaddedBatch, padded_attention
-from fastbert.ops.dropout.op import Site, TokenDropout, draw_keys
+from fastbert.ops.dropout.arguments import Site, TokenDropout
+from fastbert.ops.dropout.masks import draw_keys
 from fastbert.ops.encoder_layer import op
 from fastbert.packing import PackedBatch
 

@@ -14,7 +14,7 @@ from fastbert.kernels.attention.short import backward_short, forward_short
 from fastbert.kernels.launch import architecture, launch, multiprocessors
 from fastbert.kernels.tuning import tables
 from fastbert.ops.attention.arguments import AttentionProblem
-from fastbert.ops.dropout.op import quantized
+from fastbert.ops.dropout.arguments import quantized
 
 
 def _config(problem: AttentionProblem, kernel: str) -> tables.Config:

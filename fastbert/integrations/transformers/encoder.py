@@ -20,7 +20,7 @@ from fastbert.integrations.transformers.unpadding import Layout, lay_out, with_i
 from fastbert.models.bert.model import ROWS_MULTIPLE, multiplies_in_bf16
 from fastbert.models.fusibility import project
 from fastbert.models.layers import Dropouts
-from fastbert.ops.dropout.op import Site
+from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.native import buffers
 from fastbert.packing import PackedBatch
 

@@ -16,7 +16,7 @@ from fastbert.integrations.module_checks import gelu_of, is_by_token, is_norm_by
 from fastbert.models.fusibility import is_plain, project_apart
 from fastbert.models.layers import Dropouts, LayerNumbers, layer_weights, self_attention, whole_layer
 from fastbert.ops.dispatch import choose
-from fastbert.ops.dropout.op import Site
+from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.encoder_layer import native_inference
 from fastbert.ops.encoder_layer.op import LayerWeights
 from fastbert.packing import PackedBatch

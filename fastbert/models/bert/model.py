@@ -32,7 +32,7 @@ from fastbert.models.packed import Packed
 from fastbert.models.padded import PaddedBatch, is_readable
 from fastbert.models.unsupported_arguments import TransformersArguments, refuse_arguments
 from fastbert.ops.dispatch import choose
-from fastbert.ops.dropout.op import Site, TokenDropout
+from fastbert.ops.dropout.arguments import Site, TokenDropout
 from fastbert.ops.encoder_layer import native_inference, op
 from fastbert.packing import PackedBatch
 

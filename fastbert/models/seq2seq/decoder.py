@@ -21,7 +21,7 @@ from fastbert.models.bert.model import Attention, Embeddings, Intermediate, Laye
 from fastbert.models.fusibility import project
 from fastbert.models.heads import PreTrainingHeads
 from fastbert.models.layers import Dropouts, keeping_products
-from fastbert.ops.dropout.op import Site
+from fastbert.ops.dropout.arguments import Site
 from fastbert.packing import PackedBatch
 
 

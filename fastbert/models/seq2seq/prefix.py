@@ -13,7 +13,7 @@ from fastbert import ops
 from fastbert.models.bert.model import SelfAttention
 from fastbert.models.layers import Dropouts
 from fastbert.models.seq2seq.decoding_cache import WrittenKeys
-from fastbert.ops.dropout.op import Site
+from fastbert.ops.dropout.arguments import Site
 from fastbert.packing import PackedBatch
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastbert.ops.attention.arguments import AttentionProblem
-from fastbert.ops.dropout.op import attention_mask
-from fastbert.ops.softmax.op import softmax_eager
+from fastbert.ops.dropout.masks import attention_mask
+from fastbert.ops.softmax.eager import softmax_eager
 
 
 class _Gather(torch.autograd.Function):

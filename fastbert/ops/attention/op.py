@@ -14,7 +14,7 @@ from fastbert.ops.attention import eager as attention_eager
 from fastbert.ops.attention import native as native_attention
 from fastbert.ops.attention.arguments import AttentionProblem, check, check_offsets
 from fastbert.ops.custom_op import operator
-from fastbert.ops.dropout.op import draw_keys
+from fastbert.ops.dropout.masks import draw_keys
 from fastbert.ops.native import buffers
 
 

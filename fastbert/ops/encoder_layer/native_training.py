@@ -22,7 +22,7 @@ from torch import Tensor
 from fastbert._C import PackedWeight
 from fastbert.errors import UserError
 from fastbert.ops.attention import native as native_attention
-from fastbert.ops.dropout.op import Site
+from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.native import buffers, caching_allocator, matmul, prepacked_weights, rowwise, rowwise_gradients
 from fastbert.ops.native.buffers import DTYPES
 

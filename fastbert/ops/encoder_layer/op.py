@@ -21,7 +21,7 @@ from fastbert.ops.attention.arguments import AttentionProblem
 from fastbert.ops.attention.op import HEAD_DIMS, tf32_allowed
 from fastbert.ops.autocast import without_autocast
 from fastbert.ops.custom_op import operator
-from fastbert.ops.dropout.op import Site, TokenDropout, check_token_dropout
+from fastbert.ops.dropout.arguments import Site, TokenDropout
 from fastbert.ops.encoder_layer import native_inference
 from fastbert.ops.native import buffers as native
 
@@ -81,7 +81,7 @@ class LayerSettings:
         dropout = TokenDropout(
             self.hidden_p, self.dropout_key, self.sequence_ids, self.offsets, site.of_layer(self.layer)
         )
-        return dropout if self.rows is None else dropout.of(self.rows)
+        return dropout if self.rows is None else dropout.select(self.rows)
 
     def outputs(self, tokens: Tensor) -> Tensor:
         """Of vectors (tokens, width) those of the output's tokens."""
@@ -206,7 +206,7 @@ def _check(x: Tensor, weights: LayerWeights, settings: LayerSettings) -> None:
         )
     dropped = replace(settings, rows=None).hidden_dropout(Site.ATTENTION_OUTPUT)
     if dropped is not None:
-        check_token_dropout(dropped, x)
+        dropped.check(x)
 
 
 def _check_rows(rows: Tensor, x: Tensor) -> None:
