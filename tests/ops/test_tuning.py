@@ -97,7 +97,7 @@ def test_a_table_that_cannot_be_used_is_named_and_passed_over(
         pytest.param("forward_long", {"num_warps": 0}, id="no-warp"),
         pytest.param("forward_long", {"num_warps": 64}, id="more-threads-than-a-program-has"),
         pytest.param("forward_long", {"max_registers": -1}, id="registers"),
-        pytest.param("softmax_forward", {"constants": {"ROWS": 4, "KEYS": 16}}, id="softmax"),
+        pytest.param("softmax_forward", {"constants": {"BLOCK_M": 4, "BLOCK_N": 16}}, id="softmax"),
         pytest.param("forward_longer", {}, id="unknown-kernel"),
         pytest.param("forward_long", {"num_warps": "four"}, id="a-word"),
         pytest.param("forward_long", {"constants": None}, id="null"),

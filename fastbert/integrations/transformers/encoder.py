@@ -21,7 +21,7 @@ from fastbert.models.architecture import TransformersLayout
 from fastbert.models.bert.model import ROWS_MULTIPLE, multiplies_in_bf16
 from fastbert.models.fusibility import project
 from fastbert.models.layers import layer_batch
-from fastbert.ops.dropout.op import Site
+from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.native import buffers
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastbert.ops.attention.arguments import AttentionArguments
-from fastbert.ops.dropout.op import attention_mask
+from fastbert.ops.dropout.masks import attention_mask
 from fastbert.ops.operation import EagerBackend
-from fastbert.ops.softmax.op import softmax_eager
+from fastbert.ops.softmax.eager import softmax_eager
 
 
 class Eager(EagerBackend[AttentionArguments]):

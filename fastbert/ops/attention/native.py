@@ -8,7 +8,7 @@ from torch import Tensor
 from fastbert import _C
 from fastbert.errors import UserError
 from fastbert.ops.attention.arguments import AttentionArguments
-from fastbert.ops.dropout.op import quantized
+from fastbert.ops.dropout.arguments import quantized
 from fastbert.ops.native import buffers, caching_allocator
 from fastbert.ops.native.backend import NativeBackend
 from fastbert.ops.operation import Reason

@@ -14,7 +14,7 @@ from fastbert.ops.attention.eager import Eager
 from fastbert.ops.attention.native import Native
 from fastbert.ops.attention.triton import Triton
 from fastbert.ops.custom_op import operator
-from fastbert.ops.dropout.op import draw_keys
+from fastbert.ops.dropout.masks import draw_keys
 from fastbert.ops.native import buffers
 from fastbert.ops.operation import Operation
 

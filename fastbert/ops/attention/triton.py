@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fastbert.errors import UserError
 from fastbert.ops.attention.arguments import AttentionArguments
-from fastbert.ops.dropout.op import quantized
+from fastbert.ops.dropout.arguments import quantized
 from fastbert.ops.operation import Reason
 from fastbert.ops.triton_backend import TritonBackend, unsupported_dtype
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastbert.errors import UserError
 from fastbert.ops.attention.arguments import AttentionArguments
-from fastbert.ops.dropout.op import Site, TokenDropout, check_token_dropout
+from fastbert.ops.dropout.arguments import Site, TokenDropout
 from fastbert.ops.encoder_layer.spec import LayerSpec
 
 # What the forward pass saves for backward.
@@ -86,7 +86,7 @@ class LayerBatch:
     def row_dropout(self, site: Site, layer: int) -> TokenDropout | None:
         """Return the dropout of the output rows: of `token_indices`, or of all tokens."""
         dropout = self.token_dropout(site, layer)
-        return dropout if dropout is None or self.token_indices is None else dropout.of(self.token_indices)
+        return dropout if dropout is None or self.token_indices is None else dropout.select(self.token_indices)
 
     def gather(self, tokens: Tensor) -> Tensor:
         """Return the output rows of (tokens, width)."""
@@ -187,7 +187,7 @@ class EncoderLayerArguments(NamedTuple):
             )
         dropout = replace(batch, token_indices=None).token_dropout(Site.ATTENTION_OUTPUT, self.layer_index)
         if dropout is not None:
-            check_token_dropout(dropout, x)
+            dropout.check(x)
 
 
 class GradMask(NamedTuple):

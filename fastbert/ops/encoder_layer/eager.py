@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from fastbert.ops.attention.op import attention
-from fastbert.ops.dropout.op import Site, TokenDropout, dropout
+from fastbert.ops.dropout.arguments import Site, TokenDropout
+from fastbert.ops.dropout.op import dropout
 from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments
 from fastbert.ops.encoder_layer.composition import compose_layer, refuse_unsupported
 from fastbert.ops.encoder_layer.spec import APPROXIMATIONS, NormSpec

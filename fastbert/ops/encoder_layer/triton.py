@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fastbert.ops.attention.triton import HEAD_DIMS, kernel_inputs
-from fastbert.ops.dropout.op import Site
+from fastbert.ops.dropout.arguments import Site
+from fastbert.ops.dropout.triton import kernel_inputs as dropout_inputs
 from fastbert.ops.encoder_layer.arguments import SAVE_ALL, SAVE_NOTHING, EncoderLayerArguments, GradMask
 from fastbert.ops.linear.mixed_matmul import add_matmul, matmul
 from fastbert.ops.operation import Reason
@@ -79,12 +80,13 @@ def _forward(arguments: EncoderLayerArguments, save: int) -> list[Tensor]:
     context = context.flatten(1)
     y1, z1, mean1, rstd1 = layer_norm.forward(
         batch.gather(context) @ w.attention_output.to(dtype).t(), w.attention_output_bias, batch.gather(x),
-        w.attention_norm, w.attention_norm_bias, norms.eps, batch.row_dropout(Site.ATTENTION_OUTPUT, index), keep,
+        w.attention_norm, w.attention_norm_bias, norms.eps,
+        dropout_inputs(batch.row_dropout(Site.ATTENTION_OUTPUT, index)), keep,
     )  # fmt: skip
     h, u = up_projection(y1, w.intermediate.to(dtype), w.intermediate_bias, tanh, keep)
     y2, z2, mean2, rstd2 = layer_norm.forward(
         h @ w.output.to(dtype).t(), w.output_bias, y1, w.output_norm, w.output_norm_bias, norms.eps,
-        batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index), keep,
+        dropout_inputs(batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index)), keep,
     )  # fmt: skip
     if not keep:
         return [y2]
@@ -105,9 +107,9 @@ def _backward(arguments: EncoderLayerArguments, grad: Tensor, saved: list[Tensor
         y1 = rest[0]
     else:
         y1 = layer_norm.forward(z1, None, None, w.attention_norm, w.attention_norm_bias, norms.eps, None, False)[0]
-    df, dy1, sums2 = layer_norm.gradients(
+    df, dy1, sums2 = layer_norm.backward(
         grad.to(dtype), None, z2, mean2, rstd2, w.output_norm,
-        batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index), x_bias=True, residual=True,
+        dropout_inputs(batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index)), x_bias=True, residual=True,
     )  # fmt: skip
     du, h, db1 = down_projection_backward(df, w.output.to(dtype), u, tanh)
     dw2 = matmul(df.t(), h, w.output.dtype) if mask.output else w.output.new_empty(0)
@@ -115,9 +117,9 @@ def _backward(arguments: EncoderLayerArguments, grad: Tensor, saved: list[Tensor
     del h
     # Without dropout that gradient is df itself, of which nothing else is read from here on.
     dy1 = add_matmul(df if dy1 is None else dy1, du, w.intermediate.to(dtype))
-    do, dx, sums1 = layer_norm.gradients(
+    do, dx, sums1 = layer_norm.backward(
         dy1, None, z1, mean1, rstd1, w.attention_norm,
-        batch.row_dropout(Site.ATTENTION_OUTPUT, index), x_bias=True, residual=True,
+        dropout_inputs(batch.row_dropout(Site.ATTENTION_OUTPUT, index)), x_bias=True, residual=True,
     )  # fmt: skip
     wo = w.attention_output
     dwo = matmul(do.t(), batch.gather(context), wo.dtype) if mask.attention_output else wo.new_empty(0)
