@@ -90,7 +90,7 @@ def test_a_fallback_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(dispatch, "HAS_TRITON", True)
     monkeypatch.setattr("fastbert.ops.triton_backend.HAS_TRITON", True)
-    monkeypatch.setattr(dispatch, "_said", set())
+    monkeypatch.setattr(dispatch, "_logged", set())
     monkeypatch.setitem(dispatch.PREFERENCE, "cpu", ("triton", "eager"))
     x = torch.randn(3, 8, dtype=torch.float64)
     with caplog.at_level("WARNING", logger="fastbert"):
