@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fastbert.data.shards import prepare
+from fastbert.data.prepare import prepare
 from fastbert.errors import UserError
 from fastbert.tokenizers import AddedToken, WordPieceTokenizer
 from fastbert.tokenizers.extension import extend_vocabulary
@@ -306,7 +306,7 @@ def test_vocabulary_extension_keeps_added_tokens():
 
 def test_shards_refuse_tokens_behind_the_vocabulary(tmp_path):
     tokenizer = WordPieceTokenizer(VOCAB, added_tokens=["<x>"])
-    with pytest.raises(UserError, match=r"added tokens behind its vocabulary .'<x>', id"):
+    with pytest.raises(UserError, match=r"added tokens after its vocabulary .'<x>', id"):
         prepare([["a b"]], tokenizer, tmp_path / "refused")
     within = WordPieceTokenizer([*VOCAB, "<x>"], added_tokens=["<x>"])
     assert prepare([["a <x> b"]], within, tmp_path / "taken").num_tokens == 3
