@@ -1,4 +1,4 @@
-"""The C++ core: tokenizer, masking collator and CPU kernels. One section per bindings_*.cpp."""
+"""The C++ core: tokenizer, masking collator and CPU kernels. One section per file of csrc/bindings."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-# bindings_wordpiece.cpp
+# bindings/wordpiece.cpp
 
 UNICODE_FINGERPRINT: str
 MAX_WORD_CHARS: int
@@ -94,7 +94,7 @@ class WordCounter:
 
 def normalize(text: str, options: NormalizerOptions) -> str: ...
 
-# bindings_collator.cpp
+# bindings/collator.cpp
 
 class TokenCorpus:
     """A tokenized corpus over arrays that it keeps alive: per shard tokens (uint16 or uint32), sentence_offsets."""
@@ -105,10 +105,10 @@ class TokenCorpus:
     @property
     def num_sentences(self) -> int: ...
     def count(self, documents: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
-        """How often each id occurs in the documents, given as ranges of sentences, int64 (documents, 2)."""
+        """Count each id in the documents, which are ranges of sentences, int64 (documents, 2)."""
 
 class VocabularyTable:
-    """What the collator knows of a vocabulary; `replacements` are the ids that a random token may have."""
+    """The vocabulary of a collator; `replacements` are the ids of random tokens."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class VocabularyTable:
     ) -> None: ...
 
 class EpochPlan:
-    """Which tokens make up which sample of an epoch, in visiting order."""
+    """The samples of an epoch as token ranges, in visiting order."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class EpochPlan:
     def columns(
         self,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """a_begin, a_length, b_begin, b_length (in tokens of the corpus) and label of every sample."""
+        """Return a_begin, a_length, b_begin, b_length (in tokens of the corpus) and label of every sample."""
 
     def collate(
         self,
@@ -152,14 +152,14 @@ class EpochPlan:
         exact_count: bool,
         whole_word: bool,
     ) -> dict[str, NDArray[Any]]:
-        """Samples as the fields of a PackedBatch, by name."""
+        """Return samples as the fields of a PackedBatch, by name."""
 
 def split_ranks(documents: int, seed: int) -> NDArray[np.uint64]: ...
 def find_bad_offset(offsets: NDArray[np.int64], total: int) -> int: ...
 def find_bad_token(tokens: NDArray[Any], vocab_size: int) -> int: ...
 def philox4x32(counter: Sequence[int], key: Sequence[int]) -> list[int]: ...
 
-# bindings_cpu.cpp
+# bindings/dropout.cpp
 
 def token_dropout_mask(
     out: NDArray[Any],
@@ -174,11 +174,11 @@ def attention_dropout_mask(
     out: NDArray[Any], keys: NDArray[np.int64], site: int, threshold: int, keep: int
 ) -> None: ...
 
-# bindings_attention.cpp
+# bindings/attention.cpp
 
 class AttentionArguments:
-    """Over addresses: q, k, v with strides of tokens and heads in elements; the bias (0: none) with its rows, columns
-    and strides of heads and rows; dropout's keys (0: none), site and threshold, and what is kept is multiplied with."""
+    """Arguments as addresses: q, k, v with strides of tokens and heads in elements; the bias (0: none) with its rows,
+    columns and strides of heads and rows; dropout's keys (0: none), site and threshold; the scale of kept elements."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class AttentionArguments:
     ) -> None: ...
 
 def attention(arguments: AttentionArguments, out: int, lse: int) -> bool:
-    """False, with nothing written, where the offsets do not fit the tokens."""
+    """Return False, with nothing written, if the offsets do not match the tokens."""
 
 def attention_gradient(
     arguments: AttentionArguments,
@@ -213,30 +213,12 @@ def attention_gradient(
     gradients: tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]],
     dbias: int,
 ) -> bool:
-    """grad and the gradients of q, k, v with strides like q; dbias 0 for none, else zeros. False as above."""
+    """Write the gradients of q, k, v, with strides like q; dbias is 0 for none, else zeros. Return False as above."""
 
-# bindings_quantize.cpp
-
-def quantize_rows(x: tuple[int, str, int], rows: int, depth: int, integers: int, scales: int) -> None: ...
-
-# bindings_peak.cpp
-
-def cpu_peak(element: str, threads: int, seconds: float) -> float: ...
-
-# bindings_features.cpp
-
-def cpu_features() -> dict[str, bool]: ...
-def cpu_level_features() -> dict[str, bool]: ...
-def cpu_level() -> str: ...
-def cpu_levels() -> list[str]: ...
-def force_cpu_level(name: str) -> None: ...
-def pretend_cpu_features(names: Sequence[str]) -> None: ...
-def parallel_threads() -> int: ...
-
-# bindings_product.cpp
+# bindings/gemm.cpp
 
 class PackedWeight:
-    """A weight (columns, depth) as CPU products read it. Matrices are (address, dtype, elements between rows)."""
+    """A weight (columns, depth), prepacked for CPU matmuls. Matrices are (address, dtype, row stride in elements)."""
 
     def __init__(
         self, weight: tuple[int, str, int], columns: int, depth: int, element: str, transposed: bool = False
@@ -271,6 +253,20 @@ def product(
     before: tuple[int, str, int] | None = None,
     again: tuple[int, str, int] | None = None,
 ) -> None: ...
+def gradient_product(
+    a: tuple[int, str, int],
+    b: tuple[int, str, int],
+    tokens: int,
+    rows: int,
+    columns: int,
+    out: tuple[int, str, int],
+    sums: int,
+    accumulate: bool,
+) -> None: ...
+def quantize_rows(x: tuple[int, str, int], rows: int, depth: int, integers: int, scales: int) -> None: ...
+
+# bindings/cross_entropy.cpp
+
 def cross_entropy(
     logits: tuple[int, str, int],
     rows: int,
@@ -283,18 +279,8 @@ def cross_entropy(
     losses: int,
     correct: int,
 ) -> None: ...
-def gradient_product(
-    a: tuple[int, str, int],
-    b: tuple[int, str, int],
-    tokens: int,
-    rows: int,
-    columns: int,
-    out: tuple[int, str, int],
-    sums: int,
-    accumulate: bool,
-) -> None: ...
 
-# bindings_rows.cpp: addresses of memory, 0 where there is none; strides in elements; dtypes "fp32" or "bf16"
+# bindings/rowwise.cpp: addresses of memory, 0 where there is none; strides in elements; dtypes "fp32" or "bf16"
 
 # A dropout of rows: keys, how many, sequence ids, whether int64, offsets, whether int64, site, threshold, keep; one of
 # scores: keys, site, threshold, keep. A table: ids, their stride, whether int64, embeddings, their stride, rows.
@@ -333,7 +319,7 @@ def embedding_layer_norm(
     weight: int, bias: int, vector_dtype: str, eps: float, dropout: tuple[Any, ...] | None,
     y: int, mean: int, rstd: int, /,
 ) -> tuple[int, int, int] | None:  # fmt: skip
-    """Returns (table, token, id) of an id that is no row of its table; then nothing was written."""
+    """Return (table, token, id) of the first id outside its table, with nothing written."""
 
 def embedding_sum_gradient(
     tokens: int, width: int, dtype: str, grad_dtype: str, tables: Sequence[tuple[Any, ...]],
@@ -353,12 +339,10 @@ def softmax_gradient(
 ) -> None: ...  # fmt: skip
 def drop(rows: int, width: int, dtype: str, x: int, x_stride: int, dropout: tuple[Any, ...], y: int, /) -> None: ...
 def first_outside(ids: int, stride: int, wide: bool, count: int, below: int, /) -> int:
-    """The place of the first id that is not one of 0 to below - 1, or their number."""
+    """Return the index of the first id outside 0..below - 1, or their number."""
 
-# bindings_layer.cpp
+# bindings/encoder_layer.cpp
 
-def fingerprint(spans: Sequence[tuple[int, int]]) -> int: ...
-def whole_fingerprint(spans: Sequence[tuple[int, int]]) -> int: ...
 def encoder_layer(
     *,
     x: int,
@@ -378,18 +362,9 @@ def encoder_layer(
     y: int,
     y_dtype: str,
 ) -> None:
-    """`rows`: address and number of the places, int64, of the tokens whose output is wanted; None: all."""
+    """Compute a layer. `rows`: address and number of the int64 indices of the output tokens; None for all."""
 
-# bindings_pool.cpp
-
-def pool_tensor(shape: Sequence[int], bytes: int, code: int, bits: int, /) -> Any:
-    """A DLPack capsule over `bytes` bytes of the pool, of that element (DLPack's code and bits)."""
-
-def pool_statistics() -> dict[str, int]: ...
-def pool_reset_peak() -> None: ...
-def pool_release() -> None: ...
-
-# bindings_adamw.cpp
+# bindings/adamw.cpp
 
 def adamw(
     parameters: Sequence[tuple[int, int, int, int, int, int, int, int]],
@@ -398,17 +373,35 @@ def adamw(
     factor: float,
     clear: bool,
 ) -> bool:
-    """Parameters as addresses of (weight, gradient, exp_avg, exp_avg_sq, step), rows, columns, which of the settings
-    (lr, beta1, beta2, eps, weight_decay); copies as (packed, transposed, which parameter, row of its first row).
-    False, with nothing written, where tensors share memory."""
+    """Run one step; return False, with nothing written, if tensors share memory.
+
+    Parameters are addresses of (weight, gradient, exp_avg, exp_avg_sq, step), rows, columns, index of the settings
+    (lr, beta1, beta2, eps, weight_decay); copies are (packed, transposed, parameter index, row of its first row).
+    """
 
 def sum_of_squares(tensors: Sequence[tuple[int, int]]) -> tuple[float, tuple[int, int] | None]:
-    """Of fp32 tensors, as (address, elements); and which one's which element is the first that is no finite number."""
+    """Sum the squares of fp32 tensors, (address, elements) each; also return the first non-finite (tensor, element)."""
 
 def refill_copies(parts: Sequence[tuple[PackedWeight, bool, int, tuple[int, str, int], int]]) -> None:
-    """Parts as (packed, transposed, row of the weight's first row, weight, rows); one copy's must follow each other."""
+    """Rewrite copies from parts (packed, transposed, row of the weight's first row, weight, rows), grouped by copy."""
 
-# bindings_crc32c.cpp
+# bindings/runtime.cpp
 
+def pool_tensor(shape: Sequence[int], bytes: int, code: int, bits: int, /) -> Any:
+    """Return a DLPack capsule over `bytes` bytes of the caching allocator, with DLPack's type code and bits."""
+
+def pool_statistics() -> dict[str, int]: ...
+def pool_reset_peak() -> None: ...
+def pool_release() -> None: ...
+def cpu_features() -> dict[str, bool]: ...
+def cpu_level_features() -> dict[str, bool]: ...
+def cpu_level() -> str: ...
+def cpu_levels() -> list[str]: ...
+def force_cpu_level(name: str) -> None: ...
+def pretend_cpu_features(names: Sequence[str]) -> None: ...
+def parallel_threads() -> int: ...
+def fingerprint(spans: Sequence[tuple[int, int]]) -> int: ...
+def whole_fingerprint(spans: Sequence[tuple[int, int]]) -> int: ...
 def crc32c(data: bytes | bytearray | memoryview | NDArray[Any], value: int = 0, /) -> int: ...
 def crc32c_combine(first: int, second: int, second_size: int, /) -> int: ...
+def cpu_peak(element: str, threads: int, seconds: float) -> float: ...

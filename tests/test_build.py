@@ -108,6 +108,29 @@ def answer(wheel: Path, folder: Path) -> str:
     return done.stdout.strip()
 
 
+def test_bindings_need_no_entry_in_a_list(tmp_path: Path) -> None:
+    """Each file of csrc/bindings registers itself; classes are bound first, whatever the names of the files."""
+    tree = copy_tree(tmp_path / "tree")
+    shutil.rmtree(tree / "csrc")
+    (tree / "csrc" / "bindings").mkdir(parents=True)
+    for name in ("module.cpp", "registration.h"):
+        shutil.copy2(ROOT / "csrc" / "bindings" / name, tree / "csrc" / "bindings" / name)
+    includes = '#include <pybind11/pybind11.h>\n#include "bindings/registration.h"\n'
+    sources = {
+        "a.cpp": "int value(const Toy& toy);\nnamespace { const fastbert::Registration registration{"
+        '"a", [](pybind11::module_& m) { m.def("answer", [] { return 42; }); m.def("value", &value); }}; }\n',
+        "b.cpp": "int value(const Toy&) { return 1; }\nnamespace { const fastbert::Registration registration{"
+        '"b", nullptr, [](pybind11::module_& m) { pybind11::class_<Toy>(m, "Toy"); }}; }\n',
+    }
+    (tree / "csrc" / "toy.h").write_text("#pragma once\nstruct Toy {};\n")
+    for name, text in sources.items():
+        (tree / "csrc" / "bindings" / name).write_text(f'{includes}#include "toy.h"\n{text}')
+    wheel, _ = build(tree)
+    assert answer(wheel, tmp_path / "toys") == "42"
+    show = [sys.executable, "-c", "from fastbert import _C; print(_C.value.__doc__)"]
+    assert "fastbert._C.Toy" in run(show, tmp_path, PYTHONPATH=str(tmp_path / "toys")).stdout
+
+
 def test_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     tree = copy_tree(tmp_path / "tree")
     (tree / "benchmarks/results").mkdir(exist_ok=True)

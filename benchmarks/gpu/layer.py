@@ -26,8 +26,9 @@ from fastbert.benchmarks.gpu.worker import announce
 from fastbert.benchmarks.harness.measure import OWN
 from fastbert.config import BertConfig
 from fastbert.models.bert.model import Layer
-from fastbert.models.layers import Dropouts
+from fastbert.models.layers import layer_batch
 from fastbert.ops import dispatch
+from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.packing import PackedBatch
 
 DROPOUT = 0.1
@@ -44,7 +45,7 @@ class Inputs:
     with the mask of keys."""
 
     batch: PackedBatch
-    dropouts: Dropouts
+    layers: LayerBatch
     x: Tensor
     gradient: Tensor
     padded_x: Tensor
@@ -78,7 +79,7 @@ def draw(device: Device, config: BertConfig, lengths: list[int], seed: int, drop
     x, gradient = (torch.randn(*shape, generator=generator, device=place).bfloat16() for _ in range(2))
     return Inputs(
         batch=batch,
-        dropouts=Dropouts(batch, dropout, dropout, dropout > 0),
+        layers=layer_batch(batch, dropout, dropout, dropout > 0),
         x=x.requires_grad_(),
         gradient=gradient,
         padded_x=padded(x.detach(), batch).float().requires_grad_(),
@@ -97,7 +98,7 @@ def lengths_of(name: str, dry: bool) -> list[int]:
 def packed_step(layer: Layer, one: Inputs) -> tuple[Tensor, ...]:
     """Output and gradients of x and of all weights."""
     with torch.autocast(one.x.device.type, dtype=torch.bfloat16):
-        out = layer(one.x, one.batch, one.dropouts)
+        out = layer(one.x, one.layers)
     return out, *torch.autograd.grad(out, [one.x, *layer.parameters()], one.gradient.to(out.dtype))
 
 

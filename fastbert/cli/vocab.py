@@ -36,8 +36,8 @@ class Config:
     """Keep capitals and accents."""
     min_frequency: int | None = None
     """Pieces seen less often are left out (default: 2); with --extend, words (default: 5)."""
-    holdout: float = 0.05
-    """Share of the documents to measure on and not to learn from; 0 learns from all and measures on the same."""
+    validation_fraction: float = 0.05
+    """Fraction of the documents to measure on and not to learn from; 0 learns from all and measures on the same."""
     report: Path | None = None
     """JSON file for the report (default: vocab_report.json in --out)."""
     tokenizer: Path | None = None
@@ -58,8 +58,8 @@ class Config:
     """Replace a vocabulary that is there already."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.holdout < 1:
-            raise UserError(f"--holdout {self.holdout} must be a share from 0 up to, not including, 1")
+        if not 0 <= self.validation_fraction < 1:
+            raise UserError(f"--validation-fraction {self.validation_fraction} must be from 0 to below 1")
         if self.min_frequency is not None and self.min_frequency < 1:
             raise UserError(f"--min-frequency {self.min_frequency} must be at least 1")
         if not self.extend:
@@ -97,7 +97,7 @@ def _build(config: Config, quiet: bool) -> None:
     _refuse_present(out, ("vocab.txt",), config.overwrite)
     check_size(config.vocab_size)
     with Bars(quiet) as bars:
-        split = _count(config, bars, Normalization(lower_case=not config.cased), config.holdout)
+        split = _count(config, bars, Normalization(lower_case=not config.cased), config.validation_fraction)
         beat = bars.waiting("learning pieces")
         vocabulary = learn_vocabulary(
             split.learn.words,
@@ -149,7 +149,7 @@ def _extend(config: Config, quiet: bool) -> None:
         written = ("vocab.txt", "config.json", "model.safetensors") if config.model is not None else ("vocab.txt",)
         _refuse_present(config.out, written, config.overwrite, model is not None)
     with Bars(quiet) as bars:
-        split = _count(config, bars, Normalization.of(tokenizer), config.holdout)
+        split = _count(config, bars, Normalization.of(tokenizer), config.validation_fraction)
         working = bars.waiting("tokenizing its words")
         proposal = propose(tokenizer, split.learn.words, min_frequency=config.min_frequency or _MIN_FREQUENCY_OF_WORDS)
         rows = proposal.worth if config.add == "auto" else min(config.add, len(proposal.candidates))

@@ -22,7 +22,7 @@ from fastbert.embeddings.pooling import check_pooling, normalized, pool
 from fastbert.embeddings.rows import LONG, SPECIAL, Cutting, Rows, check_texts, counted_tokens, packed, read_rows
 from fastbert.embeddings.settings import EmbedSettings
 from fastbert.errors import UserError
-from fastbert.models.bert.model import BertModel, first_places
+from fastbert.models.bert.model import BertModel, first_indices
 from fastbert.models.finite import check_finite
 from fastbert.ops.native import matmul_table
 from fastbert.tokenizers import WordPieceTokenizer
@@ -214,10 +214,10 @@ class _Embedder:
         """What each of the chosen rows contributes to its text's embedding, fp32 (rows, hidden_size)."""
         batch = packed(rows, chosen, self.tokenizer.cls_token_id, self.tokenizer.sep_token_id).to(self.model.device)
         if self.pooling == "cls":
-            return self.model.encode(batch, rows=first_places(batch))[0].float()
+            return self.model.encode(batch, token_indices=first_indices(batch))[0].float()
         counted, offsets = counted_tokens(rows, chosen)
         wanted = None if counted is None else counted.to(batch.device)
-        return pool(self.model.encode(batch, rows=wanted)[0], offsets.to(batch.device), self.pooling)
+        return pool(self.model.encode(batch, token_indices=wanted)[0], offsets.to(batch.device), self.pooling)
 
     def _finished(self, by_row: Tensor, rows: Rows, texts: int) -> Tensor:
         """From rows to texts, and all that follows pooling."""

@@ -250,7 +250,7 @@ def _states(
             lengths = rows.lengths[some]
             shift = np.cumsum(lengths) - lengths + 1 - (rows.begins[some] - 1)
             tokens = torch.from_numpy(laid.places[items] + np.repeat(shift, counts)).to(model.device)
-            _, states = model.encode(batch, keep_all=True)
+            _, states = model.encode(batch, output_hidden_states=True)
             picked = torch.stack([states[number].index_select(0, tokens) for number in chosen.numbers], dim=1)
             found[torch.from_numpy(items)] = picked.to("cpu", dtype)
     return found

@@ -264,7 +264,7 @@ class Fit:
             pending = (record, loss)
             last = now.step == self.total
             due = setting.evaluate is not None and (now.step % every == 0 or last)
-            saving = config.save_every is not None and now.step % config.save_every == 0 and not last
+            saving = config.checkpoint_every is not None and now.step % config.checkpoint_every == 0 and not last
             if setting.device.type == "cpu" or due or saving or self.stop.number is not None or last:
                 self._report(*pending)
                 pending = None

@@ -18,7 +18,7 @@ from fastbert.models.bert.model import (
     ROWS_MULTIPLE,
     BertModel,
     Norm,
-    first_places,
+    first_indices,
     first_tokens,
     is_plain_norm,
     multiplies_in_bf16,
@@ -43,8 +43,9 @@ from fastbert.models.packed import Packed
 from fastbert.models.padded import PaddedBatch
 from fastbert.models.unsupported_arguments import TransformersArguments, refuse_arguments
 from fastbert.ops.cross_entropy.op import CrossEntropy
-from fastbert.ops.dispatch import choose
-from fastbert.ops.dropout.op import Site, TokenDropout, draw_keys
+from fastbert.ops.dispatch import preferred_backend
+from fastbert.ops.dropout.arguments import Site, TokenDropout
+from fastbert.ops.dropout.masks import draw_keys
 from fastbert.ops.native.matmul_table import prefers_own
 from fastbert.packing import IGNORE_INDEX, PackedBatch
 
@@ -57,9 +58,9 @@ def shown_states(packed: Packed, states: list[Tensor]) -> tuple[Tensor, ...] | N
     return tuple(packed.restore(state) for state in states) or None
 
 
-def _options(packed: Packed, keep_all: bool | None) -> dict[str, Any]:
+def _options(packed: Packed, output_hidden_states: bool | None) -> dict[str, Any]:
     """What `encode` takes beside the batch."""
-    return {"keep_all": bool(keep_all), "inputs_embeds": packed.embeds}
+    return {"output_hidden_states": bool(output_hidden_states), "inputs_embeds": packed.embeds}
 
 
 class PredictionTransform(nn.Module):
@@ -115,7 +116,7 @@ class PredictionHead(nn.Module):
         weight = self.decoder.weight
         if not multiplies_in_bf16(weight):
             return False
-        if torch.compiler.is_compiling() or choose("linear_cross_entropy", weight.device) != "native":
+        if torch.compiler.is_compiling() or preferred_backend("linear_cross_entropy", weight.device) != "native":
             return True
         return not (is_plain(self.decoder) and prefers_own("bf16", rows, *weight.shape))
 
@@ -144,18 +145,18 @@ class BertWithHead(PreTrainedModel):
         return self.bert.embeddings.word_embeddings
 
     def _encode_read(
-        self, packed: Packed, places: Tensor | None, keep_all: bool = False
+        self, packed: Packed, places: Tensor | None, output_hidden_states: bool = False
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Hidden states of each sequence's first token (sequences, hidden_size), which the pooler takes; those at
-        `places`, int64, or of all tokens; and with `keep_all` those of all tokens at every layer.
+        `places`, int64, or of all tokens; and with `output_hidden_states` those of all tokens at every layer.
 
         With `places` nothing else of the last layer is computed.
         """
-        batch, options = packed.batch, _options(packed, keep_all)
+        batch, options = packed.batch, _options(packed, output_hidden_states)
         if places is None or isinstance(batch, PaddedBatch) or not batch.num_tokens:
             x, states = self.bert.encode(batch, **options)
             return first_tokens(x, batch), read_places(x, places), states
-        x, states = self.bert.encode(batch, rows=torch.cat((first_places(batch), places)), **options)
+        x, states = self.bert.encode(batch, token_indices=torch.cat((first_indices(batch), places)), **options)
         return x[: len(batch)], x[len(batch) :], states
 
     def _shows_all(self, packed: Packed, return_logits: bool | None) -> bool:
@@ -167,9 +168,10 @@ class BertWithHead(PreTrainedModel):
         pooled: Tensor = self.bert.pooler(firsts)
         return pooled
 
-    def _encode_pooled(self, packed: Packed, keep_all: bool | None = False) -> tuple[Tensor, list[Tensor]]:
-        """The pooled first tokens (sequences, hidden_size), and with `keep_all` all tokens at every layer."""
-        firsts, _, states = self._encode_read(packed, packed.batch.input_ids.new_empty(0), bool(keep_all))
+    def _encode_pooled(self, packed: Packed, output_hidden_states: bool | None = False) -> tuple[Tensor, list[Tensor]]:
+        """Return the pooled first tokens (sequences, hidden_size), and with `output_hidden_states` all tokens at every
+        layer."""
+        firsts, _, states = self._encode_read(packed, packed.batch.input_ids.new_empty(0), bool(output_hidden_states))
         return self._pool(firsts), states
 
     def _classifier_dropout(
@@ -184,7 +186,7 @@ class BertWithHead(PreTrainedModel):
         rows = torch.arange(len(batch), device=batch.device)
         sequences, offsets = (batch.sequence_ids, batch.offsets_in_sequence) if per_token else (rows, 0 * rows)
         dropout = TokenDropout(p, key, sequences, offsets, int(Site.HEAD))
-        return ops.dropout(x, dropout if places is None else dropout.of(places))
+        return ops.dropout(x, dropout if places is None else dropout.select(places))
 
 
 class _MaskedLanguageModel(BertWithHead):
@@ -317,7 +319,7 @@ class BertForMaskedLM(_MaskedLanguageModel):
             logits: Tensor | None = packed.restore(self.cls.predictions(x))
             x = x if masked is None else read_places(x, masked[0])
         else:
-            x, states = self.bert.encode(packed.batch, rows=masked[0], **options)
+            x, states = self.bert.encode(packed.batch, token_indices=masked[0], **options)
             logits = self.cls.predictions(x) if return_logits else None
         loss = None if masked is None else mean_of(self.cls.predictions.loss(x, masked[1]), num_items_in_batch)
         return LogitsOutput(loss=loss, logits=logits, hidden_states=shown_states(packed, states))
@@ -452,7 +454,7 @@ class BertForTokenClassification(BertWithHead):
         masked = masked_places(packed, labels, self.config.num_labels, NUMBER_CLASSES)
         every = masked is None or self._shows_all(packed, return_logits)
         places = None if every or masked is None else masked[0]
-        x, states = self.bert.encode(packed.batch, rows=places, **_options(packed, output_hidden_states))
+        x, states = self.bert.encode(packed.batch, token_indices=places, **_options(packed, output_hidden_states))
         x = self._classifier_dropout(packed.batch, x, per_token=True, places=places)
         logits = project(self.classifier, x)
         shown = packed.restore(logits) if every else logits if return_logits else None

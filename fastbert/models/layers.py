@@ -1,183 +1,189 @@
-"""What encoder layers are made of, whoever owns their parameters: our own models, or a model of another library."""
+"""Encoder layers over modules, whoever owns them: our models, or a model of another library.
+
+A layer whose modules are nothing but their parameters is one operation where a backend fuses it; every other layer is
+composed of single operations, and modules that are not plain run their own forward.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from fastbert import ops
-from fastbert.models.fusibility import project
+from fastbert.models.fusibility import project, project_apart
 from fastbert.models.padded import PaddedBatch, padded_attention
-from fastbert.ops.dropout.op import Site, TokenDropout, draw_keys
-from fastbert.ops.encoder_layer import op
+from fastbert.ops.attention.op import attention
+from fastbert.ops.autocast import matmul_dtype
+from fastbert.ops.dispatch import preferred_backend
+from fastbert.ops.dropout.arguments import Site, TokenDropout
+from fastbert.ops.dropout.masks import draw_keys
+from fastbert.ops.dropout.op import dropout
+from fastbert.ops.encoder_layer import op as encoder_layer
+from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments, LayerBatch, LayerParameters
+from fastbert.ops.encoder_layer.native import unsupported_layer
+from fastbert.ops.encoder_layer.spec import APPROXIMATIONS, LayerSpec
+from fastbert.ops.gelu.op import bias_gelu
+from fastbert.ops.norm.op import dropout_add_layer_norm
 from fastbert.packing import PackedBatch
 
-
-class Dropouts:
-    """The dropout of one forward pass: gives each site its `TokenDropout`, or None when nothing is dropped."""
-
-    def __init__(self, batch: PackedBatch, hidden: float, attention: float, training: bool) -> None:
-        self.hidden = hidden if training else 0.0
-        self.attention = attention if training else 0.0
-        self.key: Tensor | None = None
-        self.sequence_ids: Tensor | None = None
-        self.offsets: Tensor | None = None
-        if self.hidden or self.attention:
-            self.key = batch.dropout_key if batch.dropout_key is not None else draw_keys(len(batch), batch.device)
-            self.sequence_ids, self.offsets = batch.sequence_ids, batch.offsets_in_sequence
-
-    def of(self, rows: Tensor) -> Dropouts:
-        """The dropout of these tokens, int64 (rows,), alone."""
-        some = copy(self)
-        if self.sequence_ids is not None and self.offsets is not None:
-            some.sequence_ids, some.offsets = (ids.index_select(0, rows) for ids in (self.sequence_ids, self.offsets))
-        return some
-
-    def tokens(self, site: Site, layer: int = 0, p: float | None = None) -> TokenDropout | None:
-        """Dropout on all token vectors at one site."""
-        p = self.hidden if p is None else p
-        if self.key is None or not p:
-            return None
-        assert self.sequence_ids is not None
-        assert self.offsets is not None
-        return TokenDropout(p, self.key, self.sequence_ids, self.offsets, site.of_layer(layer))
+CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class LayerNumbers:
-    """What a layer computes with beside its weights."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PaddedLayerBatch(LayerBatch):
+    """The tensors of a recorded call, which stays padded: its layers are composed, with attention under a mask."""
 
-    heads: int
-    index: int
-    """Counts the layer's dropout sites."""
-    eps: float
-    tanh: bool
-    """GELU by its approximation."""
-    int8: bool
-    """Quantised, where nothing is trained."""
+    padded: PaddedBatch
 
 
-def layer_weights(linears: Sequence[nn.Module], norms: Sequence[nn.Module]) -> op.LayerWeights:
-    """The parameters of plain modules: the products of queries, keys, values, the attention's output, and both of the
-    feed-forward network; the LayerNorms behind attention and behind the layer."""
-    held: list[Any] = [linear._parameters for linear in linears]
-    query, key, value, inside, widening, narrowing = held
-    of_norms: list[Any] = [norm._parameters for norm in norms]
-    first, last = of_norms
-    return op.LayerWeights(
-        query=query["weight"],
-        key=key["weight"],
-        value=value["weight"],
-        query_bias=query["bias"],
-        key_bias=key["bias"],
-        value_bias=value["bias"],
-        attention_output=inside["weight"],
-        attention_output_bias=inside["bias"],
-        attention_norm=first["weight"],
-        attention_norm_bias=first["bias"],
-        intermediate=widening["weight"],
-        intermediate_bias=widening["bias"],
-        output=narrowing["weight"],
-        output_bias=narrowing["bias"],
-        output_norm=last["weight"],
-        output_norm_bias=last["bias"],
-    )
+def layer_batch(batch: PackedBatch, hidden_p: float, attention_p: float, training: bool) -> LayerBatch:
+    """Return the layers' view of a batch. Where something is dropped and the batch has no keys, they are drawn."""
+    if not training:
+        hidden_p = attention_p = 0.0
+    tensors: dict[str, Any] = {"cu_seqlens": batch.cu_seqlens, "max_seqlen": batch.max_seqlen}
+    if hidden_p or attention_p:
+        key = batch.dropout_key if batch.dropout_key is not None else draw_keys(len(batch), batch.device)
+        tensors |= {"attention_p": attention_p, "attention_output_p": hidden_p, "output_p": hidden_p}
+        tensors |= {"dropout_key": key, "sequence_ids": batch.sequence_ids, "offsets": batch.offsets_in_sequence}
+    return PaddedLayerBatch(**tensors, padded=batch) if isinstance(batch, PaddedBatch) else LayerBatch(**tensors)
 
 
-def whole_layer(
+def layer_parameters(linears: tuple[nn.Module, ...], norms: tuple[nn.Module, nn.Module]) -> LayerParameters:
+    """Return the parameters of plain modules: the linear layers of queries, keys, values, attention's output and both
+    of the feed-forward network; the LayerNorms behind attention and behind the layer."""
+    tensors: list[Any] = [linear._parameters for linear in linears]
+    query, key, value, attention_output, intermediate, output = tensors
+    norm_tensors: list[Any] = [norm._parameters for norm in norms]
+    attention_norm, output_norm = norm_tensors
+    return LayerParameters(
+        query["weight"], key["weight"], value["weight"], query["bias"], key["bias"], value["bias"],
+        attention_output["weight"], attention_output["bias"], attention_norm["weight"], attention_norm["bias"],
+        intermediate["weight"], intermediate["bias"], output["weight"], output["bias"], output_norm["weight"],
+        output_norm["bias"],
+    )  # fmt: skip
+
+
+def fused_layer(
     x: Tensor,
-    weights: op.LayerWeights,
-    numbers: LayerNumbers,
-    batch: PackedBatch,
-    dropouts: Dropouts,
-    *,
-    causal: bool = False,
-    recompute: bool = False,
-    rows: Tensor | None = None,
-) -> Tensor | None:
-    """x (tokens, hidden_size) -> the same shape, or (rows, hidden_size) of the tokens `rows`, as one operation; None
-    where no backend has it for this input."""
-    if isinstance(batch, PaddedBatch):
-        return None
-    dropped = bool(dropouts.attention or dropouts.hidden)
-    served = op.serves(x, weights, numbers.heads, dropped=dropped, int8=numbers.int8)
-    if served is None:
-        return None
-    settings = op.LayerSettings(
-        cu_seqlens=batch.cu_seqlens,
-        max_seqlen=batch.max_seqlen,
-        heads=numbers.heads,
-        eps=numbers.eps,
-        tanh=numbers.tanh,
-        causal=causal,
-        layer=numbers.index,
-        attention_p=dropouts.attention,
-        hidden_p=dropouts.hidden,
-        dropout_key=dropouts.key,
-        sequence_ids=dropouts.sequence_ids,
-        offsets=dropouts.offsets,
-        rows=rows,
-    )
-    return op.encoder_layer(x, weights, settings, recompute=recompute, served=served)
-
-
-def self_attention(
-    x: Tensor,
-    projections: tuple[nn.Module, nn.Module, nn.Module],
-    heads: int,
+    parameters: LayerParameters,
+    spec: LayerSpec,
+    batch: LayerBatch,
     index: int,
-    batch: PackedBatch,
-    dropouts: Dropouts,
     *,
-    causal: bool = False,
-) -> Tensor:
-    """Attention of tokens x (tokens, hidden_size) by the query, key and value projections, each plain or with a forward
-    of its own: (tokens, width of the values)."""
-    q, k, v = (project(part, x).unflatten(-1, (heads, -1)) for part in projections)
-    if isinstance(batch, PaddedBatch):
-        return padded_attention(
-            q,
-            k,
-            v,
-            batch,
-            causal=causal,
-            dropout_p=dropouts.attention,
-            dropout_key=dropouts.key,
-            dropout_site=Site.ATTENTION.of_layer(index),
-        ).flatten(1)
-    context = ops.attention(
-        q,
-        k,
-        v,
-        batch.cu_seqlens,
-        batch.cu_seqlens,
-        batch.max_seqlen,
-        batch.max_seqlen,
-        causal=causal,
-        dropout_p=dropouts.attention,
-        dropout_key=dropouts.key,
-        dropout_site=Site.ATTENTION.of_layer(index),
+    int8: bool = False,
+    recompute: bool = False,
+) -> Tensor | None:
+    """Compute a layer of x (tokens, hidden_size) as one operation; None where no backend fuses it."""
+    if isinstance(batch, PaddedLayerBatch):
+        return None
+    arguments = EncoderLayerArguments(
+        x, parameters, spec, batch, index, matmul_dtype(x), int8=int8, recompute=recompute
     )
-    return context.flatten(1)
+    backend = encoder_layer.select(arguments)
+    return None if backend.composite else encoder_layer.run(arguments, backend)
 
 
-def keeping_products() -> Any:
-    """For selective checkpointing: matrix products and attention are kept, what lies between is computed again."""
+def is_native(
+    parameters: LayerParameters, spec: LayerSpec, tokens: int, dtype: torch.dtype, *, int8: bool, trains: bool
+) -> bool:
+    """Return whether the CPU's kernels compute a layer of so many tokens, in matmuls of `dtype`, as one operation."""
+    if preferred_backend("encoder_layer", CPU) != "native":
+        return False
+    return unsupported_layer(parameters, spec, tokens, dtype, int8=int8 and not trains) is None
+
+
+class ModuleLayer:
+    """A `ComposableLayer` over modules, by the names of `LayerParameters`.
+
+    Plain linear layers and norms run as operations of ours; others run their own forward.
+    """
+
+    def __init__(
+        self,
+        spec: LayerSpec,
+        modules: dict[str, nn.Module],
+        batch: LayerBatch,
+        index: int,
+        *,
+        is_plain_norm: Callable[[nn.Module], bool],
+        activation: Callable[[Tensor], Tensor] | None = None,
+        inner_p: float = 0.0,
+    ) -> None:
+        """`activation` replaces the spec's GELU; `inner_p` is the probability of torch.nn's dropout behind it."""
+        self.spec, self.modules, self.batch, self.index = spec, modules, batch, index
+        self.is_plain_norm, self.activation, self.inner_p = is_plain_norm, activation, inner_p
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        """Return the linear layer of x (tokens, in), with its bias."""
+        return project(self.modules[name], x)
+
+    def expand(self, x: Tensor) -> Tensor:
+        """Return the activation of the intermediate linear layer."""
+        product, bias = project_apart(self.modules["intermediate"], x)
+        if self.activation is None:
+            inner = bias_gelu(product, bias, APPROXIMATIONS[self.spec.feed_forward.activation])
+        else:
+            inner = self.activation(product if bias is None else product + bias.to(product.dtype))
+        return F.dropout(inner, self.inner_p) if self.inner_p else inner
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return self-attention of (tokens, heads, head_dim) each."""
+        return self_attention(q, k, v, self.spec, self.batch, self.index)
+
+    def cross_attend(self, q: Tensor) -> Tensor:
+        """Refuse: an encoder's layer has no cross-attention."""
+        raise AssertionError("an encoder layer has no cross-attention")
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        """Return the norm of x (tokens, width)."""
+        normed: Tensor = self.modules[name](x)
+        return normed
+
+    def add_norm(
+        self, linear: str, norm: str | None, x: Tensor, residual: Tensor, token_dropout: TokenDropout | None
+    ) -> Tensor:
+        """Return norm(residual + dropout(linear(x))), without a norm where `norm` is None."""
+        product, bias = project_apart(self.modules[linear], x)
+        module: Any = None if norm is None else self.modules[norm]
+        if module is not None and self.is_plain_norm(module):
+            return dropout_add_layer_norm(
+                product, residual, module.weight, module.bias, module.eps, token_dropout, x_bias=bias
+            )
+        product = product if bias is None else product + bias.to(product.dtype)
+        total = dropout(product, token_dropout) + residual
+        return total if module is None else module(total)
+
+
+def self_attention(q: Tensor, k: Tensor, v: Tensor, spec: LayerSpec, batch: LayerBatch, index: int) -> Tensor:
+    """Return self-attention of a layer, (tokens, heads, head_dim) each; `index` counts its dropout site."""
+    causal, site = spec.self_attention.causal, Site.ATTENTION.of_layer(index)
+    if isinstance(batch, PaddedLayerBatch):
+        return padded_attention(
+            q, k, v, batch.padded, causal=causal, dropout_p=batch.attention_p, dropout_key=batch.dropout_key,
+            dropout_site=site,
+        )  # fmt: skip
+    return attention(
+        q, k, v, batch.cu_seqlens, batch.cu_seqlens, batch.max_seqlen, batch.max_seqlen, causal=causal,
+        dropout_p=batch.attention_p, dropout_key=batch.dropout_key, dropout_site=site, scale=spec.self_attention.scale,
+    )  # fmt: skip
+
+
+def saving_matmuls() -> Any:
+    """Return the contexts of selective checkpointing: matmuls and attention are saved, the rest is computed again."""
 
     def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        kept = operation in _PRODUCTS or (operation.namespace == "fastbert" and "attention" in operation.name())
-        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+        saved = operation in _MATMULS or (operation.namespace == "fastbert" and "attention" in operation.name())
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)
 
 
-_PRODUCTS = {
+_MATMULS = {
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten.linear.default,

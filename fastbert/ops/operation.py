@@ -71,6 +71,11 @@ class Operation(Generic[Arguments]):
 _operations: dict[str, Operation[Any]] = {}
 
 
+def operation_named(name: str) -> Operation[Any]:
+    """Return the operation of a name. Raises KeyError for an unknown one."""
+    return _operations[name] if name in _operations else operations()[name]
+
+
 def operations() -> dict[str, Operation[Any]]:
     """Return every operation by name, in alphabetical order, from all packages of `fastbert.ops`."""
     import fastbert.ops as package

@@ -51,7 +51,7 @@ def fill_mask(
         raise UserError(f"no {mask} in {text!r}: write {mask} where a word is to be filled in")
     model.eval()
     with torch.no_grad():
-        x, _ = model.bert.encode(batch, rows=places)
+        x, _ = model.bert.encode(batch, token_indices=places)
         logits = model.cls.predictions(x).float()
     check_finite(model, logits, lambda _: repr(text))
     logits[:, tokenizer.all_special_ids] = float("-inf")

@@ -13,11 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastbert import BertConfig
 from fastbert.models.bert.model import Layer
-from fastbert.models.layers import Dropouts
-from fastbert.ops.encoder_layer.op import SAVE_ALL, LayerSettings, Wanted
+from fastbert.models.layers import layer_batch
+from fastbert.ops.encoder_layer.arguments import SAVE_ALL, EncoderLayerArguments, GradMask
+from fastbert.ops.encoder_layer.triton import Triton
 
 pytest.importorskip("triton", reason="needs triton")
-from fastbert.kernels import encoder_layer as kernels
 from fastbert.kernels.launch import interpreted, observing
 
 pytestmark = [
@@ -68,23 +68,19 @@ def documented(kind: str) -> int:
 def test_a_layer_moves_what_is_documented(seed: int) -> None:
     layer = Layer(CONFIG, 0).half()
     batch = random_batch([60, 60, 40], 50, 5, seed)
-    dropouts = Dropouts(batch, 0.1, 0.1, True)
-    settings = LayerSettings(
-        cu_seqlens=batch.cu_seqlens, max_seqlen=60, heads=2, eps=1e-12, tanh=False, causal=False, layer=0,
-        attention_p=0.1, hidden_p=0.1, dropout_key=dropouts.key, sequence_ids=dropouts.sequence_ids,
-        offsets=dropouts.offsets,
-    )  # fmt: skip
-    weights = layer._plain_weights()
-    assert weights is not None
+    view = layer_batch(batch, 0.1, 0.1, True)
+    parameters = layer.fusible_parameters()
+    assert parameters is not None
     x, grad = (torch.randn(TOKENS, WIDTH).half() for _ in range(2))
-    numbers, units = (torch.half, False), {}
+    arguments, units = EncoderLayerArguments(x, parameters, layer.spec, view, 0, torch.half), {}
+    kernels = Triton()
     # Below the operators, where torch shows what they are made of.
     with torch.no_grad():
         with observing() as launches, Traffic() as traffic:
-            _, *saved = kernels.forward(x, weights, settings, *numbers, SAVE_ALL)
+            _, *saved = kernels.forward(arguments, SAVE_ALL)
         units["forward"] = count(launches) + traffic.units
         with observing() as launches, Traffic() as traffic:
-            kernels.backward(grad, saved, x, weights, settings, *numbers, Wanted(*[True] * len(Wanted._fields)))
+            kernels.backward(arguments, grad, saved, GradMask(*[True] * len(GradMask._fields)))
         units["backward"] = count(launches) + traffic.units
     for kind, counted in units.items():
         assert sum(counted.values()) == documented(kind), counted

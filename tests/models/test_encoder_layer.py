@@ -15,7 +15,7 @@ from fastbert import BertConfig, BertForPreTraining, BertModel, use_backend
 from fastbert.errors import UserError
 from fastbert.models.bert import model as bert
 from fastbert.models.bert.model import Layer
-from fastbert.models.layers import Dropouts
+from fastbert.models.layers import layer_batch
 from fastbert.ops.encoder_layer import op
 from fastbert.packing import PackedBatch
 
@@ -57,7 +57,7 @@ def run(
     leaf = x.detach().requires_grad_()
     p = 0.1 if training else 0.0
     with use_backend(backend):
-        y = layer(leaf, batch, Dropouts(batch, p, p, training), **options)
+        y = layers.run_layer(layer, leaf, batch, p, **options)
         names = [name for name, parameter in layer.named_parameters() if parameter.requires_grad]
         wanted = [leaf, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
         gradients = torch.autograd.grad(y, wanted, grad.to(y.dtype))
@@ -68,13 +68,13 @@ def run(
 def fused_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """What the fused operation was called with: its `recompute`."""
     calls: list[bool] = []
-    original = op.encoder_layer
+    original = op.run
 
-    def counted(*arguments, recompute: bool = False, served: str = "triton"):
-        calls.append(recompute)
-        return original(*arguments, recompute=recompute, served=served)
+    def counted(arguments, backend):
+        calls.append(arguments.recompute)
+        return original(arguments, backend)
 
-    monkeypatch.setattr(bert.encoder_layer, "encoder_layer", counted)
+    monkeypatch.setattr(op, "run", counted)
     return calls
 
 
@@ -170,7 +170,7 @@ def test_a_part_that_is_not_plain_runs_its_own_forward(fused_calls: list[bool], 
 
     batch = batch_of(LENGTHS, seed)
     x = torch.randn(batch.num_tokens, 96, device=DEVICE)
-    settings = (x, batch, Dropouts(batch, 0.0, 0.0, False))
+    settings = (x, layer_batch(batch, 0.0, 0.0, False))
     with use_backend("triton"), torch.no_grad():
         plain = random_layer(seed)(*settings)
         assert len(fused_calls) == 1
@@ -214,7 +214,7 @@ def test_what_a_layer_was_changed_to_is_what_it_computes(fused_calls: list[bool]
         layer.output.dense.forward = twice(layer.output.dense.forward)
 
     batch = batch_of(LENGTHS, seed)
-    settings = (torch.randn(batch.num_tokens, 96, device=DEVICE), batch, Dropouts(batch, 0.0, 0.0, False))
+    settings = (torch.randn(batch.num_tokens, 96, device=DEVICE), layer_batch(batch, 0.0, 0.0, False))
     with torch.no_grad():
         for change in (other_eps, other_class, other_forward, forward_of_a_linear):
             layer = random_layer(seed)
@@ -283,23 +283,23 @@ def test_selective_checkpointing_keeps_less(seed: int) -> None:
 def test_the_operators_keep_their_promises(some: bool, seed: int) -> None:
     rows = torch.tensor([3, 0, 3, 50], device=DEVICE) if some else None
     batch, layer = batch_of(LENGTHS, seed), random_layer(seed)
-    dropouts = Dropouts(batch, 0.1, 0.1, True)
+    dropouts = layer_batch(batch, 0.1, 0.1, True)
     x = torch.randn(batch.num_tokens, 96, device=DEVICE).requires_grad_()
-    numbers = (
-        batch.cu_seqlens, 40, 3, 1e-12, False, False, 1, 0.1, 0.1, dropouts.key, dropouts.sequence_ids,
-        dropouts.offsets, rows,
+    fields = (
+        batch.cu_seqlens, 40, 0.1, 0.1, dropouts.dropout_key, dropouts.sequence_ids, dropouts.offsets, rows, 1,
+        torch.float32, False,
     )  # fmt: skip
-    weights = layer._plain_weights()
-    assert weights is not None
+    parameters, spec = layer.fusible_parameters(), layer.spec.encoded
+    assert parameters is not None
     for save in (0, 1, 2):
-        arguments = (x, *weights, *numbers, torch.float32, False, save, False)
+        arguments = (x, list(parameters), spec, *fields, save, "triton")
         # opcheck draws its own gradients of all outputs, and only the first of this one has any.
         checks = ("test_schema", "test_faketensor")
         torch.library.opcheck(torch.ops.fastbert.encoder_layer.default, arguments, test_utils=checks)
     saved = [tensor.detach() for tensor in torch.ops.fastbert.encoder_layer(*arguments)[1:]]
-    plain = [weight.detach() for weight in weights]
+    detached = [parameter.detach() for parameter in parameters]
     grad = torch.randn(len(x) if rows is None else len(rows), 96, device=DEVICE)
-    arguments = (grad, saved, x.detach(), plain, *numbers, torch.float32, False, False, [True] * 9)
+    arguments = (grad, saved, x.detach(), detached, spec, *fields, "triton", [True] * 9)
     torch.library.opcheck(torch.ops.fastbert.encoder_layer_backward.default, arguments)
 
 
@@ -321,7 +321,7 @@ def test_wrong_offsets_are_named(seed: int) -> None:
     if GPU:
         pytest.skip("on a GPU they are read under FASTBERT_DEBUG=1 only")
     with use_backend("triton"), pytest.raises(UserError, match="cu_seqlens_q starts at -1: it must start at 0"):
-        random_layer(seed)(x, wrong, Dropouts(wrong, 0.0, 0.0, False))
+        random_layer(seed)(x, layer_batch(wrong, 0.0, 0.0, False))
 
 
 def test_loss_scaling_in_fp16(seed: int) -> None:

@@ -243,7 +243,7 @@ def test_compiled_whole(calls: list[str], seed: int) -> None:
 
 def test_the_compiled_operator_is_sound(seed: int) -> None:
     model, batch = model_of(seed), batch_of([5, 9], seed)
-    weights = model.encoder.layer[0]._plain_weights()
+    weights = model.encoder.layer[0].fusible_parameters()
     assert weights is not None
     x = torch.randn(14, 96).bfloat16()
     arguments = (

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fastbert import BertConfig, BertForPreTraining, BertForSequenceClassification, PackedBatch, use_backend
 from fastbert.errors import UserError
 from fastbert.models.bert.model import Layer
-from fastbert.models.layers import Dropouts
+from fastbert.models.layers import layer_batch
 from fastbert.ops.encoder_layer import native_training
 from fastbert.ops.native import caching_allocator, matmul_table
 from fastbert.training.optimizer import adamw
@@ -84,7 +84,7 @@ def run(
     """Output and all gradients."""
     leaf = x.detach().requires_grad_()
     with use_backend(backend):
-        y = layer(leaf, batch, Dropouts(batch, p, p, True), **options)
+        y = layers.run_layer(layer, leaf, batch, p, **options)
         names = [name for name, parameter in layer.named_parameters() if parameter.requires_grad]
         wanted = [leaf, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
         gradients = torch.autograd.grad(y, wanted, grad.to(y.dtype))
@@ -196,7 +196,7 @@ def test_weights_that_do_not_fit_are_named(place: str, seed: int) -> None:
     with pytest.raises(UserError, match=r" of layer 1 has shape \((96, )?3,?\): it must be \(96,"):
         run("native", layer, x, grad, batch)
     with torch.no_grad(), use_backend("native"), pytest.raises(UserError, match="of layer 1 has shape"):
-        layer(x, batch, Dropouts(batch, 0.1, 0.1, True))
+        layer(x, layer_batch(batch, 0.1, 0.1, True))
 
 
 @pytest.mark.parametrize("hidden", [0.0, 0.1], ids=["attention", "both"])
@@ -207,7 +207,7 @@ def test_keys_that_are_not_there_are_named(hidden: float, seed: int) -> None:
     for key in (batch.dropout_key[:2], batch.dropout_key.int(), batch.dropout_key[:, None]):
         wrong = replace(batch, dropout_key=key)
         with use_backend("native"), pytest.raises(UserError, match=r"key must be (torch\.)?int64"):
-            layer(x, wrong, Dropouts(wrong, hidden, 0.1, True))
+            layer(x, layer_batch(wrong, hidden, 0.1, True))
 
 
 def model_of(seed: int, kind: type[nn.Module] = BertForPreTraining) -> nn.Module:
@@ -401,7 +401,7 @@ def test_vectors_of_other_lengths_are_refused(part: str, elements: int, trains: 
     layer, batch = random_layer(seed), random_batch([13, 1, 24], CONFIG.vocab_size, 7, seed)
     layer.get_submodule(part).bias = nn.Parameter(torch.ones(elements))
     with torch.set_grad_enabled(trains), pytest.raises(UserError, match=f"of layer 1 has shape \\({elements},\\)"):
-        layer(torch.randn(38, 96), batch, Dropouts(batch, 0.1, 0.1, True))
+        layer(torch.randn(38, 96), layer_batch(batch, 0.1, 0.1, True))
 
 
 @pytest.mark.parametrize("key", [torch.zeros(2).long(), torch.zeros(3).int(), torch.zeros(1, 3).long()])
@@ -409,14 +409,14 @@ def test_keys_of_other_shapes_are_refused(key: Tensor, seed: int) -> None:
     layer, batch = random_layer(seed), random_batch([13, 1, 24], CONFIG.vocab_size, 7, seed)
     batch = replace(batch, dropout_key=key)
     with pytest.raises(UserError, match=r"dropout_key must be int64 of shape \(3,\)"):
-        layer(torch.randn(38, 96), batch, Dropouts(batch, 0.0, 0.1, True))
+        layer(torch.randn(38, 96), layer_batch(batch, 0.0, 0.1, True))
 
 
 def test_tokens_that_share_their_memory(seed: int) -> None:
     batch, layer = random_batch([13, 1, 24], CONFIG.vocab_size, 7, seed), random_layer(seed)
     x = torch.randn(1, 96, generator=torch.Generator().manual_seed(seed)).expand(38, 96)
-    dropouts = Dropouts(batch, 0.1, 0.1, True)
-    assert torch.equal(layer(x, batch, dropouts), layer(x.contiguous(), batch, dropouts))
+    dropouts = layer_batch(batch, 0.1, 0.1, True)
+    assert torch.equal(layer(x, dropouts), layer(x.contiguous(), dropouts))
 
 
 @pytest.mark.parametrize("change", ["weight", "widths", "x", "norm"])
@@ -426,7 +426,7 @@ def test_other_shapes_between_forward_and_backward_are_refused(change: str, seed
     x = torch.randn(40, 96).requires_grad_()
     leaf = x * 1
     with use_backend("native"):
-        y = layer(leaf, batch, Dropouts(batch, 0.1, 0.1, True))
+        y = layer(leaf, layer_batch(batch, 0.1, 0.1, True))
         if change == "weight":
             layer.intermediate.dense.weight.data = torch.randn(64, 96)
         elif change == "widths":
@@ -476,4 +476,4 @@ def test_parts_of_memory_that_was_given_back_are_named(part: str, training: bool
         place = f"attention.self.{part}" if part == "query.bias" else part
         layer.get_parameter(place).data = gone(layer.get_parameter(place))
     with use_backend("native"), torch.set_grad_enabled(training), pytest.raises(UserError, match="given back"):
-        layer(x, batch, Dropouts(batch, 0.0, 0.0, False))
+        layer(x, layer_batch(batch, 0.0, 0.0, False))

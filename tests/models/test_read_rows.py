@@ -26,7 +26,7 @@ from fastbert import (
 from fastbert.errors import UserError
 from fastbert.models.base import PreTrainedModel
 from fastbert.models.bert.model import Encoder, Layer
-from fastbert.models.layers import Dropouts
+from fastbert.models.layers import layer_batch
 from fastbert.ops.encoder_layer import op
 
 CONFIG = BertConfig(
@@ -52,7 +52,7 @@ def run(backend: str, layer: Layer, x: Tensor, grad: Tensor, batch: PackedBatch,
     """The output of ROWS and all gradients; computed of all tokens unless `rows` is among the options."""
     leaf = x.detach().requires_grad_()
     with use_backend(backend):
-        y = layer(leaf, batch, Dropouts(batch, 0.1, 0.1, True), **options)
+        y = layers.run_layer(layer, leaf, batch, 0.1, **options)
         y = y if "rows" in options else y[ROWS]
         named = dict(layer.named_parameters())
         gradients = torch.autograd.grad(y, [leaf, *named.values()], grad.to(y.dtype))
@@ -83,11 +83,11 @@ def test_native_rows_have_the_bits_they_have_among_all(seed: int) -> None:
     some, every = (run("native", layer, x, grad, batch, **options) for options in ({"rows": rows}, {}))
     assert torch.equal(some["y"], every["y"])
     torch.testing.assert_close(some["x"], every["x"], rtol=1e-5, atol=1e-5)
-    nothing = Dropouts(batch, 0.0, 0.0, False)
     for kind in (torch.float32, torch.bfloat16, "int8"):
         layer.quantization = "int8" if kind == "int8" else None
         with torch.no_grad(), use_backend("native"), torch.autocast("cpu", enabled=kind == torch.bfloat16):
-            assert torch.equal(layer(x, batch, nothing, rows=rows), layer(x, batch, nothing)[rows]), kind
+            some, every = layers.run_layer(layer, x, batch, rows=rows), layers.run_layer(layer, x, batch)
+            assert torch.equal(some, every[rows]), kind
 
 
 HEADS: list[tuple[type[PreTrainedModel], Callable[[PackedBatch], dict[str, Any]]]] = [
@@ -112,8 +112,8 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def apply() -> None:
         original = Encoder.forward
 
-        def forward(self, x, batch, dropouts, causal, keep_all, rows=None):
-            x, states = original(self, x, batch, dropouts, causal, keep_all)
+        def forward(self, x, batch, causal, output_hidden_states, rows=None):
+            x, states = original(self, x, batch, causal, output_hidden_states)
             return x if rows is None else x[rows], states
 
         monkeypatch.setattr(Encoder, "forward", forward)
@@ -170,9 +170,9 @@ def rows_seen(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     seen: list[int | None] = []
     original = Layer.forward
 
-    def forward(self, x, batch, dropouts, causal=False, recompute=False, rows=None):
-        seen.append(None if rows is None else len(rows))
-        return original(self, x, batch, dropouts, causal, recompute, rows)
+    def forward(self, x, batch, spec=None, recompute=False):
+        seen.append(None if batch.token_indices is None else len(batch.token_indices))
+        return original(self, x, batch, spec, recompute)
 
     monkeypatch.setattr(Layer, "forward", forward)
     return seen
@@ -224,20 +224,20 @@ def test_hidden_states_are_of_all_tokens(backend: str, seed: int) -> None:
 
 def test_a_layer_of_another_class_computes_all_tokens(seed: int) -> None:
     class Doubled(Layer):
-        def forward(self, x, batch, dropouts, causal=False, recompute=False):  # as of a user who knows of no rows
-            return 2 * super().forward(x, batch, dropouts, causal, recompute)
+        def forward(self, x, batch, spec=None, recompute=False):
+            return 2 * super().forward(x, batch, spec, recompute)
 
     model, batch = BertModel(CONFIG).eval(), random_batch(LENGTHS, 120, 9, seed)
     model.encoder.layer[1].__class__ = Doubled
     rows = torch.tensor(ROWS)
     with torch.no_grad():
-        assert torch.equal(model.encode(batch, rows=rows)[0], model.encode(batch)[0][rows])
+        assert torch.equal(model.encode(batch, token_indices=rows)[0], model.encode(batch)[0][rows])
 
 
 def test_an_encoder_of_another_class_computes_all_tokens(seed: int) -> None:
     class Old(Encoder):
-        def forward(self, x, batch, dropouts, causal, keep_all):  # as of a user who knows of no rows
-            return super().forward(x, batch, dropouts, causal, keep_all)
+        def forward(self, x, batch, causal, output_hidden_states):  # written without token indices
+            return super().forward(x, batch, causal, output_hidden_states)
 
     model, batch = BertForPreTraining(CONFIG).eval(), random_batch(LENGTHS, 120, 9, seed)
     with torch.no_grad():
@@ -300,14 +300,14 @@ def test_rows_outside_are_refused(row: int, backend: str, seed: int) -> None:
             use_backend(backend),
             pytest.raises((IndexError, UserError), match=f"out of range|{row}, outside the 61 tokens"),
         ):
-            layer(x, batch, Dropouts(batch, 0.1, 0.1, training), rows=rows)
+            layer(x, replace(layer_batch(batch, 0.1, 0.1, training), token_indices=rows))
 
 
 def test_rows_of_another_kind_are_named(seed: int) -> None:
     batch, layer = random_batch(LENGTHS, 120, 9, seed), random_layer(seed)
     for rows in (torch.tensor([1, 2], dtype=torch.int32), torch.tensor([[1, 2]]), torch.tensor([1.0])):
-        with use_backend("native"), pytest.raises(UserError, match="rows must be int64 of shape"):
-            layer(torch.randn(61, 96), batch, Dropouts(batch, 0.0, 0.0, False), rows=rows)
+        with use_backend("native"), pytest.raises(UserError, match="token_indices must be int64 of shape"):
+            layer(torch.randn(61, 96), replace(layer_batch(batch, 0.0, 0.0, False), token_indices=rows))
 
 
 def test_masked_positions_may_be_first_tokens_and_repeat(backend: str, seed: int) -> None:
@@ -332,16 +332,12 @@ def test_compiled_whole(seed: int) -> None:
 def test_the_operation_itself_takes_rows(seed: int) -> None:
     """Without a model: `serves` and `encoder_layer`, as other models call them."""
     batch, layer = random_batch(LENGTHS, 120, 9, seed), random_layer(seed)
-    weights = layer._plain_weights()
-    assert weights is not None
-    settings = op.LayerSettings(
-        cu_seqlens=batch.cu_seqlens, max_seqlen=40, heads=3, eps=1e-12, tanh=False, causal=False, layer=0,
-        attention_p=0.0, hidden_p=0.0, dropout_key=None, sequence_ids=None, offsets=None, rows=torch.tensor(ROWS)[::2],
-    )  # fmt: skip
+    parameters = layer.fusible_parameters()
+    assert parameters is not None
+    whole = layer_batch(batch, 0.0, 0.0, False)
+    some_tokens = replace(whole, token_indices=torch.tensor(ROWS)[::2])
     x = torch.randn(61, 96)
     with torch.no_grad(), use_backend("native"):
-        served = op.serves(x, weights, 3)
-        assert served is not None
-        some = op.encoder_layer(x, weights, settings, served=served)
-        every = op.encoder_layer(x, weights, replace(settings, rows=None), served=served)
+        some = op.encoder_layer(x, parameters, layer.spec, some_tokens)
+        every = op.encoder_layer(x, parameters, layer.spec, whole)
     assert torch.equal(some, every[ROWS[::2]])

@@ -5,6 +5,7 @@ The module tree gives the state dict the names of Hugging Face's `BertModel`, so
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard, Unpack
 
@@ -26,14 +27,22 @@ from fastbert.models.fusibility import (
     project_apart,
     runs_as_written,
 )
-from fastbert.models.layers import Dropouts, LayerNumbers, keeping_products, layer_weights, self_attention, whole_layer
+from fastbert.models.layers import (
+    ModuleLayer,
+    fused_layer,
+    is_native,
+    layer_batch,
+    layer_parameters,
+    saving_matmuls,
+)
 from fastbert.models.outputs import EncoderOutput
 from fastbert.models.packed import Packed
 from fastbert.models.padded import PaddedBatch, is_readable
 from fastbert.models.unsupported_arguments import TransformersArguments, refuse_arguments
-from fastbert.ops.dispatch import choose
-from fastbert.ops.dropout.op import Site, TokenDropout
-from fastbert.ops.encoder_layer import native_inference, op
+from fastbert.ops.dropout.arguments import Site, TokenDropout
+from fastbert.ops.encoder_layer.arguments import LayerBatch, LayerParameters
+from fastbert.ops.encoder_layer.composition import compose_layer
+from fastbert.ops.encoder_layer.spec import LayerSpec, bert_layer
 from fastbert.packing import PackedBatch
 
 if TYPE_CHECKING:
@@ -42,7 +51,6 @@ if TYPE_CHECKING:
 # oneDNN, which multiplies bf16 on CPUs, compiles and keeps a kernel for each number of rows it meets. Batches of packed
 # tokens all differ, so without rounding every step would compile anew and memory would grow by megabytes a step.
 ROWS_MULTIPLE = 64
-CPU = torch.device("cpu")
 
 
 def multiplies_in_bf16(weight: Tensor) -> bool:
@@ -146,16 +154,6 @@ class Intermediate(nn.Module):
         self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
 
 
-def feed_forward(
-    widening: Intermediate, narrowing: Output, x: Tensor, approximate: str, dropouts: Dropouts, index: int
-) -> Tensor:
-    """The second half of a layer, whose dropout `index` counts: x (tokens, hidden_size) -> the same shape."""
-    widened, bias = project_apart(widening.dense, x)
-    inner = ops.bias_gelu(widened, bias, approximate)
-    narrowed: Tensor = narrowing(inner, x, dropouts.tokens(Site.FEED_FORWARD_OUTPUT, index))
-    return narrowed
-
-
 class Layer(nn.Module):
     """One encoder layer: self-attention, then the feed-forward network, each with dropout, residual and LayerNorm."""
 
@@ -165,82 +163,82 @@ class Layer(nn.Module):
         self.intermediate = Intermediate(config)
         self.output = Output(config.intermediate_size, config)
         self.index = index
-        self.heads = config.num_attention_heads
-        self.approximate = config.gelu_approximation
+        self.spec = layer_spec(config)
         self.drops = bool(config.hidden_dropout_prob or config.attention_probs_dropout_prob)
         self.quantization: Quantization | None = None
 
-    def forward(
-        self,
-        x: Tensor,
-        batch: PackedBatch,
-        dropouts: Dropouts,
-        causal: bool = False,
-        recompute: bool = False,
-        rows: Tensor | None = None,
-    ) -> Tensor:
-        """x (tokens, hidden_size) -> the same shape, or (rows, hidden_size) of the tokens `rows`, int64, alone.
+    def forward(self, x: Tensor, batch: LayerBatch, spec: LayerSpec | None = None, recompute: bool = False) -> Tensor:
+        """Compute the layer: x (tokens, hidden_size) -> the same shape, or (rows, hidden_size) of the tokens
+        `batch.token_indices` alone.
 
-        `recompute`: keep what is cheap to compute again out of memory.
+        `spec` replaces the layer's own, for example by a causal one. `recompute` keeps less for backward.
         """
-        weights = self._plain_weights()
-        if weights is None and rows is not None:
-            # Adapters, hooks and other modules see every token.
-            return self.forward(x, batch, dropouts, causal, recompute).index_select(0, rows)
-        if weights is not None:
-            eps, tanh, int8 = self.output.LayerNorm.eps, self.approximate == "tanh", self.quantization == "int8"
-            numbers = LayerNumbers(self.heads, self.index, eps, tanh, int8)
-            options: Any = {"causal": causal, "recompute": recompute, "rows": rows}
-            whole = whole_layer(x, weights, numbers, batch, dropouts, **options)
-            if whole is not None:
-                return whole
+        spec = self.spec if spec is None else spec
+        parameters = self.fusible_parameters()
+        if parameters is None and batch.token_indices is not None:
+            # Adapters, hooks and replaced modules receive every token.
+            whole = replace(batch, token_indices=None)
+            return batch.gather(self.forward(x, whole, spec, recompute))
+        if parameters is not None:
+            int8 = self.quantization == "int8"
+            fused = fused_layer(x, parameters, spec, batch, self.index, int8=int8, recompute=recompute)
+            if fused is not None:
+                return fused
+        layer = ComposedLayer(self, spec, batch)
         if recompute:
             return checkpoint(
-                self._composed, x, batch, dropouts, causal, rows, use_reentrant=False, preserve_rng_state=False,
-                context_fn=keeping_products,
+                compose_layer, x, layer, batch, self.index, use_reentrant=False, preserve_rng_state=False,
+                context_fn=saving_matmuls,
             )  # fmt: skip
-        return self._composed(x, batch, dropouts, causal, rows)
+        return compose_layer(x, layer, batch, self.index)
 
-    def native_element(self, tokens: int, dtype: torch.dtype) -> str | None:
-        """What the CPU's kernels would multiply in this layer at so many tokens, or None where they do not serve it."""
-        weights = self._plain_weights()
-        if weights is None or choose("encoder_layer", CPU) != "native":
-            return None
+    def is_native(self, tokens: int, dtype: torch.dtype) -> bool:
+        """Return whether the CPU's kernels compute this layer of so many tokens, in matmuls of `dtype`."""
+        parameters = self.fusible_parameters()
+        if parameters is None:
+            return False
         trains = torch.is_grad_enabled() or (self.training and self.drops)
-        return native_inference.element_of(
-            tokens, dtype, weights, self.heads, self.quantization == "int8" and not trains
-        )
+        return is_native(parameters, self.spec, tokens, dtype, int8=self.quantization == "int8", trains=trains)
 
-    def _composed(self, x: Tensor, batch: PackedBatch, dropouts: Dropouts, causal: bool, rows: Tensor | None) -> Tensor:
-        """The layer put together from single operations; parts that are not plain run their own forward."""
-        own = self.attention.self
-        projections = (own.query, own.key, own.value)
-        context = self_attention(x, projections, self.heads, self.index, batch, dropouts, causal=causal)
-        if rows is not None:
-            context, x, dropouts = context.index_select(0, rows), x.index_select(0, rows), dropouts.of(rows)
-        x = self.attention.output(context, x, dropouts.tokens(Site.ATTENTION_OUTPUT, self.index))
-        return feed_forward(self.intermediate, self.output, x, self.approximate, dropouts, self.index)
-
-    def _plain_weights(self) -> op.LayerWeights | None:
-        """The layer's parameters, if nothing but them decides what it computes: no hooks, adapters, other modules."""
-        parts: Any = self._modules  # looked up where modules keep them, as in `is_plain`
-        attention, intermediate, last = parts["attention"], parts["intermediate"], parts["output"]
-        own, first = attention._modules["self"], attention._modules["output"]
-        projections = own._modules
+    def fusible_parameters(self) -> LayerParameters | None:
+        """Return the layer's parameters if they alone decide what it computes: no hooks, adapters, replaced modules."""
+        modules: Any = self._modules  # read where modules keep them, as in `is_plain`
+        attention, intermediate, last = modules["attention"], modules["intermediate"], modules["output"]
+        projections, first = attention._modules["self"], attention._modules["output"]
         linears = (
-            projections["query"], projections["key"], projections["value"], first._modules["dense"],
-            intermediate._modules["dense"], last._modules["dense"],
+            projections._modules["query"], projections._modules["key"], projections._modules["value"],
+            first._modules["dense"], intermediate._modules["dense"], last._modules["dense"],
         )  # fmt: skip
         norms = (first._modules["LayerNorm"], last._modules["LayerNorm"])
         if not all(is_plain(linear) for linear in linears):
             return None
-        if any(has_hooks(module) for module in (attention, own, intermediate)):
+        if any(has_hooks(module) for module in (attention, projections, intermediate)):
             return None
         if not all(is_plain_norm(norm) for norm in norms):
             return None
-        if not (runs_as_written(first, Output) and runs_as_written(last, Output)) or norms[0].eps != norms[1].eps:
+        assert self.spec.output_norm is not None
+        eps = self.spec.output_norm.eps
+        if not (runs_as_written(first, Output) and runs_as_written(last, Output)):
             return None
-        return layer_weights(linears, norms)
+        return layer_parameters(linears, norms) if norms[0].eps == norms[1].eps == eps else None
+
+
+class ComposedLayer(ModuleLayer):
+    """A layer of BERT's modules; the blocks behind attention and behind the layer run as modules, for their hooks."""
+
+    def __init__(self, layer: Any, spec: LayerSpec, batch: LayerBatch) -> None:
+        projections = layer.attention.self
+        modules = {"query": projections.query, "key": projections.key, "value": projections.value}
+        modules["intermediate"] = layer.intermediate.dense
+        super().__init__(spec, modules, batch, layer.index, is_plain_norm=is_plain_norm)
+        self.blocks = {"attention_output": layer.attention.output, "output": layer.output}
+
+    def add_norm(
+        self, linear: str, norm: str | None, x: Tensor, residual: Tensor, token_dropout: TokenDropout | None
+    ) -> Tensor:
+        """Return the output block of x: norm(residual + dropout(linear(x)))."""
+        output: Tensor = self.blocks[linear](x, residual, token_dropout)
+        return output
 
 
 class Encoder(nn.Module):
@@ -250,33 +248,41 @@ class Encoder(nn.Module):
         super().__init__()
         self.layer = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
         self.checkpointing: Checkpointing = "none"
+        self.causal_spec = layer_spec(config, causal=True)
 
     def forward(
         self,
         x: Tensor,
-        batch: PackedBatch,
-        dropouts: Dropouts,
+        batch: LayerBatch,
         causal: bool,
-        keep_all: bool,
-        rows: Tensor | None = None,
+        output_hidden_states: bool,
+        token_indices: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """The last layer's tokens, of `rows` alone where given, and with `keep_all` all tokens before and behind each
-        layer."""
-        states = [x] if keep_all else []
+        """Return the last layer's tokens, of `token_indices` alone if given, and with `output_hidden_states` all tokens
+        before and after each layer."""
+        states = [x] if output_hidden_states else []
         mode = self.checkpointing if self.training and torch.is_grad_enabled() else "none"
-        last = self.layer[-1] if rows is not None and len(self.layer) and not keep_all else None
-        if last is not None and not runs_as_written(last, Layer):
-            last = None
+        gathers = token_indices is not None and len(self.layer) > 0 and not output_hidden_states
+        last = self.layer[-1] if gathers and runs_as_written(self.layer[-1], Layer) else None
+        spec = self.causal_spec if causal else None
         for layer in self.layer:
-            options = (causal, mode == "selective", rows) if layer is last else (causal, mode == "selective")
+            layer_batch = replace(batch, token_indices=token_indices) if layer is last else batch
             if mode == "layer":
-                # Dropout is replayed from its keys, so no generator's state has to be kept for the second computation.
-                x = checkpoint(layer, x, batch, dropouts, *options, use_reentrant=False, preserve_rng_state=False)
+                # Dropout is replayed from its keys, so the generator's state need not be saved.
+                x = checkpoint(layer, x, layer_batch, spec, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = layer(x, batch, dropouts, *options)
-            if keep_all:
+                x = layer(x, layer_batch, spec, mode == "selective")
+            if output_hidden_states:
                 states.append(x)
-        return x if rows is None or last is not None else x.index_select(0, rows), states
+        return x if token_indices is None or last is not None else x.index_select(0, token_indices), states
+
+
+def layer_spec(config: BertConfig, *, causal: bool = False) -> LayerSpec:
+    """Return the spec of a config's layers; `causal`: tokens attend to themselves and to those before them."""
+    return bert_layer(
+        config.hidden_size, config.num_attention_heads, config.intermediate_size,
+        "gelu_tanh" if config.gelu_approximation == "tanh" else "gelu", config.layer_norm_eps, causal=causal,
+    )  # fmt: skip
 
 
 class Pooler(nn.Module):
@@ -291,7 +297,7 @@ class Pooler(nn.Module):
         return torch.tanh(project(self.dense, firsts))
 
 
-def first_places(batch: PackedBatch) -> Tensor:
+def first_indices(batch: PackedBatch) -> Tensor:
     """Where each sequence's first token is, int64 (sequences,), in a batch that has tokens."""
     if isinstance(batch, PaddedBatch):
         return batch.first_positions
@@ -303,7 +309,7 @@ def first_tokens(x: Tensor, batch: PackedBatch) -> Tensor:
     """Of hidden states (tokens, hidden_size) those that the pooler takes, (sequences, hidden_size)."""
     if isinstance(batch, PaddedBatch):
         return x.index_select(0, batch.first_positions)
-    return x[first_places(batch)] if len(x) else x.new_zeros(len(batch), x.shape[1])
+    return x[first_indices(batch)] if len(x) else x.new_zeros(len(batch), x.shape[1])
 
 
 class BertModel(PreTrainedModel):
@@ -342,75 +348,79 @@ class BertModel(PreTrainedModel):
         self,
         batch: PackedBatch,
         causal: bool = False,
-        keep_all: bool = False,
-        rows: Tensor | None = None,
+        output_hidden_states: bool = False,
+        token_indices: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Packed hidden states of the last layer (tokens, hidden_size); with `keep_all` also those before it.
+        """Return packed hidden states of the last layer (tokens, hidden_size), and with `output_hidden_states` also
+        those before it.
 
-        With `rows`, int64 (rows,), the last layer's are (rows, hidden_size), of these tokens alone, and what nobody
-        reads is not computed: a loss that looks at one token in six saves half of the last layer. `inputs_embeds`
-        (tokens, hidden_size) stands in for the rows of the token table.
+        With `token_indices`, int64 (rows,), the last layer's are (rows, hidden_size), of these tokens alone, and what
+        nothing reads is not computed: a loss that reads one token in six saves half of the last layer. `causal`: tokens
+        attend to themselves and to those before them. `inputs_embeds` (tokens, hidden_size) replaces the rows of the
+        token table. Raises UserError for ids outside the model's tables, and for models and batches without values.
         """
-        for name, given in (("the model", self.embeddings.word_embeddings.weight), ("the batch", batch.input_ids)):
-            if given.is_meta:
+        for name, tensor in (("the model", self.embeddings.word_embeddings.weight), ("the batch", batch.input_ids)):
+            if tensor.is_meta:
                 raise UserError(
                     f"{name} is on the meta device, which holds no values: load weights with from_pretrained, or give"
                     ' them memory with model.to_empty(device="cpu") and model.load_state_dict'
                 )
-        # On a GPU this would wait for the device, and a compiled graph cannot look at numbers.
+        # On a GPU this would be a host-device sync, and a compiled graph cannot read values.
         if is_readable(batch.input_ids):
             self.check_ranges(batch)
-        config, tokens = self.config, batch.num_tokens
-        if inputs_embeds is not None and inputs_embeds.shape[-1] != config.hidden_size:
+        tokens = batch.num_tokens
+        if inputs_embeds is not None and inputs_embeds.shape[-1] != self.config.hidden_size:
             raise UserError(
-                f"inputs_embeds are {inputs_embeds.shape[-1]} wide, but the model's hidden_size={config.hidden_size}"
+                f"inputs_embeds are {inputs_embeds.shape[-1]} wide, but the model's hidden_size="
+                f"{self.config.hidden_size}"
             )
-        if isinstance(batch, PaddedBatch):
-            return self._encode_padded(batch, causal, keep_all, rows, inputs_embeds)
-        wanted = rows
+        if isinstance(batch, PaddedBatch):  # without a branch on the number of tokens, which a recorded call lacks
+            x, states = self._run(batch, causal, output_hidden_states, None, inputs_embeds)
+            return x if token_indices is None else x.index_select(0, token_indices), states
+        indices = token_indices
         if self._library_multiplies_bf16(tokens):
             batch = batch.filled(ROWS_MULTIPLE)
             if inputs_embeds is not None:
                 inputs_embeds = F.pad(inputs_embeds, (0, 0, 0, batch.num_tokens - tokens))
-            if rows is not None:  # the first token again and again, for nobody
-                rows = F.pad(rows, (0, -len(rows) % ROWS_MULTIPLE))
-        dropouts = Dropouts(batch, config.hidden_dropout_prob, config.attention_probs_dropout_prob, self.training)
-        x = self._embed(batch, dropouts, inputs_embeds)
-        if rows is not None and runs_as_written(self.encoder, Encoder):
-            x, states = self.encoder(x, batch, dropouts, causal, keep_all, rows)
-        else:  # hooks and other classes see every token
-            x, states = self.encoder(x, batch, dropouts, causal, keep_all)
-            x = x if rows is None else x.index_select(0, rows)
+            if indices is not None:  # padded with the first token, whose copies are cut off below
+                indices = F.pad(indices, (0, -len(indices) % ROWS_MULTIPLE))
+        x, states = self._run(batch, causal, output_hidden_states, indices, inputs_embeds)
         if batch.num_tokens != tokens:
             states = [state[:tokens] for state in states]
-        count = tokens if wanted is None else len(wanted)
-        return x if len(x) == count else x[:count], states
+        rows = tokens if token_indices is None else len(token_indices)
+        return x if len(x) == rows else x[:rows], states
 
-    def _embed(self, batch: PackedBatch, dropouts: Dropouts, inputs_embeds: Tensor | None) -> Tensor:
-        """What goes into the first layer, (tokens, hidden_size)."""
-        given = () if inputs_embeds is None else (inputs_embeds,)
-        x: Tensor = self.embeddings(batch, dropouts.tokens(Site.EMBEDDING), *given)
-        return x
-
-    def _encode_padded(
-        self, batch: PaddedBatch, causal: bool, keep_all: bool, rows: Tensor | None, inputs_embeds: Tensor | None
+    def _run(
+        self,
+        batch: PackedBatch,
+        causal: bool,
+        output_hidden_states: bool,
+        token_indices: Tensor | None,
+        inputs_embeds: Tensor | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """`encode` without a branch on the number of tokens, which a recorded call does not know."""
+        """Return the encoder's output and hidden states."""
         config = self.config
-        dropouts = Dropouts(batch, config.hidden_dropout_prob, config.attention_probs_dropout_prob, self.training)
-        x = self._embed(batch, dropouts, inputs_embeds)
-        x, states = self.encoder(x, batch, dropouts, causal, keep_all)
-        return x if rows is None else x.index_select(0, rows), states
+        p = (config.hidden_dropout_prob, config.attention_probs_dropout_prob)
+        layers = layer_batch(batch, *p, self.training)
+        embeds = () if inputs_embeds is None else (inputs_embeds,)
+        x: Tensor = self.embeddings(batch, layers.token_dropout(Site.EMBEDDING), *embeds)
+        if token_indices is not None and runs_as_written(self.encoder, Encoder):
+            x, states = self.encoder(x, layers, causal, output_hidden_states, token_indices)
+            return x, states
+        # Hooks and replaced encoders receive every token.
+        x, states = self.encoder(x, layers, causal, output_hidden_states)
+        return x if token_indices is None else x.index_select(0, token_indices), states
 
     def _library_multiplies_bf16(self, tokens: int) -> bool:
-        """Whether torch's library will multiply bf16 on the CPU, and not our kernels, which take any number of rows."""
+        """Return whether torch's library will multiply bf16 on the CPU, not our kernels, which are compiled for every
+        number of rows."""
         weight = self.embeddings.word_embeddings.weight
         if torch.compiler.is_compiling() or not multiplies_in_bf16(weight) or not self.encoder.layer:
             return False
-        # In training a part of the layers may be frozen; in inference one layer speaks for all.
+        # In training some layers may be frozen; in inference one layer stands for all.
         layers = list(self.encoder.layer) if torch.is_grad_enabled() else [self.encoder.layer[0]]
-        return any(not isinstance(x, Layer) or x.native_element(tokens, torch.bfloat16) is None for x in layers)
+        return any(not isinstance(layer, Layer) or not layer.is_native(tokens, torch.bfloat16) for layer in layers)
 
     def check_ranges(self, batch: PackedBatch) -> None:
         """Raise UserError for ids that are no rows of the model's tables. Reads the batch, so a GPU waits."""
@@ -442,7 +452,9 @@ class BertModel(PreTrainedModel):
     ) -> EncoderOutput:
         refuse_arguments(self, {"past_key_values": past_key_values, **unsupported})
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
-        x, states = self.encode(packed.batch, keep_all=bool(output_hidden_states), inputs_embeds=packed.embeds)
+        x, states = self.encode(
+            packed.batch, output_hidden_states=bool(output_hidden_states), inputs_embeds=packed.embeds
+        )
         return EncoderOutput(
             last_hidden_state=packed.restore(x),
             pooler_output=None if self.pooler is None else self.pooler(first_tokens(x, packed.batch)),

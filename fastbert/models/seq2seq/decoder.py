@@ -1,12 +1,13 @@
 """A Transformer decoder of BERT's layers (Vaswani et al. 2017, section 3.1): causal self-attention, cross-attention.
 
 The module tree gives the state dict the names of Hugging Face's `BertLMHeadModel` with cross-attention. What a layer's
-queries see is not the layer's business: in training it is a packed batch of targets, in generation a cache.
+queries attend to is given by an `AttentionContext`: a packed batch of targets in training, a cache in generation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,46 +15,62 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fastbert import ops
 from fastbert.config import BertConfig
 from fastbert.models.base import Checkpointing, Quantization
-from fastbert.models.bert.model import Attention, Embeddings, Intermediate, Layer, Output, SelfAttention, feed_forward
+from fastbert.models.bert.model import (
+    Attention,
+    ComposedLayer,
+    Embeddings,
+    Intermediate,
+    Layer,
+    Output,
+    SelfAttention,
+    layer_spec,
+)
 from fastbert.models.fusibility import project
 from fastbert.models.heads import PreTrainingHeads
-from fastbert.models.layers import Dropouts, keeping_products
-from fastbert.ops.dropout.op import Site
+from fastbert.models.layers import saving_matmuls
+from fastbert.ops.attention.op import attention
+from fastbert.ops.dropout.arguments import Site
+from fastbert.ops.encoder_layer.arguments import LayerBatch
+from fastbert.ops.encoder_layer.composition import compose_layer
 from fastbert.packing import PackedBatch
 
 
-class Seen(Protocol):
-    """What the queries of a stack's layers see."""
+class AttentionContext(Protocol):
+    """The keys and values that the queries of a stack's layers attend to."""
 
-    def own(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Self-attention in the layer of this number: (tokens, heads, head_dim) each, and so is the result."""
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return self-attention in a layer, by its number: (tokens, heads, head_dim) each, and so is the result."""
 
-    def cross(self, layer: int, q: Tensor, attention: SelfAttention) -> Tensor:
-        """Cross-attention, whose keys and values are projected by `attention`: as `own`."""
+    def cross_attend(self, layer: int, q: Tensor, attention: SelfAttention) -> Tensor:
+        """Return cross-attention, whose keys and values `attention` projects: (tokens, heads, head_dim)."""
 
 
-class Teaching:
-    """Targets that are known: each token sees those before it, and all of its source."""
+class TeacherForcing:
+    """Known targets: each token attends to those before it, and to all of its source."""
 
     def __init__(
-        self, target: PackedBatch, source: PackedBatch, states: Tensor, dropouts: Dropouts, heads: int, first: int
+        self, target: PackedBatch, source: PackedBatch, states: Tensor, batch: LayerBatch, heads: int, first: int
     ) -> None:
-        """`states` (source tokens, hidden_size) are the encoder's; `first` counts the first layer's dropout sites."""
+        """`states` (source tokens, hidden_size) are the encoder's, `batch` is the layers' view of `target`; `first`
+        counts the first layer's dropout sites."""
         self.target, self.source, self.states = target, source, states
-        self.dropouts, self.heads, self.first = dropouts, heads, first
+        self.batch, self.heads, self.first = batch, heads, first
 
-    def own(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return causal self-attention of the targets."""
         return self._attention(q, k, v, self.target, True, Site.ATTENTION.of_layer(self.first + layer))
 
-    def cross(self, layer: int, q: Tensor, attention: SelfAttention) -> Tensor:
-        k, v = (project(part, self.states).unflatten(-1, (self.heads, -1)) for part in (attention.key, attention.value))
+    def cross_attend(self, layer: int, q: Tensor, attention: SelfAttention) -> Tensor:
+        """Return attention of the targets to their sources."""
+        k, v = (
+            project(linear, self.states).unflatten(-1, (self.heads, -1)) for linear in (attention.key, attention.value)
+        )
         return self._attention(q, k, v, self.source, False, Site.CROSS_ATTENTION.of_layer(self.first + layer))
 
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, keys: PackedBatch, causal: bool, site: int) -> Tensor:
-        return ops.attention(
+        return attention(
             q,
             k,
             v,
@@ -62,19 +79,37 @@ class Teaching:
             self.target.max_seqlen,
             keys.max_seqlen,
             causal=causal,
-            dropout_p=self.dropouts.attention,
-            dropout_key=self.dropouts.key,
+            dropout_p=self.batch.attention_p,
+            dropout_key=self.batch.dropout_key,
             dropout_site=site,
         )
 
 
-def attended(layer: Layer | DecoderLayer, number: int, x: Tensor, seen: Seen, dropouts: Dropouts) -> Tensor:
-    """The first part of a layer, self-attention, for which `layer.index` counts dropout."""
-    own = layer.attention.self
-    q, k, v = (project(part, x).unflatten(-1, (layer.heads, -1)) for part in (own.query, own.key, own.value))
-    context = seen.own(number, q, k, v).flatten(1)
-    mixed: Tensor = layer.attention.output(context, x, dropouts.tokens(Site.ATTENTION_OUTPUT, layer.index))
-    return mixed
+class ContextLayer(ComposedLayer):
+    """A layer of BERT's modules, an encoder's or a decoder's, whose attention is that of an `AttentionContext`."""
+
+    def __init__(self, layer: Layer | DecoderLayer, number: int, batch: LayerBatch, context: AttentionContext) -> None:
+        super().__init__(layer, layer.spec, batch)
+        self.number, self.context = number, context
+        if isinstance(layer, DecoderLayer):
+            self.cross_projections = layer.crossattention.self
+            self.modules["cross_query"] = layer.crossattention.self.query
+            self.blocks["cross_attention_output"] = layer.crossattention.output
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return the context's self-attention."""
+        return self.context.attend(self.number, q, k, v)
+
+    def cross_attend(self, q: Tensor) -> Tensor:
+        """Return the context's cross-attention."""
+        return self.context.cross_attend(self.number, q, self.cross_projections)
+
+
+def run_context_layer(
+    layer: Layer | DecoderLayer, number: int, x: Tensor, context: AttentionContext, batch: LayerBatch
+) -> Tensor:
+    """Compute a layer of x (tokens, hidden_size), whose attention is the context's: the same shape."""
+    return compose_layer(x, ContextLayer(layer, number, batch, context), batch, layer.index)
 
 
 class DecoderLayer(nn.Module):
@@ -88,20 +123,16 @@ class DecoderLayer(nn.Module):
         self.output = Output(config.intermediate_size, config)
         self.number = number
         self.index = index
-        """Counts the layer's dropout sites, which those of the encoder's layers must not meet."""
-        self.heads = config.num_attention_heads
-        self.approximate = config.gelu_approximation
+        """Counts the layer's dropout sites, which must differ from those of the encoder's layers."""
+        spec = layer_spec(config, causal=True)
+        cross_attention = replace(spec.self_attention, causal=False)
+        self.spec = replace(spec, cross_attention=cross_attention, cross_attention_norm=spec.attention_norm)
         self.quantization: Quantization | None = None
-        """Of what multiplies for tokens that are written one by one."""
+        """Of the matmuls for tokens that are generated one by one."""
 
-    def forward(self, x: Tensor, seen: Seen, dropouts: Dropouts) -> Tensor:
-        """x (tokens, hidden_size) -> the same shape."""
-        x = attended(self, self.number, x, seen, dropouts)
-        cross = self.crossattention
-        q = project(cross.self.query, x).unflatten(-1, (self.heads, -1))
-        context = seen.cross(self.number, q, cross.self).flatten(1)
-        x = cross.output(context, x, dropouts.tokens(Site.CROSS_ATTENTION_OUTPUT, self.index))
-        return feed_forward(self.intermediate, self.output, x, self.approximate, dropouts, self.index)
+    def forward(self, x: Tensor, context: AttentionContext, batch: LayerBatch) -> Tensor:
+        """Compute the layer: x (tokens, hidden_size) -> the same shape."""
+        return run_context_layer(self, self.number, x, context, batch)
 
 
 class DecoderStack(nn.Module):
@@ -112,24 +143,28 @@ class DecoderStack(nn.Module):
         self.layer = nn.ModuleList(DecoderLayer(config, i, first + i) for i in range(config.num_hidden_layers))
         self.checkpointing: Checkpointing = "none"
 
-    def forward(self, x: Tensor, seen: Seen, dropouts: Dropouts) -> Tensor:
-        """x (tokens, hidden_size) -> the same shape."""
-        return run_layers(self.layer, x, seen, dropouts, self.checkpointing if self.training else "none")
+    def forward(self, x: Tensor, context: AttentionContext, batch: LayerBatch) -> Tensor:
+        """Run the layers: x (tokens, hidden_size) -> the same shape."""
+        return run_layers(self.layer, x, context, batch, self.checkpointing if self.training else "none")
 
 
 def run_layers(
-    layers: Iterable[Callable[..., Tensor]], x: Tensor, seen: Seen, dropouts: Dropouts, mode: Checkpointing = "none"
+    layers: Iterable[Callable[..., Tensor]],
+    x: Tensor,
+    context: AttentionContext,
+    batch: LayerBatch,
+    mode: Checkpointing = "none",
 ) -> Tensor:
-    """Layers one behind the other, each called with what its queries see."""
-    again = mode if torch.is_grad_enabled() else "none"
+    """Run layers in order, each with the attention context."""
+    mode = mode if torch.is_grad_enabled() else "none"
     for layer in layers:
-        if again == "none":
-            x = layer(x, seen, dropouts)
-        elif again == "layer":
-            x = checkpoint(layer, x, seen, dropouts, use_reentrant=False, preserve_rng_state=False)
+        if mode == "none":
+            x = layer(x, context, batch)
+        elif mode == "layer":
+            x = checkpoint(layer, x, context, batch, use_reentrant=False, preserve_rng_state=False)
         else:
             x = checkpoint(
-                layer, x, seen, dropouts, use_reentrant=False, preserve_rng_state=False, context_fn=keeping_products
+                layer, x, context, batch, use_reentrant=False, preserve_rng_state=False, context_fn=saving_matmuls
             )
     return x
 
@@ -152,20 +187,17 @@ class Decoder(nn.Module):
         self.cls = PreTrainingHeads(config, mlm=True, nsp=False)
         self.first = first
 
-    def forward(self, batch: PackedBatch, seen: Seen, dropouts: Dropouts) -> Tensor:
-        """Hidden states (tokens, hidden_size) of the target tokens in `batch`, for the head `cls.predictions`."""
-        # A layer's number beside the site: with the encoder's own, masks of source and target would be the same.
-        x = self.bert.embeddings(batch, dropouts.tokens(Site.EMBEDDING, self.first))
-        states: Tensor = self.bert.encoder(x, seen, dropouts)
+    def forward(self, target: PackedBatch, context: AttentionContext, batch: LayerBatch) -> Tensor:
+        """Return hidden states (tokens, hidden_size) of the target tokens, for the head `cls.predictions`."""
+        # The site carries a layer's number: with the encoder's site, masks of source and target would be the same.
+        x = self.bert.embeddings(target, batch.token_dropout(Site.EMBEDDING, self.first))
+        states: Tensor = self.bert.encoder(x, context, batch)
         return states
 
 
-def run_alone(layers: Iterable[Any], x: Tensor, seen: Seen, dropouts: Dropouts, mode: Checkpointing = "none") -> Tensor:
-    """An encoder's layers over x (tokens, hidden_size), whose self-attention is given."""
-    return run_layers([partial(layer_alone, layer, i) for i, layer in enumerate(layers)], x, seen, dropouts, mode)
-
-
-def layer_alone(layer: Layer, number: int, x: Tensor, seen: Seen, dropouts: Dropouts) -> Tensor:
-    """An encoder's layer, whose self-attention is given."""
-    x = attended(layer, number, x, seen, dropouts)
-    return feed_forward(layer.intermediate, layer.output, x, layer.approximate, dropouts, layer.index)
+def run_encoder_layers(
+    layers: Iterable[Any], x: Tensor, context: AttentionContext, batch: LayerBatch, mode: Checkpointing = "none"
+) -> Tensor:
+    """Run an encoder's layers over x (tokens, hidden_size) with the context's self-attention."""
+    steps = [partial(run_context_layer, layer, number) for number, layer in enumerate(layers)]
+    return run_layers(steps, x, context, batch, mode)

@@ -10,11 +10,11 @@ from torch import Tensor
 from fastbert.models.bert.model import BertModel
 from fastbert.models.fusibility import project
 from fastbert.models.heads import PredictionHead
-from fastbert.models.layers import Dropouts
+from fastbert.models.layers import layer_batch
 from fastbert.models.seq2seq.decoder import Decoder, run_layers
 from fastbert.models.seq2seq.decoding_cache import SourceKeys, Writing, WrittenKeys, one_token_each
 from fastbert.models.seq2seq.fused_decoding import step_layers
-from fastbert.models.seq2seq.prefix import PrefixReading
+from fastbert.models.seq2seq.prefix import PrefixEncoding
 from fastbert.packing import PackedBatch
 
 
@@ -25,13 +25,16 @@ class CrossDecoding:
         """`states` (source tokens, hidden_size) are the encoder's; `room`: tokens that may be written, the end too."""
         self.decoder = decoder
         self.begin = source.input_ids.new_full((len(source),), begin)
-        self.no_dropout = Dropouts(source, 0.0, 0.0, training=False)
+        self.batch = layer_batch(source, 0.0, 0.0, training=False)
         layers: Any = list(decoder.bert.encoder.layer)
         self.source = SourceKeys(len(layers), source)
         like = states
         for layer in layers:
             attention = layer.crossattention.self
-            k, v = (project(part, states).unflatten(-1, (layer.heads, -1)) for part in (attention.key, attention.value))
+            k, v = (
+                project(part, states).unflatten(-1, (layer.spec.self_attention.heads, -1))
+                for part in (attention.key, attention.value)
+            )
             self.source.keep(k, v)
             like = k
         self.written = WrittenKeys(len(layers), room, None, len(source), like)
@@ -46,7 +49,7 @@ class CrossDecoding:
         batch = one_token_each(tokens, self.written.written, 0)
         self.written.advance()
         x = self.decoder.bert.embeddings(batch, None)
-        x = run_layers(self.layers, x, Writing(self.written, self.source), self.no_dropout)
+        x = run_layers(self.layers, x, Writing(self.written, self.source), self.batch)
         logits: Tensor = self.decoder.cls.predictions(x)
         return logits
 
@@ -65,7 +68,7 @@ class PrefixDecoding:
 
     def __init__(self, bert: BertModel, head: PredictionHead, source: PackedBatch, room: int) -> None:
         self.bert, self.head, self.prefix = bert, head, source
-        self.no_dropout = Dropouts(source, 0.0, 0.0, training=False)
+        self.batch = layer_batch(source, 0.0, 0.0, training=False)
         heads, width = bert.config.num_attention_heads, bert.config.head_dim
         like = bert.embeddings.word_embeddings.weight.new_empty(0, heads, width)
         if torch.is_autocast_enabled(like.device.type):
@@ -82,7 +85,7 @@ class PrefixDecoding:
     def first(self) -> Tensor:
         """Logits (sources, vocabulary) behind the sources' last tokens."""
         x = self.bert.embeddings(self.prefix, None)
-        x = run_layers(self.layers, x, PrefixReading(self.prefix, self.written), self.no_dropout)
+        x = run_layers(self.layers, x, PrefixEncoding(self.prefix, self.written), self.batch)
         logits: Tensor = self.head(x.index_select(0, self._lasts()))
         return logits
 
@@ -91,7 +94,7 @@ class PrefixDecoding:
         batch = one_token_each(tokens, self.positions + self.written.written, 1)
         self.written.advance()
         x = self.bert.embeddings(batch, None)
-        x = run_layers(self.layers, x, Writing(self.written), self.no_dropout)
+        x = run_layers(self.layers, x, Writing(self.written), self.batch)
         logits: Tensor = self.head(x)
         return logits
 

@@ -115,10 +115,10 @@ class Writing:
     def __init__(self, written: WrittenKeys, source: SourceKeys | None = None) -> None:
         self.written, self.source = written, source
 
-    def own(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self.written.attend(layer, q, k, v)
 
-    def cross(self, layer: int, q: Tensor, attention: SelfAttention) -> Tensor:
+    def cross_attend(self, layer: int, q: Tensor, attention: SelfAttention) -> Tensor:
         assert self.source is not None
         return self.source.attend(layer, q)
 

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from fastbert.models.bert.model import Layer, Norm, Output
 from fastbert.models.fusibility import has_hooks, holds_both, is_plain, runs_as_written
-from fastbert.models.layers import Dropouts
-from fastbert.models.seq2seq.decoder import DecoderLayer, Seen, layer_alone
-from fastbert.ops.dispatch import choose
+from fastbert.models.seq2seq.decoder import AttentionContext, DecoderLayer, run_context_layer
+from fastbert.ops.dispatch import preferred_backend
+from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.native import buffers, matmul, prepacked_weights
 from fastbert.ops.native.matmul_table import prefers_own
 
-Step = Callable[[Tensor, Seen, Dropouts], Tensor]
+Step = Callable[[Tensor, AttentionContext, LayerBatch], Tensor]
 
 
 def step_layers(layers: Iterable[Any], like: Tensor) -> list[Step]:
@@ -30,7 +30,7 @@ def step_layers(layers: Iterable[Any], like: Tensor) -> list[Step]:
     steps: list[Step] = []
     for number, layer in enumerate(layers):
         fused = _fused(layer, number, like)
-        own: Step = layer if isinstance(layer, DecoderLayer) else partial(layer_alone, layer, number)
+        own: Step = layer if isinstance(layer, DecoderLayer) else partial(run_context_layer, layer, number)
         steps.append(own if fused is None else fused)
     return steps
 
@@ -42,7 +42,7 @@ def _fused(layer: Layer | DecoderLayer, number: int, like: Tensor) -> FusedLayer
         like.device.type != "cpu"
         or autocast
         or like.dtype not in buffers.DTYPES
-        or choose("linear", like.device) != "native"
+        or preferred_backend("linear", like.device) != "native"
     ):
         return None
     if torch.compiler.is_compiling() or not buffers.direct(like):
@@ -78,8 +78,8 @@ class FusedLayer:
     """A layer of plain modules as four products and its attention, or with cross-attention six and two."""
 
     def __init__(self, layer: Layer | DecoderLayer, number: int, element: str) -> None:
-        self.number, self.heads = number, layer.heads
-        self.activation = "gelu_tanh" if layer.approximate == "tanh" else "gelu"
+        self.number, self.heads = number, layer.spec.self_attention.heads
+        self.activation = layer.spec.feed_forward.activation
         own = layer.attention.self
         linears = [own.query, own.key, own.value, layer.attention.output.dense, layer.intermediate.dense]
         linears.append(layer.output.dense)
@@ -93,15 +93,15 @@ class FusedLayer:
         self.mixed_norm, self.narrowed_norm = _norm(layer.attention.output), _norm(layer.output)
         self.cross = _FusedCross(layer, element) if isinstance(layer, DecoderLayer) else None
 
-    def __call__(self, x: Tensor, seen: Seen, dropouts: Dropouts) -> Tensor:
-        """x (tokens, hidden_size) -> the same shape; nothing is dropped."""
-        del dropouts
+    def __call__(self, x: Tensor, context: AttentionContext, batch: LayerBatch) -> Tensor:
+        """Compute the layer: x (tokens, hidden_size) -> the same shape; nothing is dropped."""
+        del batch
         product = matmul.product
         q, k, v = product(x, self.joined, self.joined_bias).view(len(x), 3, self.heads, -1).unbind(1)
-        context = seen.own(self.number, q, k, v).flatten(1)
-        x = product(context, self.mixed, self.mixed_bias, residual=x, norm=self.mixed_norm)
+        attended = context.attend(self.number, q, k, v).flatten(1)
+        x = product(attended, self.mixed, self.mixed_bias, residual=x, norm=self.mixed_norm)
         if self.cross is not None:
-            x = self.cross(x, seen, self.number, self.heads)
+            x = self.cross(x, context, self.number, self.heads)
         inner = product(x, self.widened, self.widened_bias, self.activation)
         return product(inner, self.narrowed, self.narrowed_bias, residual=x, norm=self.narrowed_norm)
 
@@ -117,10 +117,10 @@ class _FusedCross:
         self.query_bias, self.mixed_bias = (linear.bias.detach() for linear in linears)
         self.norm = _norm(attention.output)
 
-    def __call__(self, x: Tensor, seen: Seen, number: int, heads: int) -> Tensor:
+    def __call__(self, x: Tensor, context: AttentionContext, number: int, heads: int) -> Tensor:
         q = matmul.product(x, self.query, self.query_bias).view(len(x), heads, -1)
-        context = seen.cross(number, q, self.attention).flatten(1)
-        return matmul.product(context, self.mixed, self.mixed_bias, residual=x, norm=self.norm)
+        attended = context.cross_attend(number, q, self.attention).flatten(1)
+        return matmul.product(attended, self.mixed, self.mixed_bias, residual=x, norm=self.norm)
 
 
 def _norm(output: Output) -> tuple[Tensor, Tensor, float]:

@@ -7,7 +7,7 @@ encoder-decoder reads them as they are; one stack reads `[CLS] source [SEP] text
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -19,18 +19,18 @@ from fastbert.models.base import PreTrainedModel
 from fastbert.models.bert.model import ROWS_MULTIPLE, BertModel, multiplies_in_bf16
 from fastbert.models.heads import PredictionHead, PreTrainingHeads, _MaskedLanguageModel
 from fastbert.models.labels import mean_of
-from fastbert.models.layers import Dropouts
+from fastbert.models.layers import layer_batch
 from fastbert.models.outputs import LogitsOutput
 from fastbert.models.packed import Packed
 from fastbert.models.padded import refuse_graphs
 from fastbert.models.seq2seq.config import SequenceConfig
-from fastbert.models.seq2seq.decoder import Decoder, Teaching, run_alone
+from fastbert.models.seq2seq.decoder import Decoder, TeacherForcing, run_encoder_layers
 from fastbert.models.seq2seq.decoding import CrossDecoding, PrefixDecoding
 from fastbert.models.seq2seq.files import tied_names, weights_for
 from fastbert.models.seq2seq.generation import Decoding, Generated, GenerationSettings, beam_search, greedy
-from fastbert.models.seq2seq.prefix import PrefixTeaching, prefix_rows
+from fastbert.models.seq2seq.prefix import PrefixTeacherForcing, prefix_rows
 from fastbert.ops.cross_entropy.op import CrossEntropy
-from fastbert.ops.dropout.op import Site
+from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.native.matmul_table import same_in_every_batch
 from fastbert.packing import PackedBatch
 
@@ -306,10 +306,10 @@ class EncoderDecoder(BertForSequenceToSequence):
             source, read = (filled(one, -one.num_tokens % ROWS_MULTIPLE) for one in (source, read))
         states, _ = self.encoder.encode(source)
         p = (config.hidden_dropout_prob, config.attention_probs_dropout_prob)
-        dropouts = Dropouts(read, *p, self.training)
-        seen = Teaching(read, source, states, dropouts, config.num_attention_heads, self.decoder.first)
-        taught_states: Tensor = self.decoder(read, seen, dropouts)
-        return taught_states if len(taught_states) == count else taught_states[:count]
+        batch = layer_batch(read, *p, self.training)
+        context = TeacherForcing(read, source, states, batch, config.num_attention_heads, self.decoder.first)
+        decoded: Tensor = self.decoder(read, context, batch)
+        return decoded if len(decoded) == count else decoded[:count]
 
     def _decoding(self, source: PackedBatch, settings: GenerationSettings, begin: int) -> Decoding:
         check_positions(settings.room, 0, self.config.max_position_embeddings)
@@ -344,11 +344,12 @@ class PrefixModel(BertForSequenceToSequence, _MaskedLanguageModel):
         rows = prefix_rows(source, written)
         if source.device.type == "cpu" and not torch.compiler.is_compiling():
             self.bert.check_ranges(rows.batch)
-        dropouts = Dropouts(rows.batch, config.hidden_dropout_prob, config.attention_probs_dropout_prob, self.training)
-        dropouts.offsets = rows.offsets
-        x = self.bert.embeddings(rows.batch, dropouts.tokens(Site.EMBEDDING))
+        p = (config.hidden_dropout_prob, config.attention_probs_dropout_prob)
+        batch = layer_batch(rows.batch, *p, self.training)
+        batch = batch if batch.offsets is None else replace(batch, offsets=rows.offsets)
+        x = self.bert.embeddings(rows.batch, batch.token_dropout(Site.EMBEDDING))
         mode = self.bert.encoder.checkpointing if self.training else "none"
-        x = run_alone(self.bert.encoder.layer, x, PrefixTeaching(rows, dropouts), dropouts, mode)
+        x = run_encoder_layers(self.bert.encoder.layer, x, PrefixTeacherForcing(rows, batch), batch, mode)
         lasts = source.cu_seqlens[1:].long()[read.sequence_ids] - 1
         places = source.num_tokens + numbers - read.sequence_ids - 1
         return x.index_select(0, torch.where(read.offsets_in_sequence == 0, lasts, places))

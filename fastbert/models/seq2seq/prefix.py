@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fastbert import ops
 from fastbert.models.bert.model import SelfAttention
-from fastbert.models.layers import Dropouts
 from fastbert.models.seq2seq.decoding_cache import WrittenKeys
-from fastbert.ops.dropout.op import Site
+from fastbert.ops.dropout.arguments import Site
+from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.packing import PackedBatch
 
 
@@ -61,17 +61,17 @@ def prefix_rows(source: PackedBatch, target: PackedBatch) -> PrefixRows:
     return PrefixRows(batch, offsets, source.num_tokens, source.cu_seqlens, target.cu_seqlens, longest, order)
 
 
-class PrefixTeaching:
+class PrefixTeacherForcing:
     """Sources that see themselves, and targets that are known and see what comes before."""
 
-    def __init__(self, rows: PrefixRows, dropouts: Dropouts) -> None:
-        self.rows, self.dropouts = rows, dropouts
+    def __init__(self, rows: PrefixRows, batch: LayerBatch) -> None:
+        self.rows, self.batch = rows, batch
 
-    def own(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of all tokens, (tokens, heads, head_dim)."""
         rows, count = self.rows, self.rows.sources
         source, target, both = rows.longest
-        p, key = self.dropouts.attention, self.dropouts.key
+        p, key = self.batch.attention_p, self.batch.dropout_key
         first = ops.attention(
             q[:count],
             k[:count],
@@ -103,21 +103,21 @@ class PrefixTeaching:
         )
         return torch.cat((first, second))
 
-    def cross(self, layer: int, q: Tensor, attention: SelfAttention) -> Tensor:
+    def cross_attend(self, layer: int, q: Tensor, attention: SelfAttention) -> Tensor:
         raise AssertionError("one stack has no cross-attention")
 
 
-class PrefixReading:
+class PrefixEncoding:
     """Sources that see themselves, whose keys and values are kept for what will be written."""
 
     def __init__(self, source: PackedBatch, written: WrittenKeys) -> None:
         self.source, self.written = source, written
 
-    def own(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of all source tokens, (tokens, heads, head_dim)."""
         self.written.keep_prefix(layer, k, v, self.source)
         cu_seqlens, longest = self.source.cu_seqlens, self.source.max_seqlen
         return ops.attention(q, k, v, cu_seqlens, cu_seqlens, longest, longest)
 
-    def cross(self, layer: int, q: Tensor, attention: SelfAttention) -> Tensor:
+    def cross_attend(self, layer: int, q: Tensor, attention: SelfAttention) -> Tensor:
         raise AssertionError("one stack has no cross-attention")

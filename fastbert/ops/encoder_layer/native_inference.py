@@ -1,58 +1,39 @@
-"""A whole encoder layer as one call into C++, for inference on CPUs: products with weights that were laid out once,
-with what follows each of them in their epilogues.
+"""A whole encoder layer as one call into C++, for inference on CPUs: matmuls with prepacked weights, everything else in
+their epilogues.
 
-A Python operation costs some ten microseconds, so at batch 1 the calls between the kernels would cost more than they
-do. The model's output is the same as from the single operations, within rounding; a text's bits do not depend on the
-batch it is in.
+A Python operation costs about ten microseconds, so at batch size 1 the calls between the kernels would cost more than
+the kernels. The output equals that of the single operations within rounding; the bits of a text do not depend on its
+batch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastbert import _C, cpu_capability
 from fastbert.errors import UserError
-from fastbert.ops.attention import native as native_attention
-from fastbert.ops.native import buffers, matmul_table, prepacked_weights
+from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments, LayerParameters
+from fastbert.ops.native import buffers, prepacked_weights
 from fastbert.ops.native.buffers import DTYPES
 
-if TYPE_CHECKING:
-    from fastbert.ops.encoder_layer.op import LayerSettings, LayerWeights
 
+def infer(arguments: EncoderLayerArguments) -> Tensor:
+    """Return the layer's output (tokens, width), or (rows, width) of `token_indices`, in the dtype of matmuls, fp32 or
+    bf16, which activations inside have too.
 
-def element_of(tokens: int, dtype: torch.dtype, weights: LayerWeights, heads: int, int8: bool) -> str | None:
-    """What a layer's products multiply, or None where the layer is to be put together from single operations.
-
-    `dtype` is that of the products, autocast's or that of the tokens.
+    Operands are bf16 or fp32, or int8 (weights with a scale per output, tokens with one each).
     """
-    width = weights.query.shape[1]
-    if not weights.query.shape == weights.key.shape == weights.value.shape == weights.attention_output.shape:
-        return None
-    if dtype not in DTYPES or width % heads or not 1 <= width // heads <= native_attention.MAX_HEAD_DIM:
-        return None
-    if any(w.dtype not in DTYPES or w.device.type != "cpu" or w.layout != torch.strided for w in weights):
-        return None
-    if int8:
-        return "int8"
-    inner = len(weights.intermediate)
-    return DTYPES[dtype] if matmul_table.prefers_own_layer(DTYPES[dtype], tokens, width, inner) else None
-
-
-def encoder_layer(
-    x: Tensor, weights: LayerWeights, settings: LayerSettings, dtype: torch.dtype, element: str
-) -> Tensor:
-    """The layer's output (tokens, width), or (rows, width) of `settings.rows`, in `dtype`, fp32 or bf16, which
-    activations inside have too.
-
-    `element`: what products multiply, "bf16", "fp32" or "int8" (weights with a scale an output, tokens with one each).
-    """
-    # For what does not trace or transform, the dispatcher would only add its microseconds.
-    run = _run if buffers.direct(x, *weights) else _traced
-    numbers = (settings.heads, settings.eps, settings.tanh, settings.causal)
-    return run(x, list(weights), settings.cu_seqlens, *numbers, settings.rows, dtype, element)
+    x, parameters, spec, batch, _, dtype, _, int8, _ = arguments
+    norm, activation = spec.output_norm, spec.feed_forward.activation
+    assert norm is not None
+    # For a call that is neither traced nor transformed, the dispatcher would only add its microseconds.
+    run = _run if buffers.direct(x, *parameters) else _traced
+    numbers = (spec.self_attention.heads, norm.eps, activation == "gelu_tanh", spec.self_attention.causal)
+    element = "int8" if int8 else DTYPES[dtype]
+    return run(x, list(parameters), batch.cu_seqlens, *numbers, batch.token_indices, dtype, element)
 
 
 def _run(
@@ -67,16 +48,11 @@ def _run(
     dtype: torch.dtype,
     element: str,
 ) -> Tensor:
-    from fastbert.ops.encoder_layer.op import LayerWeights
-
     cpu_capability.apply()
-    weights = LayerWeights(*parameters)
+    weights = LayerParameters(*parameters)
     if x.stride(-1) != 1:
         x = x.contiguous()
-    matrices = (
-        weights.query, weights.key, weights.value, weights.attention_output, weights.intermediate, weights.output,
-    )  # fmt: skip
-    products = prepacked_weights.packed_together(matrices, (3, 1, 1, 1), element, rows=x.shape[0])
+    products = prepacked_weights.packed_together(weights.matrices, (3, 1, 1, 1), element, rows=x.shape[0])
     vectors = [
         vector if vector.is_contiguous() else vector.contiguous()
         for vector in (

@@ -1,0 +1,104 @@
+// Bindings of csrc/cpu/adamw.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cmath>
+#include <cstddef>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "bindings/registration.h"
+#include "bindings/tensors.h"
+#include "cpu/adamw/adamw.h"
+
+namespace py = pybind11;
+
+namespace fastbert {
+namespace {
+
+// weight, gradient, exp_avg, exp_avg_sq, step; rows, columns; index into the settings.
+using Parameter = std::tuple<Address, Address, Address, Address, Address, std::size_t, std::size_t, std::size_t>;
+using Settings = std::tuple<double, double, double, double, double>;
+using Copy = std::tuple<PrepackedWeight*, bool, std::size_t, std::size_t>;
+using Part = std::tuple<PrepackedWeight*, bool, std::size_t, Matrix, std::size_t>;
+
+// Check here what `repack` rejects: once the GIL is released and other threads run, it could only throw.
+void require_fits(const PrepackedWeight* packed, bool transposed, std::size_t offset, std::size_t rows,
+                  std::size_t columns) {
+    require(packed && packed->element != Element::int8, "a copy must be a PackedWeight of bf16 or fp32");
+    const std::size_t width = transposed ? packed->columns : packed->depth;
+    const std::size_t room = transposed ? packed->depth : packed->columns;
+    require(columns == width && rows <= room && offset <= room - rows, "a weight does not fit into its copy");
+}
+
+bool step(const std::vector<Parameter>& parameters, const std::vector<Settings>& settings,
+          const std::vector<Copy>& copies, float factor, bool clear) {
+    std::vector<AdamParameter> adam_parameters;
+    for (const auto& [weight, gradient, exp_avg, exp_avg_sq, steps, rows, columns, group] : parameters) {
+        require(group < settings.size(), "a parameter has no settings");
+        const bool empty = rows == 0 || columns == 0;
+        require(steps && (empty || (weight && gradient && exp_avg && exp_avg_sq)), "a parameter is a null pointer");
+        const auto [lr, beta1, beta2, eps, weight_decay] = settings[group];
+        adam_parameters.push_back({pointer<float>(weight),
+                                   pointer<float>(gradient),
+                                   pointer<float>(exp_avg),
+                                   pointer<float>(exp_avg_sq),
+                                   pointer<float>(steps),
+                                   rows,
+                                   columns,
+                                   {lr, beta1, beta2, eps, weight_decay}});
+    }
+    std::vector<AdamCopy> adam_copies;
+    for (const auto& [packed, transposed, parameter, offset] : copies) {
+        require(parameter < adam_parameters.size(), "a copy has no parameter");
+        require_fits(packed, transposed, offset, adam_parameters[parameter].rows, adam_parameters[parameter].columns);
+        adam_copies.push_back({packed, transposed, parameter, offset});
+    }
+    const AdamCall call{adam_parameters, adam_copies, factor, clear};
+    py::gil_scoped_release release;
+    if (overlaps(call)) return false;
+    adamw(call);
+    return true;
+}
+
+std::tuple<double, std::optional<std::pair<std::size_t, std::size_t>>> squares(
+    const std::vector<std::pair<Address, std::size_t>>& tensors) {
+    std::vector<FloatSpan> spans;
+    for (const auto& [address, size] : tensors) {
+        require(address || !size, "a tensor is a null pointer");
+        spans.push_back({pointer<const float>(address), size});
+    }
+    SquaresResult result;
+    {
+        py::gil_scoped_release release;
+        result = sum_of_squares(spans);
+    }
+    if (!result.non_finite) return {result.sum, std::nullopt};
+    return {result.sum, std::pair{result.non_finite->tensor, result.non_finite->element}};
+}
+
+void refill_copies(const std::vector<Part>& parts) {
+    std::vector<CopyPart> checked;
+    for (const auto& [packed, transposed, offset, matrix, rows] : parts) {
+        const auto& [address, dtype, stride] = matrix;
+        const std::size_t columns = packed ? (transposed ? packed->columns : packed->depth) : 0;
+        require_fits(packed, transposed, offset, rows, columns);
+        require(address || !rows || !columns, "a weight is a null pointer");
+        checked.push_back(
+            {packed, transposed, offset, pointer<const void>(address), dtype_of(dtype), rows, stride});
+    }
+    py::gil_scoped_release release;
+    refill(checked);
+}
+
+const Registration registration{"adamw", [](py::module_& module) {
+    module.def("adamw", &step, py::arg("parameters"), py::arg("settings"), py::arg("copies"), py::arg("factor"),
+               py::arg("clear"), "Run one step of AdamW; return False, with nothing written, if tensors share memory.");
+    module.def("sum_of_squares", &squares, py::arg("tensors"));
+    module.def("refill_copies", &refill_copies, py::arg("parts"));
+}};
+
+}  // namespace
+}  // namespace fastbert

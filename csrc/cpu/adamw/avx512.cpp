@@ -1,0 +1,51 @@
+// AdamW kernels for AVX-512.
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "cpu/adamw/kernel_table.h"
+#include "cpu/simd/bfloat16.h"
+#include "cpu/simd/target.h"
+
+#if FASTBERT_X86
+#include <immintrin.h>
+
+FASTBERT_TARGET_BEGIN(FASTBERT_AVX512)
+namespace fastbert {
+namespace {
+
+#include "cpu/simd/vector_avx512.h"
+
+struct Lanes : Avx512 {
+    static FASTBERT_INLINE Float sqrt(Float x) { return _mm512_sqrt_ps(x); }
+    struct Sums {
+        __m512d lanes[2];
+    };
+    static FASTBERT_INLINE Sums no_sums() { return {{_mm512_setzero_pd(), _mm512_setzero_pd()}}; }
+    static FASTBERT_INLINE void add_squares(Sums& sums, const float* x) {
+        for (std::size_t i = 0; i < 2; ++i) {
+            const __m512d wide = _mm512_cvtps_pd(_mm256_loadu_ps(x + 8 * i));
+            sums.lanes[i] = _mm512_fmadd_pd(wide, wide, sums.lanes[i]);
+        }
+    }
+    static FASTBERT_INLINE void store_sums(double* to, const Sums& sums) {
+        for (std::size_t i = 0; i < 2; ++i) _mm512_storeu_pd(to + 8 * i, sums.lanes[i]);
+    }
+};
+
+#include "cpu/adamw/kernels.h"
+
+constexpr AdamKernels kKernels = adam_kernels_of<Lanes>();
+
+}  // namespace
+FASTBERT_TARGET_END
+
+const AdamKernels& adam_kernels_avx512() { return kKernels; }
+
+}  // namespace fastbert
+
+#endif

@@ -1,0 +1,51 @@
+// Portable AdamW kernels.
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "cpu/adamw/kernel_table.h"
+#include "cpu/simd/bfloat16.h"
+#include "cpu/simd/target.h"
+
+namespace fastbert {
+namespace {
+
+#include "cpu/simd/vector_portable.h"
+
+struct Lanes : Portable {
+    // The product is exact in fp64, and double rounding of the sum differs from single rounding in a few of 2^29 cases.
+    static FASTBERT_INLINE Float fma(Float a, Float b, Float c) {
+        Float r;
+        for (std::size_t i = 0; i < kLanes; ++i)
+            r.lane[i] = static_cast<float>(static_cast<double>(a.lane[i]) * static_cast<double>(b.lane[i]) +
+                                           static_cast<double>(c.lane[i]));
+        return r;
+    }
+    static FASTBERT_INLINE Float sqrt(Float x) {
+        return each(x, x, [](float y, float) { return std::sqrt(y); });
+    }
+    struct Sums {
+        double lane[16];
+    };
+    static FASTBERT_INLINE Sums no_sums() { return {}; }
+    static FASTBERT_INLINE void add_squares(Sums& sums, const float* x) {
+        for (std::size_t i = 0; i < 16; ++i) sums.lane[i] += static_cast<double>(x[i]) * static_cast<double>(x[i]);
+    }
+    static FASTBERT_INLINE void store_sums(double* to, const Sums& sums) {
+        std::memcpy(to, sums.lane, sizeof(sums.lane));
+    }
+};
+
+#include "cpu/adamw/kernels.h"
+
+constexpr AdamKernels kKernels = adam_kernels_of<Lanes>();
+
+}  // namespace
+
+const AdamKernels& adam_kernels_portable() { return kKernels; }
+
+}  // namespace fastbert

@@ -1,0 +1,38 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "cpu/attention/attention.h"
+#include "cpu/simd/target.h"
+
+namespace fastbert {
+namespace {
+
+#include "cpu/simd/vector_portable.h"
+#include "cpu/simd/vector_math.h"
+#include "cpu/attention/dropout_factors.h"
+#include "cpu/attention/philox_portable.h"
+#include "cpu/attention/forward.h"
+#include "cpu/attention/forward_fp32.h"
+#include "cpu/attention/backward.h"
+#include "cpu/attention/backward_fp32.h"
+
+struct Lanes : Portable {
+    using Words = PortableWords;
+    static constexpr std::size_t kRows = 2, kFewRows = 1;
+
+    static FASTBERT_INLINE void transpose(Float (&rows)[kLanes]) {
+        for (std::size_t i = 0; i < kLanes; ++i)
+            for (std::size_t j = 0; j < i; ++j) std::swap(rows[i].lane[j], rows[j].lane[i]);
+    }
+};
+
+}  // namespace
+
+AttentionKernel attention_portable(Dtype dtype) { return fp32_kernel<Lanes>(dtype); }
+
+}  // namespace fastbert

@@ -1,0 +1,35 @@
+// Cross-entropy for AVX-512.
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "cpu/cross_entropy/cross_entropy.h"
+#include "cpu/rowwise/forward_table.h"
+#include "cpu/simd/target.h"
+
+#if FASTBERT_X86
+#include <immintrin.h>
+
+FASTBERT_TARGET_BEGIN(FASTBERT_AVX512)
+namespace fastbert {
+namespace {
+
+#include "cpu/simd/vector_avx512.h"
+#include "cpu/simd/vector_math.h"
+#include "cpu/rowwise/row_loops.h"
+#include "cpu/cross_entropy/kernels.h"
+
+CrossEntropyKernel kernel(Dtype dtype) { return cross_entropy_of<Avx512>(dtype); }
+
+}  // namespace
+FASTBERT_TARGET_END
+
+CrossEntropyKernel cross_entropy_avx512(Dtype dtype) { return kernel(dtype); }
+
+}  // namespace fastbert
+
+#endif

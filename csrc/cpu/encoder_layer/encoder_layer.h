@@ -1,0 +1,48 @@
+// A whole encoder layer on packed tokens, forward only: for models with few tokens, dispatching single operations costs
+// several times their kernels.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/simd/bfloat16.h"
+#include "cpu/gemm/gemm.h"
+
+namespace fastbert {
+
+// Biases and LayerNorm weights, fp32 (width,); the concatenated projection biases (3 width,), the intermediate bias
+// (inner,).
+struct LayerVectors {
+    const float *projections, *attention_output, *attention_norm, *attention_norm_bias;
+    const float *intermediate, *output, *output_norm, *output_norm_bias;
+};
+
+// Prepacked weights, all for the same element type.
+struct LayerWeights {
+    const PrepackedWeight* projections;  // query, key and value, stacked
+    const PrepackedWeight* attention_output;
+    const PrepackedWeight* intermediate;
+    const PrepackedWeight* output;
+};
+
+struct LayerCall {
+    const void* x;         // (tokens, width), rows `x_stride` elements apart
+    Dtype x_dtype;
+    std::size_t x_stride;
+    void* y;               // (outputs, width), contiguous; not x
+    Dtype y_dtype;         // also of intermediate activations
+    std::size_t tokens;
+    const std::int64_t* rows;  // (outputs,): indices of the output tokens; null for all
+    std::size_t outputs;   // equals `tokens` if `rows` is null
+    const std::int32_t* cu_seqlens;  // (sequences + 1,), from 0 to tokens
+    std::size_t sequences;
+    std::size_t heads;
+    float eps;
+    bool tanh;             // tanh approximation of GELU
+    bool causal;
+};
+
+// Compute the layer's output. Throws std::bad_alloc.
+void encoder_layer(const LayerCall& call, const LayerWeights& weights, const LayerVectors& vectors);
+
+}  // namespace fastbert

@@ -1,0 +1,110 @@
+// The epilogue of a block, generic over the vector type. Included inside a target region, after a vector type,
+// vector_math.h and gelu_gradient.h.
+
+// Load the first `count` elements at p, at most one vector.
+template <class V, typename Value>
+FASTBERT_INLINE typename V::Float load_some(const Value* p, std::size_t count) {
+    return count >= V::kLanes ? V::load(p) : V::load_part(p, count);
+}
+
+template <class V, typename Value>
+FASTBERT_INLINE void store_some(Value* p, typename V::Float x, std::size_t count) {
+    count >= V::kLanes ? V::store(p, x) : V::store_part(p, x, count);
+}
+
+// Load one vector of a row's sums as floats. Rows of sums, scales and column sums are padded, so nothing is masked.
+template <class V>
+FASTBERT_INLINE typename V::Float block_sums(const Block& block, const Epilogue& epilogue, std::size_t row,
+                                             std::size_t column) {
+    const float* sums = block.sums + row * kColumns + column;
+    if (!epilogue.row_scales) return V::load(sums);
+    // Subtract as integers: in fp32 both operands would have lost the digits of their difference.
+    const auto* integers = reinterpret_cast<const std::int32_t*>(sums);
+    const std::size_t output = block.first_column + column;
+    const typename V::Float exact =
+        epilogue.column_sums ? V::from_integers(integers, epilogue.column_sums + output) : V::from_integers(integers);
+    const typename V::Float scale = V::broadcast(epilogue.row_scales[block.first_row + row]);
+    return V::mul(V::mul(exact, scale), V::load(epilogue.column_scales + output));
+}
+
+template <class V>
+FASTBERT_INLINE void store_as(Dtype dtype, void* p, std::size_t offset, typename V::Float x, std::size_t count) {
+    if (dtype == Dtype::bf16)
+        store_some<V>(static_cast<BFloat16*>(p) + offset, x, count);
+    else
+        store_some<V>(static_cast<float*>(p) + offset, x, count);
+}
+
+template <class V>
+FASTBERT_INLINE typename V::Float load_as(Dtype dtype, const void* p, std::size_t offset, std::size_t count) {
+    return dtype == Dtype::bf16 ? load_some<V>(static_cast<const BFloat16*>(p) + offset, count)
+                                : load_some<V>(static_cast<const float*>(p) + offset, count);
+}
+
+template <class V, Epilogue::Activation kActivation>
+void finish_rows_by(const Block& block, const Epilogue& epilogue, std::size_t first, std::size_t last) {
+    using F = typename V::Float;
+    using enum Epilogue::Activation;
+    constexpr bool kGradient = kActivation == gelu_gradient || kActivation == gelu_tanh_gradient;
+    constexpr bool kTanh = kActivation == gelu_tanh || kActivation == gelu_tanh_gradient;
+    for (std::size_t row = first; row < last; ++row) {
+        const auto offset = [&](std::size_t stride) { return (block.first_row + row) * stride + block.first_column; };
+        const std::size_t residual = offset(epilogue.residual_stride), out = offset(epilogue.out_stride);
+        const std::size_t pre_activation = offset(epilogue.pre_activation_stride),
+                          recomputed = offset(epilogue.recomputed_stride);
+        for (std::size_t column = 0; column < block.columns; column += V::kLanes) {
+            const std::size_t count = block.columns - column;
+            F x = block_sums<V>(block, epilogue, row, column);
+            if (epilogue.bias) x = V::add(x, load_some<V>(epilogue.bias + block.first_column + column, count));
+            if constexpr (kGradient) {
+                const F u = load_as<V>(epilogue.dtype, epilogue.pre_activation, pre_activation + column, count);
+                x = V::mul(x, kTanh ? gelu_tanh_gradient_of<V>(u) : gelu_gradient_of<V>(u));
+                const F h = kTanh ? gelu_tanh_of<V>(u) : gelu_of<V>(u);
+                store_as<V>(epilogue.dtype, epilogue.recomputed, recomputed + column, h, count);
+            } else if constexpr (kActivation != none) {
+                if (epilogue.pre_activation) {
+                    store_as<V>(epilogue.dtype, epilogue.pre_activation, pre_activation + column, x, count);
+                    x = load_as<V>(epilogue.dtype, epilogue.pre_activation, pre_activation + column, count);
+                }
+                x = kTanh ? gelu_tanh_of<V>(x) : gelu_of<V>(x);
+            }
+            if (epilogue.residual)
+                x = V::add(x, load_as<V>(epilogue.residual_dtype, epilogue.residual, residual + column, count));
+            store_as<V>(epilogue.dtype, epilogue.out, out + column, x, count);
+        }
+    }
+}
+
+// Prefetch the rows that a block's epilogue will read, one block ahead, to overlap their latencies.
+FASTBERT_INLINE void prefetch_rows_of(const Block& block, const void* rows, std::size_t stride, Dtype dtype) {
+    const std::size_t size = size_of(dtype), bytes = block.columns * size;
+    const auto* row = static_cast<const std::byte*>(rows) + (block.first_row * stride + block.first_column) * size;
+    for (std::size_t i = 0; i < block.rows; ++i, row += stride * size)
+        for (std::size_t line = 0; line < bytes; line += 64) __builtin_prefetch(row + line, 0, 2);
+}
+
+FASTBERT_INLINE void prefetch_operands(const Block& block, const Epilogue& epilogue) {
+    using enum Epilogue::Activation;
+    if (epilogue.activation == gelu_gradient || epilogue.activation == gelu_tanh_gradient)
+        prefetch_rows_of(block, epilogue.pre_activation, epilogue.pre_activation_stride, epilogue.dtype);
+    if (epilogue.residual)
+        prefetch_rows_of(block, epilogue.residual, epilogue.residual_stride, epilogue.residual_dtype);
+}
+
+// Apply the epilogue to rows first..last of a block, counted from its first row.
+template <class V>
+void finish_rows(const Block& block, const Epilogue& epilogue, std::size_t first, std::size_t last) {
+    using enum Epilogue::Activation;
+    switch (epilogue.activation) {
+        case none:
+            return finish_rows_by<V, none>(block, epilogue, first, last);
+        case gelu:
+            return finish_rows_by<V, gelu>(block, epilogue, first, last);
+        case gelu_tanh:
+            return finish_rows_by<V, gelu_tanh>(block, epilogue, first, last);
+        case gelu_gradient:
+            return finish_rows_by<V, gelu_gradient>(block, epilogue, first, last);
+        case gelu_tanh_gradient:
+            return finish_rows_by<V, gelu_tanh_gradient>(block, epilogue, first, last);
+    }
+}

@@ -1,0 +1,161 @@
+// Prepacking of weights.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <stdexcept>
+
+#include "common/buffer.h"
+#include "cpu/runtime/parallel.h"
+#include "cpu/gemm/gemm.h"
+#include "cpu/gemm/pack_kernel.h"
+
+namespace fastbert {
+namespace {
+
+constexpr std::size_t round_up(std::size_t x, std::size_t step) { return (x + step - 1) / step * step; }
+
+float value(const float* row, std::size_t k) { return row[k]; }
+float value(const BFloat16* row, std::size_t k) { return to_float(row[k]); }
+
+template <typename Value>
+float int8_scale(const Value* row, std::size_t depth) {
+    float largest = 0.0F;
+    bool finite = true;
+    for (std::size_t k = 0; k < depth; ++k) {
+        const float size = std::fabs(value(row, k));
+        finite &= size <= std::numeric_limits<float>::max();
+        largest = size > largest ? size : largest;
+    }
+    return finite ? largest / 127.0F : std::numeric_limits<float>::quiet_NaN();
+}
+
+// Quantize `count` weights with `scale`, at most 127 in magnitude, and return their sum.
+template <typename Value>
+std::int32_t to_integers(const Value* row, std::size_t count, float scale, std::int8_t* to) {
+    std::int32_t sum = 0;
+    for (std::size_t k = 0; k < count; ++k) {
+        float x = value(row, k) / scale;
+        x = x < 127.0F ? x : 127.0F;
+        x = x > -127.0F ? x : -127.0F;
+        // Adding 1.5 * 2^23 rounds to an integer, held by the lower bits.
+        const std::int32_t integer = std::bit_cast<std::int32_t>(x + 12582912.0F) - 0x4B400000;
+        to[k] = static_cast<std::int8_t>(integer);
+        sum += integer;
+    }
+    return sum;
+}
+
+// Pack one int8 output and return the sum of its integers. A scale of zero or NaN stores zeros.
+template <typename Value>
+std::int32_t pack_integers(const Value* row, std::size_t depth, float scale, std::byte* to) {
+    constexpr std::size_t kPart = 512;
+    alignas(64) std::int8_t integers[kPart];
+    std::int32_t sum = 0;
+    for (std::size_t k = 0; k < depth; k += kPart) {
+        const std::size_t count = std::min(kPart, depth - k);
+        std::memset(integers + count / 4 * 4, 0, kPart - count / 4 * 4);
+        if (scale > 0.0F)
+            sum += to_integers(row + k, count, scale, integers);
+        else
+            std::memset(integers, 0, count);
+        for (std::size_t i = 0; i < count; i += 4, to += kPanel * 4) std::memcpy(to, integers + i, 4);
+    }
+    return sum;
+}
+
+template <typename Value>
+void pack_integer_rows(const Value* weight, std::size_t stride, PrepackedWeight& packed, std::size_t first,
+                       std::size_t last) {
+    for (std::size_t output = first; output < last; ++output) {
+        const Value* row = weight + output * stride;
+        std::byte* to = packed.bytes.get() + output / kPanel * packed.panel_bytes() + output % kPanel * 4;
+        const float scale = int8_scale(row, packed.depth);
+        packed.scales[output] = scale;
+        packed.sums[output] = pack_integers(row, packed.depth, scale, to);
+    }
+}
+
+void pack_rows(PrepackedWeight& packed, bool transposed, std::size_t offset, const void* weight, Dtype dtype,
+               std::size_t stride, std::size_t first, std::size_t last) {
+    const PackSource rows{static_cast<const std::byte*>(weight) + first * stride * size_of(dtype), dtype, stride,
+                          last - first, transposed ? packed.columns : packed.depth};
+    const PackTarget to{packed.bytes.get(), packed.panel_bytes(), packed.element};
+    const PackKernel& kernel = pack_kernel();
+    (transposed ? kernel.depth : kernel.columns)(rows, to, offset + first);
+}
+
+void clear_padding(PrepackedWeight& packed, std::size_t first, std::size_t last) {
+    for (std::size_t panel = first; panel < last; ++panel) {
+        if ((panel + 1) * kPanel > packed.columns || packed.depth < packed.padded_depth)
+            std::memset(packed.bytes.get() + panel * packed.panel_bytes(), 0, packed.panel_bytes());
+    }
+}
+
+PrepackedWeight allocate(std::size_t columns, std::size_t depth, Element element) {
+    PrepackedWeight packed;
+    packed.element = element;
+    packed.columns = columns;
+    packed.depth = depth;
+    packed.padded_columns = round_up(columns, kColumns);
+    packed.padded_depth = round_up(depth, kStep / bytes_of(element));
+    const std::size_t size = std::max(kStep, packed.padded_columns * packed.padded_depth * bytes_of(element));
+    // Huge pages: weights are packed at start-up, which would otherwise wait for page faults.
+    const std::size_t alignment = size < kHugePage ? 64 : kHugePage;
+    packed.bytes = {static_cast<std::byte*>(std::aligned_alloc(alignment, round_up(size, 64))),
+                    [](std::byte* p) { std::free(p); }};
+    if (!packed.bytes) throw std::bad_alloc();
+    advise_huge_pages(packed.bytes.get(), size);
+    return packed;
+}
+
+}  // namespace
+
+PrepackedWeight allocate_prepacked(std::size_t columns, std::size_t depth, Element element) {
+    if (element == Element::int8) throw std::invalid_argument("int8 weights are packed as a whole");
+    PrepackedWeight packed = allocate(columns, depth, element);
+    clear_padding(packed, 0, packed.padded_columns / kPanel);
+    return packed;
+}
+
+PrepackedWeight prepack(const void* weight, Dtype dtype, std::size_t stride, std::size_t columns, std::size_t depth,
+                        Element element, bool transposed) {
+    PrepackedWeight packed = allocate(columns, depth, element);
+    if (element == Element::int8) {
+        packed.scales = std::make_unique<float[]>(packed.padded_columns);
+        packed.sums = std::make_unique<std::int32_t[]>(packed.padded_columns);
+    }
+    const auto clear = [&](std::size_t first, std::size_t last) { clear_padding(packed, first, last); };
+    if (element == Element::int8) {
+        parallel_ranges(packed.padded_columns / kPanel, 8, [&](std::size_t first, std::size_t last) {
+            clear(first, last);
+            const std::size_t begin = std::min(columns, first * kPanel), end = std::min(columns, last * kPanel);
+            if (dtype == Dtype::bf16)
+                pack_integer_rows(static_cast<const BFloat16*>(weight), stride, packed, begin, end);
+            else
+                pack_integer_rows(static_cast<const float*>(weight), stride, packed, begin, end);
+        });
+        return packed;
+    }
+    if (packed.padded_columns > columns || packed.padded_depth > depth)
+        parallel_ranges(packed.padded_columns / kPanel, 8, clear);
+    // Each thread packs whole groups of rows, so that threads never write to the same group.
+    const std::size_t rows = transposed ? depth : columns, groups = (rows + kColumns - 1) / kColumns;
+    parallel_ranges(groups, 4, [&](std::size_t first, std::size_t last) {
+        pack_rows(packed, transposed, 0, weight, dtype, stride, first * kColumns, std::min(rows, last * kColumns));
+    });
+    return packed;
+}
+
+void repack(PrepackedWeight& packed, bool transposed, std::size_t offset, const void* weight, Dtype dtype,
+            std::size_t stride, std::size_t first, std::size_t last) {
+    if (packed.element == Element::int8) throw std::invalid_argument("int8 weights are packed as a whole");
+    if (offset > (transposed ? packed.depth : packed.columns) || first > last ||
+        last > (transposed ? packed.depth : packed.columns) - offset)
+        throw std::invalid_argument("rows beyond the packed weight");
+    pack_rows(packed, transposed, offset, weight, dtype, stride, first, last);
+}
+
+}  // namespace fastbert

@@ -1,0 +1,79 @@
+// Gradients of the operations of rowwise.h.
+//
+// Rows are split into blocks whose length depends on their number alone. Sums over rows (the gradients of vectors) are
+// taken per block and then reduced in block order, in fp32: their bits do not depend on threads.
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <span>
+
+#include "cpu/rowwise/rowwise.h"
+
+namespace fastbert {
+
+// Backward of y = LayerNorm(total), total = dropout(x + x_bias) + residual: the gradient of total is that through y
+// plus grad_total; dresidual equals it, and dx is it times the dropout mask.
+struct NormGradientCall {
+    std::size_t rows = 0, width = 0;
+    Dtype dtype = Dtype::fp32;  // of grad, grad_total, total, dx and dresidual
+    RowsView grad, grad_total;  // the latter may be null
+    RowsView total;
+    const float* mean = nullptr;  // (rows,), as forward kept them
+    const float* rstd = nullptr;
+    Vector weight;
+    RowDropout dropout;
+    void* dx = nullptr;
+    void* dresidual = nullptr;  // may be null
+    bool x_bias = false;
+    float* sums = nullptr;  // (2, width): dweight, dbias; with x_bias (3, width): dx_bias too
+};
+
+// Backward of y = GELU(x + bias): dx, its sums over rows unless null, and y again unless null.
+struct GeluGradientCall {
+    GeluCall forward;  // y is written unless null
+    RowsView grad;     // of x's dtype, as dx
+    void* dx = nullptr;
+    float* sums = nullptr;  // (width,)
+};
+
+// Backward of y = LayerNorm(GELU(x + bias)).
+struct GeluNormGradientCall {
+    GeluCall gelu;  // without y
+    RowsView grad;  // of x's dtype, as dx
+    const float* mean = nullptr;
+    const float* rstd = nullptr;
+    Vector weight;
+    void* dx = nullptr;
+    float* sums = nullptr;  // (2, width): dweight, dbias; with a bias (3, width): its gradient too
+};
+
+// Backward of y = dropout(LayerNorm(sum)): the gradient of the sum of embeddings, fp32 (tokens, width).
+struct EmbeddingSumGradientCall {
+    std::size_t tokens = 0, width = 0;
+    Dtype dtype = Dtype::fp32;       // of all tables
+    Dtype grad_dtype = Dtype::fp32;  // of y and its gradient
+    std::span<const Table> tables;
+    RowsView grad;
+    const float* mean = nullptr;
+    const float* rstd = nullptr;
+    Vector weight;
+    RowDropout dropout;
+    float* dsum = nullptr;
+    float* sums = nullptr;  // (2, width): dweight, dbias
+};
+
+// Backward of softmax: `forward` holds the call's arguments, but its `out` receives the gradient of the scores. The
+// upstream gradient is contiguous, in the dtype of the scores.
+struct SoftmaxGradientCall {
+    SoftmaxCall forward;
+    const void* grad = nullptr;
+};
+
+void norm_gradients(const NormGradientCall& call);
+void gelu_gradient(const GeluGradientCall& call);
+void gelu_norm_gradients(const GeluNormGradientCall& call);
+void embedding_sum_gradient(const EmbeddingSumGradientCall& call);
+void softmax_gradient(const SoftmaxGradientCall& call);
+
+}  // namespace fastbert

@@ -1,0 +1,175 @@
+// Row-wise operations: LayerNorm, alone or fused after a sum, GELU or embeddings; GELU; softmax; dropout.
+//
+// Every row is computed independently, in an order that depends on its width alone, so its bits depend neither on the
+// other rows nor on the threads. Sums and statistics are fp32. Strides count elements between rows, and results are
+// contiguous. Nothing outside the rows is read or written.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "cpu/simd/bfloat16.h"
+
+namespace fastbert {
+
+// (width,), contiguous; null for none.
+struct Vector {
+    const void* data = nullptr;
+    Dtype dtype = Dtype::fp32;
+};
+
+struct RowsView {
+    const void* data = nullptr;
+    std::ptrdiff_t stride = 0;
+};
+
+enum class Gelu { erf, tanh };
+
+// Ids, one per token.
+struct Ids {
+    const void* data = nullptr;  // int64 if `wide`, else int32
+    std::ptrdiff_t stride = 0;
+    bool wide = true;
+
+    std::int64_t operator[](std::size_t token) const {
+        const std::ptrdiff_t at = static_cast<std::ptrdiff_t>(token) * stride;
+        return wide ? static_cast<const std::int64_t*>(data)[at] : static_cast<const std::int32_t*>(data)[at];
+    }
+};
+
+// Token-wise dropout, one mask row per row: see dropout.h.
+struct RowDropout {
+    const std::int64_t* keys = nullptr;  // (sequences,); null for no dropout
+    std::size_t sequences = 0;
+    Ids sequence, position;  // of each row
+    std::uint32_t site = 0, threshold = 0;
+    float keep = 1.0F;
+
+    // Write the mask of a row: `width` floats, 0 or `keep`. The sequence id is clamped to the existing keys.
+    void mask(std::size_t row, std::size_t width, float* out) const;
+};
+
+// Dropout of attention probabilities.
+struct ScoresDropout {
+    const std::int64_t* keys = nullptr;  // (sequences,); null for no dropout
+    std::uint32_t site = 0, threshold = 0;
+    float keep = 1.0F;
+
+    // Write the mask row of a sequence, head and query.
+    void mask(const std::size_t (&index)[3], std::size_t keys, float* out) const;
+};
+
+// The affine part of LayerNorm: y = (x - mean) / sqrt(variance + eps) * weight + bias.
+struct RowNorm {
+    Vector weight, bias;
+    float eps = 0.0F;
+};
+
+// y = LayerNorm(x). Here and below, the statistics mean and rstd (rows,) may be null.
+struct LayerNormCall {
+    std::size_t rows = 0, width = 0;
+    Dtype dtype = Dtype::fp32;  // of x and y
+    RowsView x;
+    RowNorm norm;
+    void* y = nullptr;
+    float* mean = nullptr;
+    float* rstd = nullptr;
+};
+
+// total = dropout(x + x_bias) + residual, rounded once; y = LayerNorm(total). `total` and `residual` may be null.
+struct SumNormCall {
+    std::size_t rows = 0, width = 0;
+    Dtype dtype = Dtype::fp32;  // of x, residual, total and y
+    RowsView x, residual;
+    Vector x_bias;
+    RowNorm norm;
+    void* total = nullptr;
+    void* y = nullptr;
+    RowDropout dropout;
+    float* mean = nullptr;
+    float* rstd = nullptr;
+};
+
+// y = GELU(x + bias).
+struct GeluCall {
+    std::size_t rows = 0, width = 0;
+    Dtype dtype = Dtype::fp32;  // of x and y
+    RowsView x;
+    Vector bias;
+    Gelu form = Gelu::erf;
+    void* y = nullptr;
+};
+
+// y = LayerNorm(GELU(x + bias)), without intermediate rounding.
+struct GeluNormCall {
+    GeluCall gelu;
+    RowNorm norm;
+    float* mean = nullptr;
+    float* rstd = nullptr;
+};
+
+// An embedding table and its ids, one per token.
+struct Table {
+    Ids ids;
+    const void* data = nullptr;
+    std::ptrdiff_t stride = 0;
+    std::int64_t rows = 0;
+};
+
+// y[token] = dropout(LayerNorm(sum of tables[i][ids[i][token]])), the sum in fp32.
+struct EmbeddingCall {
+    std::size_t tokens = 0, width = 0;
+    Dtype dtype = Dtype::fp32;      // of all tables
+    Dtype out_dtype = Dtype::fp32;  // of y
+    std::span<const Table> tables;
+    RowNorm norm;
+    void* y = nullptr;
+    RowDropout dropout;
+    float* mean = nullptr;
+    float* rstd = nullptr;
+};
+
+struct BadId {
+    std::size_t table = 0, token = 0;
+    std::int64_t id = 0;
+};
+
+// out = dropout(softmax(scale * scores)) over the last axis of (sequences, heads, queries, keys), excluding masked
+// scores; a fully masked row is zero.
+struct SoftmaxCall {
+    std::size_t sizes[4] = {};
+    Dtype dtype = Dtype::fp32;  // of scores and out
+    const void* scores = nullptr;
+    std::ptrdiff_t strides[3] = {};      // keys are contiguous
+    const std::uint8_t* mask = nullptr;  // nonzero for visible keys; null for all
+    std::ptrdiff_t mask_strides[4] = {};
+    float scale = 1.0F;
+    void* out = nullptr;
+    ScoresDropout dropout;
+};
+
+// y = dropout(x).
+struct DropoutCall {
+    std::size_t rows = 0, width = 0;
+    Dtype dtype = Dtype::fp32;  // of x and y
+    RowsView x;
+    RowDropout dropout;
+    void* y = nullptr;
+};
+
+// Each runs on the threads that parallel.h grants, or on one for little work. Width and keys are at least 1.
+void layer_norm(const LayerNormCall& call);
+void sum_layer_norm(const SumNormCall& call);
+void bias_gelu(const GeluCall& call);
+void gelu_layer_norm(const GeluNormCall& call);
+// Validates all ids first: if one is outside its table, returns it and writes nothing.
+std::optional<BadId> embedding_layer_norm(const EmbeddingCall& call);
+void softmax(const SoftmaxCall& call);
+void drop(const DropoutCall& call);
+
+// Return the index of the first of `count` ids outside 0..below - 1, or `count`.
+std::size_t first_outside(const Ids& ids, std::size_t count, std::int64_t below);
+
+}  // namespace fastbert

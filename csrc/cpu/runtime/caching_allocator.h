@@ -1,0 +1,42 @@
+// A caching allocator for large tensors of training steps.
+//
+// Fresh pages cost several times as much as warm ones. Blocks are therefore cut from large mappings of huge pages,
+// oldest mapping and lowest address first, and a freed block is merged with its free neighbours: batches of any size
+// reuse the same warm pages, and memory stays close to the peak use.
+#pragma once
+
+#include <cstddef>
+
+namespace fastbert {
+
+// A block of the allocator, aligned to 4 KiB and uninitialised; freed by the destructor, on any thread.
+class AllocatorBlock {
+public:
+    // Throws std::bad_alloc if out of memory.
+    explicit AllocatorBlock(std::size_t bytes);
+    AllocatorBlock(AllocatorBlock&& other) noexcept;
+    AllocatorBlock(const AllocatorBlock&) = delete;
+    AllocatorBlock& operator=(const AllocatorBlock&) = delete;
+    AllocatorBlock& operator=(AllocatorBlock&&) = delete;
+    ~AllocatorBlock();
+
+    std::byte* data() const { return data_; }
+
+private:
+    std::byte* data_;
+    std::size_t size_;
+};
+
+// Bytes in blocks, bytes in warm pages without blocks, and the peak of bytes in blocks since `reset_allocator_peak`.
+struct AllocatorStatistics {
+    std::size_t in_use = 0, free = 0, peak = 0, blocks = 0;
+};
+
+AllocatorStatistics allocator_statistics();
+void reset_allocator_peak();
+
+// Return all unused pages to the system. Pages unused for 2,048 allocations are returned automatically, so that one
+// huge batch does not pin its memory.
+void release_free_pages();
+
+}  // namespace fastbert

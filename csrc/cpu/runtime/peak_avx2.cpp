@@ -1,0 +1,48 @@
+#include "cpu/runtime/peak.h"
+
+#if FASTBERT_X86
+#include <immintrin.h>
+
+namespace fastbert {
+namespace {
+
+FASTBERT_TARGET_BEGIN(FASTBERT_AVX2)
+
+#include "cpu/runtime/peak_registers.h"
+
+struct Fma {
+    using Vector = __m256;
+    static constexpr std::size_t kSums = 12;
+    static constexpr double kOperations = 16;
+    static FASTBERT_INLINE Vector load(const std::byte* p) { return _mm256_load_ps(reinterpret_cast<const float*>(p)); }
+    static FASTBERT_INLINE void store(std::byte* p, Vector x) { _mm256_store_ps(reinterpret_cast<float*>(p), x); }
+    static FASTBERT_INLINE Vector step(Vector sum, Vector x, Vector y) { return _mm256_fmadd_ps(x, y, sum); }
+};
+
+// int8 is multiplied as pairs of 16 bits, by two instructions.
+struct Words {
+    using Vector = __m256i;
+    static constexpr std::size_t kSums = 12;
+    static constexpr double kOperations = 32;
+    static FASTBERT_INLINE Vector load(const std::byte* p) {
+        return _mm256_load_si256(reinterpret_cast<const __m256i*>(p));
+    }
+    static FASTBERT_INLINE void store(std::byte* p, Vector x) {
+        _mm256_store_si256(reinterpret_cast<__m256i*>(p), x);
+    }
+    static FASTBERT_INLINE Vector step(Vector sum, Vector x, Vector y) {
+        // Inline assembly: compilers would hoist the multiplication, since x and y are invariant.
+        Vector product;
+        __asm__ volatile("vpmaddwd %2, %1, %0" : "=x"(product) : "x"(x), "x"(y));
+        return _mm256_add_epi32(sum, product);
+    }
+};
+
+FASTBERT_TARGET_END
+
+}  // namespace
+
+PeakKernel avx2_peak(Element element) { return element == Element::int8 ? peak_of<Words>() : peak_of<Fma>(); }
+
+}  // namespace fastbert
+#endif

@@ -1,0 +1,113 @@
+"""An encoder layer of another library, computed on packed tokens with the parameters that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastbert.integrations.module_checks import gelu_of, is_by_token, is_norm_by_token, is_plain_norm, is_pointwise
+from fastbert.models.fusibility import is_plain
+from fastbert.models.layers import ModuleLayer, fused_layer, is_native, layer_parameters
+from fastbert.ops.encoder_layer.arguments import LayerBatch, LayerParameters
+from fastbert.ops.encoder_layer.composition import compose_layer
+from fastbert.ops.encoder_layer.spec import Activation, LayerSpec, bert_layer
+
+
+@dataclass(frozen=True)
+class LayerModules:
+    """The modules of a post-LN encoder layer, and its current dropout probabilities, 0 in inference."""
+
+    query: nn.Module
+    key: nn.Module
+    value: nn.Module
+    attention_output: nn.Module
+    attention_norm: nn.Module
+    intermediate: nn.Module
+    activation: Callable[[Tensor], Tensor]
+    output: nn.Module
+    output_norm: nn.Module
+    heads: int
+    head_dim: int
+    attention_p: float
+    attention_output_p: float
+    output_p: float
+    inner_p: float = 0.0
+    """Probability behind the activation, where torch.nn's layer drops too."""
+
+    @property
+    def linears(self) -> tuple[nn.Module, ...]:
+        """The linear layers."""
+        return self.query, self.key, self.value, self.attention_output, self.intermediate, self.output
+
+    @property
+    def norms(self) -> tuple[Any, Any]:
+        """The norms behind attention and behind the layer."""
+        return self.attention_norm, self.output_norm
+
+    def by_token(self) -> bool:
+        """Return whether nothing but attention is known to read more than one token, so that tokens may be packed."""
+        known = gelu_of(self.activation) is not None or is_pointwise(self.activation)
+        return known and all(map(is_norm_by_token, self.norms)) and all(map(is_by_token, self.linears))
+
+    def spec(self) -> LayerSpec:
+        """Return the layer's spec; the GELU of a layer with another activation is not used."""
+        width = self.heads * self.head_dim
+        inner = getattr(self.intermediate, "out_features", 0)
+        activation: Activation = "gelu_tanh" if gelu_of(self.activation) == "tanh" else "gelu"
+        # A norm without eps runs its own forward.
+        return bert_layer(width, self.heads, inner, activation, getattr(self.output_norm, "eps", None) or 0.0)
+
+    def fusible_parameters(self) -> LayerParameters | None:
+        """Return the layer's parameters if they alone decide what it computes."""
+        if gelu_of(self.activation) is None or self.inner_p or self.attention_output_p != self.output_p:
+            return None
+        if not all(map(is_plain, self.linears)) or not all(map(is_plain_norm, self.norms)):
+            return None
+        if self.attention_norm.eps != self.output_norm.eps:
+            return None
+        return layer_parameters(self.linears, self.norms)
+
+
+def largest_dropout(layers: Iterable[LayerModules | None]) -> tuple[float, float]:
+    """Return the largest dropout probabilities of tokens and of attention: they decide whether keys are drawn."""
+    known = [layer for layer in layers if layer is not None]
+    hidden = max((max(layer.attention_output_p, layer.output_p) for layer in known), default=0.0)
+    return hidden, max((layer.attention_p for layer in known), default=0.0)
+
+
+def run_layer(modules: LayerModules, x: Tensor, batch: LayerBatch, index: int, int8: bool = False) -> Tensor:
+    """Compute a layer of x (tokens, hidden_size) -> the same shape: as one operation if its modules are plain, else
+    composed of single operations, modules that are not plain running their own forward."""
+    p = (modules.attention_p, modules.attention_output_p, modules.output_p)
+    if (batch.attention_p, batch.attention_output_p, batch.output_p) != p:
+        batch = replace(batch, attention_p=p[0], attention_output_p=p[1], output_p=p[2])
+    parameters, spec = modules.fusible_parameters(), modules.spec()
+    if parameters is not None:
+        fused = fused_layer(x, parameters, spec, batch, index, int8=int8)
+        if fused is not None:
+            return fused
+    named = {
+        "query": modules.query, "key": modules.key, "value": modules.value, "intermediate": modules.intermediate,
+        "attention_output": modules.attention_output, "attention_norm": modules.attention_norm,
+        "output": modules.output, "output_norm": modules.output_norm,
+    }  # fmt: skip
+    activation = modules.activation if gelu_of(modules.activation) is None else None
+    layer = ModuleLayer(
+        spec, named, batch, index, is_plain_norm=is_plain_norm, activation=activation, inner_p=modules.inner_p
+    )
+    return compose_layer(x, layer, batch, index)
+
+
+def library_multiplies_bf16(layers: Iterable[LayerModules | None], tokens: int, dtype: torch.dtype, int8: bool) -> bool:
+    """Return whether torch's library would multiply bf16 in one of the layers of so many tokens, not our kernels."""
+    for modules in layers:
+        if modules is None:
+            continue
+        parameters = modules.fusible_parameters()
+        if parameters is None or not is_native(parameters, modules.spec(), tokens, dtype, int8=int8, trains=False):
+            return True
+    return False

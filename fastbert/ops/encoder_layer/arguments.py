@@ -1,0 +1,205 @@
+"""The arguments of an encoder layer, as every backend receives them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastbert.errors import UserError
+from fastbert.ops.attention.arguments import AttentionArguments
+from fastbert.ops.dropout.arguments import Site, TokenDropout
+from fastbert.ops.encoder_layer.spec import LayerSpec
+
+# What the forward pass saves for backward.
+SAVE_NOTHING, SAVE_CHEAPLY, SAVE_ALL = 0, 1, 2
+
+
+class LayerParameters(NamedTuple):
+    """The parameters of a layer with every bias: linear layers (out, in), biases and LayerNorms (width,)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    query_bias: Tensor
+    key_bias: Tensor
+    value_bias: Tensor
+    attention_output: Tensor
+    attention_output_bias: Tensor
+    attention_norm: Tensor
+    attention_norm_bias: Tensor
+    intermediate: Tensor
+    intermediate_bias: Tensor
+    output: Tensor
+    output_bias: Tensor
+    output_norm: Tensor
+    output_norm_bias: Tensor
+
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        """The weights of the linear layers, those of the three projections first."""
+        return self.query, self.key, self.value, self.attention_output, self.intermediate, self.output
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerBatch:
+    """The tensors of a call, the same for all layers: where sequences begin, and what is dropped.
+
+    `cu_seqlens` is int32 (sequences + 1,). Dropout keys are int64 (sequences,), `sequence_ids` and `offsets` int64
+    (tokens,); all three are None where nothing is dropped.
+    """
+
+    cu_seqlens: Tensor
+    max_seqlen: int
+    attention_p: float = 0.0
+    """Dropout probability of attention's probabilities."""
+    attention_output_p: float = 0.0
+    """Dropout probability behind attention's output projection."""
+    output_p: float = 0.0
+    """Dropout probability behind the feed-forward network."""
+    dropout_key: Tensor | None = None
+    sequence_ids: Tensor | None = None
+    offsets: Tensor | None = None
+    token_indices: Tensor | None = None
+    """int64 (rows,): the tokens whose output is computed, repetitions allowed; None: all, in their order. Attention
+    reads every token; what follows it is computed of these alone."""
+
+    @property
+    def drops(self) -> bool:
+        """Whether anything is dropped."""
+        return bool(self.attention_p or self.attention_output_p or self.output_p)
+
+    def token_dropout(self, site: Site, layer: int = 0, p: float | None = None) -> TokenDropout | None:
+        """Return the dropout of all token vectors at a site, None if nothing is dropped; `p` defaults to the site's."""
+        if p is None:
+            p = self.attention_output_p if site == Site.ATTENTION_OUTPUT else self.output_p
+        if self.dropout_key is None or not p:
+            return None
+        assert self.sequence_ids is not None
+        assert self.offsets is not None
+        return TokenDropout(p, self.dropout_key, self.sequence_ids, self.offsets, site.of_layer(layer))
+
+    def row_dropout(self, site: Site, layer: int) -> TokenDropout | None:
+        """Return the dropout of the output rows: of `token_indices`, or of all tokens."""
+        dropout = self.token_dropout(site, layer)
+        return dropout if dropout is None or self.token_indices is None else dropout.select(self.token_indices)
+
+    def gather(self, tokens: Tensor) -> Tensor:
+        """Return the output rows of (tokens, width)."""
+        return tokens if self.token_indices is None else tokens.index_select(0, self.token_indices)
+
+    def scatter(
+        self, rows: Tensor, tokens: int, zeros: Callable[[tuple[int, int], torch.dtype], Tensor] | None = None
+    ) -> Tensor:
+        """Return the gradient of what `gather` read: (tokens, width), `zeros` where nothing was read. Without
+        `token_indices` that is `rows` itself."""
+        if self.token_indices is None:
+            return rows
+        shape = (tokens, rows.shape[1])
+        scattered = rows.new_zeros(shape) if zeros is None else zeros(shape, rows.dtype)
+        return scattered.index_add_(0, self.token_indices, rows)
+
+
+class EncoderLayerArguments(NamedTuple):
+    """x (tokens, width) with its layer: `layer_index` counts the dropout sites, `dtype` is that of matmuls."""
+
+    x: Tensor
+    parameters: LayerParameters
+    spec: LayerSpec
+    batch: LayerBatch
+    layer_index: int
+    dtype: torch.dtype
+    tf32: bool = False
+    """Whether fp32 matmuls may round their operands to tf32."""
+    int8: bool = False
+    """Whether inference without dropout is quantised."""
+    recompute: bool = False
+    """Whether backward computes LayerNorms again instead of keeping their outputs."""
+
+    @property
+    def needs_backward(self) -> bool:
+        """Whether a backward pass may follow."""
+        return torch.is_grad_enabled() and (
+            self.x.requires_grad or any(tensor.requires_grad for tensor in self.parameters)
+        )
+
+    def attention(self, qkv: Tensor) -> AttentionArguments:
+        """Return the attention of joined projections (tokens, 3 x width)."""
+        batch, heads = self.batch, self.spec.self_attention.heads
+        q, k, v = qkv.view(qkv.shape[0], 3, heads, qkv.shape[1] // (3 * heads)).unbind(1)
+        return AttentionArguments(
+            q=q,
+            k=k,
+            v=v,
+            cu_seqlens_q=batch.cu_seqlens,
+            cu_seqlens_k=batch.cu_seqlens,
+            max_seqlen_q=batch.max_seqlen,
+            max_seqlen_k=batch.max_seqlen,
+            causal=self.spec.self_attention.causal,
+            dropout_p=batch.attention_p,
+            dropout_key=batch.dropout_key if batch.attention_p else None,
+            dropout_site=Site.ATTENTION.of_layer(self.layer_index),
+            bias=None,
+            scale=1 / math.sqrt(q.shape[2]),
+            tf32=self.tf32,
+        )
+
+    def check(self) -> None:
+        """Raise UserError for offsets and token indices that no backend supports, by what the host knows."""
+        x, offsets, indices = self.x, self.batch.cu_seqlens, self.batch.token_indices
+        if offsets.dtype != torch.int32 or offsets.dim() != 1 or not len(offsets) or not offsets.is_contiguous():
+            raise UserError(
+                "cu_seqlens must be contiguous int32 of shape (sequences + 1,), not"
+                f" {offsets.dtype} {tuple(offsets.shape)}"
+            )
+        if offsets.device != x.device:
+            raise UserError(f"cu_seqlens is on {offsets.device}, x on {x.device}: move them to one device")
+        if indices is not None and (indices.dtype != torch.int64 or indices.dim() != 1 or indices.device != x.device):
+            raise UserError(
+                f"token_indices must be int64 of shape (rows,) on {x.device}, not {indices.dtype}"
+                f" {tuple(indices.shape)}"
+            )
+
+    def check_shapes(self) -> None:
+        """Raise UserError for parameters and keys that kernels, which read addresses, would read beyond the end.
+
+        Called inside the operator: a compiled graph may have been traced with other parameters.
+        """
+        x, parameters, batch = self.x, self.parameters, self.batch
+        inner, width = len(parameters.intermediate), x.shape[1]
+        shapes = {"intermediate": (inner, width), "output": (width, inner), "intermediate_bias": (inner,)}
+        for name, tensor in parameters._asdict().items():
+            square = name in ("query", "key", "value", "attention_output")
+            shape = shapes.get(name, (width, width) if square else (width,))
+            if tensor.shape != shape:
+                raise UserError(
+                    f"{name} of layer {self.layer_index} has shape {tuple(tensor.shape)}: it must be {shape}"
+                )
+        key, sequences = batch.dropout_key, len(batch.cu_seqlens) - 1
+        if key is not None and (key.dtype != torch.int64 or key.shape != (sequences,) or key.device != x.device):
+            raise UserError(
+                f"dropout_key must be int64 of shape ({sequences},) on {x.device}, one per sequence, not {key.dtype}"
+                f" {tuple(key.shape)} on {key.device}"
+            )
+        dropout = replace(batch, token_indices=None).token_dropout(Site.ATTENTION_OUTPUT, self.layer_index)
+        if dropout is not None:
+            dropout.check(x)
+
+
+class GradMask(NamedTuple):
+    """Which gradients backward computes, in its order. The projections' gradients are joined; those of a LayerNorm come
+    with the bias before it as (3, width): weight, bias, bias of the linear layer. Vectors are fp32 and cheap."""
+
+    x: bool
+    projections: bool
+    projection_biases: bool
+    attention_output: bool
+    attention_vectors: bool
+    intermediate: bool
+    intermediate_bias: bool
+    output: bool
+    output_vectors: bool

@@ -1,0 +1,73 @@
+"""An encoder layer composed of single operations, each on the backend that supports it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fastbert.ops.attention.op import attention
+from fastbert.ops.dropout.arguments import Site, TokenDropout
+from fastbert.ops.dropout.op import dropout
+from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments
+from fastbert.ops.encoder_layer.composition import compose_layer, refuse_unsupported
+from fastbert.ops.encoder_layer.spec import APPROXIMATIONS, NormSpec
+from fastbert.ops.gelu.op import bias_gelu
+from fastbert.ops.linear.op import linear
+from fastbert.ops.norm.op import dropout_add_layer_norm, layer_norm
+from fastbert.ops.operation import EagerBackend
+
+
+class Eager(EagerBackend[EncoderLayerArguments]):
+    """Every layer of which the single operations exist."""
+
+    summary = "composed of the other operations"
+
+    def forward(self, arguments: EncoderLayerArguments, *options: Any) -> Tensor:
+        """Return the layer's output, (tokens, width) or (rows, width)."""
+        refuse_unsupported(arguments.spec)
+        return compose_layer(arguments.x, _Layer(arguments), arguments.batch, arguments.layer_index)
+
+
+class _Layer:
+    """The parts of a layer by its parameters."""
+
+    def __init__(self, arguments: EncoderLayerArguments) -> None:
+        self.arguments = arguments
+        self.spec = arguments.spec
+        self.parameters = arguments.parameters._asdict()
+
+    def linear(self, name: str, x: Tensor) -> Tensor:
+        return linear(x, self.parameters[name], self.parameters[f"{name}_bias"])
+
+    def expand(self, x: Tensor) -> Tensor:
+        bias = self.parameters["intermediate_bias"]
+        return bias_gelu(
+            linear(x, self.parameters["intermediate"]), bias, APPROXIMATIONS[self.spec.feed_forward.activation]
+        )
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        batch, spec = self.arguments.batch, self.spec.self_attention
+        offsets, longest = batch.cu_seqlens, batch.max_seqlen
+        return attention(
+            q, k, v, offsets, offsets, longest, longest, causal=spec.causal, scale=spec.scale,
+            dropout_p=batch.attention_p, dropout_key=batch.dropout_key,
+            dropout_site=Site.ATTENTION.of_layer(self.arguments.layer_index),
+        )  # fmt: skip
+
+    def cross_attend(self, q: Tensor) -> Tensor:
+        raise AssertionError("a layer of LayerParameters has no cross-attention")
+
+    def norm(self, name: str, x: Tensor) -> Tensor:
+        spec: NormSpec = getattr(self.spec, name)
+        return layer_norm(x, self.parameters[name], self.parameters[f"{name}_bias"], spec.eps)
+
+    def add_norm(
+        self, linear_name: str, norm: str | None, x: Tensor, residual: Tensor, token_dropout: TokenDropout | None
+    ) -> Tensor:
+        product, bias = linear(x, self.parameters[linear_name]), self.parameters[f"{linear_name}_bias"]
+        if norm is None:
+            return residual + dropout(product + bias.to(product.dtype), token_dropout)
+        spec: NormSpec = getattr(self.spec, norm)
+        weight, norm_bias = self.parameters[norm], self.parameters[f"{norm}_bias"]
+        return dropout_add_layer_norm(product, residual, weight, norm_bias, spec.eps, token_dropout, x_bias=bias)

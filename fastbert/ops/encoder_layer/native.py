@@ -1,0 +1,66 @@
+"""An encoder layer by the C++ kernels: one call in inference, operations that save for backward in training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastbert.ops.attention.native import MAX_HEAD_DIM
+from fastbert.ops.encoder_layer import native_inference, native_training
+from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments, GradMask, LayerParameters
+from fastbert.ops.encoder_layer.spec import LayerSpec
+from fastbert.ops.native import buffers, matmul_table
+from fastbert.ops.native.backend import NativeBackend
+from fastbert.ops.native.buffers import DTYPES
+from fastbert.ops.operation import Reason
+
+
+class Native(NativeBackend[EncoderLayerArguments]):
+    """BERT's post-LN layers in bf16, fp32 and, in inference, int8, where the matmul table prefers our matmuls."""
+
+    summary = "inference and training in fp32 and bf16, where the matmul table prefers it"
+
+    def supports(self, arguments: EncoderLayerArguments) -> Reason | None:
+        """Support the specs of the fused kernels on CPUs."""
+        x, parameters, spec, batch, _, dtype, _, int8, _ = arguments
+        if x.dim() != 2 or x.dtype not in DTYPES or buffers.is_transformed():
+            return Reason("x must be (tokens, width) in bfloat16 or float32, outside of torch.func's transforms")
+        if batch.attention_output_p != batch.output_p:
+            return Reason("both halves of the layer drop with different probabilities")
+        int8 = int8 and not batch.drops and not arguments.needs_backward
+        return unsupported_layer(parameters, spec, x.shape[0], dtype, int8=int8)
+
+    def infer(self, arguments: EncoderLayerArguments) -> Tensor:
+        """Return the layer's output where nothing is dropped and no backward pass follows."""
+        return native_inference.infer(arguments)
+
+    def forward(self, arguments: EncoderLayerArguments, *options: Any) -> list[Tensor]:
+        """Return the output and, unless `save` is SAVE_NOTHING, what backward reads."""
+        (save,) = options
+        return native_training.forward(arguments, save)
+
+    def backward(
+        self, arguments: EncoderLayerArguments, grad: Tensor, saved: list[Tensor], mask: GradMask
+    ) -> list[Tensor]:
+        """Return the gradients in the order of `GradMask`."""
+        return native_training.backward(arguments, grad, saved, mask)
+
+
+def unsupported_layer(
+    parameters: LayerParameters, spec: LayerSpec, tokens: int, dtype: torch.dtype, *, int8: bool
+) -> Reason | None:
+    """Return why the kernels do not compute a layer of so many tokens in matmuls of `dtype`, None if they do."""
+    if spec.unfused is not None:
+        return Reason(f"the layer has {spec.unfused}")
+    width = spec.hidden_size
+    if any(weight.shape != (width, width) for weight in parameters.matrices[:4]):
+        return Reason(f"the projections are not {width} x {width}")
+    if dtype not in DTYPES or spec.self_attention.head_dim > MAX_HEAD_DIM:
+        return Reason(f"matmuls are {dtype}, heads {spec.self_attention.head_dim} wide (at most {MAX_HEAD_DIM})")
+    if any(w.dtype not in DTYPES or w.device.type != "cpu" or w.layout != torch.strided for w in parameters):
+        return Reason("a parameter is not strided bfloat16 or float32 on a CPU")
+    if int8 or matmul_table.prefers_own_layer(DTYPES[dtype], tokens, width, len(parameters.intermediate)):
+        return None
+    return Reason("the matmul table prefers torch's library for a layer of this size")

@@ -1,0 +1,134 @@
+"""What a Transformer layer is: static, hashable records without tensors.
+
+A fused kernel states which specs it supports; every other layer is composed of the single operations
+(`fastbert.ops.encoder_layer.composition`).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from fastbert.errors import UserError
+
+Activation = Literal["gelu", "gelu_tanh"]
+# By activation: the name of its GELU in `torch.nn.functional.gelu`.
+APPROXIMATIONS = {"gelu": "none", "gelu_tanh": "tanh"}
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Scaled dot-product attention of `heads` heads of width `head_dim`."""
+
+    heads: int
+    head_dim: int
+    key_value_heads: int | None = None
+    """Heads of keys and values, each shared by a group of query heads; None: one per query head."""
+    causal: bool = False
+    window: int | None = None
+    """Tokens on each side that a query attends to; None: all of its sequence."""
+    position: Literal["none", "rotary", "alibi", "relative", "disentangled"] = "none"
+    """Position encoding inside attention; "none" where positions are added to the embeddings."""
+    projection_bias: bool = True
+    """Whether the query, key and value projections have biases."""
+    output_bias: bool = True
+    scale: float | None = None
+    """Factor of the scores; None: 1 / sqrt(head_dim)."""
+
+
+@dataclass(frozen=True)
+class FeedForwardSpec:
+    """Two linear layers with an activation between them; `gated` multiplies it with a second projection (GeGLU)."""
+
+    intermediate_size: int
+    activation: Activation = "gelu"
+    gated: bool = False
+    bias: bool = True
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """A normalisation behind ("post") or in front of ("pre") its sub-layer."""
+
+    eps: float
+    place: Literal["post", "pre"] = "post"
+    kind: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    bias: bool = True
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """A layer of `hidden_size` features: attention, optional cross-attention, feed-forward network, and their norms,
+    any of which may be absent."""
+
+    hidden_size: int
+    self_attention: AttentionSpec
+    feed_forward: FeedForwardSpec
+    attention_norm: NormSpec | None
+    output_norm: NormSpec | None
+    cross_attention: AttentionSpec | None = None
+    cross_attention_norm: NormSpec | None = None
+    encoded: str = field(init=False, repr=False, compare=False, default="")
+    """The spec as text, in which form it crosses `torch.library`; `decode_spec` reads it."""
+    unfused: str | None = field(init=False, repr=False, compare=False, default=None)
+    """Which part of the spec the fused kernels lack; None if they support all of it: BERT's post-LN layers, with every
+    bias."""
+
+    def __post_init__(self) -> None:
+        attention = self.self_attention
+        if attention.heads < 1 or attention.head_dim < 1:
+            raise UserError(f"heads={attention.heads} and head_dim={attention.head_dim} must be at least 1")
+        groups = attention.key_value_heads
+        if groups is not None and (groups < 1 or attention.heads % groups):
+            raise UserError(f"key_value_heads={groups} must divide heads={attention.heads}")
+        if self.feed_forward.activation not in APPROXIMATIONS:
+            raise UserError(
+                f"activation={self.feed_forward.activation!r} must be one of {', '.join(map(repr, APPROXIMATIONS))}"
+            )
+        fields = {name: value for name, value in asdict(self).items() if name not in ("encoded", "unfused")}
+        object.__setattr__(self, "encoded", json.dumps(fields))
+        object.__setattr__(self, "unfused", self._unfused())
+
+    def _unfused(self) -> str | None:
+        attention, network, norms = self.self_attention, self.feed_forward, (self.attention_norm, self.output_norm)
+        if self.cross_attention is not None:
+            return "cross-attention"
+        if attention.key_value_heads not in (None, attention.heads) or attention.heads * attention.head_dim != (
+            self.hidden_size
+        ):
+            return "grouped heads, or heads that are not as wide as the layer together"
+        if attention.window is not None or attention.position != "none" or attention.scale is not None:
+            return "a window, a position encoding inside attention or a scale of its own"
+        if network.gated or not (network.bias and attention.projection_bias and attention.output_bias):
+            return "a gated feed-forward network, or absent biases"
+        if any(norm is None or norm.place != "post" or norm.kind != "layer_norm" or not norm.bias for norm in norms):
+            return "norms that are not LayerNorms with biases behind both sub-layers"
+        return None if norms[0] == norms[1] else "norms of different eps"
+
+
+@functools.cache
+def decode_spec(encoded: str) -> LayerSpec:
+    """Return the spec of which `LayerSpec.encoded` is the text."""
+    fields: dict[str, Any] = json.loads(encoded)
+    kinds: dict[str, Any] = {
+        "self_attention": AttentionSpec, "cross_attention": AttentionSpec, "feed_forward": FeedForwardSpec,
+        "attention_norm": NormSpec, "cross_attention_norm": NormSpec, "output_norm": NormSpec,
+    }  # fmt: skip
+    return LayerSpec(
+        **{
+            name: kinds[name](**value) if name in kinds and value is not None else value
+            for name, value in fields.items()
+        }
+    )
+
+
+@functools.cache
+def bert_layer(
+    hidden_size: int, heads: int, intermediate_size: int, activation: Activation, eps: float, *, causal: bool = False
+) -> LayerSpec:
+    """Return the spec of BERT's layer (Devlin et al. 2019): post-LN, biases everywhere; cached."""
+    norm = NormSpec(eps)
+    attention = AttentionSpec(heads, hidden_size // heads, causal=causal)
+    return LayerSpec(hidden_size, attention, FeedForwardSpec(intermediate_size, activation), norm, norm)

@@ -1,0 +1,142 @@
+"""A whole encoder layer by the Triton kernels: matmuls by torch's library or ours, and between them one pass each.
+
+    qkv = x Wqkv + b          one matmul                       saved
+    context, lse = attention(qkv)                              saved
+    z1 = x + dropout(context Wo + bo);  y1 = LayerNorm(z1)     z1 and statistics saved, y1 unless it is recomputed
+    u = y1 W1 + b1;  h = GELU(u)                               u saved, h never: backward computes it beside dGELU
+    z2 = y1 + dropout(h W2 + b2);  y2 = LayerNorm(z2)          z2 and statistics saved
+
+The backward pass of a residual connection is an addition, and the matmuls that end in it add: dy1 = dz2 + du W1 and
+dx = dz1 + dqkv Wqkv are one call each, and no pass over the tokens only adds.
+
+With `LayerBatch.token_indices`, everything behind attention is computed of these tokens alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastbert.ops.attention.triton import HEAD_DIMS, kernel_inputs
+from fastbert.ops.dropout.arguments import Site
+from fastbert.ops.dropout.triton import kernel_inputs as dropout_inputs
+from fastbert.ops.encoder_layer.arguments import SAVE_ALL, SAVE_NOTHING, EncoderLayerArguments, GradMask
+from fastbert.ops.linear.mixed_matmul import add_matmul, matmul
+from fastbert.ops.operation import Reason
+from fastbert.ops.triton_backend import DTYPES, TritonBackend
+
+MAX_WIDTH = 8192  # of a row that the LayerNorm kernels keep in registers
+
+
+class Triton(TritonBackend[EncoderLayerArguments]):
+    """BERT's post-LN layers in bf16, fp16 and fp32; a layer that it does not support is composed without a log."""
+
+    logs_fallback = False
+
+    def supports(self, arguments: EncoderLayerArguments) -> Reason | None:
+        """Support the specs of the fused kernels, in widths and dtypes that they have."""
+        x, parameters, spec, batch, _, dtype, *_ = arguments
+        self.require_device(x.device, "x")
+        if spec.unfused is not None:
+            return Reason(f"the layer has {spec.unfused}")
+        if x.dim() != 2 or dtype not in DTYPES or x.shape[1] > MAX_WIDTH:
+            return Reason(f"x has shape {tuple(x.shape)} and matmuls {dtype}: it must be (tokens, up to {MAX_WIDTH})")
+        if spec.self_attention.head_dim not in HEAD_DIMS:
+            return Reason(f"head_dim={spec.self_attention.head_dim} is not 32, 64, 96 or 128")
+        if batch.attention_output_p != batch.output_p:
+            return Reason("both halves of the layer drop with different probabilities")
+        if all(tensor.dtype in (dtype, torch.float32) and tensor.device == x.device for tensor in parameters):
+            return None
+        return Reason(f"a parameter is neither {dtype} nor float32, or not on {x.device}")
+
+    def forward(self, arguments: EncoderLayerArguments, *options: Any) -> list[Tensor]:
+        """Return [y2] and, unless nothing is saved: qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, and y1 if
+        everything is."""
+        (save,) = options
+        return _forward(arguments, save)
+
+    def backward(
+        self, arguments: EncoderLayerArguments, grad: Tensor, saved: list[Tensor], mask: GradMask
+    ) -> list[Tensor]:
+        """Return the gradients in the order of `GradMask`; matrices that are not computed are empty."""
+        return _backward(arguments, grad, saved, mask)
+
+
+def _forward(arguments: EncoderLayerArguments, save: int) -> list[Tensor]:
+    from fastbert.kernels.attention import launchers
+    from fastbert.kernels.linear.feed_forward import up_projection
+    from fastbert.kernels.norm import layer_norm
+
+    x, w, spec, batch, index, dtype, *_ = arguments
+    keep, tanh, norms = save != SAVE_NOTHING, spec.feed_forward.activation == "gelu_tanh", spec.attention_norm
+    assert norms is not None
+    qkv = F.linear(x.to(dtype), _joined(arguments), torch.cat((w.query_bias, w.key_bias, w.value_bias)).to(dtype))
+    attention = arguments.attention(qkv)
+    attention.check_offsets()
+    context, lse = launchers.forward(kernel_inputs(attention))
+    context = context.flatten(1)
+    y1, z1, mean1, rstd1 = layer_norm.forward(
+        batch.gather(context) @ w.attention_output.to(dtype).t(), w.attention_output_bias, batch.gather(x),
+        w.attention_norm, w.attention_norm_bias, norms.eps,
+        dropout_inputs(batch.row_dropout(Site.ATTENTION_OUTPUT, index)), keep,
+    )  # fmt: skip
+    h, u = up_projection(y1, w.intermediate.to(dtype), w.intermediate_bias, tanh, keep)
+    y2, z2, mean2, rstd2 = layer_norm.forward(
+        h @ w.output.to(dtype).t(), w.output_bias, y1, w.output_norm, w.output_norm_bias, norms.eps,
+        dropout_inputs(batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index)), keep,
+    )  # fmt: skip
+    if not keep:
+        return [y2]
+    saved = [qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2]
+    return [y2, *saved, *([y1] if save == SAVE_ALL else [])]
+
+
+def _backward(arguments: EncoderLayerArguments, grad: Tensor, saved: list[Tensor], mask: GradMask) -> list[Tensor]:
+    from fastbert.kernels.attention import launchers
+    from fastbert.kernels.linear.feed_forward import down_projection_backward
+    from fastbert.kernels.norm import layer_norm
+
+    x, w, spec, batch, index, dtype, *_ = arguments
+    tanh, norms = spec.feed_forward.activation == "gelu_tanh", spec.attention_norm
+    assert norms is not None
+    qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, *rest = saved
+    if rest:
+        y1 = rest[0]
+    else:
+        y1 = layer_norm.forward(z1, None, None, w.attention_norm, w.attention_norm_bias, norms.eps, None, False)[0]
+    df, dy1, sums2 = layer_norm.backward(
+        grad.to(dtype), None, z2, mean2, rstd2, w.output_norm,
+        dropout_inputs(batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index)), x_bias=True, residual=True,
+    )  # fmt: skip
+    du, h, db1 = down_projection_backward(df, w.output.to(dtype), u, tanh)
+    dw2 = matmul(df.t(), h, w.output.dtype) if mask.output else w.output.new_empty(0)
+    dw1 = matmul(du.t(), y1, w.intermediate.dtype) if mask.intermediate else w.intermediate.new_empty(0)
+    del h
+    # Without dropout that gradient is df itself, of which nothing else is read from here on.
+    dy1 = add_matmul(df if dy1 is None else dy1, du, w.intermediate.to(dtype))
+    do, dx, sums1 = layer_norm.backward(
+        dy1, None, z1, mean1, rstd1, w.attention_norm,
+        dropout_inputs(batch.row_dropout(Site.ATTENTION_OUTPUT, index)), x_bias=True, residual=True,
+    )  # fmt: skip
+    wo = w.attention_output
+    dwo = matmul(do.t(), batch.gather(context), wo.dtype) if mask.attention_output else wo.new_empty(0)
+    dcontext = batch.scatter(do @ wo.to(dtype), len(x))
+    attention = kernel_inputs(arguments.attention(qkv))
+    shape = attention.q.shape
+    dqkv = launchers.backward_joined(attention, context.view(shape), lse, dcontext.view(shape)).flatten(1)
+    dw = matmul(dqkv.t(), x.to(dtype), w.query.dtype) if mask.projections else w.query.new_empty(0)
+    db = dqkv.sum(0, dtype=torch.float32) if mask.projection_biases else db1.new_empty(0)
+    if mask.x:
+        residual = batch.scatter(do if dx is None else dx, len(x))
+        dx = add_matmul(residual, dqkv, _joined(arguments)).to(x.dtype)
+    else:
+        dx = x.new_empty(0)
+    return [dx, dw, db, dwo, sums1, dw1, db1, dw2, sums2]
+
+
+def _joined(arguments: EncoderLayerArguments) -> Tensor:
+    """Return the three projections as one weight (3 x width, width)."""
+    return torch.cat(arguments.parameters.matrices[:3]).to(arguments.dtype)
