@@ -15,9 +15,10 @@ from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.source import find_source
 from fastbert.config import PRESETS, BertConfig
 from fastbert.data.corpus import Corpus
+from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData, unigram_cross_entropy
 from fastbert.data.shard_format import INDEX, IndexReader
-from fastbert.data.shards import TokenShards, prepare
+from fastbert.data.shards import TokenShards
 from fastbert.distillation.models import copied_layers, student_from
 from fastbert.distillation.pretraining import PretrainingDistillationLoss, load_teacher
 from fastbert.errors import UserError

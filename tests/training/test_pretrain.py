@@ -487,7 +487,7 @@ def test_only_the_newest_checkpoints_are_kept(config: PretrainConfig) -> None:
 
 def test_prepared_shards_give_the_same_model_as_their_corpus(config: PretrainConfig, tmp_path: Path) -> None:
     from fastbert.data.corpus import Corpus
-    from fastbert.data.shards import prepare
+    from fastbert.data.prepare import prepare
     from fastbert.tokenizers import WordPieceTokenizer
 
     pretrain(replace(config, steps=2))
