@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fastbert.errors import UserError
-from fastbert.finetuning.log import Record, read_log
+from fastbert.training.metrics import read_records
+from fastbert.training.reporter import Record
 
 KEYS = ("lr", "batch_size", "epochs", "seed")
 MOST_NAMED = 10  # trials in a legend
@@ -19,7 +20,7 @@ def plot_run(folder: Path, metric: str) -> Path:
     """
     from matplotlib.figure import Figure
 
-    records = read_log(folder / "metrics.jsonl")
+    records = read_records(folder / "metrics.jsonl")
     if not records:
         raise UserError(f"{folder}: no metrics to plot; a run's folder holds a metrics.jsonl")
     trials: dict[tuple[float, ...], list[Record]] = {}

@@ -17,14 +17,15 @@ from torch import Tensor
 from fastbert.errors import CheckpointError, UserError
 from fastbert.finetuning import order, recipe
 from fastbert.finetuning.config import FinetuneConfig, Trial
-from fastbert.finetuning.log import Log, Record, Reporter
 from fastbert.io.atomic_write import sha256, sync_tree
 from fastbert.io.untrusted_input import read_json_file
 from fastbert.tasks.predicting import autocast
 from fastbert.tasks.rows import Rows, TaskBatch, share_out
 from fastbert.training import checkpoint
 from fastbert.training.checkpoint import Checkpoints, require
+from fastbert.training.metrics import MetricsLog
 from fastbert.training.optimizer import GradientError, clip_gradients
+from fastbert.training.reporter import Record, Reporter
 from fastbert.training.stopping import Stopped, StopRequest
 
 logger = logging.getLogger("fastbert")
@@ -129,7 +130,7 @@ class Setting:
     folder: Path
     device: torch.device
     dtype: torch.dtype
-    log: Log
+    log: MetricsLog
     reporter: Reporter
     configuration: Mapping[str, Any] = field(default_factory=dict)
     """What config.json says; checkpoints hold it too."""
@@ -337,7 +338,7 @@ class Fit:
         scores = setting.evaluate(self.model)
         record = self._record("validation", epoch=now.step / self.per_epoch, scores=scores)
         setting.log.append(record)
-        setting.reporter.on_evaluation(record)
+        setting.reporter.on_validation(record)
         value = setting.choose(scores)
         if now.best is None or value > now.best:
             now.best, now.best_scores, now.since_best = value, scores, 0

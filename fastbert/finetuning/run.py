@@ -23,7 +23,6 @@ from fastbert.finetuning.adapters import require_peft
 from fastbert.finetuning.config import CHANGEABLE, FinetuneConfig, Trial
 from fastbert.finetuning.curves import plot_run
 from fastbert.finetuning.fit import Fit, Scores, Setting, State, best_folder
-from fastbert.finetuning.log import Log, Record, Reporter
 from fastbert.finetuning.order import permutation
 from fastbert.finetuning.results import TrialResult
 from fastbert.finetuning.run_folder import NAMES, open_folder, record
@@ -39,6 +38,8 @@ from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.training import checkpoint
 from fastbert.training.device import choose_device, deterministic_algorithms
+from fastbert.training.metrics import MetricsLog
+from fastbert.training.reporter import Record, Reporter
 from fastbert.training.run_files import remove_run
 from fastbert.training.run_record import check_configuration
 from fastbert.training.starting_weights import weights_fingerprint
@@ -234,7 +235,7 @@ class _Run:
         done = results.read(out) if config.resume else []
         finished = {one.trial for one in done}
         under_way = self._under_way() if config.resume else None
-        log = Log(out / "metrics.jsonl", _kept(finished, under_way) if config.resume else None)
+        log = MetricsLog(out / "metrics.jsonl", _kept(finished, under_way) if config.resume else None)
         stop = StopRequest(self.reporter.on_message)
         with stop.listening():
             for number, trial in enumerate(trials, start=1):
@@ -256,7 +257,7 @@ class _Run:
         check_configuration(self.config.out, self.configuration, *last, CHANGEABLE)
         return read(last[1])
 
-    def _trial(self, trial: Trial, log: Log, stop: StopRequest, continued: bool) -> TrialResult:
+    def _trial(self, trial: Trial, log: MetricsLog, stop: StopRequest, continued: bool) -> TrialResult:
         """Train once, from the beginning or from its checkpoint."""
         folder = self.config.out / "checkpoints"
         if not continued:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -34,6 +34,7 @@ from fastbert.training.optimizer import (
     learning_rate_factor,
     set_learning_rate,
 )
+from fastbert.training.reporter import Reporter
 from fastbert.training.run_record import check_configuration, plain
 from fastbert.training.step_loss import loss_weights, micro_batch_loss, micro_batch_shares
 from fastbert.training.stopping import Stopped, StopRequest
@@ -58,18 +59,6 @@ class Data(Protocol):
 
     def validation_batches(self, samples: int, micro_batch: int) -> list[PackedBatch]:
         """The same held-out sequences every time, at most `samples` of them."""
-
-
-@dataclass
-class Reporter:
-    """What a run tells whoever watches it; every hook may be left out."""
-
-    on_step: Callable[[Metrics, float], None] = field(default=lambda metrics, progress: None)
-    """After each optimiser step: its own metrics and the finished fraction of the run."""
-    on_validation: Callable[[Metrics], None] = field(default=lambda metrics: None)
-    on_message: Callable[[str], None] = field(default=lambda message: None)
-    on_stage: Callable[[str, int | None], Callable[[int], None]] = field(default=lambda name, total: lambda done: None)
-    """A stage of preparation begins: its name and size in bytes; returns what is told the bytes done."""
 
 
 @dataclass
@@ -225,7 +214,9 @@ class Trainer:
     def run(self) -> Metrics:
         """Train until the budget is spent; returns the last validation. Raises `Stopped` after SIGINT or SIGTERM, when
         the state is saved, and `TrainingError` when the loss is not a number."""
-        self.log = MetricsLog(self.folder / "metrics.jsonl", self.step if self.step else None)
+        self.log = MetricsLog(
+            self.folder / "metrics.jsonl", (lambda line: Metrics(**line).step <= self.step) if self.step else None
+        )
         finished = self.budget.progress(self.step, self.seconds)
         validation = self._validated() if finished >= 1.0 else None
         with self.stop.listening(), _prefetch(self._load) as fetch:
@@ -271,7 +262,7 @@ class Trainer:
         assert self.log is not None
         window = self._window
         elapsed = max(self.seconds - window.seconds, 1e-9)
-        self.log.append(self._metrics("train", window.totals, (self.tokens - window.tokens) / elapsed))
+        self.log.append(asdict(self._metrics("train", window.totals, (self.tokens - window.tokens) / elapsed)))
         self._window = _Window(Totals(), self.tokens, self.seconds)
 
     def _validated(self) -> Metrics | None:
@@ -311,7 +302,7 @@ class Trainer:
 
     def _announce(self, steps: Sequence[tuple[Metrics, float]]) -> None:
         for metrics, finished in steps:
-            self.reporter.on_step(metrics, finished)
+            self.reporter.on_step(asdict(metrics), finished)
 
     def validate(self) -> Metrics:
         """Losses and accuracies on held-out sequences, the same ones every time, without dropout."""
@@ -325,8 +316,8 @@ class Trainer:
         self.model.train()
         metrics = self._metrics("validation", totals, tokens / max(time.perf_counter() - started, 1e-9))
         if self.log is not None:
-            self.log.append(metrics)
-        self.reporter.on_validation(metrics)
+            self.log.append(asdict(metrics))
+        self.reporter.on_validation(asdict(metrics))
         return metrics
 
     def learning_rate(self) -> float:

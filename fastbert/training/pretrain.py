@@ -30,9 +30,10 @@ from fastbert.tokenizers.training import train_vocabulary
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.device import choose_device, deterministic_algorithms
 from fastbert.training.kernel_table import kernels_of_run
-from fastbert.training.loop import Reporter, Trainer
+from fastbert.training.loop import Trainer
 from fastbert.training.metrics import Metrics
 from fastbert.training.plot import plot_runs
+from fastbert.training.reporter import Reporter
 from fastbert.training.run_files import check_spared, remove_run
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
 from fastbert.training.run_tokenizer import FOLDER, keep_tokenizer

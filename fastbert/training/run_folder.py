@@ -11,7 +11,7 @@ from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training import checkpoint, run_tokenizer
 from fastbert.training.config import CHANGEABLE, PretrainConfig
 from fastbert.training.kernel_table import FILE as KERNEL_TABLE
-from fastbert.training.loop import Reporter
+from fastbert.training.reporter import Reporter
 from fastbert.training.run_record import looks_like_run, read_record, write_record
 
 LOSS_CURVE = "loss.png"
