@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from fastbert.errors import UserError
+from fastbert.training.run_config import RunConfig, flag, require
 
 TaskName = Literal["classification", "regression", "tagging", "span", "choice", "seq2seq"]
 PAPER_GRID: dict[str, tuple[float, ...]] = {"batch_size": (16, 32), "lr": (5e-5, 3e-5, 2e-5), "epochs": (2, 3, 4)}
@@ -22,14 +23,14 @@ TASK_FLAGS = {
     "seq2seq": ("decoder", "decoder_layers", "num_beams", "max_target_length"),
 }
 """Flags that only one kind of task knows."""
-CHANGEABLE = frozenset(("seeds", "device", "log_every", "checkpoint_every", "out", "resume", "overwrite"))
-"""What a resumed run may have another value of; of the seeds only more."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneConfig:
+class FinetuneConfig(RunConfig):
     """Fine-tune a pre-trained encoder on a task: every combination of --lr, --batch-size and --epochs, --seeds times
     each; the best model on the first --eval file is kept, with its scores and its predictions."""
+
+    CHANGEABLE: ClassVar = frozenset(["seeds", "device", "log_every", "checkpoint_every", "out", "resume", "overwrite"])
 
     task: TaskName | None = None
     """Kind of the task."""
@@ -152,7 +153,7 @@ class FinetuneConfig:
 
     def __post_init__(self) -> None:
         for name in ("seeds", "log_every", "n_best", "max_answer_length", "num_beams", "max_target_length"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         optional = (
             "max_steps",
             "micro_batch",
@@ -164,26 +165,26 @@ class FinetuneConfig:
         )
         for name in (*optional, "decoder_layers"):
             value = getattr(self, name)
-            _require(value is None or value >= 1, name, value, "at least 1")
+            require(value is None or value >= 1, name, value, "at least 1")
         for name, least in (("epochs", 0), ("lr", 0), ("batch_size", 1)):
             for value in getattr(self, name):
                 good = least <= value < float("inf") and value > 0
-                _require(good, name, value, "at least 1" if least else "above 0 and finite")
+                require(good, name, value, "at least 1" if least else "above 0 and finite")
         for name in ("stride", "context_tokens", "reinit_layers", "weight_decay"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        _require(0 <= self.warmup < 1, "warmup", self.warmup, "from 0 to below 1 (a fraction of the run)")
-        _require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "above 0")
-        _require(0 < self.layer_decay <= 1, "layer_decay", self.layer_decay, "above 0 and at most 1")
-        _require(self.dropout is None or 0 <= self.dropout < 1, "dropout", self.dropout, "from 0 to below 1")
-        _require(self.max_length is None or self.max_length >= 4, "max_length", self.max_length, "at least 4")
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        require(0 <= self.warmup < 1, "warmup", self.warmup, "from 0 to below 1 (a fraction of the run)")
+        require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "above 0")
+        require(0 < self.layer_decay <= 1, "layer_decay", self.layer_decay, "above 0 and at most 1")
+        require(self.dropout is None or 0 <= self.dropout < 1, "dropout", self.dropout, "from 0 to below 1")
+        require(self.max_length is None or self.max_length >= 4, "max_length", self.max_length, "at least 4")
         held = self.validation_fraction
-        _require(
+        require(
             held is None or 0 < held < 1, "validation_fraction", held, "between 0 and 1 (a fraction of the examples)"
         )
-        _require(self.temperature > 0, "temperature", self.temperature, "above 0")
-        _require(0 <= self.soft_weight <= 1, "soft_weight", self.soft_weight, "from 0 to 1")
-        _require(0 <= self.seed < 2**31, "seed", self.seed, "from 0 to 2^31 - 1")
-        _require(not math.isnan(self.null_threshold), "null_threshold", self.null_threshold, "a number")
+        require(self.temperature > 0, "temperature", self.temperature, "above 0")
+        require(0 <= self.soft_weight <= 1, "soft_weight", self.soft_weight, "from 0 to 1")
+        require(0 <= self.seed < 2**31, "seed", self.seed, "from 0 to 2^31 - 1")
+        require(not math.isnan(self.null_threshold), "null_threshold", self.null_threshold, "a number")
         self._check_together()
 
     def _check_together(self) -> None:
@@ -198,11 +199,11 @@ class FinetuneConfig:
             ("lora", "teacher"),
         ):
             if getattr(self, one) and getattr(self, other):
-                raise UserError(f"{_flag(one)} and {_flag(other)} exclude each other; leave one out")
+                raise UserError(f"{flag(one)} and {flag(other)} exclude each other; leave one out")
         if self.grid:
             given = [name for name in PAPER_GRID if getattr(self, name)]
             if given:
-                raise UserError(f"--grid {self.grid} sets {' and '.join(map(_flag, given))} itself; leave one out")
+                raise UserError(f"--grid {self.grid} sets {' and '.join(map(flag, given))} itself; leave one out")
         if self.validation_fraction is not None and self.eval:
             raise UserError("--validation-fraction takes the place of --eval; leave one of the two out")
         if self.early_stopping is not None and not self.eval and self.validation_fraction is None:
@@ -221,7 +222,7 @@ class FinetuneConfig:
             value = getattr(self, name)
             if not given and value != defaults[name]:
                 shown = "" if value is True else f" {value}"
-                raise UserError(f"{_flag(name)}{shown} changes nothing without {needed}; leave it out")
+                raise UserError(f"{flag(name)}{shown} changes nothing without {needed}; leave it out")
 
     @property
     def length(self) -> int:
@@ -238,48 +239,10 @@ class FinetuneConfig:
             for number in range(self.seeds)
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The configuration as JSON can hold it."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> FinetuneConfig:
-        """What `to_dict` wrote; keys of newer versions are refused."""
-        unknown = sorted(values.keys() - {one.name for one in fields(cls)})
-        if unknown:
-            raise UserError(f"the run's configuration holds {', '.join(unknown)}, unknown here: update fastbert")
-        chosen = dict(values)
-        for name in ("train", "out"):
-            if chosen.get(name) is not None:
-                chosen[name] = Path(chosen[name])
-        for name in ("epochs", "batch_size", "lr"):
-            chosen[name] = tuple(chosen.get(name, ()))
-        chosen["eval"] = tuple(Path(path) for path in chosen.get("eval", ()))
-        return cls(**chosen)
-
-    def resumed_from(self, saved: FinetuneConfig) -> FinetuneConfig:
-        """The configuration to continue `saved` with: its own, where this one has the default.
-
-        Raises `UserError` for a flag that would make it another run. More seeds may be asked for.
-        """
-        merged: dict[str, Any] = {}
-        for one in fields(self):
-            given, held = getattr(self, one.name), getattr(saved, one.name)
-            if one.name in ("out", "resume", "overwrite"):
-                continue
-            if given in (one.default, held) or _same_files(given, held):
-                continue
-            if one.name not in CHANGEABLE:
-                raise UserError(
-                    f"{_flag(one.name)} {_shown(given)} differs from the run being resumed, which has {_shown(held)};"
-                    f" leave {_flag(one.name)} out, or start another run with another --out"
-                )
-            if one.name == "seeds" and given < held:
-                raise UserError(
-                    f"--seeds {given}: the run being resumed has {held}; leave --seeds out, or ask for more"
-                )
-            merged[one.name] = given
-        return replace(saved, **merged, out=self.out, resume=True, overwrite=False)
+    def check_change(self, name: str, value: Any, stored: Any) -> None:
+        """Refuse fewer seeds than the run has."""
+        if name == "seeds" and value < stored:
+            raise UserError(f"--seeds {value}: the run being resumed has {stored}; leave --seeds out, or ask for more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,34 +256,3 @@ class Trial:
 
     def __str__(self) -> str:
         return f"lr {self.lr:g}, batch {self.batch_size}, {self.epochs:g} epochs, seed {self.seed}"
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _same_files(given: Any, held: Any) -> bool:
-    """Tell whether two paths, or two lists of them, lead to the same files, from wherever the command was called."""
-    if isinstance(given, Path) and isinstance(held, Path):
-        return given.resolve() == held.resolve()
-    if isinstance(given, tuple) and isinstance(held, tuple) and len(given) == len(held):
-        return all(_same_files(one, other) for one, other in zip(given, held))
-    return False
-
-
-def _shown(value: Any) -> str:
-    """A flag's value as it is given on the command line."""
-    if value is None or value == ():
-        return "none"
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _require(holds: bool, name: str, value: object, range_in_words: str) -> None:
-    if not holds:
-        raise UserError(f"{_flag(name)} {value} must be {range_in_words}")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -20,7 +20,7 @@ from fastbert.distillation.finetuning import load_teacher
 from fastbert.errors import UserError
 from fastbert.finetuning import results, start
 from fastbert.finetuning.adapters import require_peft
-from fastbert.finetuning.config import CHANGEABLE, FinetuneConfig, Trial
+from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.curves import plot_run
 from fastbert.finetuning.fit import Fit, Scores, Setting, State, best_folder
 from fastbert.finetuning.order import permutation
@@ -254,7 +254,7 @@ class _Run:
         last = checkpoint.last_state(folder, read)
         if last is None:
             return None
-        check_configuration(self.config.out, self.configuration, *last, CHANGEABLE)
+        check_configuration(self.config.out, self.configuration, *last, FinetuneConfig.CHANGEABLE)
         return read(last[1])
 
     def _trial(self, trial: Trial, log: MetricsLog, stop: StopRequest, continued: bool) -> TrialResult:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastbert.errors import UserError
 from fastbert.finetuning import results
-from fastbert.finetuning.config import CHANGEABLE, FinetuneConfig
+from fastbert.finetuning.config import FinetuneConfig
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training import checkpoint, run_tokenizer
 from fastbert.training.run_files import check_spared
@@ -66,7 +66,7 @@ def open_folder(config: FinetuneConfig, on_message: Callable[[str], None]) -> Fi
 
 def _saved(out: Path, on_message: Callable[[str], None]) -> dict[str, Any] | None:
     """What config.json says of the run, or a checkpoint where that is missing; None where there is no run."""
-    saved = read_record(out, "finetune", CHANGEABLE)
+    saved = read_record(out, "finetune", FinetuneConfig.CHANGEABLE)
     if saved is None and (last := checkpoint.last_state(out / "checkpoints")) is not None:
         folder, state = last
         on_message(f"{out / 'config.json'} is missing: the configuration is taken from {folder}")
@@ -82,7 +82,7 @@ def record(config: FinetuneConfig, parts: Mapping[str, Any], tokenizer: WordPiec
     Raises `UserError` where the run to be resumed has others.
     """
     parts = plain(parts)
-    before = read_record(config.out, "finetune", CHANGEABLE) if config.resume else None
+    before = read_record(config.out, "finetune", FinetuneConfig.CHANGEABLE) if config.resume else None
     if before is not None and before.get("data") != parts["data"]:
         raise UserError(
             f"--out {config.out}: was trained with another --model, --train or --eval than those files hold now;"
@@ -102,7 +102,7 @@ def record(config: FinetuneConfig, parts: Mapping[str, Any], tokenizer: WordPiec
 
 def read_run(folder: Path) -> FinetuneConfig:
     """The configuration of the fine-tuning run in `folder`. Raises UserError where it holds something else."""
-    saved = read_record(folder, "finetune", CHANGEABLE)
+    saved = read_record(folder, "finetune", FinetuneConfig.CHANGEABLE)
     if saved is None:
         raise UserError(f"{folder}: holds no fine-tuning run of fastbert; choose another --out")
     return _flags(saved, folder)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from fastbert.config import PRESETS
 from fastbert.errors import UserError
+from fastbert.training.run_config import RunConfig, require
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop"]
-CHANGEABLE = frozenset(
-    ("steps", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs", "log_every")
-) | {"out", "data", "tokenizer", "resume", "overwrite"}
-"""What a resumed run may have another value of: how long, where and how often; and where its input lies, of which
-checkpoints hold hashes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig:
+class PretrainConfig(RunConfig):
     """Pre-train a BERT encoder from raw text: vocabulary, token shards, training, checkpoints and a loss curve in one
     folder. Defaults are the paper's (Devlin et al. 2019, appendix A.2) except the sequence length."""
+
+    # How long, where and how often; and the paths of inputs, whose hashes checkpoints hold.
+    CHANGEABLE: ClassVar = frozenset(
+        ("steps", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs", "log_every")
+    ) | {"out", "data", "tokenizer", "resume", "overwrite"}
 
     corpus: tuple[Path, ...] = ()
     """Text to train on: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
@@ -110,26 +111,26 @@ class PretrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_length", "eval_samples", "keep_checkpoints", "log_every", "vocab_size"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("steps", "micro_batch", "eval_every", "checkpoint_every"):
             value = getattr(self, name)
-            _require(value is None or value >= 1, name, value, "at least 1")
-        _require(self.hours is None or self.hours > 0, "hours", self.hours, "above 0")
-        _require(0 < self.mask_prob <= 1, "mask_prob", self.mask_prob, "above 0 and at most 1")
-        _require(0 <= self.short_sequence_prob <= 1, "short_sequence_prob", self.short_sequence_prob, "from 0 to 1")
-        _require(0 < self.lr < float("inf"), "lr", self.lr, "above 0 and finite")
-        _require(0 <= self.warmup < 1, "warmup", self.warmup, "from 0 to below 1 (a fraction of the run)")
-        _require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
-        _require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "above 0")
-        _require(
+            require(value is None or value >= 1, name, value, "at least 1")
+        require(self.hours is None or self.hours > 0, "hours", self.hours, "above 0")
+        require(0 < self.mask_prob <= 1, "mask_prob", self.mask_prob, "above 0 and at most 1")
+        require(0 <= self.short_sequence_prob <= 1, "short_sequence_prob", self.short_sequence_prob, "from 0 to 1")
+        require(0 < self.lr < float("inf"), "lr", self.lr, "above 0 and finite")
+        require(0 <= self.warmup < 1, "warmup", self.warmup, "from 0 to below 1 (a fraction of the run)")
+        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+        require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "above 0")
+        require(
             self.student_layers is None or self.student_layers >= 1, "student_layers", self.student_layers, "at least 1"
         )
-        _require(self.temperature > 0, "temperature", self.temperature, "above 0")
-        _require(0 <= self.soft_weight <= 1, "soft_weight", self.soft_weight, "from 0 to 1")
-        _require(0 < self.validation_fraction < 1, "validation_fraction", self.validation_fraction, "between 0 and 1")
-        _require(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
+        require(self.temperature > 0, "temperature", self.temperature, "above 0")
+        require(0 <= self.soft_weight <= 1, "soft_weight", self.soft_weight, "from 0 to 1")
+        require(0 < self.validation_fraction < 1, "validation_fraction", self.validation_fraction, "between 0 and 1")
+        require(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
         shortest = 3 if self.objective == "mlm" else 5
-        _require(self.max_length >= shortest, "max_length", self.max_length, f"at least {shortest}")
+        require(self.max_length >= shortest, "max_length", self.max_length, f"at least {shortest}")
         if self.resume and self.overwrite:
             raise UserError(
                 "--resume and --overwrite exclude each other: the first continues the run, the second drops it"
@@ -147,52 +148,13 @@ class PretrainConfig:
                 f"--model {self.model!r} is neither a size ({', '.join(PRESETS)}) nor the path of a config.json"
             )
 
-    def to_dict(self) -> dict[str, Any]:
-        """The configuration as JSON can hold it."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> PretrainConfig:
-        """What `to_dict` wrote; keys of newer versions are refused."""
-        known = {item.name for item in fields(cls)}
-        unknown = sorted(values.keys() - known)
-        if unknown:
-            raise UserError(f"the run's configuration holds {', '.join(unknown)}, unknown here: update fastbert")
-        chosen = dict(values)
-        for name in ("data", "out", "tokenizer"):
-            if chosen.get(name) is not None:
-                chosen[name] = Path(chosen[name])
-        if "corpus" in chosen:
-            chosen["corpus"] = tuple(Path(path) for path in chosen["corpus"])
-        return cls(**chosen)
-
-    def resumed_from(self, saved: PretrainConfig) -> PretrainConfig:
-        """The configuration to continue `saved` with: its own, where this one has the default.
-
-        Raises `UserError` for a flag that would make it another run; see `CHANGEABLE`.
-        """
-        merged = {item.name: getattr(saved, item.name) for item in fields(self)}
-        for item in fields(self):
-            given, held = getattr(self, item.name), merged[item.name]
-            default = item.default if item.default is not MISSING else None
-            if given in (default, held) or _same_files(given, held):
-                continue
-            if item.name not in CHANGEABLE:
-                flag = "--" + item.name.replace("_", "-")
-                raise UserError(
-                    f"{flag} {_shown(given)} differs from the run being resumed, which has {_shown(held)};"
-                    f" leave {flag} out, or start another run with another --out"
-                )
-            merged[item.name] = given
-        return PretrainConfig(**{**merged, "out": self.out, "resume": True, "overwrite": False})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
     """How long a run lasts: optimiser steps, seconds of training, or whichever ends first."""
 
     steps: int | None
-    seconds: float | None = field(default=None)
+    seconds: float | None = None
 
     def progress(self, steps: float, seconds: float) -> float:
         """The finished fraction of the run, 0 to 1."""
@@ -202,30 +164,3 @@ class Budget:
         if self.seconds is not None:
             fractions.append(seconds / self.seconds)
         return min(max(fractions), 1.0)
-
-
-def _require(holds: bool, name: str, value: object, range_in_words: str) -> None:
-    if not holds:
-        raise UserError(f"--{name.replace('_', '-')} {value} must be {range_in_words}")
-
-
-def _same_files(given: Any, held: Any) -> bool:
-    """Tell whether two lists of paths lead to the same files, from wherever the command was called."""
-    if not isinstance(given, tuple) or not isinstance(held, tuple):
-        return False
-    return [path.resolve() for path in given] == [path.resolve() for path in held]
-
-
-def _shown(value: Any) -> str:
-    """A flag's value as it is given on the command line."""
-    if value is None or value == ():
-        return "none"
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value

@@ -24,7 +24,7 @@ from fastbert.ops.native import caching_allocator
 from fastbert.packing import PackedBatch
 from fastbert.training import checkpoint
 from fastbert.training.checkpoint import STATE, Checkpoints, require
-from fastbert.training.config import CHANGEABLE, Budget, PretrainConfig
+from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.graphed import GraphedStep, StepStats, reason_not_captured
 from fastbert.training.metrics import Metrics, MetricsLog, Totals, last_of, read_metrics
 from fastbert.training.optimizer import (
@@ -199,7 +199,7 @@ class Trainer:
                 f"{last.folder}: was trained on other token shards than those found now;"
                 " put the run's own back, or start another run with another --out"
             )
-        check_configuration(self.folder, self.configuration, last.folder, last.state, CHANGEABLE)
+        check_configuration(self.folder, self.configuration, last.folder, last.state, PretrainConfig.CHANGEABLE)
         if self.scaler.is_enabled() and state.scaler:
             try:
                 self.scaler.load_state_dict(state.scaler)

@@ -9,7 +9,7 @@ from typing import Any
 from fastbert.errors import UserError
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training import checkpoint, run_tokenizer
-from fastbert.training.config import CHANGEABLE, PretrainConfig
+from fastbert.training.config import PretrainConfig
 from fastbert.training.kernel_table import FILE as KERNEL_TABLE
 from fastbert.training.reporter import Reporter
 from fastbert.training.run_record import looks_like_run, read_record, write_record
@@ -90,7 +90,7 @@ def _holds_run(out: Path) -> bool:
         return False
     # A run that ended while its vocabulary and shards were made has nothing that is worth a refusal.
     try:
-        saved = read_record(out, "run", CHANGEABLE)
+        saved = read_record(out, "run", PretrainConfig.CHANGEABLE)
     except UserError:
         return True
     return saved is None or saved["model"] is not None
@@ -99,7 +99,7 @@ def _holds_run(out: Path) -> bool:
 def _run_to_resume(config: PretrainConfig, reporter: Reporter) -> Run | None:
     """The run that is to be continued, with the flags that are new; None where there is none."""
     out = config.out
-    saved = read_record(out, "run", CHANGEABLE)
+    saved = read_record(out, "run", PretrainConfig.CHANGEABLE)
     if saved is None:
         last = checkpoint.last_state(out / "checkpoints")
         if last is None:
@@ -121,7 +121,7 @@ def _run_to_resume(config: PretrainConfig, reporter: Reporter) -> Run | None:
 
 def read_run(folder: Path) -> PretrainConfig:
     """The configuration of the run in `folder`."""
-    saved = read_record(folder, "run", CHANGEABLE)
+    saved = read_record(folder, "run", PretrainConfig.CHANGEABLE)
     if saved is None:
         raise UserError(f"{folder / 'config.json'}: no such file; name the folder of a run")
     return Run.of(PretrainConfig(out=folder), saved).config
