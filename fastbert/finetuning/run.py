@@ -21,13 +21,12 @@ from fastbert.errors import UserError
 from fastbert.finetuning import results, start
 from fastbert.finetuning.adapters import require_peft
 from fastbert.finetuning.config import FinetuneConfig, Trial
-from fastbert.finetuning.curves import plot_run
 from fastbert.finetuning.fit import Fit, Scores, Setting, State, best_folder
 from fastbert.finetuning.order import permutation
+from fastbert.finetuning.plot import plot_run
 from fastbert.finetuning.results import TrialResult
 from fastbert.finetuning.run_folder import NAMES, open_folder, record
 from fastbert.io.atomic_write import sha256
-from fastbert.io.locking import locked_folder
 from fastbert.tasks.base import Columns, Prediction, Task, TaskSettings
 from fastbert.tasks.examples import Dataset
 from fastbert.tasks.inference import SHORT_NAMES, ScoringDtype
@@ -40,7 +39,7 @@ from fastbert.training import checkpoint
 from fastbert.training.device import choose_device, deterministic_algorithms
 from fastbert.training.metrics import MetricsLog
 from fastbert.training.reporter import Record, Reporter
-from fastbert.training.run_files import remove_run
+from fastbert.training.run_files import locked_run, remove_run
 from fastbert.training.run_record import check_configuration
 from fastbert.training.starting_weights import weights_fingerprint
 from fastbert.training.stopping import StopRequest
@@ -81,9 +80,7 @@ def finetune(config: FinetuneConfig, reporter: Reporter | None = None) -> Finetu
     written. The same configuration and machine give the same model, bit for bit, also across interruptions.
     """
     reporter = reporter or Reporter()
-    if config.out.exists() and not config.out.is_dir():
-        raise UserError(f"--out {config.out}: is a file; give a folder")
-    with locked_folder(config.out, "wait for it to end, or choose another --out"):
+    with locked_run(config.out):
         config = open_folder(config, reporter.on_message)
         if config.resume and (done := _finished(config)) is not None:
             reporter.on_message(f"{config.out}: the run is finished; --seeds N adds more seeds")

@@ -22,7 +22,6 @@ from fastbert.distillation.models import copied_layers, student_from
 from fastbert.distillation.pretraining import PretrainingDistillationLoss, load_teacher
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import sha256, sync, sync_tree
-from fastbert.io.locking import locked_folder
 from fastbert.models.heads import BertForPreTraining
 from fastbert.packing import PackedBatch
 from fastbert.tokenizers import WordPieceTokenizer
@@ -34,7 +33,7 @@ from fastbert.training.loop import Trainer
 from fastbert.training.metrics import Metrics
 from fastbert.training.plot import plot_runs
 from fastbert.training.reporter import Reporter
-from fastbert.training.run_files import check_spared, remove_run
+from fastbert.training.run_files import check_spared, locked_run, remove_run
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
 from fastbert.training.run_tokenizer import FOLDER, keep_tokenizer
 from fastbert.training.starting_weights import weights_fingerprint
@@ -83,9 +82,7 @@ def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> Pretra
     --hours the schedule follows the clock, and no two runs are equal).
     """
     reporter = reporter or Reporter()
-    if config.out.exists() and not config.out.is_dir():
-        raise UserError(f"--out {config.out}: is a file; give a folder")
-    with locked_folder(config.out, "wait for it to end, or choose another --out"):
+    with locked_run(config.out):
         run = open_folder(config, reporter)
         if run.finished and (done := _result_of(run)) is not None:
             reporter.on_message(f"{config.out}: the run is finished; --steps N trains it further")

@@ -119,7 +119,7 @@ def test_runs_are_plotted_together(tmp_path: Path) -> None:
         plot_runs([tmp_path / "c"], tmp_path / "c.png")
     with pytest.raises(UserError, match="end the name in"):
         plot_runs([tmp_path / "a"], tmp_path / "both.doc")
-    with pytest.raises(UserError, match="is no file name"):
+    with pytest.raises(UserError, match="is not a file name"):
         plot_runs([tmp_path / "a"], Path())
 
 
