@@ -202,11 +202,7 @@ class Fit:
         if loaded is None:
             return
         last, state = loaded
-        if self.scaler.is_enabled() and state.scaler:
-            try:
-                self.scaler.load_state_dict(state.scaler)
-            except (KeyError, TypeError) as error:
-                raise CheckpointError(f"{last.folder / checkpoint.STATE}: damaged (scaler: {error})") from None
+        checkpoint.restore_scaler(self.scaler, state.scaler, last.folder)
         checkpoint.restore(last, self.model, self.optimizer)
         self.progress, self.hashes = state.progress, (state.progress.best_step, state.best)
         self.named = {

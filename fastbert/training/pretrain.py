@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from fastbert.checkpoints.atomic_folder import whole_folder
@@ -23,9 +22,9 @@ from fastbert.distillation.pretraining import PretrainingDistillationLoss, load_
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import sha256, sync, sync_tree
 from fastbert.models.heads import BertForPreTraining
-from fastbert.packing import PackedBatch
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.training import train_vocabulary
+from fastbert.training.batches import PretrainingBatches
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.device import choose_device, deterministic_algorithms
 from fastbert.training.kernel_table import kernels_of_run
@@ -50,26 +49,6 @@ class PretrainResult:
     unigram_cross_entropy: float
     loss_curve: Path
     model: Path
-
-
-class _Batches:
-    """`PretrainingData` in the form the training loop asks for."""
-
-    def __init__(self, train: PretrainingData, validation: PretrainingData) -> None:
-        self.train, self.validation = train, validation
-
-    def training_step(self, step: int, batch_size: int, micro_batch: int) -> list[PackedBatch]:
-        first, end = step * batch_size, (step + 1) * batch_size
-        return [
-            self.train.samples(range(start, min(start + micro_batch, end))) for start in range(first, end, micro_batch)
-        ]
-
-    def validation_batches(self, samples: int, micro_batch: int) -> list[PackedBatch]:
-        chosen = np.arange(min(samples, self.validation.samples_per_epoch(0)))
-        return [
-            self.validation.batch(0, chosen[start : start + micro_batch])
-            for start in range(0, len(chosen), micro_batch)
-        ]
 
 
 def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> PretrainResult:
@@ -134,7 +113,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         model.add_module(DISTILLATION, distillation)
     trainer = Trainer(
         model,
-        _Batches(data["train"], data["validation"]),
+        PretrainingBatches(data["train"], data["validation"]),
         config,
         budget,
         device=device,
