@@ -532,7 +532,7 @@ def test_a_metric_that_is_not_defined(place: Path, tmp_path: Path) -> None:
     path = tmp_path / "dev.tsv"
     path.write_text("label\tsentence\ngood\ta day\ngood\tthe road\n")
     message = wrong(place, tmp_path, metric="matthews", eval=(path,), epochs=(0.1,))
-    assert f"--metric matthews: is not defined on {path}" in message
+    assert f"--metric matthews: is undefined on {path}" in message
 
 
 def test_a_gradient_that_is_not_finite(place: Path, tmp_path: Path) -> None:
