@@ -29,13 +29,12 @@ class Config:
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Run the demonstration and print what came out."""
-    from fastbert.cli.pretrain import TrainingView
+    from fastbert.cli.training_view import TrainingView
     from fastbert.training.demo import free_folder, run_demo
-    from fastbert.training.loop import Stopped
+    from fastbert.training.stopping import Stopped
 
     out = config.out or free_folder(Path("runs/demo"))
     with Bars(quiet) as bars:
-        view = TrainingView(bars, quiet)
         bars.message(
             f"fastbert demo: {'your text' if config.corpus else 'the English that comes with Python'} -> {out}"
         )
@@ -47,7 +46,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
                 steps=config.steps,
                 seed=config.seed,
                 overwrite=config.overwrite,
-                reporter=view.reporter(),
+                reporter=TrainingView(bars).reporter(),
             )
         except Stopped as stopped:
             bars.message(f"saved {stopped.saved}; continue with: fastbert pretrain --out {out} --resume")

@@ -109,6 +109,15 @@ def restore(checkpoint: Checkpoint, model: PreTrainedModel, optimizer: torch.opt
             state["step"] = state["step"].to(parameter.device)
 
 
+def restore_scaler(scaler: torch.amp.GradScaler, state: dict[str, Any], folder: Path) -> None:
+    """Restore the loss scale of fp16 training from a checkpoint's state."""
+    if scaler.is_enabled() and state:
+        try:
+            scaler.load_state_dict(state)
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"{folder / STATE}: damaged (scaler: {error})") from None
+
+
 class Checkpoints:
     """The checkpoints of a run, of which the `keep` newest whole ones are kept."""
 

@@ -17,8 +17,8 @@ from fastbert.models.heads import BertForPreTraining
 from fastbert.tasks.fill_mask import Guess, fill_mask
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training.config import PretrainConfig
-from fastbert.training.loop import Reporter
 from fastbert.training.pretrain import PretrainResult, pretrain
+from fastbert.training.reporter import Reporter
 
 # Tuned for the lowest loss that two CPU cores reach within the time. Against the 4-layer "mini" at length 128: half the
 # layers see twice the text, short sequences leave the plateau of word frequencies sooner, and a small

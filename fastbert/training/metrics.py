@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,7 +98,7 @@ class Totals:
         }
 
 
-class LineLog:
+class MetricsLog:
     """Appends objects to a metrics.jsonl, one per line."""
 
     def __init__(self, path: Path, keep: Callable[[dict[str, Any]], bool] | None) -> None:
@@ -106,7 +106,7 @@ class LineLog:
         self.path = path
         write_atomic(path, "" if keep is None else "".join(_kept_lines(path, keep)))
 
-    def write(self, values: Mapping[str, Any]) -> None:
+    def append(self, values: Mapping[str, Any]) -> None:
         """Write one line and hand it to the system, so that a killed run loses none."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line_of(values))
@@ -142,50 +142,36 @@ def _kept_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> Iterator[
             yield f"{line}\n"
 
 
-class MetricsLog(LineLog):
-    """The metrics.jsonl of a pre-training run; a resumed one first drops the lines after its checkpoint."""
-
-    def __init__(self, path: Path, resumed_step: int | None) -> None:
-        super().__init__(path, None if resumed_step is None else lambda record: Metrics(**record).step <= resumed_step)
-
-    def append(self, metrics: Metrics) -> None:
-        """Write one line."""
-        self.write(asdict(metrics))
-
-
 def line_of(values: Mapping[str, Any]) -> str:
     """A line of a metrics.jsonl; what is not finite is null there."""
     plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
     return json.dumps(plain) + "\n"
 
 
-def read_records(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """The objects of a metrics.jsonl with their lines, from 1; a last line cut short by a kill is left out."""
+def read_records(path: Path, make: Callable[[dict[str, Any]], Any] = dict) -> list[Any]:
+    """Read the lines of a metrics.jsonl, each as `make` returns it; a last line that a kill has cut short is skipped.
+
+    Raises `UserError` for a line that is not a JSON object, or that `make` refuses with a TypeError.
+    """
     if not path.exists():
         return []
     require_regular_file(path)
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    records: list[tuple[int, dict[str, Any]]] = []
+    records = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            records.append((number, json.loads(line)))
-        except (ValueError, RecursionError):
-            if number < len(lines):
+            records.append(make(json.loads(line)))
+        except (ValueError, RecursionError, TypeError) as error:
+            if number < len(lines) or isinstance(error, TypeError):
                 raise UserError(f"{path}: line {number} is not a metrics record") from None
     return records
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """The lines of a pre-training run's metrics.jsonl."""
-    records: list[Metrics] = []
-    for number, values in read_records(path):
-        try:
-            records.append(Metrics(**values))
-        except TypeError:
-            raise UserError(f"{path}: line {number} is not a metrics record") from None
-    return records
+    """Read the lines of a pre-training run's metrics.jsonl."""
+    return read_records(path, lambda values: Metrics(**values))
 
 
 def last_of(records: Iterable[Metrics], split: str) -> Metrics | None:

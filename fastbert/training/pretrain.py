@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
@@ -24,18 +23,18 @@ from fastbert.distillation.pretraining import PretrainingDistillationLoss, load_
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import sync, sync_tree
 from fastbert.io.checksums import sha256
-from fastbert.io.locking import locked_folder
 from fastbert.models.heads import BertForPreTraining
-from fastbert.packing import PackedBatch
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.training import train_vocabulary
+from fastbert.training.batches import PretrainingBatches
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.device import choose_device, deterministic_algorithms
 from fastbert.training.kernel_table import kernels_of_run
-from fastbert.training.loop import Reporter, Trainer
+from fastbert.training.loop import Trainer
 from fastbert.training.metrics import Metrics
 from fastbert.training.plot import plot_runs
-from fastbert.training.run_files import check_spared, remove_run
+from fastbert.training.reporter import Reporter
+from fastbert.training.run_files import check_spared, locked_run, remove_run
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
 from fastbert.training.run_tokenizer import FOLDER, keep_tokenizer
 from fastbert.training.starting_weights import weights_fingerprint
@@ -54,26 +53,6 @@ class PretrainResult:
     model: Path
 
 
-class _Batches:
-    """`PretrainingData` in the form the training loop asks for."""
-
-    def __init__(self, train: PretrainingData, validation: PretrainingData) -> None:
-        self.train, self.validation = train, validation
-
-    def training_step(self, step: int, batch_size: int, micro_batch: int) -> list[PackedBatch]:
-        first, end = step * batch_size, (step + 1) * batch_size
-        return [
-            self.train.samples(range(start, min(start + micro_batch, end))) for start in range(first, end, micro_batch)
-        ]
-
-    def validation_batches(self, samples: int, micro_batch: int) -> list[PackedBatch]:
-        chosen = np.arange(min(samples, self.validation.samples_per_epoch(0)))
-        return [
-            self.validation.batch(0, chosen[start : start + micro_batch])
-            for start in range(0, len(chosen), micro_batch)
-        ]
-
-
 def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> PretrainResult:
     """Pre-train as `config` says, or continue the run in `config.out` when `config.resume` is set.
 
@@ -84,9 +63,7 @@ def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> Pretra
     --hours the schedule follows the clock, and no two runs are equal).
     """
     reporter = reporter or Reporter()
-    if config.out.exists() and not config.out.is_dir():
-        raise UserError(f"--out {config.out}: is a file; give a folder")
-    with locked_folder(config.out, "wait for it to end, or choose another --out"):
+    with locked_run(config.out):
         run = open_folder(config, reporter)
         if run.finished and (done := _result_of(run)) is not None:
             reporter.on_message(f"{config.out}: the run is finished; --steps N trains it further")
@@ -138,7 +115,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         model.add_module(DISTILLATION, distillation)
     trainer = Trainer(
         model,
-        _Batches(data["train"], data["validation"]),
+        PretrainingBatches(data["train"], data["validation"]),
         config,
         budget,
         device=device,

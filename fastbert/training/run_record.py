@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,20 @@ def read_record(folder: Path, run: str, changeable: Collection[str]) -> dict[str
             check_configuration(folder, saved, *last, except_for=("out",))
         raise UserError(f"{path}: changed or damaged since it was written; {_cure(folder)}")
     return saved
+
+
+def stored_run(
+    folder: Path, run: str, changeable: Collection[str], on_message: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """Return what config.json holds of a run, or, where that is missing, its newest whole checkpoint; None where there
+    is neither. Raises `UserError` as `read_record` does."""
+    saved = read_record(folder, run, changeable)
+    if saved is not None or (last := checkpoint.last_state(folder / "checkpoints")) is None:
+        return saved
+    source, state = last
+    on_message(f"{folder / FILE} is missing: the configuration is taken from {source}")
+    stored = checkpoint.require(state, "configuration", dict)
+    return {**stored, "vocabulary": state.get("vocabulary"), "data": state.get("data")}
 
 
 def _reason(error: CheckpointError, path: Path) -> str:
