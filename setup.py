@@ -75,7 +75,9 @@ PACKAGES = [
     "fastbert.tasks",
     "fastbert.tasks.metrics",
     "fastbert.tasks.readers",
+    "fastbert.tasks.seq2seq",
     "fastbert.tasks.span",
+    "fastbert.tasks.tagging",
     "fastbert.tokenizers",
     "fastbert.training",
 ]

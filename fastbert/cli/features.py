@@ -125,8 +125,8 @@ def _run_table(config: Config, source: str, quiet: bool) -> int:
     if (out / "table7.json").exists() and not config.overwrite:
         raise UserError(f"{out / 'table7.json'} exists; give another folder, or --overwrite to replace it")
     from fastbert.features.tagging import FeatureTraining, table7
-    from fastbert.tasks.base import Columns
     from fastbert.tasks.readers.conll import read_conll
+    from fastbert.tasks.settings import Columns
 
     training = FeatureTraining(
         hidden_size=config.hidden_size,

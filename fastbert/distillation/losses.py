@@ -21,8 +21,8 @@ from fastbert.training.starting_weights import require_finite
 
 def load_teacher(task: Task[Any], folder: Path, tokenizer: WordPieceTokenizer) -> PreTrainedModel:
     """A model of the same task, labels and vocabulary, in eval mode. Raises UserError for another one."""
-    if task.name == "seq2seq":
-        raise UserError(f"--teacher {folder}: serves tasks with classes, spans or numbers, not --task seq2seq")
+    if not task.can_distill:
+        raise UserError(f"--teacher {folder}: serves tasks with classes, spans or numbers, not --task {task.name}")
     teacher = task.head.from_pretrained(folder)
     if teacher.new_weights:
         raise UserError(f"--teacher {folder}: is not trained for {task.name}: it lacks {teacher.new_weights[0]}")
@@ -58,8 +58,8 @@ class Lesson(nn.Module):
         """The loss of a batch: its part of the mean over `items` labels."""
         (teacher,) = self._teacher
         with torch.no_grad():
-            given = self.task.answer(teacher, batch, items, output_hidden_states=True)
-        own = self.task.answer(student, batch, items, output_hidden_states=True)
+            given = self.task.forward(teacher, batch, items, output_hidden_states=True)
+        own = self.task.forward(student, batch, items, output_hidden_states=True)
         if own.logits.shape[-1] == 1:
             soft = soft_regression_loss(own.logits, given.logits)
         else:

@@ -9,27 +9,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fastbert.errors import UserError
+from fastbert.tasks.registry import TASKS, TaskFlags, TaskName, task_class
 
-TaskName = Literal["classification", "regression", "tagging", "span", "choice", "seq2seq"]
 PAPER_GRID: dict[str, tuple[float, ...]] = {"batch_size": (16, 32), "lr": (5e-5, 3e-5, 2e-5), "epochs": (2, 3, 4)}
 DEFAULTS: dict[str, tuple[float, ...]] = {"batch_size": (32,), "lr": (5e-5,), "epochs": (3,)}
 """Hyper-parameters of a run that asks for none; and of Devlin et al. 2019, appendix A.3."""
-LENGTHS = {"span": 384}
-"""Tokens of a row by task, where 128 would be too few."""
-TASK_FLAGS = {
-    "span": ("stride", "max_answer_length", "n_best", "unanswerable", "null_threshold"),
-    "tagging": ("context_tokens",),
-    "seq2seq": ("decoder", "decoder_layers", "beams", "max_target_length"),
-}
-"""Flags that only one kind of task knows."""
 CHANGEABLE = frozenset(("seeds", "device", "log_every", "save_every", "out", "resume", "overwrite"))
 """What a resumed run may have another value of; of the seeds only more."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneConfig:
-    """Fine-tune a pre-trained encoder on a task: every combination of --lr, --batch-size and --epochs, --seeds times
-    each; the best model on the first --eval file is kept, with its scores and its predictions."""
+class _Files:
+    """The task, its files and their columns."""
 
     task: TaskName | None = None
     """Kind of the task."""
@@ -52,6 +43,15 @@ class FinetuneConfig:
     """Column or key of the label (the tag, the target)."""
     id_column: str | None = None
     """Column or key that names an example."""
+    max_length: int | None = None
+    """Tokens per row, special ones included (default: 128, for span 384); longer texts are cut, or become windows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(TaskFlags, _Files):
+    """Fine-tune a pre-trained encoder on a task: every combination of --lr, --batch-size and --epochs, --seeds times
+    each; the best model on the first --eval file is kept, with its scores and its predictions."""
+
     epochs: tuple[float, ...] = ()
     """Passes over the training set; several numbers are a grid (default: 3)."""
     max_steps: int | None = None
@@ -94,29 +94,6 @@ class FinetuneConfig:
     """End after so many evaluations in a row without a better score."""
     eval_every: int | None = None
     """Steps between evaluations (default: once an epoch)."""
-    max_length: int | None = None
-    """Tokens of a row, special ones included (default: 128, for span 384); longer texts are cut, or windows."""
-    stride: int = 128
-    """Span: tokens that neighbouring windows share."""
-    max_answer_length: int = 30
-    """Span: tokens of the longest answer."""
-    n_best: int = 20
-    """Span: answers written for each question."""
-    unanswerable: bool = False
-    """Span: some questions have no answer (SQuAD 2.0)."""
-    null_threshold: float = 0.0
-    """Span: how much better than the best answer no answer must score to be given."""
-    context_tokens: int = 0
-    """Tagging: tokens of the same document seen on each side of a sentence."""
-    decoder: Literal["decoder", "bert2bert", "prefix"] | None = None
-    """Sequence to sequence: a fresh decoder, one that begins as the encoder, or one stack with a prefix mask (default:
-    bert2bert; of a model that already writes, its own)."""
-    decoder_layers: int | None = None
-    """Sequence to sequence: layers of the decoder (default: as many as the encoder has)."""
-    beams: int = 1
-    """Sequence to sequence: hypotheses that beam search keeps; 1 is greedy."""
-    max_target_length: int = 64
-    """Sequence to sequence: tokens of the longest text that is written."""
     teacher: str | None = None
     """Folder of a trained model of the same task, whose predictions the model also learns from."""
     student_layers: int | None = None
@@ -151,6 +128,8 @@ class FinetuneConfig:
     """Replace the run that is in --out."""
 
     def __post_init__(self) -> None:
+        if self.task is not None and self.task not in TASKS:
+            raise UserError(f"--task {self.task}: choose one of {', '.join(TASKS)}")
         for name in ("seeds", "log_every", "n_best", "max_answer_length", "beams", "max_target_length"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         optional = ("max_steps", "micro_batch", "eval_every", "save_every", "early_stopping", "student_layers", "lora")
@@ -202,11 +181,12 @@ class FinetuneConfig:
         """Refuse flags of a new run that would change nothing. Raises `UserError`."""
         needs = [(name, "--teacher", bool(self.teacher)) for name in ("distill", "temperature", "soft_weight")]
         needs.append(("null_threshold", "--unanswerable", self.unanswerable))
-        if self.task is not None:
-            needs += [
-                (name, f"--task {task}", self.task == task) for task, names in TASK_FLAGS.items() for name in names
-            ]
         defaults = {one.name: one.default for one in fields(self)}
+        if self.task is not None:
+            taken = {field.name for field in fields(task_class(self.task).settings_type)}
+            for task in TASKS:
+                own = {field.name for field in fields(task_class(task).settings_type)} - taken
+                needs += [(name, f"--task {task}", False) for name in defaults if name in own]
         for name, needed, given in needs:
             value = getattr(self, name)
             if not given and value != defaults[name]:
@@ -215,8 +195,8 @@ class FinetuneConfig:
 
     @property
     def length(self) -> int:
-        """Tokens of a row."""
-        return self.max_length or LENGTHS.get(self.task or "", 128)
+        """Tokens per row."""
+        return self.max_length or task_class(self.task or "classification").default_length
 
     def trials(self) -> list[Trial]:
         """Every combination of the grid with every seed, seeds innermost."""
