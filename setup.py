@@ -72,6 +72,7 @@ PACKAGES = [
     "fastbert.ops.native",
     "fastbert.ops.norm",
     "fastbert.ops.softmax",
+    "fastbert.serving",
     "fastbert.tasks",
     "fastbert.tasks.metrics",
     "fastbert.tasks.readers",

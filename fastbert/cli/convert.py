@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from fastbert.cli.common import console, output, require
+from fastbert.cli.common import output, require
 from fastbert.errors import UserError
+from fastbert.io.progress import console
 
 if TYPE_CHECKING:
     from fastbert.checkpoints.convert import Report

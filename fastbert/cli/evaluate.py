@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastbert.cli.common import Bars, output, require
+from fastbert.cli.common import output, require
 from fastbert.cli.model_flags import ModelFlags
 from fastbert.errors import UserError
+from fastbert.io.progress import Bars
 from fastbert.tasks.registry import TASKS, make_task
 
 

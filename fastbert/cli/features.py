@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fastbert.cli.common import Bars, output, require
+from fastbert.cli.common import output, require
 from fastbert.errors import UserError
+from fastbert.io.progress import Bars
 
 if TYPE_CHECKING:
     from fastbert.features.tagging import Table7Row

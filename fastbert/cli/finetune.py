@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fastbert.cli.common import Bars, output
+from fastbert.cli.common import output
 from fastbert.finetuning.config import FinetuneConfig as Config
+from fastbert.io.progress import Bars
 
 __all__ = ["Config", "run"]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from fastbert.cli.common import Bars, output, require
+from fastbert.cli.common import output, require
 from fastbert.cli.model_flags import ModelFlags
 from fastbert.errors import UserError
+from fastbert.io.progress import Bars
 from fastbert.tasks.registry import PredictFlags
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fastbert.cli.common import Bars, output
+from fastbert.cli.common import output
+from fastbert.io.progress import Bars
 from fastbert.training.config import PretrainConfig as Config
 
 __all__ = ["Config", "run"]

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from fastbert.cli.common import Bars, output, require
+from fastbert.cli.common import output, require
 from fastbert.errors import UserError
+from fastbert.io.progress import Bars
 from fastbert.io.regular_file import open_regular
 
 if TYPE_CHECKING:

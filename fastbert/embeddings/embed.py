@@ -295,7 +295,7 @@ def _reporting(progress: bool | Callable[[int], None], total: int | None) -> Ite
     if not isinstance(progress, bool):
         yield progress
     elif progress:
-        from fastbert.cli.common import Bars
+        from fastbert.io.progress import Bars
 
         try:
             bars = Bars(quiet=False)
@@ -305,3 +305,6 @@ def _reporting(progress: bool | Callable[[int], None], total: int | None) -> Ite
             yield bars.stage("embedding", total)
     else:
         yield lambda done: None
+
+
+BertModel.embed_texts = staticmethod(embed)
