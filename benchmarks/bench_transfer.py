@@ -212,8 +212,8 @@ class Bench:
         """Table 7 of the BERT paper, a BiLSTM on six kinds of features, and full tuning beside it."""
         from fastbert.features.tagging import FeatureTraining, table7
         from fastbert.models.bert.model import BertModel
-        from fastbert.tasks.base import Columns
         from fastbert.tasks.readers.conll import read_conll
+        from fastbert.tasks.settings import Columns
         from fastbert.tokenizers import WordPieceTokenizer
 
         train, dev = (read_conll(str(path), Columns(), labelled=True) for path in (self.train, self.eval))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastbert.cli.common import Bars, output
+from fastbert.cli.common import output
+from fastbert.io.progress import Bars
 
 
 @dataclass(frozen=True, kw_only=True)

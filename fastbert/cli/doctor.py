@@ -45,8 +45,8 @@ def _tune(quiet: bool) -> None:
     """Measure with a bar, and say in a line what came of it."""
     import torch
 
-    from fastbert.cli.common import Bars
     from fastbert.errors import UserError
+    from fastbert.io.progress import Bars
     from fastbert.ops.dispatch import HAS_TRITON
 
     if not torch.cuda.is_available():
@@ -72,7 +72,7 @@ def _tune(quiet: bool) -> None:
 def _tune_products(quiet: bool) -> None:
     """Measure the CPU's products with a bar, and say which are not as shipped."""
     from fastbert import cpu_capability
-    from fastbert.cli.common import Bars
+    from fastbert.io.progress import Bars
     from fastbert.ops.native import matmul_table, matmul_tune
 
     with Bars(quiet) as bars:

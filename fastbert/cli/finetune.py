@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fastbert.cli.common import Bars, output
+from fastbert.cli.common import output
 from fastbert.cli.training_view import TrainingView
 from fastbert.finetuning.config import FinetuneConfig as Config
+from fastbert.io.progress import Bars
 
 __all__ = ["Config", "run"]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fastbert.cli.common import Bars, output
+from fastbert.cli.common import output
 from fastbert.cli.training_view import TrainingView
+from fastbert.io.progress import Bars
 from fastbert.training.config import PretrainConfig as Config
 
 __all__ = ["Config", "run"]

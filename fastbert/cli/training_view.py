@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from fastbert.cli.common import Bars
+from fastbert.io.progress import Bars
 from fastbert.training.reporter import Record, Reporter
 
 _LINE_SECONDS = 10.0

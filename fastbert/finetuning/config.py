@@ -9,28 +9,17 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from fastbert.errors import UserError
+from fastbert.tasks.registry import TASKS, TaskFlags, TaskName, task_class
 from fastbert.training.run_config import RunConfig, flag, require
 
-TaskName = Literal["classification", "regression", "tagging", "span", "choice", "seq2seq"]
 PAPER_GRID: dict[str, tuple[float, ...]] = {"batch_size": (16, 32), "lr": (5e-5, 3e-5, 2e-5), "epochs": (2, 3, 4)}
 DEFAULTS: dict[str, tuple[float, ...]] = {"batch_size": (32,), "lr": (5e-5,), "epochs": (3,)}
 """Default hyper-parameters; the grid is that of Devlin et al. 2019, appendix A.3."""
-LENGTHS = {"span": 384}
-"""Default --max-length of tasks for which 128 tokens are too few."""
-TASK_FLAGS = {
-    "span": ("stride", "max_answer_length", "n_best", "unanswerable", "null_threshold"),
-    "tagging": ("context_tokens",),
-    "seq2seq": ("decoder", "decoder_layers", "num_beams", "max_target_length"),
-}
-"""Flags of a single task."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneConfig(RunConfig):
-    """Fine-tune a pre-trained encoder on a task: every combination of --lr, --batch-size and --epochs, with --seeds
-    seeds each. The best model on the first --eval file is kept, with its scores and predictions."""
-
-    CHANGEABLE: ClassVar = frozenset(["seeds", "device", "log_every", "checkpoint_every", "out", "resume", "overwrite"])
+class _Files(RunConfig):
+    """The task, its files and their columns."""
 
     task: TaskName | None = None
     """Task to train for."""
@@ -53,6 +42,17 @@ class FinetuneConfig(RunConfig):
     """Column or key of the label (the tag, the target)."""
     id_column: str | None = None
     """Column or key of an example's id."""
+    max_length: int | None = None
+    """Tokens per sequence, special tokens included (default: 128, span: 384); longer texts are cut, or windowed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(TaskFlags, _Files):
+    """Fine-tune a pre-trained encoder on a task: every combination of --lr, --batch-size and --epochs, with --seeds
+    seeds each. The best model on the first --eval file is kept, with its scores and predictions."""
+
+    CHANGEABLE: ClassVar = frozenset(["seeds", "device", "log_every", "checkpoint_every", "out", "resume", "overwrite"])
+
     epochs: tuple[float, ...] = ()
     """Epochs; several values form a grid (default: 3)."""
     max_steps: int | None = None
@@ -95,29 +95,6 @@ class FinetuneConfig(RunConfig):
     """Stop after this many evaluations without a better score."""
     eval_every: int | None = None
     """Steps between evaluations (default: once per epoch)."""
-    max_length: int | None = None
-    """Tokens per sequence, special tokens included (default: 128, span: 384); longer texts are cut, or windowed."""
-    stride: int = 128
-    """Span: tokens shared by neighbouring windows."""
-    max_answer_length: int = 30
-    """Span: maximum length of an answer, in tokens."""
-    n_best: int = 20
-    """Span: number of answers to write per question."""
-    unanswerable: bool = False
-    """Span: some questions have no answer (SQuAD 2.0)."""
-    null_threshold: float = 0.0
-    """Span: margin by which the score of no answer must exceed the best answer's."""
-    context_tokens: int = 0
-    """Tagging: tokens of context from the same document on each side of a sentence."""
-    decoder: Literal["decoder", "bert2bert", "prefix"] | None = None
-    """Sequence to sequence: a new decoder, one initialised from the encoder, or a single stack with a prefix mask
-    (default: bert2bert; a sequence-to-sequence model's own)."""
-    decoder_layers: int | None = None
-    """Sequence to sequence: number of decoder layers (default: as in the encoder)."""
-    num_beams: int = 1
-    """Sequence to sequence: beam width; 1 is greedy search."""
-    max_target_length: int = 64
-    """Sequence to sequence: maximum number of generated tokens."""
     teacher: str | None = None
     """Folder of a teacher for distillation: a model trained on the same task."""
     student_layers: int | None = None
@@ -152,6 +129,8 @@ class FinetuneConfig(RunConfig):
     """Replace the run in --out."""
 
     def __post_init__(self) -> None:
+        if self.task is not None and self.task not in TASKS:
+            raise UserError(f"--task {self.task}: choose one of {', '.join(TASKS)}")
         for name in ("seeds", "log_every", "n_best", "max_answer_length", "num_beams", "max_target_length"):
             require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         optional = (
@@ -216,11 +195,12 @@ class FinetuneConfig(RunConfig):
         """Raise `UserError` for flags of a new run that would have no effect."""
         needs = [(name, "--teacher", bool(self.teacher)) for name in ("distill", "temperature", "soft_weight")]
         needs.append(("null_threshold", "--unanswerable", self.unanswerable))
-        if self.task is not None:
-            needs += [
-                (name, f"--task {task}", self.task == task) for task, names in TASK_FLAGS.items() for name in names
-            ]
         defaults = {item.name: item.default for item in fields(self)}
+        if self.task is not None:
+            taken = {item.name for item in fields(task_class(self.task).settings_type)}
+            for task in TASKS:
+                names = {item.name for item in fields(task_class(task).settings_type)} - taken
+                needs += [(name, f"--task {task}", False) for name in defaults if name in names]
         for name, needed, present in needs:
             value = getattr(self, name)
             if not present and value != defaults[name]:
@@ -230,7 +210,7 @@ class FinetuneConfig(RunConfig):
     @property
     def length(self) -> int:
         """Return the tokens per sequence."""
-        return self.max_length or LENGTHS.get(self.task or "", 128)
+        return self.max_length or task_class(self.task or "classification").default_length
 
     def trials(self) -> list[Trial]:
         """Return every combination of the grid with every seed, seeds innermost."""

@@ -7,7 +7,7 @@ import hashlib
 import math
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,15 @@ from fastbert.finetuning.plot import plot_run
 from fastbert.finetuning.results import TrialResult
 from fastbert.finetuning.run_folder import NAMES, open_folder, record
 from fastbert.io.checksums import sha256
-from fastbert.tasks.base import Columns, Prediction, Task, TaskSettings
+from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset
 from fastbert.tasks.inference import SHORT_NAMES, ScoringDtype
 from fastbert.tasks.predicting import outputs_of
-from fastbert.tasks.registry import make_task, save_task
+from fastbert.tasks.prediction_format import Prediction
+from fastbert.tasks.registry import make_task, task_class
 from fastbert.tasks.rows import Rows
+from fastbert.tasks.settings import Columns, TaskSettings
+from fastbert.tasks.task_file import save_task
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.training import checkpoint
@@ -119,26 +122,11 @@ def _ended(out: Path, metric: str, done: list[TrialResult]) -> FinetuneResult:
 
 
 def task_settings(config: FinetuneConfig) -> TaskSettings:
-    """Return the settings of the task from a run's flags."""
-    return TaskSettings(
-        max_length=config.length,
-        stride=config.stride,
-        n_best=config.n_best,
-        max_answer_length=config.max_answer_length,
-        null_threshold=config.null_threshold,
-        unanswerable=config.unanswerable,
-        context_tokens=config.context_tokens,
-        strict=config.strict,
-        skip_bad=config.skip_bad,
-        columns=Columns(
-            text=config.text_column, pair=config.pair_column, label=config.label_column, id=config.id_column
-        ),
-        metric=config.metric,
-        beams=config.num_beams,
-        max_target_length=config.max_target_length,
-        decoder=config.decoder,
-        decoder_layers=config.decoder_layers,
-    )
+    """Return the settings of a run's task: the flags of the same names, row length and columns."""
+    kind: type[TaskSettings] = task_class(config.task or "classification").settings_type
+    flags = {field.name: getattr(config, field.name) for field in fields(kind) if hasattr(config, field.name)}
+    columns = Columns(text=config.text_column, pair=config.pair_column, label=config.label_column, id=config.id_column)
+    return kind(**{**flags, "max_length": config.length, "columns": columns})
 
 
 class _Run:
@@ -212,7 +200,7 @@ class _Run:
         """Raise `UserError` for a metric that is undefined on the first file, with labels of one class for example."""
         metric = self.task.main_metric
         for file in self.evaluations[:1]:
-            defined = self.task.perfect(file.dataset)
+            defined = self.task.gold_scores(file.dataset)
             if metric not in defined:
                 raise UserError(
                     f"--metric {metric}: is undefined on {file.dataset.path}, whose examples are all alike; choose one"

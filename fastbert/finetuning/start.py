@@ -23,7 +23,6 @@ from fastbert.finetuning.fit import Objective
 from fastbert.finetuning.recipe import reinitialise, top_layers
 from fastbert.models import loading
 from fastbert.models.base import PreTrainedModel
-from fastbert.models.seq2seq.config import SequenceConfig
 from fastbert.tasks.base import Task
 from fastbert.training.starting_weights import require_finite
 
@@ -32,7 +31,7 @@ DISTILLATION = "distillation"  # in the student, so that the projection is train
 
 def model_config(task: Task[Any], place: Path, config: FinetuneConfig) -> BertConfig:
     """Return the pre-trained config with the changes of task and flags. Raises `UserError` where they do not fit."""
-    bert = _pretrained(task, place)
+    bert = task.base_config(place)
     if task.settings.max_length > bert.max_position_embeddings:
         raise UserError(
             f"--max-length {task.settings.max_length} is more than the {bert.max_position_embeddings} positions of"
@@ -40,20 +39,14 @@ def model_config(task: Task[Any], place: Path, config: FinetuneConfig) -> BertCo
         )
     if config.reinit_layers > bert.num_hidden_layers:
         raise UserError(f"--reinit-layers {config.reinit_layers}: {place} has {bert.num_hidden_layers} layers")
-    if config.student_layers is not None and (config.student_layers > bert.num_hidden_layers or task.name == "seq2seq"):
-        why = "seq2seq has no students" if task.name == "seq2seq" else f"{place} has {bert.num_hidden_layers} layers"
+    too_many = config.student_layers is not None and config.student_layers > bert.num_hidden_layers
+    if config.student_layers is not None and (too_many or not task.can_distill):
+        why = f"{place} has {bert.num_hidden_layers} layers" if task.can_distill else f"{task.name} has no students"
         raise UserError(f"--student-layers {config.student_layers}: {why}")
     if config.dropout is not None:
         drop = config.dropout
         bert = replace(bert, hidden_dropout_prob=drop, attention_probs_dropout_prob=drop, classifier_dropout=drop)
     return task.head_config(bert)
-
-
-def _pretrained(task: Task[Any], place: Path) -> BertConfig:
-    """Return the config of the model's folder: BERT's, or that of a sequence-to-sequence model."""
-    if task.name != "seq2seq":
-        return BertConfig.from_pretrained(config_place(place))
-    return SequenceConfig.of_writer(config_place(place)) or BertConfig.from_pretrained(config_place(place))
 
 
 def begin(task: Task[Any], place: Path, config: FinetuneConfig, seed: int) -> PreTrainedModel:
@@ -62,7 +55,7 @@ def begin(task: Task[Any], place: Path, config: FinetuneConfig, seed: int) -> Pr
     bert = model_config(task, place, config)
     model = loading.outline(task.head, bert)
     weights = find_weights(place)
-    if task.name != "seq2seq":
+    if task.head_has_labels:
         _leave_other_heads(model, weights, bert, place)
     loading.load(model, weights, torch.float32, warn=False)
     reinitialise(model, model.new_weights, bert.initializer_range, seed)

@@ -23,9 +23,9 @@ from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.run import FinetuneResult, _Run, finetune, task_settings
 from fastbert.finetuning.run_folder import read_run
 from fastbert.models.seq2seq.config import SequenceConfig
-from fastbert.tasks.base import TaskSettings
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.registry import make_task
+from fastbert.tasks.settings import TaskSettings
 from fastbert.training import checkpoint
 from fastbert.training.metrics import read_records
 from fastbert.training.reporter import Reporter

@@ -119,7 +119,7 @@ def test_parts_of_a_batch_are_its_whole(task: str, place: Path) -> None:
     whole = rows.batch(torch.arange(7).numpy())
     items = one.items(whole)
     parts = share_out([rows.batch(torch.arange(a, b).numpy()) for a, b in ((0, 3), (3, 7))])
-    for loss in (one.loss, lambda model, batch, items: one.answer(model, batch, items).loss, *losses):
+    for loss in (one.loss, lambda model, batch, items: one.forward(model, batch, items).loss, *losses):
         total = sum(loss(student, part, items) for part in parts)
         torch.testing.assert_close(total, loss(student, whole, items), atol=1e-5, rtol=1e-5)
 

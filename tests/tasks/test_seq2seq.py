@@ -16,9 +16,8 @@ from fastbert import BertConfig, BertModel, WordPieceTokenizer
 from fastbert.errors import UserError
 from fastbert.models import loading
 from fastbert.models.seq2seq.config import SequenceConfig
-from fastbert.tasks.base import TaskSettings
 from fastbert.tasks.examples import Dataset, SequenceExample
-from fastbert.tasks.seq2seq import SequenceToSequence
+from fastbert.tasks.seq2seq.task import SequenceSettings, SequenceToSequence
 
 WORDS = tuple("abcdefgh")
 TOKENIZER = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, ",", "."])
@@ -55,7 +54,7 @@ def turned_around(count: int, seed: int) -> Dataset[SequenceExample]:
 
 
 def task(**settings: Any) -> SequenceToSequence:
-    return SequenceToSequence(TaskSettings(**{"max_length": 16, "max_target_length": 10, **settings}))
+    return SequenceToSequence(SequenceSettings(**{"max_length": 16, "max_target_length": 10, **settings}))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,7 +10,7 @@ from embedding import random_texts, saved, small_tokenizer
 from fastbert import BertForSequenceClassification, BertForTokenClassification, PackedBatch
 from fastbert.checkpoints.delta.files import write_delta
 from fastbert.errors import UserError
-from fastbert.tasks.multi_task_model import ServedTasks
+from fastbert.serving.multi_task_model import ServedTasks
 
 
 @pytest.fixture(scope="module")
