@@ -21,10 +21,10 @@ from pathlib import Path
 
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.cpu import command as cpu_command
-from fastbert.benchmarks.cpu import embed_contender, report
+from fastbert.benchmarks.cpu import command, embed_contender, report
 from fastbert.benchmarks.cpu.command import CpuOptions, Progress, choose
-from fastbert.benchmarks.cpu.measures import Result, Say
+from fastbert.benchmarks.cpu.lineup import Result, Say
+from fastbert.benchmarks.harness import records
 from fastbert.benchmarks.harness.texts import ENGLISH, find_data
 from fastbert.errors import UserError
 from fastbert.tasks.text_files import TextFile
@@ -70,7 +70,7 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
     """Measure; `say` takes lines for people, `progress` the steps done, all steps and the name of the next."""
     cpu_capability.level()  # raises for a wrong FASTBERT_CPU, which would else be our contenders' failure
     progress = progress or (lambda *_: None)
-    model = options.folder or _minilm()
+    model = options.folder or minilm_folder()
     name, texts = _texts(options)
     choose("workload", [name], options.workloads)
     work = embed_contender.workload(name, texts, model)
@@ -92,7 +92,7 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
     return embed_contender.with_texts(found, work)
 
 
-def _minilm() -> Path:
+def minilm_folder() -> Path:
     found = importlib.util.find_spec(PACKAGE)
     if found is None or found.origin is None:
         raise UserError(
@@ -126,20 +126,20 @@ def publish(result: Result, options: Options, json: Path | None, chart: Path | N
     """Write what was measured to the files that were asked for."""
     packages = ("fastbert-engine", *peers.distributions(KIND))
     if json is not None:
-        report.write(json, result, packages)
+        records.write(json, records.record(KIND, report.record_rows(result), packages))
     if chart is not None and result.rows:
-        title = cpu_command.title("Embeddings from text", packages, options.thread_count)
+        title = command.title("Embeddings from text", packages, options.thread_count)
         report.chart(chart, result, title=title)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = cpu_command.parser(__doc__, quick="500 texts, three rounds", model="not used here: see --folder")
+    parser = command.parser(__doc__, quick="500 texts, three rounds", model="not used here: see --folder")
     parser.add_argument("--folder", type=Path, help="the model's folder (default: MiniLM, if its package is there)")
     parser.add_argument("--text", type=Path, help="file with one text a line (default: Wikipedia or Python's docs)")
     parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")
     parser.add_argument("--texts", type=int, help="how many texts (default: 20000, quick 500)")
-    return cpu_command.execute(parser, arguments, Options, run, report.show, publish)
+    return command.execute(parser, arguments, Options, run, report.show, publish)
 
 
 if __name__ == "__main__":

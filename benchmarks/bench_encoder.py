@@ -3,7 +3,7 @@
     python benchmarks/bench_encoder.py --quick
     python benchmarks/bench_encoder.py --json rows.json --chart rows.png
     python benchmarks/bench_encoder.py --contenders fastbert openvino --workloads lognormal latency-16
-    python benchmarks/bench_encoder.py --products
+    python benchmarks/bench_encoder.py --matmuls
 
 Weights and tokens are random with a fixed seed; everybody loads the same folder. Others get padded batches with their
 attention mask, fastbert the same sequences packed. docs/benchmarks.md says what is measured and what the columns mean.
@@ -19,21 +19,22 @@ from pathlib import Path
 
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.cpu import command as cpu_command
-from fastbert.benchmarks.cpu import report
-from fastbert.benchmarks.cpu import workloads as cpu_workloads
+from fastbert.benchmarks.cpu import command, report, workloads
 from fastbert.benchmarks.cpu.command import CpuOptions, Progress, choose
-from fastbert.benchmarks.cpu.measures import Lineup, Result, Say
+from fastbert.benchmarks.cpu.lineup import Lineup, Result, Say
 from fastbert.benchmarks.cpu.workloads import Workload
+from fastbert.benchmarks.harness import records
 from fastbert.config import BertConfig
+
+RECORDS = {"encoder": "encoder", "matmul": "matmuls"}  # by kind of contender
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CpuOptions):
     """What to measure, and how much of it: `quick` is an eighth of the sequences; the model is base by default."""
 
-    products: bool = False
-    """Matrix products by themselves instead of whole encoders."""
+    matmuls: bool = False
+    """Measure the encoder's matmuls instead of whole encoders."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,7 +44,7 @@ class Options(CpuOptions):
     @property
     def kind(self) -> str:
         """The kind of contender."""
-        return "product" if self.products else "encoder"
+        return "matmul" if self.matmuls else "encoder"
 
     @property
     def preset(self) -> str:
@@ -61,7 +62,7 @@ class Options(CpuOptions):
 
     def chosen(self) -> list[Workload]:
         """The workloads that were asked for."""
-        make = cpu_workloads.products if self.products else cpu_workloads.batches
+        make = workloads.matmuls if self.matmuls else workloads.batches
         found = {workload.name: workload for workload in make(self.config, self.quick)}
         return [found[name] for name in choose("workload", list(found), self.workloads)]
 
@@ -74,7 +75,7 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
     result = Result()
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
         folder = Path(temporary)
-        model = None if options.products else save_model(folder / "model", options.config)
+        model = None if options.matmuls else save_model(folder / "model", options.config)
         names, threads, isolate = options.names(), options.thread_count, options.isolate
         lineup = Lineup(options.kind, names, threads, model=model, isolate=isolate, folder=folder, say=say)
         with lineup:
@@ -95,7 +96,7 @@ def save_model(folder: Path, config: BertConfig) -> Path:
 
     from fastbert.models import BertModel
 
-    generator = torch.Generator().manual_seed(cpu_workloads.SEED)
+    generator = torch.Generator().manual_seed(workloads.SEED)
     model = BertModel(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -112,18 +113,18 @@ def publish(result: Result, options: Options, json: Path | None, chart: Path | N
     """Write what was measured to the files that were asked for."""
     packages = ("fastbert-engine", *peers.distributions(options.kind))
     if json is not None:
-        report.write(json, result, packages)
+        records.write(json, records.record(RECORDS[options.kind], report.record_rows(result), packages))
     if chart is not None and result.rows:
-        what = "Products of BERT" if options.products else "BERT"
-        title = cpu_command.title(f"{what} {options.preset}", packages, options.thread_count)
+        what = "Matmuls of BERT" if options.matmuls else "BERT"
+        title = command.title(f"{what} {options.preset}", packages, options.thread_count)
         report.chart(chart, result, title=title)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = cpu_command.parser(__doc__, quick="a tiny model, few sequences, three rounds", model="base, quick tiny")
-    parser.add_argument("--products", action="store_true", help="matrix products by themselves")
-    return cpu_command.execute(parser, arguments, Options, run, report.show, publish)
+    parser = command.parser(__doc__, quick="a tiny model, few sequences, three rounds", model="base, quick tiny")
+    parser.add_argument("--matmuls", action="store_true", help="measure matmuls instead of whole encoders")
+    return command.execute(parser, arguments, Options, run, report.show, publish)
 
 
 if __name__ == "__main__":

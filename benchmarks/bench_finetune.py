@@ -24,9 +24,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fastbert.benchmarks.bench_embed import _minilm as minilm
+from fastbert.benchmarks.bench_embed import minilm_folder
 from fastbert.benchmarks.cpu.contender import environment
-from fastbert.benchmarks.harness import measure
+from fastbert.benchmarks.harness import records
 from fastbert.benchmarks.harness.isolation import Isolated
 from fastbert.benchmarks.harness.texts import find_data
 from fastbert.errors import UserError
@@ -85,7 +85,7 @@ class Bench:
             **asdict(work),
             "train": str(extract(data, work.train, folder)),
             "eval": str(extract(data, work.eval, folder)),
-            "model": str(options.folder or minilm()),
+            "model": str(options.folder or minilm_folder()),
             "seed": options.seed,
             "dropout": options.dropout,
             "begun": str(folder / "begun"),
@@ -207,12 +207,10 @@ def over_seeds(name: str, options: argparse.Namespace, data: Path) -> dict[str, 
     return row
 
 
-def write(path: Path | None, rows: list[dict[str, Any]]) -> None:
-    """Write the rows so far, each with machine, versions and commit."""
-    if path is None:
-        return
-    where = {"machine": measure.machine(), "versions": measure.versions(PACKAGES), "commit": measure.commit()}
-    path.write_text(json.dumps([{**row, **where} for row in rows], indent=1) + "\n", encoding="utf-8")
+def write(path: Path | None, benchmark: str, rows: list[dict[str, Any]]) -> None:
+    """Write a record of the rows so far, if a file was given."""
+    if path is not None:
+        records.write(path, records.record(benchmark, rows, PACKAGES))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -243,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.seeds is not None:
             rows.append(over_seeds(name, options, data))
             print(json.dumps(rows[-1]))
-            write(options.json, rows)
+            write(options.json, "finetune-seeds", rows)
             continue
         with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
             rows += Bench(name, options, data, Path(temporary)).run()
@@ -254,7 +252,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{row['workload']:<8}{row['contender']:<14}{row['median_ms']:>10.1f} ms"
                 f"{row['ratio_to_fastbert']:>8.2f}x  losses within {row['max_loss_difference']:.2g}{score}"
             )
-        write(options.json, rows)
+        write(options.json, "finetune", rows)
     return 0
 
 

@@ -51,7 +51,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", help=f"sections, with commas between them: {','.join(SECTIONS)}")
     parser.add_argument("--tune", action="store_true", help="measure kernel configurations before the rest")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on a CPU, to test this program")
-    parser.add_argument("--record", action="store_true", help="also write benchmarks/results/<gpu>-<date>.json")
+    parser.add_argument("--record", action="store_true", help="also write benchmarks/results/gpu/<architecture>.json")
     arguments = parser.parse_args(argv)
     arguments.only = tuple(arguments.only.split(",")) if arguments.only else SECTIONS
     unknown = sorted(set(arguments.only) - set(SECTIONS))
@@ -119,9 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, str(Path(__file__).resolve()), *(argv or sys.argv[1:])])
 
-    from fastbert.benchmarks.gpu import sections as gpu_sections
+    from fastbert.benchmarks.gpu import sections
 
-    options = gpu_sections.Options(
+    options = sections.Options(
         out=arguments.out.resolve(),
         root=ROOT,
         started=started,
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tune=arguments.tune,
         built=built,
     )
-    return gpu_sections.run(options)
+    return sections.run(options)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastbert.benchmarks.harness import measure as harness
-from fastbert.benchmarks.harness.measure import OWN, Row, Timing
+from fastbert.benchmarks.harness import records
+from fastbert.benchmarks.harness.measure import OWN, Row, Timing, make_rows
 from fastbert.config import PRESETS, BertConfig
 
 PEER = "transformers"
@@ -64,7 +64,7 @@ def measure(options: Options, folder: Path) -> list[Row]:
         timings = {
             name: [Timing(one["seconds"], one["processor"]) for one in found] for name, found in measured.items()
         }
-        made = harness.make_rows(
+        made = make_rows(
             workload,
             timings,
             dtype="fp32",
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = measure(options, save_model(Path(temporary), BertConfig.preset(options.model)))
     show(rows)
     if options.json is not None:
-        harness.write(options.json, rows)
+        records.write(options.json, records.record("loading", map(asdict, rows)))
     return 0
 
 

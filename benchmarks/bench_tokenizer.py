@@ -15,15 +15,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.harness import measure as harness
-from fastbert.benchmarks.harness import report, texts
+from fastbert.benchmarks.harness import records, report, texts
 from fastbert.benchmarks.harness.measure import Row
 from fastbert.benchmarks.harness.texts import Workload
-from fastbert.benchmarks.tokenizer import measures as tokenizer_measures
+from fastbert.benchmarks.tokenizer import measures
 from fastbert.benchmarks.tokenizer.measures import Lineup, Say
 from fastbert.errors import UserError
 
@@ -140,7 +139,7 @@ def _measure(
     def lineup(threads: int) -> Lineup:
         return Lineup(names, threads, isolate=options.isolate, folder=folder, say=say)
 
-    if "aligned" in wanted and not tokenizer_measures.has_offsets():
+    if "aligned" in wanted and not measures.has_offsets():
         say("fastbert: this version gives no offsets for many texts at once; they are not measured")
     with lineup(1) as one, lineup(options.threads) as many:
         for index, workload in enumerate(workloads):
@@ -148,29 +147,29 @@ def _measure(
             say(f"{workload.name}: {len(workload.texts):,} texts, {workload.text_bytes / 1e6:.2f} MB")
             one.open(workload)
             one.compare()
-            table += tokenizer_measures.cold_and_warm(one, rounds, wanted)
+            table += measures.cold_and_warm(one, rounds, wanted)
             if "aligned" in wanted:
-                table += tokenizer_measures.aligned(one, rounds)
+                table += measures.aligned(one, rounds)
             if "padded" in wanted and index == 0:
-                table += tokenizer_measures.padded(one, rounds, count=2000 if options.quick else 20_000)
+                table += measures.padded(one, rounds, count=2000 if options.quick else 20_000)
             if "threads" in wanted and index < (1 if options.quick else 2):
                 many.open(workload)
                 many.tokens = one.tokens
-                table += tokenizer_measures.threads(one, many, rounds)
+                table += measures.threads(one, many, rounds)
         one.open(workloads[0])
         progress(steps - 3, steps, "load times")
         if "load" in wanted:
             vocabularies = list(dict.fromkeys(workload.vocabulary for workload in workloads))
-            table += tokenizer_measures.load_times(one, vocabularies[: 1 if options.quick else None], rounds)
+            table += measures.load_times(one, vocabularies[: 1 if options.quick else None], rounds)
         progress(steps - 2, steps, "hostile texts")
         if "hostile" in wanted:
             count = options.hostile or (26 if options.quick else 200)
             size = min(250_000 if options.quick else 1_000_000, options.limit // 2)
-            table += tokenizer_measures.hostile(one, count=count, size=size)
+            table += measures.hostile(one, count=count, size=size)
     progress(steps - 1, steps, "memory")
     if "memory" in wanted:
         counts = (1,) if options.quick else (1, options.threads)
-        grown = tokenizer_measures.memory(names, counts, workloads[0], folder, say)
+        grown = measures.memory(names, counts, workloads[0], folder, say)
         table = [_with_memory(row, grown, workloads[0]) for row in table]
     progress(steps, steps, "")
     return table
@@ -186,12 +185,12 @@ def _with_memory(row: Row, grown: dict[str, dict[str, float]], workload: Workloa
 def publish(rows: Sequence[Row], json: Path | None, chart: Path | None) -> None:
     """Write rows to the files that were asked for."""
     if json is not None:
-        harness.write(json, rows, (*peers.distributions("tokenizer"), "fastbert-engine"))
+        packages = (*peers.distributions("tokenizer"), "fastbert-engine")
+        records.write(json, records.record("tokenizer", map(asdict, rows), packages))
     if chart is not None:
-        where = harness.machine()
-        found = harness.versions(peers.distributions("tokenizer"))
-        versions = ", ".join(f"{name} {found[name]}" for name in found if name not in ("python", "numpy", "torch"))
-        report.chart(chart, rows, title=f"WordPiece tokenizers on {where['cpu']}\n{versions}")
+        installed = records.versions(peers.distributions("tokenizer"))
+        shown = (f"{name} {version}" for name, version in installed.items() if name not in ("python", "numpy", "torch"))
+        report.chart(chart, rows, title=f"WordPiece tokenizers on {records.machine()['cpu']}\n{', '.join(shown)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -22,16 +22,15 @@ from pathlib import Path
 
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.cpu import command as cpu_command
-from fastbert.benchmarks.cpu import report
+from fastbert.benchmarks.cpu import command
 from fastbert.benchmarks.cpu.command import CpuOptions, Progress, choose
-from fastbert.benchmarks.cpu.measures import Result, Say
-from fastbert.benchmarks.training import curve as training_curve
-from fastbert.benchmarks.training import report as training_report
-from fastbert.benchmarks.training import workloads as training_workloads
+from fastbert.benchmarks.cpu.lineup import Result, Say
+from fastbert.benchmarks.cpu.report import record_rows
+from fastbert.benchmarks.harness import records
+from fastbert.benchmarks.training import loss_curve, report, workloads
 from fastbert.benchmarks.training.contender import REHEARSAL
-from fastbert.benchmarks.training.curve import Curves
-from fastbert.benchmarks.training.measures import TrainingLineup
+from fastbert.benchmarks.training.lineup import TrainingLineup
+from fastbert.benchmarks.training.loss_curve import Curves
 from fastbert.benchmarks.training.workloads import Sources, TrainingWorkload
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
@@ -113,7 +112,7 @@ class Options(CpuOptions):
 
     def builders(self) -> dict[str, Callable[[], TrainingWorkload]]:
         """The workloads that were asked for, each made when it is called for."""
-        found = training_workloads.builders(self.sources)
+        found = workloads.builders(self.sources)
         return {name: found[name] for name in choose("workload", list(found), self.workloads)}
 
 
@@ -159,15 +158,15 @@ def save_model(folder: Path, workload: TrainingWorkload) -> Path:
 
     from fastbert.models import BertForPreTraining, BertForSequenceClassification
 
-    torch.manual_seed(training_workloads.SEED)  # of the head that a checkpoint lacks
+    torch.manual_seed(workloads.SEED)  # of the head that a checkpoint lacks
     kind = BertForSequenceClassification if workload.classifies else BertForPreTraining
-    for place, made in ((folder, workload), (folder / REHEARSAL, training_workloads.rehearsal(workload.classifies))):
+    for place, made in ((folder, workload), (folder / REHEARSAL, workloads.rehearsal(workload.classifies))):
         if made.checkpoint is not None:
-            labels = training_workloads.LABELS
+            labels = workloads.LABELS
             model = kind.from_pretrained(made.checkpoint, dtype=torch.float32, num_labels=labels)
         else:
             model = kind(made.config)
-            model.init_weights(seed=training_workloads.SEED)
+            model.init_weights(seed=workloads.SEED)
         model.save_pretrained(place)
     return folder
 
@@ -179,7 +178,7 @@ def _curves(options: Options, steps: int, say: Say, progress: Progress) -> Curve
     torch.set_num_threads(options.thread_count)
     try:
         with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
-            return training_curve.measure(options.curve_config, steps, options.text, Path(temporary), say, progress)
+            return loss_curve.measure(options.curve_config, steps, options.text, Path(temporary), say, progress)
     finally:
         torch.set_num_threads(before)
 
@@ -187,9 +186,9 @@ def _curves(options: Options, steps: int, say: Say, progress: Progress) -> Curve
 def show(measured: Result | Curves) -> None:
     """Print what was measured."""
     if isinstance(measured, Curves):
-        training_curve.show(measured)
+        loss_curve.show(measured)
     else:
-        training_report.show(measured)
+        report.show(measured)
 
 
 def publish(measured: Result | Curves, options: Options, json: Path | None, chart: Path | None) -> None:
@@ -197,29 +196,29 @@ def publish(measured: Result | Curves, options: Options, json: Path | None, char
     packages = ("fastbert-engine", *peers.distributions(KIND))
     if isinstance(measured, Curves):
         if json is not None:
-            training_curve.write(json, measured, options.thread_count)
+            loss_curve.write(json, measured, options.thread_count)
         if chart is not None:
-            title = cpu_command.title("Loss without dropout", ("fastbert-engine", "torch"), options.thread_count)
-            training_curve.chart(chart, measured, title)
+            title = command.title("Loss without dropout", ("fastbert-engine", "torch"), options.thread_count)
+            loss_curve.chart(chart, measured, title)
         return
     if json is not None:
-        report.write(json, measured, packages)
+        records.write(json, records.record(KIND, record_rows(measured), packages))
     if chart is not None and measured.rows:
-        title = cpu_command.title("Training steps", packages, options.thread_count)
-        training_report.chart(chart, measured, title=title)
+        title = command.title("Training steps", packages, options.thread_count)
+        report.chart(chart, measured, title=title)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     quick, model = "a tiny model, few short sequences, three rounds", "base and mini, quick tiny"
-    parser = cpu_command.parser(__doc__, quick=quick, model=model)
+    parser = command.parser(__doc__, quick=quick, model=model)
     parser.add_argument("--text", type=Path, help="text of wiki-en (a sentence a line) or of the loss curve")
     parser.add_argument("--vocab", type=Path, help="vocab.txt for --text (default: learned from it)")
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="a model to fine-tune (default: random)")
     parser.add_argument("--lengths", type=Path, help="lengths to fine-tune on, one a line (default: like SST-2's)")
     parser.add_argument("--profile", action="store_true", help="where the time of a step goes")
     parser.add_argument("--loss-curve", type=int, metavar="STEPS", help="compare losses over so many steps instead")
-    return cpu_command.execute(parser, arguments, Options, run, show, publish)
+    return command.execute(parser, arguments, Options, run, show, publish)
 
 
 if __name__ == "__main__":

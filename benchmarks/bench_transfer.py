@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from fastbert.benchmarks.bench_embed import _minilm as minilm
+from fastbert.benchmarks.bench_embed import minilm_folder
 from fastbert.benchmarks.bench_finetune import WORK, extract, write
 from fastbert.benchmarks.harness.texts import find_data
 from fastbert.checkpoints.delta.files import restore_delta, write_delta
@@ -72,7 +72,7 @@ class Bench:
     def __init__(self, name: str, options: argparse.Namespace, data: Path, folder: Path) -> None:
         self.name, self.options, self.folder = name, options, folder
         self.work = WORK[name]
-        self.model = str(options.folder or minilm())
+        self.model = str(options.folder or minilm_folder())
         self.eval = extract(data, self.work.eval, folder)
         self.train = extract(data, self.work.train, folder)
         self.limit = options.examples or self.work.limit
@@ -273,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for row in bench.table7() if "table7" in options.ways else bench.rows():
                 print(json.dumps(row), flush=True)
                 rows.append(row)
-                write(options.json, rows)
+                write(options.json, "transfer", rows)
     return 0
 
 

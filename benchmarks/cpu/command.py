@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from fastbert.benchmarks.cpu import report
-from fastbert.benchmarks.cpu.measures import Say
-from fastbert.benchmarks.harness import measure as harness
+from fastbert.benchmarks.cpu.lineup import Say
+from fastbert.benchmarks.harness import records
 from fastbert.config import PRESETS
 from fastbert.errors import UserError
 
@@ -85,9 +85,9 @@ def check_files(json: Path | None, chart: Path | None) -> None:
 
 def title(what: str, packages: Sequence[str], threads: int) -> str:
     """A chart's title: what it shows on which CPU, and below it the packages' versions."""
-    found = harness.versions(packages)
-    versions = ", ".join(f"{name} {found[name]}" for name in found if name not in ("python", "numpy"))
-    return f"{what}, {threads} thread{'s' * (threads > 1)}, {harness.machine()['cpu']}\n{versions}"
+    installed = records.versions(packages)
+    versions = ", ".join(f"{name} {version}" for name, version in installed.items() if name not in ("python", "numpy"))
+    return f"{what}, {threads} thread{'s' * (threads > 1)}, {records.machine()['cpu']}\n{versions}"
 
 
 def parser(description: str | None, *, quick: str, model: str) -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastbert.benchmarks.cpu.contender import CpuContender
-from fastbert.benchmarks.cpu.measures import Lineup, Result
+from fastbert.benchmarks.cpu.lineup import Lineup, Result
 from fastbert.benchmarks.cpu.workloads import Workload, encoder_operations
 from fastbert.benchmarks.harness.measure import Row
 from fastbert.config import BertConfig

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,8 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fastbert.benchmarks.cpu.measures import Absent, Result, is_own
-from fastbert.benchmarks.harness import measure
+from fastbert.benchmarks.cpu.lineup import Absent, Result, is_own
 from fastbert.benchmarks.harness.measure import Row
 from fastbert.benchmarks.harness.report import OTHER_COLOR, OWN_COLOR, WRONG_COLOR
 
@@ -105,33 +103,22 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def write(path: Path, result: Result, packages: Sequence[str]) -> None:
-    """Write an object for each row, and one without figures for each contender that was not measured."""
-    where = {"machine": measure.machine(), "versions": measure.versions(packages), "commit": measure.commit()}
-    nothing = dict.fromkeys(("median_ms", "p20", "p80", "tokens_per_second", "ratio_to_fastbert", "max_abs_difference"))
+def record_rows(result: Result) -> list[dict[str, Any]]:
+    """Return an object per row for a record, and one without figures per contender that was not measured."""
+    missing = dict.fromkeys(("median_ms", "p20", "p80", "tokens_per_second", "ratio_to_fastbert", "max_abs_difference"))
     threads = result.rows[0].threads if result.rows else None
-    objects = [asdict(row) for row in result.rows] + [
+    return [asdict(row) for row in result.rows] + [
         {
-            "workload": one.workload,
-            "contender": one.contender,
-            **nothing,
+            "workload": absent.workload,
+            "contender": absent.contender,
+            **missing,
             "outputs": "not measured",
-            "dtype": one.dtype,
+            "dtype": absent.dtype,
             "threads": threads,
-            "details": {"reason": one.reason},
+            "details": {"reason": absent.reason},
         }
-        for one in result.absent
+        for absent in result.absent
     ]
-    with whole(path) as unfinished:
-        # A value that is not finite has no place in JSON.
-        text = json.dumps([_finite({**one, **where}) for one in objects], indent=1, allow_nan=False)
-        unfinished.write_text(text + "\n", encoding="utf-8")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    return None if isinstance(value, float) and value in (float("inf"), float("-inf")) else value
 
 
 def chart(path: Path, result: Result, *, title: str) -> None:

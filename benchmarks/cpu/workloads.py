@@ -17,7 +17,7 @@ FIRST_ID = 1000  # below are special and unused ids in the released vocabularies
 # Lengths exp(MEAN + DEVIATION z) at 32 equally likely z, cut to 128: 37 % of a batch padded to 128 are real tokens.
 LOGNORMAL_MEAN, LOGNORMAL_DEVIATION = 3.7, 0.6
 LONGEST = 128
-PRODUCT_ROWS = (4096, 1500, 128, 16)
+MATMUL_ROWS = (4096, 1500, 128, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,16 +86,16 @@ def unread_operations(config: BertConfig) -> float:
     return 2.0 * config.hidden_size * (config.hidden_size + 2 * config.intermediate_size)
 
 
-def products(config: BertConfig, quick: bool = False) -> list[Workload]:
+def matmuls(config: BertConfig, quick: bool = False) -> list[Workload]:
     """The products of one layer (the attention's output, both of the feed-forward network, queries, keys and values in
     one) for several numbers of tokens, each with as many weights as the model has layers."""
     width, inner = config.hidden_size, config.intermediate_size
     shapes = ((width, width), (width, inner), (inner, width), (width, 3 * width))
-    rows = PRODUCT_ROWS[2:] if quick else PRODUCT_ROWS
-    return [_product(m, k, n, config.num_hidden_layers) for k, n in shapes for m in rows]
+    rows = MATMUL_ROWS[2:] if quick else MATMUL_ROWS
+    return [_matmul(m, k, n, config.num_hidden_layers) for k, n in shapes for m in rows]
 
 
-def _product(m: int, k: int, n: int, layers: int) -> Workload:
+def _matmul(m: int, k: int, n: int, layers: int) -> Workload:
     rng = np.random.default_rng(SEED)
     return Workload(
         name=f"{m} x {k} to {n}",

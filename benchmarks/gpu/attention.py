@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from fastbert import ops
-from fastbert.benchmarks.gpu import peers as gpu_peers
+from fastbert.benchmarks.gpu import attention_peers
+from fastbert.benchmarks.gpu.attention_peers import CHECKED_HEADS, Inputs, largest
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
-from fastbert.benchmarks.gpu.measure import (
+from fastbert.benchmarks.gpu.timing import (
     REFUSALS,
     Calls,
     Case,
@@ -29,7 +30,6 @@ from fastbert.benchmarks.gpu.measure import (
     willing,
     without_gradient,
 )
-from fastbert.benchmarks.gpu.peers import CHECKED_HEADS, Inputs, largest
 from fastbert.benchmarks.gpu.worker import announce
 from fastbert.benchmarks.harness.measure import OWN
 from fastbert.ops import dispatch
@@ -215,14 +215,14 @@ def _measure(device: Device, shape: Shape, without: Sequence[str], seconds: floa
     return case
 
 
-def _peers(shape: Shape) -> dict[str, gpu_peers.Peer]:
+def _peers(shape: Shape) -> dict[str, attention_peers.Peer]:
     if shape.compiled:
-        return {"eager compiled": gpu_peers.compiled()}
-    peers = gpu_peers.dense(bias=shape.bias)
+        return {"eager compiled": attention_peers.compiled()}
+    peers = attention_peers.dense(bias=shape.bias)
     if shape.padding != "full":
-        peers |= gpu_peers.packed()
+        peers |= attention_peers.packed()
     if shape.dropout:
-        peers[WITHOUT_DROPOUT] = gpu_peers.sdpa("cudnn", dropout=False)
+        peers[WITHOUT_DROPOUT] = attention_peers.sdpa("cudnn", dropout=False)
     return peers
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastbert.benchmarks.gpu.device import Device
-from fastbert.benchmarks.gpu.measure import REFUSALS
+from fastbert.benchmarks.gpu.timing import REFUSALS
 
 FACTOR = 2.0
 SLACK = 1e-5  # of the largest value, which for a weight's gradient is a sum over all tokens

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fastbert.benchmarks.harness import measure as harness
+from fastbert.benchmarks.harness import records
 from fastbert.errors import UserError
 from fastbert.ops import dispatch
 
@@ -137,8 +137,8 @@ def describe(dry: bool) -> dict[str, Any]:
     device = open_device(dry)
     return {
         "gpu": device.properties(),
-        "machine": harness.machine(),
-        "versions": harness.versions(),
-        "commit": harness.commit(),
+        "machine": records.machine(),
+        "versions": records.versions(),
+        "commit": records.commit(),
         "backends": [asdict(choice) for choice in dispatch.report(device.torch_device)],
     }

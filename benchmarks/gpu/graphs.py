@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastbert.benchmarks.gpu.measure import Calls
+from fastbert.benchmarks.gpu.timing import Calls
 from fastbert.models import BertForPreTraining, BertModel
 from fastbert.packing import PackedBatch
 from fastbert.training.optimizer import adamw

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastbert.benchmarks.gpu import attention as gpu_attention
-from fastbert.benchmarks.gpu import models
+from fastbert.benchmarks.gpu import attention, models
 from fastbert.benchmarks.gpu.check import compiled, judged
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
-from fastbert.benchmarks.gpu.measure import Calls, Case, Work, contest, willing
 from fastbert.benchmarks.gpu.padded import PaddedLayer, key_mask, padded, slots
+from fastbert.benchmarks.gpu.timing import Calls, Case, Work, contest, willing
 from fastbert.benchmarks.gpu.worker import announce
 from fastbert.benchmarks.harness.measure import OWN
 from fastbert.config import BertConfig
@@ -92,7 +91,7 @@ def lengths_of(name: str, dry: bool) -> list[int]:
     """Of a case's sequences."""
     _, _, length, how = name.split()
     sequences = 2 if dry else SEQUENCES[int(length)]
-    return gpu_attention.Shape(length=int(length), sequences=sequences, padding=how).lengths()
+    return attention.Shape(length=int(length), sequences=sequences, padding=how).lengths()
 
 
 def packed_step(layer: Layer, one: Inputs) -> tuple[Tensor, ...]:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from fastbert import ops
 from fastbert.benchmarks.gpu.check import judged
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
-from fastbert.benchmarks.gpu.measure import Case, Work, contest, each, input_sets, willing
+from fastbert.benchmarks.gpu.timing import Case, Work, contest, each, input_sets, willing
 from fastbert.benchmarks.gpu.worker import announce
 from fastbert.benchmarks.harness.measure import OWN
 from fastbert.ops import dispatch

@@ -15,8 +15,8 @@ from fastbert.benchmarks.cpu.workloads import unread_operations
 from fastbert.benchmarks.gpu.check import judge
 from fastbert.benchmarks.gpu.device import Device, open_device
 from fastbert.benchmarks.gpu.graphs import GRAPHS, replayed_states, replayed_steps
-from fastbert.benchmarks.gpu.measure import Calls, Case, Work, contest, willing
 from fastbert.benchmarks.gpu.padded import PaddedEncoder, key_mask
+from fastbert.benchmarks.gpu.timing import Calls, Case, Work, contest, willing
 from fastbert.benchmarks.harness.measure import OWN
 from fastbert.config import BertConfig
 from fastbert.models import BertForPreTraining, BertModel

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fastbert.models import BertModel
 from fastbert.models.bert.model import Layer, Norm, Output
+from fastbert.ops.encoder_layer.spec import APPROXIMATIONS
 from fastbert.packing import PackedBatch, pad
 
 
@@ -50,12 +51,13 @@ class PaddedLayer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """x (sequences, longest, width) -> the same shape; rows behind a sequence mean nothing."""
         attention, layer = self.layer.attention, self.layer
-        shape = (*x.shape[:2], layer.heads, -1)
+        shape = (*x.shape[:2], layer.spec.self_attention.heads, -1)
         projections = (attention.self.query, attention.self.key, attention.self.value)
         q, k, v = (part(x).view(shape).transpose(1, 2) for part in projections)
         context = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=self.dropout)
         x = self._join(attention.output, context.transpose(1, 2).flatten(2), x)
-        inner = F.gelu(layer.intermediate.dense(x), approximate=layer.approximate)
+        approximate = APPROXIMATIONS[layer.spec.feed_forward.activation]
+        inner = F.gelu(layer.intermediate.dense(x), approximate=approximate)
         return self._join(layer.output, inner, x)
 
 

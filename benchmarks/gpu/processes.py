@@ -67,7 +67,7 @@ def compile_all(
 
 def _start(variant: dict[str, Any], environment: Mapping[str, str]) -> _Job:
     output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _finish
-    command = [sys.executable, "-P", "-m", "fastbert.benchmarks.gpu.compile", json.dumps(variant)]
+    command = [sys.executable, "-P", "-m", "fastbert.benchmarks.gpu.precompile", json.dumps(variant)]
     process = subprocess.Popen(
         command, stdout=output, stderr=subprocess.STDOUT, env=dict(environment), start_new_session=True
     )

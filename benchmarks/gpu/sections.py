@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import datetime
 import importlib.util
 import json
 import os
-import re
 import tempfile
 import time
 import traceback
@@ -15,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fastbert.benchmarks.gpu import charts as gpu_charts
-from fastbert.benchmarks.gpu import goals, report
-from fastbert.benchmarks.gpu import processes as gpu_processes
+from fastbert.benchmarks.gpu import goals, processes, report
+from fastbert.benchmarks.gpu.charts import draw
 from fastbert.benchmarks.gpu.worker import LAST_LINES, Worker, WorkerFailed
+from fastbert.benchmarks.harness import records
 from fastbert.benchmarks.harness.measure import OWN
 
 HOME = "fastbert.benchmarks"
@@ -98,7 +96,7 @@ def environment(options: Options) -> dict[str, str]:
 
 
 def examine(session: Session, seconds: float) -> dict[str, Any]:
-    return {"nvidia_smi": gpu_processes.smi(), **session.ask("gpu_device:describe", seconds)}
+    return {"nvidia_smi": processes.smi(), **session.ask("gpu.device:describe", seconds)}
 
 
 def built(session: Session, seconds: float) -> dict[str, Any]:
@@ -108,9 +106,9 @@ def built(session: Session, seconds: float) -> dict[str, Any]:
 
 def compile_kernels(session: Session, seconds: float) -> dict[str, Any]:
     began = time.monotonic()
-    variants = session.ask("gpu_compile:variants", seconds)
+    variants = session.ask("gpu.precompile:variants", seconds)
     left = seconds - (time.monotonic() - began)
-    found = gpu_processes.compile_all(variants, session.environment, left)
+    found = processes.compile_all(variants, session.environment, left)
     failed = [one["name"] for one in found if "error" in one]
     return {"status": "partial" if failed else "ok", "variants": found, "failed": failed}
 
@@ -118,12 +116,12 @@ def compile_kernels(session: Session, seconds: float) -> dict[str, Any]:
 def tune(session: Session, seconds: float) -> dict[str, Any]:
     if importlib.util.find_spec("fastbert.kernels.tuning.tune") is None:
         return {"status": "failed", "reason": "fastbert.kernels.tuning.tune is absent"}
-    return dict(session.ask("gpu_compile:tune", seconds))
+    return dict(session.ask("gpu.precompile:tune", seconds))
 
 
 def tests(session: Session, seconds: float) -> dict[str, Any]:
     options = session.options
-    return gpu_processes.run_tests(options.root, options.out, session.environment, seconds, options.dry_run)
+    return processes.run_tests(options.root, options.out, session.environment, seconds, options.dry_run)
 
 
 def measured(function: str) -> Callable[[Session, float], dict[str, Any]]:
@@ -182,7 +180,7 @@ def charts(session: Session, seconds: float) -> dict[str, Any]:
     del seconds
     if importlib.util.find_spec("matplotlib") is None:
         return {"status": "skipped", "reason": "matplotlib is not installed"}
-    written = gpu_charts.draw(session.results["sections"], session.options.out, session.options.dry_run)
+    written = draw(session.results["sections"], session.options.out, session.options.dry_run)
     return {"status": "ok", "files": written}
 
 
@@ -201,14 +199,14 @@ SECTIONS = (
     Section("compile", 75, compile_kernels),
     Section("tune", 150, tune),
     Section("tests", 70, tests),
-    Section("ceilings", 8, measured("gpu_softmax:ceilings")),
-    Section("attention", 120, cases("attention", "gpu_attention:case_names", "gpu_attention:run_case")),
-    Section("softmax", 12, cases("softmax", "gpu_softmax:case_names", "gpu_softmax:run_case")),
-    Section("fused", 65, cases("fused", "gpu_fused:case_names", "gpu_fused:run_case")),
-    Section("loss", 20, cases("loss", "gpu_loss:case_names", "gpu_loss:run_case")),
-    Section("layer", 45, cases("layer", "gpu_layer:case_names", "gpu_layer:run_case")),
-    Section("encoder", 25, cases("encoder", "gpu_models:encoder_names", "gpu_models:run_encoder")),
-    Section("pretraining", 60, cases("pretraining", "gpu_models:pretraining_names", "gpu_models:run_pretraining")),
+    Section("ceilings", 8, measured("gpu.softmax:ceilings")),
+    Section("attention", 120, cases("attention", "gpu.attention:case_names", "gpu.attention:run_case")),
+    Section("softmax", 12, cases("softmax", "gpu.softmax:case_names", "gpu.softmax:run_case")),
+    Section("fused", 65, cases("fused", "gpu.fused:case_names", "gpu.fused:run_case")),
+    Section("loss", 20, cases("loss", "gpu.loss:case_names", "gpu.loss:run_case")),
+    Section("layer", 45, cases("layer", "gpu.layer:case_names", "gpu.layer:run_case")),
+    Section("encoder", 25, cases("encoder", "gpu.models:encoder_names", "gpu.models:run_encoder")),
+    Section("pretraining", 60, cases("pretraining", "gpu.models:pretraining_names", "gpu.models:run_pretraining")),
     Section("charts", 8, charts),
 )
 
@@ -270,10 +268,28 @@ def _brief(result: dict[str, Any]) -> str:
 
 
 def record(session: Session) -> Path:
-    """Keep the results in the repository, under the GPU's name and the day."""
-    gpu = session.results["sections"].get("environment", {}).get("gpu", {}).get("name", "unknown-gpu")
-    name = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
-    path = session.options.root / "benchmarks" / "results" / f"{name}-{datetime.date.today().isoformat()}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(session.results, indent=1) + "\n", encoding="utf-8")
+    """Write the results as a record in the repository, named after the GPU's architecture, and return its path.
+
+    Rows name their section; what else the sections returned, and the table of goals, are the record's settings.
+    """
+    results = {name: dict(section) for name, section in session.results["sections"].items()}
+    environment = results.pop("environment", {})
+    rows = [{"section": name, **row} for name, section in results.items() for row in section.pop("rows", ())]
+    gpu = environment.get("gpu", {})
+    architecture = f"sm_{gpu['compute_capability'].replace('.', '')}" if "compute_capability" in gpu else None
+    written = {
+        "schema": records.SCHEMA_VERSION,
+        "benchmark": "gpu",
+        "machine": {**environment.get("machine", {}), **gpu, "architecture": architecture},
+        "versions": environment.get("versions", {}),
+        "commit": environment.get("commit"),
+        "settings": {
+            "sections": results,
+            **{name: value for name, value in session.results.items() if name != "sections"},
+        },
+        "rows": rows,
+    }
+    folder = session.options.root / "benchmarks" / "results" / "gpu"
+    path = folder / f"{records.machine_class(written['machine'])}.json"
+    records.write(path, written)
     return path

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from fastbert import ops
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
-from fastbert.benchmarks.gpu.measure import Calls, Case, Work, contest, each, input_sets, willing, without_gradient
+from fastbert.benchmarks.gpu.timing import Calls, Case, Work, contest, each, input_sets, willing, without_gradient
 from fastbert.benchmarks.harness.measure import OWN
 from fastbert.ops import dispatch, reference
 

@@ -7,17 +7,12 @@ The parts, in the order in which a benchmark uses them: `compare_rows`, `timed` 
 from __future__ import annotations
 
 import gc
-import importlib.metadata
-import json
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +20,6 @@ import numpy as np
 OWN = "fastbert"
 # What `Row.outputs` says of a contender whose results are right, or were not to be compared.
 AGREEING = ("equal", "close", "not compared")
-PACKAGES = ("fastbert-engine", "torch", "triton", "transformers", "tokenizers", "numpy")
 STEADY_SECONDS = 0.25  # a call that takes longer needs one round of warming and no more
 SLOW_SECONDS = 4.0  # one that takes longer is measured fewer times
 SLOW_ROUNDS = 3
@@ -263,53 +257,3 @@ def _median(values: Sequence[Timing]) -> float:
 def _rounded(value: float) -> float:
     """Five significant digits, so that neither microseconds nor gigabytes are lost."""
     return float(f"{value:.5g}")
-
-
-# Where it was measured
-
-
-def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """The versions of the installed ones of some distributions, and of Python."""
-    found = {"python": platform.python_version()}
-    for name in packages:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def machine() -> dict[str, Any]:
-    """Where a measurement was made: the processor, its cores, the GPU and the system."""
-    from fastbert.doctor import examine
-
-    seen = examine()
-    return {
-        "cpu": f"{seen.cpu.model}, {seen.cpu.logical_cores} logical cores",
-        "usable_cores": seen.cpu.usable_cores,
-        "features": sorted(name for name, has in seen.cpu.features.items() if has),
-        "cpu_level": seen.cpu.level,
-        "gpu": seen.gpus[0].name if seen.gpus else None,
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-
-
-def commit() -> str | None:
-    """The commit of the project's tree, with a mark if files of it were changed; None when run from elsewhere."""
-    here = Path(__file__).resolve()
-    git = ["git", "-C", str(here.parent)]
-    try:
-        # An installed copy may lie inside of somebody else's repository, whose commit says nothing about us.
-        if subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True).returncode != 0:
-            return None
-        describe = [*git, "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
-        return subprocess.run(describe, capture_output=True, text=True).stdout.strip() or None
-    except FileNotFoundError:
-        return None
-
-
-def write(path: Path, table: Sequence[Row], packages: Sequence[str] = PACKAGES) -> None:
-    """Write rows as JSON, each with the machine, the versions and the commit that it was measured with."""
-    where = {"machine": machine(), "versions": versions(packages), "commit": commit()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([{**asdict(row), **where} for row in table], indent=1) + "\n", encoding="utf-8")

@@ -126,22 +126,25 @@ class EmbedderPeer(Protocol):
         """The vectors as fp32 (texts, width); not timed."""
 
 
+FASTBERT = (("fastbert",), ("fastbert-engine",))
 ENCODERS = ("torch", "transformers")
 SENTENCES = ("sentence-transformers", *ENCODERS)
 EXPORTED = ("onnx", "onnxruntime", *ENCODERS)
 
 REGISTRY: dict[str, dict[str, Entry]] = {
     "tokenizer": {
-        "fastbert": Entry("own", "Tokenizer", ("fastbert",), ("fastbert-engine",)),
+        "fastbert": Entry("fastbert_tokenizer", "Tokenizer", *FASTBERT),
         "nanotoken": Entry("nanotoken", "Tokenizer", ("nanotoken",), ("nanotoken",)),
         "flash_tokenizer": Entry("flash_tokenizer", "Tokenizer", ("flash_tokenizer",), ("flash-tokenizer",)),
         "huggingface": Entry(
-            "huggingface", "Tokenizer", ("tokenizers", "transformers"), ("tokenizers", "transformers")
+            "huggingface_tokenizer", "Tokenizer", ("tokenizers", "transformers"), ("tokenizers", "transformers")
         ),
     },
     "encoder": {
         **{
-            f"fastbert {dtype}": Entry("own_encoder", "Encoder", ("fastbert",), ("fastbert-engine",), {"dtype": dtype})
+            f"fastbert {dtype}": Entry(
+                "fastbert_encoder", "Encoder", ("fastbert",), ("fastbert-engine",), {"dtype": dtype}
+            )
             for dtype in ("fp32", "bf16", "int8")
         },
         **{
@@ -179,7 +182,9 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     },
     "training": {
         **{
-            f"fastbert {dtype}": Entry("own_training", "Step", ("fastbert",), ("fastbert-engine",), {"dtype": dtype})
+            f"fastbert {dtype}": Entry(
+                "fastbert_training", "Step", ("fastbert",), ("fastbert-engine",), {"dtype": dtype}
+            )
             for dtype in ("bf16", "fp32")
         },
         **{
@@ -190,9 +195,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     },
     "embed": {
         **{
-            f"fastbert {dtype}": Entry(
-                "own_embedder", "Embedder", ("fastbert",), ("fastbert-engine",), {"dtype": dtype}
-            )
+            f"fastbert {dtype}": Entry("fastbert_embedder", "Embedder", *FASTBERT, {"dtype": dtype})
             for dtype in ("fp32", "bf16", "int8")
         },
         **{
@@ -220,8 +223,8 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             for dtype in dtypes
         },
     },
-    "product": {
-        f"{name} {dtype}": Entry("encoder_products", attribute, ("torch",), ("torch",), {"dtype": dtype})
+    "matmul": {
+        f"{name} {dtype}": Entry("matmul", attribute, ("torch",), ("torch",), {"dtype": dtype})
         for name, attribute, dtypes in (
             ("fastbert", "Own", ("fp32", "bf16")),
             ("torch", "Plain", ("fp32", "bf16")),

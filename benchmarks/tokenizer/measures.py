@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.harness import measure as harness
+from fastbert.benchmarks.harness import measure
 from fastbert.benchmarks.harness.isolation import Contender, Isolated, Local
 from fastbert.benchmarks.harness.measure import OWN, Comparison, ContenderFailed, Row, Timing
 from fastbert.benchmarks.harness.texts import Vocabulary, Workload
@@ -73,7 +73,7 @@ class Lineup:
         if reference is None:
             return
         self.tokens = len(rows[reference][0])
-        self.comparisons = {name: harness.compare_rows(rows[reference], found) for name, found in rows.items()}
+        self.comparisons = {name: measure.compare_rows(rows[reference], found) for name, found in rows.items()}
         self._report(self.comparisons, reference, self.workload.name)
 
     def compare_padded(self, length: int) -> dict[str, Comparison]:
@@ -82,7 +82,7 @@ class Lineup:
         reference = REFERENCE if REFERENCE in rows else OWN
         if reference not in rows:
             return {}
-        found = {name: harness.compare_rows(rows[reference], own, filler=0) for name, own in rows.items()}
+        found = {name: measure.compare_rows(rows[reference], own, filler=0) for name, own in rows.items()}
         self._report(found, reference, f"{self.workload.name}, padded")
         return found
 
@@ -104,7 +104,7 @@ class Lineup:
         """Rows of the open workload: `what` says how it was measured."""
         comparisons: Mapping[str, Comparison] = more.pop("comparisons", self.comparisons)
         options: dict[str, Any] = {"tokens": self.tokens, "text_bytes": self.workload.text_bytes, "dtype": self.dtypes}
-        return harness.make_rows(
+        return measure.make_rows(
             f"{self.workload.name}, {what}",
             timings,
             threads=self.threads,
@@ -149,10 +149,10 @@ def cold_and_warm(lineup: Lineup, rounds: int, measures: Sequence[str]) -> list[
     """The first pass of fresh tokenizers, and repeated passes of one."""
     table = []
     if "cold" in measures:
-        timings = harness.interleave(lineup.measures("time_cold"), rounds, warming=False, failed=lineup.drop)
+        timings = measure.interleave(lineup.measures("time_cold"), rounds, warming=False, failed=lineup.drop)
         table += lineup.rows("cold", timings)
     if "warm" in measures:
-        timings = harness.interleave(lineup.measures("time_warm"), rounds, failed=lineup.drop)
+        timings = measure.interleave(lineup.measures("time_warm"), rounds, failed=lineup.drop)
         table += lineup.rows("warm", timings)
     return table
 
@@ -162,7 +162,7 @@ def padded(lineup: Lineup, rounds: int, *, count: int, length: int = 512) -> lis
     comparisons = lineup.compare_padded(length)
     count = min(count, len(lineup.workload.texts))
     measures = lineup.measures("time_padded", comparisons, length=length, count=count)
-    timings = harness.interleave(measures, rounds, failed=lineup.drop)
+    timings = measure.interleave(measures, rounds, failed=lineup.drop)
     text_bytes = sum(len(text.encode()) for text in lineup.workload.texts[:count])
     what = f"{count:,} padded to {length}"
     return lineup.rows(
@@ -187,7 +187,7 @@ def aligned(lineup: Lineup, rounds: int) -> list[Row]:
         more: lineup.measures("time_aligned", [OWN])[OWN],
     }
     dtypes = dict.fromkeys(measures, lineup.dtypes[OWN])
-    return lineup.rows("offsets and words", harness.interleave(measures, rounds), dtype=dtypes)
+    return lineup.rows("offsets and words", measure.interleave(measures, rounds), dtype=dtypes)
 
 
 def threads(one: Lineup, many: Lineup, rounds: int) -> list[Row]:
@@ -200,7 +200,7 @@ def threads(one: Lineup, many: Lineup, rounds: int) -> list[Row]:
         failed.append(keys[key][0])
         (one if keys[key][1] == one.threads else many).drop(keys[key][0], error)
 
-    found = harness.interleave({key: both[keys[key]] for key in keys}, rounds, failed=drop)
+    found = measure.interleave({key: both[keys[key]] for key in keys}, rounds, failed=drop)
     parts: dict[int, dict[str, list[Timing]]] = {one.threads: {}, many.threads: {}}
     for key, timings in found.items():
         name, count = keys[key]
@@ -216,9 +216,9 @@ def load_times(lineup: Lineup, vocabularies: Sequence[Vocabulary], rounds: int) 
     table = []
     for vocabulary in vocabularies:
         measures = lineup.measures("time_load", vocab=str(vocabulary.path), lower_case=vocabulary.lower_case)
-        timings = harness.interleave(measures, rounds, failed=lineup.drop)
+        timings = measure.interleave(measures, rounds, failed=lineup.drop)
         entries = vocabulary.path.read_bytes().count(b"\n")
-        table += harness.make_rows(
+        table += measure.make_rows(
             f"load {vocabulary.name}, {entries:,} entries",
             timings,
             dtype=lineup.dtypes,
@@ -277,7 +277,7 @@ def _hostile(lineup: Lineup, name: str, count: int, size: int) -> list[Row]:
         by_kind[kind] = max(by_kind.get(kind, 0.0), timing.seconds)
     ratio = timings[worst].seconds / plain
     megabytes = f"{size / 1e6:g} MB"
-    [row] = harness.make_rows(
+    [row] = measure.make_rows(
         f"{count} hostile texts of {megabytes}",
         {name: timings},
         dtype=lineup.dtypes,

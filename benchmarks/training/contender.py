@@ -13,9 +13,7 @@ import numpy as np
 from fastbert.benchmarks import peers
 from fastbert.benchmarks.cpu.contender import MOST_CALLS, TURN_SECONDS, CpuContender
 from fastbert.benchmarks.harness.measure import Timing, clock
-from fastbert.benchmarks.training import memory as training_memory
-from fastbert.benchmarks.training import profile as training_profile
-from fastbert.benchmarks.training import workloads
+from fastbert.benchmarks.training import memory, profile, workloads
 
 REHEARSAL = "rehearsal"  # the folder of the toy, in the model's
 AGREEMENT = 0.05
@@ -41,7 +39,7 @@ class TrainingContender(CpuContender):
             phase()
         del toy
         gc.collect()
-        self.before = training_memory.resident()
+        self.before = memory.resident()
         self.peer = make(self.folder, **options)
 
     def open(self, path: str) -> dict[str, Any]:
@@ -54,7 +52,7 @@ class TrainingContender(CpuContender):
             details = self.peer.open(dict(arrays))
         # Now, since the first step changes the weights.
         self.compared = self.peer.values()
-        self.counted_anew = training_memory.forget_high_water()
+        self.counted_anew = memory.forget_high_water()
         self.cycle = len(self.peer.batches)
         self.calls = self.cycle
         first = self.time().seconds
@@ -85,18 +83,18 @@ class TrainingContender(CpuContender):
 
     def memory(self) -> dict[str, Any] | None:
         """The high-water mark of the steps so far and its parts, in bytes; None away from Linux."""
-        peak = training_memory.high_water()
+        peak = memory.high_water()
         if peak is None or self.before is None:
             return None
         steps = (self.peer.phases() for _ in range(self.cycle))
-        parts = training_memory.account(self.peer.model, self.peer.optimizer, steps, self.before, peak)
+        parts = memory.account(self.peer.model, self.peer.optimizer, steps, self.before, peak)
         since = "after loading" if self.counted_anew else "the start of the process"
         return {"peak_bytes": peak, "parts_bytes": parts, "peak_since": since}
 
     def profile(self, step_ms: float) -> dict[str, Any]:
         """Where the time of a step goes; how many are timed follows from what a step takes."""
         rounds = max(1, min(MOST_PROFILED, math.floor(PROFILED_SECONDS * 1e3 / max(step_ms, 1e-3))))
-        return training_profile.profile(self.peer.phases, rounds)
+        return profile.profile(self.peer.phases, rounds)
 
     def _turn(self) -> None:
         for _ in itertools.repeat(None, self.calls):

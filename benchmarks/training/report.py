@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.benchmarks.cpu import report
-from fastbert.benchmarks.cpu.measures import Result, is_own
+from fastbert.benchmarks.cpu.lineup import Result, is_own
 from fastbert.benchmarks.harness.measure import Row
 from fastbert.benchmarks.training.memory import PARTS
 
