@@ -194,8 +194,7 @@ def imported_modules(tree: ast.AST) -> set[str]:
 
 # What is about transformers' models, which whoever has one has imported.
 OF_OTHER_LIBRARIES = {
-    *(ROOT / "fastbert" / "integrations").glob("*.py"),
-    ROOT / "fastbert" / "tasks" / "verify.py",
+    *(ROOT / "fastbert" / "integrations").rglob("*.py"),
     ROOT / "fastbert" / "finetuning" / "adapters.py",
     ROOT / "fastbert" / "tokenizers" / "transformers_interface.py",
 }

@@ -24,7 +24,7 @@ class Config(ModelFlags):
     """Span: answers written for each question (default: as in training)."""
     null_threshold: float | None = None
     """Span: how much better than the best answer no answer must score to be given (default: as in training)."""
-    beams: int | None = None
+    num_beams: int | None = None
     """Sequence to sequence: hypotheses that beam search keeps (default: as in training)."""
     glue: str | None = None
     """Name of the GLUE task whose test set --text is: writes TASK.tsv as GLUE's server wants it into the folder --out,
@@ -50,7 +50,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     elif out is not None and out.exists() and not config.overwrite:
         raise UserError(f"--out {out}: exists; replace it with --overwrite")
     with Bars(quiet) as bars:
-        trained = config.load(n_best=config.n_best, null_threshold=config.null_threshold, beams=config.beams)
+        trained = config.load(n_best=config.n_best, null_threshold=config.null_threshold, beams=config.num_beams)
         bars.message(f"{trained.task.name}: {trained.how}")
         if out is not None and config.glue is None:
             file_kind(out, trained.task.name)

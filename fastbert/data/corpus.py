@@ -26,7 +26,7 @@ from typing import IO, Literal
 
 from fastbert.data.sentences import CLOSERS, split_sentences
 from fastbert.errors import CorpusError
-from fastbert.io.regular_file import open_regular, require_regular_file
+from fastbert.io.untrusted_input import open_regular, require_regular_file
 
 logger = logging.getLogger("fastbert")
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastbert.errors import UserError
+from fastbert.io.checksums import sha256
 
 FORMAT = "fastbert-token-shards"
 VERSION = 1
@@ -41,15 +42,6 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 def shard_files(number: int) -> dict[str, str]:
     """The names of a shard's files; no index can name others."""
     return {kind: f"shard-{number:05d}.{kind}.bin" for kind in ("tokens", "sentences", "documents")}
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or a folder's list of names, to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 class HashedFile:
@@ -76,9 +68,7 @@ class HashedFile:
 
 def describe(path: Path) -> dict[str, Any]:
     """A file that exists, as it is described in the index."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest}
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 class IndexReader:
@@ -118,7 +108,7 @@ class IndexReader:
     def file(self, holder: Any, key: str, expected_name: str, expected_bytes: int | None, verify: bool) -> Path:
         """The path of a described file, whose name, place and size are checked, and with `verify` its SHA-256."""
         entry = self.get(holder, key, dict)
-        name, size, sha256 = self.get(entry, "name", str), self.count(entry, "bytes"), self.get(entry, "sha256", str)
+        name, size, digest = self.get(entry, "name", str), self.count(entry, "bytes"), self.get(entry, "sha256", str)
         if name != expected_name:
             raise self.damaged(f"names the file {name[:80]!r} where only {expected_name!r} may stand")
         path = self.folder / name
@@ -127,6 +117,6 @@ class IndexReader:
         if size != path.stat().st_size or (expected_bytes is not None and size != expected_bytes):
             wanted = size if expected_bytes is None else expected_bytes
             raise UserError(f"{path} has {path.stat().st_size} bytes, not {wanted}; prepare the shards again")
-        if verify and describe(path)["sha256"] != sha256:
+        if verify and sha256(path) != digest:
             raise UserError(f"{path} is damaged: its SHA-256 is not the one in {INDEX}; prepare the shards again")
         return path

@@ -6,13 +6,11 @@ are described in `fastbert.data.shard_format`.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,11 +31,12 @@ from fastbert.data.shard_format import (
     IndexReader,
     describe,
     shard_files,
-    sync,
     token_dtype,
 )
 from fastbert.errors import CorpusError, UserError
-from fastbert.io.atomic_folder import recover_folder, remove, replace_folder
+from fastbert.io.atomic_write import sync, write_synced
+from fastbert.io.folder_exchange import recover_folder, remove, replace_folder
+from fastbert.io.locking import locked_folder
 
 _BATCH_CHARS = 1 << 22
 _BATCH_SENTENCES = 1 << 16
@@ -96,7 +95,9 @@ def prepare(
     partial = out.with_name(f".{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with _locked_folder(partial):
+        with locked_folder(partial, "wait for it, or choose another output"):
+            for left in partial.iterdir():  # by a process that was killed
+                remove(left)
             try:
                 _write_shards(partial, documents, tokenizer, shard_tokens, progress)
                 sync(partial)
@@ -122,26 +123,6 @@ def _check_output(out: Path, overwrite: bool) -> None:
         raise UserError(f"{out} already exists; choose another output, or overwrite it")
     if not (out / INDEX).is_file() or FORMAT.encode() not in (out / INDEX).read_bytes()[:4096]:
         raise UserError(f"{out} is not a folder of token shards, so it is not overwritten; choose another output")
-
-
-@contextlib.contextmanager
-def _locked_folder(folder: Path) -> Iterator[None]:
-    """An empty folder that no other process is writing to; what a killed one left in it is removed.
-
-    The lock is the system's, so it ends with the process that holds it, however that ends.
-    """
-    folder.mkdir(exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another process is writing {folder}; wait for it, or choose another output") from None
-        for left in folder.iterdir():
-            remove(left)
-        yield
-    finally:
-        os.close(handle)
 
 
 class _ShardWriter:
@@ -303,10 +284,7 @@ def _write_shards(
         "vocabulary": describe(folder / VOCABULARY),
         "shards": preparation.shards,
     }
-    with (folder / INDEX).open("x", encoding="utf-8") as file:
-        json.dump(index, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
+    write_synced(folder / INDEX, json.dumps(index, indent=1))
 
 
 # Reading

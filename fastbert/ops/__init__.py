@@ -2,12 +2,12 @@
 
 from fastbert.ops.attention.op import attention
 from fastbert.ops.cross_entropy.op import linear_cross_entropy
-from fastbert.ops.dropout.op import Site, TokenDropout, dropout
+from fastbert.ops.dropout.arguments import Site, TokenDropout
+from fastbert.ops.dropout.op import dropout
 from fastbert.ops.embedding.op import embedding_layer_norm
 from fastbert.ops.gelu.op import bias_gelu
 from fastbert.ops.linear.op import linear
-from fastbert.ops.norm.gelu_layer_norm import gelu_layer_norm
-from fastbert.ops.norm.op import dropout_add_layer_norm, layer_norm
+from fastbert.ops.norm.op import dropout_add_layer_norm, gelu_layer_norm, layer_norm
 from fastbert.ops.softmax.op import softmax
 
 __all__ = [

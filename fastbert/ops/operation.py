@@ -71,9 +71,9 @@ class Operation(Generic[Arguments]):
 _operations: dict[str, Operation[Any]] = {}
 
 
-def registered(name: str) -> Operation[Any] | None:
-    """Return an operation whose module has been imported, None if there is no such."""
-    return _operations.get(name)
+def operation_named(name: str) -> Operation[Any]:
+    """Return the operation of a name. Raises KeyError for an unknown one."""
+    return _operations[name] if name in _operations else operations()[name]
 
 
 def operations() -> dict[str, Operation[Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from fastbert.checkpoints.manifest import TASK, update_manifest, verify_files
 from fastbert.errors import CheckpointError, UserError
+from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.untrusted_input import read_json_file
 from fastbert.tasks.base import Columns, Task, TaskSettings
 from fastbert.tasks.inference import LONG_NAMES, ScoringDtype
@@ -41,9 +41,7 @@ def save_task(task: Task[Any], folder: Path, scored: ScoringDtype | None = None)
     values = {"format_version": FORMAT_VERSION, "task": task.name, "labels": task.labels, "settings": settings}
     if scored is not None:
         values["scored"] = asdict(scored)
-    partial = folder / f"{FILE}.partial"
-    partial.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    partial.replace(folder / FILE)
+    write_json_atomic(folder / FILE, values)
     update_manifest(folder, [FILE])
 
 

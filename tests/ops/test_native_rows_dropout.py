@@ -10,7 +10,8 @@ from row_kernels import LEVELS
 
 from fastbert import _C
 from fastbert.ops import reference
-from fastbert.ops.dropout.op import TokenDropout, attention_mask, quantized, token_mask
+from fastbert.ops.dropout.arguments import TokenDropout, quantized
+from fastbert.ops.dropout.masks import attention_mask, token_mask
 
 DTYPES = [torch.float32, torch.bfloat16]
 WIDTHS = [1, 7, 8, 15, 16, 17, 31, 33, 64, 65, 127, 129, 255, 257, 384, 513, 768, 1000]

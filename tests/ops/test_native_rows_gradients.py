@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fastbert import _C, ops, use_backend
 from fastbert.errors import UserError
-from fastbert.ops.dropout.op import TokenDropout, quantized
-from fastbert.ops.native import rowwise
+from fastbert.ops.dropout.arguments import TokenDropout, quantized
+from fastbert.ops.native import rowwise, rowwise_gradients
 
 SITE = 259
 SHAPES = [
@@ -193,12 +193,12 @@ def test_a_row_knows_nothing_of_its_neighbours(function: Function, seed: int) ->
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_slope_of_a_dense_grid(approximate: str, dtype: torch.dtype) -> None:
     x = torch.cat([torch.linspace(-16.0, 16.0, 2**16 + 1), torch.tensor([-1e30, -200.0, 200.0, 1e30])]).to(dtype)
-    found = rowwise.gelu_backward(torch.ones_like(x), x, None, approximate == "tanh", False)[0]
+    found = rowwise_gradients.gelu_backward(torch.ones_like(x), x, None, approximate == "tanh", False)[0]
     leaf = x.double().clamp(-100.0, 100.0).requires_grad_()
     torch.nn.functional.gelu(leaf, approximate=approximate).sum().backward()
     assert float((found.double() - leaf.grad).abs().max()) < (1e-6 if dtype == torch.float32 else 4.5e-3)
     infinite = torch.tensor([-math.inf, math.inf, math.nan], dtype=dtype)
-    slopes = rowwise.gelu_backward(torch.ones_like(infinite), infinite, None, approximate == "tanh", False)[0]
+    slopes = rowwise_gradients.gelu_backward(torch.ones_like(infinite), infinite, None, approximate == "tanh", False)[0]
     assert slopes[:2].tolist() == pytest.approx([0.0, 1.0], abs=1e-6)
     assert slopes[2].isnan()
 
@@ -210,10 +210,10 @@ def test_gelu_comes_again_as_it_was(tanh: bool, biased: bool, dtype: torch.dtype
     draw = Draw(seed)
     x, grad, bias = draw.normal(130, 75, dtype=dtype), draw.normal(130, 75, dtype=dtype), draw.normal(75)
     bias = bias if biased else None
-    dx, sums, y = rowwise.gelu_backward(grad, x, bias, tanh, True, True)
+    dx, sums, y = rowwise_gradients.gelu_backward(grad, x, bias, tanh, True, True)
     with torch.no_grad():
         assert torch.equal(y, rowwise.bias_gelu(x, bias, tanh))
-    alone = rowwise.gelu_backward(grad, x, bias, tanh, False)
+    alone = rowwise_gradients.gelu_backward(grad, x, bias, tanh, False)
     assert torch.equal(alone[0], dx)
     assert alone[1:] == (None, None)
     torch.testing.assert_close(sums, dx.double().sum(0).float(), rtol=0.0, atol=2e-5 if dtype.itemsize == 4 else 0.1)
@@ -246,11 +246,13 @@ def test_without_dropout_the_gradients_of_x_and_residual_are_one(seed: int) -> N
     draw = Draw(seed)
     grad, beside, total = (draw.normal(20, 33) for _ in range(3))
     mean, rstd, weight = draw.normal(20), draw.normal(20).abs(), draw.normal(33)
-    dx, none, sums = rowwise.norm_gradients(grad, beside, total, mean, rstd, weight, None, x_bias=True, residual=True)
+    dx, none, sums = rowwise_gradients.norm_gradients(
+        grad, beside, total, mean, rstd, weight, None, x_bias=True, residual=True
+    )
     assert none is None
     torch.testing.assert_close(sums[2], dx.sum(0))
     drops = dropping(20, seed)
-    dropped, dresidual, _ = rowwise.norm_gradients(
+    dropped, dresidual, _ = rowwise_gradients.norm_gradients(
         grad, beside, total, mean, rstd, weight, drops, x_bias=False, residual=True
     )
     assert torch.equal(dresidual, dx)
@@ -299,15 +301,16 @@ def test_the_operators_keep_their_promises(with_all: bool, level: str, seed: int
         (drops.p, drops.key, drops.sequence_ids, drops.offsets, drops.site) if with_all else (0.0, None, None, None, 0)
     )
     optional = x_bias if with_all else None
-    torch.library.opcheck(operators.layer_norm.default, (x, weight, bias, 1e-5, True))
-    torch.library.opcheck(operators.layer_norm_backward.default, (grad, bare[0], mean, rstd, bare[2]))
+    torch.library.opcheck(operators.layer_norm.default, (x, weight, bias, 1e-5, True, "native"))
+    torch.library.opcheck(operators.layer_norm_backward.default, (grad, bare[0], mean, rstd, bare[2], "native"))
     torch.library.opcheck(
-        operators.dropout_add_layer_norm.default, (x, optional, residual, weight, bias, 1e-5, *parts, True)
+        operators.dropout_add_layer_norm.default, (x, optional, residual, weight, bias, 1e-5, *parts, True, "native")
     )
-    arguments = (grad, grad if with_all else None, bare[0], mean, rstd, bare[2], *parts, with_all)
+    arguments = (grad, grad if with_all else None, bare[0], mean, rstd, bare[2], *parts, with_all, "native")
     torch.library.opcheck(operators.dropout_add_layer_norm_backward.default, arguments)
-    torch.library.opcheck(operators.gelu_layer_norm.default, (x, optional, weight, bias, 1e-5, with_all, True))
-    arguments = (grad, bare[0], bare[1] if with_all else None, mean, rstd, bare[2], with_all)
+    arguments = (x, optional, weight, bias, 1e-5, with_all, True, "native")
+    torch.library.opcheck(operators.gelu_layer_norm.default, arguments)
+    arguments = (grad, bare[0], bare[1] if with_all else None, mean, rstd, bare[2], with_all, "native")
     torch.library.opcheck(operators.gelu_layer_norm_backward.default, arguments)
     torch.library.opcheck(operators.bias_gelu.default, (x, optional, with_all, "native"))
     torch.library.opcheck(
@@ -315,7 +318,7 @@ def test_the_operators_keep_their_promises(with_all: bool, level: str, seed: int
         (grad, bare[0], bare[1] if with_all else None, with_all, with_all, "native"),
     )
     if with_all:
-        torch.library.opcheck(operators.dropout.default, (x, *parts[1:4], drops.p, drops.site))
+        torch.library.opcheck(operators.dropout.default, (x, *parts[1:4], drops.p, drops.site, "native"))
 
 
 @pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])
@@ -339,7 +342,7 @@ def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, width: int
         *head, grad.address, width, beside.address, width, x.address, width, *statistics, weight.address,
         NAMES[dtype], dropout, dx.address, dresidual.address, True, sums.address,
     )  # fmt: skip
-    expected = rowwise.norm_gradients(
+    expected = rowwise_gradients.norm_gradients(
         grad.tensor, beside.tensor, x.tensor, mean.tensor, rstd.tensor, weight.tensor, drops, x_bias=True, residual=True
     )
     assert all(torch.equal(one.tensor, two) for one, two in zip((dx, dresidual, sums), expected))
@@ -350,13 +353,13 @@ def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, width: int
             *head, grad.address, width, x.address, width, bias.address, NAMES[dtype], tanh,
             dx.address, y.address, column.address,
         )  # fmt: skip
-        again = rowwise.gelu_backward(grad.tensor, x.tensor, bias.tensor, tanh, True, True)
+        again = rowwise_gradients.gelu_backward(grad.tensor, x.tensor, bias.tensor, tanh, True, True)
         assert all(torch.equal(one.tensor, two) for one, two in zip((dx, column, y), again))
         _C.gelu_norm_gradients(
             *head, grad.address, width, x.address, width, bias.address, weight.address, NAMES[dtype], tanh,
             *statistics, dx.address, sums.address,
         )  # fmt: skip
-        of_norm = rowwise.gelu_norm_gradients(
+        of_norm = rowwise_gradients.gelu_norm_gradients(
             grad.tensor, x.tensor, bias.tensor, mean.tensor, rstd.tensor, weight.tensor, tanh
         )
         assert torch.equal(dx.tensor, of_norm[0])

@@ -11,7 +11,7 @@ from row_kernels import DTYPES, LEVELS, NAMES, Draw, check
 from torch import Tensor
 
 from fastbert import _C, ops, use_backend
-from fastbert.ops.dropout.op import quantized
+from fastbert.ops.dropout.arguments import quantized
 
 
 @pytest.fixture(params=LEVELS, autouse=True)

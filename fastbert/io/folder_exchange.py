@@ -1,8 +1,8 @@
-"""Replace a folder so that its name always leads to a whole one, the old or the new.
+"""Replace a folder so that its name always leads to a complete one, the old or the new.
 
 Linux exchanges two names in one step (renameat2 with RENAME_EXCHANGE; ext4, XFS, Btrfs, tmpfs, overlayfs and others).
-Where the system or the filesystem refuses, the old folder is renamed aside first; if the process is killed between the
-two renames, `recover_folder` puts the old one back at the next start.
+Where that is not supported, the old folder is first renamed to `.NAME.old`; if the process is killed between the two
+renames, `recover_folder` restores the old folder at the next start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-REFUSED = frozenset(
+UNSUPPORTED = frozenset(
     {
         errno.EACCES,
         errno.EBUSY,
@@ -28,21 +28,21 @@ REFUSED = frozenset(
         errno.EXDEV,
     }
 )
-"""Errors by which a filesystem says that it does not exchange names, or does not link files."""
+"""Errors of a file system that does not exchange names, or does not link files."""
 
 
 def replace_folder(new: Path, target: Path) -> None:
-    """Put the folder `new` at the name `target`, in the same parent folder, and remove what was there.
+    """Rename the folder `new` to `target`, in the same parent folder, and remove the folder that was there.
 
-    A process that is killed leaves the old folder or the new one at `target`; the other one may be left at `new`. Only
-    where names cannot be exchanged is there a moment without either; call `recover_folder` before the next write.
+    If the process is killed, `target` is the old folder or the new one, and the other one may be left at `new`. Only
+    where names cannot be exchanged is `target` missing for a moment; call `recover_folder` before the next write.
     """
     if not os.path.lexists(target):
         os.rename(new, target)
     elif exchange(new, target):
         shutil.rmtree(new, ignore_errors=True)
     else:
-        old = _aside(target)
+        old = _old_name(target)
         shutil.rmtree(old, ignore_errors=True)
         os.rename(target, old)
         os.rename(new, target)
@@ -51,7 +51,7 @@ def replace_folder(new: Path, target: Path) -> None:
 
 def recover_folder(target: Path) -> None:
     """Finish or undo a replacement that was killed between two renames."""
-    old = _aside(target)
+    old = _old_name(target)
     if not os.path.lexists(old):
         return
     if os.path.lexists(target):
@@ -69,15 +69,15 @@ def exchange(first: Path, second: Path) -> bool:
     if function(_AT_FDCWD, names[0], _AT_FDCWD, names[1], ctypes.c_uint(_RENAME_EXCHANGE)) == 0:
         return True
     code = ctypes.get_errno()
-    if code in REFUSED:
+    if code in UNSUPPORTED:
         return False
     raise OSError(code, os.strerror(code), os.fspath(first), None, os.fspath(second))
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """Make `target` the same as `source`: its files hard links, its folders new ones with the same attributes.
+    """Copy a folder as hard links to its files; sub-folders are new and have the attributes of the old ones.
 
-    Raises OSError where files cannot be linked, with `target` partly made.
+    Raises OSError where files cannot be linked, with `target` incomplete.
     """
     if source.is_symlink() or not source.is_dir():
         os.link(source, target, follow_symlinks=False)
@@ -89,20 +89,20 @@ def link_tree(source: Path, target: Path) -> None:
 
 
 def copy_attributes(source: Path, target: Path) -> None:
-    """Give a folder the mode, times, extended attributes and owner of another. Raises OSError where it may not."""
-    info, own = source.stat(), target.stat()
-    if (info.st_uid, info.st_gid) != (own.st_uid, own.st_gid):
-        os.chown(target, info.st_uid, info.st_gid)
+    """Copy mode, times, extended attributes and owner from one folder to another. Raises OSError if not permitted."""
+    old, new = source.stat(), target.stat()
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        os.chown(target, old.st_uid, old.st_gid)
     shutil.copystat(source, target)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a whole folder."""
+    """Remove a file, a link or a folder with its content."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 
 
-def _aside(target: Path) -> Path:
+def _old_name(target: Path) -> Path:
     return target.with_name(f".{target.name}.old")

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from fastbert.distillation.pretraining import MaskedLesson
+from fastbert.distillation.pretraining import PretrainingDistillationLoss
 from fastbert.errors import UserError
 from fastbert.models import BertForPreTraining
 from fastbert.training.config import PretrainConfig
-from fastbert.training.graphed import loss_of_step
 from fastbert.training.loop import Reporter, Stopped
 from fastbert.training.pretrain import pretrain
+from fastbert.training.step_loss import micro_batch_loss
 
 WORDS = [f"{a}{b}" for a in "abcdef" for b in "uvwxyz"]
 
@@ -86,7 +86,7 @@ def test_models_of_other_sizes_learn_too(place: Path, tmp_path: Path, distill: s
     assert last.mlm_loss < first.mlm_loss - 0.1
     model = BertForPreTraining.from_pretrained(tmp_path / "run" / "model")
     assert not model.new_weights
-    assert not any("lesson" in name for name in model.state_dict())
+    assert not any("distillation" in name for name in model.state_dict())
 
 
 def test_the_texts_part_is_the_plain_loss(place: Path) -> None:
@@ -97,11 +97,12 @@ def test_the_texts_part_is_the_plain_loss(place: Path) -> None:
 
     shards = TokenShards.open(place / "teacher" / "data")
     batch = PretrainingData(shards, objective="mlm+nsp", max_length=32, seed=0).batch(0, [0, 1, 2])
-    plain = loss_of_step(student(batch), 0.1, 0.3)
-    silent, _ = MaskedLesson(student, teacher, PretrainConfig(soft_weight=0.0))(student, batch, 0.1, 0.3)
+    plain = micro_batch_loss(student(batch), 0.1, 0.3)
+    silent, _ = PretrainingDistillationLoss(student, teacher, PretrainConfig(soft_weight=0.0))(student, batch, 0.1, 0.3)
     torch.testing.assert_close(silent, plain, atol=1e-5, rtol=1e-5)
-    # Who says what the teacher says has nothing to learn from it.
-    only, _ = MaskedLesson(student, teacher, PretrainConfig(soft_weight=1.0, distill="tinybert"))(student, batch, 1, 1)
+    # A student that equals its teacher has no loss.
+    flags = PretrainConfig(soft_weight=1.0, distill="tinybert")
+    only, _ = PretrainingDistillationLoss(student, teacher, flags)(student, batch, 1, 1)
     assert abs(only.item()) < 1e-4
 
 
@@ -123,7 +124,7 @@ def test_an_interrupted_student_continues_bit_for_bit(place: Path, tmp_path: Pat
 def test_teachers_that_do_not_fit(place: Path, tmp_path: Path) -> None:
     teacher = str(place / "teacher" / "model")
     (tmp_path / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *WORDS[::-1]]))
-    with pytest.raises(UserError, match="has another vocabulary than the run"):
+    with pytest.raises(UserError, match="has a different vocabulary than the run"):
         pretrain(config(place, tmp_path / "run", teacher=teacher, tokenizer=tmp_path / "vocab.txt"))
     with pytest.raises(UserError, match=r"layers=9 must be from 1 to the teacher's 4"):
         pretrain(config(place, tmp_path / "other", teacher=teacher, student_layers=9))

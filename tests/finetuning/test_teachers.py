@@ -15,7 +15,7 @@ from toy_tasks import VOCABULARY, choices, moods, questions, sentiment, tagged, 
 
 from fastbert import BertForSequenceClassification, WordPieceTokenizer
 from fastbert.checkpoints.delta.files import restore_delta
-from fastbert.distillation.losses import Lesson, load_teacher
+from fastbert.distillation.finetuning import DistillationLoss, load_teacher
 from fastbert.errors import UserError
 from fastbert.finetuning import start
 from fastbert.finetuning.config import FinetuneConfig
@@ -93,16 +93,16 @@ def test_a_pupil_that_is_its_teacher_learns_nothing_new(task: str, place: Path) 
     teacher = start.begin(one, place / "model", run, seed=0).eval()
     batch = rows.batch(torch.arange(8).numpy())
     for distill in ("distilbert", "tinybert"):
-        lesson = Lesson(one, student, teacher, replace(run, distill=distill))
-        loss = lesson(student, batch, one.items(batch))
+        distillation = DistillationLoss(one, student, teacher, replace(run, distill=distill))
+        loss = distillation(student, batch, one.items(batch))
         assert abs(loss.item()) < 1e-5
         loss.backward()
         assert max(float(p.grad.abs().max()) for p in student.parameters() if p.grad is not None) < 1e-3
         student.zero_grad()
     # The labels' part is the task's own loss.
     plain = one.loss(student, batch, one.items(batch))
-    lesson = Lesson(one, student, teacher, replace(run, soft_weight=0.0))
-    torch.testing.assert_close(lesson(student, batch, one.items(batch)), plain, atol=1e-5, rtol=1e-5)
+    distillation = DistillationLoss(one, student, teacher, replace(run, soft_weight=0.0))
+    torch.testing.assert_close(distillation(student, batch, one.items(batch)), plain, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("task", list(MAKERS))
@@ -113,11 +113,13 @@ def test_parts_of_a_batch_are_its_whole(task: str, place: Path) -> None:
     one.learn_labels(dataset)
     rows = one.encode(dataset, WordPieceTokenizer.from_pretrained(place / "model"), labelled=True)
     student, teacher = (start.begin(one, place / "model", run, seed=seed).eval() for seed in (0, 1))
-    lessons = [Lesson(one, student, teacher, replace(run, distill=kind)) for kind in ("distilbert", "tinybert")]
+    losses = [
+        DistillationLoss(one, student, teacher, replace(run, distill=kind)) for kind in ("distilbert", "tinybert")
+    ]
     whole = rows.batch(torch.arange(7).numpy())
     items = one.items(whole)
     parts = share_out([rows.batch(torch.arange(a, b).numpy()) for a, b in ((0, 3), (3, 7))])
-    for loss in (one.loss, lambda model, batch, items: one.answer(model, batch, items).loss, *lessons):
+    for loss in (one.loss, lambda model, batch, items: one.answer(model, batch, items).loss, *losses):
         total = sum(loss(student, part, items) for part in parts)
         torch.testing.assert_close(total, loss(student, whole, items), atol=1e-5, rtol=1e-5)
 
@@ -129,7 +131,7 @@ def test_teachers_that_do_not_fit(place: Path, teacher: Path, tmp_path: Path) ->
         load_teacher(task, teacher, words)
     task = make_task("classification", task_settings(config(place, tmp_path)), labels=("bad", "good"))
     other_words = WordPieceTokenizer(list(VOCABULARY[:5]) + list(VOCABULARY[:4:-1]), do_lower_case=True)
-    with pytest.raises(UserError, match="has another vocabulary than --model"):
+    with pytest.raises(UserError, match="has a different vocabulary than --model"):
         load_teacher(task, teacher, other_words)
     with pytest.raises(UserError, match="is not trained for classification"):
         load_teacher(task, place / "model", words)

@@ -8,7 +8,7 @@ import pytest
 
 from fastbert import _C, cpu_capability
 
-PRINT = "from fastbert import cpu_level; print(cpu_level.level())"
+PRINT = "from fastbert import cpu_capability; print(cpu_capability.level())"
 MODEL = """
 import torch, fastbert
 model = fastbert.BertModel(fastbert.BertConfig.preset("tiny", vocab_size=50))
