@@ -37,7 +37,7 @@ COUNT, QUICK_COUNT = 20_000, 500
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CpuOptions):
-    """What to measure, and how much of it: `quick` is 500 texts."""
+    """The selection and size of the measurement: `quick` uses 500 texts."""
 
     folder: Path | None = None
     """The model; None: MiniLM, if the package that carries it is installed."""
@@ -57,17 +57,17 @@ class Options(CpuOptions):
         self.names()
 
     def names(self) -> list[str]:
-        """The contenders that were asked for."""
+        """Return the selected contenders."""
         return choose("contender", peers.names(KIND), self.contenders)
 
     @property
     def count(self) -> int:
-        """How many texts."""
+        """Return the number of texts."""
         return self.texts or (QUICK_COUNT if self.quick else COUNT)
 
 
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
-    """Measure; `say` takes lines for people, `progress` the steps done, all steps and the name of the next."""
+    """Measure. `say` receives lines for the user; `progress` the completed steps, all steps and the next one's name."""
     cpu_capability.level()  # raises for a wrong FASTBERT_CPU, which would else be our contenders' failure
     progress = progress or (lambda *_: None)
     model = options.folder or minilm_folder()
@@ -102,7 +102,7 @@ def minilm_folder() -> Path:
 
 
 def _texts(options: Options) -> tuple[str, list[str]]:
-    """A name and lines that are not blank."""
+    """Return a name and non-empty lines."""
     if options.text is not None:
         return options.text.name, _first(TextFile(options.text), options.count, str(options.text))
     data = find_data(options.data)
@@ -123,7 +123,7 @@ def _first(lines: Iterable[str], count: int, source: str) -> list[str]:
 
 
 def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:
-    """Write what was measured to the files that were asked for."""
+    """Write the results to the requested files."""
     packages = ("fastbert-engine", *peers.distributions(KIND))
     if json is not None:
         records.write(json, records.record(KIND, report.record_rows(result), packages))
@@ -133,7 +133,7 @@ def publish(result: Result, options: Options, json: Path | None, chart: Path | N
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = command.parser(__doc__, quick="500 texts, three rounds", model="not used here: see --folder")
     parser.add_argument("--folder", type=Path, help="the model's folder (default: MiniLM, if its package is there)")
     parser.add_argument("--text", type=Path, help="file with one text a line (default: Wikipedia or Python's docs)")

@@ -31,7 +31,7 @@ RECORDS = {"encoder": "encoder", "matmul": "matmuls"}  # by kind of contender
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CpuOptions):
-    """What to measure, and how much of it: `quick` is an eighth of the sequences; the model is base by default."""
+    """The selection and size of the measurement: `quick` uses an eighth of the sequences; the default model is base."""
 
     matmuls: bool = False
     """Measure the encoder's matmuls instead of whole encoders."""
@@ -43,32 +43,32 @@ class Options(CpuOptions):
 
     @property
     def kind(self) -> str:
-        """The kind of contender."""
+        """Return the kind of contender."""
         return "matmul" if self.matmuls else "encoder"
 
     @property
     def preset(self) -> str:
-        """The model's name."""
+        """Return the model's name."""
         return self.model or ("tiny" if self.quick else "base")
 
     @property
     def config(self) -> BertConfig:
-        """The model."""
+        """Return the model's configuration."""
         return BertConfig.preset(self.preset)
 
     def names(self) -> list[str]:
-        """The contenders that were asked for."""
+        """Return the selected contenders."""
         return choose("contender", peers.names(self.kind), self.contenders)
 
     def chosen(self) -> list[Workload]:
-        """The workloads that were asked for."""
+        """Return the selected workloads."""
         make = workloads.matmuls if self.matmuls else workloads.batches
         found = {workload.name: workload for workload in make(self.config, self.quick)}
         return [found[name] for name in choose("workload", list(found), self.workloads)]
 
 
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
-    """Measure; `say` takes lines for people, `progress` the steps done, all steps and the name of the next."""
+    """Measure. `say` receives lines for the user; `progress` the completed steps, all steps and the next one's name."""
     cpu_capability.level()  # raises for a wrong FASTBERT_CPU, which would else be our contenders' failure
     progress = progress or (lambda *_: None)
     workloads = options.chosen()
@@ -90,8 +90,8 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
 
 
 def save_model(folder: Path, config: BertConfig) -> Path:
-    """Write a model with random weights as a Hugging Face folder. Biases and the weights of LayerNorms are random too,
-    so that whoever forgets one is found out."""
+    """Write a model with random weights as a Hugging Face folder. Biases and LayerNorm weights are random too, so that
+    the comparison detects a contender that omits one."""
     import torch
 
     from fastbert.models import BertModel
@@ -110,7 +110,7 @@ def save_model(folder: Path, config: BertConfig) -> Path:
 
 
 def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:
-    """Write what was measured to the files that were asked for."""
+    """Write the results to the requested files."""
     packages = ("fastbert-engine", *peers.distributions(options.kind))
     if json is not None:
         records.write(json, records.record(RECORDS[options.kind], report.record_rows(result), packages))
@@ -121,7 +121,7 @@ def publish(result: Result, options: Options, json: Path | None, chart: Path | N
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = command.parser(__doc__, quick="a tiny model, few sequences, three rounds", model="base, quick tiny")
     parser.add_argument("--matmuls", action="store_true", help="measure matmuls instead of whole encoders")
     return command.execute(parser, arguments, Options, run, report.show, publish)

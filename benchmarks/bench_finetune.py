@@ -39,7 +39,7 @@ PACKAGES = ("fastbert-engine", "torch", "transformers", "accelerate", "scikit-le
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A task as it is trained: files in the data folder, how many training examples (None: all), and the recipe."""
+    """A task and its recipe: files in the data folder, number of training examples (None: all), hyper-parameters."""
 
     task: str
     train: str
@@ -67,14 +67,14 @@ WORK = {
 
 
 def extract(data: Path, name: str, folder: Path) -> Path:
-    """A file of an archive of the data folder."""
+    """Extract a file from an archive of the data folder and return its path."""
     with tarfile.open(data / "finetune" / f"{name.split('/')[0]}.tar.xz") as archive:
         archive.extract(name, folder, filter="data")
     return folder / name
 
 
 class Bench:
-    """One task's contenders, and what they are asked."""
+    """The contenders of one task."""
 
     def __init__(self, name: str, options: argparse.Namespace, data: Path, folder: Path) -> None:
         self.name, self.options, self.folder = name, options, folder
@@ -96,7 +96,7 @@ class Bench:
         self.members: dict[str, Isolated] = {}
 
     def run(self) -> list[dict[str, Any]]:
-        """Losses and times in turns, then scores of those that train to the end."""
+        """Measure losses and times in turns, then the scores of the contenders that train to the end."""
         times: dict[str, list[float]] = {}
         losses: dict[str, list[float]] = {}
         try:
@@ -117,7 +117,7 @@ class Bench:
         return self._rows(times, losses, ended)
 
     def scores(self) -> dict[str, dict[str, Any]]:
-        """Every contender, trained to the end."""
+        """Train every contender to the end and return the scores."""
         try:
             for name in self.options.contenders:
                 self._start(name, {})
@@ -127,7 +127,7 @@ class Bench:
                 member.close()
 
     def _start(self, name: str, losses: dict[str, list[float]]) -> int:
-        """Start a contender and let it take its first step; returns the steps of its turns, fewer if one is long."""
+        """Start a contender, take its first steps, and return the number of steps per round, fewer if one is slow."""
         place = self.folder / name.replace(" ", "-")
         place.mkdir()
         member = Isolated(HOME, {"name": name, "spec": str(self.spec)}, environment(self.options.threads, place))
@@ -169,8 +169,8 @@ class Bench:
 
 
 def over_seeds(name: str, options: argparse.Namespace, data: Path) -> dict[str, Any]:
-    """Scores of several seeds of each contender of --to-the-end, and Welch's 95 % interval of the difference of their
-    means."""
+    """Return the scores of several seeds per contender of --to-the-end, and Welch's 95 % interval of the difference of
+    their means."""
     found: dict[str, list[dict[str, Any]]] = {}
     for seed in range(options.seed, options.seed + options.seeds):
         chosen = argparse.Namespace(**{**vars(options), "seed": seed, "turns": 0, "contenders": options.to_the_end})
@@ -214,7 +214,7 @@ def write(path: Path | None, benchmark: str, rows: list[dict[str, Any]]) -> None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=list(WORK), default=list(WORK), help="which tasks")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=["fastbert", *CONTENDERS[2:]])

@@ -41,7 +41,7 @@ STARTED, BUILT = "FASTBERT_GPU_STARTED", "FASTBERT_GPU_BUILT"
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line; refuses sections that do not exist, and a record of a dry run."""
+    """Parse the command line; refuse unknown sections, and a record of a dry run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json, log and charts")
     parser.add_argument("--budget-seconds", type=float, default=520.0, help="for everything (default: %(default)s)")
@@ -63,15 +63,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def leave_the_tree() -> None:
-    """Take the clone off sys.path, here and in child processes: its sources are not compiled, and `kernels` would hide
-    another package."""
+    """Remove the clone from sys.path, here and in child processes: its sources are not compiled, and `kernels` would
+    shadow an unrelated package."""
     hidden = {ROOT, ROOT / "benchmarks"}
     sys.path[:] = [entry for entry in sys.path if Path(entry or os.getcwd()).resolve() not in hidden]
     os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def problem_of_import() -> str | None:
-    """Why fastbert cannot be imported, or None if it can."""
+    """Return why fastbert cannot be imported, or None if it can."""
     try:
         import fastbert  # noqa: F401
     except ImportError as error:
@@ -80,7 +80,7 @@ def problem_of_import() -> str | None:
 
 
 def build() -> dict[str, object]:
-    """Install the clone in place; how that went, with the last lines if it failed."""
+    """Install the clone in editable mode and return status, seconds and the last lines of output."""
     command = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "-e", str(ROOT)]
     began = time.time()
     try:
@@ -93,7 +93,7 @@ def build() -> dict[str, object]:
 
 
 def give_up(out: Path, built: dict[str, object], reason: str) -> int:
-    """Without the package nothing can be measured: say so where results are expected."""
+    """Write the reason into results.json: without the package nothing can be measured."""
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"sections": {"build": {**built, "status": "failed", "reason": reason}}, "table": []}, indent=1)
     (out / "results.json").write_text(text + "\n")

@@ -41,7 +41,7 @@ _RESET_PEAK = "5"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to measure, and how often."""
+    """The selection and size of the measurement."""
 
     model: str
     threads: int
@@ -50,7 +50,7 @@ class Options:
 
 
 def measure(options: Options, folder: Path) -> list[Row]:
-    """The rows of all workloads; a contender whose output differs is an error."""
+    """Return the rows of all workloads; exit if a contender's output differs."""
     rows: list[Row] = []
     for workload in WORKLOADS:
         measured: dict[str, list[dict[str, Any]]] = {OWN: [], PEER: []}
@@ -92,7 +92,7 @@ def _in_a_process(contender: str, workload: str, folder: Path, threads: int) -> 
 
 
 def child(contender: str, workload: str, folder: str, threads: str) -> None:
-    """Load and compute once, and print what it took and what came out."""
+    """Load the model, compute once, and print time, memory and output as JSON."""
     import torch
 
     torch.set_num_threads(int(threads))
@@ -127,13 +127,13 @@ def child(contender: str, workload: str, folder: str, threads: str) -> None:
 
 
 def _peak() -> int:
-    """The most memory that the process has held, in bytes."""
+    """Return the process's peak memory in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) << 10
 
 
 def show(rows: Sequence[Row]) -> None:
-    """A table for people."""
+    """Print a table."""
     print(f"{'workload':<16}{'contender':<14}{'ms':>8}{'p20':>8}{'p80':>8}{'ratio':>8}{'peak / weights':>16}")
     for row in rows:
         print(
@@ -143,7 +143,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["--child"]:
         child(*given[1:])

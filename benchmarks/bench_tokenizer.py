@@ -31,7 +31,7 @@ MEASURES = ("cold", "warm", "padded", "aligned", "threads", "load", "memory", "h
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to measure, and how much of it."""
+    """The selection and size of the measurement."""
 
     quick: bool = False
     """Two megabytes of text in all, fewer rounds: under a minute."""
@@ -77,17 +77,17 @@ class Options:
 
     @property
     def limit(self) -> int:
-        """Bytes of each text at most."""
+        """Return the maximum size of each text in bytes."""
         return int((self.megabytes or (1 if self.quick else 8)) * 1e6)
 
     @property
     def timed_rounds(self) -> int:
-        """Timed calls of each contender."""
+        """Return the number of timed calls per contender."""
         return self.rounds or (3 if self.quick else 5)
 
 
 def run(options: Options, say: Say, progress: Callable[[int, int, str], None] | None = None) -> list[Row]:
-    """Measure; `say` takes lines for people, `progress` the steps done, all steps and the name of the next."""
+    """Measure. `say` receives lines for the user; `progress` the completed steps, all steps and the next one's name."""
     names = list(options.contenders or peers.names("tokenizer"))
     for name in names:
         module = peers.missing("tokenizer", name)
@@ -176,14 +176,14 @@ def _measure(
 
 
 def _with_memory(row: Row, grown: dict[str, dict[str, float]], workload: Workload) -> Row:
-    """Memory belongs to the warm rows of the workload that it was measured on."""
+    """Add the memory to the warm rows of the workload on which it was measured."""
     if not row.workload.startswith(f"{workload.name}, warm") or row.contender not in grown:
         return row
     return replace(row, details={**row.details, "memory_megabytes_a_thread": grown[row.contender]})
 
 
 def publish(rows: Sequence[Row], json: Path | None, chart: Path | None) -> None:
-    """Write rows to the files that were asked for."""
+    """Write the rows to the requested files."""
     if json is not None:
         packages = (*peers.distributions("tokenizer"), "fastbert-engine")
         records.write(json, records.record("tokenizer", map(asdict, rows), packages))
@@ -194,7 +194,7 @@ def publish(rows: Sequence[Row], json: Path | None, chart: Path | None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="2 MB of text in all, fewer rounds: under a minute")
     parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")

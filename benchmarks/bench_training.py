@@ -43,8 +43,8 @@ MOST_STEPS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CpuOptions):
-    """What to measure, and how much of it: `quick` is four short sequences a step; a model that is named takes the
-    place of base and mini, in a loss curve that of the demonstration's; torch.compile takes part where it is named."""
+    """The selection and size of the measurement: `quick` uses four short sequences per step; a named model replaces
+    base and mini, in a loss curve the demonstration's model; torch.compile takes part only if named."""
 
     text: Path | None = None
     """Text for wiki-en, a sentence a line, and for the loss curve; None: random tokens, and Python's own English."""
@@ -83,7 +83,7 @@ class Options(CpuOptions):
 
     @property
     def sources(self) -> Sources:
-        """What the workloads are made from."""
+        """Return the sources of the workloads."""
         return Sources(
             quick=self.quick,
             model=self.model,
@@ -95,7 +95,7 @@ class Options(CpuOptions):
 
     @property
     def curve_config(self) -> BertConfig:
-        """The model of a loss curve: the demonstration's unless one is named."""
+        """Return the model of a loss curve: the demonstration's unless one is named."""
         if self.model is not None:
             return BertConfig.preset(self.model)
         if self.quick:
@@ -105,20 +105,20 @@ class Options(CpuOptions):
         return SHAPE
 
     def names(self) -> list[str]:
-        """The contenders that were asked for."""
+        """Return the selected contenders."""
         chosen = choose("contender", peers.names(KIND), self.contenders)
         named = any("compile" in part for part in self.contenders)
         return [name for name in chosen if named or not name.startswith(NAMED_ONLY)]
 
     def builders(self) -> dict[str, Callable[[], TrainingWorkload]]:
-        """The workloads that were asked for, each made when it is called for."""
+        """Return the selected workloads by name, each as a function that builds it."""
         found = workloads.builders(self.sources)
         return {name: found[name] for name in choose("workload", list(found), self.workloads)}
 
 
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result | Curves:
-    """Measure, or compare losses where that was asked for; `say` takes lines for people, `progress` the steps done, all
-    steps and the name of the next."""
+    """Measure speed, or compare losses if `loss_curve` is set. `say` receives lines for the user; `progress` the
+    completed steps, all steps and the next one's name."""
     cpu_capability.level()  # raises for a wrong FASTBERT_CPU, which would else be our contenders' failure
     progress = progress or (lambda *_: None)
     if options.loss_curve is not None:
@@ -139,7 +139,7 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result 
 
 
 def measure(workload: TrainingWorkload, options: Options, folder: Path, say: Say) -> Result:
-    """Measure one workload, in processes that are new, so that their memory tells of nothing else."""
+    """Measure one workload in new processes, so that their memory contains nothing of the others."""
     model = save_model(folder / "model", workload)
     lineup = TrainingLineup(
         KIND, options.names(), options.thread_count, model=model, isolate=options.isolate, folder=folder, say=say
@@ -153,7 +153,7 @@ def measure(workload: TrainingWorkload, options: Options, folder: Path, say: Say
 
 
 def save_model(folder: Path, workload: TrainingWorkload) -> Path:
-    """Write the weights that all contenders of a workload start from, and those that they rehearse with."""
+    """Write the weights from which all contenders of a workload start, and those of the rehearsal."""
     import torch
 
     from fastbert.models import BertForPreTraining, BertForSequenceClassification
@@ -184,7 +184,7 @@ def _curves(options: Options, steps: int, say: Say, progress: Progress) -> Curve
 
 
 def show(measured: Result | Curves) -> None:
-    """Print what was measured."""
+    """Print the results."""
     if isinstance(measured, Curves):
         loss_curve.show(measured)
     else:
@@ -192,7 +192,7 @@ def show(measured: Result | Curves) -> None:
 
 
 def publish(measured: Result | Curves, options: Options, json: Path | None, chart: Path | None) -> None:
-    """Write what was measured to the files that were asked for."""
+    """Write the results to the requested files."""
     packages = ("fastbert-engine", *peers.distributions(KIND))
     if isinstance(measured, Curves):
         if json is not None:
@@ -209,7 +209,7 @@ def publish(measured: Result | Curves, options: Options, json: Path | None, char
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     quick, model = "a tiny model, few short sequences, three rounds", "base and mini, quick tiny"
     parser = command.parser(__doc__, quick=quick, model=model)
     parser.add_argument("--text", type=Path, help="text of wiki-en (a sentence a line) or of the loss curve")

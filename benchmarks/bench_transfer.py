@@ -58,7 +58,7 @@ STUDENTS = ("distilbert", "tinybert", "fewer layers")
 
 
 def cut(path: Path, count: int) -> None:
-    """Leave a file its first examples: lines behind the header, of CoNLL sentences; JSON stays whole."""
+    """Truncate a file to its first examples: lines after the header, sentences of CoNLL; JSON is left as it is."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".tsv":
         path.write_text("\n".join(text.split("\n")[: count + 1]) + "\n", encoding="utf-8")
@@ -67,7 +67,7 @@ def cut(path: Path, count: int) -> None:
 
 
 class Bench:
-    """One task: its files, and the runs on it."""
+    """The files and runs of one task."""
 
     def __init__(self, name: str, options: argparse.Namespace, data: Path, folder: Path) -> None:
         self.name, self.options, self.folder = name, options, folder
@@ -80,7 +80,7 @@ class Bench:
             cut(self.train, self.limit)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each way as it is done, full tuning first, and one for each delta."""
+        """Yield one row per method as it completes, full tuning first, and one per delta."""
         full = self._run("full")
         first = self._row("full", full, None)
         yield first
@@ -138,7 +138,7 @@ class Bench:
         return row
 
     def _deltas(self, full: FinetuneResult) -> list[dict[str, Any]]:
-        """The best fully tuned model as deltas, and what it scores when it comes back."""
+        """Return rows of the best fully tuned model stored as deltas, with its score after restoring."""
         before = self._score(full.model)
         rows = []
         for bits in (None, *BITS):
@@ -157,7 +157,7 @@ class Bench:
         return rows
 
     def _delta(self, result: FinetuneResult, bits: int | None) -> dict[str, Any]:
-        """Write the model as a delta, and restore it: the share of the model's bytes that it takes."""
+        """Write the model as a delta, restore it, and return its size relative to the model and its exactness."""
         path, restored = self.folder / "model.delta", self.folder / "restored"
         report = write_delta(result.model, self.model, path, bits=bits, overwrite=True)
         restore_delta(path, self.model, restored, overwrite=True)
@@ -174,7 +174,7 @@ class Bench:
         return trained.task.score(gold, predictions)[trained.task.main_metric]
 
     def _trained_share(self, result: FinetuneResult) -> float:
-        """Parameters that LoRA of this rank and the head have, of the model's."""
+        """Return the share of parameters that LoRA of this rank and the head train."""
         config = read_run(result.folder)
         assert config.task is not None
         task = make_task(config.task, task_settings(config))
@@ -184,7 +184,7 @@ class Bench:
         return round(size_of(model).share, 5)
 
     def _speed(self, full: FinetuneResult) -> dict[str, Any]:
-        """How much faster a student predicts, whatever it has learnt."""
+        """Return how much faster a student predicts than its teacher, whatever it has learned."""
         teacher = load_trained(str(full.model), dtype="fp32")
         student = replace(teacher, model=student_from(teacher.model, LAYERS).eval())
         times = in_turns([self._predicting(teacher), self._predicting(student)])
@@ -209,7 +209,7 @@ class Bench:
         return predict
 
     def table7(self) -> Iterator[dict[str, Any]]:
-        """Table 7 of the BERT paper, a BiLSTM on six kinds of features, and full tuning beside it."""
+        """Yield the rows of Table 7 of the BERT paper, a BiLSTM on six kinds of features, then full tuning."""
         from fastbert.features.tagging import FeatureTraining, table7
         from fastbert.models.bert.model import BertModel
         from fastbert.tasks.base import Columns
@@ -233,7 +233,7 @@ def _say(*words: object) -> None:
 
 
 def in_turns(calls: Sequence[Callable[[], None]], turns: int = TURNS) -> list[float]:
-    """Seconds of each, the median of all turns but the first two, which warm."""
+    """Return the seconds of each call, the median of all rounds but the first two, which warm up."""
     times: list[list[float]] = [[] for _ in calls]
     for _, (number, call) in itertools.product(range(turns), enumerate(calls)):
         began = time.perf_counter()
@@ -243,7 +243,7 @@ def in_turns(calls: Sequence[Callable[[], None]], turns: int = TURNS) -> list[fl
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=list(WORK), default=["sst2", "stsb"], help="which tasks")
     ways = ["delta", "speed", *(way for way in RECIPES if way != "full"), "table7"]

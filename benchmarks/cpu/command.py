@@ -22,7 +22,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class CpuOptions:
-    """What to measure, and how much of it."""
+    """The selection and size of the measurement."""
 
     quick: bool = False
     """A small workload, three rounds, and the tiny model unless another is named."""
@@ -53,12 +53,12 @@ class CpuOptions:
 
     @property
     def thread_count(self) -> int:
-        """Threads of every contender."""
+        """Return the number of threads per contender."""
         return self.threads or len(os.sched_getaffinity(0))
 
     @property
     def round_count(self) -> int:
-        """Turns of each contender."""
+        """Return the number of rounds per contender."""
         return self.rounds or (3 if self.quick else 7)
 
 
@@ -67,7 +67,8 @@ Measured = TypeVar("Measured")
 
 
 def choose(what: str, names: Sequence[str], parts: Sequence[str]) -> list[str]:
-    """The names that hold one of the parts; all without parts. Raises `UserError` for a part that none holds."""
+    """Return the names that contain one of the parts, or all names without parts. Raises `UserError` for a part that no
+    name contains."""
     for part in parts:
         if not any(part in name for name in names):
             raise UserError(f"no {what} is called like {part!r}; there are {', '.join(names)}")
@@ -75,7 +76,7 @@ def choose(what: str, names: Sequence[str], parts: Sequence[str]) -> list[str]:
 
 
 def check_files(json: Path | None, chart: Path | None) -> None:
-    """Refuse now what could not be written after a long measurement."""
+    """Raise `UserError` now for files that could not be written after a long measurement."""
     if chart is not None and chart.suffix not in report.PICTURES:
         raise UserError(f"--chart {chart} must end in {', '.join(report.PICTURES)}")
     for flag, path in (("json", json), ("chart", chart)):
@@ -84,14 +85,15 @@ def check_files(json: Path | None, chart: Path | None) -> None:
 
 
 def title(what: str, packages: Sequence[str], threads: int) -> str:
-    """A chart's title: what it shows on which CPU, and below it the packages' versions."""
+    """Return a chart's title: its subject and the CPU, and below them the packages' versions."""
     installed = records.versions(packages)
     versions = ", ".join(f"{name} {version}" for name, version in installed.items() if name not in ("python", "numpy"))
     return f"{what}, {threads} thread{'s' * (threads > 1)}, {records.machine()['cpu']}\n{versions}"
 
 
 def parser(description: str | None, *, quick: str, model: str) -> argparse.ArgumentParser:
-    """A command line with the flags of `CpuOptions` and the files to write; `quick` and `model` are two flags' help."""
+    """Return a parser with the flags of `CpuOptions` and the files to write; `quick` and `model` complete two help
+    texts."""
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--quick", action="store_true", help=quick)
     made.add_argument("--device", default="cpu", help="cpu (the default, and all there is here)")
@@ -119,7 +121,7 @@ def execute(
     show: Callable[[Measured], None],
     publish: Callable[[Measured, Options, Path | None, Path | None], None],
 ) -> int:
-    """Parse, measure, print and write; returns the exit code. Wrong options end the process with code 2."""
+    """Parse, measure, print and write; return the exit code. Wrong options exit with code 2."""
     given = vars(flags.parse_args(arguments))
     json, chart = given.pop("json"), given.pop("chart")
     for name in ("contenders", "workloads"):

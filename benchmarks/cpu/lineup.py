@@ -43,7 +43,7 @@ Say = Callable[[str], None]
 
 
 class Absent(NamedTuple):
-    """A contender that was not measured, and why."""
+    """A contender that was not measured, and the reason."""
 
     workload: str
     contender: str
@@ -53,14 +53,14 @@ class Absent(NamedTuple):
 
 @dataclass
 class Result:
-    """What was measured, and what could not be."""
+    """The measured rows, and the contenders that were not measured."""
 
     rows: list[Row] = field(default_factory=list)
     absent: list[Absent] = field(default_factory=list)
 
 
 class Lineup:
-    """The contenders of a kind, in processes of their own that stay alive; whoever fails sits out the workload."""
+    """The contenders of a kind in processes that stay alive; one that fails is left out of the workload."""
 
     home = HOME
     """The class that serves a contender in its process."""
@@ -126,7 +126,8 @@ class Lineup:
         return Result(with_ratios(rows), self._absent(workload.name, {row.contender for row in rows}))
 
     def _open(self, name: str, path: Path, workload: str) -> dict[str, Any] | None:
-        """Give a contender the workload; None if it cannot run. One whose making failed is not made again."""
+        """Pass the workload to a contender and return its details; None if it cannot run. A contender that could not be
+        constructed is not tried again."""
         if name in self.reasons:
             return None
         try:
@@ -180,7 +181,7 @@ class Lineup:
         return verdicts
 
     def verdict(self, expected: np.ndarray, found: np.ndarray, dtype: str, reference: str) -> Verdict:
-        """How a contender's values differ from the reference's."""
+        """Return how a contender's values differ from the reference's."""
         return compare(expected, found, dtype, reference)
 
     def _values(self, name: str, workload: str) -> np.ndarray | None:
@@ -209,7 +210,7 @@ class Lineup:
         return lambda: Timing(*self.members[name].call("time", **arguments))
 
     def _drop(self, name: str, workload: str, error: ContenderFailed) -> None:
-        """Leave a contender out of a workload; it is started anew for the next."""
+        """Leave a contender out of a workload; it is restarted for the next."""
         name = PEAK if name.startswith(PEAK) else name
         self.say(f"{name}: left out of {workload}: {error}")
         self.failures[workload, name] = str(error)
@@ -226,7 +227,7 @@ class Lineup:
 
 
 class Verdict(NamedTuple):
-    """How a contender's values differ from the reference's."""
+    """The difference of a contender's values from the reference's."""
 
     outputs: str
     max_abs_difference: float
@@ -234,7 +235,7 @@ class Verdict(NamedTuple):
 
 
 def compare(expected: np.ndarray, found: np.ndarray, dtype: str, reference: str) -> Verdict:
-    """Two (tokens, width) arrays: the largest difference, and the smallest cosine of a token's values."""
+    """Return the largest difference of two (tokens, width) arrays, and the smallest cosine of a token's values."""
     if expected.shape != found.shape:
         return Verdict(f"shape {found.shape}, not {expected.shape}", float("inf"), {"reference": reference})
     a, b = expected.astype(np.float64), found.astype(np.float64)
@@ -249,7 +250,7 @@ def compare(expected: np.ndarray, found: np.ndarray, dtype: str, reference: str)
 
 
 def with_work(row: Row, workload: Workload, peaks: Mapping[str, tuple[float, str]], details: Mapping[str, Any]) -> Row:
-    """The row with its rate of useful work, beside what the machine can do."""
+    """Return the row with its rate of useful work, beside the peak of the machine."""
     rate = workload.operations / (row.median_ms / 1e3)
     found: dict[str, Any] = {**row.details, **details, "gflops": float(f"{rate / 1e9:.4g}")}
     notes = [str(part["note"]) for part in (row.details, details) if "note" in part]
@@ -267,7 +268,8 @@ def with_work(row: Row, workload: Workload, peaks: Mapping[str, tuple[float, str
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
-    """The rows with their time divided by that of our fastest row that agrees, and by ours in the same dtype."""
+    """Return the rows with their time relative to fastbert's fastest row that agrees, and to fastbert in the same
+    dtype."""
     own = [row for row in rows if is_own(row.contender)]
     fastest = min((row.median_ms for row in own if row.agrees), default=None)
     same = {row.dtype: row.median_ms for row in own}
@@ -289,18 +291,18 @@ def _ratio(one: float, other: float) -> float:
 
 
 def is_own(contender: str) -> bool:
-    """Whether a contender is fastbert, in whatever dtype."""
+    """Return whether a contender is fastbert, in any dtype."""
     return contender.split(" ")[0] == OWN
 
 
 def dtype_of(kind: str, name: str) -> str:
-    """The dtype that a contender computes in."""
+    """Return the dtype that a contender computes in."""
     return str(peers.options(kind, name)["dtype"])
 
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits until the end of the block, and processes begun in it never get it: their parent ends them."""
+    """Block Ctrl-C until the end of the block. Processes started in it inherit the mask; their parent ends them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

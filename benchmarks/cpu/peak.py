@@ -24,13 +24,13 @@ WIDER = {"fp32": ("fp32",), "bf16": ("bf16", "fp32"), "int8": ("int8", "bf16", "
 
 
 class Peak:
-    """Times one unit of each kind of work: a product, a call of the extension's kernel, a copy."""
+    """Times one unit of each kind of work: a call of the extension's kernel, a copy."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
 
     def open(self) -> dict[str, dict[str, Any]]:
-        """Prepare; returns for each kind the source, and the operations (bytes, for the copy) of a unit."""
+        """Prepare, and return per kind the source, and the operations (for the copy: bytes) of a unit."""
         import torch
 
         torch.set_num_threads(self.threads)
@@ -47,7 +47,7 @@ class Peak:
         return found
 
     def time(self, what: str) -> Timing:
-        """The time of one unit."""
+        """Time one unit."""
         return self.units[what]()
 
 
@@ -59,8 +59,8 @@ def _seconds_an_operation(dtype: str, threads: int) -> Timing:
 def best(
     units: Mapping[str, Mapping[str, Any]], timings: Mapping[str, Sequence[Timing]]
 ) -> dict[str, tuple[float, str]]:
-    """The best rate (work a second) of each kind over all rounds with its source; of a dtype that may be computed in a
-    wider one, the better of the two."""
+    """Return the best rate (work per second) of each kind over all rounds with its source; for a dtype that may be
+    computed in a wider one, the better of the two."""
     rates = {
         what: (unit["work"] / min(timing.seconds for timing in timings[what]), str(unit["source"]))
         for what, unit in units.items()
@@ -76,7 +76,7 @@ def best(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     import os
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

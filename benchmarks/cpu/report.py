@@ -32,7 +32,7 @@ PANELS_ACROSS = 2
 
 
 def show(result: Result, console: Any = None) -> None:
-    """Print a table for each workload, the fastest first, and under them what the figures are to be held against."""
+    """Print one table per workload, the fastest first, with the contenders that were not measured."""
     from rich.console import Console
 
     console = console or Console(highlight=False)
@@ -122,8 +122,8 @@ def record_rows(result: Result) -> list[dict[str, Any]]:
 
 
 def chart(path: Path, result: Result, *, title: str) -> None:
-    """Draw horizontal bars, a panel for each workload: tokens a second. Ours are blue, others grey; whoever does not
-    agree is orange and hatched."""
+    """Draw one panel of horizontal bars per workload: tokens per second. fastbert is blue, others grey; contenders that
+    do not agree are orange and hatched."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -148,7 +148,7 @@ def chart(path: Path, result: Result, *, title: str) -> None:
 
 
 def panel(axis: Any, rows: Sequence[Row]) -> None:
-    """Draw the rows of one workload: tokens a second, the fastest on top."""
+    """Draw the rows of one workload: tokens per second, the fastest on top."""
     rows = sorted(rows, key=lambda row: row.median_ms)
     longest = max(row.tokens_per_second or 0.0 for row in rows)
     for place, row in enumerate(rows):
@@ -174,7 +174,7 @@ def panel(axis: Any, rows: Sequence[Row]) -> None:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to, which replaces it only once everything is written."""
+    """Yield a temporary path that replaces `path` once the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.stem}.unfinished{path.suffix}")
     try:

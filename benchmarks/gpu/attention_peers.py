@@ -25,7 +25,7 @@ BACKENDS = {
 
 class Inputs:
     """Random q, k, v of one batch: packed (tokens, heads, head_dim), and padded (sequences, heads, longest, head_dim)
-    as views of (sequences, longest, heads, head_dim), which is how a model's projections lie."""
+    as views of (sequences, longest, heads, head_dim), the layout of a model's projections."""
 
     def __init__(self, lengths: list[int], longest: int, cu_seqlens: Tensor, causal: bool, dropout: float) -> None:
         self.lengths, self.longest, self.cu_seqlens = lengths, longest, cu_seqlens
@@ -51,7 +51,7 @@ class Inputs:
         with_bias: bool,
         seed: int,
     ) -> Inputs:
-        """bf16, from a seed."""
+        """Draw bf16 inputs from a seed."""
         generator = torch.Generator(device).manual_seed(seed)
         cu_seqlens = torch.tensor([0, *lengths], device=device).cumsum(0).int()
         inputs = cls(lengths, longest, cu_seqlens, causal, dropout)
@@ -70,13 +70,13 @@ class Inputs:
 
     @cached_property
     def slots(self) -> Tensor:
-        """The padded row of each packed token."""
+        """Return the padded row of each packed token."""
         rows = [torch.arange(length) + i * self.longest for i, length in enumerate(self.lengths)]
         return torch.cat(rows).to(self.cu_seqlens.device)
 
     @cached_property
     def mask(self) -> Tensor | None:
-        """True where there is a key, (sequences, 1, 1, longest); None if there is one everywhere."""
+        """Return the key mask (sequences, 1, 1, longest), True for real keys; None if nothing is padded."""
         if all(length == self.longest for length in self.lengths):
             return None
         columns = torch.arange(self.longest, device=self.cu_seqlens.device)
@@ -84,19 +84,19 @@ class Inputs:
 
     @cached_property
     def visible(self) -> Tensor | None:
-        """The mask with causality in it, for products that are told no other way."""
+        """Return the mask combined with causality, for matmuls without a causal flag."""
         if not self.causal:
             return self.mask
         return reference.causal_mask(self.longest, self.longest, self.cu_seqlens.device)
 
     @cached_property
     def exact(self) -> dict[str, Tensor]:
-        """What the checked sequences give in float64."""
+        """Return the results of the checked sequences in float64."""
         return oracle(self, torch.float64)
 
     @cached_property
     def rounding(self) -> dict[str, float]:
-        """The largest error of the same operations by eager torch in the inputs' own dtype."""
+        """Return the largest error of eager torch in the inputs' own dtype, by tensor."""
         found = oracle(self, self.q.dtype)
         return {name: largest(found[name], exact) for name, exact in self.exact.items()}
 
@@ -105,17 +105,17 @@ class Inputs:
 
     @cached_property
     def padded(self) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v as padded leaves."""
+        """Return q, k, v as padded leaves."""
         q, k, v = (self._pad(x).requires_grad_() for x in (self.q, self.k, self.v))
         return q, k, v
 
     @cached_property
     def padded_gradient(self) -> Tensor:
-        """The gradient of a padded output: nothing comes from padding."""
+        """Return the upstream gradient of a padded output; it is zero at padding."""
         return self._pad(self.gradient)
 
     def leaves(self, padded: bool) -> tuple[Tensor, ...]:
-        """What gradients are taken of."""
+        """Return the tensors whose gradients are computed."""
         tensors = self.padded if padded else (self.q, self.k, self.v)
         return tensors if self.bias is None else (*tensors, self.bias)
 
@@ -130,7 +130,8 @@ class Inputs:
         return slice(begin, begin + self.lengths[sequence])
 
     def only_checked(self, padded: bool) -> Tensor:
-        """The upstream gradient of the checked sequences, zero for others: a bias gets its gradient from them alone."""
+        """Return the upstream gradient of the checked sequences, zero for others: a bias gets its gradient from them
+        alone."""
         gradient = torch.zeros_like(self.gradient)
         for sequence in self.checked:
             rows = self.rows_of(sequence)
@@ -138,19 +139,19 @@ class Inputs:
         return self._pad(gradient) if padded else gradient
 
     def checked_rows(self, x: Tensor, padded: bool) -> Tensor:
-        """The checked part of a packed or padded tensor: (tokens, CHECKED_HEADS, head_dim)."""
+        """Return the checked part of a packed or padded tensor: (tokens, CHECKED_HEADS, head_dim)."""
         if padded:
             x = x.transpose(1, 2).flatten(0, 1)[self.slots]
         return torch.cat([x[self.rows_of(sequence)] for sequence in self.checked])[:, :CHECKED_HEADS]
 
 
 def largest(found: Tensor, exact: Tensor) -> float:
-    """The largest absolute difference; NaN if there is one."""
+    """Return the largest absolute difference; NaN if there is one."""
     return float((found.double() - exact).abs().max())
 
 
 def oracle(inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Output and gradients of the checked sequences by the oracle, computed in a dtype."""
+    """Return output and gradients of the checked sequences from the oracle, computed in `dtype`."""
     q, k, v = (
         inputs.checked_rows(x.detach(), False).to(dtype).requires_grad_() for x in (inputs.q, inputs.k, inputs.v)
     )
@@ -177,7 +178,7 @@ def oracle(inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Peer:
-    """A form of attention: what it computes from inputs, and whether on padded tensors."""
+    """An implementation of attention, on padded or packed tensors."""
 
     call: Callable[[Inputs], Tensor]
     padded: bool = True
@@ -186,7 +187,7 @@ class Peer:
 
 
 def eager_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, dropout: float) -> Tensor:
-    """The textbook's products, as models had them before fused kernels."""
+    """Compute attention from explicit matmuls and softmax, without fused kernels."""
     scores = (q @ k.transpose(-1, -2)) * (1 / math.sqrt(q.shape[-1]))
     if bias is not None:
         scores = scores + bias
@@ -203,7 +204,7 @@ def eager(inputs: Inputs) -> Tensor:
 
 
 def compiled() -> Peer:
-    """`torch.compile` of the eager form, for each shape anew; backward keeps its buffers, since it runs many times."""
+    """Compile the eager form for each shape; backward keeps its buffers, since it runs many times."""
     from torch._functorch import config
 
     config.donated_buffer = False
@@ -227,12 +228,12 @@ def _sdpa(backend: SDPBackend, with_dropout: bool, inputs: Inputs) -> Tensor:
 
 
 def sdpa(name: str, *, dropout: bool = True) -> Peer:
-    """scaled_dot_product_attention by one of its implementations, on padded tensors."""
+    """Return scaled_dot_product_attention by one of its implementations, on padded tensors."""
     return Peer(partial(_sdpa, BACKENDS[name], dropout), compares=dropout)
 
 
 def dense(*, bias: bool = False) -> dict[str, Peer]:
-    """On padded tensors. With a bias that wants a gradient only one implementation of torch's has one."""
+    """Return the peers on padded tensors. Only one implementation of torch's supports the gradient of a bias."""
     names = ("efficient",) if bias else tuple(BACKENDS)
     return {"eager": Peer(eager), **{f"sdpa {name}": sdpa(name) for name in names}}
 
@@ -263,6 +264,6 @@ def _varlen(inputs: Inputs) -> Tensor:
 
 
 def packed() -> dict[str, Peer]:
-    """On packed tokens."""
+    """Return the peers on packed tokens."""
     nested = {f"nested {name}": Peer(partial(_nested, backend), padded=False) for name, backend in BACKENDS.items()}
     return {**nested, "varlen": Peer(_varlen, padded=False)}

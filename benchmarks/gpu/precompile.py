@@ -29,7 +29,7 @@ WARMED: tuple[Any, ...] = (layer, loss, fused)
 
 
 def variants(dry: bool) -> list[dict[str, Any]]:
-    """What is to be compiled, the slowest first, each as JSON has it."""
+    """Return what is to be compiled, the slowest first, each as JSON."""
     shapes = attention.shapes(dry)
     compiled = [one for one in shapes if one.compiled and one.direction == "forward"]
     flags = {(one.head_dim, one.causal, one.bias, one.dropout): one for one in reversed(shapes) if not one.compiled}
@@ -59,7 +59,7 @@ def _name(variant: dict[str, Any]) -> str:
 
 
 def run(variant: dict[str, Any], dry: bool) -> dict[str, Any]:
-    """Run what a variant names once, forward and backward, and say how long that took."""
+    """Run a variant once, forward and backward, and return the seconds it took."""
     device = open_device(dry)
     home: Callable[[Device, dict[str, Any]], None] = {
         "attention": _attention,
@@ -81,7 +81,7 @@ def _attention(device: Device, variant: dict[str, Any]) -> None:
 
 
 def _compiled(device: Device, variant: dict[str, Any]) -> None:
-    """At its full size: torch compiles for each shape."""
+    """Run attention under `torch.compile` at its full size: torch compiles for each shape."""
     inputs = attention.make_inputs(device, attention.Shape(**variant["shape"]), 0)
     function = attention_peers.compiled().call
     with torch.no_grad():
@@ -113,7 +113,7 @@ def _model(device: Device, variant: dict[str, Any]) -> None:
 
 
 def tune(dry: bool) -> dict[str, Any]:
-    """Measure kernel configurations; the table lies where FASTBERT_TUNING says."""
+    """Measure kernel configurations; FASTBERT_TUNING names the file of the table."""
     from importlib import import_module
 
     run_tuning = import_module("fastbert.kernels.tuning.tune").run

@@ -27,7 +27,7 @@ LAST_SECONDS = 6.0  # of the budget: for the table and for ending processes
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a run was asked for."""
+    """The options of a run."""
 
     out: Path
     root: Path
@@ -55,24 +55,25 @@ class Session:
         self.results: dict[str, Any] = {"dry_run": options.dry_run, "sections": {}, "table": []}
 
     def left(self) -> float:
-        """Seconds until the budget is spent."""
+        """Return the seconds until the budget is spent."""
         return self.options.started + self.options.budget_seconds - LAST_SECONDS - time.time()
 
     def save(self) -> None:
-        """Write the results, whole or not at all."""
+        """Write the results; the file has its old content or the new one."""
         path = self.options.out / "results.json"
         partial = path.with_name("results.json.tmp")
         partial.write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
         partial.replace(path)
 
     def ask(self, function: str, timeout: float, **arguments: Any) -> Any:
-        """Let the measuring process run `module:function` of the benchmarks."""
+        """Run `module:function` of the benchmarks in the measuring process and return its result."""
         timeout = max(1.0, timeout)
         return self.worker.call(f"{HOME}.{function}", timeout=timeout, dry=self.options.dry_run, **arguments)
 
 
 def environment(options: Options) -> dict[str, str]:
-    """What all processes of a run share: caches of compiled kernels, and in a dry run Triton's interpreter."""
+    """Return the environment of all processes of a run: caches of compiled kernels, and in a dry run Triton's
+    interpreter."""
     owner = os.getuid() if hasattr(os, "getuid") else 0
     cache = Path(tempfile.gettempdir()) / f"fastbert-gpu-{owner}"
     cache.mkdir(mode=0o700, exist_ok=True)
@@ -125,7 +126,7 @@ def tests(session: Session, seconds: float) -> dict[str, Any]:
 
 
 def measured(function: str) -> Callable[[Session, float], dict[str, Any]]:
-    """A section of one question."""
+    """Return a section of a single function."""
 
     def section(session: Session, seconds: float) -> dict[str, Any]:
         return dict(session.ask(function, seconds, seconds=session.options.seconds_per_measure))
@@ -134,7 +135,8 @@ def measured(function: str) -> Callable[[Session, float], dict[str, Any]]:
 
 
 def cases(title: str, names: str, run_case: str) -> Callable[[Session, float], dict[str, Any]]:
-    """A section of many cases: one that fails is noted, and the others go on; the rest when time is up is named."""
+    """Return a section of many cases: one that fails is recorded, and the others continue; cases beyond the time limit
+    are listed."""
 
     def section(session: Session, seconds: float) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
@@ -160,7 +162,7 @@ def cases(title: str, names: str, run_case: str) -> Callable[[Session, float], d
 def attempt(
     session: Session, run_case: str, name: str, deadline: float, failures: list[dict[str, Any]]
 ) -> dict[str, Any] | None:
-    """What one case gave. Where a peer made the process fail, the case is tried again without it; None if it fails."""
+    """Run one case. If a peer crashed the process, the case is retried without it; return None if it fails."""
     without: list[str] = []
     while True:
         arguments = {"name": name, "seconds": session.options.seconds_per_measure}
@@ -186,7 +188,7 @@ def charts(session: Session, seconds: float) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Section:
-    """A name, the share of the remaining time that is its own, and what it does."""
+    """A name, its share of the remaining time, and the function that runs it."""
 
     name: str
     share: float
@@ -212,7 +214,7 @@ SECTIONS = (
 
 
 def guarded(session: Session, section: Section, seconds: float) -> dict[str, Any]:
-    """What a section returns, or why it has nothing to return."""
+    """Return a section's result, or the reason why there is none."""
     began = time.monotonic()
     try:
         result = {"status": "ok", **section.run(session, seconds)}
@@ -231,7 +233,7 @@ def guarded(session: Session, section: Section, seconds: float) -> dict[str, Any
 
 
 def run(options: Options, sections: tuple[Section, ...] = SECTIONS) -> int:
-    """Run the chosen sections and print the table; 0 if none failed."""
+    """Run the selected sections and print the table; return 0 if none failed."""
     session = Session(options)
     chosen = [section for section in sections if section.name in options.only]
     try:

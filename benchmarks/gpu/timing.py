@@ -24,7 +24,7 @@ REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, ImportErro
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """A row of the harness, with rates at the median and what the host needed to queue a call."""
+    """A row of the harness, with rates at the median and the time the host needed to queue a call."""
 
     row: measure.Row
     tflops: float | None = None
@@ -34,20 +34,20 @@ class Measured:
     """Whether the device waited for Python: then the time is that of the host."""
 
     def as_json(self) -> dict[str, Any]:
-        """Flat, with the row's own names."""
+        """Return a flat object with the row's own names."""
         own = {name: value for name, value in vars(self).items() if name != "row"}
         return {**asdict(self.row), **own}
 
 
 @dataclass
 class Case:
-    """What came of one case: rows, and who could not be measured, and why."""
+    """The result of one case: rows, and contenders that were not measured, with reasons."""
 
     rows: list[Measured] = field(default_factory=list)
     unmeasured: list[dict[str, str]] = field(default_factory=list)
 
     def leave_out(self, workload: str, contender: str, reason: str) -> None:
-        """Note that a contender was not measured."""
+        """Record that a contender was not measured."""
         self.unmeasured.append({"workload": workload, "contender": contender, "reason": reason[:400]})
 
     def as_json(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one call does, for rates: real tokens, floating-point operations, bytes read and written."""
+    """The work of one call, for rates: real tokens, floating-point operations, bytes read and written."""
 
     tokens: int | None = None
     operations: float | None = None
@@ -64,12 +64,12 @@ class Work:
 
 
 def input_sets(device: Device, set_bytes: int) -> int:
-    """How many sets of inputs make sure that none is still in the cache when its turn comes again."""
+    """Return how many sets of inputs ensure that none is still in the cache when its turn comes again."""
     return max(1, min(8, -(-3 * device.l2_bytes // max(set_bytes, 1))))
 
 
 class _Stopwatch:
-    """Times one contender: as many calls as make a sample, over its sets of inputs in turn."""
+    """Times one contender: enough calls to make a sample, over its sets of inputs in rotation."""
 
     def __init__(self, device: Device, calls: Calls, queued: bool) -> None:
         self.device, self.samples = device, list[Sample]()
@@ -102,9 +102,9 @@ def contest(
     outputs: Mapping[str, str] | None = None,
     details: Mapping[str, Any] | None = None,
 ) -> list[Measured]:
-    """Time contenders in turns for about `seconds`; every call of a contender works on another set of inputs.
+    """Time contenders in turns for about `seconds`; the calls of a contender rotate over sets of inputs.
 
-    `queued`: calls never wait for the device, so that they can be queued while it sleeps; whole training steps do wait.
+    `queued`: calls never wait for the device, so they can be queued while it sleeps; whole training steps do wait.
     """
     watches = {}
     for name, calls in contenders.items():
@@ -146,8 +146,8 @@ def willing(
     candidates: Mapping[str, Callable[[], Calls]],
     without: Sequence[str] = (),
 ) -> dict[str, Calls]:
-    """The calls of those candidates that take the case: each is made and called once; refusals are noted, and so are
-    those to do `without`, which made the process fail before."""
+    """Return the calls of the candidates that support the case: each is constructed and called once. Refusals are
+    recorded, and so are candidates in `without`, which crashed the process before."""
     found: dict[str, Calls] = {}
     for name, make in candidates.items():
         if name in without:
@@ -186,11 +186,11 @@ def _tried(
 
 
 def each(function: Callable[..., Any], sets: Sequence[Any]) -> Calls:
-    """The function's calls on each set of inputs."""
+    """Return the function's calls on each set of inputs."""
     return [partial(function, one) for one in sets]
 
 
 def without_gradient(function: Callable[[Any], Any], one: Any) -> Any:
-    """The function's result, without what a backward pass would need."""
+    """Call the function without recording for a backward pass."""
     with torch.no_grad():
         return function(one)

@@ -27,18 +27,19 @@ THREADS_TOLERANCE = 0.15  # of the threads asked for: what a measurement may use
 
 
 class ContenderFailed(Exception):
-    """A contender could not do what it was asked; the message says what happened."""
+    """A contender's call failed; the message gives the reason."""
 
 
 class Timing(NamedTuple):
-    """Wall-clock seconds of one call, and the processor seconds that all threads of the process spent in it."""
+    """Wall-clock seconds of one call, and the CPU seconds of all threads of the process."""
 
     seconds: float
     processor_seconds: float
 
 
 class Comparison(NamedTuple):
-    """How two outputs differ: in so many texts of all, first in number `first`; and the largest absolute difference."""
+    """The difference of two outputs: the number of differing texts of all, the first differing index, and the largest
+    absolute difference."""
 
     differing: int
     total: int
@@ -53,7 +54,7 @@ class Comparison(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One contender on one workload: milliseconds a call, and what that makes a second at the median."""
+    """One contender on one workload: milliseconds per call, and rates per second at the median."""
 
     workload: str
     contender: str
@@ -72,7 +73,7 @@ class Row:
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing speaks against its outputs."""
+        """Return whether its outputs agree with the reference, as far as they were compared."""
         return self.outputs in AGREEING
 
 
@@ -83,7 +84,7 @@ def compare_rows(
     expected: tuple[np.ndarray, np.ndarray], found: tuple[np.ndarray, np.ndarray], *, filler: int = -1
 ) -> Comparison:
     """Compare ragged rows, given flat with one more offset than there are rows; for the difference in value a shorter
-    row counts as filled up with `filler`."""
+    row is padded with `filler`."""
     ids, offsets = np.asarray(expected[0], np.int64), np.asarray(expected[1], np.int64)
     others, other_offsets = np.asarray(found[0], np.int64), np.asarray(found[1], np.int64)
     total = len(offsets) - 1
@@ -109,7 +110,7 @@ def compare_rows(
 
 
 def clock(function: Callable[[], Any]) -> Timing:
-    """One call of a function, the device's work included, without pauses of the garbage collector."""
+    """Time one call of a function, including the device's work, with the garbage collector paused."""
     synchronize = _synchronizer()
     enabled = gc.isenabled()
     gc.disable()
@@ -125,15 +126,15 @@ def clock(function: Callable[[], Any]) -> Timing:
 
 
 def timed(function: Callable[[], Any]) -> Callable[[], Timing]:
-    """The function, made to return how long it took."""
+    """Return a function that calls `function` and returns its timing."""
     return lambda: clock(function)
 
 
 def warm(
     contenders: Mapping[str, Callable[[], Timing]], *, agreement: float = 0.05, most: int = 10, patience: float = 10.0
 ) -> None:
-    """Call every contender until two rounds in a row take the same time within `agreement`: at most `most` rounds, and
-    none begins after `patience` seconds. One that takes more than a quarter of a second is warm after the first."""
+    """Call every contender until two rounds in a row agree within `agreement`: at most `most` rounds, none of which
+    starts after `patience` seconds. A contender slower than a quarter of a second is warm after the first."""
     began = time.perf_counter()
     before: dict[str, float] = {}
     waiting = dict(contenders)
@@ -153,10 +154,10 @@ def interleave(
     warming: bool = True,
     failed: Callable[[str, ContenderFailed], None] | None = None,
 ) -> dict[str, list[Timing]]:
-    """`rounds` timings of each contender, A B A B, after warming.
+    """Return `rounds` timings per contender, taken in turns A B A B, after warming up.
 
-    A contender that takes more than four seconds a call is measured three times only. One that raises
-    `ContenderFailed` is reported to `failed` and left out; without `failed` the exception goes on.
+    A contender slower than four seconds per call is measured only three times. One that raises `ContenderFailed` is
+    passed to `failed` and left out; without `failed` the exception propagates.
     """
     timings: dict[str, list[Timing]] = {name: [] for name in contenders}
 
@@ -207,7 +208,7 @@ def make_rows(
     differences: Mapping[str, float] | None = None,
     outputs: Mapping[str, str] | None = None,
 ) -> list[Row]:
-    """The rows of one workload; ratios are of the time to that of fastbert, above 1 where fastbert is faster."""
+    """Return the rows of one workload; ratios are times relative to fastbert's, above 1 where fastbert is faster."""
     own = _median(timings[OWN]) if OWN in timings else None
     table = []
     for name, values in timings.items():
@@ -237,7 +238,7 @@ def make_rows(
 
 
 def _with_doubts(row: Row) -> Row:
-    """The row, with a note when it did not use the threads that it says."""
+    """Return the row, with a note if it used a different number of threads."""
     used = row.threads_used
     if used is None or row.median_ms < 1:  # the processor's clock is too coarse for less
         return row
@@ -255,5 +256,5 @@ def _median(values: Sequence[Timing]) -> float:
 
 
 def _rounded(value: float) -> float:
-    """Five significant digits, so that neither microseconds nor gigabytes are lost."""
+    """Round to five significant digits, which preserves both microseconds and gigabytes."""
     return float(f"{value:.5g}")

@@ -38,8 +38,8 @@ class Tokenizer:
         return {name: encoding[name] for name in ("input_ids", "token_type_ids", "attention_mask")}
 
     def encode_aligned(self, texts: Sequence[str]) -> Any:
-        """Ids, begins and ends in characters, words and row offsets."""
+        """Return ids, first and last characters, words and row offsets."""
         return self.tokenizer.encode_aligned_ragged(texts, threads=self.threads)
 
     def forget(self) -> None:
-        """Each object has caches of its own."""
+        """Do nothing: each object has its own caches."""

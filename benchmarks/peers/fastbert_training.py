@@ -22,18 +22,18 @@ from fastbert.training.optimizer import adamw
 
 
 class OwnUpdate:
-    """What a step of ours does to the weights."""
+    """The weight update of a step: clipping, fastbert's AdamW."""
 
     def __init__(self, model: nn.Module, lr: float = LEARNING_RATE) -> None:
         self.model = model
         self.optimizer = adamw(model, lr=lr, weight_decay=WEIGHT_DECAY)
 
     def clip(self) -> None:
-        """Have the step scale the gradients so that their joint norm is at most 1."""
+        """Set the joint norm to which the step scales the gradients."""
         self.optimizer.clip_gradients(MOST_NORM)
 
     def step(self) -> None:
-        """AdamW, after which there are no gradients."""
+        """Take an AdamW step and drop the gradients."""
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -15,7 +15,7 @@ from fastbert.benchmarks.peers import thread_environment
 
 
 class Tokenizer:
-    """`encode_batch_fast` for ids (objects; turning them into lists is not timed), `BertTokenizerFast` for padded."""
+    """`encode_batch_fast` for ids (objects; their conversion to lists is not timed), `BertTokenizerFast` for padded."""
 
     dtype = "list"
 
@@ -41,7 +41,7 @@ class Tokenizer:
         return dict(self.tokenizer(texts, **options, return_tensors="np"))
 
     def forget(self) -> None:
-        """Its WordPiece model has no cache."""
+        """Do nothing: its WordPiece model has no cache."""
 
     def _set_threads(self) -> None:
         # Read anew at each call, and shared by all objects of a process.

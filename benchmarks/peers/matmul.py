@@ -15,7 +15,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Product:
-    """A product whose weights change from call to call, as those of a model's layers do."""
+    """A matmul whose weights rotate from call to call, as in a model's layers."""
 
     def __init__(self, folder: None, *, dtype: str, threads: int, scratch: Path) -> None:
         torch.set_num_threads(threads)
@@ -39,7 +39,7 @@ class Product:
         return found
 
     def packed(self, weight: Tensor) -> Any:
-        """A weight in the form that `product` takes."""
+        """Convert a weight to the form that `product` reads."""
         return torch.nn.Parameter(weight, requires_grad=False)
 
     def product(self, weight: Any) -> Tensor:
@@ -63,7 +63,7 @@ class Plain(Product):
 
 
 class Prepacked(Product):
-    """oneDNN with a weight in the layout that it prefers: what inductor calls for frozen bf16 weights."""
+    """oneDNN with a prepacked weight: what inductor calls for frozen bf16 weights."""
 
     def packed(self, weight: Tensor) -> Any:
         return torch.ops.mkldnn._reorder_linear_weight(weight, len(self.x))
@@ -74,7 +74,7 @@ class Prepacked(Product):
 
 
 class PrepackedMkl(Product):
-    """MKL with a packed weight: what inductor calls for frozen fp32 weights."""
+    """MKL with a prepacked weight: what inductor calls for frozen fp32 weights."""
 
     def packed(self, weight: Tensor) -> Any:
         if not torch.backends.mkl.is_available():

@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Tokenizer:
-    """`encode_batch` into flat ids and offsets; with one thread on the calling one."""
+    """`encode_batch` to flat ids and offsets; with one thread on the calling one."""
 
     dtype = "uint32"
 

@@ -40,7 +40,7 @@ class Embedder:
 
 
 class Exported(Embedder):
-    """The same around an encoder that another runtime computes."""
+    """The same pipeline around an encoder in a different runtime."""
 
     def __init__(self, folder: Path, *, dtype: str, batch: int, threads: int, scratch: Path) -> None:
         super().__init__(folder, dtype="fp32", batch=batch, threads=threads, scratch=scratch)
@@ -49,11 +49,11 @@ class Exported(Embedder):
         self.prepare()
 
     def prepare(self) -> None:
-        """Export and load."""
+        """Export and load the encoder."""
         raise NotImplementedError
 
     def hidden(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
-        """Last hidden states fp32 (texts, length, width) of `input_ids` and `attention_mask`."""
+        """Return last hidden states fp32 (texts, length, width) of `input_ids` and `attention_mask`."""
         raise NotImplementedError
 
     def run(self) -> Any:

@@ -36,7 +36,8 @@ SEQUENCES, MASKED, MASK = 6, 14, 4
 
 
 def batch_of(step: int) -> PackedBatch:
-    """Sequences that count upwards from some token, so that there is something to learn; lengths change every step."""
+    """Return sequences that count upwards from a random token, so that there is something to learn; lengths change
+    every step."""
     generator = torch.Generator().manual_seed(step)
     lengths = torch.randint(8, 21, (SEQUENCES,), generator=generator)
     cu_seqlens = torch.cat((torch.zeros(1, dtype=torch.int64), lengths.cumsum(0))).int()
@@ -64,7 +65,8 @@ def curve(
     dtype: torch.dtype = torch.float32,
     progress: Callable[[int], None] = lambda step: None,
 ) -> torch.Tensor:
-    """The loss of every step, dropout included, float64 (steps,); `None` is what fastbert chooses for the device."""
+    """Return the loss of every step, dropout included, float64 (steps,); backend None is fastbert's choice for the
+    device."""
     model = BertForPreTraining(CONFIG)
     model.init_weights(seed=3)
     model.to(device, dtype).train()
@@ -84,7 +86,7 @@ def curve(
 
 
 def backends(device: torch.device) -> dict[str, str | None]:
-    """The backends besides eager torch, by name, as `use_backend` takes them. On a CPU, native code serves dropout."""
+    """Return the backends besides eager torch, by name, as `use_backend` accepts them."""
     found: dict[str, str | None] = {"triton": "triton"} if HAS_TRITON else {}
     return found if device.type == "cuda" else {**found, "native": None}
 

@@ -24,11 +24,11 @@ MOST_PROFILED = 10
 
 
 class TrainingContender(CpuContender):
-    """One contender with a fixed number of threads, in a process of its own for each workload."""
+    """One contender with a fixed number of threads, in one process per workload."""
 
     def load(self) -> None:
-        """Read the model. What is in memory without it is known from before, when a toy has taken a step: libraries
-        load much of themselves late."""
+        """Read the model. The memory in use without it is measured after a step of a toy model, since libraries load
+        parts of themselves late."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         assert self.folder is not None
         make = peers.load(self.kind, self.name)
@@ -43,9 +43,9 @@ class TrainingContender(CpuContender):
         self.peer = make(self.folder, **options)
 
     def open(self, path: str) -> dict[str, Any]:
-        """Take the batches, compute what is compared, and take steps until two turns in a row agree.
+        """Read the batches, compute the values to be compared, and take steps until two rounds in a row agree.
 
-        A turn is a whole cycle of the batches, or several cycles if that is short.
+        A round is a whole cycle of the batches, or several cycles if that is short.
         """
         began = time.perf_counter()
         with np.load(path) as arrays:
@@ -73,16 +73,16 @@ class TrainingContender(CpuContender):
         }
 
     def save(self, path: str) -> None:
-        """Write the values that are compared, fp64 (count,)."""
+        """Write the values to be compared, fp64 (count,)."""
         np.save(path, self.compared)
 
     def time(self) -> Timing:
-        """A turn: the mean of its steps."""
+        """Time one round: the mean of its steps."""
         total = clock(self._turn)
         return Timing(total.seconds / self.calls, total.processor_seconds / self.calls)
 
     def memory(self) -> dict[str, Any] | None:
-        """The high-water mark of the steps so far and its parts, in bytes; None away from Linux."""
+        """Return the high-water mark of the steps so far and its parts, in bytes; None except on Linux."""
         peak = memory.high_water()
         if peak is None or self.before is None:
             return None
@@ -92,7 +92,7 @@ class TrainingContender(CpuContender):
         return {"peak_bytes": peak, "parts_bytes": parts, "peak_since": since}
 
     def profile(self, step_ms: float) -> dict[str, Any]:
-        """Where the time of a step goes; how many are timed follows from what a step takes."""
+        """Return where the time of a step goes; the time of a step determines how many are timed."""
         rounds = max(1, min(MOST_PROFILED, math.floor(PROFILED_SECONDS * 1e3 / max(step_ms, 1e-3))))
         return profile.profile(self.peer.phases, rounds)
 

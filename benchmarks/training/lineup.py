@@ -13,7 +13,7 @@ from fastbert.benchmarks.harness.measure import ContenderFailed, Row
 
 
 class Bounds(NamedTuple):
-    """What of rounding a step in a dtype may differ by: relative in the loss and in the gradient's norm, and the
+    """The largest differences due to rounding in a dtype: relative in the loss and in the gradient norm, and the
     smallest cosine of sampled gradients."""
 
     loss: float
@@ -25,7 +25,7 @@ BOUNDS = {"fp32": Bounds(1e-5, 1e-3, 0.9999), "bf16": Bounds(1e-2, 3e-2, 0.99)}
 
 
 class TrainingLineup(Lineup):
-    """The contenders of one workload; where asked, says of each where the time of a step goes."""
+    """The contenders of one workload; if requested, with a profile of each one's step."""
 
     home = "fastbert.benchmarks.training.contender:TrainingContender"
     profiles = False
@@ -54,7 +54,7 @@ class TrainingLineup(Lineup):
 
 
 def compare(expected: np.ndarray, found: np.ndarray, dtype: str, reference: str) -> Verdict:
-    """Two fp64 arrays of loss, gradient norm and sampled gradients."""
+    """Compare two fp64 arrays of loss, gradient norm and sampled gradients."""
     loss, norm = float(found[0]), float(found[1])
     details: dict[str, Any] = {"reference": reference, "loss": _shown(loss), "gradient_norm": _shown(norm)}
     if expected.shape != found.shape:

@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 
 class Kind(NamedTuple):
-    """What trains: a forced backend or fastbert's choice, a dtype of autocast, and whose optimiser."""
+    """A run: a forced backend or fastbert's choice, a dtype of autocast, and fastbert's or torch's optimizer."""
 
     backend: str | None
     dtype: str
@@ -53,8 +53,8 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Curve:
-    """The losses of a run, and how they differ from the reference's: relative to the final loss, at the end
-    (`final_off`, with its sign), and the largest of the smoothed curves anywhere (`drift`)."""
+    """The losses of a run, and their differences from the reference's: relative to the final loss, at the end
+    (`final_off`, signed), and the largest of the smoothed curves anywhere (`drift`)."""
 
     name: str
     losses: list[float]
@@ -65,19 +65,19 @@ class Curve:
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves of one measurement, the reference's first, and the model that was trained."""
+    """The curves of one measurement, the reference's first, and the trained model's configuration."""
 
     curves: list[Curve]
     config: BertConfig
 
     @property
     def steps(self) -> int:
-        """The length of each curve."""
+        """Return the length of each curve."""
         return len(self.curves[0].losses)
 
     @property
     def window(self) -> int:
-        """The steps that a curve is smoothed over."""
+        """Return the number of steps over which a curve is smoothed."""
         return window_of(self.steps)
 
 
@@ -98,7 +98,7 @@ def measure(config: BertConfig, steps: int, text: Path | None, folder: Path, say
 
 
 def prepared(config: BertConfig, steps: int, text: Path | None, folder: Path) -> tuple[list[Any], BertConfig]:
-    """The batches of a run on a text, or on the English that comes with Python, and the model for them."""
+    """Return the batches of a run on a text, or on the English text that comes with Python, and the model for them."""
     from fastbert.data.corpus import Corpus
     from fastbert.data.pretraining import PretrainingData
     from fastbert.data.python_text import python_documents
@@ -118,7 +118,7 @@ def prepared(config: BertConfig, steps: int, text: Path | None, folder: Path) ->
 
 
 def up_to(documents: Any, limit: int) -> Any:
-    """Documents of at most `limit` characters in all, but at least one."""
+    """Yield documents of at most `limit` characters in total, but at least one."""
     used = 0
     for document in documents:
         size = sum(map(len, document))
@@ -129,7 +129,7 @@ def up_to(documents: Any, limit: int) -> Any:
 
 
 def train(config: BertConfig, batches: Sequence[Any], kind: Kind, report: Callable[[int], None]) -> list[float]:
-    """The loss of every step."""
+    """Return the loss of every step."""
     import torch
 
     from fastbert import BertForPreTraining, use_backend
@@ -158,7 +158,7 @@ def train(config: BertConfig, batches: Sequence[Any], kind: Kind, report: Callab
 
 
 def compare(name: str, losses: list[float], reference: list[float]) -> Curve:
-    """A curve beside the reference's."""
+    """Return a curve with its differences from the reference."""
     window = window_of(len(losses))
     own, other = smoothed(losses, window), smoothed(reference, window)
     final = other[-1]
@@ -167,12 +167,12 @@ def compare(name: str, losses: list[float], reference: list[float]) -> Curve:
 
 
 def window_of(steps: int) -> int:
-    """A tenth of the steps."""
+    """Return a tenth of the steps."""
     return max(1, math.ceil(TAIL * steps))
 
 
 def smoothed(losses: Sequence[float], window: int) -> list[float]:
-    """The mean of each `window` losses in a row."""
+    """Return the mean of each `window` losses in a row."""
     return [sum(losses[end - window : end]) / window for end in range(window, len(losses) + 1)]
 
 
@@ -197,7 +197,7 @@ def show(found: Curves, console: Any = None) -> None:
 
 
 def write(path: Path, found: Curves, threads: int) -> None:
-    """Write the curves with machine, versions and commit."""
+    """Write the curves as a record."""
     settings = {
         "reference": REFERENCE,
         "steps": found.steps,
@@ -211,7 +211,7 @@ def write(path: Path, found: Curves, threads: int) -> None:
 
 
 def chart(path: Path, found: Curves, title: str) -> None:
-    """Draw the smoothed losses, and below them how far each is from the reference."""
+    """Draw the smoothed losses, and below them their differences from the reference."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -19,7 +19,7 @@ MEGABYTE = 1e6
 
 
 def show(result: Result, console: Any = None) -> None:
-    """Print speed, then memory, then what was profiled."""
+    """Print speed, then memory, then the profiles."""
     from rich.console import Console
 
     console = console or Console(highlight=False)
@@ -43,7 +43,7 @@ def show(result: Result, console: Any = None) -> None:
 
 
 def title_of(part: str) -> str:
-    """A part of the memory in words."""
+    """Return a part of the memory in words."""
     return TITLES.get(part, part)
 
 
@@ -71,7 +71,7 @@ def _grid(names: Sequence[str], rows: Sequence[tuple[Row, Sequence[str]]]) -> An
 
 
 def chart(path: Path, result: Result, *, title: str) -> None:
-    """Draw a row of two panels for each workload: tokens a second, and the parts of the peak memory."""
+    """Draw a row of two panels per workload: tokens per second, and the parts of the peak memory."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -758,7 +758,7 @@ def test_the_faster_of_ours_counts_if_it_is_right() -> None:
 
 def test_kernels_are_forced_in_a_dry_run_only_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setattr(dispatch, "served_by", lambda name: ("softmax", "linear"))
+    monkeypatch.setattr(dispatch, "supported_by", lambda name: ("softmax", "linear"))
     assert gpu_device.own_backend(DEVICE, "softmax") == "triton"
     assert gpu_device.own_backend(DEVICE, "layer_norm") is None
     assert gpu_linear._own(DEVICE) is None
