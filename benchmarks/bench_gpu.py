@@ -1,10 +1,10 @@
-"""Everything that a GPU machine should measure, in one command of under nine minutes.
+"""Build, test and measure everything that needs a GPU machine, in one command of under nine minutes.
 
     python benchmarks/bench_gpu.py --out DIR                      # on a GPU; builds the project if it must
-    python benchmarks/bench_gpu.py --out DIR --dry-run            # on a CPU, tiny shapes, no true figures
+    python benchmarks/bench_gpu.py --out DIR --dry-run            # on a CPU, tiny shapes, meaningless figures
 
-DIR/results.json is written after each section and each case, so what was measured stays when something fails or time
-ends. Nothing beyond torch, triton, numpy and safetensors is needed; transformers and matplotlib are used if present.
+DIR/results.json is written after each section and each case, so that results survive a failure or the time limit. Only
+torch, triton, numpy and safetensors are needed; transformers and matplotlib are used if present.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SECTIONS = (
     "charts",
 )
 BUILD_SECONDS = 240
-# What a process leaves for the one that it becomes after building: when it began, and how building went.
+# Passed to the process that replaces this one after building: the start time, and the result of the build.
 STARTED, BUILT = "FASTBERT_GPU_STARTED", "FASTBERT_GPU_BUILT"
 
 
@@ -58,7 +58,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if unknown:
         parser.error(f"--only names {', '.join(unknown)}: choose among {', '.join(SECTIONS)}")
     if arguments.record and arguments.dry_run:
-        parser.error("--record keeps figures, and those of --dry-run mean nothing: leave one of them out")
+        parser.error("--record keeps figures, and those of --dry-run are meaningless: omit one of them")
     return arguments
 
 

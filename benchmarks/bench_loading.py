@@ -1,11 +1,11 @@
-"""From `from_pretrained` to the first output, side by side with transformers: seconds, and memory at the peak.
+"""Compare loading with transformers, from `from_pretrained` to the first output: seconds, and peak memory.
 
     python benchmarks/bench_loading.py --quick
     python benchmarks/bench_loading.py --model base --rounds 9 --json rows.json
 
-Every measurement is a process of its own, in turns: libraries are imported first, then the clock starts, the model is
-loaded, and one batch computed. The file is in the page cache. Memory is what the process holds at its peak beyond what
-it held before, mapped files included. Outputs are compared before anything is reported.
+Every measurement runs in a new process, in turns: libraries are imported first, then the clock starts, the model is
+loaded, and one batch computed. The file is in the page cache. Memory is the growth of the process at its peak, mapped
+files included. Outputs are compared before anything is reported.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fastbert.benchmarks.harness.measure import OWN, Row, Timing, make_rows
 from fastbert.config import PRESETS, BertConfig
 
 PEER = "transformers"
-# Lengths of the sequences that are computed; none: loading alone.
+# Lengths of the computed sequences; none: loading alone.
 WORKLOADS = {
     "load": (),
     "first-sentence": (16,),

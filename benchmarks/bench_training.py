@@ -1,4 +1,4 @@
-"""Training steps on the CPU side by side: losses and gradients compared first, then speed, and memory part by part.
+"""Compare training steps on the CPU: losses and gradients first, then speed, and memory part by part.
 
     python benchmarks/bench_training.py --quick
     python benchmarks/bench_training.py --json rows.json --chart rows.png
@@ -6,9 +6,9 @@
     python benchmarks/bench_training.py --workloads mini --profile
     python benchmarks/bench_training.py --loss-curve 200 --chart curve.png
 
-A step is forward pass, backward pass, clipping to norm 1 and AdamW (fused, decay on matrices alone), dropout included.
-Everybody starts from the same folder of weights and sees the same batches: others padded to the longest sequence,
-fastbert packed. bf16 is autocast over weights in fp32. docs/benchmarks.md says what the columns mean.
+A step consists of forward pass, backward pass, clipping to norm 1 and AdamW (fused, weight decay on matrices only),
+with dropout. All contenders start from the same folder of weights and get the same batches: packed for fastbert, padded
+to the longest sequence for others. bf16 is autocast over weights in fp32. docs/benchmarks.md explains the columns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fastbert.config import BertConfig
 from fastbert.errors import UserError
 
 KIND = "training"
-# Takes minutes to compile, so it takes part only when it is named.
+# Compiling takes minutes, so it takes part only when named.
 NAMED_ONLY = "torch.compile"
 MOST_STEPS = 100_000
 
@@ -47,17 +47,17 @@ class Options(CpuOptions):
     base and mini, in a loss curve the demonstration's model; torch.compile takes part only if named."""
 
     text: Path | None = None
-    """Text for wiki-en, a sentence a line, and for the loss curve; None: random tokens, and Python's own English."""
+    """Text for wiki-en, one sentence per line, and for the loss curve; None: random tokens, and Python's docs."""
     vocab: Path | None = None
     """The vocab.txt for `text`; None: one is learned from it."""
     checkpoint: Path | None = None
     """A model folder to fine-tune; None: random weights of MiniLM's size."""
     lengths: Path | None = None
-    """Lengths of the sequences to fine-tune on, one a line; None: drawn like those of SST-2."""
+    """Lengths of the sequences to fine-tune on, one per line; None: drawn like those of SST-2."""
     profile: bool = False
-    """Also say where the time of a step goes."""
+    """Also profile a step."""
     loss_curve: int | None = None
-    """Instead of all that, train a small model for so many steps and compare losses."""
+    """Instead, train a small model for this many steps and compare losses."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,7 +79,7 @@ class Options(CpuOptions):
         others = ("contenders", "workloads", "vocab", "checkpoint", "lengths", "profile", "rounds")
         for name in others:
             if getattr(self, name) not in (None, (), False):
-                raise UserError(f"--{name} has no part in --loss-curve: leave one of them out")
+                raise UserError(f"--{name} does not apply to --loss-curve: omit one of them")
 
     @property
     def sources(self) -> Sources:
@@ -123,7 +123,7 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result 
     progress = progress or (lambda *_: None)
     if options.loss_curve is not None:
         return _curves(options, options.loss_curve, say, progress)
-    # All before the first is measured: what is wrong with a file should not come to light hours later.
+    # All are built before the first is measured, so that a bad file is reported at once.
     workloads = [build() for build in options.builders().values()]
     result = Result()
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
@@ -158,7 +158,7 @@ def save_model(folder: Path, workload: TrainingWorkload) -> Path:
 
     from fastbert.models import BertForPreTraining, BertForSequenceClassification
 
-    torch.manual_seed(workloads.SEED)  # of the head that a checkpoint lacks
+    torch.manual_seed(workloads.SEED)  # for a head that the checkpoint lacks
     kind = BertForSequenceClassification if workload.classifies else BertForPreTraining
     for place, made in ((folder, workload), (folder / REHEARSAL, workloads.rehearsal(workload.classifies))):
         if made.checkpoint is not None:
@@ -212,12 +212,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     quick, model = "a tiny model, few short sequences, three rounds", "base and mini, quick tiny"
     parser = command.parser(__doc__, quick=quick, model=model)
-    parser.add_argument("--text", type=Path, help="text of wiki-en (a sentence a line) or of the loss curve")
+    parser.add_argument("--text", type=Path, help="text of wiki-en (one sentence per line) or of the loss curve")
     parser.add_argument("--vocab", type=Path, help="vocab.txt for --text (default: learned from it)")
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="a model to fine-tune (default: random)")
-    parser.add_argument("--lengths", type=Path, help="lengths to fine-tune on, one a line (default: like SST-2's)")
-    parser.add_argument("--profile", action="store_true", help="where the time of a step goes")
-    parser.add_argument("--loss-curve", type=int, metavar="STEPS", help="compare losses over so many steps instead")
+    parser.add_argument("--lengths", type=Path, help="lengths to fine-tune on, one per line (default: like SST-2's)")
+    parser.add_argument("--profile", action="store_true", help="also profile a step")
+    parser.add_argument("--loss-curve", type=int, metavar="STEPS", help="compare losses over this many steps instead")
     return command.execute(parser, arguments, Options, run, show, publish)
 
 

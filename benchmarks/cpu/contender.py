@@ -1,7 +1,7 @@
-"""An encoder or a product as the benchmark asks it: opens a workload, saves its values, says how long a call took.
+"""An encoder or a matmul as a contender: it opens a workload, saves its values, and returns the times of its calls.
 
-The object lives in a process of its own or in the parent's (`fastbert.benchmarks.harness.isolation`), so its
-methods take and return what JSON can hold; arrays go through files.
+The object lives in a process of its own or in the parent's (`fastbert.benchmarks.harness.isolation`), so its methods
+take and return JSON values; arrays are passed as files.
 """
 
 from __future__ import annotations

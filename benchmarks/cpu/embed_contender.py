@@ -1,4 +1,4 @@
-"""Embedders as the benchmark asks them: the first texts warm them, then a turn is one pass over all texts."""
+"""Embedders as contenders: the first texts warm them up, then a round is one pass over all texts."""
 
 from __future__ import annotations
 

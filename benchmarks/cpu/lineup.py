@@ -1,4 +1,4 @@
-"""How encoders and training are measured: contenders start, values are compared, they take turns, rows follow."""
+"""Measure encoders and training on the CPU: start the contenders, compare their values, time them in turns."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""What this machine can do: its peak in fp32, bf16 and int8 arithmetic and the bandwidth of a copy, on random data.
+"""Measure the peak rates of this machine in fp32, bf16 and int8 arithmetic and the bandwidth of a copy, on random data.
 
     python benchmarks/cpu/peak.py --threads 2
 
-The arithmetic is the extension's own (`fastbert._C.cpu_peak`): the widest instructions that products use at the level
-in force, on numbers in registers.
+The arithmetic is in the extension (`fastbert._C.cpu_peak`): the widest instructions that matmuls use with the current
+CPU capability, on numbers in registers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COPY_BYTES = 256 << 20
 NATIVE_SECONDS = 0.1
 DTYPES = ("fp32", "bf16", "int8")
 COPY = "copy"
-# What a result in a dtype may be computed in, since wider arithmetic is exact enough too.
+# The dtypes in which a result may be computed: wider arithmetic is exact enough too.
 WIDER = {"fp32": ("fp32",), "bf16": ("bf16", "fp32"), "int8": ("int8", "bf16", "fp32")}
 
 
@@ -37,7 +37,7 @@ class Peak:
         self.units: dict[str, Callable[[], Timing]] = {}
         found: dict[str, dict[str, Any]] = {}
         for dtype in DTYPES:
-            # The kernel says its rate, so a unit is one operation.
+            # The kernel returns its rate, so a unit is one operation.
             self.units[dtype] = lambda dtype=dtype: _seconds_an_operation(dtype, self.threads)
             found[dtype] = {"source": "the extension's own kernel", "work": 1.0}
         source = torch.randint(0, 256, (COPY_BYTES,), dtype=torch.uint8)

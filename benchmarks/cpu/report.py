@@ -1,4 +1,4 @@
-"""The encoder benchmark's rows as a table, as JSON and as a chart, with the reasons why some were not measured."""
+"""Show the encoder benchmark's rows as a table and as a chart, with the reasons why contenders were not measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batches and products that the encoder benchmark measures, and how much useful work is in each."""
+"""The batches and matmuls that the encoder benchmark measures, and their useful work."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Our fine-tuning and transformers' Trainer as the benchmark asks them: some steps at a time, then the rest, a score.
+"""fastbert's fine-tuning and transformers' Trainer as contenders: single steps on request, then the rest, then a score.
 
-Both train in a thread of their own that waits before each step until it is asked for. The rows of tokens, their order,
-the first weights and the scoring are ours for both; padding, loss, optimiser and loop are each one's own.
+Both train in a thread that waits before each step until it is requested. The rows of tokens, their order, the initial
+weights and the scoring are fastbert's for both; padding, loss, optimizer and loop are each one's own.
 """
 
 from __future__ import annotations

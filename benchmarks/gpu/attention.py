@@ -1,7 +1,8 @@
-"""Attention beside what torch offers: forward and backward, full and half empty batches, with dropout and without.
+"""Attention beside torch's implementations: forward and backward, full and half-empty batches, with and without
+dropout.
 
-Ours is packed. Peers work on padded tensors with a key mask, or on packed tokens where torch has such a form. Before
-anything is timed, outputs and gradients of a short and a long sequence are compared with float64.
+fastbert's is packed. Peers work on padded tensors with a key mask, or on packed tokens where torch supports them.
+Before timing, outputs and gradients of a short and a long sequence are compared with float64.
 """
 
 from __future__ import annotations

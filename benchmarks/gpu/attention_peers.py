@@ -1,4 +1,4 @@
-"""Attention as torch has it, on the same inputs as ours; and one set of such inputs, packed and padded."""
+"""torch's implementations of attention on fastbert's inputs; and a set of such inputs, packed and padded."""
 
 from __future__ import annotations
 

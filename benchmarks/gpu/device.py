@@ -1,4 +1,4 @@
-"""The device that is measured: a GPU with events and queues, or a CPU that stands in for it in a dry run."""
+"""The measured device: a GPU with events and queues, or a CPU in its place in a dry run."""
 
 from __future__ import annotations
 

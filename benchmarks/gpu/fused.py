@@ -1,9 +1,9 @@
-"""The patterns between matrix products, each one pass over its rows: the LayerNorm family, bias + GELU, the embedding.
+"""The patterns between matmuls, each one pass over its rows: the LayerNorm family, bias + GELU, the embedding.
 
-Rows are bf16, weights and tables fp32. A case is a pattern at one width, forward (with what training keeps) and
-backward; eager torch composes the same operations as autocast runs them, LayerNorm in fp32, with torch's own dropout.
-Before it is timed, ours is compared with float64 under the same masks. Bytes are the fewest that the pattern can do
-with, so that the rate beside that of a copy says how much better it could be.
+Rows are bf16, weights and tables fp32. A case is a pattern at one width, forward (saving tensors for backward) and
+backward; eager torch composes the same operations as under autocast, LayerNorm in fp32, with torch's own dropout.
+Before timing, fastbert is compared with float64 under the same masks. Bytes are the minimum of the pattern, so that the
+rate relative to a copy's shows the remaining potential.
 """
 
 from __future__ import annotations

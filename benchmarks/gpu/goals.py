@@ -1,4 +1,4 @@
-"""Goals and what was measured for them. What was not measured says why, never a guess."""
+"""The goals and their measurements. An unmeasured goal has a reason, never an estimate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models replayed from CUDA graphs, where fastbert has them and a capture succeeds; else the reason why not."""
+"""Models replayed from CUDA graphs, where a capture succeeds; else the reason."""
 
 from __future__ import annotations
 

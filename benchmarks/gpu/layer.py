@@ -1,7 +1,7 @@
-"""One encoder layer, forward and backward, in bf16 autocast with dropout: ours on packed tokens beside eager torch on
-padded ones, as it is and compiled. Rates count real tokens.
+"""One encoder layer, forward and backward, in bf16 autocast with dropout: fastbert on packed tokens beside eager torch
+on padded ones, eager and compiled. Rates count real tokens.
 
-Between two layers autocast hands on what LayerNorm gives: fp32 in eager torch, bf16 in ours; that is what each gets.
+Between two layers autocast passes the output of LayerNorm: fp32 in eager torch, bf16 in fastbert; each gets its own.
 Before timing, output and gradients without dropout are compared with float64.
 """
 

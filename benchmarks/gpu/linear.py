@@ -1,7 +1,7 @@
-"""The widening product of the feed-forward network with GELU in its epilogue, and the product behind it backward with
-GELU's gradient in its own: beside torch's product followed by one pass of ours, and by torch's passes.
+"""The first feed-forward matmul with GELU in its epilogue, and the backward of the second one with GELU's gradient in
+its epilogue: beside torch's matmul followed by one fused pass, and by torch's passes.
 
-All bf16. Forward, with what training keeps: gelu(x weight^T + bias), x (tokens, width), weight (inner, width).
+All bf16. Forward, saving tensors for backward: gelu(x weight^T + bias), x (tokens, width), weight (inner, width).
 Backward, for the next layer's weight (width, inner) and the gradient (tokens, width) of its result: dh = grad weight,
 du = dh gelu'(u), h = gelu(u), and the sum of du over the tokens.
 """

@@ -1,7 +1,7 @@
-"""The masked-language-model loss: vocabulary product and cross-entropy, forward and backward, time and memory.
+"""The masked-language-model loss: vocabulary matmul and cross-entropy, forward and backward, time and memory.
 
-x (rows, 768) bf16, weight (30522, 768) and bias fp32, under bf16 autocast; eager torch writes bf16 logits, makes them
-fp32, and takes the mean of F.cross_entropy. Loss and gradients are compared with float64 before timing.
+x (rows, 768) bf16, weight (30522, 768) and bias fp32, under bf16 autocast; eager torch writes bf16 logits, casts them
+to fp32, and takes the mean of F.cross_entropy. Loss and gradients are compared with float64 before timing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""BERT's encoder in plain torch on padded tensors, as transformers writes it: what the fused layer is compared with,
-and the whole encoder where transformers is not installed. The weights are those of our own modules.
+"""BERT's encoder in plain torch on padded tensors, as transformers implements it: the reference of the fused layer, and
+of the whole encoder where transformers is not installed. It uses the weights of fastbert's modules.
 """
 
 from __future__ import annotations

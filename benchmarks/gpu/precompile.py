@@ -1,6 +1,6 @@
-"""Compile ahead what later sections run: each variant in a process of its own, all at once, into one disk cache.
+"""Compile in advance what later sections run: each variant in a process of its own, in parallel, into one disk cache.
 
-python -P -m fastbert.benchmarks.gpu.precompile '{"home": "attention", ...}'      # one variant, as `variants` names it
+python -P -m fastbert.benchmarks.gpu.precompile '{"kind": "attention", ...}'      # one variant of `variants`
 """
 
 from __future__ import annotations

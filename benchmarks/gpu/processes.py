@@ -1,4 +1,4 @@
-"""Sections that are processes of their own: compiling many variants at once, the tests, and nvidia-smi."""
+"""Sections that run in separate processes: compiling many variants in parallel, the tests, and nvidia-smi."""
 
 from __future__ import annotations
 

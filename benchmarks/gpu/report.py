@@ -1,4 +1,4 @@
-"""What is printed last: how the sections ended, what was measured without a goal, and the table of goals."""
+"""The final report: the state of the sections, measurements without a goal, and the table of goals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sections of a run in order: each within its time, each guarded, each written down before the next begins."""
+"""Run the sections in order: within a time limit, failures contained, results written before the next."""
 
 from __future__ import annotations
 

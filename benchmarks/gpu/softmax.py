@@ -1,5 +1,5 @@
-"""Softmax over explicit scores with scale, mask and dropout, beside torch's four operations in a row; and the ceilings
-that the device itself sets: a copy, and a matrix product.
+"""Softmax over explicit scores with scale, mask and dropout, beside torch's four operations in sequence; and the limits
+of the device: a copy, and a matmul.
 """
 
 from __future__ import annotations

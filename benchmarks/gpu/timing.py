@@ -1,4 +1,4 @@
-"""Contenders on a device: tried once, warmed, timed in turns over rotating inputs, and made into rows."""
+"""Time contenders on a device: tried once, warmed up, timed in turns over rotating inputs, and converted to rows."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A process that measures, and the one that asks it: a kernel that crashes or hangs costs its case, not the run.
+"""A process that measures, and the parent that calls it: a kernel that crashes or hangs costs its case, not the run.
 
     worker = Worker({"TRITON_CACHE_DIR": "..."}, Path("log.txt"))
     worker.call("fastbert.benchmarks.gpu.device:describe", timeout=60, dry=False)
 
-Questions and answers are lines of JSON. A process that has died, was too slow, or whose device answers with nothing but
-errors since some kernel's fault is replaced at the next question.
+Requests and answers are lines of JSON. A process that has died, was too slow, or whose device only returns errors after
+the fault of a kernel is replaced at the next call.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A contender in a process of its own, asked over a pipe, or in this one: the same calls either way.
+"""Run a contender in a process of its own, called over a pipe, or in this one, with the same interface.
 
     contender = Isolated("module:Class", {"name": "nanotoken", "threads": 1}, {"RAYON_NUM_THREADS": "1"})
     contender.call("time_warm")
 
-Questions and answers are lines of JSON; big results travel as files. A process that dies is a `ContenderFailed`, and
-the others go on.
+Requests and answers are lines of JSON; large results are passed as files. If a process dies, its call raises
+`ContenderFailed`, and the others continue.
 """
 
 from __future__ import annotations

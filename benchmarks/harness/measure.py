@@ -1,7 +1,7 @@
-"""Measuring: outputs are compared first, contenders take turns, and every result says where it was measured.
+"""Measure contenders: outputs are compared first, contenders take turns, timings become rows.
 
-The parts, in the order in which a benchmark uses them: `compare_rows`, `timed` and `interleave`, `make_rows`, `write`.
-`fastbert.benchmarks.harness.report` prints and draws the rows.
+In the order in which a benchmark uses them: `compare_rows`, `timed` and `interleave`, `make_rows`.
+`fastbert.benchmarks.harness.report` prints and draws the rows, `fastbert.benchmarks.harness.records` writes them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows as a table on the terminal and as a chart."""
+"""Show rows as a table on the terminal and as a chart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is tokenized: real text of many kinds from the data folder, a user's own file, or the text inside of Python."""
+"""The texts to tokenize: real text of many kinds from the data folder, a user's file, or Python's own documentation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def find_data(named: Path | None) -> Path | None:
     if folder is not None:
         if not folder.is_dir():
             flag = "--data" if named is not None else "FASTBERT_DATA"
-            raise UserError(f"{flag} {folder}: no such folder; without one the text inside of Python is used")
+            raise UserError(f"{flag} {folder}: no such folder; without one Python's own documentation is used")
         return folder
     beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
     return beside if beside.is_dir() else None
@@ -72,7 +72,7 @@ def own_workloads(text: Path, vocab: Path, limit: int, quick: bool) -> list[Work
         raise UserError(f"--text {text}: not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
     texts = list(up_to(limit, (line for line in lines if line.strip())))
     if not texts:
-        raise UserError(f"--text {text}: holds no text; give a file with one text a line")
+        raise UserError(f"--text {text}: holds no text; give a file with one text per line")
     vocabulary = Vocabulary(vocab.name, vocab, WordPieceTokenizer.from_pretrained(vocab).do_lower_case)
     return [Workload(f"{text.name}, lines", texts, vocabulary), *_derived(texts, vocabulary, _of_others(limit, quick))]
 

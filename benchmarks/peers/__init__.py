@@ -1,6 +1,7 @@
-"""The contenders of the benchmarks: a small adapter module for each, found by kind and name, imported when it is used.
+"""The contenders of the benchmarks: one small adapter module each, found by kind and name, imported on use.
 
-A kind is what is compared ("tokenizer"); all adapters of a kind have the same methods, which its protocol here lists.
+A kind is what is compared ("tokenizer"); all adapters of a kind have the methods of its protocol, which is defined
+here.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class TokenizerPeer(Protocol):
     """
 
     dtype: str
-    """What ids come in: an array's dtype, or "list"."""
+    """The dtype of the ids, or "list"."""
 
     def __init__(self, vocab: Path, *, lower_case: bool, threads: int) -> None: ...
 
@@ -91,7 +92,7 @@ class TrainingPeer(Protocol):
     optimizer: Any
     """A `torch.optim.Optimizer`."""
     batches: Sequence[Any]
-    """The workload's batches as this contender takes them."""
+    """The workload's batches in this contender's form."""
     classifies: bool
     """Whether sequences are classified, else pre-training."""
 

@@ -1,4 +1,4 @@
-"""fastbert's embeddings, as a contender: `model.embed` of a list of texts."""
+"""fastbert's embeddings as a contender: `model.embed` of a list of texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""fastbert's encoder, as a contender: packed in, packed out."""
+"""fastbert's encoder as a contender: packed inputs and outputs."""
 
 from __future__ import annotations
 

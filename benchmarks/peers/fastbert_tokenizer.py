@@ -1,4 +1,4 @@
-"""fastbert itself, as a contender."""
+"""fastbert's tokenizer as a contender."""
 
 from __future__ import annotations
 

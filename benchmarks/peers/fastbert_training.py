@@ -1,4 +1,4 @@
-"""fastbert in training, as a contender: packed batches, its own optimiser."""
+"""fastbert in training as a contender: packed batches, fastbert's optimizer."""
 
 from __future__ import annotations
 

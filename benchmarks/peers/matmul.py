@@ -1,4 +1,4 @@
-"""The matrix products of an encoder by themselves: x weight^T + bias, ours and torch's."""
+"""The matmuls of an encoder alone: x weight^T + bias, fastbert's and torch's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nanotoken: WordPiece in Rust with caches for each thread."""
+"""nanotoken: WordPiece in Rust with caches per thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime: the transformers model exported, its layers fused by the transformer optimiser, in fp32 or int8."""
+"""ONNX Runtime: the transformers model exported, its layers fused by the transformer optimizer, in fp32 or int8."""
 
 from __future__ import annotations
 

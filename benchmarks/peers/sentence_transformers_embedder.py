@@ -1,7 +1,8 @@
-"""sentence-transformers' `encode`, with its own model or with the encoder exported to another runtime.
+"""sentence-transformers' `encode`, with its own model or with the encoder exported to a different runtime.
 
-Its ONNX and OpenVINO backends need packages that want an older transformers than the rest here, so their work is done
-by hand: the same export, the same tokenizer, texts sorted by length, padded batches, the mean of real tokens.
+Its ONNX and OpenVINO backends need packages that require an older transformers than the other contenders, so their
+steps are reproduced here: the same export, the same tokenizer, texts sorted by length, padded batches, the mean of real
+tokens.
 """
 
 from __future__ import annotations

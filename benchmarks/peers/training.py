@@ -1,4 +1,4 @@
-"""What contenders in training share: batches in turn, a step in phases, and the values that are compared."""
+"""The base of contenders in training: batches in rotation, a step in phases, and the values to be compared."""
 
 from __future__ import annotations
 

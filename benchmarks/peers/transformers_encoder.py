@@ -1,4 +1,4 @@
-"""transformers' BertModel on padded batches: as it is, accelerated, and compiled with frozen weights."""
+"""transformers' BertModel on padded batches: original, accelerated, and compiled with frozen weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transformers in training on padded batches: as its users run it, and compiled."""
+"""transformers in training on padded batches: eager and compiled."""
 
 from __future__ import annotations
 

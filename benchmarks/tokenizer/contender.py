@@ -1,7 +1,7 @@
-"""A tokenizer as the benchmark asks it: opens texts, encodes them in every measured way, and says how long it took.
+"""A tokenizer as a contender: it opens texts, encodes them in every measured way, and returns the times.
 
-The object lives in the contender's own process or in the parent's (`fastbert.benchmarks.harness.isolation`), so its
-methods take and return what JSON can hold; ids go through files.
+The object lives in the contender's process or in the parent's (`fastbert.benchmarks.harness.isolation`), so its methods
+take and return JSON values; ids are passed as files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text that is made to be slow: seeded, of any size, one generator for each weakness a tokenizer may have."""
+"""Texts designed to be slow: seeded, of any size, one generator per possible weakness of a tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `bench_tokenizer` measures: each function makes the rows of one question, on contenders that take turns."""
+"""The measures of `bench_tokenizer`: each function returns the rows of one question, on contenders that take turns."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The loss curves of one small pre-training run on every backend, and how far each is from float64's.
+"""Compare the loss curves of one small pre-training run on every backend with float64's.
 
     python benchmarks/training/backend_losses.py --steps 200 --json curves.json
 
 On a CPU the Triton kernels are interpreted: 200 steps then take about a quarter of an hour. Eager torch in fp32 is the
-measure: what rounding does to one step is amplified by all later ones, so no two orders of summation give the same
-curve for long, and a backend is as good as eager torch if it stays about as close to float64.
+yardstick: every step amplifies the rounding of earlier ones, so different orders of summation soon give different
+curves, and a backend is as good as eager torch if it stays about as close to float64.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model in training as the benchmark asks it: takes batches, says how long a step took, and what memory it needs."""
+"""A model in training as a contender: it takes steps on batches and reports their time and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How training is measured: losses and gradients are compared, steps take turns, memory is accounted for."""
+"""Measure training: losses and gradients are compared, steps take turns, memory is accounted for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The loss of one small pre-training run in fastbert's dtypes beside eager torch in fp32, on the same batches.
+"""Compare the loss of one small pre-training run in fastbert's dtypes with eager torch in fp32, on the same batches.
 
-Text, weights and order are fixed and nothing is dropped, so curves differ by rounding alone. Every step amplifies what
-the one before rounded; eager torch in bf16 shows how far that goes in a dtype.
+Text, weights and order are fixed and dropout is off, so curves differ by rounding alone. Every step amplifies the
+rounding of the one before; eager torch in bf16 shows how far that goes in a dtype.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Where the memory of a training step goes: the process's high-water mark, part by part.
+"""Account for the memory of a training step: the process's high-water mark, part by part.
 
-The parts are those of the moment of a step when most is alive: after the forward pass, or after some gradient came into
-being. Tensors are counted by their storages, each once. `scratch` is what is left of the high-water mark: temporaries,
-buffers of libraries, and memory that an allocator keeps. So the parts add up to the peak.
+The parts are those at the moment of a step when most memory is in use: after the forward pass, or after a gradient was
+produced. Tensors are counted by their storages, each once. `scratch` is the remainder of the high-water mark:
+temporaries, buffers of libraries, and allocator reserves, so the parts add up to the peak.
 """
 
 from __future__ import annotations

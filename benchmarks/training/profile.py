@@ -1,7 +1,7 @@
-"""Where the time of a training step goes: its phases by the clock, and by operation from torch's profiler.
+"""Profile a training step: its phases by the clock, and its operations by torch's profiler.
 
-Calls into the extension are given to the profiler by name while it runs, so what our kernels take is seen like torch's
-operations, wherever they are called from.
+While it runs, calls into the extension are announced to the profiler by name, so the time of native kernels is
+attributed like that of torch's operations, wherever they are called from.
 """
 
 from __future__ import annotations

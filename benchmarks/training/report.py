@@ -1,4 +1,4 @@
-"""The training benchmark's rows as tables (speed, memory, where the time goes) and as a chart."""
+"""Show the training benchmark's rows as tables (speed, memory, profile) and as a chart."""
 
 from __future__ import annotations
 

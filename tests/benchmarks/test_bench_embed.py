@@ -110,7 +110,7 @@ def test_rows_say_how_many_texts_a_second(model: Path, seed: int, tmp_path: Path
     [
         ({"model": "tiny"}, "--folder"),
         ({"texts": 0}, "--texts 0"),
-        ({"contenders": ("nobody",)}, "no contender is called like 'nobody'"),
+        ({"contenders": ("nobody",)}, "no contender has 'nobody' in its name"),
     ],
 )
 def test_wrong_options_are_named(options: dict, words: str) -> None:

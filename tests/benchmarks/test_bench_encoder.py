@@ -370,9 +370,9 @@ def children_of(pid: int) -> list[str]:
         pytest.param({"threads": 0}, "--threads 0 must be from 1", id="threads"),
         pytest.param({"rounds": 0}, "--rounds 0 must be at least 1", id="rounds"),
         pytest.param(
-            {"contenders": ("nano",)}, "no contender is called like 'nano'; there are fastbert", id="contender"
+            {"contenders": ("nano",)}, "no contender has 'nano' in its name; there are fastbert", id="contender"
         ),
-        pytest.param({"workloads": ("none",), "model": "tiny"}, "no workload is called like 'none'", id="workload"),
+        pytest.param({"workloads": ("none",), "model": "tiny"}, "no workload has 'none' in its name", id="workload"),
     ],
 )
 def test_wrong_options_are_one_line(options: dict[str, Any], message: str) -> None:

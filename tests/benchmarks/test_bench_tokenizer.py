@@ -64,7 +64,7 @@ def test_a_peer_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp
     rows = bench_tokenizer.run(small(tmp_path, vocab, contenders=("fastbert", "nanotoken")), said.append)
     assert {row.contender for row in rows} == {"fastbert"}
     assert [line for line in said if "nanotoken" in line] == [
-        "nanotoken: not installed (no module no_such_module); it is left out"
+        "nanotoken: not installed (no module no_such_module); left out"
     ]
 
 
@@ -151,7 +151,7 @@ def test_isolated_contenders_agree_with_local_ones(tmp_path: Path, vocab: Path) 
     rows = bench_tokenizer.run(small(tmp_path, vocab, isolate=True, **options), lambda line: None)
     assert all(row.outputs == "equal" for row in rows)
     [own] = [row for row in rows if row.contender == "fastbert"]
-    assert set(own.details["memory_megabytes_a_thread"]) <= {1, 2}
+    assert set(own.details["memory_megabytes_per_thread"]) <= {1, 2}
 
 
 def test_a_contender_that_breaks_sits_out(tmp_path: Path, vocab: Path) -> None:
