@@ -1,11 +1,11 @@
-"""From `from_pretrained` to the first output, side by side with transformers: seconds, and memory at the peak.
+"""Compare loading with transformers, from `from_pretrained` to the first output: seconds, and peak memory.
 
     python benchmarks/bench_loading.py --quick
     python benchmarks/bench_loading.py --model base --rounds 9 --json rows.json
 
-Every measurement is a process of its own, in turns: libraries are imported first, then the clock starts, the model is
-loaded, and one batch computed. The file is in the page cache. Memory is what the process holds at its peak beyond what
-it held before, mapped files included. Outputs are compared before anything is reported.
+Every measurement runs in a new process, in turns: libraries are imported first, then the clock starts, the model is
+loaded, and one batch computed. The file is in the page cache. Memory is the growth of the process at its peak, mapped
+files included. Outputs are compared before anything is reported.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastbert.benchmarks.harness import measure as harness
-from fastbert.benchmarks.harness.measure import OWN, Row, Timing
+from fastbert.benchmarks.harness import records
+from fastbert.benchmarks.harness.measure import OWN, Row, Timing, make_rows
 from fastbert.config import PRESETS, BertConfig
 
 PEER = "transformers"
-# Lengths of the sequences that are computed; none: loading alone.
+# Lengths of the computed sequences; none: loading alone.
 WORKLOADS = {
     "load": (),
     "first-sentence": (16,),
@@ -41,7 +41,7 @@ _RESET_PEAK = "5"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to measure, and how often."""
+    """The selection and size of the measurement."""
 
     model: str
     threads: int
@@ -50,7 +50,7 @@ class Options:
 
 
 def measure(options: Options, folder: Path) -> list[Row]:
-    """The rows of all workloads; a contender whose output differs is an error."""
+    """Return the rows of all workloads; exit if a contender's output differs."""
     rows: list[Row] = []
     for workload in WORKLOADS:
         measured: dict[str, list[dict[str, Any]]] = {OWN: [], PEER: []}
@@ -64,7 +64,7 @@ def measure(options: Options, folder: Path) -> list[Row]:
         timings = {
             name: [Timing(one["seconds"], one["processor"]) for one in found] for name, found in measured.items()
         }
-        made = harness.make_rows(
+        made = make_rows(
             workload,
             timings,
             dtype="fp32",
@@ -92,7 +92,7 @@ def _in_a_process(contender: str, workload: str, folder: Path, threads: int) -> 
 
 
 def child(contender: str, workload: str, folder: str, threads: str) -> None:
-    """Load and compute once, and print what it took and what came out."""
+    """Load the model, compute once, and print time, memory and output as JSON."""
     import torch
 
     torch.set_num_threads(int(threads))
@@ -127,13 +127,13 @@ def child(contender: str, workload: str, folder: str, threads: str) -> None:
 
 
 def _peak() -> int:
-    """The most memory that the process has held, in bytes."""
+    """Return the process's peak memory in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) << 10
 
 
 def show(rows: Sequence[Row]) -> None:
-    """A table for people."""
+    """Print a table."""
     print(f"{'workload':<16}{'contender':<14}{'ms':>8}{'p20':>8}{'p80':>8}{'ratio':>8}{'peak / weights':>16}")
     for row in rows:
         print(
@@ -143,7 +143,7 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["--child"]:
         child(*given[1:])
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = measure(options, save_model(Path(temporary), BertConfig.preset(options.model)))
     show(rows)
     if options.json is not None:
-        harness.write(options.json, rows)
+        records.write(options.json, records.record("loading", map(asdict, rows)))
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Our fine-tuning and transformers' Trainer as the benchmark asks them: some steps at a time, then the rest, a score.
+"""fastbert's fine-tuning and transformers' Trainer as contenders: single steps on request, then the rest, then a score.
 
-Both train in a thread of their own that waits before each step until it is asked for. The rows of tokens, their order,
-the first weights and the scoring are ours for both; padding, loss, optimiser and loop are each one's own.
+Both train in a thread that waits before each step until it is requested. The rows of tokens, their order, the initial
+weights and the scoring are fastbert's for both; padding, loss, optimizer and loop are each one's own.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ HEADS = {
 
 
 class Contender:
-    """One of the two, in a dtype: `fastbert`, `fastbert bf16`, `Trainer fp32`, `Trainer bf16`."""
+    """fastbert's fine-tuning or transformers' Trainer, in a dtype: `fastbert`, `fastbert bf16`, `Trainer fp32`,
+    `Trainer bf16`."""
 
     def __init__(self, name: str, spec: str) -> None:
         self.own = name.startswith("fastbert")
@@ -55,7 +56,7 @@ class Contender:
         self.ended = False
 
     def open(self) -> None:
-        """Read the task, make the model, begin the thread; no step is taken."""
+        """Read the task, construct the model, start the thread; no step is taken."""
         spec = self.spec
         torch.set_num_threads(spec["threads"])
         self.config = FinetuneConfig(
@@ -94,17 +95,17 @@ class Contender:
         return run
 
     def _wait(self) -> None:
-        """Wait until a step is asked for."""
+        """Wait until a step is requested."""
         self.asked.get()
 
     def _stepped(self, loss: float) -> None:
-        """A step has been taken."""
+        """Report a completed step."""
         self.losses.append(loss)
         self.told.put(None)
         self._wait()
 
     def steps(self, count: int) -> dict[str, Any]:
-        """Take so many steps; their losses, and the seconds they took."""
+        """Take `count` steps; return their losses and the seconds they took."""
         first, began = len(self.losses), time.perf_counter()
         for _ in range(0 if self.ended else count):
             self.asked.put(1)
@@ -119,7 +120,7 @@ class Contender:
         return {"seconds": seconds, "losses": self.losses[first:]}
 
     def finish(self) -> dict[str, Any]:
-        """Train to the end; the score on the evaluation file, and the seconds of all steps."""
+        """Train to the end; return the score on the evaluation file and the seconds of all steps."""
         while not self.ended:
             self.steps(50)
         began = time.perf_counter()
@@ -178,14 +179,14 @@ class Contender:
         units = np.concatenate([order.permutation(rows.units, trial.seed, epoch) for epoch in range(epochs)])
 
         class InOrder(transformers.Trainer):
-            """Takes the examples as they come."""
+            """Reads the examples in their order."""
 
             def _get_train_sampler(self, *_: Any, **__: Any) -> Any:
                 return torch.utils.data.SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
 
             def compute_loss(self, model: Any, inputs: Any, *given: Any, **options: Any) -> Any:
-                """The loss, seen before the Trainer rounds it. Where transformers' loss of spans counts padding among
-                the places of an answer, that is left out, as it is of ours."""
+                """Return the loss before the Trainer rounds it. transformers' loss of spans includes padding among the
+                positions of an answer; it is excluded here, as in fastbert."""
                 if contender.task.name == "span":
                     loss = span_loss(model(**inputs), inputs)
                 else:
@@ -194,7 +195,7 @@ class Contender:
                 return loss
 
         class Told(transformers.TrainerCallback):
-            """Tells each step's loss, and waits for the next."""
+            """Reports each step's loss, and waits for the next step."""
 
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
                 contender._stepped(contender.seen)
@@ -229,7 +230,7 @@ class Contender:
         return lambda: trainer.train()
 
     def _peer_outputs(self) -> list[np.ndarray]:
-        """What the peer's model says of each row of the evaluation file, as the task decodes it."""
+        """Return the peer's outputs per row of the evaluation file, in the form that the task decodes."""
         rows, found = self.gold_rows, {}
         self.model.eval()
         with torch.no_grad():
@@ -261,7 +262,7 @@ class Contender:
 
 
 def span_loss(output: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The mean of both cross-entropies over the places that are no padding."""
+    """Return the mean of both cross-entropies over the positions that are not padding."""
     padding = inputs["attention_mask"] == 0
     losses = [
         torch.nn.functional.cross_entropy(logits.float().masked_fill(padding, -torch.inf), inputs[target])
@@ -271,7 +272,7 @@ def span_loss(output: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def padded(task: str, rows: Rows, units: np.ndarray) -> dict[str, torch.Tensor]:
-    """Units as a padded batch under transformers' names."""
+    """Return units as a padded batch under transformers' names."""
     batch = rows.batch(units)
     inputs = batch.inputs.unpack()
     if task == "choice":

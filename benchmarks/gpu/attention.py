@@ -1,7 +1,8 @@
-"""Attention beside what torch offers: forward and backward, full and half empty batches, with dropout and without.
+"""Attention beside torch's implementations: forward and backward, full and half-empty batches, with and without
+dropout.
 
-Ours is packed. Peers work on padded tensors with a key mask, or on packed tokens where torch has such a form. Before
-anything is timed, outputs and gradients of a short and a long sequence are compared with float64.
+fastbert's is packed. Peers work on padded tensors with a key mask, or on packed tokens where torch supports them.
+Before timing, outputs and gradients of a short and a long sequence are compared with float64.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor
 
 from fastbert import ops
-from fastbert.benchmarks.gpu import peers as gpu_peers
+from fastbert.benchmarks.gpu import attention_peers
+from fastbert.benchmarks.gpu.attention_peers import CHECKED_HEADS, Inputs, largest
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
-from fastbert.benchmarks.gpu.measure import (
+from fastbert.benchmarks.gpu.timing import (
     REFUSALS,
     Calls,
     Case,
@@ -29,7 +31,6 @@ from fastbert.benchmarks.gpu.measure import (
     willing,
     without_gradient,
 )
-from fastbert.benchmarks.gpu.peers import CHECKED_HEADS, Inputs, largest
 from fastbert.benchmarks.gpu.worker import announce
 from fastbert.benchmarks.harness.measure import OWN
 from fastbert.ops import dispatch
@@ -45,7 +46,7 @@ WITHOUT_DROPOUT = "sdpa cudnn, no dropout"
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One attention problem. `padding`: full, half (uniform lengths, half of the padded batch is empty), lognormal."""
+    """One case of attention. `padding`: full, half (uniform lengths, half of the padded batch is empty), lognormal."""
 
     length: int
     sequences: int
@@ -61,14 +62,14 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """Unique among the cases; what results call it."""
+        """Return the case's unique name in the results."""
         extras = [f"head_dim {self.head_dim}"] if self.head_dim != 64 else []
         extras += [word for word in ("causal", "bias", "compiled") if getattr(self, word)]
         words = ["attention", self.direction, str(self.length), self.padding, f"dropout {self.dropout:g}", *extras]
         return " ".join(words)
 
     def lengths(self) -> list[int]:
-        """The same on every call; the longest sequence is `length` wherever there is padding."""
+        """Return the lengths, the same on every call; the longest is `length` wherever there is padding."""
         count, longest = self.sequences, self.length
         if self.padding == "full":
             return [longest] * count
@@ -82,7 +83,7 @@ class Shape:
         return [drawn[i] for i in order]
 
     def work(self) -> Work:
-        """Of real tokens only: 4 S^2 D operations a head forward, two and a half times that backward."""
+        """Count real tokens only: 4 S^2 D operations per head forward, two and a half times that backward."""
         lengths = self.lengths()
         squares = sum(length * length for length in lengths)
         operations = 4.0 * squares * self.head_dim * self.heads * (0.5 if self.causal else 1.0)
@@ -98,7 +99,7 @@ class Shape:
 
 
 def shapes(dry: bool) -> list[Shape]:
-    """All cases, those that a goal speaks of first."""
+    """Return all cases, those with a goal first."""
     if dry:
         return _dry_shapes()
     found = [
@@ -138,7 +139,7 @@ def case_names(dry: bool) -> list[str]:
 
 
 def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Compare and time one case, without peers that made the process fail before."""
+    """Compare and time one case, without peers that crashed the process before."""
     device = open_device(dry)
     (shape,) = (one for one in shapes(dry) if one.name == name)
     with dispatch.use_backend(own_backend(device, "attention")):
@@ -149,7 +150,7 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
 
 
 def make_inputs(device: Device, shape: Shape, seed: int) -> Inputs:
-    """One set of random inputs."""
+    """Draw one set of random inputs."""
     return Inputs.draw(
         device.torch_device,
         shape.lengths(),
@@ -164,7 +165,7 @@ def make_inputs(device: Device, shape: Shape, seed: int) -> Inputs:
 
 
 def ours(inputs: Inputs) -> Tensor:
-    """The public operation on packed tokens."""
+    """Call the public operation on packed tokens."""
     return ops.attention(
         inputs.q,
         inputs.k,
@@ -215,19 +216,19 @@ def _measure(device: Device, shape: Shape, without: Sequence[str], seconds: floa
     return case
 
 
-def _peers(shape: Shape) -> dict[str, gpu_peers.Peer]:
+def _peers(shape: Shape) -> dict[str, attention_peers.Peer]:
     if shape.compiled:
-        return {"eager compiled": gpu_peers.compiled()}
-    peers = gpu_peers.dense(bias=shape.bias)
+        return {"eager compiled": attention_peers.compiled()}
+    peers = attention_peers.dense(bias=shape.bias)
     if shape.padding != "full":
-        peers |= gpu_peers.packed()
+        peers |= attention_peers.packed()
     if shape.dropout:
-        peers[WITHOUT_DROPOUT] = gpu_peers.sdpa("cudnn", dropout=False)
+        peers[WITHOUT_DROPOUT] = attention_peers.sdpa("cudnn", dropout=False)
     return peers
 
 
 def _calls(function: Callable[[Inputs], Tensor], sets: list[Inputs], backward: bool, padded: bool = False) -> Calls:
-    """Forward calls, or backward calls of results that were computed before."""
+    """Return forward calls, or backward calls of results that were computed before."""
     if not backward:
         return each(partial(without_gradient, function), sets)
     return [partial(_backward, function(inputs), inputs, padded) for inputs in sets]
@@ -244,7 +245,7 @@ def _backward(out: Tensor, inputs: Inputs, padded: bool) -> tuple[Tensor, ...]:
 def judge(
     shape: Shape, inputs: Inputs, function: Callable[[Inputs], Tensor], padded: bool, factor: float
 ) -> tuple[float, str]:
-    """The largest difference from float64 of the checked sequences, and whether it stays within `factor` times the
+    """Return the largest difference from float64 of the checked sequences, and whether it is within `factor` times the
     error of eager torch in the same dtype."""
     found = _checked(inputs, function(inputs), padded)
     names = ("output",) if shape.direction == "forward" else ("dq", "dk", "dv", "dbias")
@@ -259,7 +260,7 @@ def judge(
 
 
 def _checked(inputs: Inputs, out: Tensor, padded: bool) -> dict[str, Tensor]:
-    """Output and gradients of the checked sequences and heads, packed; upstream gradients are zero elsewhere."""
+    """Return output and gradients of the checked sequences and heads, packed; upstream gradients are zero elsewhere."""
     gradient = inputs.only_checked(padded)
     gradients = torch.autograd.grad(out, inputs.leaves(padded), gradient)
     found = {

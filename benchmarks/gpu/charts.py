@@ -14,8 +14,8 @@ FUSED_RIVALS = ("eager", "eager compiled")
 
 
 def draw(sections: Sections, folder: Path, dry_run: bool) -> list[str]:
-    """attention.png: TFLOP/s of each contender over the lengths; fused.png: bytes a second beside a copy's; layers.png
-    and throughput.png: one layer, and encoder and pre-training, in tokens a second."""
+    """Draw attention.png (TFLOP/s by length), fused.png (bytes per second beside a copy), layers.png and throughput.png
+    (one layer; encoder and pre-training, in tokens per second); return the names."""
     written = []
     title = "dry run on a CPU: figures mean nothing" if dry_run else _title(sections)
     attention = sections.get("attention", {}).get("rows", ())
@@ -40,13 +40,13 @@ def draw(sections: Sections, folder: Path, dry_run: bool) -> list[str]:
 
 
 def _copy(sections: Sections) -> float | None:
-    """Bytes a second of a copy, 10^9, if it was measured."""
+    """Return the bandwidth of a copy in GB/s, if it was measured."""
     rows = sections.get("ceilings", {}).get("rows", ())
     return next((row["gigabytes_per_second"] for row in rows if row["workload"] == "copy"), None)
 
 
 def _draw_fused(path: Path, rows: Rows, copy: float | None, title: str) -> None:
-    """Groups of bars by pattern, direction and width; a line where a copy is."""
+    """Draw groups of bars by pattern, direction and width, and a line at the bandwidth of a copy."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -82,7 +82,7 @@ def _title(sections: Sections) -> str:
 
 
 def _draw_attention(path: Path, rows: Rows, title: str) -> None:
-    """A panel for each direction, padding and dropout: groups of bars by length."""
+    """Draw one panel per direction, padding and dropout: groups of bars by length."""
     import matplotlib
 
     matplotlib.use("Agg")

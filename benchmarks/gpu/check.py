@@ -1,5 +1,5 @@
-"""What is compared before it is timed, by one rule: off from float64 by at most twice what eager torch is, in the same
-dtype. And eager torch compiled, the rival that needs no kernels of one's own.
+"""Compare results before they are timed, by one rule: an error from float64 of at most twice eager torch's in the same
+dtype. Also compile eager torch, the rival that needs no custom kernels.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastbert.benchmarks.gpu.device import Device
-from fastbert.benchmarks.gpu.measure import REFUSALS
+from fastbert.benchmarks.gpu.timing import REFUSALS
 
 FACTOR = 2.0
 SLACK = 1e-5  # of the largest value, which for a weight's gradient is a sum over all tokens
@@ -21,7 +21,7 @@ Tensors = Mapping[str, Tensor]
 
 
 def judge(found: Tensors, exact: Tensors, eager: Tensors) -> tuple[float, str]:
-    """The largest difference of `found` from `exact`, and "close", or which tensor is off by more than the rule allows.
+    """Return the largest difference of `found` from `exact`, and "close" or the tensor whose error exceeds the rule.
 
     `eager` has the same tensors as eager torch computes them.
     """
@@ -39,7 +39,7 @@ def judge(found: Tensors, exact: Tensors, eager: Tensors) -> tuple[float, str]:
 
 
 def largest(found: Tensor, exact: Tensor) -> float:
-    """The largest absolute difference; NaN if there is one."""
+    """Return the largest absolute difference; NaN if there is one."""
     return float((found.double() - exact).abs().max()) if exact.numel() else 0.0
 
 
@@ -47,7 +47,8 @@ Verdict = tuple[float, str]
 
 
 def judged(device: Device, find: Callable[[], Tensors], exact: Tensors, eager: Tensors) -> Verdict:
-    """`judge` of what `find` returns. Whoever refuses is not compared: why is noted when it is called to be timed."""
+    """Apply `judge` to the result of `find`. A contender that raises is not compared; the reason is recorded when it is
+    to be timed."""
     try:
         return judge(find(), exact, eager)
     except REFUSALS:
@@ -59,7 +60,7 @@ def judged(device: Device, find: Callable[[], Tensors], exact: Tensors, eager: T
 def judged_apart(
     device: Device, find: Callable[[], Tensors], exact: Tensors, eager: Tensors
 ) -> tuple[Verdict, Verdict]:
-    """The same of the output, and of all gradients."""
+    """Apply `judge` to the output, and to all gradients."""
     kept: list[Tensors] = []
 
     def once() -> Tensors:
@@ -72,7 +73,7 @@ def judged_apart(
 
 
 def compiled(device: Device, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.compile` of a function for the shapes it meets; in a dry run traced and run as it is."""
+    """Compile a function with `torch.compile` for each shape; a dry run only traces it."""
     from torch._functorch import config
 
     # A backward pass that is timed runs many times on what one forward pass left.

@@ -1,9 +1,9 @@
-"""The patterns between matrix products, each one pass over its rows: the LayerNorm family, bias + GELU, the embedding.
+"""The patterns between matmuls, each one pass over its rows: the LayerNorm family, bias + GELU, the embedding.
 
-Rows are bf16, weights and tables fp32. A case is a pattern at one width, forward (with what training keeps) and
-backward; eager torch composes the same operations as autocast runs them, LayerNorm in fp32, with torch's own dropout.
-Before it is timed, ours is compared with float64 under the same masks. Bytes are the fewest that the pattern can do
-with, so that the rate beside that of a copy says how much better it could be.
+Rows are bf16, weights and tables fp32. A case is a pattern at one width, forward (saving tensors for backward) and
+backward; eager torch composes the same operations as under autocast, LayerNorm in fp32, with torch's own dropout.
+Before timing, fastbert is compared with float64 under the same masks. Bytes are the minimum of the pattern, so that the
+rate relative to a copy's shows the remaining potential.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fastbert import ops
 from fastbert.benchmarks.gpu import linear
 from fastbert.benchmarks.gpu.check import compiled, judged_apart
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
-from fastbert.benchmarks.gpu.measure import Calls, Case, Work, contest, each, input_sets, willing, without_gradient
+from fastbert.benchmarks.gpu.timing import Calls, Case, Work, contest, each, input_sets, willing, without_gradient
 from fastbert.benchmarks.gpu.worker import announce
 from fastbert.benchmarks.harness.measure import OWN
 from fastbert.ops import dispatch
@@ -40,7 +40,7 @@ Drop = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """Tensors by name, those among them that want a gradient, what comes back from above, and the dropout."""
+    """Tensors by name, the names of those that require gradients, the upstream gradient, and the dropout."""
 
     tensors: dict[str, Tensor]
     leaves: tuple[str, ...]
@@ -48,13 +48,13 @@ class Inputs:
     dropout: TokenDropout | None
 
     def wanted(self, tensors: Named) -> list[Tensor]:
-        """The leaves among tensors of these names."""
+        """Return the leaves among tensors of these names."""
         return [tensors[name] for name in self.leaves]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """An operation: ours, the same of torch's operations, and the bytes that it moves at least."""
+    """An operation: fastbert's, the same from torch's operations, and the minimum of bytes that it moves."""
 
     operation: str
     rows: tuple[str, ...]
@@ -70,7 +70,7 @@ class Pattern:
 
 
 def _eager_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """LayerNorm in the weights' dtype, which autocast makes fp32, and back."""
+    """Compute LayerNorm in the weights' dtype, which is fp32 under autocast, and cast back."""
     return F.layer_norm(x.to(weight.dtype), weight.shape, weight, bias, EPS).to(x.dtype)
 
 
@@ -177,7 +177,7 @@ PATTERNS = {
 
 
 def case_names(dry: bool) -> list[str]:
-    """Those with a goal first: patterns, then products; then what is only reported."""
+    """Return the cases: patterns and matmuls with a goal first, then those that are only reported."""
     widths = {name: (96,) if dry else pattern.widths for name, pattern in PATTERNS.items()}
     patterns = [f"fused {name} {width}" for name, found in widths.items() for width in found]
     others = [
@@ -189,19 +189,19 @@ def case_names(dry: bool) -> list[str]:
 
 
 def warm_names(dry: bool) -> list[str]:
-    """Cases that differ in what is compiled."""
+    """Return the cases that differ in what is compiled."""
     return [name for name in case_names(dry) if not name.endswith("frequent")]
 
 
 def workloads(name: str) -> tuple[str, str]:
-    """What the rows of a case are called: forward, and backward."""
+    """Return the names of a case's rows: forward, and backward."""
     _, operation, *rest = name.split()
     return " ".join([operation, "forward", *rest]), " ".join([operation, "backward", *rest])
 
 
 def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Compare and time both directions of a case; "inference": without dropout, and forward keeps nothing;
-    "frequent": ids as frequent as words are."""
+    """Compare and time both directions of a case; "inference": without dropout, and forward saves nothing; "frequent":
+    ids with the frequencies of words."""
     if name in linear.case_names(dry):
         return linear.run_case(name, dry, seconds, without)
     device = open_device(dry)
@@ -262,7 +262,8 @@ def _keep(x: Tensor) -> Tensor:
 
 
 def calls(function: Callable[[Inputs], Tensor], sets: Sequence[Inputs], backward: bool, inference: bool) -> Calls:
-    """Forward calls, with what training keeps unless for `inference`, or backward calls of results from before."""
+    """Return forward calls, which save tensors for backward unless for `inference`, or backward calls of earlier
+    results."""
     if backward:
         return [partial(_backward, function(one), one) for one in sets]
     return each(partial(without_gradient, function) if inference else function, sets)
@@ -273,7 +274,7 @@ def _backward(out: Tensor, one: Inputs) -> tuple[Tensor, ...]:
 
 
 def warm(device: Device, name: str) -> None:
-    """Compile what a case runs, ours and torch's, at its own size."""
+    """Compile fastbert's and torch's kernels of a case, at its own size."""
     if name in linear.case_names(device.dry_run):
         linear.warm(device, name)
         return
@@ -292,7 +293,7 @@ def warm(device: Device, name: str) -> None:
 
 
 def draw(device: Device, pattern: Pattern, tokens: int, width: int, seed: int, how: tuple[str, ...] = ()) -> Inputs:
-    """Random rows, weights near one and zero, dropout keys of sequences of LENGTH tokens."""
+    """Draw random rows, weights near one and zero, dropout keys of sequences of LENGTH tokens."""
     place = device.torch_device
     generator = torch.Generator(place).manual_seed(seed)
 
@@ -322,7 +323,8 @@ def draw(device: Device, pattern: Pattern, tokens: int, width: int, seed: int, h
 
 
 def _ids(tokens: int, words: int, generator: torch.Generator, frequent: bool) -> Tensor:
-    """Every word once before any comes again, so that the rows to be read are known; or as frequent as words are."""
+    """Draw ids of which every word occurs once before any repeats, so that the rows to be read are known; or with the
+    frequencies of words."""
     place = generator.device
     if frequent:
         weights = 1 / (10 + torch.arange(words, device=place, dtype=torch.float32))
@@ -332,11 +334,10 @@ def _ids(tokens: int, words: int, generator: torch.Generator, frequent: bool) ->
 
 
 def moved_bytes(pattern: Pattern, one: Inputs, backward: bool, undropped: bool) -> float:
-    """What a call reads and writes at least; rows of statistics and weights (width,) are too few to count.
+    """Count the minimum of bytes that a call reads and writes; statistics and weights (width,) are negligible.
 
-    The embedding reads each row that some token has once. Backward it writes the fp32 gradient of the sum once, reads
-    it once for each table, since tokens come together in another order for each, and writes the tables' whole
-    gradients.
+    The embedding reads each used row once. Backward it writes the fp32 gradient of the sum once, reads it once per
+    table, since each table groups the tokens in a different order, and writes the tables' whole gradients.
     """
     elements, each_bytes = one.gradient.numel(), pattern.element_bytes[backward]
     if pattern.operation == "dropout_add_layer_norm" and undropped:
@@ -356,7 +357,8 @@ def _ours(pattern: Pattern, one: Inputs) -> dict[str, Tensor]:
 
 
 def _composed(pattern: Pattern, one: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Output and gradients of torch's operations under our masks, rows in a dtype: float64 is everybody's."""
+    """Return output and gradients of torch's operations with fastbert's masks, rows in a dtype; float64 applies to all
+    tensors."""
     exact = dtype == torch.float64
     tensors = {
         name: (x.detach().to(dtype) if exact and x.is_floating_point() else x.detach())

@@ -1,4 +1,4 @@
-"""Goals and what was measured for them. What was not measured says why, never a guess."""
+"""The goals and their measurements. An unmeasured goal has a reason, never an estimate."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Sections = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """One goal: what is to be reached, what was measured, and met, missed, wrong, or unmeasured with the reason."""
+    """One goal: the target, the measurement, and met, missed, wrong, or unmeasured with the reason."""
 
     goal: str
     wanted: str
@@ -49,7 +49,7 @@ class Verdict:
 
 
 def verdicts(sections: Sections, dry_run: bool) -> list[dict[str, str]]:
-    """All goals in the order of the table; figures of a dry run judge nothing."""
+    """Return all goals in the order of the table; figures of a dry run are not judged."""
     if dry_run:
         return [asdict(Verdict("all goals", "-", "dry run on a CPU", "unmeasured: figures of a dry run mean nothing"))]
     parts = (_attention, _cudnn, _softmax, _fused, _linear, _loss, _layer, _encoder, _pretraining)
@@ -67,7 +67,7 @@ def _attention(sections: Sections) -> Iterable[Verdict]:
 
 
 def fused_names(rows: Rows) -> list[str]:
-    """torch's fused attention on padded tensors with the same dropout."""
+    """Return torch's fused attention on padded tensors with the same dropout."""
     names = (str(row["contender"]) for row in rows)
     return [name for name in names if name.startswith("sdpa ") and name != WITHOUT_DROPOUT]
 
@@ -104,7 +104,7 @@ def _no_share(sections: Sections, section: str, name: str, own: Mapping[str, Any
 
 
 def _fused(sections: Sections) -> Iterable[Verdict]:
-    """Both goals of a pattern in one line."""
+    """Judge both goals of a pattern in one line."""
     wanted = f">= {COPY_GOAL:.0%} of copy, {EAGER_GOAL:g}x eager"
     for operation, widths in FUSED.items():
         for direction in ("forward", "backward"):
@@ -175,7 +175,7 @@ def _pretraining(sections: Sections) -> Iterable[Verdict]:
 
 
 def _rate(sections: Sections, section: str, name: str, wanted: float, unit: str) -> Verdict:
-    """Sequences or real tokens a second, kernel by kernel or from graphs, whichever is faster."""
+    """Judge sequences or real tokens per second, from single kernels or from graphs, whichever is faster."""
     goal, text = f"{name}, {unit}/s", f">= {wanted:,.0f}"
     own = _fastest(_rows(sections, section, name), (OWN, GRAPHS))
     if own is None:
@@ -193,7 +193,7 @@ def _against(
     rivals: Callable[[Rows], Sequence[str]],
     owns: Sequence[str] = (OWN,),
 ) -> Verdict:
-    """Our speed as a multiple of the fastest of some contenders."""
+    """Judge fastbert's speed as a multiple of the fastest of some contenders."""
     rows, text = _rows(sections, section, name), f">= {wanted:g}x"
     own = _fastest(rows, owns)
     if own is None:
@@ -212,13 +212,13 @@ def _against(
 
 
 def _fastest(rows: Rows, names: Sequence[str]) -> Mapping[str, Any] | None:
-    """Of the contenders of these names; one whose outputs are wrong only where no other is."""
+    """Return the fastest of the named contenders; one whose outputs are wrong only if there is no other."""
     found = [row for row in rows if row["contender"] in names]
     return min(found, key=lambda row: (row["outputs"] not in AGREEING, float(row["median_ms"])), default=None)
 
 
 def ratios(sections: Sections) -> list[dict[str, Any]]:
-    """Of every workload with rivals: our time beside the fastest of all others with the same dropout."""
+    """Return fastbert's time per workload beside the fastest rival's with the same dropout."""
     found = []
     for section in ("attention", "softmax", "fused", "loss", "layer"):
         rows = sections.get(section, {}).get("rows", ())
@@ -250,7 +250,7 @@ def _row(rows: Rows, contender: str) -> Mapping[str, Any] | None:
 
 
 def _reason(sections: Sections, section: str, workload: str, contender: str, case: str = "") -> str:
-    """Why there is no row, from what the section wrote down; `case` where that is called otherwise."""
+    """Return why there is no row, from the section's notes; `case` is the case's name if it differs."""
     found, names = sections.get(section), (workload, case)
     if found is None:
         return f"section {section} was not run"
@@ -266,7 +266,7 @@ def _reason(sections: Sections, section: str, workload: str, contender: str, cas
 
 
 def has_goal(workload: str) -> bool:
-    """Whether the table has a line for it."""
+    """Return whether the table has a line for the workload."""
     words = workload.split()
     if words[0] == "softmax":
         return words[1] == "forward"

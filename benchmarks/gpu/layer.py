@@ -1,7 +1,7 @@
-"""One encoder layer, forward and backward, in bf16 autocast with dropout: ours on packed tokens beside eager torch on
-padded ones, as it is and compiled. Rates count real tokens.
+"""One encoder layer, forward and backward, in bf16 autocast with dropout: fastbert on packed tokens beside eager torch
+on padded ones, eager and compiled. Rates count real tokens.
 
-Between two layers autocast hands on what LayerNorm gives: fp32 in eager torch, bf16 in ours; that is what each gets.
+Between two layers autocast passes the output of LayerNorm: fp32 in eager torch, bf16 in fastbert; each gets its own.
 Before timing, output and gradients without dropout are compared with float64.
 """
 
@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastbert.benchmarks.gpu import attention as gpu_attention
-from fastbert.benchmarks.gpu import models
+from fastbert.benchmarks.gpu import attention, models
 from fastbert.benchmarks.gpu.check import compiled, judged
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
-from fastbert.benchmarks.gpu.measure import Calls, Case, Work, contest, willing
 from fastbert.benchmarks.gpu.padded import PaddedLayer, key_mask, padded, slots
+from fastbert.benchmarks.gpu.timing import Calls, Case, Work, contest, willing
 from fastbert.benchmarks.gpu.worker import announce
 from fastbert.benchmarks.harness.measure import OWN
 from fastbert.config import BertConfig
@@ -41,8 +40,8 @@ WITHOUT_GRADIENT = "attention.self.key.bias"
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """A batch with its tokens' states (tokens, width) bf16 and the gradient of the result; and the same padded, fp32
-    with the mask of keys."""
+    """A batch with its tokens' states (tokens, width) bf16 and the upstream gradient; and the same padded, fp32, with
+    the key mask."""
 
     batch: PackedBatch
     layers: LayerBatch
@@ -54,7 +53,7 @@ class Inputs:
 
 
 def case_names(dry: bool) -> list[str]:
-    """Half full first: goals speak of these."""
+    """Return the cases, half full first, since goals refer to these."""
     if dry:
         return ["layer base 16 half", "layer base 16 full"]
     kinds = [f"layer {size} {length}" for size in ("base", "large") for length in SEQUENCES]
@@ -62,7 +61,7 @@ def case_names(dry: bool) -> list[str]:
 
 
 def warm_names(dry: bool) -> list[str]:
-    """Cases that torch compiles something for."""
+    """Return the cases that torch compiles something for."""
     return [name for name in case_names(dry) if name.endswith("half")]
 
 
@@ -71,7 +70,7 @@ def config_of(size: str, dry: bool) -> BertConfig:
 
 
 def draw(device: Device, config: BertConfig, lengths: list[int], seed: int, dropout: float = DROPOUT) -> Inputs:
-    """Random states and gradients of a batch."""
+    """Draw random states and gradients of a batch."""
     place = device.torch_device
     generator = torch.Generator(place).manual_seed(seed)
     batch = models.make_batch(config, torch.tensor(lengths), seed).to(place)
@@ -89,28 +88,28 @@ def draw(device: Device, config: BertConfig, lengths: list[int], seed: int, drop
 
 
 def lengths_of(name: str, dry: bool) -> list[int]:
-    """Of a case's sequences."""
+    """Return the lengths of a case's sequences."""
     _, _, length, how = name.split()
     sequences = 2 if dry else SEQUENCES[int(length)]
-    return gpu_attention.Shape(length=int(length), sequences=sequences, padding=how).lengths()
+    return attention.Shape(length=int(length), sequences=sequences, padding=how).lengths()
 
 
 def packed_step(layer: Layer, one: Inputs) -> tuple[Tensor, ...]:
-    """Output and gradients of x and of all weights."""
+    """Return output and gradients of x and of all weights."""
     with torch.autocast(one.x.device.type, dtype=torch.bfloat16):
         out = layer(one.x, one.layers)
     return out, *torch.autograd.grad(out, [one.x, *layer.parameters()], one.gradient.to(out.dtype))
 
 
 def padded_step(function: Callable[..., Tensor], parameters: Sequence[Tensor], one: Inputs) -> tuple[Tensor, ...]:
-    """The same on padded tensors."""
+    """Return the same on padded tensors."""
     with torch.autocast(one.x.device.type, dtype=torch.bfloat16):
         out = function(one.padded_x, one.mask)
     return out, *torch.autograd.grad(out, [one.padded_x, *parameters], one.padded_gradient.to(out.dtype))
 
 
 def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Compare and time one size, length and filling."""
+    """Compare and time one size, length and padding."""
     device = open_device(dry)
     size, how = name.split()[1], name.split()[3]
     config, lengths, case = config_of(size, dry), lengths_of(name, dry), Case()
@@ -145,7 +144,7 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
 
 
 def new_layer(config: BertConfig, device: Device) -> Layer:
-    """A layer with random weights, fp32."""
+    """Return a layer with random weights, fp32."""
     torch.manual_seed(0)
     with device.torch_device:
         layer = Layer(config, 0)
@@ -168,7 +167,7 @@ def _candidates(device: Device, layer: Layer, one: Inputs, how: str) -> dict[str
 
 
 def warm(device: Device, name: str) -> None:
-    """Compile what a case runs, ours and torch's, at its own size."""
+    """Compile fastbert's and torch's kernels of a case, at its own size."""
     _, size, _, how = name.split()
     config = config_of(size, device.dry_run)
     one = draw(device, config, lengths_of(name, device.dry_run), 0)
@@ -182,7 +181,7 @@ def warm(device: Device, name: str) -> None:
 
 
 def check(device: Device, layer: Layer, few: Inputs) -> tuple[float, str]:
-    """Ours without dropout against float64, and beside the layer of eager torch with everything in bf16."""
+    """Compare fastbert's layer without dropout with float64, relative to eager torch with everything in bf16."""
     exact, eager = (_found_padded(layer, few, dtype) for dtype in (torch.float64, torch.bfloat16))
     return judged(device, partial(_found_packed, layer, few), exact, eager)
 

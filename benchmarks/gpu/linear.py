@@ -1,7 +1,7 @@
-"""The widening product of the feed-forward network with GELU in its epilogue, and the product behind it backward with
-GELU's gradient in its own: beside torch's product followed by one pass of ours, and by torch's passes.
+"""The first feed-forward matmul with GELU in its epilogue, and the backward of the second one with GELU's gradient in
+its epilogue: beside torch's matmul followed by one fused pass, and by torch's passes.
 
-All bf16. Forward, with what training keeps: gelu(x weight^T + bias), x (tokens, width), weight (inner, width).
+All bf16. Forward, saving tensors for backward: gelu(x weight^T + bias), x (tokens, width), weight (inner, width).
 Backward, for the next layer's weight (width, inner) and the gradient (tokens, width) of its result: dh = grad weight,
 du = dh gelu'(u), h = gelu(u), and the sum of du over the tokens.
 """
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from fastbert import ops
 from fastbert.benchmarks.gpu.check import judged
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
-from fastbert.benchmarks.gpu.measure import Case, Work, contest, each, input_sets, willing
+from fastbert.benchmarks.gpu.timing import Case, Work, contest, each, input_sets, willing
 from fastbert.benchmarks.gpu.worker import announce
 from fastbert.benchmarks.harness.measure import OWN
 from fastbert.ops import dispatch
@@ -43,7 +43,7 @@ class Inputs:
     u: Tensor
 
     def in_double(self) -> Inputs:
-        """The same numbers in float64."""
+        """Return the same numbers in float64."""
         return Inputs(**{name: x.detach().double() for name, x in vars(self).items()})
 
 
@@ -52,17 +52,17 @@ NAMES = {"forward": ("output",), "backward": ("du", "h", "gradient of bias")}
 
 
 def case_names(dry: bool) -> list[str]:
-    """Tokens are told by the width: 768 with 32,768 and 1024 with 16,384."""
+    """Return the cases; the width determines the tokens: 32,768 for 768 and 16,384 for 1024."""
     return [f"linear_gelu {direction} {width}" for _, width, _ in shapes(dry) for direction in NAMES]
 
 
 def shapes(dry: bool) -> tuple[tuple[int, int, int], ...]:
-    """Tokens, width, inner width."""
+    """Return tokens, width, inner width."""
     return ((32, 32, 64),) if dry else SHAPES
 
 
 def draw(device: Device, tokens: int, width: int, inner: int, seed: int) -> Inputs:
-    """Random numbers, of a spread that makes u about as large as a trained network's."""
+    """Draw random numbers, scaled so that u is about as large as in a trained network."""
     generator = torch.Generator(device.torch_device).manual_seed(seed)
 
     def normal(*shape: int, spread: float = 1.0) -> Tensor:
@@ -116,13 +116,13 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
 
 
 def _own(device: Device) -> dispatch.BackendName | None:
-    """In a dry run Triton has to serve both halves of what is compared."""
+    """Return the backend to force: in a dry run Triton must support both halves of the comparison."""
     names = {own_backend(device, "linear"), own_backend(device, "bias_gelu")}
     return None if None in names else "triton"
 
 
 def warm(device: Device, name: str) -> None:
-    """Compile our kernels for a case."""
+    """Compile fastbert's kernels for a case."""
     _, direction, width = name.split()
     (shape,) = (one for one in shapes(device.dry_run) if one[1] == int(width))
     with dispatch.use_backend(_own(device)):
@@ -132,8 +132,8 @@ def warm(device: Device, name: str) -> None:
 
 
 def contenders(direction: str) -> dict[str, Function]:
-    """Ours, as the public function chooses and apart, and torch's. The backward product is a kernel's alone: an encoder
-    layer calls it."""
+    """Return fastbert's public function, its two-pass form, and torch's. The backward matmul is only available as a
+    kernel: an encoder layer calls it."""
     if direction == "forward":
         return {OWN: _forward, OWN_PRODUCT: _forward_own, APART: _forward_apart, "eager": _forward_eager}
     return {OWN: _backward, APART: _backward_apart, "eager": _backward_eager}
@@ -169,7 +169,7 @@ def _backward(one: Inputs) -> tuple[Tensor, ...]:
 
 
 def _backward_apart(one: Inputs) -> tuple[Tensor, ...]:
-    """With u as the biased input of GELU: its forward pass gives h, its backward pass the rest."""
+    """Compute the same with u as the biased input of GELU: its forward pass gives h, its backward pass the rest."""
     u, bias = one.u.detach().requires_grad_(), torch.zeros_like(one.bias).requires_grad_()
     h = ops.bias_gelu(u, bias, "none")
     du, dbias = torch.autograd.grad(h, (u, bias), one.grad @ one.back)

@@ -1,7 +1,7 @@
-"""The masked-language-model loss: vocabulary product and cross-entropy, forward and backward, time and memory.
+"""The masked-language-model loss: vocabulary matmul and cross-entropy, forward and backward, time and memory.
 
-x (rows, 768) bf16, weight (30522, 768) and bias fp32, under bf16 autocast; eager torch writes bf16 logits, makes them
-fp32, and takes the mean of F.cross_entropy. Loss and gradients are compared with float64 before timing.
+x (rows, 768) bf16, weight (30522, 768) and bias fp32, under bf16 autocast; eager torch writes bf16 logits, casts them
+to fp32, and takes the mean of F.cross_entropy. Loss and gradients are compared with float64 before timing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from fastbert import ops
 from fastbert.benchmarks.gpu.check import compiled, judged
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
-from fastbert.benchmarks.gpu.measure import Calls, Case, Work, contest, willing
+from fastbert.benchmarks.gpu.timing import Calls, Case, Work, contest, willing
 from fastbert.benchmarks.gpu.worker import announce
 from fastbert.benchmarks.harness.measure import OWN
 from fastbert.ops import dispatch
@@ -48,12 +48,12 @@ def case_names(dry: bool) -> list[str]:
 
 
 def warm_names(dry: bool) -> list[str]:
-    """The one that torch compiles something for."""
+    """Return the case that torch compiles something for."""
     return case_names(dry)[:1]
 
 
 def draw(device: Device, rows: int) -> Inputs:
-    """Random states behind a LayerNorm, weights as a model begins with them."""
+    """Draw random states as after a LayerNorm, and weights as a new model has them."""
     generator = torch.Generator(device.torch_device).manual_seed(0)
     width, vocabulary = (32, 100) if device.dry_run else (WIDTH, VOCABULARY)
 
@@ -69,18 +69,18 @@ def draw(device: Device, rows: int) -> Inputs:
 
 
 def ours(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
-    """The mean loss."""
+    """Return the mean loss."""
     return ops.linear_cross_entropy(x, weight, bias, labels).loss_sum * (1 / len(labels))
 
 
 def eager(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """As models have it: logits in fp32 for the softmax, unless they are float64."""
+    """Compute the loss as models do: logits in fp32 for the softmax, unless they are float64."""
     logits = F.linear(x, weight, bias)
     return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), labels, reduction=reduction)
 
 
 def step(function: Callable[..., Tensor], one: Inputs) -> tuple[Tensor, ...]:
-    """The loss and its gradients, by operands in bf16 wherever there is a product."""
+    """Return the loss and its gradients, with matmuls in bf16."""
     with torch.autocast(one.x.device.type, dtype=torch.bfloat16, enabled=one.x.dtype != torch.float64):
         loss = function(one.x, one.weight, one.bias, one.labels)
     return loss.detach(), *torch.autograd.grad(loss, one.leaves)
@@ -121,7 +121,7 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
 
 
 def _check(device: Device, one: Inputs) -> tuple[float, str]:
-    """Loss and gradients against float64, where its logits fit into the memory."""
+    """Compare loss and gradients with float64, if its logits fit into memory."""
     names = ("x", "weight", "bias")
     double = replace(one, **{name: getattr(one, name).detach().double().requires_grad_() for name in names})
     try:
@@ -134,7 +134,8 @@ def _check(device: Device, one: Inputs) -> tuple[float, str]:
 
 
 def _spread(one: Inputs, double: Inputs) -> Tensor:
-    """Two standard deviations of the mean of eager torch's errors, a row each: the mean itself may be right by luck."""
+    """Return two standard deviations of the mean of eager torch's errors per row: the mean itself may be right by
+    chance."""
     with torch.no_grad():
         exact = eager(double.x, double.weight, double.bias, one.labels, reduction="none")
         with torch.autocast(one.x.device.type, dtype=torch.bfloat16):
@@ -154,13 +155,13 @@ def _calls(function: Callable[..., Tensor], one: Inputs) -> Calls:
 
 
 def _extra_bytes(device: Device, calls: Calls, one: Inputs) -> int | None:
-    """Memory that a call needs for a while, besides the weight's gradient; None where it cannot be known."""
+    """Return the temporary memory of a call besides the weight's gradient; None if the device does not count it."""
     peak = device.peak_bytes(calls[0])
     return None if peak is None else peak - one.weight.numel() * one.weight.element_size()
 
 
 def warm(device: Device, name: str) -> None:
-    """Compile what a case runs, ours and torch's, at its own size."""
+    """Compile fastbert's and torch's kernels of a case, at its own size."""
     rows = int(name.split()[1])
     one = draw(device, rows)
     with dispatch.use_backend(own_backend(device, "linear_cross_entropy")):

@@ -15,8 +15,8 @@ from fastbert.benchmarks.cpu.workloads import unread_operations
 from fastbert.benchmarks.gpu.check import judge
 from fastbert.benchmarks.gpu.device import Device, open_device
 from fastbert.benchmarks.gpu.graphs import GRAPHS, replayed_states, replayed_steps
-from fastbert.benchmarks.gpu.measure import Calls, Case, Work, contest, willing
 from fastbert.benchmarks.gpu.padded import PaddedEncoder, key_mask
+from fastbert.benchmarks.gpu.timing import Calls, Case, Work, contest, willing
 from fastbert.benchmarks.harness.measure import OWN
 from fastbert.config import BertConfig
 from fastbert.models import BertForPreTraining, BertModel
@@ -32,7 +32,7 @@ FEWEST_TOKENS = 4096  # a step that does not fit is tried with half the sequence
 
 
 def make_batch(config: BertConfig, lengths: Tensor, seed: int) -> PackedBatch:
-    """Random tokens of given lengths, 15 % of them masked, with both labels."""
+    """Draw random tokens of the given lengths, 15 % of them masked, with both labels."""
     generator = torch.Generator().manual_seed(seed)
     total, sequences = int(lengths.sum()), len(lengths)
     ids = torch.randint(5, config.vocab_size, (total,), generator=generator)
@@ -49,7 +49,7 @@ def make_batch(config: BertConfig, lengths: Tensor, seed: int) -> PackedBatch:
 
 
 def real_lengths(sequences: int, longest: int, seed: int) -> Tensor:
-    """Lengths as sentences have them: log-normal, from 5 on, cut at `longest`, which one of them has."""
+    """Draw log-normal lengths as of sentences, from 5 on, capped at `longest`, which one of them has."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.empty(sequences).log_normal_(3.5, 0.6, generator=generator).long().clamp(5, longest)
     drawn[0] = longest
@@ -57,14 +57,14 @@ def real_lengths(sequences: int, longest: int, seed: int) -> Tensor:
 
 
 def small(config: BertConfig, dry: bool) -> BertConfig:
-    """The same model, or in a dry run one of two layers."""
+    """Return the same model, or in a dry run one of two layers."""
     tiny = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1}
     return BertConfig(**tiny, intermediate_size=128) if dry else config  # type: ignore[arg-type]
 
 
 def operations_per_token(config: BertConfig, lengths: Sequence[int]) -> float:
-    """Of a forward pass through the encoder layers, the mean over all tokens of sequences of these lengths: two for
-    each weight, and attention's."""
+    """Count the operations per token of a forward pass through the encoder layers, the mean over sequences of these
+    lengths: two per weight, and attention's."""
     width, inner = config.hidden_size, config.intermediate_size
     weights = 4 * width * width + 2 * width * inner
     seen = sum(length * length for length in lengths) / sum(lengths)
@@ -80,9 +80,9 @@ def encoder_names(dry: bool) -> list[str]:
 
 
 def run_encoder(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Hidden states of base in bf16: ours packed, padded, and from CUDA graphs, beside transformers' padded with SDPA,
-    or the same layers in plain torch where transformers is not installed. "latency": of one sequence of 16 tokens, each
-    answer waited for."""
+    """Measure hidden states of base in bf16: fastbert packed, padded, and from CUDA graphs, beside transformers' padded
+    with SDPA, or the same layers in plain torch where transformers is not installed. "latency": one sequence of 16
+    tokens, with a sync after each call."""
     device = open_device(dry)
     config = small(BertConfig.preset("base"), dry)
     how = name.split()[-1]
@@ -145,7 +145,7 @@ States = Callable[[PackedBatch], Tensor]
 
 
 def _rival(model: BertModel, device: Device) -> tuple[str, Padded]:
-    """Who is to be beaten in bf16: its name, and the states it makes of padded input and the mask of its keys."""
+    """Return the rival in bf16: its name, and a function from padded input and key mask to its states."""
     theirs = transformers_model(model, device)
     if theirs is not None:
         theirs.to(torch.bfloat16).eval()
@@ -161,14 +161,14 @@ def _rival(model: BertModel, device: Device) -> tuple[str, Padded]:
 
 
 def new_model(kind: Any, config: BertConfig, device: Device) -> Any:
-    """A model with fresh weights, made on the device: drawing those of large on a CPU takes many seconds."""
+    """Construct a model on the device: initialising large on a CPU takes many seconds."""
     torch.manual_seed(0)
     with device.torch_device:
         return kind(config)
 
 
 def transformers_model(ours: BertModel, device: Device) -> Any:
-    """transformers' BertModel with our weights, or None where the package is missing."""
+    """Return transformers' BertModel with the same weights, or None if the package is missing."""
     if importlib.util.find_spec("transformers") is None:
         return None
     import transformers
@@ -194,7 +194,7 @@ def padded_states(model: Any, padded: dict[str, Tensor]) -> Tensor:
 
 
 def _real_states(states: Padded, batch: PackedBatch) -> Tensor:
-    """Padded states of a batch, packed."""
+    """Return padded states of a batch, packed."""
     unpacked = batch.unpack()
     return states(unpacked, key_mask(batch))[unpacked["attention_mask"].bool()]
 
@@ -202,8 +202,8 @@ def _real_states(states: Padded, batch: PackedBatch) -> Tensor:
 def compare_states(
     model: BertModel, batch: PackedBatch, compared: dict[str, States], rival: str, theirs: States
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Of four sequences' states in bf16: everybody's largest difference from the eager operations in fp32, and whether
-    ours are at most twice the rival's."""
+    """Compare four sequences' states in bf16 with eager operations in fp32; return everybody's largest difference, and
+    whether fastbert's are at most twice the rival's."""
     few = batch[:4]
     with batch.device:
         plain = BertModel(model.config)
@@ -226,7 +226,7 @@ def _details(device: Device, sequences: int, tokens: int, longest: int) -> dict[
 
 
 def pretraining_names(dry: bool) -> list[str]:
-    """Those with a goal first."""
+    """Return the cases, those with a goal first."""
     if dry:
         return ["pretraining base 16 full", "pretraining large 16 packed"]
     goals = ["pretraining base 128 full", "pretraining base 512 full", "pretraining large 512 packed"]
@@ -234,20 +234,22 @@ def pretraining_names(dry: bool) -> list[str]:
 
 
 def slot_lengths(slots: int, longest: int) -> Tensor:
-    """Of the two sequences in each slot: together nearly the slot, one of them between an eighth and the half."""
+    """Return the lengths of the two sequences in each slot: together nearly the slot, the shorter between an eighth and
+    half of it."""
     both = longest * SLOT_TOKENS // SLOT
     shorter = torch.linspace(both / 8, both / 2, slots).long()
     return torch.stack((shorter, both - shorter), 1).flatten()
 
 
 def step_lengths(tokens: int, longest: int, how: str) -> Tensor:
-    """Of a step's sequences: "full" or "packed" slots of `longest` tokens."""
+    """Return the lengths of a step's sequences: "full" or "packed" slots of `longest` tokens."""
     slots = tokens // longest
     return slot_lengths(slots, longest) if how == "packed" else torch.full((slots,), longest)
 
 
 def run_pretraining(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Steps of bf16 autocast, backward, clipping and AdamW, with dropout: kernel by kernel, and from CUDA graphs."""
+    """Measure steps of bf16 autocast, backward, clipping and AdamW, with dropout: kernel by kernel, and from CUDA
+    graphs."""
     device = open_device(dry)
     _, size, length, how = name.split()
     longest, tokens = int(length), 64 if dry else TOKENS
@@ -291,7 +293,7 @@ def _steps(step: Callable[[PackedBatch], None], batches: list[PackedBatch]) -> C
 
 
 def training_step(model: BertForPreTraining, device: Device) -> Callable[[PackedBatch], None]:
-    """One optimiser step as a function of its batch."""
+    """Return a function that takes one optimizer step on a batch."""
     optimizer = adamw(model, lr=SETTINGS["lr"], weight_decay=SETTINGS["weight_decay"])
 
     def step(batch: PackedBatch) -> None:

@@ -1,4 +1,4 @@
-"""What is printed last: how the sections ended, what was measured without a goal, and the table of goals."""
+"""The final report: the state of the sections, measurements without a goal, and the table of goals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOST_FAILURES = 12  # of a section, printed; all of them are in the results
 
 
 def text(sections: Sections, beside: Rows, table: Sequence[Mapping[str, str]]) -> str:
-    """What is printed last: sections that did not end well, throughput, cases without a goal, then the goals."""
+    """Return the final report: sections that failed, throughput, cases without a goal, then the goals."""
     lines = [""]
     for name, section in sections.items():
         if section["status"] not in ("ok", "skipped"):
@@ -31,7 +31,7 @@ def text(sections: Sections, beside: Rows, table: Sequence[Mapping[str, str]]) -
 
 
 def _failures(section: Mapping[str, Any]) -> list[str]:
-    """A line for each case, kernel or test of a section that failed, and the last line of what it said."""
+    """Return one line per case, kernel or test of a section that failed, with the last line of its output."""
     found = []
     for one in section.get("failures", ()):
         if isinstance(one, str):  # pytest's own

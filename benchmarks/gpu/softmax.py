@@ -1,5 +1,5 @@
-"""Softmax over explicit scores with scale, mask and dropout, beside torch's four operations in a row; and the ceilings
-that the device itself sets: a copy, and a matrix product.
+"""Softmax over explicit scores with scale, mask and dropout, beside torch's four operations in sequence; and the limits
+of the device: a copy, and a matmul.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from fastbert import ops
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
-from fastbert.benchmarks.gpu.measure import Calls, Case, Work, contest, each, input_sets, willing, without_gradient
+from fastbert.benchmarks.gpu.timing import Calls, Case, Work, contest, each, input_sets, willing, without_gradient
 from fastbert.benchmarks.harness.measure import OWN
 from fastbert.ops import dispatch, reference
 
@@ -26,7 +26,7 @@ CHECKED = 2  # sequences compared with float64
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Scores (sequences, heads, keys, keys) bf16, a mask of random lengths, and what comes back from above."""
+    """Scores (sequences, heads, keys, keys) bf16, a mask of random lengths, and the upstream gradient."""
 
     scores: Tensor
     mask: Tensor
@@ -35,7 +35,7 @@ class Scores:
 
 
 def draw(device: Device, sequences: int, heads: int, keys: int, seed: int) -> Scores:
-    """Random scores; every sequence has keys in at least half of its places."""
+    """Draw random scores; every sequence has keys in at least half of its positions."""
     place = device.torch_device
     generator = torch.Generator(place).manual_seed(seed)
     shape = (sequences, heads, keys, keys)
@@ -101,7 +101,8 @@ def _backward(out: Tensor, one: Scores) -> Tensor:
 
 
 def _compare(one: Scores) -> tuple[float, str]:
-    """Of some sequences: our largest difference from float64, and whether it is at most twice eager torch's."""
+    """Return fastbert's largest difference from float64 on some sequences, and whether it is at most twice eager
+    torch's."""
     mine = ours(one).detach()[:CHECKED].double()
     heads, keys = one.scores.shape[1], one.scores.shape[2]
     kept = torch.stack(
@@ -120,7 +121,8 @@ def _compare(one: Scores) -> tuple[float, str]:
 
 
 def ceilings(dry: bool, seconds: float) -> dict[str, Any]:
-    """Bytes a second of a copy, read and written both counted, and operations a second of a square bf16 product."""
+    """Measure the bandwidth of a copy, reads and writes both counted, and the operations per second of a square bf16
+    matmul."""
     device = open_device(dry)
     place = device.torch_device
     count, side = (1 << 14, 32) if dry else (1 << 31, 8192)

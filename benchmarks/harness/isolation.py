@@ -1,10 +1,10 @@
-"""A contender in a process of its own, asked over a pipe, or in this one: the same calls either way.
+"""Run a contender in a process of its own, called over a pipe, or in this one, with the same interface.
 
     contender = Isolated("module:Class", {"name": "nanotoken", "threads": 1}, {"RAYON_NUM_THREADS": "1"})
     contender.call("time_warm")
 
-Questions and answers are lines of JSON; big results travel as files. A process that dies is a `ContenderFailed`, and
-the others go on.
+Requests and answers are lines of JSON; large results are passed as files. If a process dies, its call raises
+`ContenderFailed`, and the others continue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fastbert.benchmarks.harness.measure import ContenderFailed
 
 
 class Contender(Protocol):
-    """Something with methods that take and return what JSON can hold."""
+    """An object whose methods take and return JSON values."""
 
     def call(self, method: str, **arguments: Any) -> Any: ...
     def close(self) -> None: ...
@@ -34,14 +34,14 @@ class Local:
         self.subject = _make(home, arguments)
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """The method's answer. Raises `ContenderFailed`."""
+        """Call a method and return its result. Raises `ContenderFailed`."""
         try:
             return getattr(self.subject, method)(**arguments)
         except Exception as error:
             raise ContenderFailed(_describe(error)) from error
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the object."""
         self.subject = None
 
 
@@ -65,7 +65,7 @@ class Isolated:
             raise
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """The method's answer. Raises `ContenderFailed`."""
+        """Call a method in the process and return its result. Raises `ContenderFailed`."""
         return self._ask({"method": method, "arguments": arguments})
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Isolated:
 
 
 def serve() -> None:
-    """Answer questions from standard input until it ends: first what to make, then methods of it."""
+    """Answer requests from standard input until it ends: the first constructs the object, others call its methods."""
     # Whatever a library prints must not get between our answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -118,7 +118,7 @@ def serve() -> None:
 
 
 def _make(home: str, arguments: Mapping[str, Any]) -> Any:
-    """An object of the class that `home` names as module:class."""
+    """Construct an object of the class that `home` names as module:class."""
     module, _, name = home.partition(":")
     return getattr(import_module(module), name)(**arguments)
 

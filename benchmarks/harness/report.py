@@ -1,4 +1,4 @@
-"""Rows as a table on the terminal and as a chart."""
+"""Show rows as a table on the terminal and as a chart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PANELS_ACROSS = 3
 
 
 def show(table: Sequence[Row], console: Any = None) -> None:
-    """Print rows as a table; what is doubtful about a row stands below it."""
+    """Print rows as a table, with notes in the last column."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -63,9 +63,9 @@ def _number(value: float | None, form: str) -> str:
 
 
 def chart(path: Path, table: Sequence[Row], *, title: str) -> None:
-    """Draw rows as horizontal bars, a panel for each workload: throughput where it was measured, else milliseconds.
+    """Draw one panel of horizontal bars per workload: throughput where it was measured, else milliseconds.
 
-    Our bar is blue, others are grey; a contender whose outputs are wrong is orange and hatched.
+    fastbert's bar is blue, others are grey; a contender whose outputs are wrong is orange and hatched.
     """
     import matplotlib
 
@@ -117,7 +117,7 @@ def _short(value: float) -> str:
 
 
 def _values(rows: Sequence[Row]) -> tuple[list[float], str, str]:
-    """What a panel shows, in the finest unit that all its rows have."""
+    """Return the values of a panel, in the finest unit that all its rows have."""
     for name, unit, scale in (("megabytes_per_second", "MB/s", 1.0), ("tokens_per_second", "thousand tokens/s", 1e-3)):
         values = [getattr(row, name) for row in rows]
         if all(value is not None for value in values):

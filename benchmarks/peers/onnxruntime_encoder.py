@@ -1,4 +1,4 @@
-"""ONNX Runtime: the transformers model exported, its layers fused by the transformer optimiser, in fp32 or int8."""
+"""ONNX Runtime: the transformers model exported, its layers fused by the transformer optimizer, in fp32 or int8."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fastbert.benchmarks.peers.transformers_encoder import load, padded, real_to
 
 
 class _Exported(torch.nn.Module):
-    """The model with tensors in and out by position, as the tracing exporter wants it."""
+    """The model with positional tensors as inputs and outputs, as the tracing exporter requires."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Encoder:
 
 
 def _export_fused(folder: Path, exported: Path, fused: Path) -> dict[str, int]:
-    """Write the exported and the fused model; returns how often each fused operator occurs in it."""
+    """Write the exported and the fused model; return the number of each fused operator in it."""
     from onnxruntime.transformers import optimizer
 
     # The optimiser knows the attention of the tracing exporter with eager attention, and no other.

@@ -1,7 +1,8 @@
-"""sentence-transformers' `encode`, with its own model or with the encoder exported to another runtime.
+"""sentence-transformers' `encode`, with its own model or with the encoder exported to a different runtime.
 
-Its ONNX and OpenVINO backends need packages that want an older transformers than the rest here, so their work is done
-by hand: the same export, the same tokenizer, texts sorted by length, padded batches, the mean of real tokens.
+Its ONNX and OpenVINO backends need packages that require an older transformers than the other contenders, so their
+steps are reproduced here: the same export, the same tokenizer, texts sorted by length, padded batches, the mean of real
+tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Embedder:
 
 
 class Exported(Embedder):
-    """The same around an encoder that another runtime computes."""
+    """The same pipeline around an encoder in a different runtime."""
 
     def __init__(self, folder: Path, *, dtype: str, batch: int, threads: int, scratch: Path) -> None:
         super().__init__(folder, dtype="fp32", batch=batch, threads=threads, scratch=scratch)
@@ -49,11 +50,11 @@ class Exported(Embedder):
         self.prepare()
 
     def prepare(self) -> None:
-        """Export and load."""
+        """Export and load the encoder."""
         raise NotImplementedError
 
     def hidden(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
-        """Last hidden states fp32 (texts, length, width) of `input_ids` and `attention_mask`."""
+        """Return last hidden states fp32 (texts, length, width) of `input_ids` and `attention_mask`."""
         raise NotImplementedError
 
     def run(self) -> Any:

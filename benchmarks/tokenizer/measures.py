@@ -1,4 +1,4 @@
-"""What `bench_tokenizer` measures: each function makes the rows of one question, on contenders that take turns."""
+"""The measures of `bench_tokenizer`: each function returns the rows of one question, on contenders that take turns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.harness import measure as harness
+from fastbert.benchmarks.harness import measure
 from fastbert.benchmarks.harness.isolation import Contender, Isolated, Local
 from fastbert.benchmarks.harness.measure import OWN, Comparison, ContenderFailed, Row, Timing
 from fastbert.benchmarks.harness.texts import Vocabulary, Workload
@@ -28,7 +28,8 @@ Say = Callable[[str], None]
 
 
 class Lineup:
-    """The contenders that take part, each with so many threads; whoever fails is named and sits out the workload."""
+    """The contenders that take part, each with the same number of threads; one that fails is reported and left out of
+    the workload."""
 
     def __init__(self, names: Sequence[str], threads: int, *, isolate: bool, folder: Path, say: Say) -> None:
         self.threads, self.isolate, self.folder, self.say = threads, isolate, folder, say
@@ -47,7 +48,7 @@ class Lineup:
             member.close()
 
     def open(self, workload: Workload) -> None:
-        """Give every contender the workload's texts and vocabulary."""
+        """Pass the workload's texts and vocabulary to every contender."""
         self.workload = workload
         self.active, self.comparisons, self.tokens = [], {}, None
         path = self.folder / "texts.json"
@@ -67,32 +68,32 @@ class Lineup:
             self.dtypes[name] = answer["dtype"]
 
     def compare(self) -> None:
-        """Compare everybody's ids with those of the reference (else ours), and say who differs where."""
+        """Compare all ids with those of the reference (else fastbert's), and report differences."""
         rows = self._collect("save_rows")
         reference = REFERENCE if REFERENCE in rows else OWN if OWN in rows else next(iter(rows), None)
         if reference is None:
             return
         self.tokens = len(rows[reference][0])
-        self.comparisons = {name: harness.compare_rows(rows[reference], found) for name, found in rows.items()}
+        self.comparisons = {name: measure.compare_rows(rows[reference], found) for name, found in rows.items()}
         self._report(self.comparisons, reference, self.workload.name)
 
     def compare_padded(self, length: int) -> dict[str, Comparison]:
-        """The same for padded arrays, of the first texts; only those who make such arrays are in the answer."""
+        """Compare padded arrays of the first texts; the result has only contenders that support them."""
         rows = self._collect("save_padded", length=length, count=PADDED_COMPARED)
         reference = REFERENCE if REFERENCE in rows else OWN
         if reference not in rows:
             return {}
-        found = {name: harness.compare_rows(rows[reference], own, filler=0) for name, own in rows.items()}
+        found = {name: measure.compare_rows(rows[reference], own, filler=0) for name, own in rows.items()}
         self._report(found, reference, f"{self.workload.name}, padded")
         return found
 
     def measures(self, method: str, names: Iterable[str] | None = None, **arguments: Any) -> dict[str, Any]:
-        """A function for each active contender that returns the timing of a method."""
+        """Return, per active contender, a function that returns the timing of a method."""
         chosen = self.active if names is None else [name for name in names if name in self.active]
         return {name: self._measure(name, method, arguments) for name in chosen}
 
     def drop(self, name: str, error: ContenderFailed) -> None:
-        """Leave a contender out of this workload; it is started anew for the next."""
+        """Leave a contender out of this workload; it is restarted for the next."""
         self.say(f"{name}: left out of {self.workload.name}: {error}")
         if name in self.active:
             self.active.remove(name)
@@ -101,10 +102,10 @@ class Lineup:
             member.close()
 
     def rows(self, what: str, timings: Mapping[str, Sequence[Timing]], **more: Any) -> list[Row]:
-        """Rows of the open workload: `what` says how it was measured."""
+        """Return rows of the open workload: `what` names the measure."""
         comparisons: Mapping[str, Comparison] = more.pop("comparisons", self.comparisons)
         options: dict[str, Any] = {"tokens": self.tokens, "text_bytes": self.workload.text_bytes, "dtype": self.dtypes}
-        return harness.make_rows(
+        return measure.make_rows(
             f"{self.workload.name}, {what}",
             timings,
             threads=self.threads,
@@ -146,23 +147,23 @@ class Lineup:
 
 
 def cold_and_warm(lineup: Lineup, rounds: int, measures: Sequence[str]) -> list[Row]:
-    """The first pass of fresh tokenizers, and repeated passes of one."""
+    """Measure the first pass of new tokenizers, and repeated passes of one."""
     table = []
     if "cold" in measures:
-        timings = harness.interleave(lineup.measures("time_cold"), rounds, warming=False, failed=lineup.drop)
+        timings = measure.interleave(lineup.measures("time_cold"), rounds, warming=False, failed=lineup.drop)
         table += lineup.rows("cold", timings)
     if "warm" in measures:
-        timings = harness.interleave(lineup.measures("time_warm"), rounds, failed=lineup.drop)
+        timings = measure.interleave(lineup.measures("time_warm"), rounds, failed=lineup.drop)
         table += lineup.rows("warm", timings)
     return table
 
 
 def padded(lineup: Lineup, rounds: int, *, count: int, length: int = 512) -> list[Row]:
-    """Three int64 arrays (texts, length), cut and padded."""
+    """Measure three int64 arrays (texts, length), truncated and padded."""
     comparisons = lineup.compare_padded(length)
     count = min(count, len(lineup.workload.texts))
     measures = lineup.measures("time_padded", comparisons, length=length, count=count)
-    timings = harness.interleave(measures, rounds, failed=lineup.drop)
+    timings = measure.interleave(measures, rounds, failed=lineup.drop)
     text_bytes = sum(len(text.encode()) for text in lineup.workload.texts[:count])
     what = f"{count:,} padded to {length}"
     return lineup.rows(
@@ -171,14 +172,14 @@ def padded(lineup: Lineup, rounds: int, *, count: int, length: int = 512) -> lis
 
 
 def has_offsets() -> bool:
-    """Whether our tokenizer gives offsets and words of many texts as arrays."""
+    """Return whether fastbert's tokenizer returns offsets and words of many texts as arrays."""
     from fastbert.tokenizers import WordPieceTokenizer
 
     return hasattr(WordPieceTokenizer, "encode_aligned_ragged")
 
 
 def aligned(lineup: Lineup, rounds: int) -> list[Row]:
-    """Ours with offsets and word ids beside ours with ids alone."""
+    """Measure fastbert with offsets and word ids beside fastbert with ids alone."""
     if OWN not in lineup.active or not has_offsets():
         return []
     more = f"{OWN}, offsets and words"
@@ -187,11 +188,11 @@ def aligned(lineup: Lineup, rounds: int) -> list[Row]:
         more: lineup.measures("time_aligned", [OWN])[OWN],
     }
     dtypes = dict.fromkeys(measures, lineup.dtypes[OWN])
-    return lineup.rows("offsets and words", harness.interleave(measures, rounds), dtype=dtypes)
+    return lineup.rows("offsets and words", measure.interleave(measures, rounds), dtype=dtypes)
 
 
 def threads(one: Lineup, many: Lineup, rounds: int) -> list[Row]:
-    """Warm passes with one thread and with several, in turns; `speed_up` is how much faster the several are."""
+    """Measure warm passes with one thread and with several, in turns; `speed_up` is their ratio."""
     both = {(name, lineup.threads): measure for lineup in (one, many) for name, measure in _warm(lineup).items()}
     keys = {f"{name} {count}": (name, count) for name, count in both}
     failed: list[str] = []
@@ -200,7 +201,7 @@ def threads(one: Lineup, many: Lineup, rounds: int) -> list[Row]:
         failed.append(keys[key][0])
         (one if keys[key][1] == one.threads else many).drop(keys[key][0], error)
 
-    found = harness.interleave({key: both[keys[key]] for key in keys}, rounds, failed=drop)
+    found = measure.interleave({key: both[keys[key]] for key in keys}, rounds, failed=drop)
     parts: dict[int, dict[str, list[Timing]]] = {one.threads: {}, many.threads: {}}
     for key, timings in found.items():
         name, count = keys[key]
@@ -212,13 +213,13 @@ def threads(one: Lineup, many: Lineup, rounds: int) -> list[Row]:
 
 
 def load_times(lineup: Lineup, vocabularies: Sequence[Vocabulary], rounds: int) -> list[Row]:
-    """From a vocab.txt to a tokenizer."""
+    """Measure the construction of a tokenizer from a vocab.txt."""
     table = []
     for vocabulary in vocabularies:
         measures = lineup.measures("time_load", vocab=str(vocabulary.path), lower_case=vocabulary.lower_case)
-        timings = harness.interleave(measures, rounds, failed=lineup.drop)
+        timings = measure.interleave(measures, rounds, failed=lineup.drop)
         entries = vocabulary.path.read_bytes().count(b"\n")
-        table += harness.make_rows(
+        table += measure.make_rows(
             f"load {vocabulary.name}, {entries:,} entries",
             timings,
             dtype=lineup.dtypes,
@@ -229,7 +230,7 @@ def load_times(lineup: Lineup, vocabularies: Sequence[Vocabulary], rounds: int) 
 
 
 def memory(names: Sequence[str], counts: Sequence[int], workload: Workload, folder: Path, say: Say) -> dict[str, Any]:
-    """By contender: megabytes by which two passes let a process grow, for each thread. Always in fresh processes."""
+    """Return the growth of new processes over two passes by contender, in megabytes per thread."""
     grown: dict[str, Any] = {}
     for count in counts:
         with Lineup(names, count, isolate=True, folder=folder, say=say) as lineup:
@@ -245,7 +246,7 @@ def memory(names: Sequence[str], counts: Sequence[int], workload: Workload, fold
 
 
 def hostile(lineup: Lineup, *, count: int, size: int) -> list[Row]:
-    """Single texts made to be slow, each never seen before, beside a text in the workload's language of that size."""
+    """Measure single texts designed to be slow, each new, beside ordinary text of the workload of that size."""
     table = []
     for name in list(lineup.active):
         try:
@@ -277,7 +278,7 @@ def _hostile(lineup: Lineup, name: str, count: int, size: int) -> list[Row]:
         by_kind[kind] = max(by_kind.get(kind, 0.0), timing.seconds)
     ratio = timings[worst].seconds / plain
     megabytes = f"{size / 1e6:g} MB"
-    [row] = harness.make_rows(
+    [row] = measure.make_rows(
         f"{count} hostile texts of {megabytes}",
         {name: timings},
         dtype=lineup.dtypes,

@@ -1,7 +1,7 @@
-"""Where the time of a training step goes: its phases by the clock, and by operation from torch's profiler.
+"""Profile a training step: its phases by the clock, and its operations by torch's profiler.
 
-Calls into the extension are given to the profiler by name while it runs, so what our kernels take is seen like torch's
-operations, wherever they are called from.
+While it runs, calls into the extension are announced to the profiler by name, so the time of native kernels is
+attributed like that of torch's operations, wherever they are called from.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ PATTERNS = [(name, re.compile(pattern)) for name, pattern in OPERATIONS]
 
 
 def profile(phases: Callable[[], dict[str, Callable[[], Any]]], rounds: int) -> dict[str, Any]:
-    """`phases_ms`: the median milliseconds of each phase over `rounds` steps; `operations_ms`: what the operations of
-    one more step took, `rest` being autograd, Python and whatever is none of them; `profiled_ms`: that step, which the
-    profiler makes longer."""
+    """Return `phases_ms`, the median milliseconds of each phase over `rounds` steps; `operations_ms`, the times of the
+    operations of one more step, with `rest` for autograd, Python and everything else; and `profiled_ms`, the time of
+    that step, which the profiler makes longer."""
     times: dict[str, list[float]] = {}
     for _ in range(rounds):
         for name, phase in phases().items():
@@ -68,7 +68,7 @@ def profile(phases: Callable[[], dict[str, Callable[[], Any]]], rounds: int) -> 
 
 
 def operation_of(event: str) -> str:
-    """The kind of operation that an event of the profiler is."""
+    """Return the kind of operation of a profiler event."""
     if event.startswith(EXTENSION):
         name = event.removeprefix(EXTENSION)
     elif event.startswith(("aten::", "fastbert::", "Optimizer.")):
@@ -80,7 +80,7 @@ def operation_of(event: str) -> str:
 
 @contextmanager
 def watched_extension() -> Iterator[None]:
-    """Every function of the extension announces itself to torch's profiler until the end of the block."""
+    """Announce every function of the extension to torch's profiler until the end of the block."""
     functions = {name: value for name, value in vars(_C).items() if callable(value) and not isinstance(value, type)}
     announced = {id(function): _announced(name, function) for name, function in functions.items()}
     replaced = []

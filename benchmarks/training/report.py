@@ -1,4 +1,4 @@
-"""The training benchmark's rows as tables (speed, memory, where the time goes) and as a chart."""
+"""Show the training benchmark's rows as tables (speed, memory, profile) and as a chart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.benchmarks.cpu import report
-from fastbert.benchmarks.cpu.measures import Result, is_own
+from fastbert.benchmarks.cpu.lineup import Result, is_own
 from fastbert.benchmarks.harness.measure import Row
 from fastbert.benchmarks.training.memory import PARTS
 
@@ -19,7 +19,7 @@ MEGABYTE = 1e6
 
 
 def show(result: Result, console: Any = None) -> None:
-    """Print speed, then memory, then what was profiled."""
+    """Print speed, then memory, then the profiles."""
     from rich.console import Console
 
     console = console or Console(highlight=False)
@@ -43,7 +43,7 @@ def show(result: Result, console: Any = None) -> None:
 
 
 def title_of(part: str) -> str:
-    """A part of the memory in words."""
+    """Return a part of the memory in words."""
     return TITLES.get(part, part)
 
 
@@ -71,7 +71,7 @@ def _grid(names: Sequence[str], rows: Sequence[tuple[Row, Sequence[str]]]) -> An
 
 
 def chart(path: Path, result: Result, *, title: str) -> None:
-    """Draw a row of two panels for each workload: tokens a second, and the parts of the peak memory."""
+    """Draw a row of two panels per workload: tokens per second, and the parts of the peak memory."""
     import matplotlib
 
     matplotlib.use("Agg")

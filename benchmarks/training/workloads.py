@@ -34,7 +34,7 @@ LEARNED_FROM = 40_000  # sentences
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingWorkload(Workload):
-    """Batches that a model is trained on in turn; `tokens` and `operations` are the mean of a step."""
+    """Batches on which a model is trained in rotation; `tokens` and `operations` are the mean per step."""
 
     config: BertConfig
     classifies: bool = False
@@ -47,7 +47,7 @@ class TrainingWorkload(Workload):
 def pretraining(
     name: str, what: str, config: BertConfig, batches: Sequence[Sequence[np.ndarray]], mask: int = MASK
 ) -> TrainingWorkload:
-    """Masked LM and next-sentence prediction on sequences of token ids, int64 (length,); `mask` is [MASK]'s id."""
+    """Return masked LM and next-sentence prediction on token ids, int64 (length,); `mask` is [MASK]'s id."""
     rng = np.random.default_rng(SEED)
     arrays = {}
     for number, sequences in enumerate(batches):
@@ -70,7 +70,7 @@ def pretraining(
 def classification(
     name: str, what: str, config: BertConfig, batches: Sequence[Sequence[np.ndarray]], checkpoint: Path | None
 ) -> TrainingWorkload:
-    """Sequence classification on sequences of token ids, int64 (length,)."""
+    """Return sequence classification on sequences of token ids, int64 (length,)."""
     rng = np.random.default_rng(SEED)
     arrays = {}
     for number, sequences in enumerate(batches):
@@ -106,11 +106,11 @@ def _workload(
 
 
 def step_operations(config: BertConfig, lengths: Sequence[int], masked: int) -> float:
-    """Useful multiplications and additions of a step's matrix products and attention: the forward pass, and twice as
-    much for the gradients of both factors of each product. Neither what is computed again nor what nothing reads is
-    counted: of the last layer, behind attention, all but first tokens and masked places.
+    """Count the useful operations of a step's matmuls and attention: the forward pass, and twice as much for the
+    gradients of both factors. Recomputation is not counted, nor are unused outputs: in the last layer, after attention,
+    all but first tokens and masked positions.
 
-    `masked` places have the vocabulary's logits; a classifier has its labels, next-sentence prediction two.
+    `masked` positions have the vocabulary's logits; a classifier has its labels, next-sentence prediction two.
     """
     width, tokens = config.hidden_size, sum(lengths)
     unread = tokens - min(tokens, len(lengths) + masked)
@@ -124,14 +124,14 @@ def step_operations(config: BertConfig, lengths: Sequence[int], masked: int) -> 
 def lognormal_batches(
     shape: tuple[float, float, int, int], batches: int, sequences: int, vocab_size: int
 ) -> list[list[np.ndarray]]:
-    """Random tokens in sequences whose lengths are lognormal: mean and deviation of the logarithm, least, most."""
+    """Return random tokens in sequences of lognormal lengths: mean and deviation of the logarithm, minimum, maximum."""
     mean, deviation, least, most = shape
     drawn = np.random.default_rng(SEED).lognormal(mean, deviation, batches * sequences)
     return random_batches(np.clip(np.rint(drawn), least, most).astype(np.int64), sequences, vocab_size)
 
 
 def random_batches(lengths: np.ndarray, sequences: int, vocab_size: int) -> list[list[np.ndarray]]:
-    """Random tokens between [CLS] and [SEP] in sequences of these lengths; the last batch may be smaller."""
+    """Return random tokens between [CLS] and [SEP] in sequences of these lengths; the last batch may be smaller."""
     rng = np.random.default_rng(SEED)
     first_id = FIRST_ID if vocab_size > 2 * FIRST_ID else 0
     made = []
@@ -143,7 +143,7 @@ def random_batches(lengths: np.ndarray, sequences: int, vocab_size: int) -> list
 
 
 class TextBatches:
-    """Sentences drawn from all of a text, tokenized one a sequence: `batches`, and whose tokens they are."""
+    """Sentences drawn from a whole text, one per sequence: `batches`, and a description of text and vocabulary."""
 
     def __init__(self, text: Path, vocab: Path | None, batches: int, sequences: int) -> None:
         from fastbert.data.corpus import Corpus
@@ -168,7 +168,7 @@ class TextBatches:
 
 
 def read_lengths(path: Path, most: int) -> np.ndarray:
-    """A file's lengths, one a line, in tokens with the special ones."""
+    """Return a file's lengths, one per line, in tokens including special ones."""
     try:
         require_regular_file(path)
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
@@ -189,7 +189,7 @@ def read_lengths(path: Path, most: int) -> np.ndarray:
 
 
 def rehearsal(classifies: bool) -> TrainingWorkload:
-    """A step that is too small to matter, after which a process has loaded all that a step needs."""
+    """Return a negligible step, after which a process has loaded everything that a step needs."""
     config = BertConfig(vocab_size=99, hidden_size=64, num_hidden_layers=1, num_attention_heads=1, intermediate_size=64)
     batches = random_batches(np.array([5, 9]), 2, config.vocab_size)
     if classifies:
@@ -202,7 +202,7 @@ def rehearsal(classifies: bool) -> TrainingWorkload:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """Where the workloads take their model, lengths and text from; None: what is described above."""
+    """The model, lengths and text of the workloads; None: the defaults described above."""
 
     quick: bool = False
     model: str | None = None
@@ -213,7 +213,7 @@ class Sources:
 
 
 def builders(sources: Sources) -> dict[str, Callable[[], TrainingWorkload]]:
-    """The workloads by name, each made when it is called for."""
+    """Return the workloads by name, each as a function that builds it."""
     sequences, length = (4, 32) if sources.quick else (32, LONGEST)
     sizes = [sources.model] if sources.model else ["tiny"] if sources.quick else ["base", "mini"]
 
@@ -233,7 +233,7 @@ def builders(sources: Sources) -> dict[str, Callable[[], TrainingWorkload]]:
 
 
 def _demonstration(quick: bool) -> TrainingWorkload:
-    """The model of `fastbert demo`, and sequences that fill its length as its text does."""
+    """Return the model of `fastbert demo`, with sequences that fill its length as its text does."""
     sequences, length = (4, 16) if quick else (BATCH_SIZE, round(DEMO_FULL * MAX_LENGTH))
     batches = random_batches(np.full(sequences, length), sequences, SHAPE.vocab_size)
     return pretraining("demo", "the demonstration's model", SHAPE, batches)
