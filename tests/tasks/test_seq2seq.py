@@ -121,7 +121,7 @@ def test_long_targets_are_counted_or_refused() -> None:
 
 def test_what_a_task_cannot_do() -> None:
     for settings, message in (
-        ({"beams": 0}, "beams=0 must be an integer of at least 1"),
+        ({"num_beams": 0}, "num_beams=0 must be an integer of at least 1"),
         ({"max_target_length": 1}, "max_target_length=1 must be"),
         ({"max_length": 1}, "max_length=1 has no room for the 2 special tokens"),
     ):
@@ -146,7 +146,7 @@ def test_what_a_task_cannot_do() -> None:
 def test_texts_of_ragged_rows_at_the_limits(kind: str, beams: int) -> None:
     """An empty source, one that is cut, a single row, and no row at all; the longest that positions hold."""
     most = 18 if kind == "prefix" else 33
-    own = task(decoder=kind, beams=beams, max_target_length=most)
+    own = task(decoder=kind, num_beams=beams, max_target_length=most)
     texts = dataset(("", None), ("a , b .", None), (" ".join(WORDS * 4), None))
     rows = own.encode(texts, TOKENIZER, labelled=False)
     config = own.head_config(CONFIG)
