@@ -24,7 +24,7 @@ FLOORS = (
         "graphs", "tasks", "embeddings", "features",
     ),
     ("training", "finetuning", "distillation"),
-    ("integrations",),
+    ("integrations", "serving"),
     ("doctor", "cli"),
     ("",),  # the public names of `fastbert` itself
     ("benchmarks", "__main__"),
