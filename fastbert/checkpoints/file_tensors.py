@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fastbert.errors import CheckpointError
+from fastbert.io.mmap import map_file
 from fastbert.io.untrusted_input import PlainFile
-from fastbert.ops.native.mapped_weights import map_file
 
 # Read, checked and converted at once: fits a core's cache with its converted copy.
 PIECE = 1 << 20

@@ -45,7 +45,7 @@ from fastbert.models.unsupported_arguments import TransformersArguments, refuse_
 from fastbert.ops.cross_entropy.op import CrossEntropy
 from fastbert.ops.dispatch import choose
 from fastbert.ops.dropout.op import Site, TokenDropout, draw_keys
-from fastbert.ops.native.matmul_table import prefers_own
+from fastbert.ops.native.matmul_table import prefers_native
 from fastbert.packing import IGNORE_INDEX, PackedBatch
 
 # What to do about a next-sentence label that is out of range.
@@ -117,7 +117,7 @@ class PredictionHead(nn.Module):
             return False
         if torch.compiler.is_compiling() or choose("linear_cross_entropy", weight.device) != "native":
             return True
-        return not (is_plain(self.decoder) and prefers_own("bf16", rows, *weight.shape))
+        return not (is_plain(self.decoder) and prefers_native("bf16", rows, *weight.shape))
 
 
 class PreTrainingHeads(nn.Module):

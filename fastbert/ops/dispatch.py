@@ -61,8 +61,10 @@ def operation_names() -> tuple[str, ...]:
 
 
 def _has_backend(operation: str, backend: str) -> bool:
+    if (operation, backend) in _implementations:  # first: a compiler cannot trace the walk over the packages
+        return True
     found = operations().get(operation)
-    return (operation, backend) in _implementations if found is None else backend in found.backends
+    return found is not None and backend in found.backends
 
 
 def _serves(operation: str, backend: BackendName) -> bool:
@@ -133,7 +135,7 @@ def needs_backward(*tensors: Tensor | None) -> bool:
 def choose(operation: str, device: torch.device) -> BackendName:
     """The name of the backend that serves `operation` on `device`."""
     if _forced is not None:
-        if (operation, _forced) not in _implementations:
+        if not _has_backend(operation, _forced):
             raise UserError(
                 f"backend {_forced!r} cannot serve {operation!r}: it has no such kernel;"
                 " use_backend(None) lets fastbert choose"

@@ -38,7 +38,7 @@ def element_of(tokens: int, dtype: torch.dtype, weights: LayerWeights, heads: in
     if int8:
         return "int8"
     inner = len(weights.intermediate)
-    return DTYPES[dtype] if matmul_table.prefers_own_layer(DTYPES[dtype], tokens, width, inner) else None
+    return DTYPES[dtype] if matmul_table.prefers_native_layer(DTYPES[dtype], tokens, width, inner) else None
 
 
 def encoder_layer(
@@ -76,7 +76,7 @@ def _run(
     matrices = (
         weights.query, weights.key, weights.value, weights.attention_output, weights.intermediate, weights.output,
     )  # fmt: skip
-    products = prepacked_weights.packed_together(matrices, (3, 1, 1, 1), element, rows=x.shape[0])
+    products = prepacked_weights.prepacked_group(matrices, (3, 1, 1, 1), element, rows=x.shape[0])
     vectors = [
         vector if vector.is_contiguous() else vector.contiguous()
         for vector in (

@@ -46,7 +46,7 @@ class _Products(NamedTuple):
 def _products(weights: LayerWeights, dtype: torch.dtype, transposed: bool = False) -> _Products:
     w = weights
     matrices = (w.query, w.key, w.value, w.attention_output, w.intermediate, w.output)
-    return _Products(*prepacked_weights.packed_together(matrices, (3, 1, 1, 1), DTYPES[dtype], transposed=transposed))
+    return _Products(*prepacked_weights.prepacked_group(matrices, (3, 1, 1, 1), DTYPES[dtype], transposed=transposed))
 
 
 def forward(
@@ -58,7 +58,7 @@ def forward(
     w, keep = weights, save != SAVE_NOTHING
     packed = _products(weights, dtype)
     buffers.address("x", x)
-    rows = matmul.together(x)
+    rows = matmul.row_contiguous(x)
     tokens, width = x.shape
     biases = (w.query_bias, w.key_bias, w.value_bias)
     for one in biases:
@@ -97,7 +97,7 @@ def backward(
     """What `Wanted` names, in its order; the large ones are empty where they are not wanted."""
     qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, *kept = saved
     buffers.address("x", x)
-    qkv, context, u, *kept = (matmul.together(tensor) for tensor in (qkv, context, u, *kept))
+    qkv, context, u, *kept = (matmul.row_contiguous(tensor) for tensor in (qkv, context, u, *kept))
     w, packed = weights, _products(weights, dtype, transposed=True)
     _check_unchanged([qkv, context, u, z1, z2, *kept], x, lse, w, packed, settings, dtype)
     y1 = kept[0] if kept else _normed_again(z1, w, settings)
@@ -118,7 +118,7 @@ def backward(
         settings.spread(_product(do, packed.attention_output), len(x), caching_allocator.zeros),
     )
     dqkv = native_attention.backward_joined(problem, context.view(shape), lse, dcontext.view(shape)).flatten(1)
-    rows = matmul.together(x).to(dtype)
+    rows = matmul.row_contiguous(x).to(dtype)
     dw, db = _weight_gradient(dqkv, rows, w.query, wanted.projections, sums=wanted.projection_biases)
     if not wanted.x:
         return [_none(x), dw, db, dwo, sums1, dw1, db1, dw2, sums2]
@@ -172,8 +172,8 @@ def _feed_forward(
     activation = "gelu_tanh" if settings.tanh else "gelu"
     for part in _parts(tokens):
         own, before = h[: part.stop - part.start], None if u is None else u[part]
-        matmul.multiply(y1[part], packed.intermediate, own, bias, activation=activation, before=before)
-        matmul.multiply(own, packed.output, f[part])
+        matmul.matmul_unchecked(y1[part], packed.intermediate, own, bias, activation=activation, pre_activation=before)
+        matmul.matmul_unchecked(own, packed.output, f[part])
     return u, f
 
 
@@ -201,11 +201,11 @@ def _feed_forward_backward(
     for part in _parts(tokens):
         count, again = part.stop - part.start, part.start > 0
         own, inside = du[:count], h[:count]
-        matmul.multiply_gelu_gradient(df[part], packed.output, u[part], tanh, own, inside)
+        matmul.matmul_gelu_backward_unchecked(df[part], packed.output, u[part], tanh, own, inside)
         if wanted.output:
-            matmul.multiply_transposed(df[part], inside, dw2, None, again)
+            matmul.weight_gradient_unchecked(df[part], inside, dw2, None, again)
         if wanted.intermediate:
-            matmul.multiply_transposed(own, y1[part], dw1, sums, again)
+            matmul.weight_gradient_unchecked(own, y1[part], dw1, sums, again)
             db1 += sums
         else:
             db1 += own.sum(0, dtype=torch.float32)
@@ -221,12 +221,12 @@ def _product(
     x: Tensor, weight: PackedWeight, bias: Tensor | None = None, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     out = caching_allocator.empty((x.shape[0], weight.columns), x.dtype if dtype is None else dtype)
-    return matmul.multiply(x, weight, out, bias)
+    return matmul.matmul_unchecked(x, weight, out, bias)
 
 
 def _product_onto(total: Tensor, x: Tensor, weight: PackedWeight) -> Tensor:
     """total + x weight^T, written over `total`."""
-    return matmul.multiply(x, weight, total, residual=total)
+    return matmul.matmul_unchecked(x, weight, total, residual=total)
 
 
 def _weight_gradient(
@@ -237,7 +237,7 @@ def _weight_gradient(
         return _none(weight), grad.sum(0, dtype=torch.float32) if sums else grad.new_empty(0, dtype=torch.float32)
     found = caching_allocator.empty((grad.shape[1], x.shape[1]), torch.float32)
     columns = caching_allocator.empty((grad.shape[1] if sums else 0,), torch.float32)
-    matmul.multiply_transposed(grad, x, found, columns if sums else None)
+    matmul.weight_gradient_unchecked(grad, x, found, columns if sums else None)
     return found.to(weight.dtype), columns
 
 
