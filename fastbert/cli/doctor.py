@@ -85,12 +85,12 @@ def _tune_products(quiet: bool) -> None:
 
         path, trials = matmul_tune.run(report)
         changed = [
-            trial for trial in trials if trial.choice != matmul_table.SHIPPED[cpu_capability.level()][trial.element]
+            trial for trial in trials if trial.choice != matmul_table.DEFAULTS[cpu_capability.level()][trial.element]
         ]
         for trial in changed:
             shape = f"{trial.element} {trial.rows} x {trial.depth} x {trial.columns}"
             bars.message(
-                f"{shape}: {trial.choice}, {trial.own * 1e3:.2f} ms ours, {trial.library * 1e3:.2f} ms torch's"
+                f"{shape}: {trial.choice}, {trial.native * 1e3:.2f} ms ours, {trial.torch * 1e3:.2f} ms torch's"
             )
         bars.message(
             f"{len(trials)} products measured, {len(changed)} choices are not the shipped ones; saved in {path}"
