@@ -139,16 +139,16 @@ class _Run:
         assert config.train is not None
         if config.lora is not None:
             require_peft()
-        self.place = find_source(config.model)
+        self.source = find_source(config.model)
         self.task: Task[Any] = make_task(config.task, task_settings(config))
         if self.task.main_metric not in self.task.metrics:
             raise UserError(f"--metric {config.metric}: {config.task} has {', '.join(self.task.metrics)}")
         train = self.task.read(str(config.train), labelled=True)
         self.task.learn_labels(train)
         train, held = _split(train, config.validation_fraction)
-        self.model_config = start.model_config(self.task, self.place, config)
-        self.tokenizer = WordPieceTokenizer.from_pretrained(self.place)
-        check_tokenizer(self.tokenizer, self.model_config.vocab_size, str(self.place))
+        self.model_config = start.model_config(self.task, self.source, config)
+        self.tokenizer = WordPieceTokenizer.from_pretrained(self.source)
+        check_tokenizer(self.tokenizer, self.model_config.vocab_size, str(self.source))
         evaluations = held + [self.task.read_gold(str(path)) for path in config.eval]
         self.rows = self.task.encode(train, self.tokenizer, labelled=True)
         names = [HELD_OUT] * len(held) + _names(config.eval)
@@ -174,9 +174,9 @@ class _Run:
         counted = (
             ", ".join(f"{len(file.dataset):,} in {file.name}" for file in self.evaluations) or "none to evaluate on"
         )
-        kept = "" if self.rows.units == len(train) else f" in {self.rows.units:,} rows"
+        sequences = "" if self.rows.units == len(train) else f" in {self.rows.units:,} rows"
         reporter.on_message(
-            f"{len(train):,} training examples{kept}, {len(self.rows.input_ids):,} tokens; evaluation: {counted}"
+            f"{len(train):,} training examples{sequences}, {len(self.rows.input_ids):,} tokens; evaluation: {counted}"
         )
         if self.task.labels is not None:
             shown = ", ".join(self.task.labels[:10]) + (", ..." if len(self.task.labels) > 10 else "")
@@ -185,7 +185,7 @@ class _Run:
     def _fingerprint(self) -> str:
         """Return the SHA-256 of the weights of model and teacher, and of all training and evaluation data."""
         digest = hashlib.sha256()
-        for path in sorted({stored.file for stored in find_weights(self.place).tensors.values()}):
+        for path in sorted({stored.file for stored in find_weights(self.source).tensors.values()}):
             digest.update(sha256(path).encode())
         if self.teacher is not None:
             digest.update(weights_fingerprint(self.teacher).encode())
@@ -249,7 +249,7 @@ class _Run:
         folder = self.config.out / "checkpoints"
         if not continued:
             _discard(folder)
-        begun = start.begin_trial(self.task, self.place, self.config, trial.seed, self.teacher)
+        begun = start.begin_trial(self.task, self.source, self.config, trial.seed, self.teacher)
         model = begun.model
         if not continued and model.new_weights:
             names = model.new_weights
@@ -293,7 +293,7 @@ class _Run:
         if results.best_trial(done) is not newest:
             return
         out, best = self.config.out, best_folder(self.config.out / "checkpoints", newest.best_step)
-        model = start.finished(self.task, self.place, self.config, newest.trial.seed, best)
+        model = start.finished(self.task, self.source, self.config, newest.trial.seed, best)
         with atomic_folder(out / "model") as folder:
             model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
@@ -302,7 +302,7 @@ class _Run:
             with atomic_folder(out / "adapter") as folder:
                 shutil.copytree(best, folder, dirs_exist_ok=True)
         if self.config.store_delta:
-            write_delta(out / "model", self.place, out / "model.delta", overwrite=True)
+            write_delta(out / "model", self.source, out / "model.delta", overwrite=True)
         if self.evaluations:
             from fastbert.tasks.prediction_files import write_predictions
 
@@ -321,9 +321,9 @@ def _split(train: Dataset[Any], fraction: float | None) -> tuple[Dataset[Any], l
     if not 0 < count < len(train):
         raise UserError(f"--validation-fraction {fraction:g}: of {len(train)} examples in {train.path} that is {count}")
     chosen = set(permutation(len(train), 0, 0)[:count].tolist())
-    kept = tuple(example for index, example in enumerate(train) if index not in chosen)
+    rest = tuple(example for index, example in enumerate(train) if index not in chosen)
     held = tuple(example for index, example in enumerate(train) if index in chosen)
-    return Dataset(train.path, kept), [Dataset(train.path, held)]
+    return Dataset(train.path, rest), [Dataset(train.path, held)]
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

@@ -58,9 +58,9 @@ def open_folder(config: FinetuneConfig, on_message: Callable[[str], None]) -> Fi
     if holds_run:
         if not looks_like_run(out, "finetune"):  # so that --overwrite empties no other folder
             raise UserError(f"{out}: holds no fine-tuning run of fastbert; choose another --out")
-        given = [("--train", config.train), *(("--eval", path) for path in config.eval)]
-        given += [(f"--{name}", Path(path)) for name in ("model", "teacher") if (path := getattr(config, name))]
-        check_spared(out, NAMES, given)
+        inputs = [("--train", config.train), *(("--eval", path) for path in config.eval)]
+        inputs += [(f"--{name}", Path(path)) for name in ("model", "teacher") if (path := getattr(config, name))]
+        check_spared(out, NAMES, inputs)
     return config
 
 

@@ -29,19 +29,19 @@ from fastbert.training.starting_weights import require_finite
 DISTILLATION = "distillation"  # in the student, so that the projection is trained and stored in checkpoints
 
 
-def model_config(task: Task[Any], place: Path, config: FinetuneConfig) -> BertConfig:
+def model_config(task: Task[Any], source: Path, config: FinetuneConfig) -> BertConfig:
     """Return the pre-trained config with the changes of task and flags. Raises `UserError` where they do not fit."""
-    bert = task.base_config(place)
+    bert = task.base_config(source)
     if task.settings.max_length > bert.max_position_embeddings:
         raise UserError(
             f"--max-length {task.settings.max_length} is more than the {bert.max_position_embeddings} positions of"
-            f" {place}; lower it"
+            f" {source}; lower it"
         )
     if config.reinit_layers > bert.num_hidden_layers:
-        raise UserError(f"--reinit-layers {config.reinit_layers}: {place} has {bert.num_hidden_layers} layers")
+        raise UserError(f"--reinit-layers {config.reinit_layers}: {source} has {bert.num_hidden_layers} layers")
     too_many = config.student_layers is not None and config.student_layers > bert.num_hidden_layers
     if config.student_layers is not None and (too_many or not task.can_distill):
-        why = f"{place} has {bert.num_hidden_layers} layers" if task.can_distill else f"{task.name} has no students"
+        why = f"{source} has {bert.num_hidden_layers} layers" if task.can_distill else f"{task.name} has no students"
         raise UserError(f"--student-layers {config.student_layers}: {why}")
     if config.dropout is not None:
         drop = config.dropout
@@ -49,25 +49,25 @@ def model_config(task: Task[Any], place: Path, config: FinetuneConfig) -> BertCo
     return task.head_config(bert)
 
 
-def begin(task: Task[Any], place: Path, config: FinetuneConfig, seed: int) -> PreTrainedModel:
-    """Return the task's model in fp32: the encoder of `place` with its head if labels agree, else with a new head
+def begin(task: Task[Any], source: Path, config: FinetuneConfig, seed: int) -> PreTrainedModel:
+    """Return the task's model in fp32: the encoder of `source` with its head if labels agree, else with a new head
     initialised from `seed` alone. With `student_layers` it has that many of the encoder's layers."""
-    bert = model_config(task, place, config)
+    bert = model_config(task, source, config)
     model = loading.outline(task.head, bert)
-    weights = find_weights(place)
+    weights = find_weights(source)
     if task.head_has_labels:
-        _leave_other_heads(model, weights, bert, place)
+        _leave_other_heads(model, weights, bert, source)
     loading.load(model, weights, torch.float32, warn=False)
     reinitialise(model, model.new_weights, bert.initializer_range, seed)
-    require_finite(model, place)
+    require_finite(model, source)
     if config.reinit_layers:
         reinitialise(model, top_layers(model, config.reinit_layers), bert.initializer_range, seed)
     return model if config.student_layers is None else student_from(model, config.student_layers)
 
 
-def _leave_other_heads(model: PreTrainedModel, weights: Weights, bert: BertConfig, place: Path) -> None:
+def _leave_other_heads(model: PreTrainedModel, weights: Weights, bert: BertConfig, source: Path) -> None:
     """Remove a head for different labels from the weights."""
-    other = BertConfig.from_pretrained(config_place(place)).label_names
+    other = BertConfig.from_pretrained(config_place(source)).label_names
     shapes = loading.own_shapes(model)
     for name, stored in match(weights.tensors, shapes, model.base_model_prefix, weights.place).items():
         is_head = name in shapes and not name.startswith(f"{model.base_model_prefix}.")
@@ -87,10 +87,10 @@ class Beginning:
 
 
 def begin_trial(
-    task: Task[Any], place: Path, config: FinetuneConfig, seed: int, teacher: PreTrainedModel | None
+    task: Task[Any], source: Path, config: FinetuneConfig, seed: int, teacher: PreTrainedModel | None
 ) -> Beginning:
     """Return what a trial trains: the whole model or adapters, on labels alone or with a teacher."""
-    model = begin(task, place, config, seed)
+    model = begin(task, source, config, seed)
     if config.lora is not None:
         from fastbert.finetuning.adapters import add_lora, merge, save_adapter
 
@@ -140,10 +140,10 @@ def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return copy.deepcopy(model, memo).to(dtype)
 
 
-def finished(task: Task[Any], place: Path, config: FinetuneConfig, seed: int, folder: Path) -> PreTrainedModel:
+def finished(task: Task[Any], source: Path, config: FinetuneConfig, seed: int, folder: Path) -> PreTrainedModel:
     """Return the model that `Beginning.save` wrote, with adapters merged into its weights."""
     if config.lora is None:
         return task.head.from_pretrained(folder)
     from fastbert.finetuning.adapters import load_adapter, merge
 
-    return merge(load_adapter(begin(task, place, config, seed), folder))
+    return merge(load_adapter(begin(task, source, config, seed), folder))

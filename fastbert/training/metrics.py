@@ -1,4 +1,4 @@
-"""What a run reports: one JSON object a line in metrics.jsonl."""
+"""The metrics of a run: one JSON object per line of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ logger = logging.getLogger("fastbert")
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """A line of metrics.jsonl. Losses in nats a prediction; `tokens` and `seconds` of training so far.
+    """A line of metrics.jsonl. Losses are in nats per prediction; `tokens` and `seconds` count training so far.
 
-    `nsp_loss` and `nsp_accuracy` are None without sentence pairs, and speak of sentence order with `mlm+sop`.
+    `nsp_loss` and `nsp_accuracy` are None without sentence pairs, and those of sentence order with `mlm+sop`.
     """
 
     step: int
@@ -43,7 +43,7 @@ class Metrics:
 
 
 class Totals:
-    """Sums of losses and counts over batches, kept on the device until they are asked for."""
+    """Sums of losses and counts over batches, kept on the device until they are read."""
 
     NAMES = ("mlm_loss_sum", "mlm_count", "mlm_correct", "nsp_loss_sum", "nsp_count", "nsp_correct")
 
@@ -61,13 +61,13 @@ class Totals:
         self.sums = tensors if self.sums is None else [a + b for a, b in zip(self.sums, tensors)]
 
     def to_state(self) -> dict[str, Any]:
-        """Return the sums, exactly, as JSON can hold them."""
+        """Return the exact sums as JSON can store them."""
         sums = None if self.sums is None else [float(value).hex() for value in self.sums]
         return {"sums": sums, "has_pairs": self.has_pairs}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Totals:
-        """Return what `to_state` described. Raises `CheckpointError`."""
+        """Return the totals that `to_state` stored. Raises `CheckpointError`."""
         totals = cls()
         sums, totals.has_pairs = state.get("sums"), state.get("has_pairs") is True
         if sums is None:
@@ -83,7 +83,7 @@ class Totals:
         return totals
 
     def read(self) -> dict[str, Any]:
-        """Means of the losses and accuracies, under the names of `Metrics`."""
+        """Return mean losses and accuracies, under the names of `Metrics`."""
         if self.sums is None:
             raise AssertionError("no batch was added")
         mlm_loss, mlm_count, mlm_correct, nsp_loss, nsp_count, nsp_correct = (float(value) for value in self.sums)
@@ -102,25 +102,25 @@ class MetricsLog:
     """Appends objects to a metrics.jsonl, one per line."""
 
     def __init__(self, path: Path, keep: Callable[[dict[str, Any]], bool] | None) -> None:
-        """Begin the file anew, or with those lines of an earlier start that `keep` accepts."""
+        """Start an empty file, or one with the lines of an earlier start that `keep` accepts."""
         self.path = path
         write_atomic(path, "" if keep is None else "".join(_kept_lines(path, keep)))
 
     def append(self, values: Mapping[str, Any]) -> None:
-        """Write one line and hand it to the system, so that a killed run loses none."""
+        """Append a line and pass it to the system, so that a killed run loses none."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line_of(values))
 
     def sync(self) -> None:
-        """Wait until all lines are on the disk: a checkpoint vouches for those up to its step."""
+        """Flush all lines to the disk, as a checkpoint requires for those up to its step."""
         with self.path.open("a", encoding="utf-8") as file:
             os.fsync(file.fileno())
 
 
 def _kept_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> Iterator[str]:
-    """The lines that an earlier start left and `keep` accepts, as they are; unreadable ones are reported and dropped.
+    """Yield the lines of an earlier start that `keep` accepts; unreadable ones are reported and dropped.
 
-    The last line may have been cut short by a kill, which nobody needs to hear of.
+    A last line that a kill has cut short is dropped without a report.
     """
     if not path.exists():
         return
@@ -128,7 +128,7 @@ def _kept_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> Iterator[
         with UntrustedFile(path) as file:
             text = file.read(0, file.size).decode("utf-8", "replace")
     except CheckpointError as error:
-        logger.warning("%s; metrics.jsonl begins anew", error)
+        logger.warning("%s; metrics.jsonl starts empty", error)
         return
     *lines, _ = text.split("\n")
     for number, line in enumerate(lines, start=1):
@@ -143,7 +143,7 @@ def _kept_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> Iterator[
 
 
 def line_of(values: Mapping[str, Any]) -> str:
-    """A line of a metrics.jsonl; what is not finite is null there."""
+    """Format a line of metrics.jsonl; non-finite numbers become null."""
     plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
     return json.dumps(plain) + "\n"
 
@@ -175,6 +175,5 @@ def read_metrics(path: Path) -> list[Metrics]:
 
 
 def last_of(records: Iterable[Metrics], split: str) -> Metrics | None:
-    """The last record of a split."""
-    found = [record for record in records if record.split == split]
-    return found[-1] if found else None
+    """Return the last record of a split."""
+    return next((record for record in reversed(list(records)) if record.split == split), None)
