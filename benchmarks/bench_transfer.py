@@ -32,7 +32,7 @@ from fastbert.benchmarks.harness.texts import find_data
 from fastbert.checkpoints.delta.files import restore_delta, write_delta
 from fastbert.checkpoints.delta.tensors import tensors_of
 from fastbert.checkpoints.source import find_weights
-from fastbert.distillation.finetuning import student_from
+from fastbert.distillation.models import student_from
 from fastbert.errors import UserError
 from fastbert.finetuning.adapters import add_lora, size_of
 from fastbert.finetuning.config import FinetuneConfig

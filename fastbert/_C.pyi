@@ -105,10 +105,10 @@ class TokenCorpus:
     @property
     def num_sentences(self) -> int: ...
     def count(self, documents: NDArray[np.int64], vocab_size: int) -> NDArray[np.int64]:
-        """How often each id occurs in the documents, given as ranges of sentences, int64 (documents, 2)."""
+        """Count each id in the documents, which are ranges of sentences, int64 (documents, 2)."""
 
 class VocabularyTable:
-    """What the collator knows of a vocabulary; `replacements` are the ids that a random token may have."""
+    """The vocabulary of a collator; `replacements` are the ids of random tokens."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class VocabularyTable:
     ) -> None: ...
 
 class EpochPlan:
-    """Which tokens make up which sample of an epoch, in visiting order."""
+    """The samples of an epoch as token ranges, in visiting order."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class EpochPlan:
     def columns(
         self,
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """a_begin, a_length, b_begin, b_length (in tokens of the corpus) and label of every sample."""
+        """Return a_begin, a_length, b_begin, b_length (in tokens of the corpus) and label of every sample."""
 
     def collate(
         self,
@@ -152,7 +152,7 @@ class EpochPlan:
         exact_count: bool,
         whole_word: bool,
     ) -> dict[str, NDArray[Any]]:
-        """Samples as the fields of a PackedBatch, by name."""
+        """Return samples as the fields of a PackedBatch, by name."""
 
 def split_ranks(documents: int, seed: int) -> NDArray[np.uint64]: ...
 def find_bad_offset(offsets: NDArray[np.int64], total: int) -> int: ...
@@ -177,8 +177,8 @@ def attention_dropout_mask(
 # bindings/attention.cpp
 
 class AttentionArguments:
-    """Over addresses: q, k, v with strides of tokens and heads in elements; the bias (0: none) with its rows, columns
-    and strides of heads and rows; dropout's keys (0: none), site and threshold, and what is kept is multiplied with."""
+    """Arguments as addresses: q, k, v with strides of tokens and heads in elements; the bias (0: none) with its rows,
+    columns and strides of heads and rows; dropout's keys (0: none), site and threshold; the scale of kept elements."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class AttentionArguments:
     ) -> None: ...
 
 def attention(arguments: AttentionArguments, out: int, lse: int) -> bool:
-    """False, with nothing written, where the offsets do not fit the tokens."""
+    """Return False, with nothing written, if the offsets do not match the tokens."""
 
 def attention_gradient(
     arguments: AttentionArguments,
@@ -213,12 +213,12 @@ def attention_gradient(
     gradients: tuple[tuple[int, int, int], tuple[int, int, int], tuple[int, int, int]],
     dbias: int,
 ) -> bool:
-    """grad and the gradients of q, k, v with strides like q; dbias 0 for none, else zeros. False as above."""
+    """Write the gradients of q, k, v, with strides like q; dbias is 0 for none, else zeros. Return False as above."""
 
 # bindings/gemm.cpp
 
 class PackedWeight:
-    """A weight (columns, depth) as CPU products read it. Matrices are (address, dtype, elements between rows)."""
+    """A weight (columns, depth), prepacked for CPU matmuls. Matrices are (address, dtype, row stride in elements)."""
 
     def __init__(
         self, weight: tuple[int, str, int], columns: int, depth: int, element: str, transposed: bool = False
@@ -319,7 +319,7 @@ def embedding_layer_norm(
     weight: int, bias: int, vector_dtype: str, eps: float, dropout: tuple[Any, ...] | None,
     y: int, mean: int, rstd: int, /,
 ) -> tuple[int, int, int] | None:  # fmt: skip
-    """Returns (table, token, id) of an id that is no row of its table; then nothing was written."""
+    """Return (table, token, id) of the first id outside its table, with nothing written."""
 
 def embedding_sum_gradient(
     tokens: int, width: int, dtype: str, grad_dtype: str, tables: Sequence[tuple[Any, ...]],
@@ -339,7 +339,7 @@ def softmax_gradient(
 ) -> None: ...  # fmt: skip
 def drop(rows: int, width: int, dtype: str, x: int, x_stride: int, dropout: tuple[Any, ...], y: int, /) -> None: ...
 def first_outside(ids: int, stride: int, wide: bool, count: int, below: int, /) -> int:
-    """The place of the first id that is not one of 0 to below - 1, or their number."""
+    """Return the index of the first id outside 0..below - 1, or their number."""
 
 # bindings/encoder_layer.cpp
 
@@ -362,7 +362,7 @@ def encoder_layer(
     y: int,
     y_dtype: str,
 ) -> None:
-    """`rows`: address and number of the places, int64, of the tokens whose output is wanted; None: all."""
+    """Compute a layer. `rows`: address and number of the int64 indices of the output tokens; None for all."""
 
 # bindings/adamw.cpp
 
@@ -373,20 +373,22 @@ def adamw(
     factor: float,
     clear: bool,
 ) -> bool:
-    """Parameters as addresses of (weight, gradient, exp_avg, exp_avg_sq, step), rows, columns, which of the settings
-    (lr, beta1, beta2, eps, weight_decay); copies as (packed, transposed, which parameter, row of its first row).
-    False, with nothing written, where tensors share memory."""
+    """Run one step; return False, with nothing written, if tensors share memory.
+
+    Parameters are addresses of (weight, gradient, exp_avg, exp_avg_sq, step), rows, columns, index of the settings
+    (lr, beta1, beta2, eps, weight_decay); copies are (packed, transposed, parameter index, row of its first row).
+    """
 
 def sum_of_squares(tensors: Sequence[tuple[int, int]]) -> tuple[float, tuple[int, int] | None]:
-    """Of fp32 tensors, as (address, elements); and which one's which element is the first that is no finite number."""
+    """Sum the squares of fp32 tensors, (address, elements) each; also return the first non-finite (tensor, element)."""
 
 def refill_copies(parts: Sequence[tuple[PackedWeight, bool, int, tuple[int, str, int], int]]) -> None:
-    """Parts as (packed, transposed, row of the weight's first row, weight, rows); one copy's must follow each other."""
+    """Rewrite copies from parts (packed, transposed, row of the weight's first row, weight, rows), grouped by copy."""
 
 # bindings/runtime.cpp
 
 def pool_tensor(shape: Sequence[int], bytes: int, code: int, bits: int, /) -> Any:
-    """A DLPack capsule over `bytes` bytes of the pool, of that element (DLPack's code and bits)."""
+    """Return a DLPack capsule over `bytes` bytes of the caching allocator, with DLPack's type code and bits."""
 
 def pool_statistics() -> dict[str, int]: ...
 def pool_reset_peak() -> None: ...

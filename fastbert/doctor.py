@@ -241,7 +241,7 @@ def _triton_kernels(torch: Any) -> tuple[str, ...]:
     """The operations that have a Triton kernel."""
     if torch is None:
         return ()
-    return importlib.import_module("fastbert.ops.dispatch").served_by("triton")
+    return importlib.import_module("fastbert.ops.dispatch").supported_by("triton")
 
 
 def _triton_reason(kernels: tuple[str, ...], triton: str | None, has_gpu: bool) -> str:

@@ -8,10 +8,12 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 from fastbert.errors import UserError
-from fastbert.io.regular_file import require_regular_file
+from fastbert.io.atomic_write import write_atomic
+from fastbert.io.untrusted_input import require_regular_file
 
 CURE = "`fastbert doctor --tune` writes a new one"
 Table = TypeVar("Table")
@@ -59,8 +61,9 @@ def read_or_empty(path: Path, load: Callable[[Path], dict[str, Any]], instead: s
 
 
 def write(path: Path, document: dict[str, Any]) -> None:
-    """Write a file whole or not at all."""
-    _write(path, json.dumps(document, indent=1) + "\n").replace(path)
+    """Write a file atomically, in a folder that is created if it does not exist."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, json.dumps(document, indent=1) + "\n")
 
 
 def require_writable(path: Path) -> None:
@@ -68,14 +71,8 @@ def require_writable(path: Path) -> None:
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        _write(path, "").unlink()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=path.parent):
+            pass
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _write(path: Path, text: str) -> Path:
-    """The file beside `path` that is to take its place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    partial.write_text(text, encoding="utf-8")
-    return partial

@@ -1,7 +1,7 @@
-"""How a kernel starts: with a configuration from the table, on its tensors' device, or into a list for a compiler.
+"""Kernel launches: with a configuration from the table, on the tensors' device, or recorded for a compiler.
 
-Every launcher of this package goes through `launch`, so that what is compiled ahead of time for a machine that is not
-here is exactly what would run on it.
+Every launcher of this package calls `launch`, so that kernels compiled ahead of time for another GPU are exactly those
+that would run on it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fastbert.kernels.tuning.tables import Config
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel start: the kernel, its grid, its run-time arguments by position, its constants by name, its config."""
+    """One launch: the kernel, its grid, its run-time arguments by position, its constants by name, its config."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -36,19 +36,19 @@ _architecture: str | None = None
 
 
 def interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter, on CPU tensors (TRITON_INTERPRET=1 when the process started)."""
+    """Return whether kernels run in Triton's interpreter, on CPU tensors (TRITON_INTERPRET=1 at process start)."""
     return bool(knobs.runtime.interpret)
 
 
 def architecture(device: torch.device) -> str:
-    """The compiler's name of the GPU that `device` is: sm_90, gfx942; without one, what kernels are recorded for."""
+    """Return the compiler's name of a GPU (sm_90, gfx942), or of the GPU that kernels are recorded for."""
     if _architecture is not None:
         return _architecture
-    return _asked(device) if device.type == "cuda" else "interpreter"
+    return _device_architecture(device) if device.type == "cuda" else "interpreter"
 
 
 @functools.cache
-def _asked(device: torch.device) -> str:
+def _device_architecture(device: torch.device) -> str:
     if torch.version.hip:
         return str(torch.cuda.get_device_properties(device).gcnArchName).split(":")[0]
     major, minor = torch.cuda.get_device_capability(device)
@@ -56,7 +56,7 @@ def _asked(device: torch.device) -> str:
 
 
 def multiprocessors(device: torch.device) -> int:
-    """How many multiprocessors the device has; what the kernels' own work is split by."""
+    """Return the number of multiprocessors of the device, over which kernels split their work."""
     if device.type != "cuda":
         return 4 if _architecture is None else 132
     return torch.cuda.get_device_properties(device).multi_processor_count
@@ -64,7 +64,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @contextlib.contextmanager
 def recording(target: str) -> Iterator[list[Launch]]:
-    """Collect launches for the architecture `target` instead of running them; tensors may lie anywhere."""
+    """Record launches for the architecture `target` instead of running them; tensors may be on any device."""
     global _recorded, _architecture
     if interpreted():
         raise UserError("TRITON_INTERPRET=1 leaves nothing to compile: record launches in a process without it")
@@ -77,7 +77,7 @@ def recording(target: str) -> Iterator[list[Launch]]:
 
 @contextlib.contextmanager
 def observing() -> Iterator[list[Launch]]:
-    """Collect launches while they run as usual: to count them, and the bytes of the tensors that they are given."""
+    """Record launches while they run: to count them, and the bytes of their tensors."""
     global _observed
     _observed = []
     try:
@@ -87,7 +87,7 @@ def observing() -> Iterator[list[Launch]]:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, config: Config, **constants: Any) -> None:
-    """Start `kernel` on the current stream; an empty grid is nothing to do."""
+    """Launch `kernel` on the current stream, unless the grid is empty."""
     constants = {**constants, **config.constants}
     if _recorded is not None:
         _recorded.append(Launch(kernel, grid, arguments, constants, config))

@@ -180,8 +180,8 @@ def test_an_unknown_task_is_named() -> None:
 def test_a_flag_of_a_different_task_is_refused() -> None:
     with pytest.raises(UserError, match=r"--threshold 0\.4 changes nothing without --task verdict"):
         Config(task="span", threshold=0.4).check_of_use()
-    with pytest.raises(UserError, match="--beams 4 changes nothing without --task seq2seq"):
-        FinetuneConfig(task="span", beams=4).check_of_use()
+    with pytest.raises(UserError, match="--num-beams 4 changes nothing without --task seq2seq"):
+        FinetuneConfig(task="span", num_beams=4).check_of_use()
 
 
 def test_a_command_of_its_own_file_is_listed_and_run(

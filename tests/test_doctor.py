@@ -45,10 +45,9 @@ def test_cpu_features_are_those_that_linux_lists() -> None:
 
 
 def test_every_operation_has_a_backend_and_a_reason() -> None:
-    from fastbert.ops.dispatch import operation_names
 
     found = doctor.examine()
-    assert [choice.operation for choice in found.operations] == list(operation_names())
+    assert [choice.operation for choice in found.operations] == list(operations())
     assert all(choice.backend in ("triton", "native", "eager") and choice.reason for choice in found.operations)
     assert found.fastest_dtype in ("bf16", "fp16", "fp32")
     assert found.dtype_reason

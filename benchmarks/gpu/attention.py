@@ -142,7 +142,7 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
     device = open_device(dry)
     (shape,) = (one for one in shapes(dry) if one.name == name)
     with dispatch.use_backend(own_backend(device, "attention")):
-        served = dispatch.choose("attention", device.torch_device)
+        served = dispatch.preferred_backend("attention", device.torch_device)
         case = _measure(device, shape, without, seconds, {**asdict(shape), "backend": served})
     device.free()
     return case.as_json()

@@ -128,7 +128,7 @@ def tune(dry: bool) -> dict[str, Any]:
             "shape": one.trial.shape,
             "config": one.trial.config.as_json(),
             "ms": one.milliseconds,
-            "problem": one.problem,
+            "problem": one.error,
         }
         for one in measured
     ]

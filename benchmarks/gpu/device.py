@@ -124,7 +124,7 @@ def own_backend(device: Device, operation: str) -> dispatch.BackendName | None:
     """Which backend to force: on a GPU none, what fastbert chooses is measured; in a dry run the kernels, if Triton
     interprets them here."""
     interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
-    return "triton" if device.dry_run and interpreted and operation in dispatch.served_by("triton") else None
+    return "triton" if device.dry_run and interpreted and operation in dispatch.supported_by("triton") else None
 
 
 def open_device(dry: bool) -> Device:

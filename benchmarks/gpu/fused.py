@@ -25,7 +25,8 @@ from fastbert.benchmarks.gpu.measure import Calls, Case, Work, contest, each, in
 from fastbert.benchmarks.gpu.worker import announce
 from fastbert.benchmarks.harness.measure import OWN
 from fastbert.ops import dispatch
-from fastbert.ops.dropout.op import Site, TokenDropout, token_mask
+from fastbert.ops.dropout.arguments import Site, TokenDropout
+from fastbert.ops.dropout.masks import token_mask
 
 EPS, DROPOUT = 1e-12, 0.1
 TOKENS, DRY_TOKENS, LENGTH = 32768, 32, 128
@@ -243,7 +244,7 @@ def _measure(
             seconds=seconds,
             differences={OWN: difference},
             outputs={OWN: verdict, **{who: "not compared" for who in candidates if who != OWN}},
-            details={"backend": dispatch.choose(pattern.operation, device.torch_device), "width": width},
+            details={"backend": dispatch.preferred_backend(pattern.operation, device.torch_device), "width": width},
         )
 
 

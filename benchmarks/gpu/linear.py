@@ -105,7 +105,11 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
             seconds=seconds,
             differences=differences,
             outputs={**outputs, "eager": "not compared"},
-            details={"backend": dispatch.choose("linear", device.torch_device), "tokens": tokens, "inner": inner},
+            details={
+                "backend": dispatch.preferred_backend("linear", device.torch_device),
+                "tokens": tokens,
+                "inner": inner,
+            },
         )
     device.free()
     return case.as_json()

@@ -108,7 +108,7 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
             differences={OWN: difference},
             outputs={OWN: verdict, **{who: "not compared" for who in takers if who != OWN}},
             details={
-                "backend": dispatch.choose("linear_cross_entropy", device.torch_device),
+                "backend": dispatch.preferred_backend("linear_cross_entropy", device.torch_device),
                 "logits_bytes": 4 * rows * one.weight.shape[0],
             },
         )

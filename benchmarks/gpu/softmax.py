@@ -72,7 +72,7 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
     work = Work(tokens=sequences * int(keys), moved_bytes=float(size * (3 if backward else 2)))
     case = Case()
     with dispatch.use_backend(own_backend(device, "softmax")):
-        served = dispatch.choose("softmax", device.torch_device)
+        served = dispatch.preferred_backend("softmax", device.torch_device)
         sets = [draw(device, sequences, heads, int(keys), seed) for seed in range(input_sets(device, 2 * size))]
         difference, verdict = _compare(sets[0])
         candidates = {OWN: partial(_calls, ours, sets, backward), "eager": partial(_calls, eager, sets, backward)}

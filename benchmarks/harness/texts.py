@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from fastbert.benchmarks.tokenizer.hostile import hostile_mixture
 from fastbert.errors import UserError
-from fastbert.io.regular_file import require_regular_file
+from fastbert.io.untrusted_input import require_regular_file
 
 UNCASED, CHINESE, MULTILINGUAL = "bert-base-uncased", "bert-base-chinese", "bert-base-multilingual-cased"
 LOWER_CASE = {UNCASED: True, CHINESE: False, MULTILINGUAL: False}

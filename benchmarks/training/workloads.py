@@ -12,7 +12,7 @@ import numpy as np
 from fastbert.benchmarks.cpu.workloads import FIRST_ID, SEED, Workload, encoder_operations, unread_operations
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
-from fastbert.io.regular_file import require_regular_file
+from fastbert.io.untrusted_input import require_regular_file
 from fastbert.training.demo import BATCH_SIZE, MAX_LENGTH, SHAPE
 
 MASKED = 0.15

@@ -1,4 +1,4 @@
-// Python's view of csrc/cpu/adamw.
+// Bindings of csrc/cpu/adamw.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -18,13 +18,13 @@ namespace py = pybind11;
 namespace fastbert {
 namespace {
 
-// weight, gradient, exp_avg, exp_avg_sq, step; rows, columns; which of the settings.
+// weight, gradient, exp_avg, exp_avg_sq, step; rows, columns; index into the settings.
 using Parameter = std::tuple<Address, Address, Address, Address, Address, std::size_t, std::size_t, std::size_t>;
 using Settings = std::tuple<double, double, double, double, double>;
 using Copy = std::tuple<PrepackedWeight*, bool, std::size_t, std::size_t>;
 using Part = std::tuple<PrepackedWeight*, bool, std::size_t, Matrix, std::size_t>;
 
-// Everything that `repack` would refuse, where it could not say so any more.
+// Check here what `repack` rejects: once the GIL is released and other threads run, it could only throw.
 void require_fits(const PrepackedWeight* packed, bool transposed, std::size_t offset, std::size_t rows,
                   std::size_t columns) {
     require(packed && packed->element != Element::int8, "a copy must be a PackedWeight of bf16 or fp32");
@@ -95,7 +95,7 @@ void refill_copies(const std::vector<Part>& parts) {
 
 const Registration registration{"adamw", [](py::module_& module) {
     module.def("adamw", &step, py::arg("parameters"), py::arg("settings"), py::arg("copies"), py::arg("factor"),
-               py::arg("clear"), "One step of AdamW; False, with nothing written, where tensors share memory.");
+               py::arg("clear"), "Run one step of AdamW; return False, with nothing written, if tensors share memory.");
     module.def("sum_of_squares", &squares, py::arg("tensors"));
     module.def("refill_copies", &refill_copies, py::arg("parts"));
 }};

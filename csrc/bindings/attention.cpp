@@ -1,5 +1,5 @@
-// Python's view of csrc/cpu/attention. Tensors arrive as the addresses of their first elements, checked by Python; what
-// only their contents tell, the offsets, is checked here.
+// Bindings of csrc/cpu/attention. Tensors arrive as the addresses of their first elements, validated in Python; the
+// offsets are validated here, since only their contents tell.
 #include <pybind11/stl.h>
 
 #include <array>
@@ -13,13 +13,12 @@ namespace py = pybind11;
 namespace fastbert {
 namespace {
 
-// Address, and strides of tokens and heads in elements.
+// Address, token stride and head stride, in elements.
 using Rows = std::array<std::size_t, 3>;
 
 HeadRows rows_of(const Rows& rows) { return {reinterpret_cast<const void*>(rows[0]), rows[1], rows[2]}; }
 
-// The offsets as they were when they were looked at; empty where they do not cut `tokens` into parts of at most
-// `longest`.
+// Copy the offsets and validate the copy. Empty unless they split `tokens` into sequences of at most `longest`.
 std::vector<std::int32_t> offsets_of(std::size_t address, std::size_t sequences, std::size_t tokens,
                                      std::int64_t longest) {
     const auto* data = reinterpret_cast<const std::int32_t*>(address);
@@ -31,7 +30,8 @@ std::vector<std::int32_t> offsets_of(std::size_t address, std::size_t sequences,
     return offsets;
 }
 
-// What forward and backward share. Dropout: the address of its keys, 0 for none, site and threshold, and `keep`.
+// Arguments shared by forward and backward. `dropout`: address of the keys (0 for none), site and threshold; `keep` is
+// the scale of kept elements.
 struct Arguments {
     Rows q, k, v;
     bool bf16;
@@ -46,7 +46,7 @@ struct Arguments {
     double keep;
 };
 
-// A call, and the offsets that it points to; none where they do not fit the tokens.
+// A call and the offsets it points to, empty if they do not match the tokens.
 struct CheckedCall {
     explicit CheckedCall(const Arguments& arguments)
         : offsets_q(offsets_of(arguments.cu_seqlens_q, arguments.sequences, arguments.tokens_q, arguments.longest_q)),
@@ -110,7 +110,7 @@ bool run_gradient(const Arguments& arguments, std::size_t lse, const Rows& grad,
 }
 
 void bind_classes(py::module_& module) {
-    py::class_<Arguments>(module, "AttentionArguments", "What attention's forward and backward share, as addresses.")
+    py::class_<Arguments>(module, "AttentionArguments", "Arguments shared by attention's forward and backward, as addresses.")
         .def(py::init([](const Rows& q, const Rows& k, const Rows& v, bool bf16, std::size_t heads, std::size_t dim,
                          std::size_t tokens_q, std::size_t tokens_k, std::size_t cu_seqlens_q, std::size_t cu_seqlens_k,
                          std::size_t sequences, std::int64_t longest_q, std::int64_t longest_k, bool causal,
@@ -129,10 +129,10 @@ void bind_classes(py::module_& module) {
 
 void bind_functions(py::module_& module) {
     module.def("attention", &run_forward, py::arg("arguments"), py::arg("out"), py::arg("lse"),
-               "Attention of packed sequences; False, with nothing written, where the offsets do not fit the tokens.");
+               "Compute attention of packed sequences; return False, with nothing written, if the offsets do not match the tokens.");
     module.def("attention_gradient", &run_gradient, py::arg("arguments"), py::arg("lse"), py::arg("grad"),
                py::arg("gradients"), py::arg("dbias"),
-               "Its gradients, of q, k, v and where wanted of the bias; False as above.");
+               "Compute its gradients for q, k, v and optionally the bias; return False as above.");
 }
 
 const Registration registration{"attention", &bind_functions, &bind_classes};

@@ -1,4 +1,4 @@
-// Python's view of csrc/collator: token corpora, epoch plans and packed batches as numpy arrays.
+// Bindings of csrc/collator: token corpora, epoch plans and packed batches as NumPy arrays.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -18,7 +18,7 @@ namespace py = pybind11;
 namespace fastbert {
 namespace {
 
-// No forcecast: an array that would lose information is refused, not converted.
+// No forcecast: an array that would lose information is rejected, not converted.
 template <typename T>
 using Array = py::array_t<T, py::array::c_style>;
 
@@ -54,7 +54,7 @@ std::span<const DocumentRange> document_view(const Array<int64_t>& documents) {
     return {reinterpret_cast<const DocumentRange*>(documents.data()), static_cast<size_t>(documents.shape(0))};
 }
 
-// A corpus together with the arrays that it views.
+// A corpus and the arrays it views.
 struct PyTokenCorpus {
     std::vector<py::object> owners;
     TokenCorpus corpus;
@@ -71,7 +71,7 @@ struct PyTokenCorpus {
     }
 };
 
-// What a vocabulary means to the collator.
+// A vocabulary's properties used by the collator.
 struct PyVocabularyTable {
     std::vector<uint8_t> is_continuation;
     std::vector<int64_t> replacements;

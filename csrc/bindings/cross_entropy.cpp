@@ -1,4 +1,4 @@
-// Python's view of csrc/cpu/cross_entropy.h; fastbert/ops/native_loss.py has checked shapes and labels.
+// Bindings of csrc/cpu/cross_entropy. Shapes and labels are validated in Python.
 #include <pybind11/pybind11.h>
 
 #include <cstddef>
@@ -43,7 +43,7 @@ const Registration registration{"cross_entropy", [](py::module_& module) {
     module.def("cross_entropy", &call_cross_entropy, py::arg("logits"), py::arg("rows"), py::arg("vocabulary"),
                py::arg("labels"), py::arg("ignored"), py::arg("label_smoothing"), py::arg("z_loss"),
                py::arg("gradients"), py::arg("losses"), py::arg("correct"),
-               "Losses of rows of logits, whose gradients take their place.");
+               "Compute the losses of rows of logits, which are replaced by their gradients.");
 }};
 
 }  // namespace

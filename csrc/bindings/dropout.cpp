@@ -1,4 +1,4 @@
-// Python's view of csrc/cpu. Tensors arrive as NumPy arrays over the same memory (16-bit floats viewed as uint16).
+// Bindings of csrc/cpu/dropout. Tensors arrive as NumPy arrays over the same memory (16-bit floats viewed as uint16).
 #include <pybind11/numpy.h>
 
 #include <limits>

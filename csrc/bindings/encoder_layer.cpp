@@ -1,4 +1,4 @@
-// Python's view of csrc/cpu/encoder_layer.
+// Bindings of csrc/cpu/encoder_layer.
 #include <pybind11/stl.h>
 
 #include <array>
@@ -19,7 +19,7 @@ namespace {
 
 using Vector = std::tuple<Address, std::size_t, std::string>;  // data, elements, dtype
 
-// Refuses offsets with which a kernel would leave the tokens.
+// Reject offsets that would take a kernel outside the tokens.
 void check_offsets(const std::vector<std::int32_t>& offsets, std::size_t sequences, std::size_t tokens) {
     if (offsets[0] != 0)
         throw py::value_error("cu_seqlens starts at " + std::to_string(offsets[0]) + ": it must start at 0");
@@ -33,7 +33,7 @@ void check_offsets(const std::vector<std::int32_t>& offsets, std::size_t sequenc
                               std::to_string(tokens) + " tokens: it must end there");
 }
 
-// Refuses places with which a kernel would leave the tokens.
+// Reject row indices outside the tokens.
 void check_rows(const std::vector<std::int64_t>& rows, std::size_t tokens) {
     for (const std::int64_t row : rows) {
         if (row < 0 || static_cast<std::size_t>(row) >= tokens)
@@ -42,7 +42,7 @@ void check_rows(const std::vector<std::int64_t>& rows, std::size_t tokens) {
     }
 }
 
-// Vectors in fp32, one behind the other.
+// Concatenate vectors, converted to fp32.
 std::vector<float> joined(const std::vector<Vector>& vectors) {
     std::vector<float> values;
     std::size_t total = 0;
@@ -105,7 +105,7 @@ void call_encoder_layer(Address x, const std::string& x_dtype, std::size_t x_str
     const std::size_t outputs = rows ? rows->second : tokens;
     if ((tokens && width && !x) || (outputs && ((width && !y) || (rows && !rows->first))) || !cu_seqlens)
         throw py::value_error("a tensor's memory was given back");
-    // Copies, made before other threads run again: these could write what was checked.
+    // Copied before the GIL is released: other threads could change what was validated.
     const auto* data = reinterpret_cast<const std::int32_t*>(cu_seqlens);
     const std::vector<std::int32_t> offsets(data, data + sequences + 1);
     check_offsets(offsets, sequences, tokens);

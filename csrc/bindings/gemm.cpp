@@ -1,4 +1,4 @@
-// Python's view of csrc/cpu/product.
+// Bindings of csrc/cpu/gemm.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -42,7 +42,7 @@ Epilogue::Activation activation_of(const std::optional<std::string>& name) {
     throw py::value_error("activation must be gelu, gelu_tanh or the gradient of one, not " + *name);
 }
 
-// Rows of `width` elements at a stride that no offset of them leaves 64 bits.
+// Require rows of `width` elements whose offsets fit into 64 bits.
 void require_rows(const char* name, Address address, std::size_t rows, std::size_t width, std::size_t stride) {
     require(rows == 0 || width == 0 || address, std::string(name) + " is a null pointer");
     require(rows <= 1 || stride >= width, std::string(name) + " has rows that overlap");
@@ -167,11 +167,11 @@ void quantize_rows(const Matrix& x, std::size_t rows, std::size_t depth, Address
 }
 
 void bind_classes(py::module_& module) {
-    py::class_<PrepackedWeight>(module, "PackedWeight", "A weight (columns, depth) as CPU products read it.")
+    py::class_<PrepackedWeight>(module, "PackedWeight", "A weight (columns, depth), prepacked for CPU matmuls.")
         .def(py::init(&make_prepacked), py::arg("weight"), py::arg("columns"), py::arg("depth"), py::arg("element"),
              py::arg("transposed") = false)
         .def_static("room", &allocate, py::arg("columns"), py::arg("depth"), py::arg("element"),
-                    "Of so many columns, bf16 or fp32, not yet written: refill_copies writes them.")
+                    "Allocate a weight of bf16 or fp32 without contents; refill_copies writes them.")
         .def("__bytes__",
              [](const PrepackedWeight& weight) {
                  return py::bytes(reinterpret_cast<const char*>(weight.bytes.get()),
@@ -189,16 +189,16 @@ void bind_classes(py::module_& module) {
 
 void bind_functions(py::module_& module) {
     module.def("repack", &call_repack, py::arg("packed"), py::arg("transposed"), py::arg("offset"), py::arg("weight"),
-               py::arg("first"), py::arg("last"), "Rows first..last of a weight anew into its packed copy.");
+               py::arg("first"), py::arg("last"), "Rewrite rows first..last of a weight in its prepacked copy.");
     module.def("product", &call_gemm, py::arg("x"), py::arg("rows"), py::arg("weight"), py::arg("out"), py::kw_only(),
                py::arg("bias") = 0, py::arg("activation") = py::none(), py::arg("residual") = py::none(),
                py::arg("norm") = py::none(), py::arg("row_scales") = 0, py::arg("blocking") = std::pair{0, 0},
-               py::arg("before") = py::none(), py::arg("again") = py::none(), "epilogue(x weight^T) on the CPU.");
+               py::arg("before") = py::none(), py::arg("again") = py::none(), "Compute epilogue(x weight^T).");
     module.def("gradient_product", &call_weight_gradient, py::arg("a"), py::arg("b"), py::arg("tokens"),
                py::arg("rows"), py::arg("columns"), py::arg("out"), py::arg("sums"), py::arg("accumulate"),
-               "a^T b on the CPU, and the sums of a's columns.");
+               "Compute a^T b and the sums of a's columns.");
     module.def("quantize_rows", &quantize_rows, py::arg("x"), py::arg("rows"), py::arg("depth"), py::arg("integers"),
-               py::arg("scales"), "Rows as int8 with a scale each.");
+               py::arg("scales"), "Quantize rows to int8, with one scale per row.");
 }
 
 const Registration registration{"gemm", &bind_functions, &bind_classes};

@@ -1,4 +1,4 @@
-// Python's view of csrc/cpu/rows.h; fastbert/ops/native_rows.py has checked the tensors' shapes.
+// Bindings of csrc/cpu/rowwise. Shapes are validated in Python.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -28,7 +28,7 @@ Gelu form_of(bool tanh) { return tanh ? Gelu::tanh : Gelu::erf; }
 
 Vector vector_of(Address address, Name dtype) { return {pointer<const void>(address), dtype_of(dtype)}; }
 
-// What a call of these sizes must come with, so that no kernel follows a null pointer.
+// Validate sizes and addresses, so that no kernel dereferences a null pointer.
 void require_rows(std::int64_t rows, std::int64_t width, std::initializer_list<Address> addresses) {
     require(rows >= 0, "rows=" + std::to_string(rows) + " must be at least 0");
     require(width >= 1, "width=" + std::to_string(width) + " must be at least 1");
@@ -40,12 +40,12 @@ RowNorm norm_of(Address weight, Address bias, Name dtype, double eps) {
     return {vector_of(weight, dtype), vector_of(bias, dtype), static_cast<float>(eps)};
 }
 
-// Both kept, or neither.
+// Mean and rstd are either both stored or both omitted.
 void require_statistics(Address mean, Address rstd) { require(!mean == !rstd, "an address of mean or rstd is 0"); }
 
 Ids ids_of(Address ids, std::int64_t stride, bool wide) { return {pointer(ids), stride, wide}; }
 
-// Keys and how many, sequence ids and offsets with whether they are int64, site, threshold, keep.
+// Keys, their number, sequence ids and offsets, each with a flag for int64, site, threshold, keep.
 using PyDropout = std::tuple<Address, std::size_t, Address, bool, Address, bool, std::uint32_t, std::uint32_t, double>;
 
 RowDropout dropout_of(const std::optional<PyDropout>& descriptions, std::int64_t rows) {
@@ -328,14 +328,14 @@ const Registration registration{"rowwise", [](py::module_& module) {
     module.def("gelu_layer_norm", &call_gelu_layer_norm);
     module.def("gelu_norm_gradients", &call_gelu_norm_gradients);
     module.def("embedding_layer_norm", &call_embedding_layer_norm,
-               "None, or (table, token, id) of the first id that is no row of its table; then nothing was written.");
+               "Return None, or (table, token, id) of the first id outside its table, with nothing written.");
     module.def("embedding_sum_gradient", &call_embedding_sum_gradient);
     module.def("table_gradient", &call_table_gradient);
     module.def("softmax", &call_softmax);
     module.def("softmax_gradient", &call_softmax_gradient);
     module.def("drop", &call_drop);
     module.def("first_outside", &call_first_outside,
-               "The place of the first id that is not one of 0 to below - 1, or their number.");
+               "Return the index of the first id outside 0..below - 1, or their number.");
 }};
 
 }  // namespace

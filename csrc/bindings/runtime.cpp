@@ -1,4 +1,5 @@
-// Python's view of csrc/cpu/pool: tensors over its blocks, by DLPack, whose deleter needs neither Python nor its lock.
+// Bindings of csrc/cpu/runtime. Tensors over blocks of the caching allocator are exported through DLPack, whose deleter
+// needs neither Python nor the GIL.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -25,7 +26,7 @@ namespace py = pybind11;
 namespace fastbert {
 namespace {
 
-// The layout that DLPack fixes for a capsule of the name "dltensor".
+// The struct layout that DLPack fixes for a capsule named "dltensor".
 struct DlTensor {
     void* data;
     std::int32_t device_type, device_id;
@@ -58,13 +59,13 @@ void destroy(DlManagedTensor* managed) {
     std::unique_ptr<OwnedTensor>(static_cast<OwnedTensor*>(managed->context)).reset();
 }
 
-// Of a capsule that nobody took: whoever takes one renames it.
+// Destructor of a capsule that was never consumed: a consumer renames it.
 void release_unconsumed(PyObject* capsule) {
     if (PyCapsule_IsValid(capsule, kCapsule))
         destroy(static_cast<DlManagedTensor*>(PyCapsule_GetPointer(capsule, kCapsule)));
 }
 
-// `bytes` bytes as a contiguous tensor; the caller has made sure that they are the shape's.
+// Return a contiguous tensor of `bytes` bytes; the caller guarantees that they match the shape.
 py::object allocate_tensor(std::vector<std::int64_t> shape, std::size_t bytes, std::uint8_t code, std::uint8_t bits) {
     std::unique_ptr<OwnedTensor> owned;
     try {
@@ -80,7 +81,7 @@ py::object allocate_tensor(std::vector<std::int64_t> shape, std::size_t bytes, s
                       &destroy};
     PyObject* capsule = PyCapsule_New(&owned->managed, kCapsule, &release_unconsumed);
     if (!capsule) throw py::error_already_set();
-    static_cast<void>(owned.release());  // the capsule's from here on
+    static_cast<void>(owned.release());  // owned by the capsule
     return py::reinterpret_steal<py::object>(capsule);
 }
 
@@ -92,7 +93,7 @@ py::dict by_name(const CpuFeatures& features) {
 
 void bind_allocator(py::module_& module) {
     module.def("pool_tensor", &allocate_tensor, py::arg("shape"), py::arg("bytes"), py::arg("code"), py::arg("bits"),
-               py::pos_only(), "A DLPack capsule over memory of the pool.");
+               py::pos_only(), "Return a DLPack capsule over memory of the caching allocator.");
     module.def("pool_statistics", [] {
         const AllocatorStatistics statistics = allocator_statistics();
         py::dict fields;
@@ -109,17 +110,17 @@ void bind_allocator(py::module_& module) {
 void bind_cpu_capability(py::module_& module) {
     module.def(
         "cpu_features", [] { return by_name(cpu_features()); },
-        "Instruction sets that this process can use; named as Linux names them.");
+        "Return the instruction sets that this process can use, named as Linux names them.");
     module.def(
         "cpu_level_features", [] { return by_name(capability_features()); },
-        "Those of them that kernels use at the level in force.");
-    module.def("cpu_level", [] { return capability_name(cpu_capability()); }, "The level of the CPU kernels in force.");
-    module.def("cpu_levels", &available_capabilities, "The levels that this process can run, lowest first.");
+        "Return those that kernels use at the current CPU capability.");
+    module.def("cpu_level", [] { return capability_name(cpu_capability()); }, "Return the current CPU capability.");
+    module.def("cpu_levels", &available_capabilities, "Return the CPU capabilities that this process supports, lowest first.");
     module.def("force_cpu_level", &force_capability, py::arg("name"),
-               "Run CPU kernels at this level; an empty name chooses the highest again.");
+               "Override the CPU capability; an empty name restores the highest.");
     module.def("pretend_cpu_features", &pretend_features, py::arg("names"),
-               "For tests: take these features for those of the processor; an empty list asks it again.");
-    module.def("parallel_threads", &parallel_threads, "The threads that a kernel called here runs on.");
+               "For tests: replace the processor's features; an empty list restores the detected ones.");
+    module.def("parallel_threads", &parallel_threads, "Return the number of threads of a kernel called here.");
 }
 
 void bind_checksums(py::module_& module) {
@@ -133,7 +134,7 @@ void bind_checksums(py::module_& module) {
             }
             return hash;
         },
-        py::arg("spans"), "A number that changes when memory, (address, bytes) each, is written all over.");
+        py::arg("spans"), "Return a number that changes when memory, as (address, bytes) spans, is overwritten completely.");
     module.def(
         "whole_fingerprint",
         [](const std::vector<std::pair<Address, std::size_t>>& spans) {
@@ -145,7 +146,7 @@ void bind_checksums(py::module_& module) {
             py::gil_scoped_release release;
             return whole_fingerprint(memory);
         },
-        py::arg("spans"), "A number that changes when any byte of memory, (address, bytes) each, does.");
+        py::arg("spans"), "Return a number that changes when any byte of memory, as (address, bytes) spans, does.");
     module.def(
         "crc32c",
         [](const py::buffer& data, std::uint32_t value) {
@@ -161,9 +162,9 @@ void bind_checksums(py::module_& module) {
             return crc32c(bytes, size, value);
         },
         py::arg("data"), py::arg("value") = 0, py::pos_only(),
-        "The CRC-32C of contiguous bytes, continuing from `value`, that of the bytes before them.");
+        "Return the CRC-32C of contiguous bytes, continuing from `value`, that of the bytes before them.");
     module.def("crc32c_combine", &crc32c_combine, py::arg("first"), py::arg("second"), py::arg("second_size"),
-               py::pos_only(), "The CRC-32C of two stretches end to end.");
+               py::pos_only(), "Return the CRC-32C of two concatenated buffers.");
 }
 
 void bind_peak(py::module_& module) {
@@ -180,7 +181,7 @@ void bind_peak(py::module_& module) {
             return cpu_peak(kind, threads, seconds);
         },
         py::arg("element"), py::arg("threads"), py::arg("seconds"),
-        "Operations a second of products in registers on random data, by the widest instructions of the level.");
+        "Measure operations per second on random data in registers, with the widest instructions of the CPU capability.");
 }
 
 const Registration registration{"runtime", [](py::module_& module) {

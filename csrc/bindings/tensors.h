@@ -1,5 +1,5 @@
-// How tensors cross from Python into csrc/cpu: as addresses, 0 where there is none, with the names of their dtypes.
-// NumPy knows no bf16, and a call must cost little. Python has checked what a tensor can tell.
+// Tensors are passed from Python into csrc/cpu as addresses (0 for none) with the names of their dtypes: NumPy has no
+// bf16, and a call must be cheap. Python has validated shapes and strides.
 #pragma once
 #include <pybind11/pybind11.h>
 

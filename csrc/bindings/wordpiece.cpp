@@ -1,4 +1,4 @@
-// Python's view of csrc/wordpiece: strings are borrowed, not copied, and arrays are handed over, not converted.
+// Bindings of csrc/wordpiece: strings are borrowed, not copied, and arrays are handed over, not converted.
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
@@ -25,8 +25,8 @@ namespace {
 
 using namespace wordpiece;
 
-// UTF-8 views of Python strings. It holds references to them, out of reach of other threads' changes to a list, so that
-// the views stay good without the GIL. Strings lie scattered in memory, so each is touched once, after a hint.
+// UTF-8 views of Python strings. Holds references to them, independent of other threads' changes to a list, so that the
+// views stay valid without the GIL. Strings are scattered in memory, so each is prefetched and read once.
 class Texts {
 public:
     Texts(py::handle texts, const char* name) {
@@ -53,7 +53,7 @@ public:
 private:
     static constexpr std::size_t kAhead = 8;
 
-    // A member of its own, so that references are given back even where the constructor of Texts fails half-way.
+    // A separate member, so that references are released even if the constructor of Texts throws.
     struct References {
         std::vector<PyObject*> objects;
 
@@ -165,7 +165,7 @@ py::tuple encode_wrapped(const Tokenizer& self, py::handle texts, std::optional<
     }
 }
 
-// Texts as they are, or cut into words by the caller: then `bounds` says which words make up a text.
+// Texts, or texts pre-split into words by the caller: `bounds` then groups the words into texts.
 Sequences encode_texts(const Tokenizer& tokenizer, const Texts& texts, const std::optional<IntArray<std::int64_t>>& bounds,
                        std::size_t limit, bool aligned, unsigned threads) {
     Sequences result = encode_batch(tokenizer, texts.views(), bounds ? Tokenizer::kNoLimit : limit, aligned, threads);
@@ -195,9 +195,9 @@ std::unique_ptr<Rows> encode_rows(const Tokenizer& self, py::handle texts, const
     std::optional<RowError> error;
     {
         py::gil_scoped_release release;
-        // A single text that is cut on the right anyway need not be read to its end; of a pair, both lengths decide.
+        // A single text truncated on the right need not be read to its end; for a pair, both lengths matter.
         const bool cut = !second && cutting.how != Truncation::kNone && !cutting.left && !cutting.overflow;
-        // One more than fits, so that "too long" can be told from "just fits".
+        // One token more than fits, to tell "too long" from "just fits".
         const auto room = static_cast<std::size_t>(std::max<std::int64_t>(cutting.max_length - form.added(false), 0));
         const std::size_t limit = cut ? room + 1 : Tokenizer::kNoLimit;
         Sequences a = encode_texts(self, first, text_bounds, limit, aligned, threads);
@@ -210,7 +210,7 @@ std::unique_ptr<Rows> encode_rows(const Tokenizer& self, py::handle texts, const
     return rows;
 }
 
-// A column of all rows, end to end.
+// A column of all rows, concatenated.
 py::array_t<std::int32_t> ragged_column(const Rows& self, Column column) {
     Buffer<std::int32_t> values;
     {
@@ -294,7 +294,7 @@ py::list split_words(const Tokenizer& self, const py::str& text) {
 }
 
 void bind_classes(py::module_& module) {
-    py::class_<NormalizerOptions>(module, "NormalizerOptions", "Which of BERT's normalisation steps are on.")
+    py::class_<NormalizerOptions>(module, "NormalizerOptions", "The enabled steps of BERT's normalisation.")
         .def(py::init<bool, bool, bool>(), "lower_case"_a, "strip_accents"_a, "chinese_chars"_a)
         .def(py::pickle(
             [](const NormalizerOptions& self) {
@@ -304,7 +304,7 @@ void bind_classes(py::module_& module) {
                 return NormalizerOptions{state[0].cast<bool>(), state[1].cast<bool>(), state[2].cast<bool>()};
             }));
 
-    py::enum_<Truncation>(module, "Truncation", "How rows are cut to the maximum length.")
+    py::enum_<Truncation>(module, "Truncation", "Strategies of truncation to a maximum length.")
         .value("NONE", Truncation::kNone)
         .value("LONGEST_FIRST", Truncation::kLongestFirst)
         .value("ONLY_FIRST", Truncation::kOnlyFirst)
@@ -313,11 +313,11 @@ void bind_classes(py::module_& module) {
     py::class_<Template>(module, "Template", "The special tokens around sequences.")
         .def(py::init<bool, std::int32_t, std::int32_t>(), "add_special_tokens"_a, "cls_id"_a, "sep_id"_a);
 
-    py::class_<Cutting>(module, "Cutting", "How rows are cut to a maximum length.")
+    py::class_<Cutting>(module, "Cutting", "Settings of truncation to a maximum length.")
         .def(py::init<Truncation, std::int64_t, std::int64_t, bool, bool>(), "how"_a, "max_length"_a, "stride"_a,
              "left"_a, "overflow"_a);
 
-    py::enum_<Column>(module, "Column", "What there is to know of each token of a row.")
+    py::enum_<Column>(module, "Column", "The columns of a row's tokens.")
         .value("IDS", Column::kIds)
         .value("TYPES", Column::kTypes)
         .value("SPECIAL_MASK", Column::kSpecialMask)
@@ -327,45 +327,45 @@ void bind_classes(py::module_& module) {
         .value("WORDS", Column::kWords)
         .value("SEQUENCES", Column::kSequences);
 
-    py::class_<Rows>(module, "Rows", "Model inputs, of which columns are written when they are asked for.")
+    py::class_<Rows>(module, "Rows", "Model inputs whose columns are written on request.")
         .def("__len__", &Rows::count)
         .def_property_readonly("longest_main", &Rows::longest_main)
         .def_property_readonly("pairs", &Rows::pairs)
         .def("offsets", [](const Rows& self) {
             const auto size = static_cast<py::ssize_t>(self.offsets().size());
             return py::array_t<std::int64_t>(size, self.offsets().data());
-        }, "int64 (rows + 1,): where each row begins in a column.")
-        .def("samples", &samples, "int64 (rows,): the text that each row is from.")
-        .def("column", &ragged_column, "column"_a, "int32: the rows end to end; -1 for no word and no sequence.")
+        }, "int64 (rows + 1,): offset of each row in a column.")
+        .def("samples", &samples, "int64 (rows,): index of each row's text.")
+        .def("column", &ragged_column, "column"_a, "int32: the concatenated rows; -1 for no word and no sequence.")
         .def("padded", &padded_column, "column"_a, "width"_a, "left"_a, "filler"_a, "threads"_a, "int64 (rows, width).");
 
-    py::class_<AddedToken>(module, "AddedToken", "A token that is recognised before text is split into words.")
+    py::class_<AddedToken>(module, "AddedToken", "A token recognised before text is split into words.")
         .def(py::init(&make_added_token), "content"_a, "id"_a, "special"_a, "lstrip"_a, "rstrip"_a, "single_word"_a,
              "normalized"_a);
 
     py::class_<Tokenizer>(module, "WordPiece", "BERT's tokenizer; immutable, safe to share between threads.")
         .def(py::init(&make_tokenizer), "tokens"_a, "added"_a, "split_special"_a, "unknown_id"_a, "options"_a)
         .def("encode_ragged", &encode_ragged, "texts"_a, "limit"_a, "threads"_a,
-             "Ids of the texts, one row each: (ids int32, offsets int64).")
+             "Return the ids of the texts, one row per text: (ids int32, offsets int64).")
         .def("encode_aligned_ragged", &encode_aligned_ragged, "texts"_a, "threads"_a,
-             "Tokens of the texts, one row each: (ids, begins, ends, words, all int32, offsets int64).")
+             "Return the tokens of the texts, one row per text: (ids, begins, ends, words, all int32, offsets int64).")
         .def("encode_wrapped", &encode_wrapped, "texts"_a, "limit"_a, "begin_id"_a, "end_id"_a, "threads"_a,
-             "Ids of the texts, each between two others that count towards the limit: (ids int32, offsets int64).")
+             "Return the ids of the texts, each between two others that count towards the limit: (ids int32, offsets int64).")
         .def("encode_rows", &encode_rows, "texts"_a, "pairs"_a, "text_bounds"_a, "pair_bounds"_a, "form"_a, "cutting"_a,
-             "aligned"_a, "threads"_a, "Rows of the texts or pairs, with special tokens.")
+             "aligned"_a, "threads"_a, "Return rows of the texts or pairs, with special tokens.")
         .def(
             "added_strings",
             [](const Tokenizer& self, const py::str& text) {
                 const Texts held(py::make_tuple(text), "texts");
                 return self.added_strings(held.views()[0]);
             },
-            "text"_a, "Added tokens as they stand in a text: (which of its tokens, string).")
-        .def("split_words", &split_words, "text"_a, "The normalised words of a text.");
+            "text"_a, "Return the added tokens as spelled in a text: (index among its tokens, string).")
+        .def("split_words", &split_words, "text"_a, "Return the normalised words of a text.");
 
     py::class_<WordCounter>(module, "WordCounter", "Counts normalised words.")
         .def(py::init<const NormalizerOptions&>(), "options"_a)
         .def("add", &count_words, "texts"_a)
-        .def("counts", [](const WordCounter& self) { return self.counts(); }, "The count of each word seen so far.");
+        .def("counts", [](const WordCounter& self) { return self.counts(); }, "Return the count of each word so far.");
 }
 
 void bind_functions(py::module_& module) {
@@ -374,7 +374,7 @@ void bind_functions(py::module_& module) {
     module.def(
         "normalize",
         [](const std::string& text, const NormalizerOptions& options) { return NormalizedText(text, options).bytes(); },
-        "text"_a, "options"_a, "The text as words are looked for in it.");
+        "text"_a, "options"_a, "Return the normalised text that words are searched in.");
 }
 
 const Registration registration{"wordpiece", &bind_functions, &bind_classes};

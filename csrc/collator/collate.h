@@ -1,4 +1,4 @@
-// Samples of a planned epoch as one packed batch: `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, laid end to end.
+// Collate samples of a planned epoch into one packed batch: concatenated `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -16,7 +16,7 @@ struct CollateRecipe {
     int64_t sep_id = 0;
 };
 
-// Where a batch is written, T tokens and B samples; the fields of fastbert.packing.PackedBatch.
+// The output buffers of a batch, T tokens and B samples; the fields of fastbert.packing.PackedBatch.
 struct BatchView {
     std::span<int64_t> input_ids;       // T
     std::span<int64_t> token_type_ids;  // T
@@ -32,10 +32,11 @@ struct MaskedTokens {
     std::vector<int64_t> labels;
 };
 
-// The tokens that these samples take, with their special tokens. Throws std::out_of_range on an index past the plan.
+// Return the number of tokens of these samples, including special tokens. Throws std::out_of_range on an index past the
+// plan.
 int64_t count_tokens(std::span<const PlannedSample> plan, std::span<const int64_t> indices);
 
-// Writes the samples `indices` of the plan; `domain` is the plan's own. A pure function of its arguments, sample by
+// Write the samples `indices` of the plan; `domain` is that of the plan. A pure function of its arguments, sample by
 // sample. Throws std::invalid_argument if the corpus holds an id outside the vocabulary.
 MaskedTokens collate(const TokenCorpus& corpus, std::span<const PlannedSample> plan, std::span<const int64_t> indices,
                      const CollateRecipe& recipe, const RandomDomain& domain, const BatchView& batch);

@@ -1,8 +1,8 @@
 // The masked-language-model corruption of one sequence (BERT paper, section 3.1, task 1, and appendix A.1).
 //
-// Which tokens may be chosen is decided by position: [CLS] and [SEP] where the collator put them may not, everything
-// else may, even a token that text spells "[SEP]". Of the chosen tokens 80 % become [MASK], 10 % a random token and 10 %
-// stay as they are, each drawn independently.
+// Maskable tokens are determined by position: all but the [CLS] and [SEP] that the collator inserts,
+// including a "[SEP]" spelled in the text. Of the chosen tokens, 80 % become [MASK], 10 % a random token and 10 %
+// are unchanged, drawn independently.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -21,17 +21,17 @@ struct MaskRecipe {
     // would exceed the count is passed over, as in the released recipe; but at least one word is always chosen.
     bool whole_word = false;
     int64_t mask_id = 0;
-    std::span<const int64_t> replacements;     // what a random token may be: no special and no unused ids
+    std::span<const int64_t> replacements;     // ids of random tokens: neither special nor unused
     std::span<const uint8_t> is_continuation;  // by token id
 };
 
-// Reused from sequence to sequence, so that masking allocates nothing.
+// Reused between sequences, so that masking does not allocate.
 class Masker {
    public:
     explicit Masker(const MaskRecipe& recipe) : recipe_(recipe) {}
 
-    // Corrupts `tokens`, the sequence with its special tokens. `segments` hold the positions that may be chosen, as
-    // (begin, end) pairs in ascending order; words do not cross them. Appends `offset` plus each chosen position in
+    // Corrupt `tokens`, the sequence with its special tokens. `segments` hold the positions that may be chosen, as
+    // (begin, end) pairs in ascending order; words do not cross them. Append `offset` plus each chosen position in
     // ascending order to `positions`, and the original tokens to `labels`.
     void mask(std::span<int64_t> tokens, std::span<const std::pair<int32_t, int32_t>> segments,
               const RandomDomain& domain, uint64_t sample, int64_t offset, std::vector<int64_t>& positions,

@@ -14,7 +14,7 @@ struct Segment {
     int64_t length() const { return end - begin; }
 };
 
-// Removes tokens one by one from the longer segment, at random from its front or its back, until both fit the budget.
+// Remove tokens one by one from the longer segment, at random from its front or its back, until both fit the budget.
 void truncate_pair(Segment& a, Segment& b, int64_t budget, RandomStream& random) {
     while (a.length() + b.length() > budget) {
         Segment& longer = a.length() > b.length() ? a : b;
@@ -26,7 +26,7 @@ void truncate_pair(Segment& a, Segment& b, int64_t budget, RandomStream& random)
     }
 }
 
-// Text of another document that does not have the length asked for is drawn again, but not for ever.
+// The number of redraws if text of another document is too short.
 constexpr int ATTEMPTS = 10;
 
 class Planner {
@@ -39,12 +39,12 @@ class Planner {
         }
     }
 
-    // Appends the samples of one document: walks through its text once, front to back.
+    // Append the samples of one document: walk through its text once, front to back.
     void plan_document(size_t document, RandomStream& random, std::vector<PlannedSample>& samples) {
         const DocumentRange range = documents_[document];
         const int64_t document_end = corpus_.sentence_begin(range.last_sentence);
         int64_t position = corpus_.sentence_begin(range.first_sentence);
-        int64_t sentence = range.first_sentence;  // holds `position`
+        int64_t sentence = range.first_sentence;  // contains `position`
         while (position < document_end) {
             gather(position, sentence, document_end, draw_target(random));
             const int64_t end = unit_ends_.back();
@@ -66,7 +66,7 @@ class Planner {
         return smallest + random.below(static_cast<uint32_t>(recipe_.budget - smallest));
     }
 
-    // Collects whole sentences from `position` on until `target` tokens are reached or the document ends, as the ends of
+    // Collect whole sentences from `position` on until `target` tokens are reached or the document ends, as the ends of
     // units: a unit is a sentence, what is left of one, or as much of one longer than the budget as still fits.
     void gather(int64_t position, int64_t sentence, int64_t document_end, int64_t target) {
         unit_ends_.clear();
@@ -83,7 +83,7 @@ class Planner {
         }
     }
 
-    // Cuts the gathered units into A and B and appends the pair; returns where the next sample begins.
+    // Split the gathered units into A and B, append the pair and return where the next sample begins.
     int64_t plan_pair(size_t document, int64_t begin, RandomStream& random, std::vector<PlannedSample>& samples) {
         const int64_t end = unit_ends_.back();
         const bool lone = unit_ends_.size() == 1;
@@ -91,7 +91,7 @@ class Planner {
         int64_t cut = 0;
         if (lone) {
             cut = draw_word_begin(begin + 1, end, random);
-            if (cut < 0) return end;  // a lone word, whichever the label would be
+            if (cut < 0) return end;  // a single word, whatever the label
         } else {
             units_of_a = 1 + random.below(static_cast<uint32_t>(unit_ends_.size() - 1));
             cut = unit_ends_[units_of_a - 1];
@@ -111,7 +111,7 @@ class Planner {
         return foreign ? cut : end;
     }
 
-    // Whole sentences of another document with at least `wanted` tokens where one can be found; with `inside`, begins at
+    // Draw whole sentences of another document with at least `wanted` tokens if possible; with `inside`, begins at
     // a word inside a sentence, as the true continuation of a cut sentence does.
     Segment draw_foreign_tokens(size_t document, int64_t wanted, bool inside, RandomStream& random) const {
         Segment best;
@@ -148,7 +148,7 @@ class Planner {
         return drawn;
     }
 
-    // A sentence drawn uniformly from those of all other documents, and its document.
+    // Draw a sentence uniformly from those of all other documents, and its document.
     std::pair<DocumentRange, int64_t> draw_foreign_sentence(size_t document, RandomStream& random) const {
         const int64_t own = sentences_before_[document + 1] - sentences_before_[document];
         int64_t index = static_cast<int64_t>(random.below64(static_cast<uint64_t>(sentences_before_.back() - own)));
@@ -167,7 +167,7 @@ class Planner {
         return !recipe_.is_continuation[token];
     }
 
-    // Drawn uniformly from the words that begin in [begin, end); -1 if there is none.
+    // Draw uniformly from the words that begin in [begin, end); -1 if there is none.
     int64_t draw_word_begin(int64_t begin, int64_t end, RandomStream& random) const {
         uint32_t words = 0;
         for (int64_t i = begin; i < end; ++i) words += begins_word(i);
@@ -177,7 +177,7 @@ class Planner {
         return position;
     }
 
-    // The last word that begins in (floor, position]; `position` itself if one word fills all of it.
+    // Return the last word that begins in (floor, position]; `position` itself if one word fills all of it.
     int64_t word_begin_at_or_before(int64_t position, int64_t floor) const {
         for (int64_t i = position; i > floor; --i) {
             if (begins_word(i)) return i;

@@ -1,10 +1,10 @@
-// Which text goes into which sample of an epoch: next-sentence pairs, sentence-order pairs or single segments.
+// Plans the samples of an epoch: next-sentence pairs, sentence-order pairs or single segments.
 //
 // Pairs follow the BERT paper (section 3.1, task 2) and its released data generation: whole sentences of a document are
 // gathered until they reach the length budget (for a tenth of the samples a random shorter target), cut at a random
 // sentence boundary into A and B, and for half of the samples B is replaced by text of another document, the unused
-// sentences being put back. Too long a pair loses tokens one by one, at random from the front or the back of the longer
-// segment. Where the released code lets the label show, or loses text, we differ:
+// sentences being put back. A pair that is too long loses tokens one by one, at random from the front or the back of
+// the longer segment. Where the released code lets the label show, or loses text, we differ:
 //
 // - B of a negative begins at a sentence drawn uniformly from all sentences of all other documents (the paper's "random
 //   sentence from the corpus"; the release draws a document first, which favours short ones), moved back in its

@@ -1,4 +1,4 @@
-// A sequence of random numbers named by what it is for: (seed, epoch, sample, purpose).
+// A stream of random numbers identified by its use: (seed, epoch, sample, purpose).
 //
 // Streams hold no shared state, so a sample's pairs, masks and dropout key are the same whichever worker draws them,
 // in whichever order, before or after a restart. Each name is its own Philox counter: two names never share a number.
@@ -10,14 +10,14 @@
 
 namespace fastbert {
 
-// What a number decides. The values are part of what a seed means: append, never renumber.
+// What a number is used for. The values are part of the meaning of a seed: append, never renumber.
 enum class Purpose : uint32_t { plan = 0, shuffle = 1, masked_positions = 2, masked_tokens = 3, dropout = 4, split = 5 };
 
 // The limits of what the counter can name.
 inline constexpr uint64_t MAX_SAMPLES = uint64_t{1} << 48;
 inline constexpr uint64_t MAX_EPOCHS = uint64_t{1} << 32;
 
-// Which random numbers a data set draws; validation text must not repeat the masks and keys of training.
+// The random numbers that a data set draws; validation text must not repeat the masks and keys of training.
 struct RandomDomain {
     uint64_t seed = 0;
     uint32_t epoch = 0;

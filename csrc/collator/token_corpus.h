@@ -54,10 +54,10 @@ class TokenCorpus {
     // Throws std::invalid_argument unless the range holds a sentence and lies in one shard.
     void check(const DocumentRange& document) const;
 
-    // Copies `length` tokens and returns the largest of them; throws std::invalid_argument unless one shard holds them.
+    // Copy `length` tokens and return the largest; throws std::invalid_argument unless one shard holds them.
     uint32_t copy(int64_t begin, int64_t length, int64_t* out) const;
 
-    // Adds one to `counts[id]` for each token of the documents; ids beyond `counts` throw.
+    // Add one to `counts[id]` for each token of the documents; ids beyond `counts` throw.
     void count(std::span<const DocumentRange> documents, std::span<int64_t> counts) const;
 
    private:

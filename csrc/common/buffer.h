@@ -18,7 +18,7 @@ namespace fastbert {
 
 inline constexpr std::size_t kHugePage = std::size_t{1} << 21;
 
-// Asks for huge pages behind a large block. Without them, first touching a page costs about as much as filling it.
+// Request huge pages for a large block. Without them, first touching a page costs about as much as filling it.
 inline void advise_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] std::size_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
     const std::size_t begin = (reinterpret_cast<std::size_t>(data) + kHugePage - 1) & ~(kHugePage - 1);
@@ -113,7 +113,7 @@ public:
         size_ += values.size();
     }
 
-    // Gives up the memory, which the caller has to free with std::free.
+    // Release ownership of the memory, which the caller frees with std::free.
     T* release() {
         size_ = capacity_ = 0;
         return data_.release();

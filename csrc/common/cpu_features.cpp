@@ -19,7 +19,7 @@ struct Registers {
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
 };
 
-// The answer of CPUID, all zeros for a leaf that this processor does not have.
+// The result of CPUID, all zeros for an unsupported leaf.
 Registers cpuid(unsigned leaf, unsigned subleaf) {
     Registers r;
     __get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx);
@@ -28,7 +28,8 @@ Registers cpuid(unsigned leaf, unsigned subleaf) {
 
 constexpr bool bit(unsigned value, unsigned index) { return (value >> index & 1U) != 0; }
 
-// XCR0: the register states that the operating system saves. XGETBV by hand, as its intrinsic needs a compiler flag.
+// XCR0: the register states that the operating system saves. XGETBV in assembly, as its intrinsic needs a compiler
+// flag.
 std::uint64_t saved_states() {
     std::uint32_t low = 0, high = 0;
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
@@ -39,7 +40,7 @@ constexpr std::uint64_t kAvxStates = 0x6;       // SSE and the upper halves of y
 constexpr std::uint64_t kAvx512States = 0xE6;   // these, masks, upper halves of zmm, zmm16 to zmm31
 constexpr std::uint64_t kAmxStates = 0x60000;   // tile configuration and tile data
 
-// Linux grants the 8 KiB of tile data per thread only to a process that asks (arch/x86: ARCH_REQ_XCOMP_PERM).
+// Linux grants the 8 KiB of tile data per thread only on request (arch/x86: ARCH_REQ_XCOMP_PERM).
 bool request_tiles() {
 #if defined(__linux__)
     constexpr long kRequestPermission = 0x1023;

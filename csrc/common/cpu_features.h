@@ -1,5 +1,5 @@
-// What the processor has and the operating system lets this process use: read at run time, so that one build of the
-// extension serves every CPU of its architecture.
+// CPU features supported by processor and operating system, detected at run time, so that one build of the extension
+// runs on every CPU of its architecture.
 #pragma once
 
 #include <array>
@@ -23,7 +23,7 @@ struct CpuFeatures {
     bool amx_tile = false;
     bool amx_int8 = false;
     bool amx_bf16 = false;
-    // The processor has AMX, whether or not the system lets this process use it.
+    // AMX is present, whether or not the system permits its use.
     bool amx_in_hardware = false;
 };
 
@@ -45,8 +45,8 @@ inline constexpr std::array<std::pair<const char*, bool CpuFeatures::*>, 14> kCp
     {"amx_in_hardware", &CpuFeatures::amx_in_hardware},
 }};
 
-// Read once, on first use. On a processor with AMX this asks Linux for its tile registers, which a process must do
-// before its first tile instruction; the grant holds for all threads.
+// Detected once, on first use. On a processor with AMX this requests its tile registers from Linux, which a process
+// must do before its first tile instruction; the permission covers all threads.
 const CpuFeatures& cpu_features();
 
 }  // namespace fastbert

@@ -1,8 +1,8 @@
 // Philox-4x32-10: random numbers as a pure function of a counter and a key.
 //
-// The generator of Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011): ten rounds of
-// two 32 x 32 -> 64 bit products, whose high halves are mixed with the key and the other words. It has no state, so any
-// random number of a run can be drawn again, in any order, on any thread.
+// The generator of Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (SC 2011): ten rounds
+// of two 32 x 32 -> 64 bit products, whose high halves are mixed with the key and the other words. It has no state, so
+// any random number of a run can be drawn again, in any order, on any thread.
 #pragma once
 #include <array>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What BERT's tokenizer does with each Unicode scalar value. The tables are generated from the reference tokenizer, which
-// mixes Unicode versions, by generate.py.
+// The properties of each Unicode scalar value used by BERT's tokenizer. The tables are generated from the reference
+// tokenizer, which mixes Unicode versions, by generate.py.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace fastbert::unicode {
 
-// Deleted and CleanedToSpace: what the clean-up makes of the character. Whitespace and Punctuation: how words are split.
+// Deleted and CleanedToSpace: the result of text clean-up. Whitespace and Punctuation: word boundaries.
 // Stripped: a mark that accent stripping removes after decomposition.
 enum Flag : std::uint8_t {
     kDeleted = 1,
@@ -23,15 +23,15 @@ enum Flag : std::uint8_t {
 struct Record {
     std::uint8_t flags;
     std::uint8_t rank;  // order of the canonical combining class; 0 for starters
-    std::uint16_t decomposition;  // place in kSequences; 0 if none (Hangul syllables decompose by formula)
-    std::uint16_t lower;          // place in kSequences; 0 if none
+    std::uint16_t decomposition;  // offset in kSequences; 0 if none (Hangul syllables decompose by formula)
+    std::uint16_t lower;          // offset in kSequences; 0 if none
 };
 
 inline constexpr unsigned kBlockBits = 6;
 
 extern const char* const kFingerprint;
 extern const Record kRecords[];
-extern const char32_t kSequences[];  // at each place: a length, then that many code points
+extern const char32_t kSequences[];  // at each offset: a length, then that many code points
 extern const std::uint16_t kBlocks[];
 extern const std::uint16_t kRecordOfBlock[];
 // Ranges of characters that make words: first, last, first, last, ... in rising order.
@@ -44,7 +44,7 @@ inline const Record& record_of(char32_t point) {
 
 inline std::span<const char32_t> sequence_at(std::uint16_t place) { return {kSequences + place + 1, kSequences[place]}; }
 
-// A letter, mark, digit or connector: what a token that must stand alone may not stand beside.
+// Return true for a letter, mark, digit or connector, which may not be adjacent to a single-word token.
 inline bool is_word(char32_t point) {
     const auto next = std::upper_bound(kWordRanges.begin(), kWordRanges.end(), point);
     const auto index = next - kWordRanges.begin();

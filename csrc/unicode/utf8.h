@@ -1,4 +1,4 @@
-// Decoding and encoding of UTF-8 that is already known to be valid (Python's strings are checked when they are fetched).
+// Decoding and encoding of UTF-8 that is already known to be valid (Python's strings are validated on access).
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -18,7 +18,7 @@ inline std::size_t count_characters(std::string_view text) {
         std::count_if(text.begin(), text.end(), [](char byte) { return (byte & 0xC0) != 0x80; }));
 }
 
-// Reads the code point at `at` and moves `at` behind it.
+// Read the code point at `at` and advance `at` past it.
 inline char32_t decode(const std::uint8_t*& at) {
     const std::uint8_t lead = *at++;
     if (lead < 0x80) return lead;
@@ -33,7 +33,7 @@ inline char32_t decode(const std::uint8_t*& at) {
     return static_cast<char32_t>(lead & 0x07) << 18 | a << 12 | b << 6 | c;
 }
 
-// Writes `point` at `to` and returns the number of bytes.
+// Write `point` at `to` and return the number of bytes.
 inline std::size_t encode(char32_t point, std::uint8_t* to) {
     const auto tail = [point](unsigned shift) { return static_cast<std::uint8_t>(0x80 | ((point >> shift) & 0x3F)); };
     if (point < 0x80) {

@@ -46,7 +46,7 @@ std::size_t leading_space(std::string_view text) {
 }
 
 std::vector<AddedToken> distinct(std::vector<AddedToken> tokens, bool split_special) {
-    // Special ones that are split hide others that overlap with them, so they stay if there are others.
+    // Split special tokens still hide overlapping tokens, so they are kept if there are others.
     const auto special = [](const AddedToken& token) { return token.special; };
     if (split_special && std::all_of(tokens.begin(), tokens.end(), special)) return {};
     std::set<std::string> seen;
@@ -71,7 +71,7 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, bool split_special)
 }
 
 AddedTokens::Match AddedTokens::find(std::string_view text, std::size_t from, std::size_t last_end) const {
-    // What is refused is skipped whole: a shorter token in it is not found either.
+    // A rejected match is skipped as a whole: a shorter token within it is not searched.
     for (Content found = next_content(text, from); found.id != Trie::kNone; found = next_content(text, found.end)) {
         const AddedToken& token = tokens_[static_cast<std::size_t>(found.id)];
         if (split_special_ && token.special) continue;
@@ -80,7 +80,7 @@ AddedTokens::Match AddedTokens::find(std::string_view text, std::size_t from, st
         std::size_t begin = found.begin;
         if (token.lstrip) begin = last_end + without_trailing_space(before.substr(std::min(last_end, before.size())));
         const std::size_t end = found.end + (token.rstrip ? leading_space(behind) : 0);
-        // All that is left of white space that the match before has taken too is nothing.
+        // White space already consumed by the previous match is not taken again.
         if (begin < end) return {begin, end, found.end, token.id};
     }
     return {text.size(), text.size(), text.size(), Trie::kNone};
@@ -96,7 +96,7 @@ AddedTokens::Content AddedTokens::next_content(std::string_view text, std::size_
 
 std::size_t AddedTokens::next_candidate(std::string_view text, std::size_t from) const {
     if (tokens_.empty()) return text.size();
-    // Nearly always all of them begin with "[", and searching for one byte is far faster than a look at each.
+    // Nearly always, all tokens begin with "[": searching for one byte is far faster than trying every position.
     if (only_first_byte_ >= 0) return std::min(text.find(static_cast<char>(only_first_byte_), from), text.size());
     while (from < text.size() && !begins_[static_cast<std::uint8_t>(text[from])]) ++from;
     return from;

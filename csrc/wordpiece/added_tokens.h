@@ -1,4 +1,4 @@
-// Tokens that are recognised as they are written, before text is split into words: "[MASK]", or what a user has added.
+// Added tokens, recognised literally before text is split into words: "[MASK]", or those added by a user.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -20,7 +20,7 @@ struct AddedToken {
     bool normalized = false;              // searched in normalised text, not in raw text
 };
 
-// Searches a text from left to right for the longest token at the leftmost place. The rules are the reference's.
+// Search a text from left to right for the leftmost longest token. The rules are those of the reference.
 class AddedTokens {
 public:
     struct Match {
@@ -29,16 +29,16 @@ public:
         std::int32_t id;         // Trie::kNone: no token up to the end of the text
     };
 
-    // Where contents are equal, the first token counts. With `split_special`, special ones are plain text.
+    // If contents are equal, the first token counts. With `split_special`, special tokens are treated as text.
     AddedTokens(std::vector<AddedToken> tokens, bool split_special);
 
     bool empty() const { return tokens_.empty(); }
 
-    // Is any token's content in the text? False means that find() finds none in any part of it.
+    // Return true if the text contains any token; false means that find() finds none in any part of it.
     bool occurs_in(std::string_view text) const { return next_content(text, 0).id != Trie::kNone; }
 
-    // The first token that begins at `from` or later, apart from white space before it, of which what lies before
-    // `last_end`, the end of the match before, is not taken.
+    // Find the first token that begins at `from` or later, not counting white space before it. Bytes before `last_end`,
+    // the end of the previous match, are not consumed again.
     Match find(std::string_view text, std::size_t from, std::size_t last_end) const;
 
 private:

@@ -11,11 +11,11 @@
 namespace fastbert::wordpiece {
 namespace {
 
-// Work is handed out in runs of texts of about this many bytes: large against the cost of a thread's next grab, small
-// enough that threads finish together. A batch of less is not worth a second thread.
+// Work is distributed in runs of texts of about this many bytes: large compared to the cost of fetching work, small
+// enough for threads to finish together. A smaller batch runs on one thread.
 constexpr std::size_t kBytesPerRun = 256 * 1024;
 
-// Neighbouring texts that one thread encodes at a time.
+// Consecutive texts encoded by one thread at a time.
 struct Run {
     std::size_t first_row, end_row;
     std::size_t worker = 0;        // who encoded it,
@@ -36,7 +36,7 @@ std::vector<Run> cut_into_runs(std::span<const std::string_view> texts) {
     return runs;
 }
 
-// A thread's working memory for as long as it lives.
+// A thread's workspace, acquired for its lifetime.
 class Lease {
 public:
     explicit Lease(const Tokenizer& tokenizer) : tokenizer_(tokenizer), workspace_(tokenizer.take_workspace()) {}
@@ -48,13 +48,13 @@ private:
     std::unique_ptr<Workspace> workspace_;
 };
 
-// What the two kinds of output have in common: columns of the same length, the first of them ids.
+// Common to both kinds of output: columns of equal length, the first one ids.
 std::array<Buffer<std::int32_t>*, 1> columns_of(Buffer<std::int32_t>& ids) { return {&ids}; }
 std::array<Buffer<std::int32_t>*, 4> columns_of(TokenColumns& tokens) {
     return {&tokens.ids, &tokens.begins, &tokens.ends, &tokens.words};
 }
 
-// Appends the tokens of the run's texts and writes where each row ends, counted from the first of these tokens.
+// Append the tokens of the run's texts and write the end of each row, relative to the first of these tokens.
 template <class Output, class Encode>
 void encode_run(const Encode& encode, std::span<const std::string_view> texts, std::size_t limit, Run& run,
                 Workspace& workspace, Output& output, std::int64_t* ends) {
@@ -63,15 +63,15 @@ void encode_run(const Encode& encode, std::span<const std::string_view> texts, s
     const std::span<const std::string_view> rows = texts.subspan(run.first_row, run.end_row - run.first_row);
     std::size_t expected = 0;
     for (const std::string_view text : rows) expected += std::min(text.size() / 3, limit) + 3;
-    // Enough for most texts; memory that is not touched costs nothing.
+    // Enough for most texts; untouched memory is free.
     for (auto* column : columns) column->reserve(run.begin + expected);
     encode(rows, workspace, output, ends + run.first_row);
     for (std::size_t row = run.first_row; row < run.end_row; ++row) ends[row] -= static_cast<std::int64_t>(run.begin);
     run.end = columns[0]->size();
 }
 
-// Encodes on several threads: each appends to an output of its own by encode(texts, workspace, output, ends), and when
-// all are done, to the common one.
+// Encode on several threads: each appends to its output by encode(texts, workspace, output, ends); when all are done,
+// the outputs are copied to the common one.
 template <class Output, class Encode>
 void encode_parallel(const Tokenizer& tokenizer, const Encode& encode, std::span<const std::string_view> texts,
                      std::size_t limit, unsigned threads, Output& output, Buffer<std::int64_t>& offsets) {
@@ -85,7 +85,7 @@ void encode_parallel(const Tokenizer& tokenizer, const Encode& encode, std::span
         Run all{0, texts.size()};
         return encode_run(encode, texts, limit, all, *workspace, output, ends);
     }
-    // On cache lines of its own, as a thread changes its output's size at each token.
+    // Aligned to cache lines, since each thread updates its output's size per token.
     struct alignas(128) Part {
         Output output;
     };
@@ -98,7 +98,7 @@ void encode_parallel(const Tokenizer& tokenizer, const Encode& encode, std::span
         const std::lock_guard guard(failure_lock);
         failure = std::current_exception();
     };
-    // Between encoding and copying, when all threads have come: where each run's tokens belong.
+    // Runs once between encoding and copying: compute the offset of each run's tokens.
     const auto arrange = [&]() noexcept {
         if (failure) return;
         try {

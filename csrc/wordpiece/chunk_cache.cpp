@@ -9,7 +9,7 @@
 
 namespace fastbert::wordpiece {
 
-// From the system directly: its pages are zero, and those that nothing is written to cost nothing.
+// Mapped directly: its pages are zero, and untouched pages are free.
 template <class Entry>
 ChunkCache::Table<Entry>::Table(unsigned bits) : bytes((sizeof(Entry) << bits) + kAlignment) {
     memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -29,7 +29,7 @@ template struct ChunkCache::Table<ChunkCache::LongEntry>;
 
 ChunkCache::ChunkCache() : short_lines_(kShortBits), long_entries_(kLongBits) {}
 
-// Whole words, of which those behind the chunk are zero: what the loop leaves out it need not hash.
+// Whole words, zero past the chunk: bytes that the loop skips do not affect the hash.
 ChunkCache::LongKey ChunkCache::long_key(const std::uint8_t* chunk, std::size_t size) {
     LongKey key{};
     for (std::size_t i = 0; 8 * i < size; ++i) {
@@ -50,7 +50,7 @@ void ChunkCache::insert(const std::uint8_t* chunk, std::size_t size, std::span<c
     if (size > kShortBytes) return insert_long(chunk, size, pieces, keep);
     const bool few = pieces.size() <= ShortPieces::kMax;
     if (!few && find_short(chunk, size, short_place(chunk, size)) != nullptr) {
-        // Seen before: only now is it worth a long entry.
+        // Second occurrence: only now is it worth a long entry.
         return insert_long(chunk, size, pieces, keep);
     }
     ShortPieces value{};
@@ -73,8 +73,8 @@ void ChunkCache::note(const std::uint8_t* chunk, std::size_t size) {
 void ChunkCache::insert_short(const ShortKey& key, const ShortPieces& value) {
     const std::size_t place = place_of(key);
     const std::uint32_t random = next_random();
-    // The place that it has, else a free one, else one that may be given up, else none.
-    // The first line is looked at first, so frequent chunks, which come early, should be there.
+    // Return its entry, else a free one, else an evictable one, else null. The first line is probed first, so frequent
+    // chunks, which come early, should be stored there.
     const auto put = [&](std::uint32_t start, auto may_take) {
         for (std::uint32_t i = 0; i < 4; ++i) {
             const std::uint32_t choice = i ^ start;
@@ -111,7 +111,7 @@ void ChunkCache::insert_long(const std::uint8_t* chunk, std::size_t size, std::s
     long_entries_[at] = {key, value};
 }
 
-// xorshift: which of several chunks has to go matters to nobody, as long as a text cannot count on it.
+// xorshift: which chunk is evicted does not matter, as long as a text cannot predict it.
 std::uint32_t ChunkCache::next_random() {
     random_ ^= random_ << 13;
     random_ ^= random_ >> 17;

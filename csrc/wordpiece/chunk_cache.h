@@ -1,8 +1,8 @@
-// The tokens of chunks seen before. A chunk's tokens depend on nothing but its bytes (see scanner.h), so they are looked
-// up by these: a cache line holds two chunks of at most 15 bytes with up to three tokens each, two lines hold a chunk of at
-// most 63 bytes with up to ten. Where tokens stand within the chunk is kept beside them.
+// A cache of the tokens of chunks. A chunk's tokens depend on its bytes alone (see scanner.h), which are the key: a
+// cache line holds two chunks of at most 15 bytes with up to three tokens each; two lines hold a chunk of at most 63
+// bytes with up to ten. The tokens' offsets within the chunk are stored with them.
 //
-// The tables have a fixed size, and a lookup reads at most two entries of each, whatever the text: no text makes them slow.
+// The tables have a fixed size, and a lookup reads at most two entries of each, so no text makes them slow.
 #pragma once
 #include <array>
 #include <bit>
@@ -12,7 +12,7 @@
 
 namespace fastbert::wordpiece {
 
-// One token of a chunk: its id, the characters of the chunk from which it comes, and the index of its word in the chunk.
+// One token of a chunk: its id, its character range within the chunk, and the index of its word in the chunk.
 struct Piece {
     std::int32_t id;
     std::uint32_t begin, end;
@@ -24,11 +24,11 @@ struct ShortPieces {
     static constexpr std::size_t kMax = 3;
 
     std::array<std::int32_t, kMax> ids;
-    // From bit 0 on: four bits begin and four bits end of each token; from bit 24: the words of the second and the third
-    // token, a bit and two bits; bit 27: kept for good; from bit 28: the number of tokens, or kElsewhere.
+    // From bit 0: four bits begin and four bits end of each token; from bit 24: the words of the second and third
+    // tokens, one bit and two bits; bit 27: pinned; from bit 28: the number of tokens, or kElsewhere.
     std::uint32_t places;
 
-    // A chunk that was seen once, or one with more tokens, to be found among the long ones if it was seen twice.
+    // A chunk seen once, or one with more tokens, which is stored as a long entry once it is seen twice.
     static constexpr std::uint32_t kElsewhere = 4;
 
     bool elsewhere() const { return places >> 28 == kElsewhere; }
@@ -69,14 +69,15 @@ public:
 
     ChunkCache();
 
-    // Where a chunk of at most kShortBytes is looked up, and a hint to have the place at hand soon.
+    // The line of a chunk of at most kShortBytes, and its prefetch.
     std::size_t short_place(const std::uint8_t* chunk, std::size_t size) const { return place_of(short_key(chunk, size)); }
     void prefetch(std::size_t short_place) const { __builtin_prefetch(&short_lines_[short_place]); }
 
-    // The tokens of a chunk, or null. As many bytes as the longest chunk of the kind has, and one more, must be readable.
+    // Return the tokens of a chunk, or null. As many bytes as the longest chunk of the kind, plus one, must be
+    // readable.
     const ShortPieces* find_short(const std::uint8_t* chunk, std::size_t size, std::size_t place) const {
         const ShortKey key = short_key(chunk, size);
-        // Both entries of a line are compared without a branch: which of the two it is cannot be predicted.
+        // Both entries of a line are compared branch-free, since the matching one is unpredictable.
         const auto look_in = [&key](const ShortLine& line) -> const ShortPieces* {
             const bool first = line.keys[0] == key, second = line.keys[1] == key;
             return (first | second) ? &line.pieces[second] : nullptr;
@@ -93,9 +94,8 @@ public:
         return nullptr;
     }
 
-    // Remembers the tokens of a chunk that is not there yet, if they can be kept. `keep`: never give up the place for
-    // chunks of later texts.
-    // note() only says that a short chunk was seen.
+    // Store the tokens of a new chunk if possible. `keep`: never evict the entry for chunks of later texts. note() only
+    // records that a short chunk was seen.
     void note(const std::uint8_t* chunk, std::size_t size);
     void insert(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep);
 
@@ -124,7 +124,7 @@ private:
 
     static constexpr unsigned kShortBits = 17, kLongBits = 15;  // of 8 and 4 MB
 
-    // 2^bits entries on huge pages, zero at first.
+    // 2^bits entries on huge pages, initially zero.
     template <class Entry>
     struct Table {
         explicit Table(unsigned bits);
@@ -145,7 +145,7 @@ private:
         std::memcpy(&word, from, 8);
         return word;
     }
-    // Of a word, its first bytes in memory.
+    // The first bytes of a word in memory order.
     static_assert(std::endian::native == std::endian::little);
     static constexpr std::array<std::uint64_t, 9> kFirstBytes = [] {
         std::array<std::uint64_t, 9> masks{};
@@ -153,7 +153,7 @@ private:
         masks[8] = ~std::uint64_t{0};
         return masks;
     }();
-    // The masks of both words by the chunk's size, and the size where it belongs.
+    // The masks of both words for the chunk's size, and the size in its position.
     struct ShortMask {
         std::uint64_t low, high, size;
     };

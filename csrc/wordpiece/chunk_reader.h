@@ -1,4 +1,4 @@
-// Part of tokenizer.cpp: a chunk that the cache does not know, by the rules.
+// Part of tokenizer.cpp: tokenize a chunk on a cache miss.
 #pragma once
 #include <algorithm>
 #include <span>
@@ -16,13 +16,13 @@ using unicode::bytes_of;
 using unicode::chars;
 using unicode::count_characters;
 
-// The tokens of a single chunk, with their places in it.
+// The tokens of a single chunk, with their offsets in it.
 class Tokenizer::ChunkReader {
 public:
     ChunkReader(const Tokenizer& tokenizer, std::vector<Piece>& pieces)
         : tokenizer_(tokenizer), pieces_(pieces), splitter_(tokenizer.tables_, *this) {}
 
-    // `raw` as it stands in the text, `folded` with ASCII in lower case where the tokenizer asks for it.
+    // `raw` is the text's bytes, `folded` has ASCII in lower case if the tokenizer lower-cases.
     void read(const std::uint8_t* raw, const std::uint8_t* folded, std::size_t size) {
         const NormalizerTables& tables = tokenizer_.tables_;
         const auto is_letter = [&tables](std::uint8_t byte) { return tables.folded[byte] != 0; };
@@ -33,14 +33,14 @@ public:
         }
     }
 
-    // A chunk of any kind, from its bytes in the text alone.
+    // Tokenize a chunk of any kind from the text's bytes alone.
     void read_general(const std::uint8_t* raw, std::size_t size) {
         pieces_.clear();
         next_word_ = 0;
         splitter_.split({chars(raw), size});
     }
 
-    // The splitter's sink.
+    // The sink of the splitter.
     void word(const AlignedWord& word) {
         const std::size_t before = pieces_.size();
         const std::uint8_t* at = word.bytes.data();
@@ -59,7 +59,7 @@ public:
     }
     bool full() const { return false; }
 
-    // Text that is normalised already.
+    // Text that is already normalised.
     void read_normalized(std::span<const NormalizedCharacter> text) {
         pieces_.clear();
         next_word_ = 0;

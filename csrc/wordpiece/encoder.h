@@ -1,4 +1,5 @@
-// Part of tokenizer.cpp: from texts to tokens through windows, chunks and the cache.
+// Part of tokenizer.cpp: from texts to tokens through windows, chunks and the cache. Longer than 400 lines: one class
+// whose hot loop is inlined through all of its steps and shares their state.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -13,7 +14,7 @@
 
 namespace fastbert::wordpiece {
 
-// Inline: without a flag for the processor, std::popcount is a call.
+// Inline: without a target flag, std::popcount is a function call.
 inline std::size_t count_bits(std::uint64_t bits) {
     if (bits == 0) return 0;
     bits -= bits >> 1 & 0x5555555555555555U;
@@ -22,7 +23,7 @@ inline std::size_t count_bits(std::uint64_t bits) {
     return bits * 0x0101010101010101U >> 56;
 }
 
-// Encodes texts, window by window, chunk by chunk. Without kAligned, only ids are made.
+// Encode texts, window by window, chunk by chunk. Without kAligned, only ids are made.
 template <bool kAligned>
 class Tokenizer::Encoder {
 public:
@@ -36,26 +37,26 @@ public:
           output_(output),
           limit_(limit) {}
 
-    // From now on, keeps each added token as it stands in the text, with its place in the output.
+    // Record each added token as spelled in the text, with its index in the output.
     void keep_strings(std::vector<std::pair<std::size_t, std::string>>& strings) { strings_ = &strings; }
 
-    // Puts an id before and one behind each row from now on; the limit is of the ids between them.
+    // Wrap each row in `begin` and `end` ids; the limit applies to the ids between them.
     void wrap(std::int32_t begin_id, std::int32_t end_id) {
         static_assert(!kAligned);
         wrapping_ = true;
         begin_id_ = begin_id;
         end_id_ = end_id;
-        // A chunk of a byte that UTF-8 does not have stands for the end of a row and the beginning of the next.
+        // A chunk of a byte that UTF-8 lacks marks the end of a row and the beginning of the next.
         const Piece pieces[] = {{end_id, 0, 1, 0}, {begin_id, 0, 1, 0}};
         if (find_row_mark() == nullptr) workspace_.cache.insert(row_mark(), 1, pieces, true);
         const ShortPieces* const found = find_row_mark();
         can_stage_ = found != nullptr && found->ids[0] == end_id && found->ids[1] == begin_id;
     }
 
-    // Short texts share windows: what a window costs at its ends would be much for each of them.
+    // Short texts share windows, to amortise the fixed cost per window.
     void encode_rows(std::span<const std::string_view> texts, std::int64_t* ends) {
         if (texts.empty()) return;
-        // While rows are wrapped, the output ends with the id that begins the next one.
+        // While rows are wrapped, the output ends with the begin id of the next row.
         if (wrapping_) ids().push_back(begin_id_);
         const bool stages = can_stage_ && tokenizer_.normalized_tokens_.empty();
         for (std::size_t row = 0; row < texts.size();) {
@@ -76,7 +77,7 @@ public:
 
     bool full() const { return ids().size() >= full_size_; }
 
-    // The splitter's sink, for chunks of which no places are wanted.
+    // The sink of the splitter, for chunks without alignment.
     void word(const Word& word) {
         const std::size_t before = ids().size();
         const auto append_id = [this](std::int32_t id) { ids().push_back(id); };
@@ -86,13 +87,13 @@ public:
     }
 
 private:
-    // So many tokens more may be written than a chunk has: the cache's entries are copied whole.
+    // Slack of the output in tokens: cache entries are copied whole.
     static constexpr std::size_t kRoom = LongPieces::kMax;
-    // So many chunks ahead the cache's lines are fetched, and so many texts ahead their bytes.
+    // Prefetch distances: cache lines in chunks, bytes in texts.
     static constexpr std::size_t kPrefetched = 32;
     static constexpr std::size_t kPrefetchedTexts = 4;
 
-    // How many characters of the window stand before a byte.
+    // The number of characters of the window before a byte.
     class CharacterCounter {
     public:
         explicit CharacterCounter(const Window& window) : window_(window) {
@@ -140,7 +141,7 @@ private:
     void encode_row(std::string_view text) {
         full_size_ = limit_ == kNoLimit ? kNoLimit : ids().size() + limit_;
         place_ = word_ = 0;
-        // Text between added tokens is normalised piece by piece: nothing is reordered or joined across one.
+        // Text between added tokens is normalised piece by piece: nothing is reordered or joined across a token.
         std::size_t last_end = 0;
         for (std::size_t at = 0; at < text.size() && !full();) {
             const AddedTokens::Match match = tokenizer_.raw_tokens_.find(text, at, last_end);
@@ -164,7 +165,7 @@ private:
         const auto count = [&](std::size_t begin, std::size_t end) {
             return static_cast<std::uint32_t>(count_characters(text.substr(begin, end - begin)));
         };
-        // White space behind a token may belong to the next one too.
+        // White space after a token may also belong to the next one.
         if (match.begin < last_end) place_ -= count(match.begin, last_end);
         const std::uint32_t size = count(match.begin, match.end);
         note_string(text.substr(match.begin, match.end - match.begin));
@@ -177,7 +178,7 @@ private:
         if (strings_ != nullptr) strings_->emplace_back(ids().size(), text);
     }
 
-    // The slow path: added tokens are searched in the normalised text, and words are what lies between them.
+    // The slow path: added tokens are searched in the normalised text, and the text between them is split into words.
     void encode_normalized(std::string_view text) {
         const NormalizedText normal(text, tokenizer_.tables_.options);
         const std::string_view bytes = normal.bytes();
@@ -200,7 +201,7 @@ private:
         place_ += static_cast<std::uint32_t>(count_characters(text));
     }
 
-    // Two bytes, so that what is read behind a chunk is there.
+    // Two bytes, so that reads past a chunk stay in bounds.
     static const std::uint8_t* row_mark() {
         static constexpr std::array<std::uint8_t, ChunkCache::kShortBytes + 1> kMark = {0xFF};
         return kMark.data();
@@ -214,8 +215,8 @@ private:
         ids().push_back(begin_id_);
     }
 
-    // Copies short texts to the stage, a space (and a row mark, if rows are wrapped) behind each, until one is long or the
-    // stage is full. Returns how many.
+    // Copy short texts to the stage, each followed by a space (and a row mark if rows are wrapped), until a long text
+    // or the end of the stage. Return their number.
     std::size_t stage(std::span<const std::string_view> texts) {
         constexpr std::size_t kShort = kWindow / 4, kBehind = 3;
         std::size_t size = 0, count = 0;
@@ -238,7 +239,7 @@ private:
 
     std::string_view staged_text() const { return {chars(workspace_.stage.data()), staged_size_}; }
 
-    // Texts of a batch lie scattered in memory: the first bytes of one are fetched while those before it are copied.
+    // Texts of a batch are scattered in memory: prefetch a text's first bytes while copying those before it.
     static void prefetch(std::string_view text) {
         constexpr std::size_t kLine = 64, kMost = 256;
         for (std::size_t at = 0; at < std::min(text.size(), kMost); at += kLine) __builtin_prefetch(text.data() + at);
@@ -253,7 +254,7 @@ private:
         const std::size_t before = ids().size();
         const CharacterCounter characters(window);
         encode_chunks(workspace_.stage.data(), characters);
-        // encode_chunks has left the output's size behind each chunk in `places`.
+        // encode_chunks has stored the output's size after each chunk in `places`.
         std::size_t first = before, to = before;
         for (std::size_t row = 0; row < rows; ++row) {
             const std::size_t chunks = chunks_before(window, row_ends_[row]);
@@ -272,14 +273,15 @@ private:
         resize(to);
     }
 
-    // The chunks that start before a byte.
+    // The number of chunks that start before a byte.
     static std::size_t chunks_before(const Window& window, std::size_t byte) {
         std::size_t count = window.chunks_before[byte / kBlock];
         while (count < window.count && window.starts[count] < byte) ++count;
         return count;
     }
 
-    // Moves a row's tokens towards the front, where rows before it were cut, and counts its places from its own start.
+    // Move a row's tokens towards the front if rows before it were truncated, and make its offsets relative to its own
+    // start.
     void move_row(std::size_t from, std::size_t count, std::size_t to, [[maybe_unused]] std::uint32_t place) {
         const auto move = [&](Buffer<std::int32_t>& column, std::int32_t base) {
             for (std::size_t i = 0; i < count; ++i) column[to + i] = column[from + i] - base;
@@ -292,14 +294,14 @@ private:
         }
     }
 
-    // As much as one window holds, but at least one chunk. Returns where the rest begins.
+    // Encode as much as fits into one window, but at least one chunk. Return the start of the rest.
     const std::uint8_t* encode_window(const std::uint8_t* text, const std::uint8_t* end) {
         Window& window = workspace_.window;
         const auto left = static_cast<std::size_t>(end - text);
         std::size_t size = std::min(left, window_size());
         tokenizer_.scan_(text, size, tokenizer_.tables_.options.lower_case, window);
         if (size < left && window.count > 0 && window.lasts[window.count - 1] == size - 1u) {
-            // The last chunk may go on behind the window, so it is left to the next one.
+            // The last chunk may continue after the window, so it is left to the next one.
             size = window.starts[--window.count];
             if (size == 0) return encode_giant(text, end);
         }
@@ -308,13 +310,14 @@ private:
         return text + size;
     }
 
-    // Few bytes where few ids are wanted.
+    // Scan few bytes if few ids are requested.
     std::size_t window_size() const {
         const std::size_t wanted = full_size_ - ids().size();
         return wanted >= kWindow / 8 ? kWindow : std::max<std::size_t>(8 * wanted, kBlock);
     }
 
-    // All chunks of the window over `text`. Leaves the number of tokens so far behind each in the workspace's places.
+    // Encode all chunks of the window over `text`, storing the running number of tokens after each in the workspace's
+    // places.
     void encode_chunks(const std::uint8_t* text, const CharacterCounter& characters) {
         const Window& window = workspace_.window;
         const ChunkCache& cache = workspace_.cache;
@@ -360,7 +363,7 @@ private:
         resize(at);
     }
 
-    // Copies the tokens of a chunk to place `at` of the output, and some more that are overwritten or cut off later.
+    // Copy the tokens of a chunk to offset `at` of the output, plus some that are overwritten or truncated later.
     template <class Pieces>
     std::size_t write(const Pieces& found, std::size_t at, const CharacterCounter& characters, std::size_t start) {
         std::copy_n(found.ids.data(), Pieces::kMax, ids().data() + at);
@@ -378,12 +381,12 @@ private:
         return at + count;
     }
 
-    // A chunk that the cache does not know.
+    // Encode a chunk on a cache miss.
     void encode_unknown(const std::uint8_t* raw, const std::uint8_t* folded, std::size_t size, bool is_new,
                         const CharacterCounter& characters, std::size_t start) {
         if (!kAligned && size > ChunkCache::kLongBytes) return split(raw, size);
         if (!kAligned && is_new && !std::all_of(raw, raw + size, [](std::uint8_t byte) { return byte < 128; })) {
-            // Most chunks beyond ASCII that are seen once are not seen again: their places are found the second time.
+            // Most non-ASCII chunks occur once: their alignment is computed at the second occurrence.
             workspace_.cache.note(folded, size);
             return split(raw, size);
         }
@@ -392,7 +395,7 @@ private:
         append_pieces(kAligned ? characters.before(start) : 0);
     }
 
-    // A chunk that fills more than a window.
+    // Encode a chunk longer than a window.
     const std::uint8_t* encode_giant(const std::uint8_t* text, const std::uint8_t* end) {
         const auto is_boundary = [this](std::uint8_t byte) { return tokenizer_.tables_.is_boundary(byte); };
         const std::uint8_t* const chunk_end = std::find_if(text + 1, end, is_boundary);

@@ -12,7 +12,7 @@ namespace {
 using Characters = std::vector<NormalizedCharacter>;
 using unicode::record_of;
 
-// Without control characters, and with plain spaces.
+// Remove control characters and normalise white space.
 Characters clean(std::string_view raw) {
     Characters result;
     const auto* at = reinterpret_cast<const std::uint8_t*>(raw.data());
@@ -37,7 +37,7 @@ Characters isolate_chinese(const Characters& text) {
     return result;
 }
 
-// A character of a canonical decomposition. All but the first are inserted: they have no place in the text.
+// A character of a canonical decomposition. All but the first are inserted: they have no position in the text.
 struct Part {
     char32_t point;
     std::uint8_t rank;
@@ -63,7 +63,7 @@ void decompose(char32_t point, std::vector<Part>& parts) {
     if (trailing != 0) add(0x11A7 + trailing, true);
 }
 
-// Canonical decomposition (NFD). Marks that change their order take the places that were there, in the new order.
+// Canonical decomposition (NFD). Reordered marks keep the sequence of source positions.
 Characters decompose(const Characters& text) {
     std::vector<Part> parts;
     for (const NormalizedCharacter& character : text) decompose(character.point, parts);

@@ -1,5 +1,5 @@
-// Normalised text as a whole, for tokens that are searched in it: step by step as the reference does it, slowly.
-// WordSplitter makes the same words of a text in one pass, without the text between them.
+// The normalised text as a whole, for added tokens searched in it: step by step like the reference, slowly.
+// WordSplitter yields the same words in one pass, without the text between them.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -22,7 +22,7 @@ public:
 
     // UTF-8.
     const std::string& bytes() const { return bytes_; }
-    // The characters of a range of bytes().
+    // Return the characters of a range of bytes().
     std::span<const NormalizedCharacter> characters(std::size_t begin, std::size_t end) const;
 
 private:

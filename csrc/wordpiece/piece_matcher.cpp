@@ -9,10 +9,10 @@ namespace fastbert::wordpiece {
 namespace {
 
 constexpr std::string_view kContinuation = "##";
-// The two kinds of tokens share a trie; these bytes, which UTF-8 does not have, stand before them.
+// Both kinds of tokens share a trie; these bytes, invalid in UTF-8, are prepended to them.
 constexpr char kInitialMark = '\xFE', kContinuingMark = '\xFF';
 
-// The tokens behind their marks. A token that is longer than any word that is looked up cannot match.
+// The tokens with their prefix bytes. A token longer than any looked-up word cannot match.
 std::vector<std::string> marked(const std::vector<std::string>& tokens) {
     std::vector<std::string> keys(tokens.size());
     for (std::size_t id = 0; id < tokens.size(); ++id) {
@@ -32,7 +32,7 @@ Trie build_trie(const std::vector<std::string>& keys) {
     for (std::size_t id = 0; id < keys.size(); ++id) {
         if (!keys[id].empty()) entries.emplace_back(keys[id], static_cast<std::int32_t>(id));
     }
-    // Both roots are there whatever the vocabulary: each has a key that no word can reach.
+    // Both roots always exist: each has a key that no word can reach.
     static constexpr std::string_view kAnchors[] = {"\xFE\xFF", "\xFF\xFF"};
     for (const std::string_view anchor : kAnchors) entries.emplace_back(anchor, 0);
     return Trie(std::move(entries));
@@ -45,8 +45,8 @@ PieceMatcher::PieceMatcher(const std::vector<std::string>& tokens)
       initial_(trie_.child(Trie::kRoot, static_cast<std::uint8_t>(kInitialMark))),
       continuing_(trie_.child(Trie::kRoot, static_cast<std::uint8_t>(kContinuingMark))),
       failures_(trie_.size()) {
-    // Breadth first, as a node's link is found through those of shorter paths. The trie's nodes know their parents, so
-    // one pass groups them by parent, and a second one walks down from the roots.
+    // Breadth first, since a node's failure link depends on those of shorter paths. The trie's nodes know their
+    // parents, so one pass groups them by parent, and a second one walks down from the roots.
     const auto size = static_cast<std::uint32_t>(trie_.size());
     std::vector<std::uint32_t> first_child(size, Trie::kNoNode), sibling(size, Trie::kNoNode);
     for (std::uint32_t node = size; node-- > 1;) {
@@ -74,7 +74,7 @@ void PieceMatcher::link(std::uint32_t parent, std::uint8_t byte, std::uint32_t n
         failure.pops_count = 1;
         return;
     }
-    // What the parent's path decides for, and on along the links until one of them goes on with this byte.
+    // The parent's pops, then follow the links until one of them has a child by this byte.
     for (std::uint32_t at = parent; failures_[at].node != Trie::kNoNode;) {
         const Failure through = failures_[at];
         for (std::uint32_t i = 0; i < through.pops_count; ++i) pops_.push_back(pops_[through.pops_begin + i]);

@@ -1,8 +1,8 @@
-// Splits a word into the longest pieces of the vocabulary, from left to right, in time linear in the word's length.
+// Greedy longest-match-first WordPiece splitting in time linear in the word's length.
 //
-// LinMaxMatch (Song et al., "Fast WordPiece Tokenization", EMNLP 2021): a trie in which a node from which the next byte
-// does not lead on knows the pieces that its path has decided for (its pops) and the node at which the undecided rest of
-// the path stands (its failure link), so that no byte is read twice.
+// LinMaxMatch (Song et al., "Fast WordPiece Tokenization", EMNLP 2021): a trie whose nodes store, for a byte without a
+// child, the pieces already determined by the path (pops) and the node of the remaining suffix (failure link), so that
+// no byte is read twice.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -19,7 +19,8 @@ public:
     // `tokens`: the vocabulary, by id. Tokens that begin with "##" continue a word.
     explicit PieceMatcher(const std::vector<std::string>& tokens);
 
-    // Calls piece(id) for each piece in order. False where the word has no such split; the pieces given by then are void.
+    // Call piece(id) for each piece in order. Return false if the word has no such split; the pieces reported so far
+    // are then void.
     template <class Piece>
     bool match(std::string_view word, Piece piece) const {
         std::uint32_t node = initial_;
@@ -43,7 +44,7 @@ private:
         std::uint32_t pops_count = 0;
     };
 
-    // From a node to its failure link; false if there is none.
+    // Follow a node's failure link; false if there is none.
     template <class Piece>
     bool follow(std::uint32_t& node, Piece& piece) const {
         const Failure& failure = failures_[node];

@@ -14,8 +14,8 @@ struct Lengths {
     std::int64_t first, second;
 };
 
-// The reference's rule: the shorter sequence keeps what it has up to half of the room, the longer one gets the rest; if
-// both are longer than half, they share it, and the odd token goes to the longer one, in a tie to the second.
+// The reference's rule: the shorter sequence keeps up to half of the room, the longer one gets the rest; if both exceed
+// half, they share it, and the odd token goes to the longer one, or to the second in a tie.
 Lengths longest_first(Lengths have, std::int64_t room) {
     const bool first_is_longer = have.first > have.second;
     std::int64_t shorter = std::min(have.first, have.second);
@@ -27,7 +27,7 @@ Lengths longest_first(Lengths have, std::int64_t room) {
     return first_is_longer ? Lengths{longer, shorter} : Lengths{shorter, longer};
 }
 
-// Lengths after truncation to `room` tokens in all.
+// Return lengths after truncation to `room` tokens in total.
 Lengths truncate(Lengths have, bool pair, Truncation how, std::int64_t room, std::size_t row,
                  std::optional<RowError>& error) {
     const std::int64_t surplus = have.first + have.second - room;
@@ -47,9 +47,9 @@ Lengths truncate(Lengths have, bool pair, Truncation how, std::int64_t room, std
     return have;
 }
 
-// The windows of a sequence of which `kept` tokens fit: the first one is what stays, the others are its overflow. Each
-// begins `kept - stride` tokens behind the one before it, until one reaches the end; from the left, all is mirrored. If
-// nothing fits, the sequence as a whole is the overflow.
+// The windows of a sequence of which `kept` tokens fit: the first is the main row, the others are its overflow. Each
+// begins `kept - stride` tokens after the previous one, until one reaches the end; truncating from the left mirrors
+// everything. If nothing fits, the whole sequence is the overflow.
 class Windows {
 public:
     Windows(std::int64_t begin, std::int64_t length, std::int64_t kept, const Cutting& cutting)
@@ -125,7 +125,7 @@ std::int64_t Rows::longest_main() const {
 
 template <class T>
 T* Rows::write_row(Column column, const Row& row, T* to) const {
-    // What the template's own tokens have in the column; `is_last` where the second sequence has its type.
+    // The column values of the template's own tokens; `is_last` if the second sequence's type applies.
     const auto special = [&](std::int32_t id, bool is_last) {
         if (!form_.add_special_tokens) return;
         switch (column) {
@@ -167,7 +167,7 @@ void Rows::write(Column column, std::int32_t* to) const {
 
 void Rows::write_padded(Column column, std::int64_t width, bool left, std::int64_t filler, std::int64_t* to,
                         unsigned threads) const {
-    // Where nothing is written, memory stays untouched.
+    // Unwritten memory stays untouched.
     if (column == Column::kTypes && !pairs() && filler == 0) return;
     const auto fill = [filler](std::int64_t* at, std::int64_t count) {
         return filler == 0 ? at + count : std::fill_n(at, count, filler);
@@ -183,7 +183,7 @@ void Rows::write_padded(Column column, std::int64_t width, bool left, std::int64
             }
         }
     };
-    // A thread's start takes as long as writing about this many values.
+    // Starting a thread takes as long as writing about this many values.
     constexpr std::size_t kValuesPerThread = 1 << 18;
     const std::size_t values = rows_.size() * static_cast<std::size_t>(width);
     const std::size_t workers = std::clamp<std::size_t>(values / kValuesPerThread, 1, threads);

@@ -1,7 +1,7 @@
-// Model inputs from the tokens of texts: truncation, overflow, pairs, special tokens around sequences, padding.
+// Model inputs from the tokens of texts: truncation, overflow, pairs, special tokens, padding.
 //
-// A row is planned as a range of its first and a range of its second sequence. Its columns (ids, types, masks, places) are
-// written when they are asked for, from the plan and the tokens, so that nobody pays for a column that nobody reads.
+// A row is planned as a range of its first and a range of its second sequence. Its columns (ids, types, masks,
+// alignment) are written on request, from the plan and the tokens, so that unused columns cost nothing.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -30,7 +30,7 @@ struct Cutting {
     bool overflow = false;        // the rest of a cut text becomes rows of its own
 };
 
-// Why rows cannot be made as asked.
+// The reason why rows cannot be built as requested.
 struct RowError {
     enum class Reason { kNoSecond, kTooShort, kStride, kTooMany };
     Reason reason;
@@ -45,24 +45,25 @@ public:
     static constexpr std::size_t kMostRows = 10'000'000;
     static constexpr std::int64_t kMostTokens = std::int64_t{1} << 31;
 
-    // Without `second`, rows of single sequences.
+    // Without `second`, rows are single sequences.
     Rows(Sequences first, std::optional<Sequences> second, const Template& form) noexcept
         : first_(std::move(first)), second_(std::move(second)), form_(form) {}
 
-    // Plans the rows: one for each sample, followed by those of its overflow.
+    // Plan the rows: one per sample, followed by those of its overflow.
     std::optional<RowError> plan(const Cutting& cutting);
 
     std::size_t count() const { return rows_.size(); }
     bool pairs() const { return second_.has_value(); }
-    // Row i has the tokens from offsets()[i] to offsets()[i + 1] of a column.
+    // Row i consists of the tokens offsets()[i] to offsets()[i + 1] of a column.
     const Buffer<std::int64_t>& offsets() const { return offsets_; }
     std::int64_t sample(std::size_t row) const { return rows_[row].sample; }
-    // The longest of the samples' first rows: what padding to the longest goes by.
+    // The length of the longest main row, which determines padding to the longest.
     std::int64_t longest_main() const;
 
-    // A column of all rows, end to end.
+    // Write a column of all rows, concatenated.
     void write(Column column, std::int32_t* to) const;
-    // A column of all rows at the same width, none of them longer, filled up on the right or on the left. `to` is zero.
+    // Write a column of all rows at a common width of at least the longest, padded on the right or left. `to` is
+    // zero-initialised.
     void write_padded(Column column, std::int64_t width, bool left, std::int64_t filler, std::int64_t* to,
                       unsigned threads) const;
 

@@ -28,7 +28,7 @@ TARGET inline HalfMasks classify(const std::uint8_t* from, bool lower_case, std:
     const __m256i bits = _mm256_and_si256(low, high), zero = _mm256_setzero_si256();
     const __m256i not_punctuation =
         _mm256_cmpeq_epi8(_mm256_and_si256(bits, _mm256_set1_epi8(kPunctuationBits)), zero);
-    // As signed bytes, those that continue a character are the lowest: 80 to BF.
+    // As signed bytes, continuation bytes are the lowest: 80 to BF.
     const __m256i continuation = _mm256_cmpgt_epi8(_mm256_set1_epi8(static_cast<char>(0xC0)), bytes);
     if (lower_case) {
         const __m256i after_a = _mm256_cmpgt_epi8(bytes, _mm256_set1_epi8('A' - 1));

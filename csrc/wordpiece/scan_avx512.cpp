@@ -1,9 +1,9 @@
-// The scan with AVX-512 (BW, VL, VBMI2): a block is one register, and its chunks' places are compressed out of a counter.
+// The scan with AVX-512 (BW, VL, VBMI2): a block is one register, and chunk offsets are compressed out of a counter.
 #include "wordpiece/scan_blocks.h"
 
 #if defined(__x86_64__)
 #if defined(__GNUC__) && !defined(__clang__)
-// The registers that GCC's own header leaves undefined on purpose.
+// Registers that GCC's own header leaves undefined on purpose.
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
@@ -28,12 +28,12 @@ TARGET inline BlockMasks classify(__m512i bytes, __m512i low_half, __m512i high_
         bytes = _mm512_mask_add_epi8(bytes, capital, bytes, _mm512_set1_epi8(32));
     }
     _mm512_storeu_si512(to, bytes);
-    // As signed bytes, those that continue a character are the lowest: 80 to BF.
+    // As signed bytes, continuation bytes are the lowest: 80 to BF.
     return {_mm512_testn_epi8_mask(bits, bits), _mm512_test_epi8_mask(bits, _mm512_set1_epi8(kPunctuationBits)),
             _mm512_cmplt_epi8_mask(bytes, _mm512_set1_epi8(static_cast<char>(0xC0)))};
 }
 
-// Writes 64 places, of which those of the set bits come first.
+// Write 64 offsets, those of the set bits first.
 TARGET inline std::uint16_t* append(std::uint64_t mask, std::size_t base, std::uint16_t* to) {
     alignas(64) static constexpr std::array<std::uint8_t, kBlock> kCounter = [] {
         std::array<std::uint8_t, kBlock> counter{};
@@ -62,7 +62,7 @@ TARGET void scan(const std::uint8_t* text, std::size_t size, bool lower_case, Wi
         const __m512i bytes = _mm512_mask_loadu_epi8(spaces, present, text + i * kBlock);
         window.masks[i] = classify(bytes, low_half, high_half, lower_case, window.bytes.data() + i * kBlock);
     }
-    // As collect_places, which cannot take in an append() that is made for this target.
+    // Like collect_places, which cannot inline an append() compiled for this target.
     std::uint16_t* starts = window.starts.data();
     std::uint16_t* lasts = window.lasts.data();
     for (std::size_t i = 0; i < count; ++i) {

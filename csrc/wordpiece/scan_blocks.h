@@ -1,4 +1,4 @@
-// What the versions of the scan share.
+// Shared by all versions of the scan.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -35,7 +35,7 @@ struct Edges {
     std::uint64_t starts, lasts;
 };
 
-// The first and last bytes of the chunks in block i of `count`.
+// The masks of the first and last bytes of the chunks in block i of `count`.
 inline Edges edges_of(const Window& window, std::size_t i, std::size_t count) {
     const BlockMasks& block = window.masks[i];
     const std::uint64_t before = i == 0 ? 0 : window.masks[i - 1].inside;
@@ -45,7 +45,7 @@ inline Edges edges_of(const Window& window, std::size_t i, std::size_t count) {
     return {block.punctuation | (block.inside & ~preceded), block.punctuation | (block.inside & ~followed)};
 }
 
-// From the masks of `count` blocks to the places of their chunks.
+// Convert the masks of `count` blocks to chunk offsets.
 void collect_places(Window& window, std::size_t count);
 
 }  // namespace fastbert::wordpiece::scans

@@ -10,7 +10,7 @@
 namespace fastbert::wordpiece {
 namespace {
 
-// The tokens to be searched in normalised text, with their contents normalised too; or those to be searched in raw text.
+// The tokens searched in normalised text, with normalised contents, or those searched in raw text.
 std::vector<AddedToken> chosen(const std::vector<AddedToken>& tokens, const NormalizerOptions& options,
                                bool normalized) {
     std::vector<AddedToken> result;
@@ -68,8 +68,8 @@ std::unique_ptr<Workspace> Tokenizer::take_workspace() const {
     return workspace ? std::move(workspace) : make_workspace();
 }
 
-// A workspace whose cache knows the vocabulary's whole words. Vocabularies list frequent words first, and these get the
-// places that are looked at first.
+// A workspace whose cache holds the vocabulary's whole words. Vocabularies list frequent words first, so these get the
+// entries that are probed first.
 std::unique_ptr<Workspace> Tokenizer::make_workspace() const {
     auto workspace = std::make_unique<Workspace>();
     ChunkReader reader(*this, workspace->pieces);
@@ -78,7 +78,7 @@ std::unique_ptr<Workspace> Tokenizer::make_workspace() const {
         if (token.size() > ChunkCache::kLongBytes || !is_chunk(token)) continue;
         std::copy(token.begin(), token.end(), chunk.begin());
         if (tables_.keeps_as_word(token)) {
-            // Such a word is found whole.
+            // Such a word is a single piece.
             const Piece whole{static_cast<std::int32_t>(&token - tokens_.data()), 0,
                               static_cast<std::uint32_t>(count_characters(token)), 0};
             workspace->pieces.assign(1, whole);
@@ -90,7 +90,7 @@ std::unique_ptr<Workspace> Tokenizer::make_workspace() const {
     return workspace;
 }
 
-// Could this be what the scan makes of a chunk of some text?
+// Return true if the scan can produce this chunk.
 bool Tokenizer::is_chunk(std::string_view token) const {
     const auto at = [&token](std::size_t i) { return static_cast<std::uint8_t>(token[i]); };
     if (token.size() == 1 && tables_.kinds[at(0)] == NormalizerTables::Kind::kPunctuation) return true;

@@ -19,13 +19,13 @@
 
 namespace fastbert::wordpiece {
 
-// Tokens and where they come from, column by column: the range of code points of the text, and the index of the word (of
-// the text before WordPiece; an added token counts as one).
+// Tokens and their alignment, by column: the range of code points in the text, and the index of the word (of the text
+// before WordPiece; an added token counts as one).
 struct TokenColumns {
     Buffer<std::int32_t> ids, begins, ends, words;
 };
 
-// What one thread needs while it encodes; it gets better with use, as the cache learns the text's words.
+// The per-thread state of encoding; its cache adapts to the text's words.
 struct Workspace {
     ChunkCache cache;
     Window window;
@@ -34,8 +34,8 @@ struct Workspace {
     std::array<std::uint8_t, kWindow> stage;    // short texts, side by side
 };
 
-// Workspaces that wait for the next call. Without locks, so that a process forked at any moment can go on: it may lose
-// workspaces that were in use, and makes new ones.
+// A pool of idle workspaces. Lock-free, so that a process forked at any moment can continue: it may lose workspaces in
+// use, and creates new ones.
 class WorkspacePool {
 public:
     ~WorkspacePool();
@@ -51,29 +51,30 @@ public:
     static constexpr std::size_t kNoLimit = std::numeric_limits<std::size_t>::max();
 
     // `tokens`: the vocabulary, by id, without duplicates. `added`: tokens recognised before text is split into words;
-    // their ids may lie in the vocabulary or behind it, and no content may be empty, normalised or not. With
-    // `split_special`, those that are special are plain text.
+    // their ids may be inside or after the vocabulary, and no content may be empty, normalised or not. With
+    // `split_special`, special tokens are treated as text.
     Tokenizer(std::vector<std::string> tokens, const std::vector<AddedToken>& added, bool split_special,
               std::int32_t unknown_id, const NormalizerOptions& options, Scan scan = fastest_scan());
 
-    // Appends the ids of each text (valid UTF-8), at most `limit` of them, and writes the output's size behind each.
+    // Append the ids of each text (valid UTF-8), at most `limit` per text, and write the output's size after each.
     void encode(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
                 Buffer<std::int32_t>& ids, std::int64_t* ends) const;
-    // The same with `begin_id` before and `end_id` behind the ids of each text; these two count towards the limit.
+    // Like encode(), with `begin_id` before and `end_id` after the ids of each text; these two count towards the limit.
     void encode_wrapped(std::span<const std::string_view> texts, std::size_t limit, std::int32_t begin_id,
                         std::int32_t end_id, Workspace& workspace, Buffer<std::int32_t>& ids, std::int64_t* ends) const;
-    // The same as encode(), with places.
+    // Like encode(), with alignment.
     void encode_aligned(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
                         TokenColumns& tokens, std::int64_t* ends) const;
 
-    // The added tokens in a text: which of its tokens each is, and how it stands there, with the white space that it took.
+    // Return the added tokens in a text: each one's index among the tokens, and its spelling, including the white space
+    // it consumed.
     std::vector<std::pair<std::size_t, std::string>> added_strings(std::string_view text) const;
 
-    // Working memory for a thread's calls of encode().
+    // A workspace for a thread's calls of encode().
     std::unique_ptr<Workspace> take_workspace() const;
     void give_back(std::unique_ptr<Workspace> workspace) const { pool_.give_back(std::move(workspace)); }
 
-    // The words of `text` as the vocabulary is looked up for them; added tokens are not recognised.
+    // Return the words of `text` as looked up in the vocabulary; added tokens are not recognised.
     template <class Sink>
     void split_words(std::string_view text, Sink& sink) const {
         WordSplitter<Sink>(tables_, sink).split(text);

@@ -9,14 +9,14 @@ namespace {
 
 using Key = std::pair<std::string_view, std::int32_t>;
 
-// The first eight bytes as a number that sorts as they do.
+// The first eight bytes as an integer with the same order.
 std::uint64_t prefix_of(std::string_view text) {
     std::uint64_t prefix = 0;
     for (std::size_t i = 0; i < 8; ++i) prefix = prefix << 8 | (i < text.size() ? static_cast<std::uint8_t>(text[i]) : 0);
     return prefix;
 }
 
-// In order of their bytes. Most comparisons are decided without a look at the strings.
+// Ordered by bytes. Most comparisons do not dereference the strings.
 void sort_keys(std::vector<Key>& keys) {
     std::vector<std::pair<std::uint64_t, Key>> prefixed;
     prefixed.reserve(keys.size());
@@ -25,7 +25,7 @@ void sort_keys(std::vector<Key>& keys) {
     std::transform(prefixed.begin(), prefixed.end(), keys.begin(), [](const auto& item) { return item.second; });
 }
 
-// Moves the keys' bytes into one block, in the order in which they will be read.
+// Move the keys' bytes into one block, in read order.
 std::vector<char> gather_bytes(std::vector<Key>& keys) {
     std::size_t size = 0;
     for (const Key& key : keys) size += key.first.size();
@@ -48,7 +48,7 @@ Trie::Trie(std::vector<std::pair<std::string_view, std::int32_t>> keys) {
     std::vector<Range> queue{{0, 0, keys.size(), 0}};
     std::vector<std::uint8_t> bytes;
     std::vector<std::size_t> starts;
-    // Breadth first: the wide nodes near the root get their places while the array is still empty.
+    // Breadth first: the wide nodes near the root are placed while the array is still empty.
     for (std::size_t next = 0; next < queue.size(); ++next) {
         Range range = queue[next];
         if (range.begin < range.end && keys[range.begin].first.size() == range.depth) {
@@ -76,8 +76,9 @@ Trie::Trie(std::vector<std::pair<std::string_view, std::int32_t>> keys) {
     }
 }
 
-// A base at which all of the node's children fall on free places. A single child takes the first free place. For several
-// children, the search moves on where it has become long, or building would be quadratic; single children fill the gaps.
+// Find a base at which all of the node's children fall on free slots. A single child takes the first free slot. For
+// several children, the search moves on once it becomes long, or building would be quadratic; single children fill the
+// gaps.
 std::uint32_t Trie::find_base(std::span<const std::uint8_t> bytes) {
     constexpr std::size_t kLong = 64;
     std::size_t& from = bytes.size() == 1 ? first_free_ : first_try_;

@@ -33,7 +33,7 @@ public:
         return match;
     }
 
-    // Steps through the trie, for matchers of their own. Nodes are numbers below size(); kNoNode is none of them.
+    // Single steps through the trie, for external matchers. Nodes are numbers below size(); kNoNode is not a node.
     static constexpr std::uint32_t kRoot = 0;
     static constexpr std::uint32_t kNoNode = ~0u;
 
@@ -43,7 +43,7 @@ public:
     }
     std::int32_t id(std::uint32_t node) const { return nodes_[node].id; }
     std::size_t size() const { return nodes_.size(); }
-    // The parent of a node other than the root, and the byte that leads there; kNoNode for a number that is no node.
+    // Return the parent of a node other than the root, and the byte that leads there; kNoNode for an unused number.
     std::uint32_t parent(std::uint32_t node) const { return nodes_[node].parent; }
     std::uint8_t byte_of(std::uint32_t node) const {
         return static_cast<std::uint8_t>(node - nodes_[nodes_[node].parent].base);
@@ -53,8 +53,8 @@ private:
     static constexpr std::uint32_t kFree = kNoNode;
     static constexpr std::size_t kAlphabet = 256;
 
-    // The child of a node by byte b is nodes_[base + b] if that names the node as its parent. There are always
-    // kAlphabet nodes behind the largest base, so a step needs no check of bounds.
+    // The child of a node by byte b is nodes_[base + b] if its parent is the node. There are always kAlphabet nodes
+    // after the largest base, so a step needs no bounds check.
     struct Node {
         std::uint32_t base = 0;
         std::uint32_t parent = kFree;
@@ -72,7 +72,7 @@ private:
     std::uint32_t find_base(std::span<const std::uint8_t> bytes);
 
     std::vector<Node> nodes_;
-    // Where the search for free places begins, for one child and for several. It begins so far up that no base is 0.
+    // The start of the search for free slots, for one child and for several, high enough that no base is 0.
     std::size_t first_free_ = kAlphabet + 1;
     std::size_t first_try_ = kAlphabet + 1;
 };

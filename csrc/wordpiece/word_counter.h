@@ -1,4 +1,4 @@
-// Counts the words of a corpus as the tokenizer splits them: what a vocabulary is built from.
+// Counts the words of a corpus as the tokenizer splits them, for building a vocabulary.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -22,7 +22,7 @@ public:
     const auto& counts() const { return counts_; }
 
 private:
-    // Lets a word be looked up without a string being made for it.
+    // Heterogeneous lookup, which does not construct a string.
     struct Hash : std::hash<std::string_view> {
         using is_transparent = void;
     };
@@ -31,7 +31,7 @@ private:
     struct Sink {
         Counts& counts;
 
-        // A longer word is unknown to the tokenizer whatever the vocabulary.
+        // A longer word is unknown whatever the vocabulary.
         void word(const Word& word) {
             if (word.too_long()) return;
             if (const auto found = counts.find(word.view()); found != counts.end()) {

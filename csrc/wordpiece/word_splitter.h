@@ -1,7 +1,7 @@
 // From raw text to words: clean-up, Chinese characters, accents, lower case, white space and punctuation, in one pass.
 //
-// Text is split at ASCII white space and punctuation by a table, a byte at a time. The first deleted or non-ASCII character
-// of a word switches to the general path, which stays until the next ASCII boundary.
+// Text is split at ASCII white space and punctuation by a table, one byte at a time. The first deleted or non-ASCII
+// character of a word switches to the general path, until the next ASCII boundary.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -24,7 +24,7 @@ struct NormalizerOptions {
     bool chinese_chars = true;
 };
 
-// A word of more characters is unknown as a whole, so no more than these are stored.
+// A longer word is unknown as a whole, so no more characters than these are stored.
 inline constexpr std::size_t kMaxWordChars = 100;
 
 // One normalised word.
@@ -44,10 +44,9 @@ struct Word {
     std::string_view view() const { return {reinterpret_cast<const char*>(bytes.data()), size}; }
 };
 
-// A word that knows where it comes from: for each of its characters the index of the text's character (code point) that
-// it was made of. The rules are the reference's: what a decomposition or a change of case adds to the first character
-// comes from the same one; deleted characters leave no trace; and marks that were put in another order take the places
-// that were there, in the order in which they now stand.
+// A word with alignment: for each of its characters the index of its source character (code point) in the text. The
+// rules are the reference's: what a decomposition or a change of case adds to the first character has the same source;
+// deleted characters leave no trace; reordered marks keep the sequence of source positions.
 struct AlignedWord : Word {
     std::array<std::uint32_t, kMaxWordChars> sources;  // not initialised
     std::uint32_t last_source = 0;  // of the last character seen, stored or not
@@ -68,7 +67,7 @@ private:
     }
 };
 
-// The options, and what they make of each byte: computed once per tokenizer.
+// The options and their effect on each byte, computed once per tokenizer.
 struct NormalizerTables {
     enum class Kind : std::uint8_t { kLetter, kSpace, kPunctuation, kDeleted, kBeyondAscii };
 
@@ -80,7 +79,7 @@ struct NormalizerTables {
         }
     }
 
-    // True only if the splitter makes one word of `text`, without a change.
+    // True only if the splitter yields `text` unchanged, as a single word.
     bool keeps_as_word(std::string_view text) const {
         unsigned changing = unicode::kDeleted | unicode::kCleanedToSpace | unicode::kWhitespace | unicode::kPunctuation;
         if (options.chinese_chars) changing |= unicode::kChinese;
@@ -97,7 +96,7 @@ struct NormalizerTables {
         return characters > 0;
     }
 
-    // White space or punctuation of ASCII.
+    // ASCII white space or punctuation.
     bool is_boundary(std::uint8_t byte) const {
         return kinds[byte] == Kind::kSpace || kinds[byte] == Kind::kPunctuation;
     }
@@ -115,8 +114,8 @@ private:
     }
 };
 
-// Calls sink.word(const Word&) for each word in order; sink.full() true ends the text early. With kAligned the words are
-// AlignedWords. One splitter serves one thread; it keeps no state between calls.
+// Calls sink.word(const Word&) for each word in order; a true sink.full() ends the text early. With kAligned the words
+// are AlignedWords. A splitter is not thread-safe; it keeps no state between calls.
 template <class Sink, bool kAligned = false>
 class WordSplitter {
 public:
@@ -145,7 +144,7 @@ public:
 private:
     using Kind = NormalizerTables::Kind;
 
-    // A non-starter that waits for canonical reordering.
+    // A non-starter awaiting canonical reordering.
     struct Mark {
         std::uint8_t rank;
         bool stripped;
@@ -166,7 +165,7 @@ private:
         return at;
     }
 
-    // Any text, up to and including the next ASCII white space or punctuation. `source_` counts the characters.
+    // Process text up to and including the next ASCII white space or punctuation. `source_` counts the characters.
     const std::uint8_t* split_general(const std::uint8_t* at, const std::uint8_t* end) {
         for (; at < end; ++source_) {
             const std::uint8_t byte = *at;
@@ -193,7 +192,7 @@ private:
         return end;
     }
 
-    // Deletes control characters, turns white space into boundaries and isolates Chinese characters.
+    // Delete control characters, turn white space into boundaries and isolate Chinese characters.
     void clean(char32_t point) {
         const unicode::Record& record = unicode::record_of(point);
         if (record.flags & unicode::kDeleted) return;
@@ -237,8 +236,8 @@ private:
         }
     }
 
-    // Marks that stay although accents are stripped are put in canonical order, in which every starter, stripped or not,
-    // is a barrier. The order is stable, so stripped marks need no place in it, unless places are to be known.
+    // Remaining marks are put in canonical order, of which every starter, stripped or not, is a barrier. The order is
+    // stable, so stripped marks need not take part in it, unless alignment is requested.
     void strip(char32_t point, const unicode::Record& record, bool inserted) {
         const bool stripped = record.flags & unicode::kStripped;
         if (record.rank == 0) {
@@ -250,7 +249,7 @@ private:
         }
     }
 
-    // A starter ends the marks before it, and is what marks inserted behind it come from.
+    // A starter ends the marks before it, and is the source of marks inserted after it.
     void start_character() {
         order_marks();
         if constexpr (kAligned) starter_source_ = source_;
@@ -268,7 +267,7 @@ private:
         clear_marks();
     }
 
-    // Stable. A letter rarely has more than two marks, and std::stable_sort takes memory however few there are.
+    // Stable. A letter rarely has more than two marks, and std::stable_sort allocates memory even for few.
     void sort_marks() {
         constexpr std::size_t kFew = 16;
         const auto is_before = [](const Mark& a, const Mark& b) { return a.rank < b.rank; };
@@ -286,7 +285,7 @@ private:
         mark_sources_.clear();
     }
 
-    // Lower case never changes what kind of character it is (checked by generate.py).
+    // Lower-casing never changes the class of a character (checked by generate.py).
     void add(char32_t point, const unicode::Record& record, std::uint32_t source) {
         const bool punctuation = record.flags & unicode::kPunctuation;
         if (punctuation || (record.flags & unicode::kWhitespace)) finish_word();

@@ -1,8 +1,7 @@
-"""Files of a folder that appear together, when all of them are written."""
+"""Write several files of a folder so that all of them appear together."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -11,90 +10,78 @@ from contextlib import contextmanager, suppress
 from itertools import chain, islice
 from pathlib import Path
 
-from fastbert.checkpoints.manifest import carry_over
+from fastbert.checkpoints.manifest import merge_manifest
 from fastbert.errors import CheckpointError, UserError
-from fastbert.io.atomic_folder import REFUSED, copy_attributes, exchange, link_tree, remove
+from fastbert.io.folder_exchange import UNSUPPORTED, copy_attributes, exchange, link_tree, remove
+from fastbert.io.locking import lock_folder
 from fastbert.io.untrusted_input import read_json_file
 
-# In place, without them a folder is no model: they go first and come last, so that one which is half replaced does not
-# load.
+# A folder without its configuration is not a model. Where files are replaced one by one, these go first and come last,
+# so that a half-replaced folder does not load.
 _CONFIGS = ("config.json", "bert_config.json")
 _PARTIAL = ".fastbert-partial"
 _NEW, _PLAN = "new", "plan.json"
-# What a sub-folder may hold to be replaced by one of the same name.
-_REPLACEABLE = ("config.json", "model.safetensors", "README.md")
-# More files than these are not linked into a new folder.
-MOST_LINKED = 10_000
+# A sub-folder that holds nothing else is a module of sentence-transformers and may be replaced.
+_MODULE_FILES = ("config.json", "model.safetensors", "README.md")
+# Larger folders are not linked; their files are moved one by one.
+MAX_LINKED_FILES = 10_000
 
 
 @contextmanager
-def whole_folder(out: Path, superseded: Sequence[str] = ()) -> Iterator[Path]:
-    """Yield a folder to write to; at the end its files appear in `out`, all at once, and an interrupt before that
-    leaves `out` as it was.
+def atomic_folder(out: Path, superseded: Sequence[str] = ()) -> Iterator[Path]:
+    """Yield a folder to write to; at the end of the block its files appear in `out`, all at once.
 
-    Other files in `out` stay, except those that match `superseded` and are not written anew: readers would prefer them
-    to the new ones. A new folder is made of the new files and of hard links to those that stay, and exchanged with
-    `out` in one step; what a killed process leaves beside it is removed by the next call. Where that is impossible (no
-    hard links, no exchange of names, a mount point, the current directory, a parent that cannot be written to, more
-    than 10,000 files) files are moved one by one, config.json last.
+    If the block raises, or the process is killed, `out` stays as it was. Other files in `out` stay, except those that
+    match a pattern in `superseded` and are not written again: readers would prefer them to the new files. A folder of
+    the new files and hard links to those that stay is exchanged with `out` in one step; what a killed process leaves
+    beside it is removed by the next call. Where that is impossible (no hard links, no exchange of names,
+    a mount point, the current directory, a parent folder without write permission, more than 10,000 files) files are
+    moved one by one, config.json last.
 
-    Raises `UserError`, with `out` as it was, where a folder would take a file's name or a file a folder's, where a
-    folder in `out` holds anything but a module's files, and while another process writes to `out`.
+    Raises `UserError`, with `out` as it was, where a folder would replace a file or a file a folder, where a sub-folder
+    of `out` that would be replaced holds anything but a module's files, and while another process writes to `out`.
     """
     target = Path(os.path.realpath(out))
-    work, handle = _locked_work_folder(target, out)
+    work, descriptor = _lock_work_folder(target, out)
     new = work / _NEW
     try:
         new.mkdir()
         yield new
-        _put_in_place(work, target, out, superseded)
+        _publish(work, target, out, superseded)
     finally:
-        _settle(work, target)
-        with suppress(OSError):  # what could not be removed now is removed by the next call
+        _clean_up(work, target)
+        with suppress(OSError):  # the next call removes what could not be removed now
             work.rmdir()
-        os.close(handle)
+        os.close(descriptor)
 
 
-def _locked_work_folder(target: Path, out: Path) -> tuple[Path, int]:
-    """Make the empty folder, beside `target` or in it, that this process alone works in, and lock it."""
-    beside = target.with_name(f".{target.name}{_PARTIAL}")
-    inside = target.is_dir() and (target.is_mount() or _holds_current(target))
-    work = target / _PARTIAL if inside else beside
-    while True:
-        try:
-            work.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            if error.errno not in REFUSED or work.parent == target or not target.is_dir():
-                raise
-            work = target / _PARTIAL
-            continue
-        try:
-            handle = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:  # removed by the process that made it
-            continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            raise UserError(f"--out {out}: another process is writing there; wait for it") from None
-        if work.exists() and os.fstat(handle).st_ino == work.stat().st_ino:
-            break
-        os.close(handle)  # removed by the process that held it
-    _settle(work, target)
+def _lock_work_folder(target: Path, out: Path) -> tuple[Path, int]:
+    """Create and lock an empty folder to work in, beside `target` or in it."""
+    inside = target.is_dir() and (target.is_mount() or _holds_current_directory(target))
+    work = target / _PARTIAL if inside else target.with_name(f".{target.name}{_PARTIAL}")
+    message = f"--out {out}: another process is writing there; wait for it"
+    try:
+        descriptor = lock_folder(work, message)
+    except OSError as error:
+        if error.errno not in UNSUPPORTED or work.parent == target or not target.is_dir():
+            raise
+        work = target / _PARTIAL
+        descriptor = lock_folder(work, message)
+    _clean_up(work, target)
     if work.parent != target:
         shutil.rmtree(target / _PARTIAL, ignore_errors=True)
-    return work, handle
+    return work, descriptor
 
 
-def _holds_current(target: Path) -> bool:
-    """Whether the current directory is in the folder: a shell in it would stay in the old one."""
+def _holds_current_directory(target: Path) -> bool:
+    """Return whether the current directory is in the folder: a shell in it would stay in the old one."""
     try:
         return Path.cwd().is_relative_to(target)
     except FileNotFoundError:
         return False
 
 
-def _put_in_place(work: Path, target: Path, out: Path, superseded: Sequence[str]) -> None:
+def _publish(work: Path, target: Path, out: Path, superseded: Sequence[str]) -> None:
     new = work / _NEW
     if not os.path.lexists(target):
         new.rename(target)
@@ -106,24 +93,24 @@ def _put_in_place(work: Path, target: Path, out: Path, superseded: Sequence[str]
         _check_replaceable(new / name, target / name, out)
     matches = {path.name for pattern in superseded for path in target.glob(pattern) if not path.is_dir()}
     removed = sorted(matches - set(names))
-    carry_over(target, new, {path.name for path in target.iterdir()}.difference(names, removed))
-    if not _exchanged(work, target, [*names, *removed]):
+    merge_manifest(target, new, {path.name for path in target.iterdir()}.difference(names, removed))
+    if not _exchange_folders(work, target, [*names, *removed]):
         _move_files(new, target, names, removed)
 
 
-def _exchanged(work: Path, target: Path, replaced: Sequence[str]) -> bool:
-    """Complete the new folder with links to what stays, and exchange it with the old one."""
+def _exchange_folders(work: Path, target: Path, replaced: Sequence[str]) -> bool:
+    """Link the files that stay into the new folder and exchange it with the old one; return False if unsupported."""
     new = work / _NEW
     files = chain.from_iterable(names for _, _, names in os.walk(target))
-    if work.parent == target or next(islice(files, MOST_LINKED, None), None) is not None:
+    if work.parent == target or next(islice(files, MAX_LINKED_FILES, None), None) is not None:
         return False
-    kept = [path.name for path in target.iterdir() if path.name not in replaced]
+    remaining = [path.name for path in target.iterdir() if path.name not in replaced]
     try:
-        for name in kept:
+        for name in remaining:
             link_tree(target / name, new / name)
         copy_attributes(target, new)
     except OSError as error:
-        if error.errno not in REFUSED:
+        if error.errno not in UNSUPPORTED:
             raise
     else:
         info = new.stat()
@@ -132,7 +119,7 @@ def _exchanged(work: Path, target: Path, replaced: Sequence[str]) -> bool:
         if exchange(new, target):
             return True
         (work / _PLAN).unlink()
-    for name in kept:
+    for name in remaining:
         remove(new / name)
     return False
 
@@ -145,14 +132,14 @@ def _move_files(new: Path, target: Path, names: Sequence[str], removed: Sequence
         (target / name).unlink()
     for name in sorted(names, key=_CONFIGS.__contains__):
         if (new / name).is_dir() and (target / name).is_dir():
-            shutil.rmtree(target / name)  # looked at before: a module's few files
+            shutil.rmtree(target / name)  # checked before: it holds a module's files only
         (new / name).replace(target / name)
 
 
-def _settle(work: Path, target: Path) -> None:
-    """Empty the work folder: of files that never got their names, or of the old folder after an exchange.
+def _clean_up(work: Path, target: Path) -> None:
+    """Empty the work folder of unpublished files, or of the old folder after an exchange.
 
-    A file that somebody put into the old folder while it was being replaced is moved to the new one.
+    A file that another program put into the old folder while it was being replaced is moved to the new one.
     """
     if (work / _PLAN).exists():
         try:
@@ -160,9 +147,9 @@ def _settle(work: Path, target: Path) -> None:
         except CheckpointError:  # killed while it was written
             plan = None
         info = target.stat() if target.exists() and (work / _NEW).is_dir() else None
-        said = (plan.get("device"), plan.get("inode")) if isinstance(plan, dict) else None
-        if info is not None and (info.st_dev, info.st_ino) == said:
-            _move_late(work / _NEW, target, plan.get("replaced", ()))
+        planned = (plan.get("device"), plan.get("inode")) if isinstance(plan, dict) else None
+        if info is not None and (info.st_dev, info.st_ino) == planned:
+            _move_late_files(work / _NEW, target, plan.get("replaced", ()))
     for left in sorted(work.iterdir(), key=lambda path: path.name == _PLAN):
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left, ignore_errors=True)
@@ -170,24 +157,24 @@ def _settle(work: Path, target: Path) -> None:
             left.unlink(missing_ok=True)
 
 
-def _move_late(old: Path, target: Path, replaced: Sequence[str]) -> None:
+def _move_late_files(old: Path, target: Path, replaced: Sequence[str]) -> None:
     for path in old.iterdir():
-        there = target / path.name
+        destination = target / path.name
         if path.name in replaced:
             continue
-        if not os.path.lexists(there):
-            path.rename(there)
-        elif path.is_dir() and not path.is_symlink() and there.is_dir():
-            _move_late(path, there, ())
+        if not os.path.lexists(destination):
+            path.rename(destination)
+        elif path.is_dir() and not path.is_symlink() and destination.is_dir():
+            _move_late_files(path, destination, ())
 
 
 def _check_replaceable(new: Path, old: Path, out: Path) -> None:
-    """Refuse what is not of the same kind, links to folders, and folders that hold what is not a module's."""
+    """Refuse to replace a file by a folder or the reverse, links to folders, and folders with other files."""
     if not old.is_symlink() and not old.exists():
         return
     if new.is_dir() != old.is_dir() or (new.is_dir() and old.is_symlink()):
         raise UserError(f"--out {out}: {old.name} is in the way; move it, or name another folder")
     if new.is_dir():
-        strange = [path.name for path in old.iterdir() if path.name not in _REPLACEABLE or path.is_dir()]
-        if strange:
-            raise UserError(f"--out {out}: {old.name} holds {strange[0]!r}, which is not ours to replace; move it away")
+        foreign = [path.name for path in old.iterdir() if path.name not in _MODULE_FILES or path.is_dir()]
+        if foreign:
+            raise UserError(f"--out {out}: {old.name} holds {foreign[0]!r}, which is not fastbert's; move it away")

@@ -6,7 +6,6 @@ source lacks is not made up, and what it holds beyond the model is named.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fastbert.checkpoints import key_mapping
-from fastbert.checkpoints.atomic_folder import whole_folder
-from fastbert.checkpoints.file_tensors import Stored, fill
-from fastbert.checkpoints.formats.safetensors_files import in_bytes, write_safetensors
+from fastbert.checkpoints.atomic_folder import atomic_folder
+from fastbert.checkpoints.file_tensors import FileTensor, fill
+from fastbert.checkpoints.formats.safetensors import in_bytes, write_safetensors
 from fastbert.checkpoints.formats.tensorflow import write_bundle
 from fastbert.checkpoints.hub import MAIN
 from fastbert.checkpoints.key_mapping import is_encoders, is_training_state, is_transposed, match, to_tensorflow
@@ -28,6 +27,7 @@ from fastbert.checkpoints.source import Weights, config_place, find_source, find
 from fastbert.checkpoints.tokenizer_files import Target, accept_folder, carry_tokenizer
 from fastbert.config import CONFIGS, BertConfig
 from fastbert.errors import CheckpointError, UserError
+from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.untrusted_input import read_json_file
 from fastbert.models import loading
 
@@ -136,7 +136,7 @@ def convert(source: str | Path, out: Path, options: Options = Options()) -> Repo
         report.left_out[MODULES] = why
     if not report.whole:
         return report
-    with whole_folder(out, superseded=("model*.safetensors*", *PIPELINE_FILES)) as folder:
+    with atomic_folder(out, superseded=("model*.safetensors*", *PIPELINE_FILES)) as folder:
         _write(folder, plan, _with_labels(config, plan), kind, options)
         carry_tokenizer(options.tokenizer, weights.folder, folder, config.vocab_size, options.to)
         if pipeline is not None and options.to == "hf":
@@ -163,8 +163,7 @@ class _Pipeline:
         self.settings.save(folder, width)
         for place, name in ((self.root, PROMPTS), (self.encoder, ENCODER_CONFIG)):
             if is_there(place / name):
-                said = json.dumps(read_json_file(place / name), indent=2, ensure_ascii=False) + "\n"
-                (folder / name).write_text(said, encoding="utf-8")
+                write_json_atomic(folder / name, read_json_file(place / name), ensure_ascii=False)
 
 
 def _read_pipeline(root: Path) -> _Pipeline:
@@ -210,7 +209,7 @@ def named_classes(folder: Path) -> list[str]:
 
 def _plan(
     weights: Weights, config: BertConfig, kind: str, out: Path, options: Options
-) -> tuple[dict[str, Stored], Report]:
+) -> tuple[dict[str, FileTensor], Report]:
     """Which tensor goes where, under which name; and the report of it."""
     from fastbert import models
 
@@ -220,7 +219,7 @@ def _plan(
     own = loading.own_shapes(model)
     matched = match(weights.tensors, own, model.base_model_prefix, weights.place)
     loading.check_tied(model, weights, matched)
-    plan: dict[str, Stored] = {}
+    plan: dict[str, FileTensor] = {}
     moved, wrong = [], {}
     for name in own:
         if name not in matched:
@@ -247,7 +246,7 @@ def _is_open(name: str) -> bool:
     return name.startswith("classifier.")
 
 
-def _moved(name: str, key: str, stored: Stored, weights: Weights, options: Options) -> Moved:
+def _moved(name: str, key: str, stored: FileTensor, weights: Weights, options: Options) -> Moved:
     source = weights.origins.get(key, key)
     target = _target_name(name, options.to)
     turned = [is_transposed(one) and len(stored.shape) == 2 for one in (source, target)]
@@ -267,7 +266,7 @@ def _target_name(name: str, to: Target) -> str:
     return theirs
 
 
-def _dtype(stored: Stored, wanted: torch.dtype | None) -> torch.dtype:
+def _dtype(stored: FileTensor, wanted: torch.dtype | None) -> torch.dtype:
     return wanted if wanted is not None and stored.dtype.is_floating_point else stored.dtype
 
 
@@ -282,7 +281,7 @@ def _reason(name: str, kind: str, tied: tuple[str, ...]) -> str:
     return f"no part of {kind}"
 
 
-def _with_labels(config: BertConfig, plan: dict[str, Stored]) -> BertConfig:
+def _with_labels(config: BertConfig, plan: dict[str, FileTensor]) -> BertConfig:
     """The configuration with as many labels as a classifier among the weights has."""
     from dataclasses import replace
 
@@ -291,22 +290,22 @@ def _with_labels(config: BertConfig, plan: dict[str, Stored]) -> BertConfig:
     return config if labels in (1, config.num_labels) else replace(config, num_labels=labels)
 
 
-def _write(folder: Path, plan: dict[str, Stored], config: BertConfig, kind: str, options: Options) -> None:
+def _write(folder: Path, plan: dict[str, FileTensor], config: BertConfig, kind: str, options: Options) -> None:
     """Weights and configuration."""
     tensors = {name: torch.empty(stored.shape, dtype=_dtype(stored, options.dtype)) for name, stored in plan.items()}
     fill((stored, tensors[name]) for name, stored in plan.items())
-    text = json.dumps(config.to_dict(architecture=kind), indent=2) + "\n"
+    content = config.to_dict(architecture=kind)
     if options.to == "hf":
         size = options.max_shard_size
         write_safetensors(folder, tensors, None if size is None else in_bytes(size))
-        (folder / "config.json").write_text(text, encoding="utf-8")
+        write_json_atomic(folder / "config.json", content)
         return
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         theirs = _target_name(name, options.to)
         renamed[theirs] = tensor.T.contiguous() if is_transposed(theirs) else tensor
     write_bundle(folder / PREFIX, renamed)
-    (folder / "bert_config.json").write_text(text, encoding="utf-8")
+    write_json_atomic(folder / "bert_config.json", content)
 
 
 def _refuse_present(place: Path, out: Path, options: Options) -> None:

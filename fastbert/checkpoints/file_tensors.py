@@ -1,4 +1,4 @@
-"""Tensors that lie in files: where each lies, and the way from there into memory, piece by piece."""
+"""Describe tensors in files, and read or map them into memory."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from torch import Tensor
 
 from fastbert.errors import CheckpointError
 from fastbert.io.mmap import map_file
-from fastbert.io.untrusted_input import PlainFile
+from fastbert.io.untrusted_input import UntrustedFile
 
 # Read, checked and converted at once: fits a core's cache with its converted copy.
-PIECE = 1 << 20
-MOST_DIMENSIONS, MOST_ELEMENTS = 64, 1 << 40
-MOST_THREADS = 8
+CHUNK_BYTES = 1 << 20
+MAX_DIMENSIONS, MAX_ELEMENTS = 64, 1 << 40
+MAX_THREADS = 8
 
 
 @dataclass(frozen=True)
-class Checked:
-    """A stretch of a file whose checksum is known: `update(data, value)` continues one, `finish` is what is stored."""
+class Checksum:
+    """The checksum of a byte range: `update(data, value)` continues one, `finish(value)` gives the stored form."""
 
     offset: int
     size: int
@@ -35,71 +35,65 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A tensor in a file: `shape`, and `stride` in elements (None: contiguous) from byte `offset` on, little-endian."""
+class FileTensor:
+    """A little-endian tensor in a file from byte `offset` on, with `stride` in elements (None: contiguous)."""
 
     file: Path
     offset: int
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...] | None = None
-    checked: Checked | None = None
+    checksum: Checksum | None = None
 
     @property
-    def count(self) -> int:
-        """Elements."""
+    def numel(self) -> int:
+        """Return the number of elements."""
         return math.prod(self.shape)
 
     @property
     def extent(self) -> int:
-        """Bytes of the file from `offset` on that it reaches over."""
-        if not self.count:
+        """Return the bytes from the first element to the end of the last."""
+        if not self.numel:
             return 0
         if self.stride is None:
-            return self.count * self.dtype.itemsize
+            return self.numel * self.dtype.itemsize
         last = sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
         return (last + 1) * self.dtype.itemsize
 
-    def transposed(self) -> Stored:
-        """The same matrix with rows and columns exchanged."""
+    def transposed(self) -> FileTensor:
+        """Return the transpose of a matrix, over the same bytes."""
         rows, columns = self.shape
         row, column = self.stride or (columns, 1)
         return replace(self, shape=(columns, rows), stride=(column, row))
 
-    def reshaped(self, shape: tuple[int, ...]) -> Stored:
-        """The same numbers in another shape of as many elements."""
-        assert self.stride is None
-        assert math.prod(shape) == self.count
-        return replace(self, shape=shape)
-
     def read(self) -> Tensor:
-        """The tensor, contiguous, in its own dtype."""
+        """Read the tensor: contiguous, in its own dtype. Raises `CheckpointError`."""
         tensor = torch.empty(self.shape, dtype=self.dtype)
         fill([(self, tensor)])
         return tensor
 
-    def place(self) -> tuple[object, ...]:
-        """Two that are equal here are the same numbers."""
+    def location(self) -> tuple[object, ...]:
+        """Return what identifies the elements: tensors with equal locations have equal elements."""
         return self.file, self.offset, self.dtype, self.shape, self.stride
 
 
-def fill(pairs: Iterable[tuple[Stored, Tensor]]) -> None:
-    """Read tensors into contiguous ones of their shapes on the CPU, converted to their dtypes, on several threads.
+def fill(pairs: Iterable[tuple[FileTensor, Tensor]]) -> None:
+    """Read file tensors into contiguous CPU tensors of the same shapes, converting dtypes, on several threads.
 
-    Raises `CheckpointError` for files that end before, and for wrong checksums.
+    Raises `CheckpointError` for truncated files and wrong checksums.
     """
     work = list(pairs)
-    files: dict[Path, PlainFile] = {}
+    files: dict[Path, UntrustedFile] = {}
     try:
         for stored, _ in work:
             if stored.file not in files:
-                files[stored.file] = PlainFile(stored.file)
+                files[stored.file] = UntrustedFile(stored.file)
         jobs = [job for stored, tensor in work for job in _jobs(files[stored.file], stored, tensor)]
-        threads = min(MOST_THREADS, torch.get_num_threads(), len(jobs))
+        threads = min(MAX_THREADS, torch.get_num_threads(), len(jobs))
         if threads > 1:
             with ThreadPoolExecutor(threads) as pool:
-                for done in [pool.submit(job) for job in jobs]:
-                    done.result()
+                for future in [pool.submit(job) for job in jobs]:
+                    future.result()
         else:
             for job in jobs:
                 job()
@@ -108,13 +102,16 @@ def fill(pairs: Iterable[tuple[Stored, Tensor]]) -> None:
             file.close()
 
 
-def map_tensors(named: Mapping[str, Stored]) -> dict[str, Tensor]:
-    """Of tensors that lie in their files as they would in memory, views of the mapped files, each with a storage of its
-    own; others are left out, and all where the system does not map."""
+def map_tensors(named: Mapping[str, FileTensor]) -> dict[str, Tensor]:
+    """Return tensors as views of their mapped files, each with its own storage.
+
+    Left out are tensors that are not stored as in memory (strided, misaligned, with a checksum), and all tensors of a
+    file that cannot be mapped.
+    """
     files: dict[Path, Tensor] = {}
-    found = {}
+    mapped = {}
     for name, stored in named.items():
-        if stored.stride is not None or stored.checked is not None or not stored.count:
+        if stored.stride is not None or stored.checksum is not None or not stored.numel:
             continue
         if stored.offset % stored.dtype.itemsize:
             continue
@@ -125,96 +122,98 @@ def map_tensors(named: Mapping[str, Stored]) -> dict[str, Tensor]:
             continue
         data = files[stored.file].numpy()
         if stored.offset + stored.extent > len(data):
-            raise CheckpointError(f"{stored.file}: was cut short while it was read")
-        own = torch.from_numpy(data[stored.offset : stored.offset + stored.extent])
-        found[name] = own.view(stored.dtype).view(stored.shape)
-    return found
+            raise CheckpointError(f"{stored.file}: was truncated while it was read")
+        elements = torch.from_numpy(data[stored.offset : stored.offset + stored.extent])
+        mapped[name] = elements.view(stored.dtype).view(stored.shape)
+    return mapped
 
 
-def equal(first: Stored, second: Stored) -> bool:
-    """Whether two tensors hold the same numbers."""
-    if first.place() == second.place():
+def equal(first: FileTensor, second: FileTensor) -> bool:
+    """Return whether two tensors have the same shape and elements."""
+    if first.location() == second.location():
         return True
     return first.shape == second.shape and torch.equal(first.read(), second.read())
 
 
-def _jobs(file: PlainFile, stored: Stored, tensor: Tensor) -> list[Callable[[], None]]:
-    """What has to be done to read one tensor, in parts that may run side by side."""
+def _jobs(file: UntrustedFile, stored: FileTensor, tensor: Tensor) -> list[Callable[[], None]]:
+    """Return the functions that read one tensor, in parts that may run in parallel."""
     assert tuple(tensor.shape) == stored.shape
-    if not stored.count:
+    if not stored.numel:
         return []
     flat = tensor.detach().view(-1)
-    if stored.checked is not None and (stored.checked.offset, stored.checked.size) == (stored.offset, stored.extent):
+    if stored.checksum is not None and (stored.checksum.offset, stored.checksum.size) == (stored.offset, stored.extent):
         if stored.stride is None:
             return [partial(_read_checked, file, stored, flat)]
         if len(stored.shape) == 2 and stored.stride == (1, stored.shape[0]):
             return [partial(_read_checked, file, stored, tensor.detach().T)]
-    if stored.stride is not None or stored.checked is not None:
-        return [partial(_read_apart, file, stored, tensor.detach())]
-    step = 16 * PIECE // stored.dtype.itemsize
-    starts = [*range(0, stored.count, step), stored.count]
-    return [partial(_read_part, file, stored, flat, start, stop) for start, stop in pairwise(starts)]
+    if stored.stride is not None or stored.checksum is not None:
+        return [partial(_read_strided, file, stored, tensor.detach())]
+    step = 16 * CHUNK_BYTES // stored.dtype.itemsize
+    starts = [*range(0, stored.numel, step), stored.numel]
+    return [partial(_read_range, file, stored, flat, start, stop) for start, stop in pairwise(starts)]
 
 
-def _read_part(file: PlainFile, stored: Stored, flat: Tensor, start: int, stop: int) -> None:
-    """Elements `start` to `stop`: straight into their place, or converted piecewise."""
-    item = stored.dtype.itemsize
+def _read_range(file: UntrustedFile, stored: FileTensor, flat: Tensor, start: int, stop: int) -> None:
+    """Read elements `start` to `stop` in place, or convert them chunk by chunk."""
+    itemsize = stored.dtype.itemsize
     if flat.dtype == stored.dtype:
-        file.read_into(_bytes(flat[start:stop]), stored.offset + start * item)
+        file.read_into(_bytes(flat[start:stop]), stored.offset + start * itemsize)
         return
-    piece = torch.empty(min(PIECE // item, stop - start), dtype=stored.dtype)
-    for begin in range(start, stop, len(piece)):
-        part = piece[: min(len(piece), stop - begin)]
-        file.read_into(_bytes(part), stored.offset + begin * item)
-        flat[begin : begin + len(part)].copy_(part)
+    buffer = torch.empty(min(CHUNK_BYTES // itemsize, stop - start), dtype=stored.dtype)
+    for begin in range(start, stop, len(buffer)):
+        chunk = buffer[: min(len(buffer), stop - begin)]
+        file.read_into(_bytes(chunk), stored.offset + begin * itemsize)
+        flat[begin : begin + len(chunk)].copy_(chunk)
 
 
-def _read_checked(file: PlainFile, stored: Stored, target: Tensor) -> None:
-    """A tensor that has a checksum of its own, taken of each piece while it is in the cache. `target` has its elements
-    in the file's order: flat, or a transposed matrix."""
-    assert stored.checked is not None
-    value, at = 0, stored.offset
-    rows = max(1, PIECE * len(target) // (stored.count * stored.dtype.itemsize))
-    piece = torch.empty((min(rows, len(target)), *target.shape[1:]), dtype=stored.dtype)
-    straight = target.dtype == stored.dtype and target.is_contiguous()
+def _read_checked(file: UntrustedFile, stored: FileTensor, target: Tensor) -> None:
+    """Read a tensor with its own checksum, which is updated while each chunk is in the cache.
+
+    `target` has its elements in the file's order: flat, or a transposed matrix.
+    """
+    assert stored.checksum is not None
+    value, offset = 0, stored.offset
+    rows = max(1, CHUNK_BYTES * len(target) // (stored.numel * stored.dtype.itemsize))
+    buffer = torch.empty((min(rows, len(target)), *target.shape[1:]), dtype=stored.dtype)
+    in_place = target.dtype == stored.dtype and target.is_contiguous()
     for begin in range(0, len(target), rows):
-        part = target[begin : begin + rows]
-        read = part if straight else piece[: len(part)]
+        chunk = target[begin : begin + rows]
+        read = chunk if in_place else buffer[: len(chunk)]
         memory = _bytes(read.view(-1))
-        file.read_into(memory, at)
-        value = stored.checked.update(memory, value)
-        at += len(memory)
-        if read is not part:
-            part.copy_(read)
-    _compare(file, stored.checked, value)
+        file.read_into(memory, offset)
+        value = stored.checksum.update(memory, value)
+        offset += len(memory)
+        if read is not chunk:
+            chunk.copy_(read)
+    _compare(file, stored.checksum, value)
 
 
-def _read_apart(file: PlainFile, stored: Stored, tensor: Tensor) -> None:
-    """A tensor that lies in its file with strides, or in a larger stretch that has one checksum."""
-    if stored.checked is not None:
-        base, size = stored.checked.offset, stored.checked.size
+def _read_strided(file: UntrustedFile, stored: FileTensor, tensor: Tensor) -> None:
+    """Read a tensor with strides, or one within a larger byte range that has one checksum."""
+    if stored.checksum is not None:
+        base, size = stored.checksum.offset, stored.checksum.size
     else:
         base, size = stored.offset, stored.extent
     data = torch.empty(size, dtype=torch.uint8)
     file.read_into(_bytes(data), base)
-    if stored.checked is not None:
-        _compare(file, stored.checked, stored.checked.update(_bytes(data), 0))
-    own = data[stored.offset - base :][: stored.extent]
-    if own.data_ptr() % stored.dtype.itemsize:
-        own = own.clone()
-    elements = own.view(stored.dtype)
+    if stored.checksum is not None:
+        _compare(file, stored.checksum, stored.checksum.update(_bytes(data), 0))
+    extent = data[stored.offset - base :][: stored.extent]
+    if extent.data_ptr() % stored.dtype.itemsize:
+        extent = extent.clone()
+    elements = extent.view(stored.dtype)
     shaped = elements.view(stored.shape) if stored.stride is None else elements.as_strided(stored.shape, stored.stride)
     tensor.copy_(shaped)
 
 
-def _compare(file: PlainFile, checked: Checked, value: int) -> None:
-    if checked.finish(value) != checked.value:
+def _compare(file: UntrustedFile, checksum: Checksum, value: int) -> None:
+    if checksum.finish(value) != checksum.value:
         raise CheckpointError(
-            f"{file.path}: damaged: the {checked.size:,} bytes at {checked.offset:,} have another checksum than they"
-            " should; fetch the file again"
+            f"{file.path}: damaged: the {checksum.size:,} bytes at {checksum.offset:,} have the wrong checksum; fetch"
+            " the file again"
         )
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor."""
+    """Return the memory of a contiguous tensor."""
     return tensor.view(torch.uint8).numpy().data

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
-from fastbert.checkpoints.file_tensors import Stored
+from fastbert.checkpoints.file_tensors import FileTensor
 from fastbert.errors import CheckpointError
 from fastbert.io.untrusted_input import shown
 
@@ -115,10 +115,10 @@ def is_transposed(theirs: str) -> bool:
     return theirs.endswith("/kernel")
 
 
-def weights_of_bundle(bundle: Mapping[str, Stored]) -> tuple[dict[str, Stored], dict[str, str]]:
+def weights_of_bundle(bundle: Mapping[str, FileTensor]) -> tuple[dict[str, FileTensor], dict[str, str]]:
     """Of a TensorFlow checkpoint: its weights under our names, and our names -> TensorFlow's. What is no weight of BERT
     keeps its own name."""
-    weights: dict[str, Stored] = {}
+    weights: dict[str, FileTensor] = {}
     origins: dict[str, str] = {}
     for theirs, stored in bundle.items():
         ours = from_tensorflow(theirs) or theirs

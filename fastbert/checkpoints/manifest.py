@@ -19,9 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fastbert.checkpoints.crc32c import combine, crc32c
 from fastbert.errors import CheckpointError, UserError
-from fastbert.io.untrusted_input import PlainFile, parse_json, shown
+from fastbert.io.atomic_write import write_atomic
+from fastbert.io.checksums import combine_crc32c, crc32c
+from fastbert.io.untrusted_input import UntrustedFile, parse_json, shown
 
 logger = logging.getLogger("fastbert")
 
@@ -76,7 +77,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     path = folder / NAME
     if not os.path.lexists(path):
         return None
-    with PlainFile(path) as file:
+    with UntrustedFile(path) as file:
         if file.size > MOST_BYTES:
             raise CheckpointError(
                 f"{path}: {file.size:,} bytes, where at most {MOST_BYTES:,} are read; {_renew(folder)}"
@@ -132,7 +133,7 @@ def replace_manifest(folder: Path, fingerprint: Callable[[list[str]], str | None
     return names
 
 
-def carry_over(source: Path, folder: Path, kept: Iterable[str]) -> None:
+def merge_manifest(source: Path, folder: Path, kept: Iterable[str]) -> None:
     """Enter files that stay, of which the manifest of `source` knows, in that of `folder`, whose own entries win."""
     new = read_manifest(folder)
     try:
@@ -194,7 +195,7 @@ def check_fingerprint(folder: Path, fingerprint: str, source: str) -> None:
 
 def describe(path: Path) -> Entry:
     """Read a file once, on several threads if it is large, for its entry."""
-    with PlainFile(path) as file:
+    with UntrustedFile(path) as file:
         starts = range(0, file.size, _STRETCH)
         if len(starts) > 1:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -204,11 +205,11 @@ def describe(path: Path) -> Entry:
             values = [_checksum(file, start) for start in starts]
         value = 0
         for start, part in zip(starts, values, strict=True):
-            value = combine(value, part, min(_STRETCH, file.size - start))
+            value = combine_crc32c(value, part, min(_STRETCH, file.size - start))
         return Entry(file.size, f"{value:08x}")
 
 
-def _checksum(file: PlainFile, start: int) -> int:
+def _checksum(file: UntrustedFile, start: int) -> int:
     """The CRC-32C of one stretch."""
     stop = min(start + _STRETCH, file.size)
     memory, value = memoryview(bytearray(min(_PIECE, stop - start))), 0
@@ -264,10 +265,7 @@ def _digest(body: Mapping[str, Any]) -> str:
 def _write(folder: Path, manifest: Manifest) -> None:
     files = {name: asdict(entry) for name, entry in sorted(manifest.files.items())}
     body = {"format": FORMAT, "version": VERSION, "files": files, "tokenizer": manifest.tokenizer}
-    partial = folder / f"{NAME}.partial"
     try:
-        partial.write_text(json.dumps({**body, "sha256": _digest(body)}, indent=1) + "\n", encoding="utf-8")
-        partial.replace(folder / NAME)
+        write_atomic(folder / NAME, json.dumps({**body, "sha256": _digest(body)}, indent=1) + "\n")
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise CheckpointError(f"{folder / NAME}: could not be written ({error}); free some disk space") from error

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Literal
 
 from fastbert.checkpoints import hub
-from fastbert.checkpoints.file_tensors import Stored
-from fastbert.checkpoints.formats.pickle_files import PICKLED, PICKLED_INDEX, read_pickle
-from fastbert.checkpoints.formats.safetensors_files import WEIGHTS, WEIGHTS_INDEX, read_safetensors
+from fastbert.checkpoints.file_tensors import FileTensor
+from fastbert.checkpoints.formats.pickle import PICKLED, PICKLED_INDEX, read_pickle
+from fastbert.checkpoints.formats.safetensors import WEIGHTS, WEIGHTS_INDEX, read_safetensors
 from fastbert.checkpoints.formats.shards import read_shards
 from fastbert.checkpoints.formats.tensorflow import INDEX, index_file, read_bundle
 from fastbert.checkpoints.key_mapping import weights_of_bundle
 from fastbert.checkpoints.manifest import MODEL, verify_files
 from fastbert.errors import CheckpointError, UserError
-from fastbert.io.untrusted_input import PlainFile, shown
+from fastbert.io.untrusted_input import UntrustedFile, shown
 
 Kind = Literal["safetensors", "pickle", "tensorflow"]
 _STATE_LINE = re.compile(r'^model_checkpoint_path: "([^"/\\]+)"', re.MULTILINE)
@@ -30,7 +30,7 @@ class Weights:
     place: Path
     """The folder, or TensorFlow's prefix."""
     kind: Kind
-    tensors: dict[str, Stored]
+    tensors: dict[str, FileTensor]
     """By the names of the files; TensorFlow's weights by ours."""
     origins: dict[str, str] = field(default_factory=dict)
     """Names -> TensorFlow's."""
@@ -102,7 +102,7 @@ def _prefix_in(folder: Path) -> Path | None:
     if len(found) <= 1:
         return found[0] if found else None
     if (folder / "checkpoint").exists():
-        with PlainFile(folder / "checkpoint") as file:
+        with UntrustedFile(folder / "checkpoint") as file:
             text = file.read(0, min(file.size, 1 << 20)).decode("utf-8", errors="replace")
         named = _STATE_LINE.search(text)
         if named and folder / named[1] in found:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import tyro
 
 from fastbert.cli.common import output, require
 from fastbert.errors import UserError
+from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.progress import console
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     with console(quiet).status(f"converting {source}"):
         report = convert(source, out, options)
     if config.report is not None:
-        config.report.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_json_atomic(config.report, report.to_dict())
     output(describe(report))
     return 0 if report.whole else NOT_WHOLE
 
@@ -135,7 +135,7 @@ def _run_delta(config: Config, source: str, out: Path, base: str, quiet: bool) -
     with console(quiet).status(f"comparing {source} with {base}"):
         report = write_delta(source, base, out, bits=config.bits, overwrite=config.overwrite)
     if config.report is not None:
-        config.report.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_json_atomic(config.report, report.to_dict())
     output(describe_delta(report))
     return 0
 

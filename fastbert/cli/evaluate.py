@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,9 +45,9 @@ def run(config: Config, *, quiet: bool = False) -> int:
     width = max(map(len, scores))
     output("\n".join(f"{name:<{width}}  {value:>9.4f}" for name, value in scores.items()))
     if config.json is not None:
-        from fastbert.io.atomic_write import write_atomic
+        from fastbert.io.atomic_write import write_json_atomic
 
-        write_atomic(config.json, json.dumps(scores, indent=2) + "\n")
+        write_json_atomic(config.json, scores)
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from fastbert.cli.common import output, require
 from fastbert.errors import UserError
+from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.progress import Bars
 
 if TYPE_CHECKING:
@@ -151,10 +151,8 @@ def _run_table(config: Config, source: str, quiet: bool) -> int:
 
         rows = table7(model, tokenizer, sets[0], sets[1], training, progress=progress)
     out.mkdir(parents=True, exist_ok=True)
-    partial = out / "table7.json.partial"
     result = {"kind": "table7", "model": source, "train": train, "eval": dev, "rows": [row.to_dict() for row in rows]}
-    partial.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    partial.replace(out / "table7.json")
+    write_json_atomic(out / "table7.json", result)
     output(describe(rows))
     return 0
 

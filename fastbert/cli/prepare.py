@@ -31,7 +31,7 @@ class Config:
 def run(config: Config, *, quiet: bool = False) -> int:
     """Prepare with a bar in bytes and sentences."""
     from fastbert.data.corpus import Corpus
-    from fastbert.data.shards import prepare
+    from fastbert.data.prepare import prepare
     from fastbert.tokenizers import WordPieceTokenizer
 
     require(config.corpus, "--corpus", "the text to tokenize, as files, folders or globs")

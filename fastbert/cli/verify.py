@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,9 @@ import tyro
 
 from fastbert.cli.common import output, require
 from fastbert.errors import UserError
+from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.progress import Bars
-from fastbert.io.regular_file import open_regular
+from fastbert.io.untrusted_input import open_regular
 
 if TYPE_CHECKING:
     from fastbert.integrations.verify import VerifyReport
@@ -78,9 +78,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
         )  # fmt: skip
     output(table(report))
     if config.json is not None:
-        partial = config.json.with_name(config.json.name + ".partial")
-        partial.write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
-        partial.replace(config.json)
+        write_json_atomic(config.json, report.to_dict())
     return AGREE if report.agrees else DISAGREE
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fastbert.checkpoints.atomic_folder import whole_folder
+from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.cli.common import output, require
 from fastbert.errors import UserError
 from fastbert.io.progress import Bars
@@ -37,8 +37,8 @@ class Config:
     """Keep capitals and accents."""
     min_frequency: int | None = None
     """Pieces seen less often are left out (default: 2); with --extend, words (default: 5)."""
-    holdout: float = 0.05
-    """Share of the documents to measure on and not to learn from; 0 learns from all and measures on the same."""
+    validation_fraction: float = 0.05
+    """Fraction of the documents to measure on and not to learn from; 0 learns from all and measures on the same."""
     report: Path | None = None
     """JSON file for the report (default: vocab_report.json in --out)."""
     tokenizer: Path | None = None
@@ -59,8 +59,8 @@ class Config:
     """Replace a vocabulary that is there already."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.holdout < 1:
-            raise UserError(f"--holdout {self.holdout} must be a share from 0 up to, not including, 1")
+        if not 0 <= self.validation_fraction < 1:
+            raise UserError(f"--validation-fraction {self.validation_fraction} must be from 0 to below 1")
         if self.min_frequency is not None and self.min_frequency < 1:
             raise UserError(f"--min-frequency {self.min_frequency} must be at least 1")
         if not self.extend:
@@ -98,7 +98,7 @@ def _build(config: Config, quiet: bool) -> None:
     _refuse_present(out, ("vocab.txt",), config.overwrite)
     check_size(config.vocab_size)
     with Bars(quiet) as bars:
-        split = _count(config, bars, Normalization(lower_case=not config.cased), config.holdout)
+        split = _count(config, bars, Normalization(lower_case=not config.cased), config.validation_fraction)
         beat = bars.waiting("learning pieces")
         vocabulary = learn_vocabulary(
             split.learn.words,
@@ -110,7 +110,7 @@ def _build(config: Config, quiet: bool) -> None:
         tokenizer = WordPieceTokenizer(vocabulary, do_lower_case=not config.cased)
         measured = measure_coverage(tokenizer, split.held_out)
     report = {"kind": "vocabulary", **_source(config, split), "coverage": measured.to_dict()}
-    with whole_folder(out, superseded=("tokenizer.json",)) as folder:
+    with atomic_folder(out, superseded=("tokenizer.json",)) as folder:
         tokenizer.save_pretrained(folder)
         report_file = _write_report(config, report, folder)
     output(
@@ -150,7 +150,7 @@ def _extend(config: Config, quiet: bool) -> None:
         written = ("vocab.txt", "config.json", "model.safetensors") if config.model is not None else ("vocab.txt",)
         _refuse_present(config.out, written, config.overwrite, model is not None)
     with Bars(quiet) as bars:
-        split = _count(config, bars, Normalization.of(tokenizer), config.holdout)
+        split = _count(config, bars, Normalization.of(tokenizer), config.validation_fraction)
         working = bars.waiting("tokenizing its words")
         proposal = propose(tokenizer, split.learn.words, min_frequency=config.min_frequency or _MIN_FREQUENCY_OF_WORDS)
         rows = proposal.worth if config.add == "auto" else min(config.add, len(proposal.candidates))
@@ -186,7 +186,7 @@ def _save_extension(
     config: Config, out: Path, extension: Extension, model: PreTrainedModel | None, report: dict[str, Any]
 ) -> Path:
     """Write tokenizer, report and model; returns where the report is."""
-    with whole_folder(out, superseded=("tokenizer.json",)) as folder:
+    with atomic_folder(out, superseded=("tokenizer.json",)) as folder:
         extension.tokenizer.save_pretrained(folder)
         named = _write_report(config, report, folder)
         if config.model is not None and model is not None:

@@ -1,73 +1,109 @@
-"""The loss of a student on a task: the training set's labels, its teacher's, and what lies between the layers."""
+"""Distillation losses: soft targets, hidden states and attention scores.
+
+DistilBERT (Sanh et al. 2019) uses soft targets and the direction of the last hidden states. TinyBERT (Jiao et al. 2020)
+uses hidden states through a learned projection, and attention scores before the softmax.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from fastbert.distillation.finetuning import soft_regression_loss, soft_target_loss
-from fastbert.distillation.layers import LayerLessons
 from fastbert.errors import UserError
-from fastbert.finetuning.config import FinetuneConfig
-from fastbert.models.base import PreTrainedModel
-from fastbert.tasks.base import Task
-from fastbert.tasks.rows import TaskBatch
-from fastbert.tokenizers import WordPieceTokenizer
-from fastbert.training.starting_weights import require_finite
+from fastbert.models.bert.model import Layer
+from fastbert.models.fusibility import project
+from fastbert.packing import PackedBatch
 
 
-def load_teacher(task: Task[Any], folder: Path, tokenizer: WordPieceTokenizer) -> PreTrainedModel:
-    """A model of the same task, labels and vocabulary, in eval mode. Raises UserError for another one."""
-    if not task.can_distill:
-        raise UserError(f"--teacher {folder}: serves tasks with classes, spans or numbers, not --task {task.name}")
-    teacher = task.head.from_pretrained(folder)
-    if teacher.new_weights:
-        raise UserError(f"--teacher {folder}: is not trained for {task.name}: it lacks {teacher.new_weights[0]}")
-    names = teacher.config.label_names
-    if task.labels is not None and names != task.labels:
-        known = "no names" if names is None else ", ".join(names[:8])
-        raise UserError(
-            f"--teacher {folder}: has the labels {known}; the training set has {', '.join(task.labels[:8])}"
-        )
-    if WordPieceTokenizer.from_pretrained(folder).fingerprint != tokenizer.fingerprint:
-        raise UserError(f"--teacher {folder}: has another vocabulary than --model; they must share one")
-    if teacher.config.max_position_embeddings < task.settings.max_length:
-        raise UserError(
-            f"--max-length {task.settings.max_length} is more than the teacher's"
-            f" {teacher.config.max_position_embeddings} positions; lower it"
-        )
-    require_finite(teacher, f"--teacher {folder}")
-    for parameter in teacher.parameters():
-        parameter.requires_grad_(False)
-    return teacher.float().eval()
+def soft_target_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0, rows: int | None = None) -> Tensor:
+    """Compute T^2 KL(softmax(teacher / T) || softmax(student / T)): the mean over rows, or their sum divided by `rows`.
+
+    Logits are (rows, classes) of any dtype, the loss is an fp32 scalar. The teacher gets no gradient. T^2 keeps
+    gradients as large as those of hard labels at any temperature (Hinton et al. 2015). Raises `UserError` for unequal
+    shapes and for T <= 0.
+    """
+    _check_shapes(student, teacher, "logits")
+    if not temperature > 0:
+        raise UserError(f"temperature={temperature!r} must be above 0")
+    target = F.log_softmax(teacher.detach().float() / temperature, dim=-1)
+    prediction = F.log_softmax(student.float() / temperature, dim=-1)
+    total = F.kl_div(prediction, target, reduction="sum", log_target=True) * temperature**2
+    return total / max(student[..., 0].numel() if rows is None else rows, 1)
 
 
-class Lesson(nn.Module):
-    """What a student is trained on: the labels, the teacher's softer ones, and its layers."""
+def soft_regression_loss(student: Tensor, teacher: Tensor) -> Tensor:
+    """Compute the mean squared error of regression outputs, fp32: the counterpart of soft targets."""
+    _check_shapes(student, teacher, "outputs")
+    return F.mse_loss(student.float(), teacher.detach().float())
 
-    def __init__(self, task: Task[Any], student: Any, teacher: Any, config: FinetuneConfig) -> None:
+
+def hidden_state_loss(student: Tensor, teacher: Tensor) -> Tensor:
+    """Compute DistilBERT's hidden-state loss, fp32: the mean over tokens of 1 - cosine, for two (tokens, width)."""
+    _check_shapes(student, teacher, "hidden states")
+    if not student.shape[0]:
+        return student.float().sum()
+    return (1 - F.cosine_similarity(student.float(), teacher.detach().float(), dim=-1)).mean()
+
+
+class HiddenProjection(nn.Module):
+    """TinyBERT's hidden-state loss: mean squared error after a learned projection to the teacher's width, which all
+    layers share."""
+
+    def __init__(self, student_width: int, teacher_width: int) -> None:
         super().__init__()
-        self._teacher = (teacher,)  # no part of what is trained or saved
-        self.task, self.config = task, config
-        self.layers = LayerLessons(student.config, teacher.config, config.distill)
+        self.dense = nn.Linear(student_width, teacher_width, bias=False)
 
-    def forward(self, student: Any, batch: TaskBatch, items: int) -> Tensor:
-        """The loss of a batch: its part of the mean over `items` labels."""
-        (teacher,) = self._teacher
-        with torch.no_grad():
-            given = self.task.forward(teacher, batch, items, output_hidden_states=True)
-        own = self.task.forward(student, batch, items, output_hidden_states=True)
-        if own.logits.shape[-1] == 1:
-            soft = soft_regression_loss(own.logits, given.logits)
-        else:
-            soft = soft_target_loss(own.logits, given.logits, self.config.temperature)
-        states, attention = self.layers(
-            student.bert, teacher.bert, own.hidden_states, given.hidden_states, batch.inputs
+    def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
+        """Return the sum of the losses of all layers, fp32: (tokens, student_width) against (tokens, teacher_width)."""
+        _check_layers(student, teacher)
+        losses = []
+        for state, target in zip(student, teacher, strict=True):
+            projected = self.dense(state.to(self.dense.weight.dtype)).float()
+            _check_shapes(projected, target, "hidden states")
+            losses.append(F.mse_loss(projected, target.detach().float()))
+        return torch.stack(losses).sum()
+
+
+def attention_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
+    """Compute TinyBERT's attention loss: the mean squared error of scores, fp32, summed over layers.
+
+    Each tensor is (heads, pairs), as `attention_scores` returns it: the scores of all pairs of tokens of the same
+    sequence. TinyBERT sets padding to 0 in both; packed sequences have no padding.
+    """
+    _check_layers(student, teacher)
+    losses = []
+    for scores, target in zip(student, teacher, strict=True):
+        _check_shapes(scores, target, "attention scores (heads, pairs)")
+        losses.append(F.mse_loss(scores.float(), target.detach().float()))
+    return torch.stack(losses).sum()
+
+
+def attention_scores(layer: Layer, x: Tensor, batch: PackedBatch) -> Tensor:
+    """Compute q k / sqrt(d) of an encoder layer with the input x (tokens, hidden_size): fp32 (heads, pairs), the
+    flattened (length, length) scores of each sequence in turn. Differentiable.
+
+    The scores are computed a second time here: the attention kernels never store them.
+    """
+    attention = layer.attention.self
+    q, k = (project(linear, x).unflatten(-1, (layer.heads, -1)).float() for linear in (attention.query, attention.key))
+    scores = [
+        (torch.einsum("qhd,khd->hqk", q[start:end], k[start:end]) / q.shape[-1] ** 0.5).flatten(1)
+        for start, end in pairwise(batch.cu_seqlens.tolist())
+    ]
+    return torch.cat(scores, dim=1) if scores else q.new_empty(layer.heads, 0)
+
+
+def _check_layers(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> None:
+    if len(student) != len(teacher) or not student:
+        raise UserError(f"{len(student)} layers of the student are compared with {len(teacher)} of the teacher")
+
+
+def _check_shapes(student: Tensor, teacher: Tensor, what: str) -> None:
+    if student.shape != teacher.shape:
+        raise UserError(
+            f"{what} of student and teacher must have one shape, not {tuple(student.shape)} and {tuple(teacher.shape)}"
         )
-        weight = self.config.soft_weight
-        labels = own.loss * (1 - weight) + soft * (weight * self.task.items(batch) / items)
-        loss: Tensor = labels + states * batch.token_share + attention * batch.pair_share
-        return loss

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fastbert.checkpoints.formats.safetensors_files import WEIGHTS, read_safetensors
+from fastbert.checkpoints.formats.safetensors import WEIGHTS, read_safetensors
 from fastbert.checkpoints.manifest import EMBEDDER, verify_files
 from fastbert.checkpoints.pipeline_files import ENCODER_CONFIGS, MODULES, PROMPTS, is_there, listed_modules
 from fastbert.checkpoints.source import find_source

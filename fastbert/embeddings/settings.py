@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +12,12 @@ from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastbert.checkpoints.formats.safetensors_files import WEIGHTS, save_tensors
+from fastbert.checkpoints.formats.safetensors import WEIGHTS, save_tensors
 from fastbert.checkpoints.manifest import update_manifest
 from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PROMPTS, TYPES, is_there
 from fastbert.embeddings.pooling import check_pooling
 from fastbert.errors import CheckpointError, UserError
+from fastbert.io.atomic_write import atomic_write, write_json_atomic
 from fastbert.ops.native import matmul
 
 # By the names of torch's modules.
@@ -68,11 +68,10 @@ class Dense:
 
     def save(self, folder: Path) -> None:
         """Write its weights and its config as sentence-transformers has them."""
-        _write_json(folder / "config.json", self.describe())
+        write_json_atomic(folder / "config.json", self.describe())
         tensors = {"linear.weight": self.weight, "linear.bias": self.bias}
-        partial = folder / f"{WEIGHTS}.partial"
-        save_tensors({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}, partial)
-        partial.replace(folder / WEIGHTS)
+        with atomic_write(folder / WEIGHTS) as partial:
+            save_tensors({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}, partial)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -142,12 +141,14 @@ class EmbedSettings:
                 (folder / name).mkdir(exist_ok=True)
                 if kind == "Pooling":
                     config = {"word_embedding_dimension": width, **_pooling_modes(self.pooling)}
-                    _write_json(folder / name / "config.json", config)
+                    write_json_atomic(folder / name / "config.json", config)
                 elif kind == "Dense":
                     self.dense[index - 2].save(folder / name)
-            _write_json(folder / ENCODER_CONFIG, {"max_seq_length": self.max_length, "do_lower_case": False})
-            _write_json(folder / PROMPTS, {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt})
-            _write_json(folder / MODULES, listed)
+            write_json_atomic(folder / ENCODER_CONFIG, {"max_seq_length": self.max_length, "do_lower_case": False})
+            write_json_atomic(
+                folder / PROMPTS, {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt}
+            )
+            write_json_atomic(folder / MODULES, listed)
             update_manifest(folder, [ENCODER_CONFIG, PROMPTS, MODULES, *self._files()])
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
@@ -177,13 +178,3 @@ def _pooling_modes(pooling: str) -> dict[str, bool]:
     """The keys of releases before 6, which later ones know too."""
     keys = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"}
     return {f"pooling_mode_{key}": mode == pooling for mode, key in keys.items()}
-
-
-def _write_json(path: Path, content: Any) -> None:
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise

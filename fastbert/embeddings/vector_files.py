@@ -13,6 +13,7 @@ from typing import IO, Any, Protocol, Self
 import numpy as np
 
 from fastbert.errors import UserError
+from fastbert.io.atomic_write import partial_path, replace_synced
 
 NPY_HEADER = 128  # bytes, whatever the shape
 
@@ -40,7 +41,7 @@ class VectorFile:
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
         self.path = Path(path)
-        self.partial = self.path.with_name(f"{self.path.name}.partial")
+        self.partial = partial_path(self.path)
         if self.path.suffix not in WRITERS:
             raise UserError(f"{self.path}: must end in {', '.join(WRITERS)}")
         if self.path.is_dir() or not self.path.parent.is_dir():
@@ -69,7 +70,7 @@ class VectorFile:
         try:
             if kind is None and self._writer is not None:
                 self._writer.close()
-                self.partial.replace(self.path)
+                replace_synced(self.partial, self.path)
         finally:
             if self._writer is not None:
                 with contextlib.suppress(OSError):  # of a full disk, which has been reported

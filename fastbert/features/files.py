@@ -15,6 +15,7 @@ import torch
 
 from fastbert.errors import UserError
 from fastbert.features.extract import Features
+from fastbert.io.atomic_write import partial_path, replace_synced
 
 KINDS = (".npy", ".npz", ".safetensors", ".parquet", ".jsonl")
 
@@ -31,7 +32,7 @@ class FeatureFile:
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
         self.path = Path(path)
-        self.partial = self.path.with_name(f"{self.path.name}.partial")
+        self.partial = partial_path(self.path)
         if self.path.suffix not in KINDS:
             raise UserError(f"{self.path}: must end in {', '.join(KINDS)}")
         if self.path.is_dir() or not self.path.parent.is_dir():
@@ -70,7 +71,7 @@ class FeatureFile:
                 if opened is not None:
                     opened.close()
             if kind is None and self.partial.exists():
-                self.partial.replace(self.path)
+                replace_synced(self.partial, self.path)
         finally:
             self.partial.unlink(missing_ok=True)
 
@@ -103,7 +104,7 @@ class FeatureFile:
             return
         ends = np.cumsum([0, *(count for one in self._kept for count in np.diff(one.offsets))]).astype(np.int64)
         if self.path.suffix == ".safetensors":
-            from fastbert.checkpoints.formats.safetensors_files import save_tensors
+            from fastbert.checkpoints.formats.safetensors import save_tensors
 
             save_tensors({"features": values, "offsets": torch.from_numpy(ends)}, self.partial)
             return

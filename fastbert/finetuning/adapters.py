@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from fastbert.checkpoints.atomic_folder import whole_folder
-from fastbert.checkpoints.formats.safetensors_files import read_safetensors
+from fastbert.checkpoints.atomic_folder import atomic_folder
+from fastbert.checkpoints.formats.safetensors import read_safetensors
 from fastbert.checkpoints.manifest import ADAPTER, MODEL, verify_files
 from fastbert.checkpoints.tokenizer_files import accept_folder
 from fastbert.errors import CheckpointError, UserError
@@ -121,7 +121,7 @@ def save_adapter(adapted: Any, folder: str | Path, base: str | None = None) -> l
     if base is not None:
         for config in adapted.peft_config.values():
             config.base_model_name_or_path = base
-    with whole_folder(Path(folder), superseded=("adapter_model.*",)) as partial:
+    with atomic_folder(Path(folder), superseded=("adapter_model.*",)) as partial:
         adapted.save_pretrained(partial, safe_serialization=True, save_embedding_layers=False)
         (partial / "README.md").unlink(missing_ok=True)  # a model card with nothing on it
         text = json.dumps(model.config.to_dict(architecture=type(model).__name__), indent=2) + "\n"

@@ -14,7 +14,7 @@ from fastbert.tasks.registry import TASKS, TaskFlags, TaskName, task_class
 PAPER_GRID: dict[str, tuple[float, ...]] = {"batch_size": (16, 32), "lr": (5e-5, 3e-5, 2e-5), "epochs": (2, 3, 4)}
 DEFAULTS: dict[str, tuple[float, ...]] = {"batch_size": (32,), "lr": (5e-5,), "epochs": (3,)}
 """Hyper-parameters of a run that asks for none; and of Devlin et al. 2019, appendix A.3."""
-CHANGEABLE = frozenset(("seeds", "device", "log_every", "save_every", "out", "resume", "overwrite"))
+CHANGEABLE = frozenset(("seeds", "device", "log_every", "checkpoint_every", "out", "resume", "overwrite"))
 """What a resumed run may have another value of; of the seeds only more."""
 
 
@@ -31,7 +31,7 @@ class _Files:
     .xz; or a folder of `datasets`, FOLDER#SPLIT where it holds several."""
     eval: tuple[Path, ...] = ()
     """Files to evaluate on; the first decides which model is best."""
-    hold_out: float | None = None
+    validation_fraction: float | None = None
     """Fraction of the training examples to evaluate on instead of training on them, where there is no --eval file."""
     out: Path = Path("runs/finetune")
     """Folder of the run: config, metrics, curves, results, predictions and the best model."""
@@ -118,7 +118,7 @@ class FinetuneConfig(TaskFlags, _Files):
     """End at the first example that cannot be used (an answer that is not in its text), instead of counting them."""
     skip_bad: bool = False
     """Skip rows of files that cannot be read and report how many, instead of refusing the file."""
-    save_every: int | None = None
+    checkpoint_every: int | None = None
     """Steps between checkpoints, from which --resume goes on after a crash (default: only when the run is stopped)."""
     log_every: int = 10
     """Steps between lines of metrics.jsonl; the first step always has one."""
@@ -130,9 +130,17 @@ class FinetuneConfig(TaskFlags, _Files):
     def __post_init__(self) -> None:
         if self.task is not None and self.task not in TASKS:
             raise UserError(f"--task {self.task}: choose one of {', '.join(TASKS)}")
-        for name in ("seeds", "log_every", "n_best", "max_answer_length", "beams", "max_target_length"):
+        for name in ("seeds", "log_every", "n_best", "max_answer_length", "num_beams", "max_target_length"):
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        optional = ("max_steps", "micro_batch", "eval_every", "save_every", "early_stopping", "student_layers", "lora")
+        optional = (
+            "max_steps",
+            "micro_batch",
+            "eval_every",
+            "checkpoint_every",
+            "early_stopping",
+            "student_layers",
+            "lora",
+        )
         for name in (*optional, "decoder_layers"):
             value = getattr(self, name)
             _require(value is None or value >= 1, name, value, "at least 1")
@@ -147,8 +155,10 @@ class FinetuneConfig(TaskFlags, _Files):
         _require(0 < self.layer_decay <= 1, "layer_decay", self.layer_decay, "above 0 and at most 1")
         _require(self.dropout is None or 0 <= self.dropout < 1, "dropout", self.dropout, "from 0 to below 1")
         _require(self.max_length is None or self.max_length >= 4, "max_length", self.max_length, "at least 4")
-        held = self.hold_out
-        _require(held is None or 0 < held < 1, "hold_out", held, "between 0 and 1 (a fraction of the examples)")
+        held = self.validation_fraction
+        _require(
+            held is None or 0 < held < 1, "validation_fraction", held, "between 0 and 1 (a fraction of the examples)"
+        )
         _require(self.temperature > 0, "temperature", self.temperature, "above 0")
         _require(0 <= self.soft_weight <= 1, "soft_weight", self.soft_weight, "from 0 to 1")
         _require(0 <= self.seed < 2**31, "seed", self.seed, "from 0 to 2^31 - 1")
@@ -172,10 +182,10 @@ class FinetuneConfig(TaskFlags, _Files):
             given = [name for name in PAPER_GRID if getattr(self, name)]
             if given:
                 raise UserError(f"--grid {self.grid} sets {' and '.join(map(_flag, given))} itself; leave one out")
-        if self.hold_out is not None and self.eval:
-            raise UserError("--hold-out takes the place of --eval; leave one of the two out")
-        if self.early_stopping is not None and not self.eval and self.hold_out is None:
-            raise UserError("--early-stopping needs --eval, a file to score the model on, or --hold-out")
+        if self.validation_fraction is not None and self.eval:
+            raise UserError("--validation-fraction takes the place of --eval; leave one of the two out")
+        if self.early_stopping is not None and not self.eval and self.validation_fraction is None:
+            raise UserError("--early-stopping needs --eval, a file to score the model on, or --validation-fraction")
 
     def check_of_use(self) -> None:
         """Refuse flags of a new run that would change nothing. Raises `UserError`."""

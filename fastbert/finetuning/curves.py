@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fastbert.errors import UserError
 from fastbert.finetuning.log import Record, read_log
+from fastbert.io.atomic_write import atomic_write
 
 KEYS = ("lr", "batch_size", "epochs", "seed")
 MOST_NAMED = 10  # trials in a legend
@@ -46,13 +47,8 @@ def plot_run(folder: Path, metric: str) -> Path:
         if named and len(trials) > 1:
             one.legend(frameon=False, fontsize=8)
     out = folder / "loss.png"
-    partial = out.with_name(".loss.partial.png")
-    try:
-        figure.savefig(partial, dpi=120)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    partial.replace(out)
+    with atomic_write(out) as partial:
+        figure.savefig(partial, dpi=120, format="png")
     return out
 
 

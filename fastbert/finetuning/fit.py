@@ -18,7 +18,8 @@ from fastbert.errors import CheckpointError, UserError
 from fastbert.finetuning import order, recipe
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.log import Log, Record, Reporter
-from fastbert.io.atomic_write import sha256, sync_tree
+from fastbert.io.atomic_write import sync_tree
+from fastbert.io.checksums import sha256
 from fastbert.io.untrusted_input import read_json_file
 from fastbert.tasks.predicting import autocast
 from fastbert.tasks.rows import Rows, TaskBatch, share_out
@@ -263,7 +264,7 @@ class Fit:
             pending = (record, loss)
             last = now.step == self.total
             due = setting.evaluate is not None and (now.step % every == 0 or last)
-            saving = config.save_every is not None and now.step % config.save_every == 0 and not last
+            saving = config.checkpoint_every is not None and now.step % config.checkpoint_every == 0 and not last
             if setting.device.type == "cpu" or due or saving or self.stop.number is not None or last:
                 self._report(*pending)
                 pending = None

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from fastbert.checkpoints.atomic_folder import whole_folder
+from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.delta.files import write_delta
 from fastbert.checkpoints.source import find_source, find_weights
-from fastbert.distillation.losses import load_teacher
+from fastbert.distillation.finetuning import load_teacher
 from fastbert.errors import UserError
 from fastbert.finetuning import results, start
 from fastbert.finetuning.adapters import require_peft
@@ -27,7 +27,7 @@ from fastbert.finetuning.log import Log, Record, Reporter
 from fastbert.finetuning.order import permutation
 from fastbert.finetuning.results import TrialResult
 from fastbert.finetuning.run_folder import NAMES, open_folder, record
-from fastbert.io.atomic_write import sha256
+from fastbert.io.checksums import sha256
 from fastbert.io.locking import locked_folder
 from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset
@@ -47,7 +47,7 @@ from fastbert.training.run_record import check_configuration
 from fastbert.training.starting_weights import weights_fingerprint
 from fastbert.training.stopping import StopRequest
 
-HELD_OUT = "held-out"  # what results and predictions call the examples of --hold-out
+HELD_OUT = "held-out"  # what results and predictions call the examples of --validation-fraction
 MOST_NAMED = 6  # new weights in a message
 
 
@@ -147,7 +147,7 @@ class _Run:
             raise UserError(f"--metric {config.metric}: {config.task} has {', '.join(self.task.metrics)}")
         train = self.task.read(str(config.train), labelled=True)
         self.task.learn_labels(train)
-        train, held = _split(train, config.hold_out)
+        train, held = _split(train, config.validation_fraction)
         self.model_config = start.model_config(self.task, self.place, config)
         self.tokenizer = WordPieceTokenizer.from_pretrained(self.place)
         check_tokenizer(self.tokenizer, self.model_config.vocab_size, str(self.place))
@@ -217,7 +217,7 @@ class _Run:
             "vocabulary": self.tokenizer.fingerprint,
             "data": self._fingerprint(),
         }
-        self.configuration = record(config, parts)
+        self.configuration = record(config, parts, self.tokenizer)
         trials = config.trials()
         done = results.read(out) if config.resume else []
         finished = {one.trial for one in done}
@@ -294,12 +294,12 @@ class _Run:
             return
         out, best = self.config.out, best_folder(self.config.out / "checkpoints", newest.best_step)
         model = start.finished(self.task, self.place, self.config, newest.trial.seed, best)
-        with whole_folder(out / "model") as folder:
+        with atomic_folder(out / "model") as folder:
             model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
             save_task(self.task, folder, self.scored if self.evaluations else None)
         if self.config.lora is not None:
-            with whole_folder(out / "adapter") as folder:
+            with atomic_folder(out / "adapter") as folder:
                 shutil.copytree(best, folder, dirs_exist_ok=True)
         if self.config.store_delta:
             write_delta(out / "model", self.place, out / "model.delta", overwrite=True)
@@ -319,7 +319,7 @@ def _split(train: Dataset[Any], fraction: float | None) -> tuple[Dataset[Any], l
         return train, []
     count = round(len(train) * fraction)
     if not 0 < count < len(train):
-        raise UserError(f"--hold-out {fraction:g}: of {len(train)} examples in {train.path} that is {count}")
+        raise UserError(f"--validation-fraction {fraction:g}: of {len(train)} examples in {train.path} that is {count}")
     chosen = set(permutation(len(train), 0, 0)[:count].tolist())
     kept = tuple(example for index, example in enumerate(train) if index not in chosen)
     held = tuple(example for index, example in enumerate(train) if index in chosen)

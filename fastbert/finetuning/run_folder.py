@@ -10,9 +10,12 @@ from typing import Any
 from fastbert.errors import UserError
 from fastbert.finetuning import results
 from fastbert.finetuning.config import CHANGEABLE, FinetuneConfig
-from fastbert.training import checkpoint
+from fastbert.tasks.registry import TASKS
+from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.training import checkpoint, run_tokenizer
 from fastbert.training.run_files import check_spared
 from fastbert.training.run_record import looks_like_run, plain, read_record, write_record
+from fastbert.training.run_tokenizer import keep_tokenizer
 
 # What a run leaves in its folder, and all that --overwrite removes.
 NAMES = (
@@ -24,6 +27,8 @@ NAMES = (
     "checkpoints",
     "checkpoints.gone",
     "model",
+    run_tokenizer.FOLDER,
+    run_tokenizer.VOCABULARY,
     "adapter",
     "predictions",
 )
@@ -44,7 +49,7 @@ def open_folder(config: FinetuneConfig, on_message: Callable[[str], None]) -> Fi
     if holds_run and not config.overwrite:
         raise UserError(f"--out {out}: already holds a run; continue it with --resume or replace it with --overwrite")
     for name, meaning in (
-        ("task", "classification, regression, tagging, span, choice or seq2seq"),
+        ("task", ", ".join(TASKS)),
         ("model", "the folder of a pre-trained model"),
         ("train", "a file with training examples"),
     ):
@@ -70,12 +75,12 @@ def _saved(out: Path, on_message: Callable[[str], None]) -> dict[str, Any] | Non
     return saved
 
 
-def record(config: FinetuneConfig, parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Write RUN/config.json when the run begins, and when it is resumed, since --seeds may be new; returns what
-    checkpoints hold of it.
+def record(config: FinetuneConfig, parts: Mapping[str, Any], tokenizer: WordPieceTokenizer) -> dict[str, Any]:
+    """Write RUN/config.json and RUN/tokenizer when the run begins, and the first when it is resumed, since --seeds may
+    be new; return the part of it that checkpoints hold.
 
     `parts` are the model's configuration, and fingerprints of its vocabulary and of what is trained and evaluated on.
-    Raises UserError where the run to be resumed had others.
+    Raises `UserError` where the run to be resumed has others.
     """
     parts = plain(parts)
     before = read_record(config.out, "finetune", CHANGEABLE) if config.resume else None
@@ -92,6 +97,7 @@ def record(config: FinetuneConfig, parts: Mapping[str, Any]) -> dict[str, Any]:
             )
     values = plain({"finetune": replace(config, resume=False, overwrite=False).to_dict(), **parts})
     write_record(config.out, values)
+    keep_tokenizer(config.out, None if before is None else parts["vocabulary"], lambda: tokenizer)
     return values
 
 

@@ -15,8 +15,8 @@ from torch import nn
 from fastbert.checkpoints.key_mapping import match
 from fastbert.checkpoints.source import Weights, config_place, find_weights
 from fastbert.config import BertConfig
-from fastbert.distillation.finetuning import student_from
-from fastbert.distillation.losses import Lesson
+from fastbert.distillation.finetuning import DistillationLoss
+from fastbert.distillation.models import student_from
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.fit import Objective
@@ -26,7 +26,7 @@ from fastbert.models.base import PreTrainedModel
 from fastbert.tasks.base import Task
 from fastbert.training.starting_weights import require_finite
 
-LESSON = "lesson"  # the name in the model of what learns beside it
+DISTILLATION = "distillation"  # in the student, so that the projection is trained and stored in checkpoints
 
 
 def model_config(task: Task[Any], place: Path, config: FinetuneConfig) -> BertConfig:
@@ -108,26 +108,26 @@ def begin_trial(
         return Beginning(model, task.loss, save_adapters, merged)
     if teacher is None:
         return Beginning(model, task.loss, model.save_pretrained, lambda dtype: in_dtype(model, dtype))
-    lesson = Lesson(task, model, teacher, config)
-    model.add_module(LESSON, lesson)
+    distillation = DistillationLoss(task, model, teacher, config)
+    model.add_module(DISTILLATION, distillation)
 
     @contextlib.contextmanager
-    def without_lesson() -> Iterator[None]:
-        del model._modules[LESSON]
+    def without_distillation() -> Iterator[None]:
+        del model._modules[DISTILLATION]
         try:
             yield
         finally:
-            model.add_module(LESSON, lesson)
+            model.add_module(DISTILLATION, distillation)
 
     def save(folder: Path) -> None:
-        with without_lesson():
+        with without_distillation():
             model.save_pretrained(folder)
 
     def student(dtype: torch.dtype) -> PreTrainedModel:
-        with without_lesson():
+        with without_distillation():
             return in_dtype(model, dtype)
 
-    return Beginning(model, lesson, save, student)
+    return Beginning(model, distillation, save, student)
 
 
 def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:

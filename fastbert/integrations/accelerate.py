@@ -16,9 +16,11 @@ from fastbert.errors import UserError
 from fastbert.integrations.forward_patch import Replaced, kept
 from fastbert.integrations.torch_nn import encoder as torch_encoder
 from fastbert.integrations.torch_nn.encoder import TorchEncoderForward
-from fastbert.integrations.transformers.architectures import FAMILIES, Family, family_of, is_prediction_head
+from fastbert.integrations.transformers import layouts
 from fastbert.integrations.transformers.encoder import PackedForward
 from fastbert.integrations.transformers.heads import PackedHead
+from fastbert.models import registry
+from fastbert.models.architecture import TransformersLayout
 
 logger = logging.getLogger("fastbert")
 Model = TypeVar("Model", bound=nn.Module)
@@ -75,7 +77,7 @@ def explain(model: nn.Module) -> list[str]:
         if found is None:
             continue
         if isinstance(found, PackedForward | TorchEncoderForward):
-            decodes = isinstance(found, PackedForward) and found.family.decodes(module)
+            decodes = isinstance(found, PackedForward) and layouts.decodes(module)
             runs = "its original forward, since it decodes" if decodes else "fastbert's kernels"
             lines.append(f"{found.where}: {type(module).__name__} on {runs}")
             lines += [f"{found.where}: layer {i} runs its own forward: {why}" for i, why in found.closed_layers()]
@@ -88,9 +90,9 @@ def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, Rep
     reads_all = type(model).__name__.endswith(READ_ALL)
     for name, module in model.named_modules():
         where = name or type(model).__name__
-        family = family_of(module)
-        encoder = family is not None or torch_encoder.is_encoder(module)
-        if not encoder and not is_prediction_head(module):
+        layout = layouts.layout_of(module)
+        encoder = layout is not None or torch_encoder.is_encoder(module)
+        if not encoder and layouts.head_layout(module) is None:
             continue
         own = module.__dict__.get("forward")
         if own is not None and kept(module) is None:
@@ -105,10 +107,10 @@ def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, Rep
                 f"{where} ({type(module).__name__}) has a forward of its own, put there by {_origin(own)}: undo that"
                 " first, the model is unchanged"
             )
-        if family is not None:
-            _check(module, family, where)
-            first = family.pooler(module) is not None or not (reads_all or module is model)
-            yield module, PackedForward(module, where, family, reads_first=first, int8=int8)
+        if layout is not None:
+            _check(module, layout, where)
+            first = layouts.part(module, layout.pooler) is not None or not (reads_all or module is model)
+            yield module, PackedForward(module, where, layout, reads_first=first, int8=int8)
         elif encoder:
             torch_encoder.check(module, where)
             yield module, TorchEncoderForward(module, where, int8=int8)
@@ -116,13 +118,13 @@ def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, Rep
             yield module, PackedHead(module, where)
 
 
-def _check(module: nn.Module, family: Family, where: str) -> None:
+def _check(module: nn.Module, layout: TransformersLayout, where: str) -> None:
     """Refuse an encoder that is not built as this version of fastbert knows it."""
     try:
-        for layer in family.stack(module)[1]:
-            if family.as_written(layer):
-                family.parts(layer)
-        family.tables(module.embeddings)
+        for layer in layouts.stack(layout, module)[1]:
+            if layouts.is_as_written(layout, layer):
+                layouts.layer_modules(layout, layer)
+        layouts.tables(layout, module)
     except AttributeError as error:
         raise UserError(
             f"{where} ({type(module).__name__}) is built in another way than in transformers 5: {error}; the model is"
@@ -142,7 +144,7 @@ def _is_ours(model: nn.Module) -> bool:
 
 def _unknown(model: nn.Module) -> str:
     """Which module stops acceleration."""
-    known = ", ".join(family.model for family in FAMILIES)
+    known = ", ".join(layout.model for layout in registry.layouts())
     stopping: nn.Module = model
     name = ""
     for path, module in model.named_modules():

@@ -6,16 +6,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fastbert.checkpoints.formats.safetensors_files import WEIGHTS
+from fastbert.checkpoints.formats.safetensors import WEIGHTS
 from fastbert.checkpoints.tokenizer_files import accept_folder
 from fastbert.errors import UserError
+from fastbert.io.atomic_write import write_json_atomic
 from fastbert.models.base import PreTrainedModel
 
 
@@ -38,10 +38,7 @@ class SavesModels:
             before.replace(aside)
         super()._save(os.fspath(folder), kept)  # type: ignore[misc]
         aside.unlink(missing_ok=True)
-        config = json.dumps(model.config.to_dict(architecture=type(model).__name__), indent=2) + "\n"
-        partial = folder / "config.json.partial"
-        partial.write_text(config, encoding="utf-8")
-        partial.replace(folder / "config.json")
+        write_json_atomic(folder / "config.json", model.config.to_dict(architecture=type(model).__name__))
         accept_folder(folder)
 
 

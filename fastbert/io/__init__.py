@@ -1,1 +1,1 @@
-"""Files: how untrusted ones are opened, and how ours are written and locked."""
+"""Read untrusted files, write files atomically, lock folders."""

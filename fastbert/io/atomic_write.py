@@ -1,23 +1,77 @@
-"""Write files so that a reader, a killed process or a power cut finds the old content or the new one."""
+"""Write files atomically: after a kill or a power failure, a file has its old content or its new one.
+
+The content is written to `NAME.partial` beside the file, flushed to disk, and renamed.
+"""
 
 from __future__ import annotations
 
-import hashlib
+import errno
+import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield the temporary path to write to; at the end of the block the file there replaces `path`.
+
+    If the block raises, the temporary file is removed and `path` stays as it was. Nested blocks finish inside out: the
+    outermost file appears last. A device or a pipe, such as /dev/stdout, is written to directly.
+    """
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    partial = partial_path(path)
+    try:
+        yield partial
+        replace_synced(partial, path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace a text file (UTF-8) atomically. Raises OSError."""
+    with atomic_write(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def write_json_atomic(path: Path, content: Any, *, ensure_ascii: bool = True) -> None:
+    """Replace a JSON file atomically, indented by two spaces. Raises OSError."""
+    write_atomic(path, json.dumps(content, indent=2, ensure_ascii=ensure_ascii) + "\n")
+
+
+def partial_path(path: Path) -> Path:
+    """Return the temporary path beside `path`."""
+    return path.with_name(f"{path.name}.partial")
+
+
+def replace_synced(partial: Path, path: Path) -> None:
+    """Flush a finished file to disk and rename it to `path`, in the same folder."""
+    sync(partial)
+    partial.replace(path)
+    sync(path.parent)
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or a folder's list of names, to the disk."""
+    """Flush a file, or the list of names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems do not flush folders.
+        if error.errno != errno.EINVAL or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 
 
 def sync_tree(folder: Path) -> None:
-    """Flush a folder, its sub-folders and all of their files to the disk."""
+    """Flush a folder, its sub-folders and all of their files to disk."""
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_file() or path.is_dir():
             sync(path)
@@ -25,26 +79,8 @@ def sync_tree(folder: Path) -> None:
 
 
 def write_synced(path: Path, text: str) -> None:
-    """Write a text file and wait until it is on the disk."""
+    """Write a text file (UTF-8) in place and flush it to disk; use it in a folder that is renamed when complete."""
     with path.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Replace a text file as a whole: readers see the old text or the new one."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        write_synced(partial, text)
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

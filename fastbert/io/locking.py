@@ -1,4 +1,4 @@
-"""Keep a second process out of a folder that one is writing to."""
+"""Lock a folder, so that a second process does not write to it."""
 
 from __future__ import annotations
 
@@ -29,27 +29,34 @@ def locked_folder(folder: Path, cure: str) -> Iterator[None]:
             ends in `cure`.
     """
     created = not folder.exists()
-    descriptor = _open_and_lock(folder, cure)
+    descriptor = lock_folder(folder, f"{folder}: another process is writing there; {cure}")
     try:
         yield
     finally:
         if created:
-            with suppress(OSError):  # it holds files, as it should
+            with suppress(OSError):  # it is not empty
                 folder.rmdir()
         os.close(descriptor)
 
 
-def _open_and_lock(folder: Path, cure: str) -> int:
+def lock_folder(folder: Path, message: str) -> int:
+    """Create a folder if needed, lock it, and return its descriptor, which holds the lock until it is closed.
+
+    Raises `UserError(message)` if the lock is held, and OSError where the folder cannot be created.
+    """
     while True:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # removed by the process that held it
+            continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_still(folder, descriptor):
+            if _is_at(folder, descriptor):
                 return descriptor
         except BlockingIOError:
             os.close(descriptor)
-            raise UserError(f"{folder}: another process is writing there; {cure}") from None
+            raise UserError(message) from None
         except OSError as error:
             if error.errno in _UNSUPPORTED:
                 unlocked = "%s: its file system has no locks (%s); never let two processes write there"
@@ -60,8 +67,8 @@ def _open_and_lock(folder: Path, cure: str) -> int:
         os.close(descriptor)  # removed by its last holder before it was locked here
 
 
-def _is_still(folder: Path, descriptor: int) -> bool:
-    """Tell whether an open folder is the one that a path leads to."""
+def _is_at(folder: Path, descriptor: int) -> bool:
+    """Return whether an open folder still has its path."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(folder))
     except FileNotFoundError:

@@ -1,4 +1,8 @@
-"""Files that nobody vouches for: opened only where they are plain files, and read only up to a bound."""
+"""Read untrusted files: regular files only, and never more than a stated number of bytes.
+
+A file that a user or a checkpoint names may be a pipe nobody writes to, an endless device, or terabytes of JSON. Every
+reader of such a file goes through this module.
+"""
 
 from __future__ import annotations
 
@@ -8,72 +12,110 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
-from fastbert.errors import CheckpointError
+from fastbert.errors import CheckpointError, UserError
 
-# Of JSON; the index of ten thousand tensors takes 1 MB. What Python makes of it may take thirty times as much.
-MOST_JSON = 4 << 20
+# The index of ten thousand tensors takes 1 MB; parsed, JSON takes up to thirty times its size.
+MAX_JSON_BYTES = 4 << 20
+_KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 
-class PlainFile:
-    """A plain file opened for reading, by offsets. Raises `CheckpointError` for folders, pipes and devices, whose other
-    end it does not wait for; and for reads beyond the end."""
+def require_regular_file(path: str | os.PathLike[str], error: type[UserError] = UserError) -> None:
+    """Raise `error` if `path` is a folder, a pipe, a socket or a device.
+
+    Links are followed. Raises OSError where the path cannot be examined, FileNotFoundError for a missing file.
+    """
+    _check_kind(path, os.stat(path).st_mode, error)
+
+
+def open_regular(path: str | os.PathLike[str], error: type[UserError] = UserError) -> IO[bytes]:
+    """Open a regular file for buffered reading.
+
+    The path is examined before it is opened, and again afterwards: a pipe that replaces the file in between does not
+    block.
+
+    Raises:
+        error: the path is a folder, a pipe, a socket or a device.
+        OSError: the file cannot be opened.
+    """
+    require_regular_file(path, error)
+    # The caller closes it.
+    file = open(path, "rb", opener=_open_nonblocking)  # noqa: SIM115
+    try:
+        _check_kind(path, os.fstat(file.fileno()).st_mode, error)
+    except UserError:
+        file.close()
+        raise
+    return file
+
+
+def read_regular(path: str | os.PathLike[str], max_bytes: int, error: type[UserError] = UserError) -> bytes:
+    """Read a regular file of at most `max_bytes`; raises as `open_regular` does, and `error` for a larger file."""
+    with open_regular(path, error) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(max_bytes + 1) if size <= max_bytes else b""
+    if size > max_bytes or len(data) > max_bytes:
+        bytes_read = max(size, len(data))
+        raise error(f"{path}: has {bytes_read:,} bytes, and at most {max_bytes:,} are read; name a smaller file")
+    return data
+
+
+class UntrustedFile:
+    """A regular file of a checkpoint, open for reads by offset.
+
+    Raises `CheckpointError` for a file that is missing, is not regular or cannot be opened, and for reads beyond its
+    end.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._check(os.stat(path).st_mode)
-            self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._file = open_regular(path, CheckpointError)
         except FileNotFoundError:
             raise CheckpointError(f"{path}: no such file") from None
         except CheckpointError:
             raise
         except (OSError, ValueError) as error:  # no permission, a loop of links; a NUL in the name
             raise CheckpointError(f"{path}: cannot be opened ({error})") from None
-        info = os.fstat(self.descriptor)
-        self.size = info.st_size
-        try:
-            self._check(info.st_mode)
-        except CheckpointError:
-            self.close()
-            raise
-
-    def _check(self, mode: int) -> None:
-        if not stat.S_ISREG(mode):
-            what = "a folder" if stat.S_ISDIR(mode) else "a pipe, a socket or a device"
-            raise CheckpointError(f"{self.path}: is {what}, not a file; name a checkpoint's folder")
+        self.size = os.fstat(self._file.fileno()).st_size
 
     def read(self, offset: int, size: int) -> bytes:
-        """`size` bytes from `offset` on."""
-        data = bytearray(self._inside(offset, size))
+        """Return `size` bytes from `offset` on."""
+        self._check_range(offset, size)
+        data = bytearray(size)
         self.read_into(memoryview(data), offset)
         return bytes(data)
 
     def read_into(self, memory: memoryview, offset: int) -> None:
-        """Fill `memory`, of bytes, with what begins at `offset`."""
-        self._inside(offset, len(memory))
+        """Fill `memory`, a view of bytes, from `offset` on."""
+        self._check_range(offset, len(memory))
         while memory:
             try:
-                done = os.preadv(self.descriptor, [memory], offset)
+                count = os.preadv(self._file.fileno(), [memory], offset)
             except OSError as error:
                 raise CheckpointError(f"{self.path}: cannot be read at byte {offset:,} ({error.strerror})") from None
-            if not done:
-                raise CheckpointError(f"{self.path}: was cut short while it was read")
-            memory, offset = memory[done:], offset + done
+            if not count:
+                raise CheckpointError(f"{self.path}: was truncated while it was read")
+            memory, offset = memory[count:], offset + count
 
-    def _inside(self, offset: int, size: int) -> int:
+    def _check_range(self, offset: int, size: int) -> None:
         if offset < 0 or size < 0 or offset + size > self.size:
             raise CheckpointError(
-                f"{self.path}: truncated or damaged: {size:,} bytes at {offset:,} were to be read, of {self.size:,}"
+                f"{self.path}: truncated or damaged: needs {size:,} bytes at {offset:,}, but has {self.size:,} bytes"
             )
-        return size
 
     def close(self) -> None:
-        """Close it."""
-        os.close(self.descriptor)
+        """Close the file."""
+        self._file.close()
 
-    def __enter__(self) -> PlainFile:
+    def __enter__(self) -> UntrustedFile:
         return self
 
     def __exit__(
@@ -82,37 +124,49 @@ class PlainFile:
         self.close()
 
 
-def read_json_file(path: Path, most: int = MOST_JSON) -> Any:
-    """What a JSON file of at most `most` bytes holds."""
-    with PlainFile(path) as file:
-        if file.size > most:
-            raise CheckpointError(f"{path}: {file.size:,} bytes of JSON, where at most {most:,} are believed")
+def read_json_file(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
+    """Return the content of a JSON file of at most `max_bytes`. Raises `CheckpointError`."""
+    with UntrustedFile(path) as file:
+        if file.size > max_bytes:
+            raise CheckpointError(f"{path}: {file.size:,} bytes of JSON; at most {max_bytes:,} are read")
         return parse_json(file.read(0, file.size), str(path))
 
 
-def parse_json(data: bytes, place: str) -> Any:
-    """Read JSON in UTF-8; a key that an object holds twice is an error. Raises `CheckpointError`."""
+def parse_json(data: bytes, source: str) -> Any:
+    """Parse JSON in UTF-8; `source` is its name in messages. Raises `CheckpointError`, also for a repeated key."""
     try:
-        return json.loads(data.decode("utf-8"), object_pairs_hook=_distinct)
+        return json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys)
     except RecursionError:
-        raise CheckpointError(f"{place}: JSON nested too deeply to be believed") from None
-    except ValueError as error:  # wrong JSON or UTF-8, a number of ten thousand digits, a key twice
-        raise CheckpointError(f"{place}: not a JSON file ({error})") from None
-
-
-def _distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise ValueError(f"the key {shown(twice)} is there twice")
-    return found
+        raise CheckpointError(f"{source}: JSON nested too deeply") from None
+    except ValueError as error:  # invalid JSON or UTF-8, a number of ten thousand digits, a repeated key
+        raise CheckpointError(f"{source}: not a JSON file ({error})") from None
 
 
 def shown(value: object) -> str:
-    """A value from a file in an error's one line, cut short."""
+    """Return the repr of a value from a file, shortened to fit an error's one line."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # a number of thousands of digits; lists in lists
+    except (ValueError, RecursionError):  # a number of thousands of digits; deeply nested lists
         return "something too long to show"
     return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _open_nonblocking(path: str, flags: int) -> int:
+    # Without O_NONBLOCK, opening a pipe waits until a process writes to it. It has no effect on regular files.
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _check_kind(path: str | os.PathLike[str], mode: int, error: type[UserError]) -> None:
+    if stat.S_ISREG(mode):
+        return
+    kind = next((name for matches, name in _KINDS if matches(mode)), "a special file")
+    raise error(f"{Path(path)}: is {kind}, not a regular file; name a file on disk")
+
+
+def _unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) != len(pairs):
+        keys: set[str] = set()
+        repeated = next(key for key, _ in pairs if key in keys or keys.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {shown(repeated)} is repeated")
+    return content

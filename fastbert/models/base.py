@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from fastbert.checkpoints.formats.safetensors_files import in_bytes, write_safetensors
+from fastbert.checkpoints.formats.safetensors import in_bytes, write_safetensors
 from fastbert.checkpoints.hub import MAIN
 from fastbert.checkpoints.key_mapping import match
 from fastbert.checkpoints.manifest import MODEL, update_manifest, verify_files
 from fastbert.checkpoints.source import Weights, config_place, find_source, find_weights
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
+from fastbert.io.atomic_write import write_json_atomic
 from fastbert.models import loading
 from fastbert.models.compatibility import Compatibility
 from fastbert.ops.dispatch import fastest_dtype
@@ -212,10 +212,7 @@ class PreTrainedModel(Compatibility):
         folder.mkdir(parents=True, exist_ok=True)
         tensors = self._tensors_of_files()
         names = write_safetensors(folder, tensors, None if max_shard_size is None else in_bytes(max_shard_size))
-        config = json.dumps(self.config.to_dict(architecture=type(self).__name__), indent=2) + "\n"
-        partial = folder / "config.json.partial"
-        partial.write_text(config, encoding="utf-8")
-        partial.replace(folder / "config.json")
+        write_json_atomic(folder / "config.json", self.config.to_dict(architecture=type(self).__name__))
         update_manifest(folder, [*names, "config.json"])
 
     def _tensors_of_files(self) -> dict[str, Tensor]:

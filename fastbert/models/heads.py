@@ -43,8 +43,9 @@ from fastbert.models.packed import Packed
 from fastbert.models.padded import PaddedBatch
 from fastbert.models.unsupported_arguments import TransformersArguments, refuse_arguments
 from fastbert.ops.cross_entropy.op import CrossEntropy
-from fastbert.ops.dispatch import choose
-from fastbert.ops.dropout.op import Site, TokenDropout, draw_keys
+from fastbert.ops.dispatch import preferred_backend
+from fastbert.ops.dropout.arguments import Site, TokenDropout
+from fastbert.ops.dropout.masks import draw_keys
 from fastbert.ops.native.matmul_table import prefers_own
 from fastbert.packing import IGNORE_INDEX, PackedBatch
 
@@ -115,7 +116,7 @@ class PredictionHead(nn.Module):
         weight = self.decoder.weight
         if not multiplies_in_bf16(weight):
             return False
-        if torch.compiler.is_compiling() or choose("linear_cross_entropy", weight.device) != "native":
+        if torch.compiler.is_compiling() or preferred_backend("linear_cross_entropy", weight.device) != "native":
             return True
         return not (is_plain(self.decoder) and prefers_own("bf16", rows, *weight.shape))
 
@@ -185,7 +186,7 @@ class BertWithHead(PreTrainedModel):
         rows = torch.arange(len(batch), device=batch.device)
         sequences, offsets = (batch.sequence_ids, batch.offsets_in_sequence) if per_token else (rows, 0 * rows)
         dropout = TokenDropout(p, key, sequences, offsets, int(Site.HEAD))
-        return ops.dropout(x, dropout if places is None else dropout.of(places))
+        return ops.dropout(x, dropout if places is None else dropout.select(places))
 
 
 class _MaskedLanguageModel(BertWithHead):

@@ -19,8 +19,10 @@ from fastbert.models.fusibility import project, project_apart
 from fastbert.models.padded import PaddedBatch, padded_attention
 from fastbert.ops.attention.op import attention
 from fastbert.ops.autocast import matmul_dtype
-from fastbert.ops.dispatch import choose
-from fastbert.ops.dropout.op import Site, TokenDropout, draw_keys, dropout
+from fastbert.ops.dispatch import preferred_backend
+from fastbert.ops.dropout.arguments import Site, TokenDropout
+from fastbert.ops.dropout.masks import draw_keys
+from fastbert.ops.dropout.op import dropout
 from fastbert.ops.encoder_layer import op as encoder_layer
 from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments, LayerBatch, LayerParameters
 from fastbert.ops.encoder_layer.native import unsupported_layer
@@ -90,7 +92,7 @@ def is_native(
     parameters: LayerParameters, spec: LayerSpec, tokens: int, dtype: torch.dtype, *, int8: bool, trains: bool
 ) -> bool:
     """Return whether the CPU's kernels compute a layer of so many tokens, in matmuls of `dtype`, as one operation."""
-    if choose("encoder_layer", CPU) != "native":
+    if preferred_backend("encoder_layer", CPU) != "native":
         return False
     return unsupported_layer(parameters, spec, tokens, dtype, int8=int8 and not trains) is None
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from fastbert.checkpoints import key_mapping as checkpoint_names
-from fastbert.checkpoints.file_tensors import Stored, equal, fill, map_tensors
+from fastbert.checkpoints.file_tensors import FileTensor, equal, fill, map_tensors
 from fastbert.checkpoints.key_mapping import DECODER, is_encoders, match
 from fastbert.checkpoints.source import Weights
 from fastbert.config import BertConfig
@@ -80,7 +80,7 @@ def check_config(config: BertConfig, weights: Weights) -> None:
 
 def check_size(config: BertConfig, weights: Weights) -> None:
     """Refuse a config.json that asks for much more than the files hold. Raises `CheckpointError`."""
-    total = sum(stored.count for stored in weights.tensors.values())
+    total = sum(stored.numel for stored in weights.tensors.values())
     if config.num_parameters() > 4 * total + MOST_NEW or config.num_hidden_layers > len(weights.tensors):
         raise CheckpointError(
             f"{weights.place}: config.json asks for {shown(config.num_parameters())} weights in"
@@ -132,7 +132,7 @@ def own_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
 
 
 def _check(
-    model: PreTrainedModel, place: Path, own: Mapping[str, tuple[int, ...]], found: Mapping[str, Stored]
+    model: PreTrainedModel, place: Path, own: Mapping[str, tuple[int, ...]], found: Mapping[str, FileTensor]
 ) -> None:
     """Compare names, shapes and dtypes."""
     if not found:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fastbert.errors import UserError
 from fastbert.ops import dispatch
-from fastbert.ops.dropout.op import attention_mask
+from fastbert.ops.dropout.masks import attention_mask
 from fastbert.packing import PackedBatch
 
 # Set while torch.fx's make_fx records.

@@ -12,6 +12,7 @@ from torch import Tensor
 from fastbert.checkpoints.manifest import update_manifest
 from fastbert.checkpoints.source import find_weights
 from fastbert.config import BertConfig
+from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.untrusted_input import read_json_file
 from fastbert.models import heads
 from fastbert.models.base import PreTrainedModel, match_weights
@@ -92,5 +93,5 @@ def save_like(model: PreTrainedModel, source: Path, out: Path) -> None:
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config = {"architectures": [type(model).__name__], **config, "vocab_size": model.config.vocab_size}
     model.save_pretrained(out)
-    (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    write_json_atomic(out / "config.json", config)
     update_manifest(out, ["config.json"])

@@ -1,13 +1,19 @@
-"""The operations of a BERT encoder on packed tokens: one name each, served by the backend that suits the device."""
+"""The operations of a BERT encoder on packed tokens, each on the backend that suits the device.
+
+Every registered operation is a function of its name here; those listed below have types.
+"""
+
+from collections.abc import Callable as _Callable
+from typing import Any as _Any
 
 from fastbert.ops.attention.op import attention
 from fastbert.ops.cross_entropy.op import linear_cross_entropy
-from fastbert.ops.dropout.op import Site, TokenDropout, dropout
+from fastbert.ops.dropout.arguments import Site, TokenDropout
+from fastbert.ops.dropout.op import dropout
 from fastbert.ops.embedding.op import embedding_layer_norm
 from fastbert.ops.gelu.op import bias_gelu
 from fastbert.ops.linear.op import linear
-from fastbert.ops.norm.gelu_layer_norm import gelu_layer_norm
-from fastbert.ops.norm.op import dropout_add_layer_norm, layer_norm
+from fastbert.ops.norm.op import dropout_add_layer_norm, gelu_layer_norm, layer_norm
 from fastbert.ops.softmax.op import softmax
 
 __all__ = [
@@ -24,3 +30,11 @@ __all__ = [
     "linear_cross_entropy",
     "softmax",
 ]
+
+
+def __getattr__(name: str) -> _Callable[..., _Any]:
+    from fastbert.ops.operation import operations
+
+    if name.startswith("_") or name not in operations():
+        raise AttributeError(f"module 'fastbert.ops' has no attribute {name!r}")
+    return operations()[name].function

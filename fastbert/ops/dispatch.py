@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,21 +19,16 @@ from torch.autograd import forward_ad
 
 from fastbert import _C, cpu_capability
 from fastbert.errors import UserError
-from fastbert.ops.operation import BACKENDS, Backend, BackendName, Operation, Reason, operations, registered
+from fastbert.ops.operation import BACKENDS, Backend, BackendName, Operation, Reason, operation_named, operations
 
 Arguments = TypeVar("Arguments")
-# The fastest first; eager torch serves every operation on every device.
+# The fastest first; eager supports every operation on every device.
 PREFERENCE: dict[str, tuple[BackendName, ...]] = {"cuda": ("triton", "eager"), "cpu": ("native", "eager")}
-# What of an operation the native backend serves, where that is not the same as of the others.
-NATIVE_SERVES = {
-    "linear": "inference and training in fp32 and bf16, where the table of products says so",
-    "linear_cross_entropy": "inference and training in fp32 and bf16, where the table of products says so",
-    "encoder_layer": "inference and training in fp32 and bf16, where the table of products says so",
-}
+# Searched for, not imported: the kernels are imported when they first run.
+HAS_TRITON = importlib.util.find_spec("triton") is not None
 
-_implementations: dict[tuple[str, str], Any] = {}
 _forced: BackendName | None = None
-_said: set[tuple[str, str]] = set()
+_logged: set[tuple[str, str]] = set()
 logger = logging.getLogger("fastbert")
 
 
@@ -44,40 +39,6 @@ class Choice:
     operation: str
     backend: str
     reason: str
-
-
-def register(operation: str, backend: BackendName, implementation: Any) -> None:
-    """Make `implementation` serve `operation` on `backend`: a function, or an object with `forward` and `backward`."""
-    _implementations[operation, backend] = implementation
-
-
-# Looked for, not imported: the kernels do that when they first run.
-HAS_TRITON = importlib.util.find_spec("triton") is not None
-
-
-def operation_names() -> tuple[str, ...]:
-    """Return the names of all operations, in alphabetical order."""
-    return tuple(sorted({*operations(), *(operation for operation, _ in _implementations)}))
-
-
-def _has_backend(operation: str, backend: str) -> bool:
-    found = registered(operation)
-    return (operation, backend) in _implementations if found is None else backend in found.backends
-
-
-def _serves(operation: str, backend: BackendName) -> bool:
-    return _has_backend(operation, backend) and (backend != "triton" or HAS_TRITON)
-
-
-def require_triton(device: torch.device, argument: str) -> None:
-    """Refuse tensors that Triton kernels cannot reach: those on a CPU, unless Triton interprets its kernels."""
-    if not HAS_TRITON:
-        raise UserError("the triton backend needs triton: `pip install 'fastbert-engine[gpu]'`")
-    if device.type != "cuda" and os.environ.get("TRITON_INTERPRET", "0") in ("", "0"):
-        raise UserError(
-            f"{argument} is on {device}: the triton backend needs tensors on a GPU;"
-            f" move {argument} there, or use_backend(None) to let fastbert choose"
-        )
 
 
 def select_backend(operation: Operation[Arguments], device: torch.device, arguments: Arguments) -> Backend[Arguments]:
@@ -120,8 +81,8 @@ def _prepare(device: torch.device) -> None:
 
 
 def _log_fallback(operation: str, reason: Reason) -> None:
-    if not torch.compiler.is_compiling() and (operation, reason.text) not in _said:
-        _said.add((operation, reason.text))
+    if not torch.compiler.is_compiling() and (operation, reason.text) not in _logged:
+        _logged.add((operation, reason.text))
         logger.warning("%s falls back to PyTorch: %s", operation, reason.text)
 
 
@@ -130,24 +91,28 @@ def needs_backward(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
-def choose(operation: str, device: torch.device) -> BackendName:
-    """The name of the backend that serves `operation` on `device`."""
+def preferred_backend(operation: str, device: torch.device) -> str:
+    """Return the name of the backend that `select_backend` tries first for a call of `operation` on `device`.
+
+    Raises UserError where `use_backend` names a backend without a kernel for the operation.
+    """
+    record = operation_named(operation)
     if _forced is not None:
-        if not _has_backend(operation, _forced):
+        if _forced not in record.backends:
             raise UserError(
-                f"backend {_forced!r} cannot serve {operation!r}: it has no such kernel;"
-                " use_backend(None) lets fastbert choose"
+                f"backend {_forced!r} has no kernel for {operation!r}; use_backend(None) lets fastbert choose"
             )
-        if _forced == "native" and not torch.compiler.is_compiling():
-            cpu_capability.apply()
+        _prepare(device)
         return _forced
     if is_recorded():
-        # What is recorded may run where fastbert is not installed, and there are no rules for transforms.
         return "eager"
-    if device.type == "cpu" and not torch.compiler.is_compiling():
-        cpu_capability.apply()
-    order = PREFERENCE.get(device.type, ("eager",))
-    return next(backend for backend in order if _serves(operation, backend))
+    _prepare(device)
+    return _first(record, PREFERENCE.get(device.type, ()))
+
+
+def _first(operation: Operation[Any], names: Sequence[str]) -> str:
+    """Return the first of `names` that has a backend here, `eager` if none has."""
+    return next((name for name in names if name in operation.backends and (name != "triton" or HAS_TRITON)), "eager")
 
 
 def is_recorded() -> bool:
@@ -157,31 +122,8 @@ def is_recorded() -> bool:
     return torch._C._is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def select(operation: str, device: torch.device) -> Any:
-    """The implementation that serves `operation` on `device`."""
-    return _implementations[operation, choose(operation, device)]
-
-
-def implementation(operation: str, backend: str) -> Any:
-    """What serves `operation` on a backend that was chosen before."""
-    return _implementations[operation, backend]
-
-
-def without_triton(operation: str, reason: str) -> BackendName:
-    """What serves a call that the Triton kernel of `operation` cannot: eager torch, said once in the log.
-
-    Raises UserError where the triton backend was forced.
-    """
-    if _forced == "triton":
-        raise UserError(f"{reason}; use_backend('eager') serves it")
-    if not torch.compiler.is_compiling() and (operation, reason) not in _said:
-        _said.add((operation, reason))
-        logger.warning("%s runs in eager torch: %s", operation, reason)
-    return "eager"
-
-
 def refuse_forward_mode(operation: str) -> None:
-    """An operator of ours has no forward-mode derivative, and torch would take it for zero without a word."""
+    """Raise UserError inside forward-mode differentiation, for which torch would take an operator's derivative as 0."""
     if not torch.compiler.is_compiling() and forward_ad._current_level >= 0:
         raise UserError(
             f"{operation} has no forward-mode derivative on this backend (torch.func.jvp): use_backend('eager') has"
@@ -189,17 +131,17 @@ def refuse_forward_mode(operation: str) -> None:
 
 
 def forced() -> BackendName | None:
-    """The backend that `use_backend` forces, or None."""
+    """Return the backend that `use_backend` forces, or None."""
     return _forced
 
 
-def served_by(backend: BackendName) -> tuple[str, ...]:
-    """The operations for which `backend` has an implementation."""
-    return tuple(operation for operation in operation_names() if _has_backend(operation, backend))
+def supported_by(backend: BackendName) -> tuple[str, ...]:
+    """Return the names of the operations that have a kernel on `backend`."""
+    return tuple(name for name, operation in operations().items() if backend in operation.backends)
 
 
 class _Restore(contextlib.AbstractContextManager[None]):
-    """Undoes `use_backend` when it was called in a `with` statement."""
+    """Undo `use_backend` at the end of a `with` statement."""
 
     def __init__(self, previous: BackendName | None) -> None:
         self.previous = previous
@@ -213,7 +155,7 @@ def use_backend(name: BackendName | None) -> contextlib.AbstractContextManager[N
     """Force every operation onto one backend: `"triton"`, `"native"` or `"eager"`; `None` chooses by device again.
 
     As a function it holds until the next call; as a context manager (`with use_backend("eager"): ...`) until the block
-    ends. An operation that the forced backend cannot serve raises `UserError` and names it.
+    ends. A call that the forced backend does not support raises `UserError` with the reason.
     """
     global _forced
     if name is not None and name not in BACKENDS:
@@ -223,46 +165,44 @@ def use_backend(name: BackendName | None) -> contextlib.AbstractContextManager[N
 
 
 def report(device: torch.device | None = None) -> list[Choice]:
-    """One `Choice` per operation: what serves it on `device` (default: the fastest present) and why."""
+    """Return one `Choice` per operation: its backend on `device` (default: the fastest present) and why."""
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    choices = []
-    for operation in operation_names():
-        order = (_forced,) if _forced else PREFERENCE.get(device.type, ("eager",))
-        backend = next((name for name in order if _serves(operation, name)), None)
-        if backend is None:
-            choices.append(Choice(operation, "none", f"forced backend {_forced!r} has no kernel for it"))
-        elif _forced:
-            choices.append(Choice(operation, backend, "forced by use_backend"))
-        elif backend == "native":
-            kernels = f"{cpu_capability.level()} kernels"
-            serves = NATIVE_SERVES.get(operation, "inference and training in fp32 and bf16")
-            choices.append(Choice(operation, backend, f"{kernels}: {serves}"))
-        elif backend == order[0]:
-            choices.append(Choice(operation, backend, f"the fastest on {device.type}"))
-        elif order[0] == "triton" and not HAS_TRITON:
-            choices.append(Choice(operation, backend, "triton is not installed"))
-        elif operation == "encoder_layer":
-            choices.append(Choice(operation, backend, "put together from the operations above"))
-        else:
-            choices.append(Choice(operation, backend, f"this version has no {order[0]} kernel for it"))
-    return choices
+    return [Choice(name, *_explain(operation, device)) for name, operation in operations().items()]
+
+
+def _explain(operation: Operation[Any], device: torch.device) -> tuple[str, str]:
+    """Return the backend of an operation, and the reason."""
+    if _forced is not None:
+        if _forced in operation.backends:
+            return _forced, "forced by use_backend"
+        return "none", f"forced backend {_forced!r} has no kernel for it"
+    names = PREFERENCE.get(device.type, ("eager",))
+    name = _first(operation, names)
+    summary = operation.backends[name].summary
+    if name == "native":
+        return name, f"{cpu_capability.level()} kernels: {summary}"
+    if name == names[0]:
+        return name, f"the fastest on {device.type}"
+    if names[0] == "triton" and not HAS_TRITON:
+        return name, "triton is not installed"
+    return name, summary or f"this version has no {names[0]} kernel for it"
 
 
 def fastest_dtype(device: torch.device, *, training: bool = False) -> tuple[torch.dtype, str]:
-    """The fastest dtype of matrix products on `device`, and the reason in words.
+    """Return the fastest dtype of matmuls on `device`, and the reason in words.
 
-    In `training` our own kernels for AVX-512 multiply bf16 at the speed of fp32, and read and keep half as much.
+    In `training` the AVX-512 kernels multiply bf16 at the speed of fp32, and read and save half as much.
     """
     if device.type == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return torch.bfloat16, "the GPU multiplies bf16 in hardware"
-        return torch.float16, "the GPU has no bf16 products"
+        return torch.float16, "the GPU has no bf16 matmuls"
     if device.type == "cpu":
         if cpu_capability.level() == "amx":
             return torch.bfloat16, "the CPU has AMX"
         if cpu_capability.level() == "avx512" and _C.cpu_level_features()["avx512_bf16"]:
             return torch.bfloat16, "the CPU has AVX-512 BF16"
-        if training and cpu_capability.level() == "avx512" and choose("encoder_layer", device) == "native":
-            return torch.bfloat16, "the AVX-512 kernels read and keep half as much as in fp32"
-        return torch.float32, "the CPU has no bf16 products"
+        if training and cpu_capability.level() == "avx512" and preferred_backend("encoder_layer", device) == "native":
+            return torch.bfloat16, "the AVX-512 kernels read and save half as much as in fp32"
+        return torch.float32, "the CPU has no bf16 matmuls"
     return torch.float32, "the safe choice on this device"

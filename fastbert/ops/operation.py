@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 BackendName = Literal["triton", "native", "eager"]
@@ -63,6 +63,13 @@ class Operation(Generic[Arguments]):
         self.backends: Mapping[str, Backend[Arguments]] = {backend.name: backend for backend in backends}
         _operations[name] = self
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The public function, which the `op` module beside the backends defines."""
+        package = type(next(iter(self.backends.values()))).__module__.rpartition(".")[0]
+        function: Callable[..., Any] = getattr(importlib.import_module(f"{package}.op"), self.name)
+        return function
+
     def backend(self, name: str) -> Any:
         """Return the backend that was chosen for a call: backward receives the name that forward ran with."""
         return self.backends[name]
@@ -71,9 +78,9 @@ class Operation(Generic[Arguments]):
 _operations: dict[str, Operation[Any]] = {}
 
 
-def registered(name: str) -> Operation[Any] | None:
-    """Return an operation whose module has been imported, None if there is no such."""
-    return _operations.get(name)
+def operation_named(name: str) -> Operation[Any]:
+    """Return the operation of a name. Raises KeyError for an unknown one."""
+    return _operations[name] if name in _operations else operations()[name]
 
 
 def operations() -> dict[str, Operation[Any]]:

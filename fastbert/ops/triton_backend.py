@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
-from fastbert.ops.dispatch import HAS_TRITON
+from fastbert.ops import dispatch
 from fastbert.ops.operation import Arguments, Backend, Reason
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -23,7 +23,7 @@ class TritonBackend(Backend[Arguments]):
     @staticmethod
     def require_device(device: torch.device, argument: str) -> None:
         """Raise UserError for tensors out of reach: on a CPU, unless Triton interprets its kernels."""
-        if not HAS_TRITON:
+        if not dispatch.HAS_TRITON:
             raise UserError("the triton backend needs triton: `pip install 'fastbert-engine[gpu]'`")
         if device.type != "cuda" and os.environ.get("TRITON_INTERPRET", "0") in ("", "0"):
             raise UserError(

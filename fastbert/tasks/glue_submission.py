@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fastbert.checkpoints.atomic_folder import whole_folder
+from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.errors import UserError
 from fastbert.tasks.metrics.glue import GLUE, glue_name
 from fastbert.tasks.readers.cells import number
@@ -61,7 +61,7 @@ def write_submission(folder: str | Path, predictions: Mapping[str, Sequence[Pred
     missing = [task for task in GLUE if f"{task}.tsv" not in texts]
     if missing:
         logger.warning("%s: without %s; the server asks for a file of every task", folder, ", ".join(missing))
-    with whole_folder(Path(folder)) as partial:
+    with atomic_folder(Path(folder)) as partial:
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
         with zipfile.ZipFile(partial / ARCHIVE, "w", zipfile.ZIP_DEFLATED) as archive:

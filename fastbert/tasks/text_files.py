@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fastbert.errors import UserError
-from fastbert.io.regular_file import require_regular_file
+from fastbert.io.untrusted_input import require_regular_file
 
 STDIN = "-"
 KINDS = (".txt", ".jsonl", ".csv", ".tsv")

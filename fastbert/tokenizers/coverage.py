@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastbert.errors import UserError
+from fastbert.io.atomic_write import write_json_atomic
 from fastbert.tokenizers.word_counts import TextCounts
 from fastbert.tokenizers.wordpiece import WordPieceTokenizer
 
@@ -152,8 +152,7 @@ def with_vocabulary(tokenizer: WordPieceTokenizer, tokens: Sequence[str]) -> Wor
 def write_report(file: Path, report: dict[str, Any]) -> None:
     """Write a report as JSON; the same report gives the same bytes."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    content = {"format_version": FORMAT_VERSION, **report}
-    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json_atomic(file, {"format_version": FORMAT_VERSION, **report}, ensure_ascii=False)
 
 
 def _has(lengths: NDArray[np.int64], length: int) -> NDArray[np.bool_]:

@@ -4,12 +4,12 @@ What is read is checked before it is believed: a damaged file is a `VocabularyEr
 the cure.
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fastbert.io.atomic_write import write_atomic, write_json_atomic
 from fastbert.io.untrusted_input import shown
 from fastbert.tokenizers.added import AddedToken
 from fastbert.tokenizers.json_files import (
@@ -191,9 +191,8 @@ def write_folder(
     by_id = {str(index): token.to_dict() for index, token in added.items()}
     config = {"tokenizer_class": "BertTokenizer", **options, **special_tokens, "added_tokens_decoder": by_id}
     write_vocab(folder / VOCAB_FILE, vocab)
-    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    tokens = json.dumps(special_tokens, indent=2, ensure_ascii=False) + "\n"
-    (folder / SPECIAL_TOKENS_FILE).write_text(tokens, encoding="utf-8")
+    write_json_atomic(folder / CONFIG_FILE, config, ensure_ascii=False)
+    write_json_atomic(folder / SPECIAL_TOKENS_FILE, special_tokens, ensure_ascii=False)
     # transformers takes a tokenizer.json that is there for the vocabulary, and strips white space from vocab.txt.
     if (folder / TOKENIZER_FILE).exists() or any(token != token.rstrip() for token in vocab):
         write_tokenizer_json(folder / TOKENIZER_FILE, vocab, options, special_tokens, added)
@@ -204,8 +203,7 @@ def write_folder(
 def write_vocab(path: Path, vocab: Sequence[str]) -> None:
     """Write a vocab.txt: one token per line."""
     _check_line_ends(vocab)
-    # newline="": the bytes must not depend on the platform.
-    path.write_text("".join(f"{token}\n" for token in vocab), encoding="utf-8", newline="")
+    write_atomic(path, "".join(f"{token}\n" for token in vocab))
 
 
 def _check_line_ends(vocab: Sequence[str]) -> None:

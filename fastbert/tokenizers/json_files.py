@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastbert.errors import UserError
-from fastbert.io.regular_file import read_regular
-from fastbert.io.untrusted_input import shown
+from fastbert.io.atomic_write import write_json_atomic
+from fastbert.io.untrusted_input import read_regular, shown
 from fastbert.tokenizers.added import FLAGS, AddedToken
 
 logger = logging.getLogger("fastbert")
@@ -169,7 +169,7 @@ def write_tokenizer_json(
             "vocab": {token: index for index, token in enumerate(vocab)},
         },
     }
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json_atomic(path, content, ensure_ascii=False)
 
 
 def _template(before: str, behind: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

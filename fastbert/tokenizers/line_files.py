@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fastbert.errors import UserError
-from fastbert.io.regular_file import open_regular
+from fastbert.io.untrusted_input import open_regular
 
 _DECOMPRESSORS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 

@@ -24,10 +24,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fastbert.checkpoints.formats.safetensors_files import read_safetensors, save_tensors
+from fastbert.checkpoints.formats.safetensors import read_safetensors, save_tensors
 from fastbert.errors import CheckpointError
 from fastbert.io.atomic_write import sync, write_synced
-from fastbert.io.untrusted_input import PlainFile, read_json_file, shown
+from fastbert.io.untrusted_input import UntrustedFile, read_json_file, shown
 from fastbert.models.base import PreTrainedModel
 
 logger = logging.getLogger("fastbert")
@@ -248,7 +248,7 @@ def _check_version(folder: Path, version: Any) -> None:
 def _digest(path: Path) -> str:
     """SHA-256 of a regular file, in hexadecimal; a pipe or a device is refused."""
     digest, memory = hashlib.sha256(), memoryview(bytearray(_CHUNK))
-    with PlainFile(path) as file:
+    with UntrustedFile(path) as file:
         for offset in range(0, file.size, _CHUNK):
             part = memory[: min(_CHUNK, file.size - offset)]
             file.read_into(part, offset)

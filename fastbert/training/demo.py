@@ -12,6 +12,7 @@ from fastbert.config import BertConfig
 from fastbert.data.corpus import Corpus
 from fastbert.data.python_text import python_documents
 from fastbert.errors import UserError
+from fastbert.io.atomic_write import atomic_write
 from fastbert.models.heads import BertForPreTraining
 from fastbert.tasks.fill_mask import Guess, fill_mask
 from fastbert.tokenizers import WordPieceTokenizer
@@ -119,13 +120,11 @@ def free_folder(base: Path) -> Path:
 def write_corpus(documents: Iterable[list[str]], path: Path, report: Callable[[int], None]) -> Path:
     """Write documents as a text file, a sentence per line and a blank line between documents."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
     written = 0
-    with partial.open("w", encoding="utf-8") as file:
+    with atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:
         for document in documents:
             written += file.write("\n".join(document) + "\n\n")
             report(written)
-    partial.replace(path)
     return path
 
 

@@ -32,22 +32,10 @@ from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
 from fastbert.training.metrics import Totals
 from fastbert.training.optimizer import clip_gradients, make_capturable, set_learning_rate
+from fastbert.training.step_loss import loss_weights, micro_batch_loss
 
 
-def loss_of_step(output: PreTrainingOutput, per_prediction: Tensor | float, per_sequence: Tensor | float) -> Tensor:
-    """A micro-batch's part of its step's loss: each sum of losses times 1 / the number of them in the whole step."""
-    assert output.mlm_loss_sum is not None
-    loss = output.mlm_loss_sum * per_prediction
-    return loss if output.nsp_loss_sum is None else loss + output.nsp_loss_sum * per_sequence
-
-
-def loss_weights(batches: Sequence[PackedBatch]) -> tuple[float, float]:
-    """1 / the masked predictions and 1 / the sequences of a step's micro-batches: what `loss_of_step` wants."""
-    masked = sum(0 if batch.labels is None else len(batch.labels) for batch in batches)
-    return 1 / max(masked, 1), 1 / max(sum(len(batch) for batch in batches), 1)
-
-
-def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
+def reason_not_captured(device: torch.device, dtype: torch.dtype) -> str | None:
     """Why a training step there is not captured; None where it is."""
     if device.type != "cuda":
         return f"there are no CUDA graphs on a device of type {device.type}"
@@ -57,7 +45,7 @@ def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class FilledBatch:
     """A micro-batch, and the same filled up to its bucket."""
 
     real: PackedBatch
@@ -70,7 +58,7 @@ class Prepared:
         return self.real.num_tokens
 
 
-class Findings:
+class StepStats:
     """What a step found, on its way to the host: sums of losses and counts, and the norm of the gradient."""
 
     def __init__(self, numbers: Tensor, has_pairs: bool) -> None:
@@ -103,7 +91,7 @@ class GraphedStep:
     """One optimiser step of pre-training: gradients of all micro-batches, clipped, and AdamW's update.
 
     Equal to the step without graphs but for the rounding of products with more rows (`Buckets` fill batches up). The
-    first batch of a bucket is computed and then recorded. A gradient that is not finite changes no weight; `Findings`
+    first batch of a bucket is computed and then recorded. A gradient that is not finite changes no weight; `StepStats`
     tell of it. The optimiser becomes a capturable one, with its learning rate in a tensor. Parameters that no batch has
     used so far have no gradient, and AdamW leaves them alone; once used, a step that does not use them counts as a
     gradient of zero. `dtype` is autocast's, fp32 or bf16.
@@ -121,7 +109,7 @@ class GraphedStep:
         recorder: Recorder | None = None,
     ) -> None:
         device = next(model.parameters()).device
-        reason = why_not(device, dtype)
+        reason = reason_not_captured(device, dtype)
         if recorder is None and reason is not None:
             raise UserError(f"a graphed step cannot be recorded: {reason}; take the ordinary step")
         self.model, self.optimizer, self.max_grad_norm, self.dtype = model, optimizer, max_grad_norm, dtype
@@ -136,7 +124,7 @@ class GraphedStep:
         self._gradients: list[Tensor | None] = []
         self._look_at_model()
 
-    def prepare(self, batch: PackedBatch) -> Prepared:
+    def prepare(self, batch: PackedBatch) -> FilledBatch:
         """Fill a micro-batch up to its bucket; in page-locked memory if it goes from the host to a GPU."""
         if batch.dropout_key is None:
             raise UserError("the batch has no dropout_key, from which a recorded step draws its masks: give it one")
@@ -146,9 +134,9 @@ class GraphedStep:
         filled = bucket.fill(batch)
         if self.device.type == "cuda" and batch.device.type == "cpu":
             filled = filled.pin_memory()
-        return Prepared(batch, filled, bucket)
+        return FilledBatch(batch, filled, bucket)
 
-    def __call__(self, batches: Sequence[Prepared], lr: float) -> Findings:
+    def __call__(self, batches: Sequence[FilledBatch], lr: float) -> StepStats:
         """Take one step with the learning rate `lr`. Nothing here waits for the device, but recording does."""
         if (
             self._weights.moved()
@@ -174,9 +162,9 @@ class GraphedStep:
         self._gradients = [p.grad for p in self._parameters]
         updated = tuple(gradient is not None for gradient in self._gradients)
         self._updates.run((updated, settings(self.device)), None, self._update)
-        return Findings(self._numbers, any(batch.real.next_sentence_label is not None for batch in batches))
+        return StepStats(self._numbers, any(batch.real.next_sentence_label is not None for batch in batches))
 
-    def _run_pass(self, batch: Prepared) -> None:
+    def _run_pass(self, batch: FilledBatch) -> None:
         key = (batch.bucket, present_fields(batch.filled), settings(self.device))
         replayed = key in self._passes.slots
         self._passes.run(key, batch.filled, self._pass)
@@ -192,7 +180,7 @@ class GraphedStep:
             self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32, cache_enabled=False
         ):
             output = self.model(batch)
-        loss_of_step(output, self._loss_weights[0], self._loss_weights[1]).backward()
+        micro_batch_loss(output, self._loss_weights[0], self._loss_weights[1]).backward()
         for place, name in enumerate(Totals.NAMES):
             value = getattr(output, name)
             if value is not None:

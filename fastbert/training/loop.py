@@ -16,7 +16,6 @@ from typing import Any, NoReturn, Protocol
 import torch
 
 from fastbert import cpu_capability
-from fastbert.distillation.pretraining import shares_of
 from fastbert.errors import CheckpointError, UserError
 from fastbert.models.heads import BertForPreTraining
 from fastbert.models.outputs import PreTrainingOutput
@@ -26,7 +25,7 @@ from fastbert.packing import PackedBatch
 from fastbert.training import checkpoint
 from fastbert.training.checkpoint import STATE, Checkpoints, require
 from fastbert.training.config import CHANGEABLE, Budget, PretrainConfig
-from fastbert.training.graphed import Findings, GraphedStep, loss_of_step, loss_weights, why_not
+from fastbert.training.graphed import GraphedStep, StepStats, reason_not_captured
 from fastbert.training.metrics import Metrics, MetricsLog, Totals, last_of, read_metrics
 from fastbert.training.optimizer import (
     GradientError,
@@ -36,6 +35,7 @@ from fastbert.training.optimizer import (
     set_learning_rate,
 )
 from fastbert.training.run_record import check_configuration, plain
+from fastbert.training.step_loss import loss_weights, micro_batch_loss, micro_batch_shares
 from fastbert.training.stopping import Stopped, StopRequest
 
 logger = logging.getLogger("fastbert")
@@ -46,8 +46,8 @@ class TrainingError(UserError):
     """Training cannot go on, the loss is no number for example."""
 
 
-Lesson = Callable[..., tuple[torch.Tensor, PreTrainingOutput]]
-"""Of model, micro-batch, the two weights of `loss_of_step` and `shares_of`: the loss, and what the model said."""
+DistillationLoss = Callable[..., tuple[torch.Tensor, PreTrainingOutput]]
+"""(model, micro-batch, *loss_weights, shares) -> the micro-batch's loss and the model's output."""
 
 
 class Data(Protocol):
@@ -84,7 +84,7 @@ class _Step:
     seconds: float
     learning_rate: float
     finished: float
-    own: Totals | Findings
+    own: Totals | StepStats
     batches: Sequence[PackedBatch]
 
 
@@ -143,10 +143,10 @@ class Trainer:
         data_fingerprint: str,
         configuration: Mapping[str, Any] | None = None,
         reporter: Reporter | None = None,
-        lesson: Lesson | None = None,
+        distillation: DistillationLoss | None = None,
     ) -> None:
         """`configuration` is what config.json says of flags and model; checkpoints hold it, and must agree with it."""
-        self.lesson = lesson
+        self.distillation = distillation
         self.model, self.data, self.config, self.budget = model.to(device), data, config, budget
         self.device, self.dtype, self.folder = device, dtype, folder
         self.fingerprint, self.data_fingerprint = fingerprint, data_fingerprint
@@ -170,7 +170,7 @@ class Trainer:
             self.reporter.on_message(_kernels(device))
         self.graphs: GraphedStep | None = None
         if config.cuda_graphs:
-            reason = why_not(device, dtype)
+            reason = reason_not_captured(device, dtype)
             if reason is None:
                 self.graphs = GraphedStep(model, self.optimizer, max_grad_norm=config.max_grad_norm, dtype=dtype)
             else:
@@ -202,8 +202,8 @@ class Trainer:
         last, state = loaded
         if state.vocabulary != self.fingerprint:
             raise UserError(
-                f"{last.folder}: was trained with another vocabulary than {self.folder / 'vocab.txt'};"
-                " put the run's own vocab.txt back"
+                f"{last.folder}: was trained with another vocabulary than {self.folder / 'tokenizer'};"
+                " put the run's own tokenizer back"
             )
         if state.data != self.data_fingerprint:
             raise UserError(
@@ -281,7 +281,7 @@ class Trainer:
 
     def _wait(self, steps: Sequence[_Step], started: float) -> None:
         """Until the device has computed all of these steps; what passed since `started` is time of training."""
-        if steps and isinstance(steps[-1].own, Findings):
+        if steps and isinstance(steps[-1].own, StepStats):
             steps[-1].own.wait()
         self.seconds += time.perf_counter() - started
         if steps:
@@ -296,7 +296,7 @@ class Trainer:
             rate = step.tokens / max(step.seconds - self._computed_seconds, 1e-9)
             self._computed_seconds = step.seconds
             own = step.own
-            if isinstance(own, Findings):
+            if isinstance(own, StepStats):
                 output, norm = own.read()
                 own = Totals()
                 own.add(output)
@@ -351,7 +351,7 @@ class Trainer:
         self.model.train()
         weights = loss_weights(batches)
         own = Totals()
-        for batch, shares in zip(batches, shares_of(batches), strict=True):
+        for batch, shares in zip(batches, micro_batch_shares(batches), strict=True):
             with self._autocast():
                 loss, output = self._loss(batch.to(self.device, non_blocking=True), weights, shares)
             self.scaler.scale(loss).backward()
@@ -368,10 +368,10 @@ class Trainer:
         self, batch: PackedBatch, weights: tuple[float, float], shares: tuple[float, float]
     ) -> tuple[torch.Tensor, PreTrainingOutput]:
         """A micro-batch's part of its step's loss, with a teacher's part if there is one."""
-        if self.lesson is not None:
-            return self.lesson(self.model, batch, *weights, shares)
+        if self.distillation is not None:
+            return self.distillation(self.model, batch, *weights, shares)
         output = self.model(batch)
-        return loss_of_step(output, *weights), output
+        return micro_batch_loss(output, *weights), output
 
     def _clip(self, own: Totals, batches: Sequence[PackedBatch]) -> None:
         """Keep the norm of the next step's gradient in bounds."""

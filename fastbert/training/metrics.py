@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import write_atomic
-from fastbert.io.regular_file import require_regular_file
-from fastbert.io.untrusted_input import PlainFile
+from fastbert.io.untrusted_input import UntrustedFile, require_regular_file
 from fastbert.models.outputs import PreTrainingOutput
 
 logger = logging.getLogger("fastbert")
@@ -126,7 +125,7 @@ def _kept_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> Iterator[
     if not path.exists():
         return
     try:
-        with PlainFile(path) as file:
+        with UntrustedFile(path) as file:
             text = file.read(0, file.size).decode("utf-8", "replace")
     except CheckpointError as error:
         logger.warning("%s; metrics.jsonl begins anew", error)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fastbert.errors import UserError
+from fastbert.io.atomic_write import atomic_write
 from fastbert.training.metrics import Metrics, read_metrics
 
 
@@ -51,17 +52,12 @@ def plot_runs(runs: Sequence[Path], out: Path, *, unigram: float | None = None, 
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False, fontsize=8)
-    partial = out.with_name(f".{out.stem}.partial{out.suffix}")
+    out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(partial, dpi=120)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+        with atomic_write(out) as partial:
+            figure.savefig(partial, dpi=120, format=out.suffix.removeprefix("."))
     except ValueError as error:
-        partial.unlink(missing_ok=True)
         raise UserError(f"{out}: {error}; end the name in .png, .pdf or .svg") from None
-    partial.replace(out)
     return out
 
 

@@ -11,18 +11,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fastbert.checkpoints.atomic_folder import whole_folder
+from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.source import find_source
 from fastbert.config import PRESETS, BertConfig
 from fastbert.data.corpus import Corpus
+from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData, unigram_cross_entropy
 from fastbert.data.shard_format import INDEX, IndexReader
-from fastbert.data.shards import TokenShards, prepare
-from fastbert.distillation.finetuning import layers_of_student, student_from
-from fastbert.distillation.pretraining import NAME as LESSON
-from fastbert.distillation.pretraining import MaskedLesson, load_teacher
+from fastbert.data.shards import TokenShards
+from fastbert.distillation.models import copied_layers, student_from
+from fastbert.distillation.pretraining import PretrainingDistillationLoss, load_teacher
 from fastbert.errors import UserError
-from fastbert.io.atomic_write import sha256, sync, sync_tree
+from fastbert.io.atomic_write import sync, sync_tree
+from fastbert.io.checksums import sha256
 from fastbert.io.locking import locked_folder
 from fastbert.models.heads import BertForPreTraining
 from fastbert.packing import PackedBatch
@@ -35,8 +36,11 @@ from fastbert.training.loop import Reporter, Trainer
 from fastbert.training.metrics import Metrics
 from fastbert.training.plot import plot_runs
 from fastbert.training.run_files import check_spared, remove_run
-from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, TOKENIZER_FILES, Run, open_folder
+from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
+from fastbert.training.run_tokenizer import FOLDER, keep_tokenizer
 from fastbert.training.starting_weights import weights_fingerprint
+
+DISTILLATION = "distillation"  # in the student, so that the projection is trained and stored in checkpoints
 
 
 @dataclass(frozen=True)
@@ -125,13 +129,13 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
     budget = _budget(config, data["train"])
     model = BertForPreTraining(bert)
     model.init_weights(seed=config.seed)
-    lesson: MaskedLesson | None = None
+    distillation: PretrainingDistillationLoss | None = None
     if teacher is not None:
         if config.student_layers is not None:
             model = student_from(teacher, config.student_layers).train()
             model.requires_grad_(True)
-        lesson = MaskedLesson(model, teacher.to(device), config)
-        model.add_module(LESSON, lesson)
+        distillation = PretrainingDistillationLoss(model, teacher.to(device), config)
+        model.add_module(DISTILLATION, distillation)
     trainer = Trainer(
         model,
         _Batches(data["train"], data["validation"]),
@@ -144,7 +148,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         data_fingerprint=sha256(shards.folder / "index.json"),
         configuration={"run": run.flags, "model": run.model, "teacher": run.teacher},
         reporter=reporter,
-        lesson=lesson,
+        distillation=distillation,
     )
     if config.resume:
         step = trainer.resume()
@@ -168,8 +172,8 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
             plot_runs([config.out], loss_curve, unigram=unigram)
         raise
     plot_runs([config.out], loss_curve, unigram=unigram)
-    model._modules.pop(LESSON, None)
-    with whole_folder(config.out / "model") as folder:
+    model._modules.pop(DISTILLATION, None)
+    with atomic_folder(config.out / "model") as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         sync_tree(folder)
@@ -213,7 +217,7 @@ def _new_config(
         return model_config(config, tokenizer.vocab_size)
     if config.max_length > teacher.config.max_position_embeddings:
         raise UserError(f"--max-length {config.max_length} is more than the teacher's positions; lower it")
-    layers_of_student(teacher.config.num_hidden_layers, config.student_layers)
+    copied_layers(teacher.config.num_hidden_layers, config.student_layers)
     return replace(teacher.config, num_hidden_layers=config.student_layers)
 
 
@@ -259,41 +263,25 @@ def _check_inputs(config: PretrainConfig) -> None:
 
 
 def _tokenizer(run: Run, reporter: Reporter) -> WordPieceTokenizer:
-    """The run's tokenizer: what it already has, the one given, the one of the shards, or a vocabulary built now."""
-    config, own = run.config, run.config.out
-    if run.vocabulary is not None and (own / "vocab.txt").exists():
-        tokenizer = WordPieceTokenizer.from_pretrained(own)
-        _check_vocabulary(run, tokenizer)
-        return tokenizer
-    if config.tokenizer is not None:
-        tokenizer = WordPieceTokenizer.from_pretrained(config.tokenizer)
-    elif config.data is not None:
-        tokenizer = WordPieceTokenizer.from_pretrained(config.data)
-    elif config.teacher is not None:
-        tokenizer = WordPieceTokenizer.from_pretrained(find_source(config.teacher))
-    else:
-        vocabulary = train_vocabulary(
-            _sentences(_corpus(config), reporter),
-            config.vocab_size,
-            lower_case=not config.cased,
-        )
-        tokenizer = WordPieceTokenizer(vocabulary, do_lower_case=not config.cased)
-    if run.vocabulary is not None:
-        _check_vocabulary(run, tokenizer)
-    tokenizer.save_pretrained(own)
-    for name in TOKENIZER_FILES:
-        if (own / name).exists():
-            sync(own / name)
-    run.vocabulary = tokenizer.fingerprint
-    run.write()
+    """Return the tokenizer that the run keeps, or a new one, which is written to the run."""
+    tokenizer = keep_tokenizer(run.config.out, run.vocabulary, lambda: _new_tokenizer(run.config, reporter))
+    if run.vocabulary is None:
+        run.vocabulary = tokenizer.fingerprint
+        run.write()
     return tokenizer
 
 
-def _check_vocabulary(run: Run, tokenizer: WordPieceTokenizer) -> None:
-    if tokenizer.fingerprint != run.vocabulary:
-        raise UserError(
-            f"{run.config.out / 'vocab.txt'}: is another vocabulary than the run began with; put the run's own back"
-        )
+def _new_tokenizer(config: PretrainConfig, reporter: Reporter) -> WordPieceTokenizer:
+    """Return the tokenizer of --tokenizer, --data or --teacher, else one whose vocabulary is built from the corpus."""
+    if config.tokenizer is not None:
+        return WordPieceTokenizer.from_pretrained(config.tokenizer)
+    if config.data is not None:
+        return WordPieceTokenizer.from_pretrained(config.data)
+    if config.teacher is not None:
+        return WordPieceTokenizer.from_pretrained(find_source(config.teacher))
+    sentences = _sentences(_corpus(config), reporter)
+    vocabulary = train_vocabulary(sentences, config.vocab_size, lower_case=not config.cased)
+    return WordPieceTokenizer(vocabulary, do_lower_case=not config.cased)
 
 
 def _shards(run: Run, tokenizer: WordPieceTokenizer, reporter: Reporter) -> TokenShards:
@@ -307,7 +295,7 @@ def _shards(run: Run, tokenizer: WordPieceTokenizer, reporter: Reporter) -> Toke
         shards = prepare(corpus, tokenizer, folder, overwrite=True, progress=lambda done, sentences: report(done))
     if shards.fingerprint != tokenizer.fingerprint:
         raise UserError(
-            f"{folder}: was tokenized with another vocabulary than {config.tokenizer or config.out / 'vocab.txt'};"
+            f"{folder}: was tokenized with another vocabulary than {config.tokenizer or config.out / FOLDER};"
             " prepare it again with this tokenizer, or leave --tokenizer out"
         )
     found = sha256(folder / INDEX)

@@ -6,26 +6,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fastbert.checkpoints.manifest import NAME as MANIFEST
 from fastbert.errors import UserError
 from fastbert.tokenizers import WordPieceTokenizer
-from fastbert.training import checkpoint
+from fastbert.training import checkpoint, run_tokenizer
 from fastbert.training.config import CHANGEABLE, PretrainConfig
 from fastbert.training.kernel_table import FILE as KERNEL_TABLE
 from fastbert.training.loop import Reporter
 from fastbert.training.run_record import looks_like_run, read_record, write_record
 
 LOSS_CURVE = "loss.png"
-TOKENIZER_FILES = ("vocab.txt", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.json", MANIFEST)
 # What a run leaves in its folder, and all that --overwrite removes.
 RUN_FILES = (
     "config.json",
-    *TOKENIZER_FILES,
+    run_tokenizer.VOCABULARY,
     "metrics.jsonl",
     LOSS_CURVE,
     KERNEL_TABLE,
 )
-RUN_FOLDERS = ("checkpoints", "model", "data")
+RUN_FOLDERS = ("checkpoints", "model", "data", run_tokenizer.FOLDER)
 
 
 @dataclass
@@ -115,7 +113,7 @@ def _run_to_resume(config: PretrainConfig, reporter: Reporter) -> Run | None:
     if config.tokenizer not in (None, before.tokenizer) and run.vocabulary is not None:
         given = WordPieceTokenizer.from_pretrained(config.tokenizer)
         if given.fingerprint != run.vocabulary:
-            raise UserError(f"--tokenizer {config.tokenizer}: has another vocabulary than the run; leave it out")
+            raise UserError(f"--tokenizer {config.tokenizer}: has a different vocabulary than the run; leave it out")
     if (run.config.steps, run.config.hours) != (before.steps, before.hours):
         run.finished = None
     return run

@@ -17,7 +17,7 @@ from fastbert.io.untrusted_input import read_json_file
 from fastbert.training import checkpoint
 
 FILE = "config.json"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _SEAL = "sha256"
 
 
@@ -69,6 +69,11 @@ def read_record(folder: Path, run: str, changeable: Collection[str]) -> dict[str
     version = saved.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise UserError(f"{path}: written by a newer fastbert (format {version}); update fastbert")
+    if isinstance(version, int) and 0 < version < FORMAT_VERSION:
+        raise UserError(
+            f"{path}: has format {version}, from before the first release; start again with another --out, or replace"
+            " the run with --overwrite"
+        )
     if version != FORMAT_VERSION:
         raise UserError(f"{path}: not a run's configuration (format_version {version!r}); {_cure(folder)}")
     if not is_sealed(saved):

@@ -1,8 +1,7 @@
 """The gradient of an additive bias: the gradients of the scores, summed over all sequences of a packed batch.
 
-bias (heads, rows, columns); partial (parts, heads, rows, columns) fp32. A program owns a tile of the bias and walks
-over every `parts`-th sequence, so the sum has a fixed order and needs no atomic addition; the parts are summed
-afterwards.
+bias (heads, rows, columns); partial (parts, heads, rows, columns) fp32. A program owns a tile of the bias and loops
+over every `parts`-th sequence, so the sum has a fixed order without atomic additions; the parts are summed afterwards.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastbert.kernels.attention.tiles import add_bias, kept, load_rows, load_statistic, score_gradient
-from fastbert.kernels.common import LOG2_E, dot, flip, place
+from fastbert.kernels.attention.tiles import add_bias, keep_mask, load_rows, load_statistic, score_gradient
+from fastbert.kernels.common import LOG2_E, dot, flip, sequence_span
 
 RUNTIME = ["tokens_q", "tokens_k", "heads", "sequences", "parts", "bias_rows", "bias_columns", "threshold", "site"]
 
@@ -21,26 +20,30 @@ def backward_bias(
     q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, delta_ptr, partial_ptr,
     cu_seqlens_q_ptr, cu_seqlens_k_ptr, key_ptr, bias_ptr,
     stride_q, stride_k, stride_v, stride_bias_head, stride_bias_row, stride_bias_column, bias_rows, bias_columns,
-    tokens_q, tokens_k, heads, sequences, parts, scale, keep_scale, threshold, site,
-    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    tokens_q, tokens_k, heads, sequences, parts, scale, dropout_scale, threshold, site,
+    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Grid: tiles of columns x tiles of rows x (parts x heads)."""
-    first_key, first_query = tl.program_id(0) * KEYS, tl.program_id(1) * QUERIES
+    first_key, first_query = tl.program_id(0) * BLOCK_N, tl.program_id(1) * BLOCK_M
     part, head = tl.program_id(2) // heads, tl.program_id(2) % heads
     bias = (bias_ptr, bias_rows, bias_columns, stride_bias_head, stride_bias_row, stride_bias_column)
-    row, key_row, column = tl.arange(0, QUERIES)[:, None], tl.arange(0, KEYS)[:, None], tl.arange(0, KEYS)[None, :]
-    total = tl.zeros((QUERIES, KEYS), tl.float32)
+    row, key_row, column = (
+        tl.arange(0, BLOCK_M)[:, None],
+        tl.arange(0, BLOCK_N)[:, None],
+        tl.arange(0, BLOCK_N)[None, :],
+    )
+    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for sequence in range(part, sequences, parts):
-        begin_q, length_q = place(cu_seqlens_q_ptr, sequence, tokens_q)
-        begin_k, length_k = place(cu_seqlens_k_ptr, sequence, tokens_k)
+        begin_q, length_q = sequence_span(cu_seqlens_q_ptr, sequence, tokens_q)
+        begin_k, length_k = sequence_span(cu_seqlens_k_ptr, sequence, tokens_k)
         left_q, left_k = length_q - first_query, length_k - first_key
         if (left_q > 0) & (left_k > 0):
             begin_q += first_query
-            q = load_rows(q_ptr, begin_q, row, left_q, stride_q, head, heads, WIDTH, PADDED)
-            grad = load_rows(grad_ptr, begin_q, row, left_q, heads * WIDTH, head, heads, WIDTH, PADDED)
-            k = load_rows(k_ptr, begin_k + first_key, key_row, left_k, stride_k, head, heads, WIDTH, PADDED)
-            v = load_rows(v_ptr, begin_k + first_key, key_row, left_k, stride_v, head, heads, WIDTH, PADDED)
+            q = load_rows(q_ptr, begin_q, row, left_q, stride_q, head, heads, HEAD_DIM, BLOCK_D)
+            grad = load_rows(grad_ptr, begin_q, row, left_q, heads * HEAD_DIM, head, heads, HEAD_DIM, BLOCK_D)
+            k = load_rows(k_ptr, begin_k + first_key, key_row, left_k, stride_k, head, heads, HEAD_DIM, BLOCK_D)
+            v = load_rows(v_ptr, begin_k + first_key, key_row, left_k, stride_v, head, heads, HEAD_DIM, BLOCK_D)
             lse = load_statistic(lse_ptr, begin_q, row, left_q, head, heads, tokens_q, float("inf"))
             delta = load_statistic(delta_ptr, begin_q, row, left_q, head, heads, tokens_q, 0.0)
             s = dot(q, flip(k), PRECISION) * (scale * LOG2_E)
@@ -51,8 +54,10 @@ def backward_bias(
             p = tl.where(visible, tl.exp2(s - lse), 0.0)
             if DROPOUT:
                 key = tl.load(key_ptr + sequence)
-                p = tl.where(kept(key, first_key, first_query + row, head, site, threshold, QUERIES, KEYS), p, -p)
-            total += score_gradient(p, dot(grad, flip(v), PRECISION), delta, keep_scale, DROPOUT)
+                p = tl.where(
+                    keep_mask(key, first_key, first_query + row, head, site, threshold, BLOCK_M, BLOCK_N), p, -p
+                )
+            total += score_gradient(p, dot(grad, flip(v), PRECISION), delta, dropout_scale, DROPOUT)
     query, column = first_query + row, first_key + column
     offset = (tl.program_id(2).to(tl.int64) * bias_rows + query) * bias_columns + column
     tl.store(partial_ptr + offset, total, mask=(query < bias_rows) & (column < bias_columns))

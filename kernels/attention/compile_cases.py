@@ -1,4 +1,4 @@
-"""The kinds of attention that are compiled ahead of time."""
+"""The variants of attention that are compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import torch
 
 from fastbert.kernels.attention import launchers
 from fastbert.kernels.configs.configuration import DTYPES
-from fastbert.ops.attention.arguments import AttentionProblem
 
 ARITHMETICS = [("bf16", False), ("fp32", True), ("fp32", False)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCase:
-    """One kind of attention."""
+    """One variant of attention."""
 
     dtype: str = "bf16"
     tf32: bool = False
@@ -31,11 +30,11 @@ class AttentionCase:
         return " ".join([arithmetic, str(self.head_dim), *flags])
 
     def launch(self) -> None:
-        """For sequences of all length classes. Without a bias, gradients are joined, as an encoder layer wants them."""
+        """Launch the kernels of all length classes. Without a bias, gradients are joined as in an encoder layer."""
         dtype = DTYPES[self.dtype]
         q = torch.zeros(4, 2, self.head_dim, dtype=dtype)
         offsets = torch.tensor([0, 4], dtype=torch.int32)
-        problem = AttentionProblem(
+        inputs = launchers.AttentionInputs(
             q=q,
             k=q,
             v=q,
@@ -44,21 +43,23 @@ class AttentionCase:
             max_seqlen_q=512,
             max_seqlen_k=512,
             causal=self.causal,
-            dropout_p=0.1 if self.dropout else 0.0,
             dropout_key=torch.zeros(1, dtype=torch.int64) if self.dropout else None,
+            dropout_threshold=6554 if self.dropout else 0,
+            dropout_scale=65536 / (65536 - 6554) if self.dropout else 1.0,
             dropout_site=1,
             bias=torch.zeros(2, 512, 512) if self.bias else None,
             scale=0.125,
             tf32=self.tf32,
         )
-        out, lse = launchers.forward(problem)
+        out, lse = launchers.forward(inputs)
         if self.bias:
-            launchers.backward(problem, out, lse, out, True)
+            launchers.backward(inputs, out, lse, out, True)
         else:
-            launchers.backward_joined(problem, out, lse, out)
+            launchers.backward_joined(inputs, out, lse, out)
 
 
 def demanding() -> list[AttentionCase]:
+    """Return the variants that the default configurations tell apart, with the flags that need most registers."""
     half = [
         AttentionCase(head_dim=width, causal=bias, bias=bias, dropout=dropout)
         for width, (bias, dropout) in itertools.product((32, 64, 128), ((False, False), (False, True), (True, True)))
@@ -70,6 +71,7 @@ def demanding() -> list[AttentionCase]:
 
 
 def every() -> list[AttentionCase]:
+    """Return all variants."""
     flags = itertools.product((False, True), repeat=3)
     return [
         AttentionCase(dtype=dtype, tf32=tf32, head_dim=width, causal=causal, bias=bias, dropout=dropout)
@@ -80,4 +82,5 @@ def every() -> list[AttentionCase]:
 
 
 def brief() -> list[AttentionCase]:
+    """Return few variants in which each kernel appears."""
     return [AttentionCase(causal=True, bias=True, dropout=True)]

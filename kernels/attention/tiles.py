@@ -1,7 +1,7 @@
-"""The steps that attention kernels share, on tiles of one head (rows, columns) or several (heads, rows, columns).
+"""Steps of the attention kernels, on tiles of one head (rows, columns) or several (heads, rows, columns).
 
-Scores and their logarithms are in units of log2, because a GPU's exponential is exp2. The helpers take `query` and
-`key_row` tiles that broadcast against each other in either orientation, so scores may have queries or keys as rows.
+Scores and their logarithms are in units of log2, because the exponential of a GPU is exp2. `query` and `key_row` tiles
+broadcast against each other in either orientation, so scores may have queries or keys as rows.
 """
 
 from __future__ import annotations
@@ -13,50 +13,50 @@ from fastbert.kernels.common import DROPOUT_ROUNDS, LOG2_E, narrow
 
 
 @triton.jit
-def _row_offsets(row, stride, head, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Offsets of (rows, PADDED) or (heads, rows, PADDED) from a tile's first row, in 32 bits, and which exist."""
-    column = tl.arange(0, PADDED)
+def _row_offsets(row, stride, head, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Return 32-bit offsets (rows, BLOCK_D) or (heads, rows, BLOCK_D) from the first row, and the columns' mask."""
+    column = tl.arange(0, BLOCK_D)
     if len(row.shape) == 2:
-        return row * stride + column[None, :], column[None, :] < WIDTH
+        return row * stride + column[None, :], column[None, :] < HEAD_DIM
     else:
-        return row * stride + (head * WIDTH + column[None, None, :]), column[None, None, :] < WIDTH
+        return row * stride + (head * HEAD_DIM + column[None, None, :]), column[None, None, :] < HEAD_DIM
 
 
 @triton.jit
-def _first(x_ptr, token, stride, row, head, WIDTH: tl.constexpr):
-    """The address of a token's row, with 64-bit arithmetic; of its head too when the tile is of one head."""
+def _first(x_ptr, token, stride, row, head, HEAD_DIM: tl.constexpr):
+    """Return the address of a token's row, by 64-bit arithmetic, and of its head when the tile is of one head."""
     x_ptr += tl.cast(token, tl.int64) * stride
     if len(row.shape) == 2:
-        return x_ptr + head * WIDTH
+        return x_ptr + head * HEAD_DIM
     else:
         return x_ptr
 
 
 @triton.jit
-def _inside(row, length, head, heads, real, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Which elements of a tile exist; a tile of one head is only asked for when that head does."""
+def _inside(row, length, head, heads, real, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Return the mask of a tile's elements that exist; the head of a tile of one head always does."""
     inside = row < length
     if len(row.shape) == 3:
         inside = inside & (head < heads)
-    if WIDTH != PADDED:
+    if HEAD_DIM != BLOCK_D:
         inside = inside & real
     return inside
 
 
 @triton.jit
-def load_rows(x_ptr, first, row, length, stride, head, heads, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Rows of a tile that begins at token `first`: (rows, PADDED) or (heads, rows, PADDED); `length` rows exist."""
-    offset, real = _row_offsets(row, stride, head, WIDTH, PADDED)
-    inside = _inside(row, length, head, heads, real, WIDTH, PADDED)
-    return tl.load(_first(x_ptr, first, stride, row, head, WIDTH) + offset, mask=inside, other=0.0)
+def load_rows(x_ptr, first, row, length, stride, head, heads, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Load the tile from token `first` on: (rows, BLOCK_D) or (heads, rows, BLOCK_D); `length` rows exist."""
+    offset, real = _row_offsets(row, stride, head, HEAD_DIM, BLOCK_D)
+    inside = _inside(row, length, head, heads, real, HEAD_DIM, BLOCK_D)
+    return tl.load(_first(x_ptr, first, stride, row, head, HEAD_DIM) + offset, mask=inside, other=0.0)
 
 
 @triton.jit
-def load_full_rows(x_ptr, first, row, stride, head, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """The same for one head where all rows exist."""
-    offset, real = _row_offsets(row, stride, head, WIDTH, PADDED)
-    x_ptr = _first(x_ptr, first, stride, row, head, WIDTH)
-    if WIDTH != PADDED:
+def load_full_rows(x_ptr, first, row, stride, head, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Load a tile of one head whose rows all exist."""
+    offset, real = _row_offsets(row, stride, head, HEAD_DIM, BLOCK_D)
+    x_ptr = _first(x_ptr, first, stride, row, head, HEAD_DIM)
+    if HEAD_DIM != BLOCK_D:
         return tl.load(x_ptr + offset, mask=real, other=0.0)
     else:
         return tl.load(x_ptr + offset)
@@ -64,21 +64,21 @@ def load_full_rows(x_ptr, first, row, stride, head, WIDTH: tl.constexpr, PADDED:
 
 @triton.jit
 def store_rows(
-    x_ptr, x, first, row, length, head, heads, WIDTH: tl.constexpr, PADDED: tl.constexpr, APART: tl.constexpr = 1
+    x_ptr, x, first, row, length, head, heads, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, SPACING: tl.constexpr = 1
 ):  # fmt: skip
-    """The way back, into (tokens, heads, WIDTH) whose tokens lie APART times their size apart."""
-    stride = heads * (WIDTH * APART)
-    offset, real = _row_offsets(row, stride, head, WIDTH, PADDED)
-    inside = _inside(row, length, head, heads, real, WIDTH, PADDED)
+    """Store a tile into (tokens, heads, HEAD_DIM), whose tokens are SPACING times their size apart."""
+    stride = heads * (HEAD_DIM * SPACING)
+    offset, real = _row_offsets(row, stride, head, HEAD_DIM, BLOCK_D)
+    inside = _inside(row, length, head, heads, real, HEAD_DIM, BLOCK_D)
     x = narrow(x, x_ptr.dtype.element_ty)
-    tl.store(_first(x_ptr, first, stride, row, head, WIDTH) + offset, x, mask=inside)
+    tl.store(_first(x_ptr, first, stride, row, head, HEAD_DIM) + offset, x, mask=inside)
 
 
 @triton.jit
 def load_statistic(x_ptr, first, row, length, head, heads, tokens, OUTSIDE: tl.constexpr):
-    """lse or delta of rows, from (heads, tokens) fp32; OUTSIDE where there is no row.
+    """Load lse or delta of rows, from (heads, tokens) fp32; OUTSIDE where there is no row.
 
-    inf for lse makes all probabilities of such a row 0, whatever a bias says at its place.
+    inf for lse makes all probabilities of such a row 0, whatever the bias.
     """
     offset = head * tl.cast(tokens, tl.int64) + first + row
     return tl.load(x_ptr + offset, mask=(row < length) & (head < heads), other=OUTSIDE)
@@ -86,14 +86,14 @@ def load_statistic(x_ptr, first, row, length, head, heads, tokens, OUTSIDE: tl.c
 
 @triton.jit
 def store_statistic(x_ptr, x, first, row, length, head, heads, tokens):
-    """The way back."""
+    """Store lse or delta of rows."""
     offset = head * tl.cast(tokens, tl.int64) + first + row
     tl.store(x_ptr + offset, x, mask=(row < length) & (head < heads))
 
 
 @triton.jit
 def add_bias(s, bias, head, heads, query, key_row):
-    """s + bias in units of log2; `bias` is pointer, rows, columns, strides, and counts as zero outside of its shape."""
+    """Return s + bias in units of log2; `bias` is pointer, rows, columns, strides, and counts as 0 beyond its shape."""
     bias_ptr, rows, columns, stride_head, stride_row, stride_column = bias
     offset = query.to(tl.int64) * stride_row + key_row.to(tl.int64) * stride_column
     offset += tl.cast(head, tl.int64) * stride_head
@@ -103,7 +103,7 @@ def add_bias(s, bias, head, heads, query, key_row):
 
 @triton.jit
 def softmax_row(s):
-    """Of whole rows of scores: probabilities before their division, their sum, and log2 of the sum of exponentials.
+    """Return the unnormalised probabilities of whole rows, their sum, and log2 of the sum of exponentials.
 
     A row without a visible key (all scores -inf) has probabilities, sum and logarithm 0.
     """
@@ -116,43 +116,45 @@ def softmax_row(s):
 
 @triton.jit
 def reciprocal(total):
-    """1 / total, and 0 for a row without a visible key; NaN stays NaN."""
+    """Return 1 / total, 0 for a row without a visible key; NaN stays NaN."""
     return tl.where(total == 0.0, 0.0, 1.0 / total)
 
 
 @triton.jit
-def kept(key, first_key, query, head, site, threshold, QUERIES: tl.constexpr, KEYS: tl.constexpr):
-    """Dropout of attention probabilities: bool (QUERIES, KEYS), True where an element is kept.
+def keep_mask(key, first_key, query, head, site, threshold, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the mask of attention dropout, bool (BLOCK_M, BLOCK_N), False where a probability is dropped.
 
-    `first_key`, a multiple of 32, is the first column; `query` is (QUERIES, 1). The order of a block's eight draws is
-    that of a product's accumulator, so a thread computes just the blocks that its own elements need.
+    `first_key`, a multiple of 32, is the first column; `query` is (BLOCK_M, 1). The order of a block's eight draws is
+    that of a matmul's accumulator, so a thread computes only the blocks that its own elements need.
     """
-    block = first_key // 8 + tl.arange(0, KEYS // 8)[None, :]
+    block = first_key // 8 + tl.arange(0, BLOCK_N // 8)[None, :]
     w0, w1, w2, w3 = tl.philox(key, block, query, head, site, DROPOUT_ROUNDS)
     words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
-    words = tl.trans(tl.reshape(words, (QUERIES, KEYS // 32, 4, 4)), 0, 1, 3, 2)
+    words = tl.trans(tl.reshape(words, (BLOCK_M, BLOCK_N // 32, 4, 4)), 0, 1, 3, 2)
     # Comparing whole words with the threshold in the upper half ignores the lower half.
-    draws = tl.reshape(tl.join(words << 16, words), (QUERIES, KEYS))
+    draws = tl.reshape(tl.join(words << 16, words), (BLOCK_M, BLOCK_N))
     return draws >= (threshold.to(tl.uint32) << 16)
 
 
 @triton.jit
-def kept_heads(key, query, head, site, threshold, HEADS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr):
-    """The same for several heads: bool (HEADS, QUERIES, KEYS), from key 0 on; KEYS is 16 or 32."""
+def keep_mask_heads(
+    key, query, head, site, threshold, HEADS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Return the mask for several heads, bool (HEADS, BLOCK_M, BLOCK_N), from key 0 on; BLOCK_N is 16 or 32."""
     block = tl.arange(0, 4)[None, None, :]
     w0, w1, w2, w3 = tl.philox(key, block, query, head, site, DROPOUT_ROUNDS)
-    if KEYS == 16:
+    if BLOCK_N == 16:
         words = tl.join(w0, w1)
     else:
-        words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (HEADS, QUERIES, 4, 4))
+        words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (HEADS, BLOCK_M, 4, 4))
     words = tl.trans(words, 0, 1, 3, 2)
-    draws = tl.reshape(tl.join(words << 16, words), (HEADS, QUERIES, KEYS))
+    draws = tl.reshape(tl.join(words << 16, words), (HEADS, BLOCK_M, BLOCK_N))
     return draws >= (threshold.to(tl.uint32) << 16)
 
 
 @triton.jit
-def surviving(p, DROPOUT: tl.constexpr):
-    """Probabilities after dropout, before its scale, when the sign of `p` says what is dropped."""
+def after_dropout(p, DROPOUT: tl.constexpr):
+    """Return the probabilities after dropout, before its scale; negative `p` are dropped."""
     if DROPOUT:
         return tl.maximum(p, 0.0)
     else:
@@ -160,16 +162,16 @@ def surviving(p, DROPOUT: tl.constexpr):
 
 
 @triton.jit
-def probability_gradient(dp, p, keep_scale, DROPOUT: tl.constexpr):
-    """The gradient before dropout from the one behind it, and the probabilities without their sign."""
+def probability_gradient(dp, p, dropout_scale, DROPOUT: tl.constexpr):
+    """Return the gradient before dropout from the gradient after it, and the probabilities without their sign."""
     if DROPOUT:
-        return tl.where(p > 0.0, dp * keep_scale, 0.0), tl.abs(p)
+        return tl.where(p > 0.0, dp * dropout_scale, 0.0), tl.abs(p)
     else:
         return dp, p
 
 
 @triton.jit
-def score_gradient(p, dp, delta, keep_scale, DROPOUT: tl.constexpr):
-    """The gradient of the scores: p * (dp - delta), where delta is the sum over a row of p * dp."""
-    dp, p = probability_gradient(dp, p, keep_scale, DROPOUT)
+def score_gradient(p, dp, delta, dropout_scale, DROPOUT: tl.constexpr):
+    """Return the gradient of the scores, p * (dp - delta), where delta is the row sum of p * dp."""
+    dp, p = probability_gradient(dp, p, dropout_scale, DROPOUT)
     return p * (dp - delta)

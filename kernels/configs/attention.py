@@ -1,7 +1,7 @@
-"""The shipped configurations of the attention kernels.
+"""The default configurations of the attention kernels.
 
 Chosen by registers and shared memory of compiled code (no spills, two programs on a multiprocessor of the short path),
-not by time: no GPU has been measured yet. A shape class without `-masked` serves both.
+not by time: no GPU has been measured yet. A shape class without `-masked` holds for both.
 """
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from __future__ import annotations
 from fastbert.kernels.configs.configuration import Config, Table
 
 
-def _whole(longest: int, rows: int = 128, num_warps: int = 4) -> Config:
-    """Of the short path: the longest sequence it takes (0: none, the long path serves all), rows of several heads."""
-    return Config(constants={"LONGEST": longest, "ROWS": rows}, num_warps=num_warps)
+def _short(max_seqlen: int, rows: int = 128, num_warps: int = 4) -> Config:
+    """Return one of the short path: the longest sequence it computes (0: none), and the rows of several heads."""
+    return Config(constants={"MAX_SEQLEN": max_seqlen, "BLOCK_ROWS": rows}, num_warps=num_warps)
 
 
 def _tile(queries: int, keys: int, num_warps: int, num_stages: int, max_registers: int = 0) -> Config:
-    constants = {"QUERIES": queries, "KEYS": keys}
+    constants = {"BLOCK_M": queries, "BLOCK_N": keys}
     return Config(constants=constants, num_warps=num_warps, num_stages=num_stages, max_registers=max_registers)
 
 
 _HOPPER = {
     "forward_short": {
-        "half-32": _whole(128),
-        "half-64": _whole(128),
-        "half-128": _whole(128, 64),
-        "half-128-masked": _whole(64, 64),
-        "tf32-32": _whole(64),
-        "tf32-64": _whole(64),
-        "tf32-128": _whole(0),
-        "ieee-32": _whole(0),
-        "ieee-64": _whole(0),
-        "ieee-128": _whole(0),
+        "half-32": _short(128),
+        "half-64": _short(128),
+        "half-128": _short(128, 64),
+        "half-128-masked": _short(64, 64),
+        "tf32-32": _short(64),
+        "tf32-64": _short(64),
+        "tf32-128": _short(0),
+        "ieee-32": _short(0),
+        "ieee-64": _short(0),
+        "ieee-128": _short(0),
     },
     "forward_long": {
         "half-32": _tile(128, 64, 8, 3),
@@ -45,17 +45,17 @@ _HOPPER = {
         "ieee-128": _tile(16, 32, 8, 1, 255),
     },
     "backward_short": {
-        "half-32": _whole(128),
-        "half-32-masked": _whole(64),
-        "half-64": _whole(128),
-        "half-64-masked": _whole(64),
-        "half-128": _whole(0),
-        "tf32-32": _whole(32),
-        "tf32-64": _whole(32, 64),
-        "tf32-128": _whole(0),
-        "ieee-32": _whole(0),
-        "ieee-64": _whole(0),
-        "ieee-128": _whole(0),
+        "half-32": _short(128),
+        "half-32-masked": _short(64),
+        "half-64": _short(128),
+        "half-64-masked": _short(64),
+        "half-128": _short(0),
+        "tf32-32": _short(32),
+        "tf32-64": _short(32, 64),
+        "tf32-128": _short(0),
+        "ieee-32": _short(0),
+        "ieee-64": _short(0),
+        "ieee-128": _short(0),
     },
     "backward_queries": {
         "half-32": _tile(64, 64, 4, 2),
@@ -96,9 +96,9 @@ _HOPPER = {
 _INTERPRETER = {
     kernel: {f"{kind}-{width}": config for kind in ("half", "tf32", "ieee") for width in (32, 64, 128)}
     for kernel, config in {
-        "forward_short": _whole(128),
+        "forward_short": _short(128),
         "forward_long": _tile(32, 64, 4, 1),
-        "backward_short": _whole(128),
+        "backward_short": _short(128),
         "backward_queries": _tile(64, 32, 4, 1),
         "backward_keys": _tile(32, 64, 4, 1),
         "backward_bias": _tile(32, 64, 4, 1),
@@ -107,7 +107,7 @@ _INTERPRETER = {
 
 
 def _changed(base: Table, **changes: dict[str, Config]) -> Table:
-    """A table like `base`, with other configurations for some shape classes of some kernels."""
+    """Return `base` with other configurations for some shape classes of some kernels."""
     return {kernel: entries | changes.get(kernel, {}) for kernel, entries in base.items()}
 
 
@@ -115,7 +115,7 @@ def _changed(base: Table, **changes: dict[str, Config]) -> Table:
 _AMPERE = _changed(
     _HOPPER,
     forward_long={"half-128-masked": _tile(64, 64, 8, 2), "ieee-32": _tile(32, 32, 4, 1, 168)},
-    backward_short={"half-64": _whole(64)},
+    backward_short={"half-64": _short(64)},
     backward_queries={"half-64": _tile(64, 32, 4, 2)},
     backward_keys={
         "half-64": _tile(64, 64, 8, 1),
@@ -189,10 +189,10 @@ TABLES: dict[str, Table] = {
     "gfx942": _CDNA3,
     "interpreter": _INTERPRETER,
 }
-# The sizes that the kernels are written for: outside of them they do not compile, or leave sequences out.
+# The sizes that the kernels are written for: with others they do not compile, or leave sequences out.
 SIZES: dict[str, tuple[int, ...]] = {
-    "LONGEST": (0, 32, 64, 128),
-    "ROWS": (32, 64, 128, 256),
-    "QUERIES": (16, 32, 64, 128, 256),
-    "KEYS": (32, 64, 128, 256),
+    "MAX_SEQLEN": (0, 32, 64, 128),
+    "BLOCK_ROWS": (32, 64, 128, 256),
+    "BLOCK_M": (16, 32, 64, 128, 256),
+    "BLOCK_N": (32, 64, 128, 256),
 }

@@ -1,4 +1,4 @@
-"""How one kernel is compiled, and what that may depend on."""
+"""How one kernel is compiled, and the shape classes that this depends on."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How one kernel is compiled: tile sizes and the like by name, warps of a program, stages of the load pipeline."""
+    """How one kernel is compiled: tile sizes and other constants, warps per program, stages of the load pipeline."""
 
     constants: Mapping[str, int] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 1
     max_registers: int = 0
-    """Of a thread, on NVIDIA GPUs; 0 leaves it to ptxas, which at times spills a few bytes to run more warps."""
+    """Per thread, on NVIDIA GPUs; 0 leaves it to ptxas, which sometimes spills a few bytes to run more warps."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """The compiler's options. Products and sums may fuse; said explicitly, because it changes bits."""
+        """The compiler's options. Multiplications and additions may fuse: set explicitly, because it changes bits."""
         options = {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
         return options | ({"maxnreg": self.max_registers} if self.max_registers else {})
 
     def as_json(self) -> dict[str, Any]:
+        """Return the configuration as JSON values."""
         return {name: dict(value) if name == "constants" else value for name, value in vars(self).items()}
 
 
@@ -36,8 +37,8 @@ Table = dict[str, dict[str, Config]]
 
 
 def shape_class(dtype: torch.dtype, tf32: bool, width: int, *, masked: bool = False) -> str:
-    """What a configuration may depend on: the arithmetic of the products, the padded width of a row, and whether scores
-    meet a causal mask or a bias.
+    """Return what a configuration may depend on: the arithmetic of the matmuls, the padded width of a row, and whether
+    scores have a causal mask or a bias.
 
     `half-64`: bf16 or fp16, head_dim 64; `tf32-128-masked`; `ieee-32`: fp32 without tensor cores.
     """

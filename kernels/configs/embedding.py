@@ -23,7 +23,7 @@ def _rows(elements: int, num_warps: int, registers: dict[int, int] | None = None
         rows = max(1, (elements if width > 64 else elements // 4) // width)
         warps = num_warps * max(1, width // (2 * elements))
         most = (registers or {}).get(width, 0)
-        config = Config(constants={"ROWS": rows, "COLUMNS": width}, num_warps=warps, max_registers=most)
+        config = Config(constants={"BLOCK_M": rows, "BLOCK_N": width}, num_warps=warps, max_registers=most)
         table |= {f"half-{width}": config, f"ieee-{width}": config}
         width *= 2
     return table
@@ -36,7 +36,7 @@ def _runs(warp: int) -> dict[str, Config]:
     while width <= WIDEST:
         for kind, lane in (("half", 8), ("ieee", 4)):
             columns = min(width, warp * lane)
-            table[f"{kind}-{width}"] = Config(constants={"CHUNK": 64, "COLUMNS": columns}, num_warps=1)
+            table[f"{kind}-{width}"] = Config(constants={"CHUNK": 64, "BLOCK_N": columns}, num_warps=1)
         width *= 2
     return table
 
@@ -46,7 +46,7 @@ def _joins(num_warps: int) -> dict[str, Config]:
     table = {}
     width = NARROWEST
     while width <= WIDEST:
-        config = Config(constants={"ROWS": 64, "COLUMNS": min(width, 64)}, num_warps=num_warps)
+        config = Config(constants={"BLOCK_M": 64, "BLOCK_N": min(width, 64)}, num_warps=num_warps)
         table |= {f"half-{width}": config, f"ieee-{width}": config}
         width *= 2
     return table
@@ -78,7 +78,7 @@ TABLES: dict[str, Table] = {
 }
 # The sizes that the kernels are written for.
 SIZES = {
-    "ROWS": tuple(1 << power for power in range(8)),
-    "COLUMNS": tuple(1 << power for power in range(5, 14)),
+    "BLOCK_M": tuple(1 << power for power in range(8)),
+    "BLOCK_N": tuple(1 << power for power in range(5, 14)),
     "CHUNK": tuple(1 << power for power in range(3, 9)),
 }

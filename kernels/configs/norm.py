@@ -29,7 +29,7 @@ def _forward(threads: int, least: int) -> dict[str, Config]:
     width = NARROWEST
     while width <= WIDEST:
         elements = max(width, least)
-        constants, warps = {"ROWS": elements // width, "COLUMNS": width}, elements // 16 // threads
+        constants, warps = {"BLOCK_M": elements // width, "BLOCK_N": width}, elements // 16 // threads
         wide = Config(constants=constants, num_warps=warps, max_registers=_registers(threads, warps, "ieee", width))
         table |= {f"half-{width}": Config(constants=constants, num_warps=warps), f"ieee-{width}": wide}
         width *= 2
@@ -45,7 +45,7 @@ def _backward(threads: int, least: int, memory: int) -> dict[str, Config]:
         for arithmetic, size in (("half", 2), ("ieee", 4)):
             # Three tensors are read; fewer blocks than fit are ahead where that is no power of two.
             stages = min(max(memory // (2 * 3 * elements * size), 1), 4) if width < WIDEST else 1
-            constants = {"ROWS": elements // width, "COLUMNS": width, "STAGES": 1 << (stages.bit_length() - 1)}
+            constants = {"BLOCK_M": elements // width, "BLOCK_N": width, "STAGES": 1 << (stages.bit_length() - 1)}
             warps = min(elements // 8, 512) // threads
             registers = _registers(threads, warps, arithmetic, width)
             table[f"{arithmetic}-{width}"] = Config(constants=constants, num_warps=warps, max_registers=registers)
@@ -75,7 +75,7 @@ TABLES: dict[str, Table] = {
 }
 # The sizes that the kernels are written for.
 SIZES = {
-    "ROWS": tuple(1 << power for power in range(10)),
-    "COLUMNS": tuple(1 << power for power in range(5, 14)),
+    "BLOCK_M": tuple(1 << power for power in range(10)),
+    "BLOCK_N": tuple(1 << power for power in range(5, 14)),
     "STAGES": (1, 2, 4),
 }

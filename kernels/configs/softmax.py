@@ -22,7 +22,7 @@ def _softmax(elements: int, num_warps: int) -> dict[str, Config]:
         keys = width if width <= WIDEST else WIDEST // 2
         warps = num_warps * max(1, keys // elements)
         rows = max(1, (elements if keys > 64 else elements // 4) // keys)
-        config = Config(constants={"ROWS": rows, "KEYS": keys}, num_warps=warps)
+        config = Config(constants={"BLOCK_M": rows, "BLOCK_N": keys}, num_warps=warps)
         table |= {f"half-{width}": config, f"ieee-{width}": config}
         width *= 2
     return table
@@ -37,4 +37,4 @@ TABLES: dict[str, Table] = {
     "gfx942": _table(2),
 }
 # The sizes that the kernels are written for.
-SIZES = {"ROWS": tuple(1 << power for power in range(9)), "KEYS": tuple(1 << power for power in range(5, 15))}
+SIZES = {"BLOCK_M": tuple(1 << power for power in range(9)), "BLOCK_N": tuple(1 << power for power in range(5, 15))}

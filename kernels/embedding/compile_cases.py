@@ -1,4 +1,4 @@
-"""The kinds of embeddings that are compiled ahead of time."""
+"""The variants of embeddings that are compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import torch
 
 from fastbert.kernels.configs.configuration import DTYPES
+from fastbert.kernels.dropout.compile_cases import example_dropout
 from fastbert.kernels.embedding import layer_norm
-from fastbert.ops.dropout.op import TokenDropout
 
-TOKENS = 80  # more than a chunk, so that runs cross a border
+# More than a chunk, so that runs cross a boundary.
+TOKENS = 80
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingCase:
-    """One kind of embeddings with their LayerNorm: dtypes of tables and result, width, number of tables."""
+    """One variant of embeddings with their LayerNorm: dtypes of tables and result, width, number of tables."""
 
     dtype: str = "fp32"
     out: str = "bf16"
@@ -30,16 +31,17 @@ class EmbeddingCase:
         return name + " dropout" * self.dropout + " int32" * (self.ids == torch.int32)
 
     def launch(self) -> None:
+        """Start every kernel of forward and backward."""
         ids = [torch.zeros(TOKENS, dtype=self.ids) for _ in range(self.tables)]
         tables = [torch.zeros(3, self.width, dtype=DTYPES[self.dtype]) for _ in range(self.tables)]
         weight, bias = torch.ones(self.width), torch.zeros(self.width)
-        zeros = torch.zeros(TOKENS, dtype=torch.int64)
-        dropout = TokenDropout(0.1, zeros[:1], zeros, zeros, 1) if self.dropout else None
+        dropout = example_dropout(TOKENS) if self.dropout else None
         y, mean, rstd = layer_norm.forward(ids, tables, weight, bias, 1e-12, DTYPES[self.out], dropout, True)
         layer_norm.backward(torch.zeros_like(y), ids, tables, mean, rstd, weight, dropout)
 
 
 def demanding() -> list[EmbeddingCase]:
+    """Return the cases that need most registers."""
     return [
         EmbeddingCase(),
         EmbeddingCase(dtype="bf16", width=1024),
@@ -49,6 +51,7 @@ def demanding() -> list[EmbeddingCase]:
 
 
 def every() -> list[EmbeddingCase]:
+    """Return all cases."""
     widths = (32, 96, 128, 200, 256, 512, 768, 1024, 2048, 4096, 8192)
     kinds = (("fp32", "bf16"), ("fp32", "fp32"), ("fp16", "fp16"), ("bf16", "bf16"))
     choices = itertools.product(kinds, widths, (False, True))
@@ -57,4 +60,5 @@ def every() -> list[EmbeddingCase]:
 
 
 def brief() -> list[EmbeddingCase]:
+    """Return few cases in which every kernel appears."""
     return [EmbeddingCase()]

@@ -1,13 +1,13 @@
 """The input of the encoder: rows of up to four tables, their sum, LayerNorm and dropout in one pass, and its gradient.
 
 ids (tokens,), tables (rows, width), y and grad (tokens, width); sum and statistics fp32. Forward reads the rows and
-writes y and, for backward, each token's mean and 1 / deviation. The sum is not kept: that would write it once and read
-it once, 8 bytes an element in fp32, where gathering again reads at most 4, the rows of the largest table; the rows of
-small ones, and those of frequent tokens, lie in the cache. Backward is a persistent grid: it writes the gradient of the
-sum, partial rows of the gradients of weight and bias, and the keys by which `embedding_gradient` brings the gradients
-of equal ids together.
+writes y and, for backward, each token's mean and rstd (1 / deviation). The sum is not saved: that would write it once
+and read it once, 8 bytes per element in fp32, where gathering again reads at most 4, the rows of the largest table; the
+rows of small ones, and those of frequent tokens, are cached. Backward is a persistent grid: it writes the gradient of
+the sum, partial rows of the gradients of weight and bias, and the keys by which `gradient.table_gradients` groups the
+gradients of equal ids.
 
-A token with an id that is no row of its table reads nothing, gets a row of NaN, and adds nothing to any table.
+For a token with an id outside its table nothing is read: its row is NaN, and it adds nothing to any table.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastbert.kernels.columns import column_sums, parts
+from fastbert.kernels.columns import column_sums, programs_for
 from fastbert.kernels.common import narrow
 from fastbert.kernels.configs.embedding import NARROWEST
+from fastbert.kernels.dropout.inputs import DropoutInputs, kernel_arguments
 from fastbert.kernels.embedding.gradient import table_gradients
 from fastbert.kernels.launch import architecture, launch
-from fastbert.kernels.token_dropout import kept_columns, token_place
+from fastbert.kernels.token_dropout import keep_mask, load_key_and_offset
 from fastbert.kernels.tuning import tables as tuning
-from fastbert.ops.dropout.op import TokenDropout, quantized
 
 MOST_TABLES = 4
 RUNTIME = ["rows0", "rows1", "rows2", "rows3", "tokens", "sequences", "site", "threshold"]
@@ -34,12 +34,12 @@ RUNTIME = ["rows0", "rows1", "rows2", "rows3", "tokens", "sequences", "site", "t
 
 @triton.jit
 def _row(ids_ptr, table_ptr, rows, token, exists, column, in_row, width):
-    """Of one table: ids (ROWS,), whether they are good, and their rows, fp32 (ROWS, COLUMNS)."""
+    """Return the ids of one table (BLOCK_M,), which of them are valid, and their rows, fp32 (BLOCK_M, BLOCK_N)."""
     index = tl.load(ids_ptr + token, mask=exists, other=0).to(tl.int64)
-    good = (index >= 0) & (index < rows)
+    valid = (index >= 0) & (index < rows)
     pointers = table_ptr + (index * width)[:, None] + column
-    x = tl.load(pointers, mask=(exists & good)[:, None] & in_row, other=0.0).to(tl.float32)
-    return index, good, x
+    x = tl.load(pointers, mask=(exists & valid)[:, None] & in_row, other=0.0).to(tl.float32)
+    return index, valid, x
 
 
 @triton.jit
@@ -47,29 +47,27 @@ def _sum(
     ids, tables, rows, token, exists, column, in_row, width,
     TABLES: tl.constexpr,
 ):  # fmt: skip
-    """The ids of all tables, whether all of a token's are good, and the sum of their rows: NaN where one is not."""
-    i0, good, x = _row(ids[0], tables[0], rows[0], token, exists, column, in_row, width)
+    """Return the ids of all tables, which tokens have only valid ids, and their sums of rows, NaN for other tokens."""
+    i0, valid, x = _row(ids[0], tables[0], rows[0], token, exists, column, in_row, width)
     i1, i2, i3 = i0, i0, i0
     if TABLES > 1:
-        i1, also, more = _row(ids[1], tables[1], rows[1], token, exists, column, in_row, width)
-        good, x = good & also, x + more
+        i1, valid_here, table_row = _row(ids[1], tables[1], rows[1], token, exists, column, in_row, width)
+        valid, x = valid & valid_here, x + table_row
     if TABLES > 2:
-        i2, also, more = _row(ids[2], tables[2], rows[2], token, exists, column, in_row, width)
-        good, x = good & also, x + more
+        i2, valid_here, table_row = _row(ids[2], tables[2], rows[2], token, exists, column, in_row, width)
+        valid, x = valid & valid_here, x + table_row
     if TABLES > 3:
-        i3, also, more = _row(ids[3], tables[3], rows[3], token, exists, column, in_row, width)
-        good, x = good & also, x + more
-    return (i0, i1, i2, i3), good, tl.where((exists & ~good)[:, None], float("nan"), x)
+        i3, valid_here, table_row = _row(ids[3], tables[3], rows[3], token, exists, column, in_row, width)
+        valid, x = valid & valid_here, x + table_row
+    return (i0, i1, i2, i3), valid, tl.where((exists & ~valid)[:, None], float("nan"), x)
 
 
 @triton.jit
-def _mask(
-    key_ptr, sequence_ptr, offset_ptr, token, exists, sequences, site, threshold, keep_scale,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """What dropout multiplies with, 0 or 1 / (1 - p), fp32 (ROWS, COLUMNS)."""
-    key, offset = token_place(key_ptr, sequence_ptr, offset_ptr, token, exists, sequences)
-    return tl.where(kept_columns(key[:, None], offset[:, None], 0, site, threshold, ROWS, COLUMNS), keep_scale, 0.0)
+def _dropout_factors(dropout, token, exists, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Return the factors of dropout, 0 or 1 / (1 - p), fp32 (BLOCK_M, BLOCK_N)."""
+    key_ptr, sequence_ptr, offset_ptr, sequences, keep_scale, threshold, site = dropout
+    key, offset = load_key_and_offset(key_ptr, sequence_ptr, offset_ptr, token, exists, sequences)
+    return tl.where(keep_mask(key[:, None], offset[:, None], 0, site, threshold, BLOCK_M, BLOCK_N), keep_scale, 0.0)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -77,11 +75,11 @@ def embedding_forward(
     ids0_ptr, ids1_ptr, ids2_ptr, ids3_ptr, table0_ptr, table1_ptr, table2_ptr, table3_ptr,
     weight_ptr, bias_ptr, key_ptr, sequence_ptr, offset_ptr, y_ptr, mean_ptr, rstd_ptr,
     rows0, rows1, rows2, rows3, tokens, width, sequences, eps, keep_scale, threshold, site,
-    TABLES: tl.constexpr, DROPOUT: tl.constexpr, SAVE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    TABLES: tl.constexpr, DROPOUT: tl.constexpr, SAVE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Grid: blocks of ROWS tokens."""
-    first = tl.program_id(0) * ROWS
-    row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)[None, :]
+    """Grid: blocks of BLOCK_M tokens."""
+    first = tl.program_id(0) * BLOCK_M
+    row, column = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)[None, :]
     token = first + row
     exists, in_row = token < tokens, column < width
     _, _, x = _sum(
@@ -95,10 +93,9 @@ def embedding_forward(
     bias = tl.load(bias_ptr + column, mask=in_row, other=0.0).to(tl.float32)
     y = narrow(x * rstd * weight + bias, y_ptr.dtype.element_ty)
     if DROPOUT:
-        # A product, as in eager torch: what is NaN stays NaN where it is dropped.
-        y = y.to(tl.float32) * _mask(
-            key_ptr, sequence_ptr, offset_ptr, token, exists, sequences, site, threshold, keep_scale, ROWS, COLUMNS
-        )
+        # A product, as in eager PyTorch: a dropped NaN stays NaN.
+        dropout = (key_ptr, sequence_ptr, offset_ptr, sequences, keep_scale, threshold, site)
+        y = y.to(tl.float32) * _dropout_factors(dropout, token, exists, BLOCK_M, BLOCK_N)
         y = narrow(y, y_ptr.dtype.element_ty)
     tl.store(y_ptr + first.to(tl.int64) * width + ((row * width)[:, None] + column), y, mask=exists[:, None] & in_row)
     if SAVE:
@@ -111,18 +108,19 @@ def embedding_backward(
     ids0_ptr, ids1_ptr, ids2_ptr, ids3_ptr, table0_ptr, table1_ptr, table2_ptr, table3_ptr,
     weight_ptr, key_ptr, sequence_ptr, offset_ptr, grad_ptr, mean_ptr, rstd_ptr, dsum_ptr, keys_ptr, partial_ptr,
     rows0, rows1, rows2, rows3, tokens, width, sequences, keep_scale, threshold, site,
-    TABLES: tl.constexpr, DROPOUT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    TABLES: tl.constexpr, DROPOUT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Grid: programs that share blocks of ROWS tokens in turn. Each leaves its sums over tokens in a row of `partial`
-    (2, programs, width), of weight and bias. keys (TABLES, tokens): the row that the token adds to, counted over the
-    tables, each of which has one row more than there are, for tokens with a bad id.
+    """Grid: programs that share blocks of BLOCK_M tokens in turn.
+
+    Each writes its sums over tokens to a row of `partial` (2, programs, width), of weight and bias. keys (TABLES,
+    tokens): the row that a token adds to, counted over all tables, each with an extra row for tokens with invalid ids.
     """
-    row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)[None, :]
+    row, column = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)[None, :]
     in_row = column < width
     weight = tl.load(weight_ptr + column, mask=in_row, other=0.0).to(tl.float32)
-    dweight, dbias = tl.zeros((ROWS, COLUMNS), tl.float32), tl.zeros((ROWS, COLUMNS), tl.float32)
-    for block in range(tl.program_id(0), tl.cdiv(tokens, ROWS), tl.num_programs(0)):
-        first = block * ROWS
+    dweight, dbias = tl.zeros((BLOCK_M, BLOCK_N), tl.float32), tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for block in range(tl.program_id(0), tl.cdiv(tokens, BLOCK_M), tl.num_programs(0)):
+        first = block * BLOCK_M
         token = first + row
         exists = token < tokens
         base, inside = first.to(tl.int64) * width, exists[:, None] & in_row
@@ -130,35 +128,34 @@ def embedding_backward(
         dy = tl.load(grad_ptr + base + offset, mask=inside, other=0.0).to(tl.float32)
         mean = tl.load(mean_ptr + token, mask=exists, other=0.0)[:, None]
         rstd = tl.load(rstd_ptr + token, mask=exists, other=0.0)[:, None]
-        ids, good, x = _sum(
+        ids, valid, x = _sum(
             (ids0_ptr, ids1_ptr, ids2_ptr, ids3_ptr), (table0_ptr, table1_ptr, table2_ptr, table3_ptr),
             (rows0, rows1, rows2, rows3), token, exists, column, in_row, width, TABLES,
         )  # fmt: skip
         if DROPOUT:
-            dy *= _mask(
-                key_ptr, sequence_ptr, offset_ptr, token, exists, sequences, site, threshold, keep_scale, ROWS, COLUMNS
-            )
+            dropout = (key_ptr, sequence_ptr, offset_ptr, sequences, keep_scale, threshold, site)
+            dy *= _dropout_factors(dropout, token, exists, BLOCK_M, BLOCK_N)
         x = tl.where(in_row, (x - mean) * rstd, 0.0)
         dweight += dy * x
         dbias += dy
         dy *= weight
-        along = tl.sum(dy * x, 1, keep_dims=True) / width
-        level = tl.sum(dy, 1, keep_dims=True) / width
-        dsum = narrow((dy - x * along - level) * rstd, dsum_ptr.dtype.element_ty)
+        slope = tl.sum(dy * x, 1, keep_dims=True) / width
+        mean_gradient = tl.sum(dy, 1, keep_dims=True) / width
+        dsum = narrow((dy - x * slope - mean_gradient) * rstd, dsum_ptr.dtype.element_ty)
         tl.store(dsum_ptr + base + offset, dsum, mask=inside)
-        tl.store(keys_ptr + token, tl.where(good, ids[0], rows0).to(tl.int32), mask=exists)
+        tl.store(keys_ptr + token, tl.where(valid, ids[0], rows0).to(tl.int32), mask=exists)
         if TABLES > 1:
             start = rows0 + 1
             keys_1 = keys_ptr + tokens.to(tl.int64)
-            tl.store(keys_1 + token, (start + tl.where(good, ids[1], rows1)).to(tl.int32), mask=exists)
+            tl.store(keys_1 + token, (start + tl.where(valid, ids[1], rows1)).to(tl.int32), mask=exists)
         if TABLES > 2:
             start = rows0 + rows1 + 2
             keys_2 = keys_ptr + tokens.to(tl.int64) * 2
-            tl.store(keys_2 + token, (start + tl.where(good, ids[2], rows2)).to(tl.int32), mask=exists)
+            tl.store(keys_2 + token, (start + tl.where(valid, ids[2], rows2)).to(tl.int32), mask=exists)
         if TABLES > 3:
             start = rows0 + rows1 + rows2 + 3
             keys_3 = keys_ptr + tokens.to(tl.int64) * 3
-            tl.store(keys_3 + token, (start + tl.where(good, ids[3], rows3)).to(tl.int32), mask=exists)
+            tl.store(keys_3 + token, (start + tl.where(valid, ids[3], rows3)).to(tl.int32), mask=exists)
     partial_ptr += tl.program_id(0) * width
     tl.store(partial_ptr + column, tl.sum(dweight, 0, keep_dims=True), mask=in_row)
     tl.store(partial_ptr + tl.num_programs(0) * width + column, tl.sum(dbias, 0, keep_dims=True), mask=in_row)
@@ -169,18 +166,9 @@ def _padded(values: list[Any], fill: Any) -> list[Any]:
 
 
 def _sources(ids: list[Tensor], tables: list[Tensor]) -> tuple[list[Any], list[int]]:
-    """Ids and tables as a kernel takes them, and the tables' rows."""
+    """Return ids and tables as kernel arguments, and the number of rows of each table."""
     sources = _padded([x.contiguous() for x in ids], None) + _padded([x.contiguous() for x in tables], None)
     return sources, _padded([table.shape[0] for table in tables], 0)
-
-
-def _dropout(dropout: TokenDropout | None) -> tuple[tuple[Any, ...], int, tuple[Any, ...]]:
-    """What a kernel takes of the dropout: three tensors, how many keys there are, scale with threshold and site."""
-    if dropout is None or dropout.p == 0.0:
-        return (None, None, None), 0, (1.0, 0, 0)
-    threshold, keep_scale = quantized(dropout.p)
-    tensors = (dropout.key.contiguous(), dropout.sequence_ids.contiguous(), dropout.offsets.contiguous())
-    return tensors, dropout.key.shape[0], (keep_scale, threshold, dropout.site)
 
 
 def _config(kernel: Any, table: Tensor) -> tuning.Config:
@@ -195,23 +183,23 @@ def forward(
     bias: Tensor,
     eps: float,
     out_dtype: torch.dtype,
-    dropout: TokenDropout | None,
+    dropout: DropoutInputs | None,
     save: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y (tokens, width) in `out_dtype`, mean and 1 / deviation (tokens,) fp32 for `backward`: empty without `save`."""
+    """Return y (tokens, width) in `out_dtype`, mean and rstd fp32 (tokens,), which are empty without `save`."""
     device, tokens, width = tables[0].device, ids[0].shape[0], tables[0].shape[1]
     y = torch.empty(tokens, width, dtype=out_dtype, device=device)
     mean, rstd = (torch.empty(tokens if save else 0, dtype=torch.float32, device=device) for _ in range(2))
     sources, rows = _sources(ids, tables)
-    draws, sequences, numbers = _dropout(dropout)
+    tensors, sequences, numbers = kernel_arguments(dropout)
     config = _config(embedding_forward, tables[0])
     launch(
         embedding_forward,
-        (triton.cdiv(tokens, config.constants["ROWS"]),),
-        *(*sources, weight.contiguous(), bias.contiguous(), *draws, y, *((mean, rstd) if save else (None, None))),
+        (triton.cdiv(tokens, config.constants["BLOCK_M"]),),
+        *(*sources, weight.contiguous(), bias.contiguous(), *tensors, y, *((mean, rstd) if save else (None, None))),
         *(*rows, tokens, width, sequences, eps, *numbers),
         TABLES=len(tables),
-        DROPOUT=draws[0] is not None,
+        DROPOUT=dropout is not None,
         SAVE=save,
         config=config,
     )
@@ -225,9 +213,9 @@ def backward(
     mean: Tensor,
     rstd: Tensor,
     weight: Tensor,
-    dropout: TokenDropout | None,
+    dropout: DropoutInputs | None,
 ) -> tuple[list[Tensor], Tensor, Tensor]:
-    """The gradients of the tables in their dtype, and of weight and bias in that of `weight`.
+    """Return the gradients of the tables in their dtype, and of weight and bias in that of `weight`.
 
     The gradient of the sum has the tables' dtype; everything is summed in fp32 and in the same order on every run.
     """
@@ -235,19 +223,19 @@ def backward(
     dsum = torch.empty(tokens, width, dtype=dtype, device=device)
     keys = torch.empty(len(tables), tokens, dtype=torch.int32, device=device)
     sources, rows = _sources(ids, tables)
-    draws, sequences, numbers = _dropout(dropout)
+    tensors, sequences, numbers = kernel_arguments(dropout)
     config = _config(embedding_backward, tables[0])
-    programs = parts(device, triton.cdiv(tokens, config.constants["ROWS"]))
+    programs = programs_for(device, triton.cdiv(tokens, config.constants["BLOCK_M"]))
     partial = torch.empty(2, programs, width, dtype=torch.float32, device=device)
     launch(
         embedding_backward,
         (programs,),
-        *(*sources, weight.contiguous(), *draws, grad.contiguous(), mean, rstd, dsum, keys, partial),
+        *(*sources, weight.contiguous(), *tensors, grad.contiguous(), mean, rstd, dsum, keys, partial),
         *(*rows, tokens, width, sequences, *numbers),
         TABLES=len(tables),
-        DROPOUT=draws[0] is not None,
+        DROPOUT=dropout is not None,
         config=config,
     )
-    dweight, dbias = (column_sums(one).to(weight.dtype) for one in partial)
+    dweight, dbias = (column_sums(rows).to(weight.dtype) for rows in partial)
     gradients = table_gradients(dsum, keys, [table.shape[0] for table in tables])
     return gradients, dweight, dbias

@@ -1,8 +1,8 @@
-"""GELU and its derivative from one exponential, for kernels that apply them to what they have in registers.
+"""GELU and its derivative from one exponential, for kernels that apply them to values in registers.
 
 With q = erfc(|x| / sqrt(2)) = poly(t) exp(-x^2 / 2), t = 1 / (1 + 0.3275911 |x| / sqrt(2)) (Abramowitz and Stegun 1964,
 7.1.26: off by at most 1.5e-7), Phi(x) is q / 2 below zero and 1 - q / 2 above. The exponential is the density's too, so
-the derivative Phi(x) + x phi(x) costs no second one. Below zero nothing is subtracted from 1: the error falls with the
+the derivative Phi(x) + x phi(x) needs no second one. Below zero nothing is subtracted from 1: the error falls with the
 exponential.
 """
 
@@ -19,14 +19,14 @@ TANH_LINEAR, TANH_CUBIC = tl.constexpr(0.7978845608028654), tl.constexpr(0.03567
 
 @triton.jit
 def _reciprocal(x):
-    """1 / x of x >= 1: two instructions, where a division would also see to numbers that are very large or small."""
+    """Return 1 / x of x >= 1 in two instructions; a division also handles very large and very small numbers."""
     root = tl.rsqrt(x)
     return root * root
 
 
 @triton.jit
 def _normal(x):
-    """Phi(x), and exp(-x^2 / 2)."""
+    """Return Phi(x) and exp(-x^2 / 2)."""
     density = tl.exp2(x * x * (-0.5 * LOG2_E))
     t = _reciprocal(1.0 + 0.23164189 * tl.abs(x))
     # Half of the coefficients of 7.1.26.
@@ -36,7 +36,7 @@ def _normal(x):
 
 @triton.jit
 def _logistic(x):
-    """s = (1 + tanh(u)) / 2 of the approximation's u, and s (1 - s), neither by a difference that cancels."""
+    """Return s = (1 + tanh(u)) / 2 of the approximation's u, and s (1 - s), without cancellation."""
     power = tl.exp2(tl.abs((x * x * TANH_CUBIC + TANH_LINEAR) * x) * (-2.0 * LOG2_E))
     upper = _reciprocal(1.0 + power)
     lower = power * upper
@@ -45,7 +45,7 @@ def _logistic(x):
 
 @triton.jit
 def gelu(x, TANH: tl.constexpr):
-    """x Phi(x), or its approximation by tanh; fp32."""
+    """Return x Phi(x), or its approximation by tanh; fp32."""
     if TANH:
         s, _ = _logistic(x)
         return x * s
@@ -56,7 +56,7 @@ def gelu(x, TANH: tl.constexpr):
 
 @triton.jit
 def gelu_and_derivative(x, TANH: tl.constexpr):
-    """GELU of x, fp32, and its derivative there."""
+    """Return GELU of x, fp32, and its derivative."""
     if TANH:
         s, slope = _logistic(x)
         return x * s, s + x * slope * (x * x * (6.0 * TANH_CUBIC) + 2.0 * TANH_LINEAR)

@@ -1,4 +1,4 @@
-"""The kinds of vocabulary products with their loss that are compiled ahead of time."""
+"""The variants of the vocabulary matmul with its loss that are compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastbert.kernels.loss import linear_cross_entropy
 
 @dataclass(frozen=True, kw_only=True)
 class LossCase:
-    """One kind of cross-entropy of a vocabulary product; under autocast the weight and the bias are fp32."""
+    """One variant of cross-entropy; the weight and the bias are fp32, as under autocast."""
 
     dtype: str = "bf16"
     vocabulary: int = 30522
@@ -26,19 +26,31 @@ class LossCase:
         return " ".join([self.dtype, f"{self.vocabulary} labels", *(name for name, has in flags.items() if has)])
 
     def launch(self) -> None:
+        """Launch the kernels of forward and backward."""
         x = torch.zeros(2, 16, dtype=DTYPES[self.dtype])
         weight = torch.zeros(self.vocabulary, 16)
         bias = torch.zeros(self.vocabulary) if self.bias else None
         labels = torch.zeros(2, dtype=torch.int64)
-        wanted = (self.gradients, self.gradients, self.gradients and self.bias)
-        found = linear_cross_entropy.forward(
-            x, weight, bias, labels, -100, 0.1 if self.smoothing else 0.0, 1e-4, *wanted
+        loss_sum, _, _, dx, _, _ = linear_cross_entropy.forward(
+            linear_cross_entropy.LossInputs(
+                x,
+                weight,
+                bias,
+                labels,
+                ignore_index=-100,
+                label_smoothing=0.1 if self.smoothing else 0.0,
+                z_loss=1e-4,
+                grad_x=self.gradients,
+                grad_weight=self.gradients,
+                grad_bias=self.gradients and self.bias,
+            )
         )
         if self.gradients:
-            linear_cross_entropy.scaled(found[3], found[0], x.dtype)
+            linear_cross_entropy.scaled(dx, loss_sum, x.dtype)
 
 
 def demanding() -> list[LossCase]:
+    """Return the variants that the default configurations tell apart, with the flags that need most registers."""
     return [
         LossCase(),
         LossCase(smoothing=False),
@@ -49,6 +61,7 @@ def demanding() -> list[LossCase]:
 
 
 def every() -> list[LossCase]:
+    """Return all variants."""
     choices = itertools.product(DTYPES, (33, 2048, 30522, 119547), *[(False, True)] * 3)
     return [
         LossCase(dtype=dtype, vocabulary=vocabulary, gradients=gradients, smoothing=smoothing, bias=bias)
@@ -57,4 +70,5 @@ def every() -> list[LossCase]:
 
 
 def brief() -> list[LossCase]:
+    """Return few variants in which each kernel appears."""
     return [LossCase()]

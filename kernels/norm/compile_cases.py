@@ -1,4 +1,4 @@
-"""The kinds of LayerNorm that are compiled ahead of time."""
+"""The variants of LayerNorm that are compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 
 from fastbert.kernels.configs.configuration import DTYPES
+from fastbert.kernels.dropout.compile_cases import example_dropout
 from fastbert.kernels.norm import gelu_layer_norm, layer_norm
-from fastbert.ops.dropout.op import TokenDropout
 
 ROWS = 2048
 
 
 @dataclass(frozen=True, kw_only=True)
 class NormCase:
-    """One kind of LayerNorm: alone, or of a sum with bias, residual and perhaps dropout, or of a GELU with bias."""
+    """One variant: LayerNorm alone, of a sum with bias, residual and optional dropout, or of a GELU with bias."""
 
     dtype: str = "bf16"
     width: int = 768
@@ -30,15 +30,15 @@ class NormCase:
         return " ".join([self.dtype, f"{self.width} wide", self.kind, *flags])
 
     def launch(self) -> None:
+        """Start every kernel of forward and backward."""
         x = torch.zeros(ROWS, self.width, dtype=DTYPES[self.dtype])
         vector = torch.zeros(self.width, dtype=DTYPES[self.weights])
         if self.kind == "gelu":
-            _, mean, rstd = gelu_layer_norm.forward_gelu(x, vector, vector, vector, 1e-12, self.tanh, True)
-            gelu_layer_norm.backward_gelu(x, x, vector, mean, rstd, vector, self.tanh)
+            _, mean, rstd = gelu_layer_norm.forward(x, vector, vector, vector, 1e-12, self.tanh, True)
+            gelu_layer_norm.backward(x, x, vector, mean, rstd, vector, self.tanh)
             return
         summed = self.kind == "sum"
-        ids = torch.zeros(ROWS, dtype=torch.int64)
-        dropout = TokenDropout(0.1, torch.zeros(2, dtype=torch.int64), ids, ids, 1) if self.dropout else None
+        dropout = example_dropout(ROWS) if self.dropout else None
         optional = (vector, x) if summed else (None, None)
         _, total, mean, rstd = layer_norm.forward(x, *optional, vector, vector, 1e-12, dropout, True)
         grad_total = x if summed else None
@@ -46,14 +46,16 @@ class NormCase:
 
 
 def demanding() -> list[NormCase]:
+    """Return the cases that need most registers."""
     wide = [NormCase(dtype="fp32", width=4096, dropout=True), NormCase(width=8192, dropout=True)]
     narrow = [NormCase(width=64, dropout=True), NormCase(dtype="fp32", width=33, dropout=True)]
     return [NormCase(kind="alone"), NormCase(), NormCase(dropout=True), NormCase(kind="gelu"), *wide, *narrow]
 
 
 def every() -> list[NormCase]:
-    """Without what is known to spill in backward, up to 432 bytes a thread: rows wider than 4096 that are fp32, of an
-    odd width, or of a GELU by tanh.
+    """Return all cases but those known to spill in backward, up to 432 bytes per thread.
+
+    These are rows wider than 4096 that are fp32, of an odd width, or of a GELU by tanh.
     """
     choices = list(itertools.product(DTYPES, (1, 33, 64, 128, 256, 512, 768, 1024, 2048, 4096)))
     choices += [("bf16", 8192), ("fp16", 8192)]
@@ -65,4 +67,5 @@ def every() -> list[NormCase]:
 
 
 def brief() -> list[NormCase]:
+    """Return few cases in which every kernel appears."""
     return [NormCase(dropout=True), NormCase(kind="gelu")]

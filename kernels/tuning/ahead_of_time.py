@@ -1,7 +1,8 @@
-"""Compile the kernels for a GPU that is not here, and say what each needs: registers, spills, shared memory.
+"""Compile the kernels for a GPU that is not present, and report registers, spills and shared memory of each.
 
 `python -P -m fastbert.kernels.tuning.ahead_of_time --target sm_90` prints the table and exits 1 if a kernel spills
-registers or asks for more shared memory than a program can have. What is compiled is what the launchers would launch.
+registers or needs more shared memory than a program can have. It compiles what the launchers would launch, for the
+cases in `compile_cases.py` of every package of kernels.
 """
 
 from __future__ import annotations
@@ -32,18 +33,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fastbert.errors import UserError
-from fastbert.kernels.attention import compile_cases
-from fastbert.kernels.configs.defaults import SHIPPED
-from fastbert.kernels.dropout import compile_cases as cases_dropout
-from fastbert.kernels.embedding import compile_cases as cases_embedding
+from fastbert.kernels.configs.defaults import DEFAULTS
 from fastbert.kernels.launch import Launch, recording
-from fastbert.kernels.linear import compile_cases as cases_linear
-from fastbert.kernels.loss import compile_cases as cases_loss
-from fastbert.kernels.norm import compile_cases as cases_norm
-from fastbert.kernels.softmax import compile_cases as cases_softmax
+from fastbert.kernels.tuning.discovery import operation_modules
 
 TARGETS = ("sm_80", "sm_90", "sm_100", "gfx942")
-# Bytes that one program can have, and that all programs of a multiprocessor share.
+# Bytes available to one program, and to all programs of a multiprocessor.
 SHARED_MEMORY = {
     "sm_80": (166912, 167936),
     "sm_90": (232448, 233472),
@@ -63,58 +58,56 @@ POINTERS = {
 
 
 class Case(Protocol):
-    """One kind of an operation: what decides which code the compiler writes. `str` names it."""
+    """One variant of an operation, by all that determines the compiled code. `str` names it."""
 
     def launch(self) -> None:
-        """Start every kernel of forward and backward."""
+        """Launch every kernel of forward and backward."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one compiled kernel needs."""
+    """The resources of one compiled kernel."""
 
     kernel: str
     case: str
     target: str
     warps: int
     registers: int
-    """Of each thread."""
+    """Per thread."""
     spills: int
-    """Bytes a thread keeps in memory because registers ran out; on AMD, registers."""
+    """Spilled bytes per thread; on AMD, registers."""
     shared: int
-    """Bytes of shared memory of each program."""
+    """Bytes of shared memory per program."""
     programs: int
-    """That fit on a multiprocessor side by side."""
+    """That fit on a multiprocessor."""
     seconds: float
 
     @property
     def fits(self) -> bool:
+        """Whether nothing spills and the shared memory suffices."""
         return self.spills == 0 and self.shared <= SHARED_MEMORY[self.target][0]
 
 
-# Each has demanding(), every() and brief(), which give cases.
-FAMILIES = (compile_cases, cases_softmax, cases_norm, cases_loss, cases_embedding, cases_linear, cases_dropout)
-
-
 def cases(full: bool = False) -> list[Case]:
-    """Those that the shipped table distinguishes, with the flags that need most registers; or all combinations."""
-    return [case for family in FAMILIES for case in (family.every() if full else family.demanding())]
+    """Return the cases that the default configurations tell apart, with most flags; with `full`, all combinations."""
+    modules = operation_modules("compile_cases")
+    return [case for module in modules for case in (module.every() if full else module.demanding())]
 
 
 def brief_cases() -> list[Case]:
-    """Few cases in which each kernel appears."""
-    return [case for family in FAMILIES for case in family.brief()]
+    """Return few cases in which each kernel appears."""
+    return [case for module in operation_modules("compile_cases") for case in module.brief()]
 
 
 def launches(case: Case, target: str) -> list[Launch]:
-    """What forward and backward of `case` launch on `target`."""
+    """Return the launches of `case`, forward and backward, on `target`."""
     with recording(target) as recorded:
         case.launch()
     return list(recorded)
 
 
 def source(launch: Launch, target: str) -> ASTSource:
-    """The kernel with the types and constants of a launch, specialised as a launch on `target` would specialise it."""
+    """Return the kernel with the types and constants of a launch, specialised as by a launch on `target`."""
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
@@ -133,7 +126,7 @@ def source(launch: Launch, target: str) -> ASTSource:
         if kind[0] == "*" or (kind[0] == "i" and not parameter.do_not_specialize and value % 16 == 0):
             attributes[i,] = [["tt.divisibility", 16]]
         if kind[0] == "*" and target.startswith("gfx"):
-            # Tensors of less than 2 GB: the compiler then uses the hardware's loads and stores with 32-bit offsets.
+            # For tensors below 2 GB, the compiler uses loads and stores with 32-bit offsets.
             attributes[i,].append(["tt.pointer_range", 32])
     return ASTSource(launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
 
@@ -149,13 +142,14 @@ def _kind(value: Any) -> str:
 
 
 def gpu_target(target: str) -> GPUTarget:
+    """Return the compiler's description of `target`."""
     if target.startswith("gfx"):
         return GPUTarget("hip", target, 64)
     return GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
 
 
 def compile_launch(launch: Launch, case: str, target: str) -> Resources:
-    """Compile one launch and read what the machine code needs."""
+    """Compile one launch and read the resources of its machine code."""
     began = time.perf_counter()
     options = dict(launch.config.options)
     compiled = triton.compile(source(launch, target), target=gpu_target(target), options=options)
@@ -165,7 +159,7 @@ def compile_launch(launch: Launch, case: str, target: str) -> Resources:
         registers, spills = _read_nvidia(compiled.asm["cubin"])
     threads = launch.config.num_warps * (64 if target.startswith("gfx") else 32)
     shared = int(compiled.metadata.shared)
-    # The driver keeps a kilobyte of each program for itself.
+    # The driver reserves a kilobyte per program.
     by_memory = SHARED_MEMORY[target][1] // (shared + 1024) if shared else 32
     by_registers = REGISTERS[target] // (max(-(-registers // 8) * 8, 1) * threads)
     return Resources(
@@ -187,46 +181,46 @@ def _read_nvidia(cubin: bytes) -> tuple[int, int]:
         file.write(cubin)
         file.flush()
         text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    if found is None:
-        raise RuntimeError(f"cuobjdump says nothing of registers: {text!r}")
-    return int(found[1]), int(found[2])
+    match = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    if match is None:
+        raise RuntimeError(f"cuobjdump reports no registers: {text!r}")
+    return int(match[1]), int(match[2])
 
 
 def _read_amd(assembly: str) -> tuple[int, int]:
     def number(name: str) -> int:
-        found = re.search(rf"\.{name}:\s*(\d+)", assembly)
-        if found is None:
-            raise RuntimeError(f"the assembly says nothing of {name}")
-        return int(found[1])
+        match = re.search(rf"\.{name}:\s*(\d+)", assembly)
+        if match is None:
+            raise RuntimeError(f"the assembly does not contain {name}")
+        return int(match[1])
 
-    # Accumulation registers are counted in; scalar registers spill into vector registers, not into memory.
+    # Including accumulation registers; scalar registers spill into vector registers, not into memory.
     return number("vgpr_count"), number("vgpr_spill_count")
 
 
 def _resources_of(case: Case, target: str, kernels: Sequence[str] | None) -> list[Resources]:
-    found = [launch for launch in launches(case, target) if kernels is None or launch.kernel.__name__ in kernels]
-    return [compile_launch(launch, str(case), target) for launch in found]
+    selected = [launch for launch in launches(case, target) if kernels is None or launch.kernel.__name__ in kernels]
+    return [compile_launch(launch, str(case), target) for launch in selected]
 
 
 def resources(
     target: str,
-    chosen: Iterable[Case],
+    cases: Iterable[Case],
     *,
     kernels: Sequence[str] | None = None,
     processes: int | None = None,
 ) -> list[Resources]:
-    """Compile all launches of `chosen` for `target`, in parallel processes."""
+    """Compile all launches of `cases` for `target`, in parallel processes."""
     if target not in TARGETS:
         raise UserError(f"unknown target {target!r}: choose one of {', '.join(TARGETS)}")
-    chosen = list(chosen)
+    cases = list(cases)
     with ProcessPoolExecutor(processes or os.cpu_count(), mp_context=get_context("spawn")) as pool:
-        found = pool.map(_resources_of, chosen, [target] * len(chosen), [kernels] * len(chosen))
-        return list(itertools.chain.from_iterable(found))
+        rows = pool.map(_resources_of, cases, [target] * len(cases), [kernels] * len(cases))
+        return list(itertools.chain.from_iterable(rows))
 
 
 def table(rows: Sequence[Resources]) -> str:
-    """Text, a line a kernel, those that do not fit marked."""
+    """Return the table as text, one line per kernel, those that do not fit marked."""
     width, name = (max(len(text) for text in texts) for texts in zip(*((row.case, row.kernel) for row in rows)))
     lines = [f"{'kernel':{name}} {'case':{width}} target warps registers spills  shared programs seconds"]
     for row in rows:
@@ -237,21 +231,24 @@ def table(rows: Sequence[Resources]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code."""
     parser = argparse.ArgumentParser(prog="python -P -m fastbert.kernels.tuning.ahead_of_time", description=__doc__)
-    parser.add_argument("--target", choices=TARGETS, action="append", help="GPU to compile for (default: all shipped)")
+    parser.add_argument(
+        "--target", choices=TARGETS, action="append", help="GPU to compile for (default: all that have configurations)"
+    )
     parser.add_argument("--full", action="store_true", help="all combinations of flags, not only the demanding ones")
     parser.add_argument("--brief", action="store_true", help="each kernel at least once, in bf16 with all flags")
-    parser.add_argument("--processes", type=int, default=None, help="compilers at a time (default: one a core)")
+    parser.add_argument("--processes", type=int, default=None, help="concurrent compilers (default: one per core)")
     parser.add_argument("--json", type=Path, default=None, metavar="FILE", help="also write the rows there")
-    chosen = parser.parse_args(arguments)
-    wanted = brief_cases() if chosen.brief else cases(chosen.full)
+    options = parser.parse_args(arguments)
+    selected = brief_cases() if options.brief else cases(options.full)
     rows: list[Resources] = []
-    for target in chosen.target or [name for name in TARGETS if name in SHIPPED]:
-        rows += resources(target, wanted, processes=chosen.processes)
+    for target in options.target or [name for name in TARGETS if name in DEFAULTS]:
+        rows += resources(target, selected, processes=options.processes)
     print(table(rows))
-    if chosen.json:
+    if options.json:
         record = {"triton": triton.__version__, "rows": [asdict(row) for row in rows]}
-        chosen.json.write_text(json.dumps(record, indent=1) + "\n")
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
     return 0 if all(row.fits for row in rows) else 1
 
 

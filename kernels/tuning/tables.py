@@ -1,8 +1,8 @@
-"""Which tile, how many warps and how many pipeline stages a kernel gets: a table, never a timing at run time.
+"""Tiles, warps and pipeline stages of the kernels: looked up in a table, never chosen by a timing at run time.
 
 A configuration is a function of the kernel, the shape class and the GPU alone, so that a run gives the same bits after
-a restart and on every rank. `shipped.py` holds the shipped table; `fastbert doctor --tune` measures the candidates on
-the user's GPU and saves a table, whose entries then replace the shipped ones on that GPU.
+a restart and on every rank. `fastbert.kernels.configs` holds the defaults; `fastbert doctor --tune` measures candidates
+on the user's GPU and saves a table, whose entries replace the defaults on that GPU.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from typing import Any
 from fastbert import tuning_tables
 from fastbert.errors import UserError
 from fastbert.kernels.configs.configuration import Config, Table, shape_class
-from fastbert.kernels.configs.defaults import SHIPPED, SIZES
+from fastbert.kernels.configs.defaults import DEFAULTS, SIZES
 
-__all__ = ["SHIPPED", "Config", "Table", "effective", "load", "lookup", "overridden", "pinned", "save", "shape_class"]
+__all__ = ["DEFAULTS", "Config", "Table", "effective", "load", "lookup", "overridden", "pinned", "save", "shape_class"]
 
 FORMAT = 1
+# Modules that do not change what is launched.
+CASES = ("compile_cases.py", "tuning_cases.py")
 
 
 def lookup(kernel: str, shape: str, architecture: str) -> Config:
-    """The configuration of `kernel` for a shape class on a GPU: from the saved table, or else from the shipped one."""
+    """Return the configuration of `kernel` for a shape class on a GPU, from the saved table or the defaults."""
     if architecture in _pinned:
-        shipped, measured = _pinned[architecture].get(kernel, {}), {}
+        defaults, measured = _pinned[architecture].get(kernel, {}), {}
     else:
-        shipped = SHIPPED[_nearest(architecture)][kernel]
+        defaults = DEFAULTS[_nearest(architecture)][kernel]
         measured = saved().get(architecture, {}).get(kernel, {})
-    # A mask takes registers: where the shipped table makes a difference, what was measured without one says nothing.
+    # A mask takes registers: where the defaults tell masked classes apart, measurements without a mask do not apply.
     names = (shape, shape.removesuffix("-masked"))
     for name in names:
-        for entries in (_overridden.get(kernel, {}), measured, shipped):
+        for entries in (_overridden.get(kernel, {}), measured, defaults):
             if name in entries:
                 return entries[name]
     raise KeyError(f"no configuration of {kernel} for {shape}")
@@ -46,17 +48,17 @@ _pinned: dict[str, Table] = {}
 
 
 def effective(architecture: str) -> Table:
-    """All configurations that `lookup` gives for a GPU now."""
+    """Return all configurations that `lookup` gives for a GPU now."""
     measured = saved().get(architecture, {})
     return {
         kernel: {shape: lookup(kernel, shape, architecture) for shape in sorted({*entries, *measured.get(kernel, {})})}
-        for kernel, entries in SHIPPED[_nearest(architecture)].items()
+        for kernel, entries in DEFAULTS[_nearest(architecture)].items()
     }
 
 
 @contextlib.contextmanager
 def pinned(tables: Mapping[str, Table]) -> Iterator[None]:
-    """Within the block, `lookup` gives what `tables` hold for a GPU, whatever is shipped or saved."""
+    """Make `lookup` read `tables` alone, instead of the defaults and the saved table, within the block."""
     before = dict(_pinned)
     _pinned.update(tables)
     try:
@@ -68,7 +70,7 @@ def pinned(tables: Mapping[str, Table]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def overridden(kernel: str, shape: str, config: Config) -> Iterator[None]:
-    """Within the block, `lookup` gives `config` for that kernel and shape class."""
+    """Make `lookup` return `config` for that kernel and shape class, within the block."""
     _overridden.setdefault(kernel, {})[shape] = config
     try:
         yield
@@ -78,41 +80,41 @@ def overridden(kernel: str, shape: str, config: Config) -> Iterator[None]:
 
 @functools.cache
 def _nearest(architecture: str) -> str:
-    """The shipped table that serves a GPU: its own, or that of the newest generation before it."""
-    if architecture in SHIPPED:
+    """Return the architecture whose defaults hold for a GPU: its own, or the newest generation before it."""
+    if architecture in DEFAULTS:
         return architecture
     if architecture.startswith("gfx"):
         return "gfx942"
-    number = re.fullmatch(r"sm_(\d+)", architecture)
-    generations = sorted(int(name[3:]) for name in SHIPPED if name.startswith("sm_"))
-    older = [generation for generation in generations if number and generation <= int(number[1])]
+    match = re.fullmatch(r"sm_(\d+)", architecture)
+    generations = sorted(int(name[3:]) for name in DEFAULTS if name.startswith("sm_"))
+    older = [generation for generation in generations if match and generation <= int(match[1])]
     return f"sm_{older[-1] if older else generations[0]}"
 
 
 def saved_path() -> Path:
-    """Where a measured table is kept: $FASTBERT_TUNING, or tuning.json in the user's cache folder."""
+    """Return the path of the measured table: $FASTBERT_TUNING, or tuning.json in the user's cache folder."""
     return tuning_tables.place("FASTBERT_TUNING", "tuning.json")
 
 
 @functools.cache
 def fingerprint() -> str:
-    """Changes with the kernels' source, so that a table measured for other kernels is not believed."""
+    """Return a hash of the kernels' source, so that a table measured for other kernels is refused."""
     digest = hashlib.sha256()
     kernels = Path(__file__).parents[1]
     for path in sorted(kernels.rglob("*.py")):
-        if path.relative_to(kernels).parts[0] not in ("tuning", "configs") and path.name != "compile_cases.py":
+        if path.relative_to(kernels).parts[0] not in ("tuning", "configs") and path.name not in CASES:
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 @functools.cache
 def saved() -> dict[str, Table]:
-    """The saved table, read once a process; one that cannot be used is named in the log and passed over."""
-    return tuning_tables.read_or_empty(saved_path(), load, "the shipped configurations are used")
+    """Return the saved table, read once per process; a table that cannot be used is logged and ignored."""
+    return tuning_tables.read_or_empty(saved_path(), load, "the default configurations are used")
 
 
 def load(path: Path) -> dict[str, Table]:
-    """Read a table: configurations by architecture, kernel and shape class. Raises UserError if it cannot be used."""
+    """Read a table by architecture, kernel and shape class. Raises UserError if it cannot be used."""
     kernels, entries = tuning_tables.read(path, "tuning table", FORMAT, _parse)
     if kernels != fingerprint():
         raise UserError(f"{path} was measured with other kernels than these: {tuning_tables.CURE}")
@@ -120,7 +122,7 @@ def load(path: Path) -> dict[str, Table]:
 
 
 def _parse(document: dict[str, Any]) -> tuple[str, dict[str, Table]]:
-    """The fingerprint of the kernels that were measured, and the table."""
+    """Return the fingerprint of the kernels that were measured, and the table."""
     return document["kernels"], {
         architecture: {
             kernel: {shape: _config(kernel, value) for shape, value in shapes.items()}
@@ -136,7 +138,7 @@ def _config(kernel: str, value: Any) -> Config:
     config = Config(constants=constants, **numbers)
     sizes = [*constants.values(), config.num_warps]
     if any(size < 0 or size & (size - 1) for size in sizes):
-        raise ValueError(f"{value} has a size that is no power of two")
+        raise ValueError(f"{value} has a size that is not a power of two")
     if not (1 <= config.num_warps <= 32 and 1 <= config.num_stages <= 8 and 0 <= config.max_registers <= 255):
         raise ValueError(f"{value} is out of range")
     possible = SIZES[kernel]
@@ -146,7 +148,7 @@ def _config(kernel: str, value: Any) -> Config:
 
 
 def save(path: Path, table: dict[str, Table]) -> None:
-    """Write a table whole or not at all. What the file holds of other GPUs, kernels and classes stays in it."""
+    """Write a table atomically; entries of other GPUs, kernels and classes stay in the file."""
     merged: dict[str, Table] = {}
     if path.exists():
         with contextlib.suppress(UserError):
@@ -155,10 +157,10 @@ def save(path: Path, table: dict[str, Table]) -> None:
         for kernel, entries in kernels.items():
             merged.setdefault(architecture, {}).setdefault(kernel, {}).update(entries)
         merged.setdefault(architecture, {})
-    entries = {architecture: _plain(kernels) for architecture, kernels in merged.items()}
+    entries = {architecture: _as_json(kernels) for architecture, kernels in merged.items()}
     tuning_tables.write(path, {"format": FORMAT, "kernels": fingerprint(), "entries": entries})
     saved.cache_clear()
 
 
-def _plain(kernels: Table) -> dict[str, Any]:
+def _as_json(kernels: Table) -> dict[str, Any]:
     return {kernel: {shape: config.as_json() for shape, config in shapes.items()} for kernel, shapes in kernels.items()}

@@ -1,4 +1,7 @@
-"""Measure candidates for each kernel and shape class on this GPU and save the fastest: `fastbert doctor --tune`."""
+"""Measure candidates for each kernel and shape class on this GPU and save the fastest: `fastbert doctor --tune`.
+
+The candidates, and what is timed to compare them, are in `tuning_cases.py` of the packages of kernels.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import contextlib
 import itertools
 import os
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
 from triton.compiler.errors import CompilationError
@@ -18,23 +22,22 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from fastbert import tuning_tables
 from fastbert.errors import UserError
-from fastbert.kernels.attention import launchers
 from fastbert.kernels.launch import architecture
-from fastbert.kernels.tuning import products as tune_products
 from fastbert.kernels.tuning import tables
+from fastbert.kernels.tuning.discovery import operation_modules
 from fastbert.kernels.tuning.tables import Config
-from fastbert.ops.attention.arguments import AttentionProblem
 
-WIDTHS = (64, 32, 128)
 TOKENS = 32768
+COMPILED_TOKENS = 512
 REPEATS = 20
-# A candidate must be this much faster than what is shipped: less is noise, and the shipped one is the better tested.
+# A candidate must be this much faster than the present configuration: less is noise, and the present one is the better
+# tested.
 MARGIN = 0.02
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One configuration of one kernel for one shape class; the first of a class is what is used today."""
+    """One configuration of one kernel for one shape class; the first of a class is the present one."""
 
     kernel: str
     shape: str
@@ -44,74 +47,36 @@ class Trial:
 
 @dataclass(frozen=True)
 class Measured:
-    """A trial and the milliseconds of the pass it is part of; None: it does not run on this GPU, as `problem` says."""
+    """A trial and the milliseconds of its pass; None if it does not run on this GPU, for the reason in `error`."""
 
     trial: Trial
     milliseconds: float | None
-    problem: str = ""
+    error: str = ""
 
 
-def _tiles(queries: tuple[int, ...], keys: tuple[int, ...], stages: tuple[int, ...]) -> list[Config]:
-    return [
-        Config(constants={"QUERIES": q, "KEYS": k}, num_warps=warps, num_stages=depth)
-        for q, k, warps, depth in itertools.product(queries, keys, (4, 8), stages)
-        # Fewer than 1,024 scores a warp are too little work, more than 4,096 do not fit into its registers.
-        if 1024 <= q * k // warps <= 4096
-    ]
+def trials(target: str, widths: tuple[int, ...] | None = None) -> list[Trial]:
+    """Return the trials on a GPU: for each kernel and shape class the present configuration, then the others.
+
+    `widths` restricts the head dimensions that attention is tuned for.
+    """
+    selected = []
+    for module in operation_modules("tuning_cases"):
+        for kernel, width, candidates in module.candidates(target, widths):
+            shape = tables.shape_class(torch.bfloat16, False, width)
+            present = tables.lookup(kernel, shape, target)
+            others = [config for config in candidates if config != present]
+            selected += [Trial(kernel, shape, width, config) for config in (present, *others)]
+    return selected
 
 
-CANDIDATES = {
-    "forward_long": _tiles((64, 128), (64, 128), (2, 3)),
-    "backward_queries": _tiles((64, 128), (32, 64, 128), (1, 2)),
-    "backward_keys": _tiles((32, 64), (64, 128), (1, 2)),
-}
-
-
-def trials(target: str, widths: tuple[int, ...] = WIDTHS) -> list[Trial]:
-    """What is tried on a GPU: for each kernel and shape class the present configuration first, then the others."""
-    found = []
-    choices = [(kernel, width, CANDIDATES[kernel]) for kernel, width in itertools.product(CANDIDATES, widths)]
-    products = tune_products.candidates(tma=target in ("sm_90", "sm_100"))
-    choices += [(kernel, tune_products.WIDTHS[-1], products) for kernel in tune_products.KERNELS]
-    for kernel, width, candidates in choices:
-        shape = tables.shape_class(torch.bfloat16, False, width)
-        present = tables.lookup(kernel, shape, target)
-        if kernel == tune_products.KERNELS[1]:  # whether it runs at all is the other kernel's choice
-            candidates = [config for config in candidates if config.constants["OWN"]]
-        others = [config for config in candidates if config != present]
-        found += [Trial(kernel, shape, width, config) for config in (present, *others)]
-    return found
-
-
-def _problems(width: int, device: torch.device, tokens: int = TOKENS) -> Iterator[AttentionProblem]:
-    """Sequences of 512 tokens, without and with dropout, as in inference and in training."""
-    generator = torch.Generator(device).manual_seed(width)
-    heads = 1024 // width
-    q, k, v = (
-        torch.randn(tokens, heads, width, dtype=torch.bfloat16, device=device, generator=generator) for _ in range(3)
-    )
-    offsets = torch.arange(0, tokens + 1, 512, dtype=torch.int32, device=device)
-    for dropout_p in (0.0, 0.1):
-        yield AttentionProblem(
-            q=q,
-            k=k,
-            v=v,
-            cu_seqlens_q=offsets,
-            cu_seqlens_k=offsets,
-            max_seqlen_q=512,
-            max_seqlen_k=512,
-            causal=False,
-            dropout_p=dropout_p,
-            dropout_key=torch.arange(len(offsets) - 1, device=device) if dropout_p else None,
-            dropout_site=1,
-            bias=None,
-            scale=width**-0.5,
-            tf32=False,
-        )
+def _tuning_cases(kernel: str) -> Any:
+    """Return the module that tunes `kernel`."""
+    modules = operation_modules("tuning_cases")
+    return next(module for module in modules if kernel in {name for name, _, _ in module.candidates("")})
 
 
 def _milliseconds(function: Callable[[], object]) -> float:
-    """The median of repeated runs between two events, after a warm-up."""
+    """Return the median time of repeated runs between two events, after a warm-up."""
     for _ in range(3):
         function()
     times = []
@@ -131,81 +96,63 @@ def _once(function: Callable[[], object]) -> float:
 
 
 def measure(trial: Trial, device: torch.device) -> Measured:
-    """Time forward, or backward, with the trial's configuration in place of the present one."""
-    total = 0.0
+    """Time the pass that a trial's kernel is part of, with the trial's configuration in place of the present one."""
+    cases = _tuning_cases(trial.kernel)
     with tables.overridden(trial.kernel, trial.shape, trial.config):
         try:
-            if trial.kernel in tune_products.KERNELS:
-                return Measured(trial, tune_products.run(device, TOKENS, _milliseconds))
-            for problem in _problems(trial.width, device):
-                if trial.kernel.startswith("forward"):
-                    total += _milliseconds(lambda problem=problem: launchers.forward(problem))
-                else:
-                    out, lse = launchers.forward(problem)
-                    grad = torch.randn_like(out)
-                    total += _milliseconds(
-                        lambda problem=problem, out=out, lse=lse, grad=grad: launchers.backward(
-                            problem, out, lse, grad, False
-                        )
-                    )
+            return Measured(trial, cases.milliseconds(trial.kernel, trial.width, device, TOKENS, _milliseconds))
         except (OutOfResources, PTXASError, CompilationError) as error:
             return Measured(trial, None, str(error).splitlines()[0])
-    return Measured(trial, total)
 
 
 def compile_trial(trial: Trial, device_name: str) -> None:
-    """Run a trial once on one short sequence, which leaves the compiled kernels in Triton's cache on disk."""
-    device = torch.device(device_name)
+    """Run a trial once on few tokens, which leaves the compiled kernels in Triton's cache on disk."""
+    device, cases = torch.device(device_name), _tuning_cases(trial.kernel)
     with (
         tables.overridden(trial.kernel, trial.shape, trial.config),
         contextlib.suppress(OutOfResources, PTXASError, CompilationError),
     ):
-        if trial.kernel in tune_products.KERNELS:
-            tune_products.run(device, 512, _once)
-            return
-        for problem in _problems(trial.width, device, tokens=512):
-            out, lse = launchers.forward(problem)
-            if trial.kernel.startswith("backward"):
-                launchers.backward(problem, out, lse, out, False)
+        cases.milliseconds(trial.kernel, trial.width, device, COMPILED_TOKENS, _once)
     torch.cuda.synchronize(device)
 
 
-def _compile_all(todo: list[Trial], device: torch.device, report: Callable[[int, int, str], None]) -> None:
-    """Compile in parallel: one after the other, a hundred kernels take minutes."""
-    processes = min(os.cpu_count() or 1, 16, len(todo))
+def _compile_all(pending: list[Trial], device: torch.device, report: Callable[[int, int, str], None]) -> None:
+    """Compile in parallel: a hundred kernels take minutes in sequence."""
+    processes = min(os.cpu_count() or 1, 16, len(pending))
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        jobs = [pool.submit(compile_trial, trial, str(device)) for trial in todo]
+        jobs = [pool.submit(compile_trial, trial, str(device)) for trial in pending]
         for i, job in enumerate(as_completed(jobs)):
             job.result()
-            report(i + 1, 2 * len(todo), "compiling")
+            report(i + 1, 2 * len(pending), "compiling")
 
 
 def fastest(measured: list[Measured]) -> dict[str, dict[str, Config]]:
-    """The winners that beat the present configuration by more than noise, by kernel and shape class."""
-    found: dict[str, dict[str, Config]] = {}
-    for (kernel, shape), group in itertools.groupby(measured, key=lambda one: (one.trial.kernel, one.trial.shape)):
+    """Return the winners that beat the present configuration by more than noise, by kernel and shape class."""
+    winners: dict[str, dict[str, Config]] = {}
+    for (kernel, shape), group in itertools.groupby(
+        measured, key=lambda result: (result.trial.kernel, result.trial.shape)
+    ):
         first, *others = group
-        running = [one for one in others if one.milliseconds is not None]
-        best = min(running, key=lambda one: one.milliseconds or 0.0, default=first)
+        running = [result for result in others if result.milliseconds is not None]
+        best = min(running, key=lambda result: result.milliseconds or 0.0, default=first)
         if first.milliseconds is None or (
             best.milliseconds is not None and best.milliseconds < first.milliseconds * (1 - MARGIN)
         ):
-            found.setdefault(kernel, {})[shape] = best.trial.config
-    return found
+            winners.setdefault(kernel, {})[shape] = best.trial.config
+    return winners
 
 
 def run(
     device: torch.device,
     report: Callable[[int, int, str], None] = lambda done, total, text: None,
     *,
-    widths: tuple[int, ...] = WIDTHS,
+    widths: tuple[int, ...] | None = None,
     timer: Callable[[Trial, torch.device], Measured] = measure,
 ) -> tuple[Path, list[Measured]]:
-    """Try everything, save the table for this GPU, and return where it lies and what was measured.
+    """Measure all trials, save the table for this GPU, and return its path and the measurements.
 
-    `report(done, total, text)` is called as each trial is compiled, and then before it is measured. Entries of an
-    earlier table that were not beaten stay.
-    Raises UserError without a GPU.
+    `report(done, total, text)` is called when a trial has been compiled, and again before it is measured. Entries of an
+    earlier table that were not beaten stay. `widths` restricts the head dimensions. Raises UserError without a GPU.
     """
     if device.type != "cuda":
         raise UserError(f"cannot tune kernels on {device}: it needs a GPU")
@@ -220,17 +167,17 @@ def tune_for(
     device: torch.device,
     report: Callable[[int, int, str], None],
     *,
-    widths: tuple[int, ...],
+    widths: tuple[int, ...] | None,
     timer: Callable[[Trial, torch.device], Measured],
 ) -> tuple[Path, list[Measured]]:
-    """`run` for a GPU of the given architecture."""
+    """Measure and save as `run`, for a GPU of the given architecture."""
     path = tables.saved_path()
     tuning_tables.require_writable(path)
-    todo = trials(target, widths)
+    pending = trials(target, widths)
     measured = []
-    for i, trial in enumerate(todo):
-        report(len(todo) + i, 2 * len(todo), f"{trial.kernel} {trial.shape}")
+    for i, trial in enumerate(pending):
+        report(len(pending) + i, 2 * len(pending), f"{trial.kernel} {trial.shape}")
         measured.append(timer(trial, device))
     tables.save(path, {target: fastest(measured)})
-    report(2 * len(todo), 2 * len(todo), "done")
+    report(2 * len(pending), 2 * len(pending), "done")
     return path, measured

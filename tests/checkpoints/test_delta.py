@@ -218,8 +218,8 @@ def flipped(path: Path) -> None:
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "empty": (lambda path: path.write_bytes(b""), "not a whole safetensors file"),
-    "cut": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "not a whole safetensors file"),
+    "empty": (lambda path: path.write_bytes(b""), "not a complete safetensors file"),
+    "cut": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "not a complete safetensors file"),
     "header-huge": (lambda path: path.write_bytes((1 << 40).to_bytes(8, "little") + bytes(90)), "a header of 1,099"),
     "bytes-changed": (flipped, "damaged"),
     "no-delta": (said(format="pt"), "is no delta file"),
@@ -236,7 +236,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "coding-unknown": (part(0, coding="pickle"), "the tensor"),
     "dtype-unknown": (part(0, dtype="object"), "the tensor"),
     "dtype-another": (part(0, dtype="float16"), "not of the base's shape"),
-    "shape-absurd": (part(0, shape=[1 << 62, 1 << 62]), "which no file can hold"),
+    "shape-absurd": (part(0, shape=[1 << 62, 1 << 62]), "which is too large for a file"),
     "shape-another": (part(0, shape=[1]), "not of the base's shape"),
     "base-tensor-missing": (part(0, base="gpt"), "not of the base's shape"),
     "factor-nan": (part(0, factor="nan"), "the tensor"),

@@ -12,9 +12,9 @@ import torch
 from checkpoints.toy import CONFIG, save
 
 from fastbert import BertForPreTraining
-from fastbert.checkpoints.file_tensors import Stored
-from fastbert.checkpoints.formats.pickle_files import read_pickle
-from fastbert.checkpoints.formats.safetensors_files import read_safetensors
+from fastbert.checkpoints.file_tensors import FileTensor
+from fastbert.checkpoints.formats.pickle import read_pickle
+from fastbert.checkpoints.formats.safetensors import read_safetensors
 from fastbert.checkpoints.formats.shards import read_shards
 from fastbert.checkpoints.formats.tensorflow import read_bundle
 from fastbert.errors import UserError
@@ -76,7 +76,7 @@ def damaged(data: bytes, draw: random.Random) -> bytes:
     ],
 )
 def test_random_damage_is_refused_or_harmless(
-    form: str, file: str, read: Callable[[Path], dict[str, Stored]] | None, sums: bool, tmp_path: Path, seed: int
+    form: str, file: str, read: Callable[[Path], dict[str, FileTensor]] | None, sums: bool, tmp_path: Path, seed: int
 ) -> None:
     """Nothing but UserError; and where a format has checksums, what is read after all is what was written."""
     folder = save(tmp_path / "model", form)

@@ -11,7 +11,7 @@ import torch
 
 from fastbert import BertConfig, BertModel, WordPieceTokenizer
 from fastbert.checkpoints import manifest
-from fastbert.checkpoints.atomic_folder import whole_folder
+from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.convert import Options, convert
 from fastbert.checkpoints.delta.files import restore_delta, write_delta
 from fastbert.checkpoints.manifest import NAME, Entry, describe, read_manifest
@@ -159,7 +159,7 @@ def test_missing_files_and_several_at_once_are_named(folder: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config.json has 2 bytes"):
         convert(folder, folder.parent / "out", Options())
     (folder / NAME).unlink()
-    with pytest.raises(UserError, match=r"model.safetensors: not a whole safetensors file"):
+    with pytest.raises(UserError, match=r"model.safetensors: not a complete safetensors file"):
         find_weights(folder)
 
 
@@ -203,7 +203,7 @@ def test_every_writer_leaves_a_manifest_that_holds(folder: Path, tmp_path: Path)
     model.save_pretrained(tmp_path / "tuned")
     write_delta(tmp_path / "tuned", tmp_path / "converted", tmp_path / "file.delta")
     assert NAME in restore_delta(tmp_path / "file.delta", tmp_path / "converted", tmp_path / "restored")
-    with whole_folder(tmp_path / "converted") as new:
+    with atomic_folder(tmp_path / "converted") as new:
         WordPieceTokenizer([*TOKENS[:-1], "other"]).save_pretrained(new)
     for name, files in {"converted": 11, "tuned": 2, "restored": 2}.items():
         made = read_manifest(tmp_path / name)

@@ -1,6 +1,7 @@
 """TensorFlow's checkpoints without TensorFlow: checksums, tables, bundles, names; against files that it wrote."""
 
 import random
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,11 @@ import torch
 from checkpoints.toy import CONFIG, save
 
 from fastbert import _C, BertConfig, BertForPreTraining, BertModel
-from fastbert.checkpoints import crc32c as crc
-from fastbert.checkpoints.formats.sstable import TableError, read_table, unpack_snappy, varint, write_table
+from fastbert.checkpoints.formats.sstable import TableError, mask, read_table, write_table
 from fastbert.checkpoints.formats.tensorflow import data_file, index_file, read_bundle, write_bundle
 from fastbert.checkpoints.key_mapping import from_tensorflow, is_training_state, to_tensorflow, weights_of_bundle
 from fastbert.errors import CheckpointError, UserError
+from fastbert.io.checksums import combine_crc32c, crc32c
 from fastbert.models.loading import outline, own_shapes
 
 POLYNOMIAL = 0x82F63B78  # Castagnoli's, its bits reversed
@@ -30,10 +31,10 @@ def plain_crc(data: bytes) -> int:
 
 
 def test_the_crc_is_castagnolis() -> None:
-    assert crc.crc32c(b"123456789") == 0xE3069283
-    assert crc.crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
-    assert crc.crc32c(b"\xff" * 32) == 0x62A8AB43
-    assert crc.crc32c(bytes(range(32))) == 0x46DD794E
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
+    assert crc32c(b"\xff" * 32) == 0x62A8AB43
+    assert crc32c(bytes(range(32))) == 0x46DD794E
 
 
 @pytest.mark.parametrize("level", ["portable", ""], ids=["portable", "highest"])
@@ -43,19 +44,19 @@ def test_the_crc_of_any_length_in_any_pieces(level: str, seed: int) -> None:
     try:
         for size in (0, 1, 3, 7, 8, 9, 63, 6143, 6144, 6145, 3 * 6144 + 5):
             data = draw.randbytes(size)
-            assert crc.crc32c(memoryview(data)) == plain_crc(data), f"{size} bytes"
+            assert crc32c(memoryview(data)) == plain_crc(data), f"{size} bytes"
             cut = draw.randrange(size + 1)
-            first, second = crc.crc32c(data[:cut]), crc.crc32c(data[cut:])
-            assert crc.crc32c(data[cut:], first) == crc.crc32c(data), f"{size} bytes cut at {cut}"
-            assert crc.combine(first, second, size - cut) == crc.crc32c(data), f"{size} bytes cut at {cut}"
+            first, second = crc32c(data[:cut]), crc32c(data[cut:])
+            assert crc32c(data[cut:], first) == crc32c(data), f"{size} bytes cut at {cut}"
+            assert combine_crc32c(first, second, size - cut) == crc32c(data), f"{size} bytes cut at {cut}"
     finally:
         _C.force_cpu_level("")
-    assert crc.combine(1, 2, 1 << 62) != crc.combine(1, 2, 1 << 61)
+    assert combine_crc32c(1, 2, 1 << 62) != combine_crc32c(1, 2, 1 << 61)
 
 
 def test_only_contiguous_bytes_have_a_crc() -> None:
     matrix = np.arange(24, dtype=np.int32).reshape(4, 6)
-    assert _C.crc32c(matrix) == crc.crc32c(matrix.tobytes())
+    assert _C.crc32c(matrix) == crc32c(matrix.tobytes())
     with pytest.raises(ValueError, match="contiguous"):
         _C.crc32c(matrix.T)
 
@@ -68,26 +69,14 @@ def test_tables_are_read_as_written(seed: int) -> None:
     assert read_table(write_table([])) == {}
 
 
-@pytest.mark.parametrize(
-    ("packed", "plain"),
-    [
-        pytest.param(b"\x00", b"", id="empty"),
-        pytest.param(b"\x03\x08abc", b"abc", id="literal"),
-        pytest.param(b"\x0a\x04ab\x1e\x02\x00", b"ab" * 5, id="copy-of-itself"),
-        pytest.param(b"\x06\x08abc\x0a\x03\x00", b"abcabc", id="copy-two-bytes"),
-        pytest.param(b"\x07\x08abc\x01\x03", b"abcabca", id="copy-one-byte"),
-        pytest.param(b"\x06\x08abc\x0b\x03\x00\x00\x00", b"abcabc", id="copy-four-bytes"),
-        pytest.param(varint(70) + b"\xf0\x45" + b"x" * 70, b"x" * 70, id="long-literal"),
-    ],
-)
-def test_snappy_is_undone(packed: bytes, plain: bytes) -> None:
-    assert unpack_snappy(packed) == plain
-
-
-@pytest.mark.parametrize("packed", [b"\x03\x08ab", b"\x05\x04ab\x06\x09\x00", b"\xff\xff\xff\x7f\x00", b"\x05\x00a"])
-def test_damaged_snappy_is_refused(packed: bytes) -> None:
-    with pytest.raises(TableError):
-        unpack_snappy(packed)
+def test_compressed_blocks_are_refused() -> None:
+    table = bytearray(write_table([(b"key", b"value")]))
+    end = table.index(b"value") + len(b"value") + 8  # one restart, and their number
+    assert table[end] == 0
+    table[end] = 1
+    struct.pack_into("<I", table, end + 1, mask(crc32c(table[: end + 1])))
+    with pytest.raises(TableError, match=r"compressed \(method 1\)"):
+        read_table(bytes(table))
 
 
 def test_every_dtype_is_read_as_written(tmp_path: Path) -> None:

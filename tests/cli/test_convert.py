@@ -93,7 +93,7 @@ def test_a_release_with_optimizer_is_converted(
 
     first, second = (read_bundle(folder / "bert_model.ckpt") for folder in (source, tmp_path / "b"))
     assert all(stored.read().equal(first[name].read()) for name, stored in second.items())
-    assert all(stored.checked.value == first[name].checked.value for name, stored in second.items())
+    assert all(stored.checksum.value == first[name].checksum.value for name, stored in second.items())
 
 
 def test_real_pickles_are_converted(data_dir: Path, tmp_path: Path) -> None:

@@ -75,7 +75,19 @@ def test_a_vocabulary_and_its_report(general: Path, tmp_path: Path, capsys: pyte
 def test_nothing_held_out(general: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "r.json"
     assert (
-        vocab("--corpus", general, "--out", tmp_path / "a", "--vocab-size", 200, "--holdout", 0, "--report", file) == 0
+        vocab(
+            "--corpus",
+            general,
+            "--out",
+            tmp_path / "a",
+            "--vocab-size",
+            200,
+            "--validation-fraction",
+            0,
+            "--report",
+            file,
+        )
+        == 0
     )
     assert "on the text itself, since nothing was held out: 4,800 words" in capsys.readouterr().out
     assert json.loads(file.read_text())["coverage"]["words"] == 60 * 8 * 10
@@ -186,7 +198,11 @@ def test_an_older_tokenizer_json_goes(tokenizer: Path, domain: Path, tmp_path: P
         ),
         pytest.param("--corpus TEXT --out FILE", "FILE: is a file", id="a-file"),
         pytest.param("--corpus TEXT --out OUT --vocab-size 6", "vocab_size=6 has no room", id="size"),
-        pytest.param("--corpus TEXT --out OUT --holdout 1", "--holdout 1.0 must be a share", id="holdout"),
+        pytest.param(
+            "--corpus TEXT --out OUT --validation-fraction 1",
+            "--validation-fraction 1.0 must be from 0 to below 1",
+            id="fraction",
+        ),
         pytest.param(
             "--corpus TEXT --out OUT --min-frequency 0", "--min-frequency 0 must be at least 1", id="frequency"
         ),

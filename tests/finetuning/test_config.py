@@ -51,7 +51,7 @@ def test_wrong_flags(flags: dict[str, object], message: str) -> None:
         ({"temperature": 3.0}, "--temperature 3.0 changes nothing without --teacher"),
         ({"task": "tagging", "unanswerable": True}, "--unanswerable changes nothing without --task span"),
         ({"task": "span", "decoder_layers": 2}, "--decoder-layers 2 changes nothing without --task seq2seq"),
-        ({"task": "span", "beams": 4}, "--beams 4 changes nothing without --task seq2seq"),
+        ({"task": "span", "num_beams": 4}, "--num-beams 4 changes nothing without --task seq2seq"),
     ],
 )
 def test_flags_that_change_nothing(flags: dict[str, object], message: str) -> None:

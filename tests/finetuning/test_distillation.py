@@ -9,17 +9,15 @@ from embedding import random_texts, small_model, small_tokenizer
 from torch.nn import functional as F
 
 from fastbert import BertConfig, BertForMaskedLM, BertForSequenceClassification, BertModel
-from fastbert.distillation.finetuning import (
+from fastbert.distillation.losses import (
     HiddenProjection,
     attention_loss,
     attention_scores,
     hidden_state_loss,
-    layers_of_student,
     soft_regression_loss,
     soft_target_loss,
-    student_from,
-    taught_layers,
 )
+from fastbert.distillation.models import copied_layers, student_from, target_states
 from fastbert.errors import UserError
 
 
@@ -67,7 +65,7 @@ def test_hidden_states_through_a_projection_are_tinyberts(seed: int) -> None:
     torch.testing.assert_close(loss, expected)
     loss.backward()
     assert (projection.dense.weight.grad != 0).any()
-    with pytest.raises(UserError, match="3 layers of the student stand beside 2"):
+    with pytest.raises(UserError, match="3 layers of the student are compared with 2 of the teacher"):
         projection(student, teacher[:2])
     with pytest.raises(UserError, match="hidden states of student and teacher must have one shape"):
         projection([torch.zeros(7, 4)], [torch.zeros(8, 6)])
@@ -94,15 +92,15 @@ def test_attention_scores_are_those_of_the_layer(seed: int) -> None:
 
 
 def test_which_layers_become_the_students() -> None:
-    assert layers_of_student(12, 6) == [0, 2, 4, 6, 8, 10]
-    assert layers_of_student(6, 3) == [0, 2, 4]
-    assert layers_of_student(12, 4) == [0, 3, 6, 9]
-    assert layers_of_student(5, 5) == [0, 1, 2, 3, 4]
-    assert layers_of_student(5, 1) == [0]
-    assert taught_layers(12, 4) == [0, 3, 6, 9, 12]
+    assert copied_layers(12, 6) == [0, 2, 4, 6, 8, 10]
+    assert copied_layers(6, 3) == [0, 2, 4]
+    assert copied_layers(12, 4) == [0, 3, 6, 9]
+    assert copied_layers(5, 5) == [0, 1, 2, 3, 4]
+    assert copied_layers(5, 1) == [0]
+    assert target_states(12, 4) == [0, 3, 6, 9, 12]
     for layers in (0, 7):
         with pytest.raises(UserError, match=f"layers={layers} must be from 1 to the teacher's 6"):
-            layers_of_student(6, layers)
+            copied_layers(6, layers)
 
 
 def config(layers: int) -> BertConfig:

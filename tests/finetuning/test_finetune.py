@@ -76,7 +76,9 @@ def test_a_run_learns_and_leaves_its_files(place: Path, tmp_path: Path) -> None:
     assert result.scores["dev.tsv"]["accuracy"]["mean"] > 95
     run = tmp_path / "run"
     names = {path.name for path in run.iterdir()}
-    assert names == {"config.json", "loss.png", "metrics.jsonl", "model", "predictions", "results.json"}
+    files = {"config.json", "loss.png", "metrics.jsonl", "results.json", "vocab.txt"}
+    assert names == files | {"model", "predictions", "tokenizer"}
+    assert (run / "tokenizer" / "vocab.txt").read_bytes() == (run / "vocab.txt").read_bytes()
     assert read_run(run) == config(place, run)
     stored = json.loads((run / "results.json").read_text())
     assert stored["results"]["dev.tsv"]["accuracy"] == result.scores["dev.tsv"]["accuracy"]
@@ -182,13 +184,13 @@ def test_without_a_file_to_evaluate_on_the_last_model_is_kept(place: Path, tmp_p
 
 
 def test_examples_that_are_held_out(place: Path, tmp_path: Path) -> None:
-    result = finetune(config(place, tmp_path / "run", eval=(), hold_out=0.25, epochs=(6.0,)))
+    result = finetune(config(place, tmp_path / "run", eval=(), validation_fraction=0.25, epochs=(6.0,)))
     assert result.scores["held-out"]["accuracy"]["mean"] > 80
     lines = (tmp_path / "run" / "predictions" / "held-out.jsonl").read_text().splitlines()
     held = [int(json.loads(line)["id"]) for line in lines]
     assert len(set(held)) == 48
     assert held == sorted(held)
-    again = finetune(config(place, tmp_path / "again", eval=(), hold_out=0.25, seed=5, epochs=(0.1,)))
+    again = finetune(config(place, tmp_path / "again", eval=(), validation_fraction=0.25, seed=5, epochs=(0.1,)))
     lines = (again.folder / "predictions" / "held-out.jsonl").read_text().splitlines()
     assert [int(json.loads(line)["id"]) for line in lines] == held
 
@@ -281,7 +283,7 @@ def test_a_run_that_crashed_goes_on_from_its_last_checkpoint(
             raise Crash
 
     with pytest.raises(Crash):
-        finetune(config(place, tmp_path / "parts", save_every=5, **flags), Reporter(on_step=crash))
+        finetune(config(place, tmp_path / "parts", checkpoint_every=5, **flags), Reporter(on_step=crash))
     again = Reporter(on_step=lambda record, progress: steps.append(record["step"]))
     assert_same_runs(finetune(FinetuneConfig(out=tmp_path / "parts", resume=True), again), whole)
     assert len(steps) == steps_again
@@ -303,7 +305,7 @@ def test_results_name_the_model_that_is_kept_whatever_crashed(
     whole = finetune(config(place, tmp_path / "whole", **flags))
     values += [50, 60]
     with pytest.raises(Crash):
-        finetune(config(place, tmp_path / "parts", save_every=5, **flags), Reporter(on_step=crash))
+        finetune(config(place, tmp_path / "parts", checkpoint_every=5, **flags), Reporter(on_step=crash))
     values += [49, 48]
     parts = finetune(FinetuneConfig(out=tmp_path / "parts", resume=True))
     assert values == []
@@ -316,7 +318,7 @@ def test_what_is_damaged_costs_a_run_its_last_steps_only(
 ) -> None:
     """The checkpoint before the newest one takes over, where that or the best model that it names is damaged; so it
     does for one line of metrics, and for a config.json that is gone. What differs otherwise is refused by name."""
-    flags = {"epochs": (2.0,), "lr": (1e-3,), "eval_every": 4, "log_every": 5, "save_every": 5}
+    flags = {"epochs": (2.0,), "lr": (1e-3,), "eval_every": 4, "log_every": 5, "checkpoint_every": 5}
     whole = finetune(config(place, tmp_path / "whole", **flags))
 
     def crash(record: dict[str, Any], progress: float) -> None:
@@ -518,7 +520,7 @@ def test_longer_than_the_models_positions(place: Path, tmp_path: Path) -> None:
 
 
 def test_too_few_examples_to_hold_some_out(place: Path, tmp_path: Path) -> None:
-    assert "--hold-out 0.001: of 192 examples" in wrong(place, tmp_path, eval=(), hold_out=0.001)
+    assert "--validation-fraction 0.001: of 192 examples" in wrong(place, tmp_path, eval=(), validation_fraction=0.001)
 
 
 def test_a_metric_of_another_task(place: Path, tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from fastbert.checkpoints.atomic_folder import whole_folder
-from fastbert.data.shards import TokenShards, prepare
+from fastbert.checkpoints.atomic_folder import atomic_folder
+from fastbert.data.prepare import prepare
+from fastbert.data.shards import TokenShards
 from fastbert.errors import UserError
-from fastbert.io import atomic_folder
-from fastbert.io.atomic_folder import recover_folder, replace_folder
+from fastbert.io import folder_exchange
+from fastbert.io.folder_exchange import recover_folder, replace_folder
 from fastbert.tokenizers import WordPieceTokenizer
 
 KILLED = 9
@@ -26,7 +27,7 @@ Files = dict[str, str]
 def filesystem(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """This one, one that does not exchange names, and one without hard links either."""
     if request.param != "exchange":
-        monkeypatch.setattr(atomic_folder, "exchange", lambda first, second: False)
+        monkeypatch.setattr(folder_exchange, "exchange", lambda first, second: False)
         monkeypatch.setattr("fastbert.checkpoints.atomic_folder.exchange", lambda first, second: False)
     if request.param == "no-links":
 
@@ -106,11 +107,11 @@ def test_a_folder_that_is_merged_into_is_whole_after_every_kill(tmp_path: Path, 
 
     def again() -> None:
         for path in tmp_path.iterdir():
-            atomic_folder.remove(path)
+            folder_exchange.remove(path)
         write(out, {**OLD, **THEIRS})
 
     def act() -> None:
-        with whole_folder(out, superseded=("modules.json",)) as folder:
+        with atomic_folder(out, superseded=("modules.json",)) as folder:
             write(folder, NEW)
 
     steps = 0
@@ -139,14 +140,14 @@ def test_a_folder_that_is_replaced_is_whole_after_every_kill(tmp_path: Path, fil
 
     def again() -> None:
         for path in tmp_path.iterdir():
-            atomic_folder.remove(path)
+            folder_exchange.remove(path)
         act("old")
 
     for step in killed_at_each_step(act, again):
         if filesystem != "exchange":
             recover_folder(out)
         assert read(out) in ({"index.json": word, "data/x": word} for word in ("old", "new")), f"killed at step {step}"
-        atomic_folder.remove(tmp_path / "next")
+        folder_exchange.remove(tmp_path / "next")
         act()
         assert read(out) == {"index.json": "new", "data/x": "new"}
         assert os.listdir(tmp_path) == ["shards"]
@@ -155,7 +156,7 @@ def test_a_folder_that_is_replaced_is_whole_after_every_kill(tmp_path: Path, fil
         return TokenShards.open(out).shards[0].tokens.tolist()
 
     for path in tmp_path.iterdir():
-        atomic_folder.remove(path)
+        folder_exchange.remove(path)
     prepare([["old"]], tokenizer, out)
     (tmp_path / ".shards.partial" / "folder").mkdir(parents=True)  # of one that was killed
     prepare([["new"]], tokenizer, out, overwrite=True)
@@ -169,10 +170,10 @@ def test_files_that_appear_meanwhile_are_kept(tmp_path: Path, monkeypatch: pytes
 
     def late(first: Path, second: Path) -> bool:
         write(out, {"late.txt": "mine", "runs/late.txt": "mine"})
-        return atomic_folder.exchange(first, second)
+        return folder_exchange.exchange(first, second)
 
     monkeypatch.setattr("fastbert.checkpoints.atomic_folder.exchange", late)
-    with whole_folder(out) as folder:
+    with atomic_folder(out) as folder:
         write(folder, NEW)
     assert read(out) == {**OLD, **NEW, **THEIRS, "late.txt": "mine", "runs/late.txt": "mine"}
     assert os.listdir(tmp_path) == ["out"]
@@ -185,7 +186,7 @@ def test_modes_and_links_stay(tmp_path: Path) -> None:
     (real / "runs").chmod(0o700)
     (real / "link").symlink_to("nowhere")
     (tmp_path / "out").symlink_to(real)
-    with whole_folder(tmp_path / "out") as folder:
+    with atomic_folder(tmp_path / "out") as folder:
         write(folder, NEW)
     assert (tmp_path / "out").is_symlink()
     assert os.readlink(real / "link") == "nowhere"
@@ -198,7 +199,7 @@ def test_the_current_directory_stays_the_same_folder(tmp_path: Path, monkeypatch
     write(tmp_path / "out", THEIRS)
     monkeypatch.chdir(tmp_path / "out" / "runs")
     before = os.stat(tmp_path / "out").st_ino
-    with whole_folder(Path("..")) as folder:
+    with atomic_folder(Path("..")) as folder:
         write(folder, NEW)
     assert os.stat(tmp_path / "out").st_ino == before
     assert read(tmp_path / "out") == {**NEW, **THEIRS}
@@ -206,12 +207,12 @@ def test_the_current_directory_stays_the_same_folder(tmp_path: Path, monkeypatch
 
 
 def test_two_writers_do_not_meet(tmp_path: Path) -> None:
-    with whole_folder(tmp_path / "out") as folder:
+    with atomic_folder(tmp_path / "out") as folder:
         write(folder, NEW)
-        with pytest.raises(UserError, match=r"out: another process is writing there"), whole_folder(tmp_path / "out"):
+        with pytest.raises(UserError, match=r"out: another process is writing there"), atomic_folder(tmp_path / "out"):
             pass
     assert read(tmp_path / "out") == NEW
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"file: is a file; name a folder"), whole_folder(tmp_path / "file") as folder:
+    with pytest.raises(UserError, match=r"file: is a file; name a folder"), atomic_folder(tmp_path / "file") as folder:
         write(folder, NEW)
     assert sorted(os.listdir(tmp_path)) == ["file", "out"]

@@ -181,7 +181,7 @@ def test_damaged_and_foreign_files_are_named(tmp_path: Path) -> None:
     weights = tmp_path / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+    with pytest.raises(CheckpointError, match="not a complete safetensors file"):
         BertModel.from_pretrained(tmp_path)
     weights.write_bytes(whole)
     config = (tmp_path / "config.json").read_text()

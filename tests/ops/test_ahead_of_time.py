@@ -1,4 +1,4 @@
-"""The shipped configurations compile for GPUs that are not here, without spilling and within shared memory.
+"""The default configurations compile for GPUs that are not present, without spilling and within shared memory.
 
 Compiled in processes of their own: this one interprets kernels, and what is interpreted cannot be compiled.
 """
@@ -14,12 +14,12 @@ import torch
 
 pytest.importorskip("triton", reason="needs triton")
 from fastbert.kernels.configs import attention
-from fastbert.kernels.configs.defaults import SHIPPED
+from fastbert.kernels.configs.defaults import DEFAULTS
 from fastbert.kernels.tuning import ahead_of_time
 from fastbert.kernels.tuning.ahead_of_time import SHARED_MEMORY, TARGETS, Resources, cases
 
 # Those whose configuration the table holds, and two that have one for all GPUs.
-KERNELS = {*SHIPPED["sm_90"], "drop_tokens", "sum_columns"}
+KERNELS = {*DEFAULTS["sm_90"], "drop_tokens", "sum_columns"}
 
 
 def compile_for(target: str, file: Path, *flags: str) -> tuple[int, str, list[Resources]]:
@@ -68,7 +68,7 @@ import sys
 import torch
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
-from fastbert.kernels import ahead_of_time, shipped_attention
+from fastbert.kernels.tuning import ahead_of_time
 
 target, found = sys.argv[1], []
 
@@ -118,10 +118,10 @@ def test_a_kernel_that_does_not_fit_is_marked_and_fails(capsys: pytest.CaptureFi
 
 
 def test_all_tables_know_all_classes() -> None:
-    for target, table in SHIPPED.items():
+    for target, table in DEFAULTS.items():
         if target == "interpreter":
             continue
-        assert set(table) == set(SHIPPED["sm_90"]), target
+        assert set(table) == set(DEFAULTS["sm_90"]), target
         for kernel, entries in table.items():
             if kernel in attention.TABLES[target]:
                 assert {f"{kind}-{width}" for kind in ("half", "tf32", "ieee") for width in (32, 64, 128)} <= set(

@@ -162,7 +162,7 @@ def test_under_compile_without_tokens_and_with_a_bias_in_another_order(
 def test_precision_of_fp32_products_follows_either_way_of_setting_it() -> None:
     script = """
 import torch
-from fastbert.ops.attention import tf32_allowed, attention
+from fastbert.ops.attention.op import tf32_allowed, attention
 assert not tf32_allowed()
 torch.set_float32_matmul_precision("high")
 assert tf32_allowed()
@@ -222,7 +222,7 @@ WRONG = [
     pytest.param({"q": torch.randn(8, 64)}, r"\(tokens, heads, head_dim\)", id="two-axes"),
     pytest.param({"cu_seqlens_q": CU.long()}, "cu_seqlens_q must be int32", id="offsets-int64"),
     pytest.param({"cu_seqlens_k": CU[:, None]}, "cu_seqlens_k must be int32", id="offsets-two-axes"),
-    pytest.param({"cu_seqlens_k": offsets([8])}, "the same sequences, not of 2 and 1", id="other-sequences"),
+    pytest.param({"cu_seqlens_k": offsets([8])}, "the same sequences, not 2 and 1", id="other-sequences"),
     pytest.param({"cu_seqlens_q": CU + 1}, "cu_seqlens_q starts at 1: it must start at 0", id="start"),
     pytest.param(
         {"cu_seqlens_q": torch.tensor([0, 9, 8]).int(), "max_seqlen_q": 9},
@@ -271,7 +271,10 @@ def test_the_triton_backend_refuses_tensors_on_a_cpu(monkeypatch: pytest.MonkeyP
     ("q", "message"),
     [
         pytest.param(
-            torch.empty(8, 2, 48), "head_dim=48 of q: the triton backend serves 32, 64, 96 and 128", id="head_dim"
+            torch.empty(8, 2, 48),
+            r"'triton' does not support 'attention' here: head_dim=48 is not 32, 64, 96 or 128;"
+            r" use_backend\('eager'\) does",
+            id="head_dim",
         ),
         pytest.param(torch.empty(8, 2, 32).double(), "q has dtype torch.float64", id="float64"),
         pytest.param(
@@ -282,7 +285,7 @@ def test_the_triton_backend_refuses_tensors_on_a_cpu(monkeypatch: pytest.MonkeyP
         ),
     ],
 )
-def test_the_triton_backend_says_what_it_does_not_serve(
+def test_the_triton_backend_names_what_it_does_not_support(
     q: torch.Tensor, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -298,7 +301,7 @@ def test_the_triton_backend_refuses_a_scale_that_single_precision_does_not_hold(
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(dispatch, "HAS_TRITON", True)
     q = torch.randn(8, 2, 32)
-    with use_backend("triton"), pytest.raises(ValueError, match=re.escape(f"scale={scale}: the triton backend serves")):
+    with use_backend("triton"), pytest.raises(ValueError, match=re.escape(f"scale={scale} is not between")):
         ops.attention(q, q, q, CU, CU, 5, 5, scale=scale)
 
 
@@ -312,7 +315,7 @@ def test_without_triton_its_backend_says_how_to_get_it(monkeypatch: pytest.Monke
         ops.attention(q, q, q, CU, CU, 5, 5)
 
 
-def test_what_triton_does_not_serve_goes_to_eager_torch_and_is_said_once(
+def test_a_call_that_triton_does_not_support_falls_back_and_is_logged_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -326,5 +329,5 @@ def test_what_triton_does_not_serve_goes_to_eager_torch_and_is_said_once(
         assert torch.equal(ops.attention(q, q, q, CU, CU, 5, 5), expected)
         assert torch.equal(ops.attention(q, q, q, CU, CU, 5, 5), expected)
     assert [record.getMessage() for record in caplog.records] == [
-        "attention runs in eager torch: head_dim=48 of q: the triton backend serves 32, 64, 96 and 128"
+        "attention falls back to PyTorch: head_dim=48 is not 32, 64, 96 or 128"
     ]

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastbert import ops, use_backend
 from fastbert.ops import reference
-from fastbert.ops.attention.arguments import AttentionProblem
-from fastbert.ops.attention.arguments import check as check_arguments
+from fastbert.ops.attention.arguments import AttentionArguments
+from fastbert.ops.attention.triton import kernel_inputs
 
 pytest.importorskip("triton", reason="needs triton")
 from fastbert.kernels.attention import launchers as kernels
@@ -370,7 +370,7 @@ def test_the_launchers_read_nothing_from_the_device(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(kernels, "launch", lambda kernel, grid, *rest, **constants: started.append(kernel.__name__))
     inputs = Inputs([5, 200], [5, 200], seed=0, dtype=torch.float32, bias=True, dropout_p=0.1)
     q, k, v, bias = (x.to(DEVICE) for x in inputs.tensors)
-    problem = AttentionProblem(
+    arguments = AttentionArguments(
         q=q,
         k=k,
         v=v,
@@ -389,9 +389,10 @@ def test_the_launchers_read_nothing_from_the_device(monkeypatch: pytest.MonkeyPa
     for name in ("tolist", "cpu", "numpy"):
         monkeypatch.setattr(torch.Tensor, name, lambda *_: pytest.fail("the host reads a tensor"))
     with NoReading():
-        check_arguments(problem)
-        out, lse = kernels.forward(problem)
-        kernels.backward(problem, out, lse, out, bias_gradient=True)
+        arguments.check()
+        launched = kernel_inputs(arguments)
+        out, lse = kernels.forward(launched)
+        kernels.backward(launched, out, lse, out, bias_gradient=True)
     assert started == [
         "forward_short", "forward_long", "backward_short", "backward_queries", "backward_keys", "backward_bias"
     ]  # fmt: skip
@@ -485,12 +486,13 @@ def test_gradients_of_joined_projections(longest: int, seed: int) -> None:
     qkv = torch.randn(sum(lengths), 3, 3, 32, generator=generator).to(DEVICE)
     cu_seqlens = torch.tensor([0, *lengths], device=DEVICE).cumsum(0).int()
     q, k, v = qkv.unbind(1)
-    problem = AttentionProblem(
+    arguments = AttentionArguments(
         q=q, k=k, v=v, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens, max_seqlen_q=longest, max_seqlen_k=longest,
         causal=False, dropout_p=0.1, dropout_key=torch.arange(3, device=DEVICE), dropout_site=1, bias=None, scale=0.2,
         tf32=False,
     )  # fmt: skip
-    out, lse = kernels.forward(problem)
+    inputs = kernel_inputs(arguments)
+    out, lse = kernels.forward(inputs)
     grad = torch.randn(out.shape, generator=generator).to(DEVICE)
-    apart = kernels.backward(problem, out, lse, grad, False)[:3]
-    assert torch.equal(kernels.backward_joined(problem, out, lse, grad), torch.stack(apart, 1))
+    apart = kernels.backward(inputs, out, lse, grad, False)[:3]
+    assert torch.equal(kernels.backward_joined(inputs, out, lse, grad), torch.stack(apart, 1))

@@ -1,6 +1,5 @@
 """The Triton vocabulary product with its loss against float64 and eager torch: compiled, or interpreted on a CPU."""
 
-import contextlib
 import math
 import weakref
 
@@ -121,7 +120,9 @@ def test_writes_every_element_and_nothing_around(
 
     read = [Guarded(tensor, device) for tensor in (x, weight, bias)]
     monkeypatch.setattr(torch, "empty", with_guards)
-    found = kernels.forward(*(one.tensor for one in read), labels, IGNORED, 0.1, 1e-3, True, True, True)
+    found = kernels.forward(
+        kernels.LossInputs(*(one.tensor for one in read), labels, IGNORED, 0.1, 1e-3, True, True, True)
+    )
     monkeypatch.undo()
     assert len(guarded) >= 4  # losses, logits, dx, dweight
     for one in (*read, *guarded):
@@ -294,7 +295,7 @@ def test_products_are_added(hip: str | None, alpha: float, kinds: tuple[int, int
     exact = alpha * (a.double() @ b.double().T)
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if operands == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
     for times in (1, 2, 3):
-        kernels.add_product(out, a, b.t(), fresh=times == 1, alpha=alpha)
+        kernels.add_matmul(out, a, b.t(), fresh=times == 1, alpha=alpha)
         torch.testing.assert_close(out.double(), times * exact, **tolerance)
 
 
@@ -355,7 +356,7 @@ def test_without_gradients_none_is_computed(seed: int, monkeypatch) -> None:
     def refuse(*_, **__):
         raise AssertionError("a gradient was computed")
 
-    monkeypatch.setattr(kernels, "add_product", refuse)
+    monkeypatch.setattr(kernels, "add_matmul", refuse)
     with use_backend("triton"):
         with torch.no_grad():
             found = ops.linear_cross_entropy(tensors[0], weight, *tensors[2:])
@@ -417,18 +418,23 @@ def test_a_label_outside_the_vocabulary_is_nan_and_reads_nothing(wrong: int, see
     run("triton", (x, weight, bias, labels))
 
 
-def test_refuses_what_it_does_not_serve(seed: int) -> None:
+def test_refuses_what_it_does_not_support(seed: int) -> None:
     x, weight, bias, labels = inputs(3, 20, 8, seed)
     with use_backend("triton"):
-        with pytest.raises(UserError, match=r"float64: the triton backend serves .*use_backend\('eager'\) serves it"):
+        with pytest.raises(
+            UserError,
+            match=r"'triton' does not support 'linear_cross_entropy' here: .*float64.*use_backend\('eager'\) does",
+        ):
             ops.linear_cross_entropy(x.double(), weight.double(), bias.double(), labels)
         with pytest.raises(UserError, match=r"weight \(vocabulary, width\), not \(3, 8\) and \(20, 7\)"):
             ops.linear_cross_entropy(x, weight[:, :7], bias, labels)
         with pytest.raises(UserError, match=r"weight has no rows"):
             ops.linear_cross_entropy(x, weight[:0], bias[:0], labels)
-        with pytest.raises(UserError, match=r"bias must have shape \(20,\), one a label, not \(19,\)"):
+        with pytest.raises(UserError, match=r"bias must have shape \(20,\), one per label, not \(19,\)"):
             ops.linear_cross_entropy(x, weight, bias[1:], labels)
-        with pytest.raises(UserError, match=r"labels must be int64 of shape \(3,\), one a row, not torch.int32 \(3,\)"):
+        with pytest.raises(
+            UserError, match=r"labels must be int64 of shape \(3,\), one per row, not torch.int32 \(3,\)"
+        ):
             ops.linear_cross_entropy(x, weight, bias, labels.int())
         with pytest.raises(UserError, match=r"weight has dtype torch.float32, x torch.bfloat16: cast one, or use"):
             ops.linear_cross_entropy(x.bfloat16(), weight, bias, labels)
@@ -444,11 +450,11 @@ def test_refuses_what_it_does_not_serve(seed: int) -> None:
 def test_the_operators_keep_their_promises(wanted: tuple[bool, ...], seed: int) -> None:
     *operands, labels = inputs(5, 40, 8, seed)
     leaves = [tensor.requires_grad_(need) for tensor, need in zip(operands, wanted)]
-    arguments = (*leaves, labels, IGNORED, 0.1, 1e-3, *wanted)
+    arguments = (*leaves, labels, IGNORED, 0.1, 1e-3, *wanted, "triton")
     torch.library.opcheck(torch.ops.fastbert.linear_cross_entropy.default, arguments)
     with torch.no_grad():
         gradients = torch.ops.fastbert.linear_cross_entropy(*arguments)[3:]
-    arguments = (torch.tensor(0.3, device=DEVICE), *gradients, *(tensor.detach() for tensor in operands))
+    arguments = (torch.tensor(0.3, device=DEVICE), *gradients, *(tensor.detach() for tensor in operands), "triton")
     torch.library.opcheck(torch.ops.fastbert.linear_cross_entropy_backward.default, arguments)
 
 
@@ -518,17 +524,16 @@ class Allocations(TorchDispatchMode):
 
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16], ids=["autocast", "bf16"])
 def test_ten_thousand_rows_take_a_tenth_of_their_fp32_logits(weight_dtype: torch.dtype, monkeypatch) -> None:
-    """Everything but the gradient of the weight, in tensors without memory; products and kernels do not run."""
+    """Everything but the gradient of the weight, in tensors without memory; matmuls and kernels do not run."""
     rows, vocabulary, width = 10_000, 30_522, 768
     monkeypatch.setattr(kernels, "launch", lambda *_, **__: None)
-    monkeypatch.setattr(kernels, "add_product", lambda *_, **__: None)
-    monkeypatch.setattr(kernels, "without_autocast", lambda device: contextlib.nullcontext())  # meta has none
+    monkeypatch.setattr(kernels, "add_matmul", lambda *_, **__: None)
     x = torch.empty(rows, width, dtype=torch.bfloat16, device="meta")
     weight = torch.empty(vocabulary, width, dtype=weight_dtype, device="meta")
     bias = torch.empty(vocabulary, dtype=weight_dtype, device="meta")
     labels = torch.empty(rows, dtype=torch.int64, device="meta")
     with Allocations((x, weight, bias, labels)) as seen:
-        found = kernels.forward(x, weight, bias, labels, IGNORED, 0.0, 0.0, True, True, True)
+        found = kernels.forward(kernels.LossInputs(x, weight, bias, labels, IGNORED, 0.0, 0.0, True, True, True))
     logits = kernels.plan(rows, vocabulary, 2) * kernels.padded(vocabulary) * 2
     gradient = found[4].untyped_storage().nbytes()
     assert seen.peak > logits + gradient  # it does count

@@ -10,7 +10,9 @@ import fastbert
 from fastbert import _C, ops
 from fastbert.errors import UserError
 from fastbert.ops import dispatch, reference
-from fastbert.ops.dropout.op import Site, TokenDropout, attention_mask, quantized, token_mask
+from fastbert.ops.dropout.arguments import DropoutArguments, Site, TokenDropout, quantized
+from fastbert.ops.dropout.masks import attention_mask, token_mask
+from fastbert.ops.dropout.op import DROPOUT
 
 
 def words(counter: list[int], key: int, rounds: int) -> list[int]:
@@ -151,7 +153,8 @@ def test_wrong_arguments_are_named(change: dict, message: str, backend_name: str
 def test_native_and_eager_backends_drop_the_same_elements() -> None:
     dropout = TokenDropout(0.1, torch.tensor([7, 8]), torch.tensor([0, 0, 1]), torch.tensor([0, 1, 0]), 3)
     x = torch.randn(3, 70)
-    assert dispatch.choose("dropout", torch.device("cpu")) == "native"
+    chosen = dispatch.select_backend(DROPOUT, x.device, DropoutArguments(x, dropout))
+    assert chosen.name == "native"
     native = ops.dropout(x, dropout)
     with fastbert.use_backend("eager"):
         assert torch.equal(ops.dropout(x, dropout), native)

@@ -13,6 +13,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from fastbert import ops, use_backend
 from fastbert.errors import UserError
 from fastbert.ops import dispatch as backends
+from fastbert.ops.dropout.arguments import flatten
+from fastbert.ops.dropout.triton import kernel_inputs
 
 pytest.importorskip("triton", reason="needs triton")
 from fastbert.kernels.configs.configuration import Config
@@ -51,9 +53,9 @@ def small_chunks() -> Iterator[None]:
     """Chunks of 8 tokens, whose pieces are added two at a time: long runs without many tokens."""
     with contextlib.ExitStack() as stack:
         for shape in ("ieee-32", "ieee-64", "half-32"):
-            config = Config(constants={"CHUNK": CHUNK, "COLUMNS": 32}, num_warps=1)
+            config = Config(constants={"CHUNK": CHUNK, "BLOCK_N": 32}, num_warps=1)
             stack.enter_context(tuning.overridden("sum_runs", shape, config))
-            config = Config(constants={"ROWS": 2, "COLUMNS": 32}, num_warps=1)
+            config = Config(constants={"BLOCK_M": 2, "BLOCK_N": 32}, num_warps=1)
             stack.enter_context(tuning.overridden("join_runs", shape, config))
         yield
 
@@ -136,8 +138,8 @@ def test_writes_every_element_and_nothing_around(tokens: int, width: int, seed: 
     with monkeypatch.context() as patched:
         patched.setattr(torch, "empty", guarded)
         patched.setattr(torch, "zeros", lambda *shape, **kinds: guarded(*shape, **kinds).zero_())
-        y, mean, rstd = kernels.forward(ids, sources, weight, bias, 1e-5, torch.float32, dropout, True)
-        dtables, dweight, dbias = kernels.backward(grad, ids, sources, mean, rstd, weight, dropout)
+        y, mean, rstd = kernels.forward(ids, sources, weight, bias, 1e-5, torch.float32, kernel_inputs(dropout), True)
+        dtables, dweight, dbias = kernels.backward(grad, ids, sources, mean, rstd, weight, kernel_inputs(dropout))
     for guard in (*guards, *tables):
         guard.check()
     results = (y, *dtables, dweight, dbias)
@@ -312,12 +314,12 @@ def test_the_operators_keep_their_promises(with_dropout: bool, seed: int) -> Non
     tables = [table.requires_grad_() for table in some_tables((9, 7), 8, seed)]
     weight, bias = (x.requires_grad_() for x in some_weights(8, seed))
     d = some_dropout(4, seed)
-    draws = (d.p, d.key, d.sequence_ids, d.offsets, d.site) if with_dropout else (0.0, None, None, None, 0)
-    arguments = (ids, tables, weight, bias, 1e-5, torch.bfloat16, *draws)
+    dropout = flatten(d if with_dropout else None)
+    arguments = (ids, tables, weight, bias, 1e-5, torch.bfloat16, *dropout, "triton")
     torch.library.opcheck(torch.ops.fastbert.embedding_layer_norm.default, arguments)
     y, mean, rstd = torch.ops.fastbert.embedding_layer_norm(*arguments)
     plain = [table.detach() for table in tables]
-    arguments = (y.detach(), ids, plain, mean, rstd, weight.detach(), *draws, [True, False])
+    arguments = (y.detach(), ids, plain, mean, rstd, weight.detach(), *dropout, [True, False], "triton")
     torch.library.opcheck(torch.ops.fastbert.embedding_layer_norm_backward.default, arguments)
 
 
@@ -346,11 +348,14 @@ def test_refuses_what_it_does_not_serve(seed: int) -> None:
     ids, tables, weights = some_ids(4, (9, 7), seed), some_tables((9, 7), 8, seed), some_weights(8, seed)
     wide = [torch.zeros(2, 8193, device=DEVICE)] * 2
     refused = [
-        ((ids, [x.double() for x in tables], *weights), r"tables have dtype torch.float64: .*use_backend\('eager'\)"),
-        ((ids, [tables[0], tables[1].half()], *weights), r"tables have dtype torch.float16 and torch.float32"),
+        (
+            (ids, [x.double() for x in tables], *weights),
+            r"tables\[0\] has dtype torch.float64, .*use_backend\('eager'\)",
+        ),
+        ((ids, [tables[0], tables[1].half()], *weights), "tables have dtypes torch.float16 and torch.float32"),
         ((ids, tables, weights[0], weights[1].half()), r"weight and bias have dtypes torch.float32 and torch.float16"),
-        ((ids, wide, wide[0][0], wide[0][0]), r"rows have 8193 columns: the triton backend serves 1 to 8192"),
-        ((ids[:1] * 5, tables[:1] * 5, *weights), r"there are 5 tables: the triton backend serves up to 4"),
+        ((ids, wide, wide[0][0], wide[0][0]), "rows have 8193 columns, not 1 to 8192"),
+        ((ids[:1] * 5, tables[:1] * 5, *weights), "there are 5 tables, more than 4"),
     ]
     with use_backend("triton"):
         for arguments, message in refused:
@@ -379,7 +384,7 @@ def test_names_what_is_wrong(seed: int) -> None:
         ((ids, tables, weights[0], weights[1].long()), r"bias must be floating of shape \(8,\), .*torch\.int64"),
         ((ids, tables, *weights, -1.0), r"eps=-1\.0 must be a finite number, at least 0"),
         ((ids, [tables[0][0, 0], tables[1]], *weights), r"tables\[0\] must be floating of shape \(rows, "),
-        ((ids, tables, *weights, 1e-5, short), r"sequence_ids must be int64 or int32 of shape \(4,\), one a token"),
+        ((ids, tables, *weights, 1e-5, short), r"sequence_ids must be int64 or int32 of shape \(4,\), one per token"),
         ((ids, tables, *weights, 1e-5, some_dropout(4, seed, 1.0)), r"token_dropout.p=1.0 must be"),
     ]
     for arguments, message in wrong:

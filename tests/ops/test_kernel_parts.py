@@ -10,7 +10,7 @@ import triton.language as tl
 from fastbert import ops, use_backend
 from fastbert.kernels.columns import column_sums
 from fastbert.kernels.gelu.activation import gelu, gelu_and_derivative
-from fastbert.kernels.token_dropout import kept_columns, token_place
+from fastbert.kernels.token_dropout import keep_mask, load_key_and_offset
 from fastbert.ops import reference
 
 INTERPRETED = not torch.cuda.is_available()
@@ -32,13 +32,13 @@ def write_gelu(x_ptr, value_ptr, derivative_ptr, again_ptr, TANH: tl.constexpr, 
 @triton.jit
 def write_mask(
     key_ptr, sequence_ptr, offset_ptr, out_ptr, tokens, sequences, site, threshold,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    token = tl.arange(0, ROWS)[:, None]
+    token = tl.arange(0, BLOCK_M)[:, None]
     exists = token < tokens
-    key, offset = token_place(key_ptr, sequence_ptr, offset_ptr, token, exists, sequences)
-    keep = kept_columns(key, offset, 0, site, threshold, ROWS, COLUMNS)
-    tl.store(out_ptr + token * COLUMNS + tl.arange(0, COLUMNS)[None, :], keep.to(tl.float32), mask=exists)
+    key, offset = load_key_and_offset(key_ptr, sequence_ptr, offset_ptr, token, exists, sequences)
+    keep = keep_mask(key, offset, 0, site, threshold, BLOCK_M, BLOCK_N)
+    tl.store(out_ptr + token * BLOCK_N + tl.arange(0, BLOCK_N)[None, :], keep.to(tl.float32), mask=exists)
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
@@ -66,7 +66,7 @@ def test_token_dropout_is_the_oracles(p: float, seed: int) -> None:
     out = torch.full((15, 128), torch.nan, device=DEVICE)
     threshold = round(p * 65536)
     arguments = (key.to(DEVICE), sequence.to(DEVICE), offset.to(DEVICE), out, 15, 3, 259, threshold)
-    write_mask[(1,)](*arguments, ROWS=16, COLUMNS=128)
+    write_mask[(1,)](*arguments, BLOCK_M=16, BLOCK_N=128)
     expected = reference.token_dropout_mask(128, p, key, sequence, offset, 259) > 0
     assert torch.equal(out.cpu() > 0, expected)
 
@@ -95,5 +95,5 @@ def test_dropout_of_tokens_and_its_gradient(shape: tuple[int, int], dtype: torch
     for ours, theirs in zip(*found):
         # Eager torch rounds the factor to the rows' dtype before it multiplies.
         torch.testing.assert_close(ours, theirs, rtol=1e-6 if dtype == torch.float32 else 2**-7, atol=0.0)
-    arguments = (leaf, key, sequence, dropout.offsets, 0.3, 4)
+    arguments = (leaf, key, sequence, dropout.offsets, 0.3, 4, "triton")
     torch.library.opcheck(torch.ops.fastbert.dropout.default, arguments)

@@ -11,7 +11,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from fastbert import ops, use_backend
 from fastbert.errors import UserError
 from fastbert.ops import reference
-from fastbert.ops.dropout.op import TokenDropout
+from fastbert.ops.dropout.arguments import TokenDropout, flatten
+from fastbert.ops.dropout.triton import kernel_inputs
 
 pytest.importorskip("triton", reason="needs triton")
 from fastbert.kernels.configs import norm as shipped_norm
@@ -126,15 +127,16 @@ def test_writes_every_element_and_nothing_around(
     gradient, other = (guarded(random((rows, width), seed + i).to(dtype)) for i in (5, 6))
     monkeypatch.setattr(torch, "empty", empty)
     for dropout in (None, token_dropout(rows, seed)):
-        y, total, mean, rstd = layer_norm.forward(x, x_bias, residual, weight, bias, 1e-5, dropout, True)
+        drops = kernel_inputs(dropout)
+        y, total, mean, rstd = layer_norm.forward(x, x_bias, residual, weight, bias, 1e-5, drops, True)
         flags = {"x_bias": True, "residual": True}
-        layer_norm.backward(gradient, other, total, mean, rstd, weight, dropout, **flags)
+        layer_norm.backward(gradient, other, total, mean, rstd, weight, drops, **flags)
     y, total, mean, rstd = layer_norm.forward(x, None, None, weight, bias, 1e-5, None, True)
     assert total is x
     assert y.shape == x.shape
     layer_norm.backward(gradient, None, total, mean, rstd, weight, None, x_bias=False, residual=False)
-    y, mean, rstd = gelu_layer_norm.forward_gelu(x, x_bias, weight, bias, 1e-5, False, True)
-    gelu_layer_norm.backward_gelu(gradient, x, x_bias, mean, rstd, weight, False)
+    y, mean, rstd = gelu_layer_norm.forward(x, x_bias, weight, bias, 1e-5, False, True)
+    gelu_layer_norm.backward(gradient, x, x_bias, mean, rstd, weight, False)
     monkeypatch.undo()
     assert len(guards) > 30
     for guard in guards:
@@ -348,7 +350,7 @@ def test_nothing_is_left_behind_where_no_gradient_is_asked_for(seed: int) -> Non
     x, residual, x_bias, weight, bias = inputs(5, 64, torch.float32, seed).values()
     outputs = layer_norm.forward(x, x_bias, residual, weight, bias, 1e-5, None, False)
     assert [tuple(tensor.shape) for tensor in outputs] == [(5, 64), (0,), (0,), (0,)]
-    assert [len(tensor) for tensor in gelu_layer_norm.forward_gelu(x, x_bias, weight, bias, 1e-5, True, False)] == [
+    assert [len(tensor) for tensor in gelu_layer_norm.forward(x, x_bias, weight, bias, 1e-5, True, False)] == [
         5, 0, 0,
     ]  # fmt: skip
     with use_backend("triton"):
@@ -366,14 +368,15 @@ def test_nothing_is_left_behind_where_no_gradient_is_asked_for(seed: int) -> Non
 def test_without_dropout_x_and_residual_share_one_gradient(seed: int) -> None:
     x, residual, _, weight, bias = inputs(5, 64, torch.float32, seed).values()
     _, total, mean, rstd = layer_norm.forward(x, None, residual, weight, bias, 1e-5, None, True)
-    shared = layer_norm.backward(x, None, total, mean, rstd, weight, None, x_bias=False, residual=True)
-    assert shared[0] is shared[1]
-    assert shared[2] is None
-    dropout = token_dropout(5, seed)
-    dropped = layer_norm.backward(x, None, total, mean, rstd, weight, dropout, x_bias=True, residual=True)
-    assert torch.equal(dropped[1], shared[0])
-    assert not torch.equal(dropped[0], dropped[1])
-    assert dropped[2].dtype == torch.float32
+    shared, nothing, sums = layer_norm.backward(x, None, total, mean, rstd, weight, None, x_bias=False, residual=True)
+    assert nothing is None
+    assert sums.shape == (2, 64)
+    dropout = kernel_inputs(token_dropout(5, seed))
+    dx, dresidual, sums = layer_norm.backward(x, None, total, mean, rstd, weight, dropout, x_bias=True, residual=True)
+    assert torch.equal(dresidual, shared)
+    assert not torch.equal(dx, dresidual)
+    assert sums.shape == (3, 64)
+    assert sums.dtype == torch.float32
 
 
 @pytest.mark.parametrize("with_all", [False, True], ids=["bare", "bias-and-dropout"])
@@ -385,18 +388,17 @@ def test_the_operators_keep_their_promises(with_all: bool, seed: int) -> None:
     operators = torch.ops.fastbert
     bare = [tensor.detach() for tensor in (x, x_bias, weight)]
     if not with_all:
-        torch.library.opcheck(operators.layer_norm.default, (x, weight, bias, 1e-5, True))
-        torch.library.opcheck(operators.layer_norm_backward.default, (grad, bare[0], mean, rstd, bare[2]))
-    parts, dropout = (0.0, None, None, None, 0), token_dropout(5, seed)
-    if with_all:
-        parts = (dropout.p, dropout.key, dropout.sequence_ids, dropout.offsets, dropout.site)
+        torch.library.opcheck(operators.layer_norm.default, (x, weight, bias, 1e-5, True, "triton"))
+        torch.library.opcheck(operators.layer_norm_backward.default, (grad, bare[0], mean, rstd, bare[2], "triton"))
+    dropout = flatten(token_dropout(5, seed) if with_all else None)
     optional = x_bias if with_all else None
-    arguments = (x, optional, residual, weight, bias, 1e-5, *parts, True)
+    arguments = (x, optional, residual, weight, bias, 1e-5, *dropout, True, "triton")
     torch.library.opcheck(operators.dropout_add_layer_norm.default, arguments)
-    arguments = (grad, grad if with_all else None, bare[0], mean, rstd, bare[2], *parts, with_all)
+    arguments = (grad, grad if with_all else None, bare[0], mean, rstd, bare[2], *dropout, with_all, "triton")
     torch.library.opcheck(operators.dropout_add_layer_norm_backward.default, arguments)
-    torch.library.opcheck(operators.gelu_layer_norm.default, (x, optional, weight, bias, 1e-5, with_all, True))
-    arguments = (grad, bare[0], bare[1] if with_all else None, mean, rstd, bare[2], with_all)
+    arguments = (x, optional, weight, bias, 1e-5, with_all, True, "triton")
+    torch.library.opcheck(operators.gelu_layer_norm.default, arguments)
+    arguments = (grad, bare[0], bare[1] if with_all else None, mean, rstd, bare[2], with_all, "triton")
     torch.library.opcheck(operators.gelu_layer_norm_backward.default, arguments)
 
 
@@ -426,12 +428,12 @@ def test_compiles_whole_and_once_for_any_number_of_rows(seed: int) -> None:
 
 
 def test_every_width_has_a_configuration() -> None:
-    for target in tables.SHIPPED:
+    for target in tables.DEFAULTS:
         for dtype in (torch.float32, torch.bfloat16):
             for width in (1, 32, 33, 768, 1024, 1025, shipped_norm.WIDEST):
                 shape = tables.shape_class(dtype, False, max(width, shipped_norm.NARROWEST))
                 for kernel in ("norm_forward", "norm_backward", "gelu_norm_forward", "gelu_norm_backward"):
-                    assert tables.lookup(kernel, shape, target).constants["COLUMNS"] >= width
+                    assert tables.lookup(kernel, shape, target).constants["BLOCK_N"] >= width
 
 
 WRONG = [
@@ -469,9 +471,9 @@ def test_refuses_what_it_does_not_serve(seed: int) -> None:
     wide = torch.ones(2, 8193, device=DEVICE)
     with use_backend("triton"):
         for function in (alone, of_gelu, of_sum):
-            with pytest.raises(UserError, match=r"float64: the triton backend serves .*use_backend\('eager'\) serves"):
+            with pytest.raises(UserError, match=r"float64, not bfloat16, .*use_backend\('eager'\) does"):
                 function(**tensors)
-        with pytest.raises(UserError, match=r"x has 8193 columns: the triton backend serves 1 to 8192"):
+        with pytest.raises(UserError, match="x has 8193 columns, not 1 to 8192"):
             ops.layer_norm(wide, wide[0], wide[0])
         with pytest.raises(UserError, match="approximate='erf' must be 'none' or 'tanh'"):
             of_gelu(**tensors, approximate="erf")

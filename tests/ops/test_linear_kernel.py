@@ -1,4 +1,4 @@
-"""The Triton products with GELU against float64 and eager torch: compiled on a GPU, or in Triton's interpreter."""
+"""The Triton matmuls with GELU against float64 and eager torch: compiled on a GPU, or in Triton's interpreter."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -132,7 +132,7 @@ def test_backward_writes_every_element_and_nothing_around(
     numbers = random((rows, depth), seed), random((depth, columns), seed + 1, 0.1), random((rows, columns), seed + 2)
     grad, weight, u = guarded(*(tensor.half() for tensor in numbers))
     with guarded_results(monkeypatch):
-        du, h, dbias = kernels.gelu_gradient_product(grad, weight, u, False)
+        du, h, dbias = kernels.linear_gelu_backward(grad, weight, u, False)
     exact = u.double().requires_grad_()
     (wanted,) = torch.autograd.grad(F.gelu(exact), exact, grad.double() @ weight.double())
     torch.testing.assert_close(du.double(), wanted, rtol=2e-3, atol=2e-3)
@@ -142,10 +142,10 @@ def test_backward_writes_every_element_and_nothing_around(
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("tanh", [False, True], ids=["erf", "tanh"])
-def test_the_value_is_that_of_the_rounded_product_in_all_kernels(dtype: torch.dtype, tanh: bool, seed: int) -> None:
+def test_the_value_is_that_of_the_rounded_matmul_in_all_kernels(dtype: torch.dtype, tanh: bool, seed: int) -> None:
     x, weight, bias = (tensor.to(dtype) for tensor in operands(40, 48, 80, seed))
     y, u = kernels.linear_gelu(x, weight, bias.float(), tanh, True)
-    _, h, _ = kernels.gelu_gradient_product(random((40, 32), seed).to(dtype), random((32, 80), seed).to(dtype), u, tanh)
+    _, h, _ = kernels.linear_gelu_backward(random((40, 32), seed).to(dtype), random((32, 80), seed).to(dtype), u, tanh)
     assert torch.equal(y, h)
     assert torch.equal(y, bias_gelu.forward(u, None, tanh))
     alone, empty = kernels.linear_gelu(x, weight, bias.float(), tanh, False)
@@ -157,7 +157,7 @@ def test_no_rows() -> None:
     half = {"dtype": torch.float16, "device": DEVICE}
     y, u = kernels.linear_gelu(torch.ones(0, 32, **half), torch.ones(16, 32, **half), None, False, True)
     assert y.shape == u.shape == (0, 16)
-    du, h, dbias = kernels.gelu_gradient_product(torch.ones(0, 32, **half), torch.ones(32, 16, **half), y, False)
+    du, h, dbias = kernels.linear_gelu_backward(torch.ones(0, 32, **half), torch.ones(32, 16, **half), y, False)
     assert du.shape == h.shape == (0, 16)
     assert dbias.tolist() == [0.0] * 16
 
@@ -171,11 +171,11 @@ def test_descriptors_give_the_bits_of_pointers(seed: int) -> None:
     found = []
     for tma in (0, 1):
         with (
-            use_configuration(kernels.product_gelu, "half-256", target, TMA=tma),
-            use_configuration(kernels.product_gelu_gradient, "half-256", target, TMA=tma),
+            use_configuration(kernels.matmul_gelu, "half-256", target, TMA=tma),
+            use_configuration(kernels.matmul_gelu_backward, "half-256", target, TMA=tma),
         ):
             y, u = kernels.linear_gelu(x, weight, bias, False, True)
-            found.append((y, u, *kernels.gelu_gradient_product(grad, second, u, False)))
+            found.append((y, u, *kernels.linear_gelu_backward(grad, second, u, False)))
     assert all(torch.equal(a, b) for a, b in zip(*found))
 
 
@@ -193,10 +193,10 @@ def test_rows_are_independent_and_results_the_same_every_time(seed: int) -> None
     results = []
     for _ in range(2):
         y, u = kernels.linear_gelu(x, weight, bias, False, True)
-        results.append((y, u, *kernels.gelu_gradient_product(grad, second, u, False)))
+        results.append((y, u, *kernels.linear_gelu_backward(grad, second, u, False)))
     assert all(torch.equal(a, b) for a, b in zip(*results))
     y, u = kernels.linear_gelu(x[61:64], weight, bias, False, True)
-    du, h, _ = kernels.gelu_gradient_product(grad[61:64], second, u, False)
+    du, h, _ = kernels.linear_gelu_backward(grad[61:64], second, u, False)
     assert all(torch.equal(a, b[61:64]) for a, b in zip((y, u, du, h), results[0]))
 
 
@@ -208,18 +208,18 @@ def test_is_as_accurate_as_torch(rows: int, depth: int, columns: int, dtype: tor
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("own", [0, 1], ids=["library", "own"])
+@pytest.mark.parametrize("fused", [0, 1], ids=["library", "fused"])
 @pytest.mark.parametrize("with_bias", [False, True], ids=["bare", "bias"])
-def test_both_ways_of_the_table(activation: str, own: int, with_bias: bool, seed: int) -> None:
+def test_both_ways_of_the_table(activation: str, fused: int, with_bias: bool, seed: int) -> None:
     x, weight, bias = (tensor.half() for tensor in operands(40, 48, 80, seed))
     target = architecture(torch.device(DEVICE))
-    with use_configuration(kernels.product_gelu, "half-256", target, OWN=own):
-        assert kernels.prefers_own(x) == bool(own)
+    with use_configuration(kernels.matmul_gelu, "half-256", target, FUSED=fused):
+        assert kernels.prefers_fused(x) == bool(fused)
         check((x, weight, bias if with_bias else None), seed, activation)
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("columns", [80, 33], ids=["own", "odd-width"])
+@pytest.mark.parametrize("columns", [80, 33], ids=["fused", "odd-width"])
 def test_gradients_reach_fp32_weights_under_autocast(dtype: torch.dtype, columns: int, seed: int) -> None:
     ours = check(operands(40, 48, columns, seed), seed, autocast=dtype)
     assert [tensor.dtype for tensor in ours] == [dtype, torch.float32, torch.float32, torch.float32]
@@ -227,11 +227,11 @@ def test_gradients_reach_fp32_weights_under_autocast(dtype: torch.dtype, columns
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
 @pytest.mark.parametrize(("depth", "columns"), [(33, 48), (48, 33), (0, 16)])
-def test_what_the_product_does_not_serve(dtype: torch.dtype, depth: int, columns: int, seed: int) -> None:
+def test_calls_that_are_not_fused(dtype: torch.dtype, depth: int, columns: int, seed: int) -> None:
     check(tuple(tensor.to(dtype) for tensor in operands(20, depth, columns, seed)), seed)
 
 
-def test_without_an_activation_it_is_torchs_product(seed: int) -> None:
+def test_without_an_activation_it_is_torchs_matmul(seed: int) -> None:
     tensors = operands(20, 48, 80, seed)
     gradient = random((20, 80), seed + 3)
     ours, theirs = (run(backend, tensors, gradient, None) for backend in ("triton", "eager"))
@@ -246,16 +246,16 @@ def test_rows_in_any_number_of_axes_and_any_order_in_memory(seed: int) -> None:
     assert shaped[0].shape == (3, 4, 80)
     assert torch.equal(shaped[0].flatten(0, 1), flat[0])
     assert torch.equal(shaped[3], flat[3])
-    # The library's products, whose order of summation may differ.
+    # PyTorch's matmuls, whose order of summation may differ.
     torch.testing.assert_close(shaped[1].flatten(0, 1), flat[1], rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(shaped[2], flat[2], rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("own", [0, 1], ids=["library", "own"])
-def test_a_bias_whose_elements_lie_apart(own: int, seed: int) -> None:
+@pytest.mark.parametrize("fused", [0, 1], ids=["library", "fused"])
+def test_a_bias_whose_elements_lie_apart(fused: int, seed: int) -> None:
     x, weight, _ = (tensor.half() for tensor in operands(20, 48, 32, seed))
     bias, gradient = random((64,), seed + 2).half()[::2], random((20, 32), seed + 3)
-    with use_configuration(kernels.product_gelu, "half-256", architecture(x.device), OWN=own):
+    with use_configuration(kernels.matmul_gelu, "half-256", architecture(x.device), FUSED=fused):
         ours = run("triton", (x, weight, bias), gradient)
         same = run("triton", (x, weight, bias.contiguous()), gradient)
     assert all(torch.equal(a, b) for a, b in zip(ours, same))
@@ -337,5 +337,5 @@ def test_refuses_what_is_wrong(seed: int) -> None:
     with use_backend("triton"):
         with pytest.raises(UserError, match="no forward-mode derivative"):
             torch.func.jvp(lambda x: ops.linear(x, weight, bias, activation="gelu"), (x,), (x,))
-        with pytest.raises(UserError, match=r"torch.float64: .*use_backend\('eager'\) serves it"):
+        with pytest.raises(UserError, match=r"torch.float64.*use_backend\('eager'\) does"):
             ops.linear(x.double(), weight.double(), bias.double(), activation="gelu")

@@ -11,7 +11,7 @@ from fences import Fenced
 
 from fastbert import ops, use_backend
 from fastbert.errors import UserError
-from fastbert.ops.attention.arguments import AttentionProblem
+from fastbert.ops.attention.arguments import AttentionArguments
 from fastbert.ops.attention.native import forward
 from fastbert.ops.attention.op import _forward
 
@@ -131,11 +131,11 @@ def test_lse_is_the_logarithm_of_the_sum(level: str, dtype: torch.dtype, seed: i
     queries, keys = [3, 20, 2], [30, 20, 0]
     q, k, v = inputs(queries, keys, 2, 32, dtype, seed)
     cu_q, cu_k = offsets(queries), offsets(keys)
-    problem = AttentionProblem(
+    attention_arguments = AttentionArguments(
         q=q, k=k, v=v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_seqlen_q=20, max_seqlen_k=30, causal=True,
         dropout_p=0.0, dropout_key=None, dropout_site=0, bias=None, scale=0.2, tf32=False,
     )  # fmt: skip
-    lse = forward(problem)[1]
+    lse = forward(attention_arguments)[1]
     for i, (m, n) in enumerate(zip(queries, keys)):
         scores = torch.einsum("qhd,khd->hqk", q[cu_q[i] : cu_q[i + 1]].double(), k[cu_k[i] : cu_k[i + 1]].double()).mul(
             0.2

@@ -16,7 +16,7 @@ from torch import Tensor
 from fastbert import cpu_capability, ops, use_backend
 from fastbert.errors import UserError
 from fastbert.ops.attention import native as native_attention
-from fastbert.ops.attention.arguments import AttentionProblem
+from fastbert.ops.attention.arguments import AttentionArguments
 from fastbert.ops.attention.op import _forward
 
 DTYPES = [pytest.param(torch.float32, id="fp32"), pytest.param(torch.bfloat16, id="bf16")]
@@ -230,14 +230,14 @@ def test_a_nan_stays_in_its_sequence_and_head(dtype: torch.dtype, seed: int) -> 
             assert dv[20:55, 1, 3].isnan().all()
 
 
-def problem_of(given: Case, **changes: Any) -> AttentionProblem:
+def arguments_of(given: Case, **changes: Any) -> AttentionArguments:
     q, k, v = given.tensors
     values: dict[str, Any] = {
         "q": q, "k": k, "v": v, "cu_seqlens_q": offsets(given.queries), "cu_seqlens_k": offsets(given.keys),
         "max_seqlen_q": max(given.queries), "max_seqlen_k": max(given.keys), "causal": False, "dropout_p": 0.0,
         "dropout_key": None, "dropout_site": 0, "bias": None, "scale": 0.2, "tf32": False,
     }  # fmt: skip
-    return AttentionProblem(**(values | given.options | changes))
+    return AttentionArguments(**(values | given.options | changes))
 
 
 def test_joined_views_and_the_batch_change_no_bit(dtype: torch.dtype, seed: int) -> None:
@@ -248,11 +248,11 @@ def test_joined_views_and_the_batch_change_no_bit(dtype: torch.dtype, seed: int)
     assert all(torch.equal(a, b) for a, b in zip(together, again))
     joined = torch.stack(given.tensors, 1)  # (tokens, 3, heads, dim)
     views = dataclasses.replace(given, tensors=list(joined.unbind(1)))
-    problem = problem_of(views, scale=32**-0.5)
-    out, lse = native_attention.forward(problem)
+    attention_arguments = arguments_of(views, scale=32**-0.5)
+    out, lse = native_attention.forward(attention_arguments)
     # Each head's tokens side by side.
     grad = given.grad.transpose(0, 1).contiguous().transpose(0, 1)
-    dqkv = native_attention.backward_joined(problem, out, lse, grad)
+    dqkv = native_attention.backward_joined(attention_arguments, out, lse, grad)
     for name, a, b in zip(NAMES, together, [out, *dqkv.unbind(1)]):
         assert torch.equal(a, b), name
     cuts = [0, 40, 57, 58, 155, 188]
@@ -290,9 +290,9 @@ def test_touches_nothing_outside(
 ) -> None:
     given = case([7, 33], [7, 33], dtype, seed, dim=dim, **dropped(2))
     bias = torch.randn(2, 9, 21, generator=torch.Generator().manual_seed(seed)).to(dtype)
-    problem = problem_of(given, bias=bias)
-    out, lse = native_attention.forward(problem)
-    expected = native_attention.backward(problem, out, lse, given.grad, True)
+    attention_arguments = arguments_of(given, bias=bias)
+    out, lse = native_attention.forward(attention_arguments)
+    expected = native_attention.backward(attention_arguments, out, lse, given.grad, True)
     fences = [Fenced(x, behind) for x in (*given.tensors, bias, given.options["dropout_key"], out, lse, given.grad)]
     q, k, v, bias, key, out, lse, grad = (x.tensor for x in fences)
     results: list[Fenced] = []
@@ -303,8 +303,8 @@ def test_touches_nothing_outside(
         return results[-1].tensor
 
     monkeypatch.setattr("fastbert.ops.native.caching_allocator.empty", fenced)
-    monkeypatch.setattr("fastbert.ops.attention.native.torch.zeros", fenced)
-    changed = dataclasses.replace(problem, q=q, k=k, v=v, bias=bias, dropout_key=key)
+    monkeypatch.setattr(torch, "zeros", fenced)
+    changed = dataclasses.replace(attention_arguments, q=q, k=k, v=v, bias=bias, dropout_key=key)
     found = native_attention.backward(changed, out, lse, grad, True)
     joined = native_attention.backward_joined(changed, out, lse, grad)
     monkeypatch.undo()
@@ -376,7 +376,7 @@ WRONG: list[Any] = [
 @pytest.mark.parametrize(("change", "message"), WRONG)
 def test_wrong_arguments_are_named(change: Callable[..., Any], message: str, seed: int) -> None:
     given = case([9], [9], torch.float32, seed)
-    problem = problem_of(given)
-    out, lse = native_attention.forward(problem)
+    attention_arguments = arguments_of(given)
+    out, lse = native_attention.forward(attention_arguments)
     with pytest.raises(UserError, match=message):
-        native_attention.backward_joined(*change(problem, out, lse, given.grad))
+        native_attention.backward_joined(*change(attention_arguments, out, lse, given.grad))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fastbert import ops, use_backend
-from fastbert.ops.dropout.op import TokenDropout
+from fastbert.ops.dropout.arguments import TokenDropout
 from fastbert.ops.native import matmul
 from fastbert.training.optimizer import AdamW
 

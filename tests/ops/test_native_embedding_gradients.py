@@ -7,12 +7,12 @@ import cpu_kernels
 import pytest
 import torch
 from fences import Fenced
-from row_kernels import DTYPES, LEVELS, NAMES, Draw, apart, check, wide
+from rowwise_kernels import DTYPES, LEVELS, NAMES, Draw, apart, check, wide
 from torch import Tensor
 
 from fastbert import _C, ops, use_backend
-from fastbert.ops.dropout.op import TokenDropout
-from fastbert.ops.native import rowwise
+from fastbert.ops.dropout.arguments import TokenDropout
+from fastbert.ops.native import rowwise_gradients
 
 
 @pytest.fixture(params=LEVELS, autouse=True)
@@ -173,8 +173,8 @@ def test_the_operators_keep_their_promises(level: str, seed: int) -> None:
     mean, rstd = Draw(seed).normal(30), Draw(seed).normal(30)
     bare = [x.detach() for x in leaves]
     for draws in (parts, (0.0, None, None, None, 0)):
-        torch.library.opcheck(torch.ops.fastbert.embedding_layer_norm.default, (*arguments, *draws))
-        backward = (grad, ids, bare[:2], mean, rstd, bare[2], *draws, [True, False])
+        torch.library.opcheck(torch.ops.fastbert.embedding_layer_norm.default, (*arguments, *draws, "native"))
+        backward = (grad, ids, bare[:2], mean, rstd, bare[2], *draws, [True, False], "native")
         torch.library.opcheck(torch.ops.fastbert.embedding_layer_norm_backward.default, backward)
 
 
@@ -200,7 +200,7 @@ def test_gradients_touch_nothing_outside(behind: bool, dtype: torch.dtype, width
             tokens, width, NAMES[dtype], dsum.address, one.address, 1, True, rows, gradient.address
         )  # fmt: skip
     plain = [[one.tensor for one in fenced] for fenced in (ids, tables)]
-    expected = rowwise.embedding_gradients(
+    expected = rowwise_gradients.embedding_gradients(
         grad.tensor, *plain, mean.tensor, rstd.tensor, weight.tensor, None, [True] * 2
     )
     assert all(torch.equal(one.tensor, two) for one, two in zip(gradients, expected[0]))

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from fastbert import BertConfig, BertModel, ops, use_backend
 from fastbert.errors import UserError
-from fastbert.ops.dropout.op import TokenDropout
+from fastbert.ops.dropout.arguments import TokenDropout
 from fastbert.ops.native import matmul
 
 CONFIG = BertConfig.preset("tiny", vocab_size=60, hidden_size=64, intermediate_size=96, num_attention_heads=2)

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from fastbert import ops
 from fastbert.errors import UserError
 from fastbert.ops.dispatch import use_backend
-from fastbert.ops.native import matmul, prepacked_weights
+from fastbert.ops.linear.arguments import APPROXIMATIONS
+from fastbert.ops.native import matmul, matmul_table, prepacked_weights
 
 # Its package has a function of the same name.
 module = importlib.import_module("fastbert.ops.linear.op")
@@ -62,7 +63,7 @@ def run(tensors: tuple[Tensor, ...], upstream: Tensor, activation: str | None, o
         y = ops.linear(*leaves, activation=activation)
     else:
         y = F.linear(*leaves)
-        y = y if activation is None else F.gelu(y, approximate=module.APPROXIMATIONS[activation])
+        y = y if activation is None else F.gelu(y, approximate=APPROXIMATIONS[activation])
     return y, torch.autograd.grad(y, leaves, upstream.to(y.dtype))
 
 
@@ -159,7 +160,7 @@ def test_without_a_bias(seed: int) -> None:
 @pytest.mark.parametrize("own", [True, False], ids=["ours", "torch"])
 def test_the_table_chooses(own: bool, seed: int, used: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Products are ours for parameters where the table prefers that, but not for a few outputs."""
-    monkeypatch.setattr(module, "prefers_own", lambda *arguments: own)
+    monkeypatch.setattr(matmul_table, "prefers_own", lambda *arguments: own)
     x, weight, bias = operands(seed, 20, 40, 50)
     for kind, outputs, ours in (
         (torch.nn.Parameter, 40, own),
@@ -211,7 +212,7 @@ def test_the_operators_keep_torchs_rules(activation: str | None, seed: int) -> N
     leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(torch.ops.fastbert.linear_native.default, (*leaves, activation), test_utils=tests)
-    y, u = module._linear_trained(*leaves, activation)
+    y, u = module._linear_native(*leaves, activation)
     given = (torch.randn_like(y), u.detach(), x.detach(), weight.detach(), bias.detach(), activation)
     for wanted in ([True, True, True], [False, True, False], [True, False, True]):
         backward = torch.ops.fastbert.linear_native_backward.default

@@ -177,5 +177,5 @@ def test_rows_stay_within_their_memory(level: str, vocabulary: int, dtype: torch
 def test_the_operator_is_as_torch_wants_it(seed: int) -> None:
     x, weight, bias, labels = inputs(8, 33, 8, seed)
     leaves = [tensor.requires_grad_() for tensor in (x, weight, bias)]
-    arguments = (*leaves, labels, IGNORED, 0.0, 0.0, True, True, True)
+    arguments = (*leaves, labels, IGNORED, 0.0, 0.0, True, True, True, "native")
     torch.library.opcheck(torch.ops.fastbert.linear_cross_entropy.default, arguments)

@@ -1,4 +1,4 @@
-"""The table of configurations: shipped, saved, damaged, for other kernels, measured."""
+"""The table of configurations: default, saved, damaged, for other kernels, measured."""
 
 import dataclasses
 import json
@@ -12,10 +12,12 @@ from fastbert.errors import UserError
 
 pytest.importorskip("triton", reason="needs triton")
 from fastbert.kernels import launch
-from fastbert.kernels.tuning import products, tables, tune
+from fastbert.kernels.attention import tuning_cases as attention_cases
+from fastbert.kernels.linear import tuning_cases as linear_cases
+from fastbert.kernels.tuning import tables, tune
 from fastbert.kernels.tuning.tables import Config, lookup
 
-OTHER = Config(constants={"QUERIES": 64, "KEYS": 128}, num_warps=8, num_stages=2)
+OTHER = Config(constants={"BLOCK_M": 64, "BLOCK_N": 128}, num_warps=8, num_stages=2)
 
 
 @pytest.fixture
@@ -43,9 +45,9 @@ def test_a_bias_has_its_own_entry_or_shares_one() -> None:
         lookup("forward_long", "half-512", "sm_90")
 
 
-def test_a_saved_entry_replaces_the_shipped_one_on_its_gpu_only(path: Path) -> None:
+def test_a_saved_entry_replaces_the_default_on_its_gpu_only(path: Path) -> None:
     before = lookup("forward_long", "half-64", "sm_80")
-    short = Config(constants={"LONGEST": 32, "ROWS": 32})
+    short = Config(constants={"MAX_SEQLEN": 32, "BLOCK_ROWS": 32})
     tables.save(path, {"sm_90": {"forward_long": {"half-64": OTHER}, "forward_short": {"half-128": short}}})
     assert lookup("forward_long", "half-64", "sm_90") == OTHER
     assert lookup("forward_long", "half-64", "sm_80") == before
@@ -63,7 +65,7 @@ DAMAGE = [
     pytest.param(lambda table: json.dumps({"format": 1}), "is no tuning table", id="no-kernels"),
     pytest.param(lambda table: json.dumps(table | {"format": 2}), "has format 2, this version reads 1", id="newer"),
     pytest.param(lambda table: json.dumps(table | {"kernels": "0"}), "measured with other kernels", id="other-kernels"),
-    pytest.param(lambda table: json.dumps(table).replace("128", "100"), "no power of two", id="odd-size"),
+    pytest.param(lambda table: json.dumps(table).replace("128", "100"), "not a power of two", id="odd-size"),
     pytest.param(lambda table: json.dumps(table).replace('"num_stages": 2', '"num_stages": 0'), "range", id="stages"),
 ]
 
@@ -77,23 +79,25 @@ def test_a_table_that_cannot_be_used_is_named_and_passed_over(
     with pytest.raises(UserError, match=message):
         tables.load(path)
     with caplog.at_level(logging.WARNING, logger="fastbert"):
-        assert lookup("forward_long", "half-64", "sm_90") == tables.SHIPPED["sm_90"]["forward_long"]["half-64"]
+        assert lookup("forward_long", "half-64", "sm_90") == tables.DEFAULTS["sm_90"]["forward_long"]["half-64"]
     assert str(path) in caplog.text
-    assert "the shipped configurations are used" in caplog.text
+    assert "the default configurations are used" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("kernel", "change"),
     [
-        pytest.param("forward_short", {"constants": {"LONGEST": 256, "ROWS": 128}}, id="longer-than-the-short-path"),
-        pytest.param("forward_short", {"constants": {"LONGEST": 64, "ROWS": 16}}, id="no-head-in-a-program"),
-        pytest.param("forward_short", {"constants": {"LONGEST": 64}}, id="a-name-missing"),
-        pytest.param("forward_long", {"constants": {"QUERIES": 64, "KEYS": 16}}, id="keys-that-dropout-shares"),
-        pytest.param("forward_long", {"constants": {"QUERIES": 0, "KEYS": 64}}, id="nothing"),
+        pytest.param(
+            "forward_short", {"constants": {"MAX_SEQLEN": 256, "BLOCK_ROWS": 128}}, id="longer-than-the-short-path"
+        ),
+        pytest.param("forward_short", {"constants": {"MAX_SEQLEN": 64, "BLOCK_ROWS": 16}}, id="no-head-in-a-program"),
+        pytest.param("forward_short", {"constants": {"MAX_SEQLEN": 64}}, id="a-name-missing"),
+        pytest.param("forward_long", {"constants": {"BLOCK_M": 64, "BLOCK_N": 16}}, id="keys-that-dropout-shares"),
+        pytest.param("forward_long", {"constants": {"BLOCK_M": 0, "BLOCK_N": 64}}, id="nothing"),
         pytest.param("forward_long", {"num_warps": 0}, id="no-warp"),
         pytest.param("forward_long", {"num_warps": 64}, id="more-threads-than-a-program-has"),
         pytest.param("forward_long", {"max_registers": -1}, id="registers"),
-        pytest.param("softmax_forward", {"constants": {"ROWS": 4, "KEYS": 16}}, id="softmax"),
+        pytest.param("softmax_forward", {"constants": {"BLOCK_M": 4, "BLOCK_N": 16}}, id="softmax"),
         pytest.param("forward_longer", {}, id="unknown-kernel"),
         pytest.param("forward_long", {"num_warps": "four"}, id="a-word"),
         pytest.param("forward_long", {"constants": None}, id="null"),
@@ -108,9 +112,9 @@ def test_a_configuration_that_no_kernel_can_have_is_refused(path: Path, kernel: 
         tables.load(path)
 
 
-def test_all_shipped_configurations_could_be_saved(path: Path) -> None:
-    tables.save(path, tables.SHIPPED)
-    assert tables.load(path) == tables.SHIPPED
+def test_all_default_configurations_could_be_saved(path: Path) -> None:
+    tables.save(path, tables.DEFAULTS)
+    assert tables.load(path) == tables.DEFAULTS
 
 
 def test_a_home_that_is_not_there_or_may_not_be_entered_is_no_error(
@@ -129,7 +133,7 @@ def test_a_home_that_is_not_there_or_may_not_be_entered_is_no_error(
     for name, replacement in (("stat", refuse), ("home", homeless)):
         monkeypatch.setattr(Path, name, replacement)
         tables.saved.cache_clear()
-        assert lookup("forward_long", "half-64", "sm_90") == tables.SHIPPED["sm_90"]["forward_long"]["half-64"]
+        assert lookup("forward_long", "half-64", "sm_90") == tables.DEFAULTS["sm_90"]["forward_long"]["half-64"]
     tables.saved.cache_clear()
 
 
@@ -137,13 +141,13 @@ def test_tuning_saves_what_was_faster_by_more_than_noise(path: Path) -> None:
     winner = next(
         trial for trial in tune.trials("sm_90") if trial.kernel == "backward_keys" and trial.shape == "half-64"
     )
-    chosen = tune.CANDIDATES["backward_keys"][0]
+    chosen = attention_cases.CANDIDATES["backward_keys"][0]
     assert chosen != winner.config
     seen = []
 
     def timer(trial: tune.Trial, device: torch.device) -> tune.Measured:
         if trial.kernel == "forward_long":
-            # Nothing beats the shipped one by more than noise.
+            # Nothing beats the default by more than noise.
             present = tables.lookup(trial.kernel, trial.shape, "sm_90")
             return tune.Measured(trial, 1.0 if trial.config == present else 0.99)
         if trial.kernel == "backward_keys" and trial.shape == "half-64":
@@ -180,20 +184,21 @@ def test_each_trial_differs_from_what_is_used_today() -> None:
 
 
 def test_no_configuration_for_amd_limits_registers_as_only_nvidias_compiler_can() -> None:
-    for kernel, entries in tables.SHIPPED["gfx942"].items():
+    for kernel, entries in tables.DEFAULTS["gfx942"].items():
         assert all("maxnreg" not in config.options for config in entries.values()), kernel
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_what_is_timed_of_products_follows_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "WIDTHS", (64,))
+def test_the_timed_matmuls_follow_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_cases, "WIDTHS", (64,))
     names = []
-    for config in (products.candidates(tma=False)[0], products.candidates(tma=False)[-1]):
-        small = {**config.constants, "ROWS": 32, "COLUMNS": 128}
+    candidates = linear_cases.candidates("sm_80")[0][2]
+    for config in (candidates[0], candidates[-1]):
+        small = {**config.constants, "BLOCK_M": 32, "BLOCK_N": 128}
         chosen = dataclasses.replace(config, constants=small)
-        with tables.overridden("product_gelu", "half-256", chosen), launch.observing() as launches:
-            assert products.run(torch.device("cpu"), 3, tune._once) == 0.0
+        with tables.overridden("matmul_gelu", "half-256", chosen), launch.observing() as launches:
+            assert linear_cases.milliseconds("matmul_gelu", 64, torch.device("cpu"), 3, tune._once) == 0.0
         names.append({one.kernel.__name__ for one in launches})
-    assert names[0] >= {"product_gelu", "product_gelu_gradient"}
+    assert names[0] >= {"matmul_gelu", "matmul_gelu_backward"}
     assert names[1] >= {"bias_gelu_forward", "bias_gelu_backward"}
-    assert not names[1] & {"product_gelu", "product_gelu_gradient"}
+    assert not names[1] & {"matmul_gelu", "matmul_gelu_backward"}

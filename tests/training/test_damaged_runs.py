@@ -18,7 +18,7 @@ from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training import checkpoint
 from fastbert.training.config import PretrainConfig
 from fastbert.training.pretrain import pretrain
-from fastbert.training.run_folder import TOKENIZER_FILES, read_run
+from fastbert.training.run_folder import read_run
 
 Content = dict[str, Any]
 
@@ -51,8 +51,8 @@ def read_configuration(run: Path) -> Content:
     return read_run(run).to_dict()
 
 
-def read_vocabulary(run: Path) -> Content:
-    tokenizer = WordPieceTokenizer.from_pretrained(run)
+def read_vocabulary(folder: Path) -> Content:
+    tokenizer = WordPieceTokenizer.from_pretrained(folder)
     return {"fingerprint": tokenizer.fingerprint, "ids": tokenizer(["abcd efgh A?"])["input_ids"]}
 
 
@@ -71,7 +71,7 @@ def read_model(run: Path) -> Content:
 
 PARTS: dict[str, tuple[Callable[[Path], Content], Callable[[Path], list[Path]]]] = {
     "configuration": (read_configuration, lambda run: [run / "config.json"]),
-    "vocabulary": (read_vocabulary, lambda run: [run / name for name in TOKENIZER_FILES if (run / name).exists()]),
+    "vocabulary": (lambda run: read_vocabulary(run / "tokenizer"), lambda run: sorted((run / "tokenizer").iterdir())),
     "checkpoints": (read_checkpoints, lambda run: sorted((run / "checkpoints").glob("*/*"))),
     "model": (read_model, lambda run: sorted((run / "model").iterdir())),
 }

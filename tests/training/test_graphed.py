@@ -17,7 +17,7 @@ from fastbert.graphs import Buckets
 from fastbert.models import BertForPreTraining
 from fastbert.packing import PackedBatch
 from fastbert.training.config import Budget, PretrainConfig
-from fastbert.training.graphed import GraphedStep, why_not
+from fastbert.training.graphed import GraphedStep, reason_not_captured
 from fastbert.training.loop import Reporter, Stopped, Trainer, TrainingError
 
 BERT = BertConfig(
@@ -369,8 +369,8 @@ def test_where_there_are_no_graphs_the_run_says_so_in_a_line(tmp_path: Path) -> 
     assert run.trainer.graphs is None
     assert run.messages[0].startswith("kernels: native (")
     assert run.messages[1:] == ["--cuda-graphs has no effect: there are no CUDA graphs on a device of type cpu"]
-    assert "fp16" in (why_not(torch.device("cuda"), torch.float16) or "")
-    assert why_not(torch.device("cuda"), torch.bfloat16) is None
+    assert "fp16" in (reason_not_captured(torch.device("cuda"), torch.float16) or "")
+    assert reason_not_captured(torch.device("cuda"), torch.bfloat16) is None
     with pytest.raises(UserError, match="a graphed step cannot be recorded: there are no CUDA graphs"):
         GraphedStep(run.trainer.model, run.trainer.optimizer, max_grad_norm=1.0)
 

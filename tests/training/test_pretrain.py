@@ -106,7 +106,7 @@ def timeless(folder: Path) -> str:
 def test_a_run_leaves_what_the_design_says(config: PretrainConfig) -> None:
     result = pretrain(replace(config, steps=150, lr=1e-2, eval_every=50))
     run = config.out
-    for name in ("config.json", "vocab.txt", "metrics.jsonl", "loss.png"):
+    for name in ("config.json", "tokenizer/tokenizer_config.json", "vocab.txt", "metrics.jsonl", "loss.png"):
         assert (run / name).is_file(), name
     assert (run / "loss.png").read_bytes().startswith(b"\x89PNG")
     for name in ("config.json", "model.safetensors", "vocab.txt", "tokenizer_config.json"):
@@ -198,18 +198,27 @@ def test_flags_of_a_resumed_run(config: PretrainConfig, tmp_path: Path, caplog: 
     (tmp_path / "vocabulary.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nword\n")
     for change, message in (
         ({"corpus": (corpus,)}, f"--corpus {corpus} differs from the run being resumed, which has"),
-        ({"tokenizer": tmp_path / "vocabulary.txt"}, "--tokenizer .*: has another vocabulary than the run"),
+        ({"tokenizer": tmp_path / "vocabulary.txt"}, "--tokenizer .*: has a different vocabulary than the run"),
         ({"seed": 3}, "--seed 3 differs from the run being resumed, which has 0"),
     ):
         with pytest.raises(UserError, match=message):
             pretrain(replace(config, resume=True, **change))
+    folder = config.out / "tokenizer"
     vocabulary = (config.out / "vocab.txt").read_text()
+    assert (folder / "vocab.txt").read_text() == vocabulary
     *tokens, one, other, _ = vocabulary.split("\n")
-    (config.out / "vocab.txt").write_text("\n".join([*tokens, other, one, ""]))
-    (config.out / "fastbert_manifest.json").unlink(missing_ok=True)
-    with pytest.raises(UserError, match=r"vocab\.txt: is another vocabulary than the run began with"):
+    swapped = "\n".join([*tokens, other, one, ""])
+    (config.out / "vocab.txt").write_text(swapped)
+    with pytest.raises(
+        UserError, match=r"vocab\.txt: a different vocabulary than .*tokenizer/vocab\.txt; put the run's"
+    ):
         pretrain(replace(config, resume=True))
-    (config.out / "vocab.txt").unlink()  # made again, and compared
+    (config.out / "vocab.txt").unlink()  # copied again
+    (folder / "vocab.txt").write_text(swapped)
+    (folder / "fastbert_manifest.json").unlink()
+    with pytest.raises(UserError, match=r"tokenizer: holds a different vocabulary than the run began with"):
+        pretrain(replace(config, resume=True))
+    shutil.rmtree(folder)  # made again, and compared
     (config.out / "config.json").unlink()  # taken from the checkpoint
     (config.out / "data" / "unigrams.bin").write_bytes(b"")  # tokenized again
     log = config.out / "metrics.jsonl"
@@ -359,11 +368,12 @@ def test_resume_refuses_what_would_be_another_run(config: PretrainConfig) -> Non
 
 def test_resume_refuses_another_vocabulary(config: PretrainConfig) -> None:
     pretrain(replace(config, steps=1))
-    vocabulary = (config.out / "vocab.txt").read_text().split("\n")
-    vocabulary[8], vocabulary[9] = vocabulary[9], vocabulary[8]
-    (config.out / "vocab.txt").write_text("\n".join(vocabulary))
-    (config.out / "fastbert_manifest.json").unlink(missing_ok=True)
-    with pytest.raises(UserError, match="another vocabulary"):
+    for folder in (config.out, config.out / "tokenizer"):
+        vocabulary = (folder / "vocab.txt").read_text().split("\n")
+        vocabulary[8], vocabulary[9] = vocabulary[9], vocabulary[8]
+        (folder / "vocab.txt").write_text("\n".join(vocabulary))
+    (config.out / "tokenizer" / "fastbert_manifest.json").unlink()
+    with pytest.raises(UserError, match="a different vocabulary than the run began with"):
         pretrain(replace(config, resume=True, steps=3))
 
 
@@ -477,7 +487,7 @@ def test_only_the_newest_checkpoints_are_kept(config: PretrainConfig) -> None:
 
 def test_prepared_shards_give_the_same_model_as_their_corpus(config: PretrainConfig, tmp_path: Path) -> None:
     from fastbert.data.corpus import Corpus
-    from fastbert.data.shards import prepare
+    from fastbert.data.prepare import prepare
     from fastbert.tokenizers import WordPieceTokenizer
 
     pretrain(replace(config, steps=2))
@@ -536,6 +546,14 @@ def test_a_damaged_checkpoint_is_written_anew(config: PretrainConfig) -> None:
     pretrain(replace(config, steps=12, resume=True))
     assert checkpoint.load(root / "step-00000008").state["step"] == 8
     assert not list(root.glob(".*"))
+
+
+def test_a_run_of_an_older_format_is_refused(config: PretrainConfig) -> None:
+    config.out.mkdir()
+    (config.out / "config.json").write_text('{"format_version": 2, "run": {}}')
+    with pytest.raises(UserError, match=r"config\.json: has format 2, from before the first release; start again with"):
+        pretrain(replace(config, resume=True))
+    pretrain(replace(config, steps=1, overwrite=True))
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"format_version": 1, "run": [], "model": {}}', '{"run": {}}'])

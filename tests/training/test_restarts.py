@@ -37,7 +37,14 @@ class Kind:
 
 def left(run: Path) -> dict[str, bytes]:
     """What a run leaves for its user, without what a clock measured."""
-    names = ("vocab.txt", "model/config.json", "model/model.safetensors", "model/vocab.txt", "metrics.jsonl")
+    names = (
+        "vocab.txt",
+        "tokenizer/vocab.txt",
+        "model/config.json",
+        "model/model.safetensors",
+        "model/vocab.txt",
+        "metrics.jsonl",
+    )
     files = [run / name for name in (*names, "results.json") if (run / name).exists()]
     files += sorted((run / "predictions").glob("*"))
     clocks = rb'"(seconds|tokens_per_second|sha256)": [^,}\n]+'
@@ -75,7 +82,7 @@ def finetuning(place: Path, commands: Commands) -> Kind:
     arguments = [
         "finetune", "--task", "classification", "--model", str(model), "--train", str(train), "--eval", str(dev),
         "--seeds", "2", "--epochs", "2", "--batch-size", "16", "--lr", "1e-2", "--max-length", "32", "--dtype", "fp32",
-        "--device", "cpu", "--log-every", "5", "--eval-every", "4", "--save-every", "3",
+        "--device", "cpu", "--log-every", "5", "--eval-every", "4", "--checkpoint-every", "3",
     ]  # fmt: skip
     return undisturbed(arguments, place / "finetune", commands)
 

@@ -93,8 +93,8 @@ def test_what_differs_from_the_checkpoint_is_named(
         ("[" * 100_000, "not a run's configuration .*nested too deeply"),
         ('{"model_type": "bert"}', "not a run's configuration"),
         ('{"run": {}, "format_version": 99}', r"written by a newer fastbert \(format 99\); update fastbert"),
-        ('{"run": {}, "format_version": 1}', "format_version 1"),
-        ('{"run": {}, "format_version": 2}', "changed or damaged since it was written; put the run's own back"),
+        ('{"run": {}, "format_version": 1}', "has format 1, from before the first release"),
+        ('{"run": {}, "format_version": 3}', "changed or damaged since it was written; put the run's own back"),
     ],
 )
 def test_other_files_of_that_name_are_refused(content: str, message: str, tmp_path: Path) -> None:

@@ -15,11 +15,12 @@
 namespace fastbert {
 namespace {
 
-// Elements of a chunk: its weight, gradient and moments stay in the second cache until its copies are written.
+// Elements per chunk: its weight, gradient and moments stay in L2 until the prepacked copies are written.
 constexpr std::size_t kChunk = std::size_t{1} << 15;
-// Rows of one chunk of a packed weight end at multiples of this, so that no other thread writes beside them.
+// Chunks of a weight with a prepacked copy end at multiples of this many rows, so that no two threads write to the same
+// panel.
 constexpr std::size_t kRows = 32;
-// What no second thread is started for.
+// Below this many elements, run on one thread.
 constexpr std::size_t kMinParallelElements = std::size_t{1} << 16;
 
 const AdamKernels& kernels() {
@@ -30,7 +31,7 @@ const AdamKernels& kernels() {
     return adam_kernels_portable();
 }
 
-// body(i) for all i < count, on any thread, in any order.
+// Call body(i) for all i < count, on any thread and in any order.
 template <class Body>
 void each(std::size_t count, std::size_t elements, const Body& body) {
     std::atomic<std::size_t> next{0};
@@ -39,7 +40,7 @@ void each(std::size_t count, std::size_t elements, const Body& body) {
     });
 }
 
-// A parameter's formula, with the numbers that torch computes in fp64 and rounds.
+// The coefficients of a parameter's update, computed in fp64 and rounded as torch does.
 AdamRange formula(const AdamParameter& parameter, const AdamCall& call) {
     const AdamSettings& settings = parameter.settings;
     const double step = static_cast<double>(*parameter.step + 1.0F);
@@ -62,7 +63,7 @@ struct Chunk {
     std::size_t parameter, first, last;  // elements
 };
 
-// A weight with copies is cut at whole groups of rows, another anywhere at multiples of a cache line.
+// A weight with prepacked copies is split at whole groups of rows, others at multiples of a cache line.
 std::vector<Chunk> chunks_of(const AdamCall& call, const std::vector<std::vector<AdamCopy>>& copies) {
     std::vector<Chunk> chunks;
     for (std::size_t i = 0; i < call.parameters.size(); ++i) {
@@ -111,7 +112,7 @@ bool overlaps(const AdamCall& call) {
         add(parameter.gradient, parameter.size(), call.clear);
     }
     std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
-    std::uintptr_t any = 0, written = 0;  // where the spans so far end
+    std::uintptr_t any = 0, written = 0;  // end of the spans so far
     for (const Span& span : spans) {
         if (span.begin < written || (span.written && span.begin < any)) return true;
         any = std::max(any, span.end);
@@ -121,7 +122,7 @@ bool overlaps(const AdamCall& call) {
 }
 
 void adamw(const AdamCall& call) {
-    // A copy whose parts do not begin at whole groups of rows is written behind the pass, by one thread.
+    // A copy whose parts do not begin at whole groups of rows is written after the pass, by one thread.
     std::vector<const PrepackedWeight*> deferred;
     for (const AdamCopy& copy : call.copies)
         if (copy.offset % kRows) deferred.push_back(copy.packed);
@@ -171,7 +172,7 @@ SquaresResult sum_of_squares(std::span<const FloatSpan> tensors) {
     SquaresResult result;
     for (std::size_t i = 0; i < chunks.size(); ++i) {
         result.sum += sums[i];
-        // Finite floats have finite squares, so only a number that is none makes this.
+        // Squares of finite floats are finite in fp64, so a non-finite sum has a non-finite element.
         for (std::size_t at = chunks[i].first; !std::isfinite(sums[i]) && at < chunks[i].last; ++at)
             if (!std::isfinite(tensors[chunks[i].parameter].data[at])) {
                 result.non_finite = NonFinite{chunks[i].parameter, at};
@@ -182,7 +183,7 @@ SquaresResult sum_of_squares(std::span<const FloatSpan> tensors) {
 }
 
 void refill(std::span<const CopyPart> parts) {
-    // What one thread does by itself: groups of rows where a copy's parts begin at such, else all parts of the copy.
+    // A task of one thread: a group of rows if the copy's parts begin at group boundaries, else all parts of the copy.
     struct Task {
         std::size_t first_part, last_part, first_row, last_row;
     };

@@ -1,8 +1,8 @@
-// The optimiser's step (AdamW, Loshchilov and Hutter 2019, algorithm 2) in one pass over memory, and what a gradient
-// is looked at for before it: its norm, and whether it is a number throughout.
+// AdamW (Loshchilov and Hutter 2019, algorithm 2) in one pass over memory, and the gradient checks before it: norm and
+// non-finite elements.
 //
-// The formula and its roundings are those of torch's fused step on x86 processors with FMA, bit for bit. Elements are
-// computed by themselves and sums are cut at fixed places, so no result depends on the number of threads.
+// The formula and its rounding are those of torch's fused step on x86 processors with FMA, bit for bit. Elements are
+// independent and sums are split at fixed offsets, so no result depends on the number of threads.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,8 @@ struct AdamSettings {
     double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0;
 };
 
-// A contiguous fp32 weight (rows, columns) with what belongs to it; `step` counts the steps before this one.
+// A contiguous fp32 weight (rows, columns) with its gradient and optimizer state; `step` counts the steps before this
+// one.
 struct AdamParameter {
     float* weight = nullptr;
     float* gradient = nullptr;
@@ -30,25 +31,25 @@ struct AdamParameter {
     std::size_t size() const { return rows * columns; }
 };
 
-// A packed copy, bf16 or fp32, of which a parameter's row 0 is row `offset`.
+// A prepacked copy, bf16 or fp32; row 0 of the parameter is row `offset` of the copy.
 struct AdamCopy {
     PrepackedWeight* packed = nullptr;
     bool transposed = false;
-    std::size_t parameter = 0;  // which of the call's
+    std::size_t parameter = 0;  // index in the call's parameters
     std::size_t offset = 0;
 };
 
 struct AdamCall {
     std::span<const AdamParameter> parameters;
     std::span<const AdamCopy> copies;
-    float factor = 1.0F;  // of all gradients, to clip them
-    bool clear = false;   // write zeros to the gradients once they are used
+    float factor = 1.0F;  // scale of all gradients, for clipping
+    bool clear = false;   // zero the gradients after use
 };
 
-// Whether two of the call's tensors share memory that it writes: then they must be computed one after the other.
+// Return true if two of the call's tensors share memory that it writes: they must then be updated one after the other.
 bool overlaps(const AdamCall& call);
 
-// One step of all parameters, which must not overlap, and their packed copies anew from rows that are still in cache.
+// Update all parameters, which must not overlap, and rewrite their prepacked copies from rows still in cache.
 void adamw(const AdamCall& call);
 
 struct FloatSpan {
@@ -62,12 +63,12 @@ struct NonFinite {
 
 struct SquaresResult {
     double sum = 0;                // of all squares, fp64
-    std::optional<NonFinite> non_finite;  // the first NaN or infinity; then `sum` means nothing
+    std::optional<NonFinite> non_finite;  // the first NaN or infinity; `sum` is then undefined
 };
 
 SquaresResult sum_of_squares(std::span<const FloatSpan> tensors);
 
-// Rows of weights, bf16 or fp32, into packed copies: everything anew, on all threads.
+// Rewrite prepacked copies completely from rows of weights, bf16 or fp32, on all threads.
 struct CopyPart {
     PrepackedWeight* packed = nullptr;
     bool transposed = false;

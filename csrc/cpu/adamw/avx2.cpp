@@ -1,4 +1,4 @@
-// The optimiser's kernels for AVX2.
+// AdamW kernels for AVX2.
 #include <bit>
 #include <cmath>
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The optimiser's kernels for AVX-512.
+// AdamW kernels for AVX-512.
 #include <bit>
 #include <cmath>
 #include <cstddef>

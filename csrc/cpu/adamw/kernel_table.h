@@ -1,18 +1,18 @@
-// The kernels behind adamw.h, one set a level.
+// Dispatch table of the AdamW kernels, one per CPU capability.
 #pragma once
 
 #include <cstddef>
 
 namespace fastbert {
 
-// Elements of one parameter that lie together, with all that its formula needs, rounded as torch rounds it.
+// A contiguous range of one parameter with its coefficients, rounded as torch rounds them.
 struct AdamRange {
     float* weight = nullptr;
     float* gradient = nullptr;
     float* exp_avg = nullptr;
     float* exp_avg_sq = nullptr;
     std::size_t count = 0;
-    std::size_t tail = 0;  // of these, the last ones that are no eight at the end of the tensor
+    std::size_t tail = 0;  // the last of these, after the tensor's last whole group of eight
     float factor = 1, decay = 1;
     float lerp = 0;              // 1 - beta1, or -beta1 from the gradient's side
     bool from_gradient = false;  // 1 - beta1 >= 1/2

@@ -1,7 +1,8 @@
-// The inner loops of adamw.h for any vector. Included inside a namespace of each level's own.
+// The inner loops of adamw.h, generic over the vector type. Included inside the anonymous namespace of each CPU
+// capability.
 
-// v with one rounding behind it all, as torch's compiler fuses it: c g g + (beta2 v), but beta2 v + (c g g) in what is
-// left behind a tensor's last eight elements.
+// The second moment with a single final rounding, as torch's compiler fuses it: c g g + (beta2 v), but beta2 v + (c g
+// g) in the tail after a tensor's last whole group of eight elements.
 template <class V>
 FASTBERT_INLINE typename V::Float second_moment(typename V::Float v, typename V::Float g, const AdamRange& range,
                                                 bool tail) {
@@ -19,7 +20,7 @@ FASTBERT_INLINE void adam_vector(const AdamRange& range, const AdamPointers& at,
     using Float = typename V::Float;
     const Float g = V::mul(load(at.gradient), V::broadcast(range.factor));
     const Float old = load(at.exp_avg);
-    // torch.lerp: from the end that is nearer.
+    // As torch.lerp: interpolate from the nearer end.
     const Float m = V::fma(V::broadcast(range.lerp), V::sub(g, old), range.from_gradient ? g : old);
     const Float v = second_moment<V>(load(at.exp_avg_sq), g, range, tail);
     store(at.exp_avg, m);
@@ -51,7 +52,8 @@ void adam_update(const AdamRange& range) {
     if (range.tail) part(body, range.tail, true);
 }
 
-// The squares of fp32 numbers are exact in fp64, and so are the sixteen sums' order: all levels give the same bits.
+// Squares of fp32 numbers are exact in fp64, and the order of the sixteen partial sums is fixed: every CPU capability
+// returns the same bits.
 inline constexpr std::size_t kSums = 16;
 
 template <class V>

@@ -1,4 +1,4 @@
-// The optimiser's kernels for no instruction set in particular.
+// Portable AdamW kernels.
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace {
 #include "cpu/simd/vector_portable.h"
 
 struct Lanes : Portable {
-    // The product is exact in fp64, and rounding the sum twice differs from once in a few of 2^29 cases.
+    // The product is exact in fp64, and double rounding of the sum differs from single rounding in a few of 2^29 cases.
     static FASTBERT_INLINE Float fma(Float a, Float b, Float c) {
         Float r;
         for (std::size_t i = 0; i < kLanes; ++i)

@@ -28,8 +28,8 @@ namespace {
 #include "cpu/attention/backward.h"
 #include "cpu/attention/backward_bf16.h"
 
-// Tiles 0 to 3 hold the sums of 32 rows by 32 columns, 4 and 5 rows, 6 and 7 columns. All are whole: rows behind the
-// last are computed and never looked at.
+// Tiles 0 to 3 accumulate 32 rows by 32 columns; 4 and 5 hold rows, 6 and 7 columns. Tiles are always full: padding
+// rows are computed and ignored.
 struct Tiles {
     template <std::size_t N, std::size_t STRIDE>
     static void multiply(const BFloat16* a, const BFloat16* b, std::size_t rows, std::size_t steps, std::size_t pitch,
@@ -39,7 +39,7 @@ struct Tiles {
         const BFloat16* second = b + pitch * kSquare;
         float* lower = c + 16 * c_stride;
         const bool both = rows > 16;
-        // GCC does not know that tile loads read memory, and could put off the stores before them.
+        // GCC does not model the memory reads of tile loads and could sink stores below them.
         asm volatile("" ::: "memory");
         _tile_zero(0);
         _tile_zero(1);
@@ -69,7 +69,7 @@ struct Tiles {
     }
 };
 
-// Eight tiles of 16 rows of 64 bytes. A constant, since GCC believes that the instruction reads eight bytes of it.
+// Eight tiles of 16 rows of 64 bytes. A constant, since GCC assumes that the instruction reads only eight bytes of it.
 struct alignas(64) Config {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
     std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};

@@ -25,21 +25,21 @@ AttentionKernel kernel_of(Dtype dtype) {
     return attention_portable(dtype);
 }
 
-// Memory of one thread, kept for its next call: fresh pages would cost more than a short sequence.
+// Per-thread memory kept for the next call: faulting in fresh pages would cost more than a short sequence.
 class Scratch {
   public:
-    // Null where there is no memory.
-      std::byte* reserve(std::size_t bytes) {
-          if (bytes <= size_) return memory_.get();
-          memory_.reset();
-          size_ = 0;
-          void* fresh = ::operator new(bytes, kAlignment, std::nothrow);
-          if (!fresh) return nullptr;
-          memory_.reset(static_cast<std::byte*>(fresh));
-          std::fill_n(memory_.get(), bytes, std::byte{0});
-          size_ = bytes;
-          return memory_.get();
-      }
+    // Return null if out of memory.
+    std::byte* reserve(std::size_t bytes) {
+        if (bytes <= size_) return memory_.get();
+        memory_.reset();
+        size_ = 0;
+        void* fresh = ::operator new(bytes, kAlignment, std::nothrow);
+        if (!fresh) return nullptr;
+        memory_.reset(static_cast<std::byte*>(fresh));
+        std::fill_n(memory_.get(), bytes, std::byte{0});
+        size_ = bytes;
+        return memory_.get();
+    }
 
   private:
     static constexpr std::align_val_t kAlignment{64};
@@ -65,18 +65,18 @@ AttentionItem sequence_of(const AttentionCall& call, std::size_t sequence) {
     return item;
 }
 
-// A run of a sequence's queries, for all heads.
+// A range of a sequence's queries, for all heads.
 struct QueryRange {
     AttentionItem item;
     double cost;
 };
 
-// Beside its scores a query costs as much as some keys, and so does a key that is laid out.
+// The cost model: beyond its scores, each query and each packed key costs as much as 16 scores.
 double cost_of(std::size_t queries, std::size_t keys) {
     return (static_cast<double>(queries) + 16) * (static_cast<double>(keys) + 16);
 }
 
-// The longest first, so that no thread is left alone with a long one at the end.
+// Longest first, so that no thread is left with a long item at the end.
 void sort_by_cost(std::vector<QueryRange>& ranges) {
     std::stable_sort(ranges.begin(), ranges.end(),
                      [](const QueryRange& a, const QueryRange& b) { return a.cost > b.cost; });
@@ -96,15 +96,15 @@ std::vector<QueryRange> query_ranges(const AttentionCall& call, std::size_t chun
     return ranges;
 }
 
-// Below this cost of a thread's share, waking it takes longer than its work.
+// Below this cost per thread, waking a thread takes longer than its work.
 constexpr double kMinThreadCost = 4000;
 
-// One thread or all: parallel.h says why.
+// Either one thread or all: see parallel.h.
 int threads_for(std::size_t items, double cost) {
     return items == 1 || cost < 2 * kMinThreadCost ? 1 : parallel_threads();
 }
 
-// run(i, scratch) for each of the items, on threads that take the next one when they are through.
+// Call run(i, scratch) for each item; threads fetch the next item dynamically.
 template <class Run>
 void for_each_item(const AttentionKernel& kernel, int threads, std::size_t items, std::size_t bytes, const Run& run) {
     std::atomic<std::size_t> next{0};
@@ -122,7 +122,7 @@ void for_each_item(const AttentionKernel& kernel, int threads, std::size_t items
     if (out_of_memory) throw std::bad_alloc();
 }
 
-// The tiles that backward keeps of a block of a sequence's queries.
+// The number of tiles that backward keeps per block of a sequence's queries.
 std::size_t tiles_of(const AttentionItem& item) {
     const std::size_t queries = std::min(item.queries, kGradientBlock);
     const std::size_t keys = item.keys <= kKeptKeys ? item.keys : 1;
@@ -160,11 +160,11 @@ void attention_gradient(const AttentionGradientCall& call) {
         const AttentionItem item = sequence_of(call.forward, s);
         tiles = std::max(tiles, tiles_of(item));
         if (item.queries > kGradientBlock) longest = std::max(longest, item.keys);
-        // Five products where forward has two.
+        // Backward computes five matmuls, forward two.
         sequences.push_back({item, 2.5 * cost_of(item.queries, item.keys)});
         cost += sequences.back().cost * static_cast<double>(heads);
     }
-    // A bias's gradient is a sum over sequences, which one thread adds in their order.
+    // The bias gradient is summed over sequences in order, on one thread per head.
     const bool by_head = call.dbias != nullptr;
     if (!by_head) sort_by_cost(sequences);
     const std::size_t items = by_head ? heads : heads * sequences.size();

@@ -28,7 +28,7 @@ namespace {
 #include "cpu/attention/backward.h"
 #include "cpu/attention/backward_bf16.h"
 
-// Blocks of eight rows by up to two vectors, in registers. Rows behind the last are computed and never looked at.
+// Register blocks of eight rows by up to two vectors. Padding rows are computed and ignored.
 struct DotProducts {
     static constexpr std::size_t kRows = 8;
 

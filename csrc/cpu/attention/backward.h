@@ -1,36 +1,38 @@
-// Backward of one sequence and head, for any way to multiply. Included like forward.h, behind it.
+// Backward of one sequence and head, generic over the matmuls. Included after forward.h. Longer than 400 lines: one
+// pass over a block's tiles shares its state.
 //
-// With E = 2^(scores - lse) and masks of dropout M, each query has two sums over its keys, t = sum(E) and
+// With E = 2^(scores - lse) and the dropout mask M, each query has two sums over its keys, t = sum(E) and
 // D = sum(E * M * (dO V^T)) / t, and with P = E / t:
 //   dV = (P * M)^T dO,   dS = P * (M * (dO V^T) - D),   dQ = scale dS K,   dK = scale dS^T Q.
-// D is rowsum(dO * O), but O was rounded to the call's dtype. Summed from the same terms as dS, it cancels where it must:
-// a query that sees one key has a dS of zero. t differs from 1 by the rounding of lse, which grows with the scores.
+// D equals rowsum(dO * O), but O was rounded to the call's dtype. Summed from the same terms as dS, it cancels exactly:
+// a query that attends to a single key has dS = 0. t differs from 1 by the rounding of lse, which grows with the
+// scores.
 //
-// A block of queries therefore meets its keys twice, first for the sums and then for the gradients. E and M * (dO V^T)
-// are kept in between for sequences of up to kKeptKeys keys, and computed again for longer ones.
+// A block of queries therefore passes over its keys twice, first for the sums and then for the gradients. E and M * (dO
+// V^T) are kept in between for sequences of up to kKeptKeys keys and recomputed for longer ones.
 //
-// Tiles are transposed: a row for each of 32 keys and a column for each query of a block, so that dV and dK are whole
-// products, and what belongs to a query (lse, t and D) lies along vectors. Tiles are computed a group of columns at a
-// time, which stays in the first cache between the two products and the exponentials.
+// Tiles are transposed: one row for each of 32 keys and one column per query of a block, so that dV and dK are plain
+// matmuls and per-query values (lse, t and D) lie along vectors. Tiles are computed one group of columns at a time,
+// which stays in L1 between the two matmuls and the exponentials.
 //
-// Products lays out a block of queries once, twice over: as the columns of K Q^T, and as the rows of dS^T Q, and the
-// same of the upstream gradient. Slopes are dS; a span of kSpan keys is what meets the queries at a time for dQ.
+// Products packs a block of queries in two layouts, as the columns of K Q^T and as the rows of dS^T Q, and the upstream
+// gradient likewise. dQ is accumulated per span of kSpan keys.
 
 inline constexpr std::size_t kKeyTile = kGradientTile, kGroup = kGradientTile;
 inline constexpr std::size_t kGroupStride = 32;
 inline constexpr std::size_t kSlot = kKeyTile * kGroupStride;
 static_assert(kGradientBlock % kGroup == 0);
 
-// 2^x of a score less lse: about one at most, more only where lse is so large that its rounding shows.
+// 2^x of a score minus lse: at most about one, larger only if the rounding of a large lse shows.
 template <class V>
 FASTBERT_INLINE typename V::Float exponential_of(typename V::Float x) {
     using F = typename V::Float;
     const F lowest = V::broadcast(-126.0F);
-    // In this order of operands a NaN stays one.
+    // This operand order propagates NaN.
     const F clamped = V::max(lowest, V::min(V::broadcast(64.0F), x));
     const F whole = V::round(clamped);
     const F f = V::sub(clamped, whole);
-    // As in vector_math.h, the polynomial of degree 5 that is nearest to 2^f from -0.5 to 0.5.
+    // As in vector_math.h, the degree-5 minimax polynomial of 2^f on [-0.5, 0.5].
     F r = V::broadcast(1.3276483e-3F);
     r = V::fma(r, f, V::broadcast(9.6755454e-3F));
     r = V::fma(r, f, V::broadcast(5.5507133e-2F));
@@ -40,13 +42,13 @@ FASTBERT_INLINE typename V::Float exponential_of(typename V::Float x) {
     return V::where_less(x, lowest, V::zero(), V::scale(r, whole));
 }
 
-// The lanes of x from `count` on, zeros before them.
+// Zero the lanes of x before `count`.
 template <class V>
 FASTBERT_INLINE typename V::Float lanes_from(typename V::Float x, std::size_t count) {
     return V::where_less(V::load(kLaneIndex), V::broadcast(static_cast<float>(count)), V::zero(), x);
 }
 
-// A row of sums times `factor` to where it belongs.
+// Write a row of sums, multiplied by `factor`.
 template <class V, class T>
 FASTBERT_INLINE void write_row(const float* sums, std::size_t dim, float factor, T* out) {
     const auto by = V::broadcast(factor);
@@ -80,28 +82,28 @@ class AttentionBackward {
     }
 
   private:
-      AttentionBackward(std::size_t dim, std::size_t keys, std::byte* scratch)
-          : scratch_(scratch), dim_(dim), sum_stride_(round_up(dim, 16)) {
-          query_columns_ = take<Weight>(P::key_bytes(dim));
-          grad_columns_ = take<Weight>(P::key_bytes(dim));
-          query_rows_ = take<Weight>(P::value_bytes(dim));
-          grad_rows_ = take<Weight>(P::value_bytes(dim));
-          key_tile_ = take<Weight>(kKeyTile * P::kQueryStride * sizeof(Weight));
-          value_tile_ = take<Weight>(kKeyTile * P::kQueryStride * sizeof(Weight));
-          factors_ = take<float>(kKeyTile * kGroup * sizeof(float));
-          biases_ = take<float>(kKeyTile * kGroup * sizeof(float));
-          weights_ = take<Weight>(kKeyTile * P::kWeightStride * sizeof(Weight));
-          score_gradients_ = take<Weight>(kKeyTile * P::kWeightStride * sizeof(Weight));
-          shifts_ = take<float>(kGradientBlock * sizeof(float));
-          totals_ = take<float>(kGradientBlock * sizeof(float));
-          deltas_ = take<float>(kGradientBlock * sizeof(float));
-          span_ = take<std::byte>(P::span_bytes(dim));
-          query_sums_ = take<float>(P::query_sum_bytes(dim));
-          const std::size_t rows = std::max(kKeyTile, round_up(keys, kKeyTile));
-          key_sums_ = take<float>(rows * sum_stride_ * sizeof(float));
-          value_sums_ = take<float>(rows * sum_stride_ * sizeof(float));
-          slots_ = take<float>(0);  // the last: only the caller knows how many
-      }
+    AttentionBackward(std::size_t dim, std::size_t keys, std::byte* scratch)
+        : scratch_(scratch), dim_(dim), sum_stride_(round_up(dim, 16)) {
+        query_columns_ = take<Weight>(P::key_bytes(dim));
+        grad_columns_ = take<Weight>(P::key_bytes(dim));
+        query_rows_ = take<Weight>(P::value_bytes(dim));
+        grad_rows_ = take<Weight>(P::value_bytes(dim));
+        key_tile_ = take<Weight>(kKeyTile * P::kQueryStride * sizeof(Weight));
+        value_tile_ = take<Weight>(kKeyTile * P::kQueryStride * sizeof(Weight));
+        factors_ = take<float>(kKeyTile * kGroup * sizeof(float));
+        biases_ = take<float>(kKeyTile * kGroup * sizeof(float));
+        weights_ = take<Weight>(kKeyTile * P::kWeightStride * sizeof(Weight));
+        score_gradients_ = take<Weight>(kKeyTile * P::kWeightStride * sizeof(Weight));
+        shifts_ = take<float>(kGradientBlock * sizeof(float));
+        totals_ = take<float>(kGradientBlock * sizeof(float));
+        deltas_ = take<float>(kGradientBlock * sizeof(float));
+        span_ = take<std::byte>(P::span_bytes(dim));
+        query_sums_ = take<float>(P::query_sum_bytes(dim));
+        const std::size_t rows = std::max(kKeyTile, round_up(keys, kKeyTile));
+        key_sums_ = take<float>(rows * sum_stride_ * sizeof(float));
+        value_sums_ = take<float>(rows * sum_stride_ * sizeof(float));
+        slots_ = take<float>(0);  // last, since their number is a parameter
+    }
 
     template <class Type>
     Type* take(std::size_t bytes) {
@@ -117,22 +119,22 @@ class AttentionBackward {
         return static_cast<T*>(rows.data) + token * rows.token_stride + item_->head * rows.head_stride;
     }
 
-    // E of a tile's keys and a group's queries, and M * (dO V^T) behind it.
+    // E of a tile's keys and a group's queries, followed by M * (dO V^T).
     float* slot(std::size_t tile, std::size_t query) const {
         return slots_ + (tile * groups_ + query / kGroup) * 2 * kSlot;
     }
 
-    // The first of the queries from `first` on that sees a key, counted from there.
+    // The first query from `first` on that attends to a key, relative to `first`.
     std::size_t first_visible_query(std::size_t key, std::size_t first) const {
         if (!call_->forward.causal) return 0;
         const std::size_t query = key + item_->queries;
         return query > first + item_->keys ? query - first - item_->keys : 0;
     }
 
-    // A head's rows lie far apart, where the processor does not foresee them.
+    // The rows of a head are strided too far for the hardware prefetcher.
     template <class Rows>
     void prefetch(const Rows& rows, std::size_t token, std::size_t count) const {
-        if (count == 0) return;  // nor need there be memory
+        if (count == 0) return;  // the memory may not exist
         const auto* row = reinterpret_cast<const std::byte*>(head(rows, token));
         for (std::size_t i = 0; i < count; ++i, row += rows.token_stride * sizeof(T))
             for (std::size_t byte = 0; byte < dim_ * sizeof(T); byte += 64) __builtin_prefetch(row + byte);
@@ -140,7 +142,7 @@ class AttentionBackward {
 
     void run_item() {
         const std::size_t queries = item_->queries, keys = item_->keys;
-        // The sums over queries are kept from block to block where there are more than one.
+        // Sums over queries accumulate from block to block if there is more than one block.
         const bool accumulates = queries > kGradientBlock;
         if (accumulates || queries == 0) {
             std::fill_n(key_sums_, (accumulates ? keys : std::min(keys, kKeyTile)) * sum_stride_, 0.0F);
@@ -192,13 +194,13 @@ class AttentionBackward {
         P::finish_queries(query_sums_, count, dim_, call.scale, head(call_->dq, token), call_->dq.token_stride);
     }
 
-    // -lse of each query in powers of two. Those behind the last see nothing.
+    // -lse of each query, base 2. Padding queries attend to nothing.
     void load_shifts(std::size_t token, std::size_t count) {
         const AttentionCall& call = call_->forward;
         const std::size_t tokens = static_cast<std::size_t>(call.cu_seqlens_q[call.sequences]);
         const float* lse = call.lse + item_->head * tokens + token;
         for (std::size_t i = 0; i < count; ++i) {
-            // A query that sees nothing has an lse of -infinity, and probabilities of zero.
+            // A query without visible keys has lse = -infinity and zero probabilities.
             const bool empty = lse[i] == kMinusInfinity;
             shifts_[i] =
                 empty ? kMinusInfinity : static_cast<float>(-1.44269504088896341 * static_cast<double>(lse[i]));
@@ -208,7 +210,7 @@ class AttentionBackward {
         std::fill_n(deltas_, round_up(count, kGroup), 0.0F);
     }
 
-    // The sums over keys become 1 / t and D; zeros for queries that see nothing, and behind the last.
+    // Turn the sums over keys into 1 / t and D; zero for queries without visible keys and for padding.
     void finish_sums(std::size_t count) {
         for (std::size_t i = 0; i < round_up(count, kGroup); ++i) {
             const bool empty = i >= count || totals_[i] == 0.0F;
@@ -217,8 +219,8 @@ class AttentionBackward {
         }
     }
 
-    // Keys key.. of the sequence meet the block's queries: E and M * (dO V^T) to the slots of `tile_index`, and where SUMS
-    // their sums.
+    // Compute E and M * (dO V^T) of keys key.. and the block's queries into the slots of `tile_index`, and their sums
+    // if SUMS.
     template <bool SUMS>
     void compute_exponentials(std::size_t first, std::size_t count, std::size_t key, std::size_t keys,
                               std::size_t tile_index) {
@@ -258,7 +260,7 @@ class AttentionBackward {
         return call.bias && key < call.bias_columns && query < call.bias_rows;
     }
 
-    // A group's scores become E, with the sign turned where dropout drops them, and its products are masked.
+    // Turn a group's scores into E, negated where dropout drops them, and mask its products.
     template <bool SUMS, bool DROPS, bool BIASED>
     void exponentiate(std::size_t first, std::size_t query, std::size_t queries, std::size_t key, std::size_t keys,
                       float* exponentials, float* products) {
@@ -297,7 +299,7 @@ class AttentionBackward {
         }
     }
 
-    // The gradients of keys key.. of the sequence, as far as they come from the block's queries.
+    // Compute the block's contribution to the gradients of keys key.. of the sequence.
     void tile(std::size_t first, std::size_t count, std::size_t key, std::size_t keys, bool accumulates, bool stored) {
         const AttentionCall& call = call_->forward;
         const std::size_t tile_index = stored ? key / kKeyTile : 0;
@@ -332,7 +334,7 @@ class AttentionBackward {
         if (!accumulates) finish_keys(key, keys, 0);
     }
 
-    // A group's weights P * M and slopes; slopes are left in the slot, in fp32, where a bias wants them (KEEPS).
+    // Compute a group's P * M and dS; dS is also stored to the slot in fp32 if the bias needs it (KEEPS).
     template <bool DROPS, bool KEEPS>
     void score_gradient(std::size_t first, std::size_t query, std::size_t queries, std::size_t key, std::size_t keys,
                         float* exponentials) {
@@ -345,7 +347,7 @@ class AttentionBackward {
             for (std::size_t r = 0; r < keys; ++r) {
                 const std::size_t at = r * kGroupStride + c;
                 const auto x = V::load(exponentials + at);
-                // In this order of operands a NaN stays one.
+                // This operand order propagates NaN.
                 auto weight = DROPS ? V::mul(V::max(V::zero(), x), kept_share) : V::mul(x, share);
                 auto score_gradient =
                     V::mul(DROPS ? V::mul(V::abs(x), share) : weight, V::sub(V::load(products + at), delta));
@@ -366,7 +368,7 @@ class AttentionBackward {
         }
     }
 
-    // The bias of a group, turned round, in powers of two; zeros outside of it.
+    // The transposed bias of a group, base 2; zero outside its bounds.
     template <class B>
     void load_biases(std::size_t query, std::size_t queries, std::size_t key, std::size_t keys) {
         const AttentionCall& call = call_->forward;
@@ -425,16 +427,16 @@ class AttentionBackward {
 
     const AttentionGradientCall* call_ = nullptr;
     const AttentionItem* item_ = nullptr;
-    std::byte* scratch_;  // null where only the size is wanted
+    std::byte* scratch_;  // null to compute only the size
     std::size_t used_ = 0;
     std::size_t dim_, sum_stride_;
     Weight *query_columns_, *grad_columns_, *query_rows_, *grad_rows_, *key_tile_, *value_tile_;
     float *factors_, *biases_;
     Weight *weights_, *score_gradients_;
-    float *shifts_, *totals_, *deltas_;  // of each query: -lse, t and D
+    float *shifts_, *totals_, *deltas_;  // per query: -lse, t and D
     std::byte* span_;
     float *query_sums_, *key_sums_, *value_sums_, *slots_;
-    std::size_t groups_ = 0;  // of the block's queries
+    std::size_t groups_ = 0;  // groups of the block's queries
 };
 
 template <class P, class G>

@@ -1,8 +1,8 @@
-// The products of attention's backward over pairs of bf16. Included like backward.h, behind it.
+// bf16 matmuls of attention's backward. Included after backward.h.
 //
-// dQ needs slopes with a query a row, and they have a key a row: so its transpose is summed, K^T (dims, keys) times
-// slopes whose rows are interleaved by pairs, which costs less than to turn them round. A matrix unit wants depth, so
-// the slopes of a whole span of keys are kept for that: [queries / 16][keys / 32][16 pairs of keys][16 queries][2].
+// dQ needs dS with one row per query, but dS has one row per key. The transpose is accumulated instead: K^T (dims,
+// keys) times dS in VNNI layout, which is cheaper than transposing dS. AMX needs depth, so dS of a whole span of keys
+// is kept: [queries / 16][keys / 32][16 pairs of keys][16 queries][2].
 template <class Blocks>
 struct Bf16Backward : Bf16Products<Blocks> {
     using Forward = Bf16Products<Blocks>;
@@ -34,7 +34,7 @@ struct Bf16Backward : Bf16Products<Blocks> {
         Forward::load_queries(k, stride, rows, dim, to);
     }
 
-    // Squares of 16 pairs of keys by 16 dims, turned round, are rows of 32 keys.
+    // Transposed squares of 16 pairs of keys by 16 dims are rows of 32 keys.
     static void load_span(const BFloat16* k, std::size_t stride, std::size_t keys, std::size_t dim, std::byte* span) {
         auto* packed = reinterpret_cast<BFloat16*>(span + transposed_bytes(dim) + score_gradient_bytes());
         Forward::pack_values(k, stride, keys, dim, packed);
@@ -65,8 +65,8 @@ struct Bf16Backward : Bf16Products<Blocks> {
                                                   (end - first + 31) / 32, (stored + 31) / 32, sums, sum_stride, add);
     }
 
-    // A tile's slopes (keys, first..end) to their place in the span, key `done` of it; zeros from `start` to `first`,
-    // where its queries see nothing, and for the keys that it has not.
+    // Store a tile's dS (keys, first..end) into the span at key `done`; zero from `start` to `first`, where queries see
+    // no key, and for missing keys.
     static void store_score_gradients(const BFloat16* score_gradients, std::size_t keys, std::size_t done,
                                       std::size_t start, std::size_t first, std::size_t end, std::size_t dim,
                                       std::byte* span) {
@@ -87,7 +87,7 @@ struct Bf16Backward : Bf16Products<Blocks> {
         }
     }
 
-    // sums (dim, first..end) += K^T times the slopes of the span's keys.
+    // sums (dim, first..end) += K^T times dS of the span's keys.
     static void accumulate_over_keys(const BFloat16*, const BFloat16*, std::byte* span, std::size_t keys,
                                      std::size_t first, std::size_t end, std::size_t dim, float* sums) {
         const BFloat16* columns = score_gradients_of(span, dim) + first / 16 * kSteps * kSquare;

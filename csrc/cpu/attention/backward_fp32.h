@@ -1,10 +1,10 @@
-// The products of attention's backward in fp32. Included like backward.h, behind it.
+// fp32 matmuls of attention's backward. Included after backward.h.
 template <class Lanes, class T>
 struct Fp32Backward : Fp32Products<Lanes, T> {
     using Forward = Fp32Products<Lanes, T>;
     using Forward::kLanes, Forward::kPanel, Forward::kScoreStride;
     static constexpr std::size_t kQueryStride = kScoreStride;
-    // Slopes are read where they are, a column of the tile at a time, and so are the tile's keys.
+    // dS is read in place, one column of the tile at a time, and so are the tile's keys.
     static constexpr std::size_t kSpan = kKeyTile;
     static_assert(Forward::kBlock == kGradientBlock && kGroup % kPanel == 0);
 
@@ -23,7 +23,7 @@ struct Fp32Backward : Fp32Products<Lanes, T> {
 
     static void load_span(const T*, std::size_t, std::size_t, std::size_t, std::byte*) {}
 
-    // out (rows, kGroup) = a tile's rows times the packed columns first.. of `stored`.
+    // out (rows, kGroup) = the tile's rows times packed columns first.., of which `stored` exist.
     static void group(const float* tile, const float* columns, std::size_t first, std::size_t stored, std::size_t rows,
                       std::size_t dim, float* out) {
         for (std::size_t n = 0; n < kGroup && first + n < stored; n += kPanel) {
@@ -36,7 +36,7 @@ struct Fp32Backward : Fp32Products<Lanes, T> {
         }
     }
 
-    // sums (keys, dim) = weights (keys, first..end) times packed rows, of which there are `stored`.
+    // sums (keys, dim) = weights (keys, first..end) times the packed rows, of which `stored` exist.
     static void accumulate_over_queries(const float* weights, const float* packed, std::size_t keys, std::size_t first,
                                         std::size_t end, std::size_t stored, std::size_t dim, float* sums,
                                         std::size_t sum_stride, bool add) {
@@ -54,7 +54,7 @@ struct Fp32Backward : Fp32Products<Lanes, T> {
     static void store_score_gradients(const float*, std::size_t, std::size_t, std::size_t, std::size_t, std::size_t,
                                       std::size_t, std::byte*) {}
 
-    // sums (first..end, dim) += slopes (keys, first..end)^T times the tile's keys.
+    // sums (first..end, dim) += dS (keys, first..end)^T times the tile's keys.
     static void accumulate_over_keys(const float* score_gradients, const float* tile, const std::byte*,
                                      std::size_t keys, std::size_t first, std::size_t end, std::size_t dim,
                                      float* sums) {
@@ -79,7 +79,7 @@ struct Fp32Backward : Fp32Products<Lanes, T> {
     }
 };
 
-// Tiles of 32 keys may want other blocks of rows than forward's 24 queries.
+// The register blocking may differ from forward, whose tiles have 24 queries.
 template <class Lanes, class GradientLanes = Lanes>
 AttentionKernel fp32_kernel(Dtype dtype) {
     return dtype == Dtype::fp32 ? make_kernel<Fp32Products<Lanes, float>, Fp32Backward<GradientLanes, float>>()

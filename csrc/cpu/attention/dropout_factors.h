@@ -1,12 +1,12 @@
-// The dropout masks of cpu/dropout.h, as attention wants them: sixteen Philox counters side by side. Included inside a
-// region and an anonymous namespace.
+// The dropout masks of cpu/dropout/dropout.h as factors of 0 or `keep`, from sixteen Philox counters in parallel.
+// Included inside a target region and an anonymous namespace.
 //
-// Words is a vector of kLanes 64-bit lanes, of which a product reads the lower halves. Sixteen counters are
-// 2 * kParts vectors: of each part the even counters, then the odd ones.
+// Words is a vector of kLanes 64-bit lanes, whose multiplication reads the lower halves. Sixteen counters take 2 *
+// kParts vectors: per part the even counters, then the odd ones.
 //
-// It also makes factors of draws. `select_halves`: of one word of sixteen counters, the lower halves to one row and the
-// upper ones to another. `select_quads`: of all four words, four counters' 32 draws to a row, in the order of keys: key
-// 8 w + 2 i + half is of word w and counter i.
+// Words also converts draws to factors. `select_halves`: of one word of sixteen counters, the lower halves go to one
+// row and the upper halves to another. `select_quads`: of all four words, the 32 draws of four counters go to one row
+// in key order: key 8 w + 2 i + half is taken from word w and counter i.
 
 template <class Words>
 struct Philox {
@@ -22,7 +22,7 @@ struct Philox {
         }
     }
 
-    // All rounds but the first `done`, whose keys k0 and k1 would be next; words[w] are the counters' words w.
+    // Run the rounds from `done` on, starting with the round keys k0 and k1; words[w] receives word w of each counter.
     FASTBERT_INLINE void finish(int done, std::uint32_t k0, std::uint32_t k1, std::uint32_t (&words)[4][16]) {
         for (int round = done; round < 7; ++round, k0 += 0x9E3779B9U, k1 += 0xBB67AE85U) {
             const Word first = Words::broadcast(k0), second = Words::broadcast(k1);
@@ -46,21 +46,21 @@ struct Philox {
 
 alignas(64) inline constexpr std::uint32_t kSixteen[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// What is dropped of one head of a sequence.
+// Dropout of one head of a sequence.
 struct HeadDropout {
     HeadDropout(const AttentionCall& call, const AttentionItem& item)
         : key(static_cast<std::uint64_t>(call.dropout.keys[item.sequence])),
           head(static_cast<std::uint32_t>(item.head)), site(call.dropout.site), threshold(call.dropout.threshold),
           keep(call.dropout.keep) {}
 
-    // Factors 0 or keep of rows `query`.. and keys first_key.. (a multiple of 32), whole groups of 32 of them.
+    // Write factors of rows `query`.. and keys first_key.. (a multiple of 32), in whole groups of 32 keys.
     template <class Words>
     void row_factors(std::size_t query, std::size_t rows, std::size_t first_key, std::size_t keys, float* out,
                      std::size_t stride) const {
         const std::uint32_t k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
         const std::uint64_t b = 0xCD9E8D57ULL * head;
         const std::size_t groups = (keys + 31) / 32, quads = rows * groups;
-        // A quad is four counters, whose draws are 32 keys of one row.
+        // A quad is four counters, whose draws cover 32 keys of one row.
         std::size_t row = 0, group = 0;
         for (std::size_t first = 0; first < quads; first += 4) {
             alignas(64) std::uint32_t blocks[16], queries[16], words[4][16];
@@ -76,7 +76,7 @@ struct HeadDropout {
                     ++row;
                 }
             }
-            // In the first round the head and the site are the same for all.
+            // The first round is partly shared: head and site are the same for all counters.
             Philox<Words> state;
             state.spread(blocks, state.c3);
             state.spread(queries, state.c0);
@@ -93,7 +93,8 @@ struct HeadDropout {
         }
     }
 
-    // The same factors turned round: 32 keys from first_key on, row by row, of 16 queries from a multiple of 16 on.
+    // Write the same factors transposed: one row per key for 32 keys from first_key on, 16 queries from a multiple of
+    // 16 on.
     template <class Words>
     void column_factors(std::size_t query, std::size_t first_key, float* out, std::size_t stride) const {
         std::uint32_t k0 = static_cast<std::uint32_t>(key), k1 = static_cast<std::uint32_t>(key >> 32);
@@ -101,8 +102,8 @@ struct HeadDropout {
         for (std::size_t block = 0; block < 4; ++block) {
             alignas(64) std::uint32_t words[4][16];
             const std::uint64_t a = 0xD2511F53ULL * (first_key / 8 + block);
-            // The queries alone differ, and meet the other words in the second round: the first, and half of the
-            // second, are numbers.
+            // Only the query differs between counters, and it reaches the other words in the second round: the first
+            // round and half of the second are scalar.
             Philox<Words> state;
             state.spread(kSixteen, state.c0);
             const std::uint64_t next = 0xCD9E8D57ULL * (static_cast<std::uint32_t>(a >> 32) ^ site ^ k1);
@@ -120,7 +121,7 @@ struct HeadDropout {
                 state.c1[i] = Words::broadcast(static_cast<std::uint32_t>(next));
             }
             state.finish(2, second_k0 + 0x9E3779B9U, second_k1 + 0xBB67AE85U, words);
-            // The lower half of a word is one key's, the upper half the next key's.
+            // The lower half of a word belongs to one key, the upper half to the next.
             for (std::size_t w = 0; w < 4; ++w) {
                 float* row_ptr = out + (8 * w + 2 * block) * stride;
                 Words::select_halves(words[w], threshold, keep, row_ptr, row_ptr + stride);

@@ -1,9 +1,9 @@
-// One item of attention, for any way to multiply. Included inside a region and an anonymous namespace, behind a vector,
-// vector_math.h and dropout_factors.h.
+// One work item of attention, generic over the matmuls. Included inside a target region and an anonymous namespace,
+// after a vector type, vector_math.h and dropout_factors.h.
 //
-// Products is what multiplies: it lays out a block of keys and values once, and a tile of queries each time; Weight is
-// the type in which it wants probabilities. kTile is the rows of a tile, kBlock the keys of a block, and rows of scores
-// lie kScoreStride floats apart, rows of probabilities kWeightStride elements.
+// Products provides the matmuls: it packs a block of keys and values once and loads each tile of queries. Weight is the
+// element type of probabilities, kTile the rows per tile, kBlock the keys per block; kScoreStride and kWeightStride are
+// the row strides of scores and probabilities.
 
 inline constexpr float kLog2E = 1.44269504F;
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
@@ -11,7 +11,7 @@ alignas(64) inline constexpr float kLaneIndex[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 
 
 constexpr std::size_t round_up(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
 
-// The first `count` lanes of x, `other` in the rest.
+// Keep the first `count` lanes of x and set the rest to `other`.
 template <class V>
 FASTBERT_INLINE typename V::Float first_lanes(typename V::Float x, std::size_t count, float other) {
     return V::where_less(V::load(kLaneIndex), V::broadcast(static_cast<float>(count)), x, V::broadcast(other));
@@ -24,12 +24,12 @@ FASTBERT_INLINE float exp2_of_one(float x) {
     return lanes[0];
 }
 
-// What is known of a query after some blocks of keys, in units of 2^largest.
+// The online-softmax state of a query: running maximum and sum of exponentials, in units of 2^largest.
 struct QueryState {
     float largest, total;
 };
 
-// scores *= factor for the keys that are seen; returns the largest.
+// Multiply the visible scores by `factor` and return the largest.
 template <class V>
 FASTBERT_INLINE float scale_scores(float* scores, std::size_t visible, float factor) {
     const auto by = V::broadcast(factor);
@@ -48,7 +48,7 @@ FASTBERT_INLINE float scale_scores(float* scores, std::size_t visible, float fac
     return V::largest(top);
 }
 
-// scores = scores * factor + bias * log2(e), where the bias has `width` columns; returns the largest.
+// scores = scores * factor + bias * log2(e), the bias having `width` columns; return the largest.
 template <class V, class B>
 float scale_and_bias(float* scores, std::size_t visible, float factor, const B* bias, std::size_t width) {
     const auto by = V::broadcast(factor), unit = V::broadcast(kLog2E);
@@ -57,16 +57,16 @@ float scale_and_bias(float* scores, std::size_t visible, float factor, const B* 
         const auto b = count >= V::kLanes ? V::load(bias + i) : V::load_part(bias + i, count);
         V::store(scores + i, V::fma(V::load(scores + i), by, V::mul(b, unit)));
     }
-    // The lanes behind the bias in its last vector have their factor already.
+    // The lanes after the bias in its last vector are already scaled.
     const std::size_t done = std::min(round_up(std::min(visible, width), V::kLanes), visible);
     const float biased = scale_scores<V>(scores, done, 1.0F);
     const float rest = done < visible ? scale_scores<V>(scores + done, visible - done, factor) : kMinusInfinity;
     return rest > biased ? rest : biased;
 }
 
-// Scores (in powers of two, the largest of them `top`) to weights 2^(score - largest), zeros up to `width`; returns
-// what earlier sums have to be multiplied with. A query of which all scores are -inf keeps a total of zero; a NaN makes
-// it one. Where there are `factors` of dropout, weights are multiplied with them behind the sum.
+// Convert scores (base 2, with maximum `top`) to weights 2^(score - largest), zero-padded to `width`, and return the
+// factor that rescales earlier sums. A query whose scores are all -inf keeps a total of zero; a NaN makes the total
+// NaN. Dropout `factors` are applied after summation.
 template <class P>
 FASTBERT_INLINE float exponentiate(const float* scores, const float* factors, typename P::Weight* weights,
                                    std::size_t visible, std::size_t width, float top, QueryState& state) {
@@ -112,10 +112,10 @@ class AttentionForward {
 
   private:
     static constexpr std::size_t kScoreBytes = P::kTile * P::kScoreStride * sizeof(float);
-    // Floats are weighed in place.
+    // fp32 weights overwrite the scores in place.
     static constexpr bool kInPlace = std::is_same_v<Weight, float>;
     static constexpr std::size_t kWeightBytes = kInPlace ? 0 : P::kTile * P::kWeightStride * sizeof(Weight);
-    // Dropout's factors are made for a few rows at a time, so that short rows fill vectors.
+    // Dropout factors are generated for a few rows at a time, so that short rows fill vectors.
     static constexpr std::size_t kFactorRows = 4, kFactorBytes = kFactorRows * P::kScoreStride * sizeof(float);
 
     AttentionForward(const AttentionCall& call, const AttentionItem& item, std::byte* scratch)
@@ -135,12 +135,12 @@ class AttentionForward {
         states_ = reinterpret_cast<QueryState*>(scratch);
     }
 
-    // Where the tokens from `token` on of the item's head begin.
+    // Address of the item's head at `token`.
     const T* head(const HeadRows& rows, std::size_t token) const {
         return static_cast<const T*>(rows.data) + token * rows.token_stride + item_.head * rows.head_stride;
     }
 
-    // How many of the sequence's keys query `row` of the sequence sees.
+    // The number of keys visible to query `row` of the sequence.
     std::size_t visible_keys(std::size_t row) const {
         if (!call_.causal) return item_.keys;
         const std::size_t end = row + 1 + item_.keys;
@@ -161,7 +161,7 @@ class AttentionForward {
         for (std::size_t i = 0; i < count; ++i) finish(i);
     }
 
-    // Queries row.. of the sequence meet keys key.. of it.
+    // Multiply queries row.. of the sequence by keys key.. of it.
     void tile(std::size_t row, std::size_t rows, std::size_t key, std::size_t keys) {
         const std::size_t end = visible_keys(row + rows - 1);
         if (end <= key) return;
@@ -193,7 +193,7 @@ class AttentionForward {
         P::accumulate(weights_, values_, rows, visible, keys, call_.dim, sums, sum_stride_, key > 0);
     }
 
-    // The products of a row become scores in powers of two; returns the largest of those that are seen.
+    // Scale a row of products to base-2 scores and return the largest visible one.
     float prepare(float* scores, std::size_t row, std::size_t key, std::size_t visible) const {
         const float factor = call_.scale * kLog2E;
         if (!call_.bias || row >= call_.bias_rows || key >= call_.bias_columns)
@@ -211,7 +211,7 @@ class AttentionForward {
         const QueryState state = states_[i];
         T* out = static_cast<T*>(call_.out) + (token * call_.heads + item_.head) * call_.dim;
         const float* sums = sums_ + i * sum_stride_;
-        const bool empty = state.total == 0.0F;  // the sums may never have been written
+        const bool empty = state.total == 0.0F;  // the sums may be uninitialised
         const auto by = V::broadcast(empty ? 0.0F : 1.0F / state.total);
         for (std::size_t d = 0; d < call_.dim; d += V::kLanes) {
             const auto x = empty ? V::zero() : V::mul(V::load(sums + d), by);
@@ -224,7 +224,7 @@ class AttentionForward {
         if (!call_.lse) return;
         const float base = state.largest > kMinusInfinity ? state.largest : 0.0F;
         const std::size_t tokens = static_cast<std::size_t>(call_.cu_seqlens_q[call_.sequences]);
-        // Backward makes the probabilities of it again, which a rounding more would make less exact.
+        // Backward recomputes the probabilities from it, so it is rounded only once.
         const double logarithm = base * 0.693147180559945309 + static_cast<double>(std::log(state.total));
         call_.lse[item_.head * tokens + token] = empty ? kMinusInfinity : static_cast<float>(logarithm);
     }

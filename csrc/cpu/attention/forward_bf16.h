@@ -1,13 +1,13 @@
-// Attention's bf16 operands as instructions take them that multiply pairs of bf16 and sum in fp32. Included like
-// forward_fp32.h, inside a region for AVX-512 BF16, behind transpose_avx512.h.
+// bf16 matmuls of attention with pairwise dot products accumulated in fp32. Included after forward.h and
+// transpose_avx512.h, inside a target region for AVX-512 BF16.
 //
-// Everything is padded with zeros to whole squares of 32 dims or keys by 16: a square of 16 rows of 64 bytes is what a
-// tile takes, and each of its rows what a dot-product instruction takes. Keys: [keys / 16][dim / 32][16 pairs of
-// dims][16 keys][2]; values: [dim / 16][keys / 32][16 pairs of keys][16 dims][2].
+// Operands use the VNNI layout, zero-padded to squares of 32 dims or keys by 16: a square of 16 rows of 64 bytes is one
+// AMX tile, each of its rows one operand of a dot-product instruction. Keys: [keys / 16][dim / 32][16 pairs of dims][16
+// keys][2]; values: [dim / 16][keys / 32][16 pairs of keys][16 dims][2].
 
 inline constexpr std::size_t kSquare = 512;  // elements
 
-// Blocks is what multiplies: `multiply<ROWS, ...>`, see below.
+// Blocks is the matmul backend: `multiply<ROWS, ...>`, see below.
 template <class Blocks>
 struct Bf16Products {
     using Vector = Avx512;
@@ -15,7 +15,7 @@ struct Bf16Products {
     using Weight = BFloat16;
     using Words = Avx512Words;
     static constexpr std::size_t kTile = 32, kBlock = 256;
-    // Odd numbers of cache lines, so that neighbouring rows lie in different sets of the cache.
+    // Odd numbers of cache lines, so that neighbouring rows map to different cache sets.
     static constexpr std::size_t kScoreStride = 272, kWeightStride = 288, kQueryStride = 288;
     static constexpr std::size_t kWeightStep = 32;
     static_assert(kAttentionTiles % kTile == 0 && kQueryStride >= kMaxHeadDim && kWeightStride >= kBlock);
@@ -28,7 +28,7 @@ struct Bf16Products {
         _mm256_store_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x));
     }
 
-    // Up to 32 elements, zeros behind them.
+    // Load up to 32 elements, zero-padded.
     static FASTBERT_INLINE __m512i load(const BFloat16* p, std::size_t count) {
         return count >= 32 ? _mm512_loadu_si512(p)
                            : _mm512_maskz_loadu_epi16(static_cast<__mmask32>((1U << count) - 1U), p);
@@ -39,7 +39,7 @@ struct Bf16Products {
             for (std::size_t d = 0; d < dim; d += 32) _mm512_store_si512(to + d, load(q + d, dim - d));
     }
 
-    // Pairs of dims move as floats do, whose bits nothing looks at.
+    // Pairs of dims are transposed as floats; their bits are not interpreted.
     static void pack_keys(const BFloat16* k, std::size_t stride, std::size_t keys, std::size_t dim, BFloat16* to) {
         const std::size_t padded = round_up(keys, 32);
         for (std::size_t first = 0; first < padded; first += 16) {
@@ -57,7 +57,7 @@ struct Bf16Products {
     }
 
     static void pack_values(const BFloat16* v, std::size_t stride, std::size_t keys, std::size_t dim, BFloat16* to) {
-        // 16 pairs of an even and an odd key's elements, from the lower and from the upper halves of both.
+        // Interleave an even and an odd key: 16 pairs from the lower and 16 from the upper halves.
         const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38,
                                              6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
         const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
@@ -74,7 +74,7 @@ struct Bf16Products {
         }
     }
 
-    // c (rows, 16 * columns) = a b: `steps` squares deep, of which b has `pitch` in a column.
+    // c (rows, 16 * columns) = a b, `steps` squares deep; b has `pitch` squares per column.
     template <std::size_t STRIDE>
     static FASTBERT_INLINE void multiply(const BFloat16* a, const BFloat16* b, std::size_t rows, std::size_t columns,
                                          std::size_t steps, std::size_t pitch, float* c, std::size_t c_stride,

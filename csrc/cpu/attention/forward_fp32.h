@@ -1,9 +1,10 @@
-// Products of attention in fp32, whatever the operands' dtype. Included like forward.h, behind it.
+// fp32 matmuls of attention, for any operand dtype. Included after forward.h.
 //
-// Lanes is a vector with the size of its block of sums: kRows rows by two vectors, kFewRows where fewer rows are left,
-// and with `transpose` of as many vectors as they have lanes.
+// Lanes is a vector type with its register block: kRows rows by two vectors (kFewRows for the remainder), and with
+// `transpose` of a square of vectors.
 
-// c (R rows, N vectors) = a b, plus c where `add`: a's rows lie ROW floats apart and its columns COLUMN, b's rows STEP.
+// c (R rows, N vectors) = a b, plus c if `add`. ROW and COLUMN are the strides of a, STEP the row stride of b, in
+// floats.
 template <class V, std::size_t R, std::size_t N, std::size_t ROW, std::size_t COLUMN, std::size_t STEP>
 FASTBERT_INLINE void multiply_block(const float* a, const float* b, std::size_t depth, float* c, std::size_t c_stride,
                                     bool add) {
@@ -30,7 +31,7 @@ struct Fp32Products {
     using Words = typename Lanes::Words;
     static constexpr std::size_t kLanes = Lanes::kLanes, kPanel = 2 * kLanes;
     static constexpr std::size_t kTile = 24, kBlock = 256;
-    // 17 cache lines, so that neighbouring rows lie in different sets of the cache.
+    // 17 cache lines, so that neighbouring rows map to different cache sets.
     static constexpr std::size_t kScoreStride = 272, kWeightStride = kScoreStride;
     static constexpr std::size_t kWeightStep = 1;
     static_assert(kAttentionTiles % kTile == 0 && kTile % Lanes::kRows == 0 && Lanes::kRows % Lanes::kFewRows == 0);
@@ -41,7 +42,7 @@ struct Fp32Products {
 
     static FASTBERT_INLINE void store_weights(float* p, typename Lanes::Float x) { Lanes::store(p, x); }
 
-    // Up to a vector of a row, zeros behind its end.
+    // Load up to one vector of a row, zero-padded.
     static FASTBERT_INLINE typename Lanes::Float load(const T* p, std::size_t count) {
         return count >= kLanes ? Lanes::load(p) : Lanes::load_part(p, count);
     }
@@ -51,7 +52,7 @@ struct Fp32Products {
             for (std::size_t d = 0; d < dim; d += kLanes) Lanes::store(to + d, load(q + d, dim - d));
     }
 
-    // [keys / panel][dim][panel]; the last panel is one vector wide where that holds its keys.
+    // [keys / panel][dim][panel]; the last panel is one vector wide if its keys fit.
     static void pack_keys(const T* k, std::size_t stride, std::size_t keys, std::size_t dim, float* to) {
         for (std::size_t first = 0; first < keys; first += kPanel, to += kPanel * dim) {
             const std::size_t width = keys - first > kLanes ? kPanel : kLanes;
@@ -63,7 +64,7 @@ struct Fp32Products {
         }
     }
 
-    // A vector's lanes of keys by as many dims, turned round.
+    // A square of keys by dims, transposed.
     static FASTBERT_INLINE void pack_square(const T* k, std::size_t stride, std::size_t keys, std::size_t dims,
                                             float* to, std::size_t width) {
         typename Lanes::Float rows[kLanes];
@@ -92,12 +93,12 @@ struct Fp32Products {
         }
     }
 
-    // What is wanted of a packed operand, and what there is of it.
+    // The extent of a packed operand that is used, and its stored extent.
     struct Extent {
         std::size_t used, stored;
     };
 
-    // c (rows, columns.wanted) = a b over depth.wanted rows of b's panels.
+    // c (rows, columns.used) = a b over depth.used rows of b's panels.
     static FASTBERT_INLINE void multiply(const float* a, const float* b, std::size_t rows, Extent columns, Extent depth,
                                          float* c, std::size_t c_stride, bool add) {
         for (std::size_t n = 0; n < columns.used; n += kPanel, b += kPanel * depth.stored) {
@@ -116,7 +117,7 @@ struct Fp32Products {
         for (; r + Lanes::kRows <= rows; r += Lanes::kRows)
             multiply_block<Lanes, Lanes::kRows, N, ROW, COLUMN, STEP>(a + r * ROW, b, depth, c + r * c_stride, c_stride,
                                                                       add);
-        // Rows behind the last are computed from what an earlier tile left there, and never looked at.
+        // Padding rows are computed from stale data and ignored.
         for (; r < rows; r += Lanes::kFewRows)
             multiply_block<Lanes, Lanes::kFewRows, N, ROW, COLUMN, STEP>(a + r * ROW, b, depth, c + r * c_stride,
                                                                          c_stride, add);

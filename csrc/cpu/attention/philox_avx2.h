@@ -1,4 +1,4 @@
-// Words of dropout_factors.h in ymm registers. Included like it, behind it, inside a region for AVX2.
+// Words of dropout_factors.h in ymm registers. Included after it, inside a target region for AVX2.
 struct Avx2Words {
     static constexpr std::size_t kLanes = 4;
     using Word = __m256i;

@@ -1,4 +1,4 @@
-// Words of dropout_factors.h in zmm registers. Included like it, behind it, inside a region for AVX-512.
+// Words of dropout_factors.h in zmm registers. Included after it, inside a target region for AVX-512.
 struct Avx512Words {
     static constexpr std::size_t kLanes = 8;
     using Word = __m512i;
@@ -22,7 +22,7 @@ struct Avx512Words {
         _mm512_storeu_ps(lower, _mm512_maskz_mov_ps(kept_lower, scale));
         _mm512_storeu_ps(upper, _mm512_maskz_mov_ps(_mm512_cmpge_epu32_mask(x, least), scale));
     }
-    // A quad's draws are one quarter of each word: brought together they are 32 keys in order.
+    // The draws of a quad are one quarter of each word; concatenated they are 32 keys in order.
     static void select_quads(const std::uint32_t (&words)[4][16], std::uint32_t threshold, float keep,
                              float* const (&row_ptr)[4], std::size_t quads) {
         const __m512i a = load(words[0]), b = load(words[1]), c = load(words[2]), d = load(words[3]);

@@ -1,4 +1,4 @@
-// Words of dropout_factors.h in plain C++. Included like it, behind it.
+// Portable Words of dropout_factors.h. Included after it.
 struct PortableWords {
     static constexpr std::size_t kLanes = 1;
     using Word = std::uint64_t;
@@ -13,7 +13,7 @@ struct PortableWords {
     static FASTBERT_INLINE Word upper(Word x) { return x >> 32; }
     static FASTBERT_INLINE Word exclusive_or(Word x, Word y, Word z) { return x ^ y ^ z; }
     static FASTBERT_INLINE Word join(Word even, Word odd) { return (even & 0xFFFFFFFFU) | odd << 32; }
-    // Without a branch, which draws would have mispredicted.
+    // Branch-free, since random draws would be mispredicted.
     static FASTBERT_INLINE float select(std::uint32_t draw, std::uint32_t threshold, float keep) {
         const std::uint32_t all = draw >= threshold ? 0xFFFFFFFFU : 0U;
         return std::bit_cast<float>(std::bit_cast<std::uint32_t>(keep) & all);

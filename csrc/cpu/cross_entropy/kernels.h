@@ -1,4 +1,4 @@
-// The kernels of cross_entropy.h for any of the vectors. Included inside a region, behind row_loops.h.
+// Cross-entropy kernels, generic over the vector type. Included inside a target region, after row_loops.h.
 
 #define FASTBERT_INLINE_BODY __attribute__((always_inline))
 
@@ -18,7 +18,7 @@ FASTBERT_INLINE float highest_of(const T* logits, std::size_t count) {
     return highest;
 }
 
-// Whether `label` is the first place of the highest logit.
+// Return true if `label` is the first index of the highest logit.
 template <class T>
 bool is_first(const T* logits, std::size_t label, float highest) {
     if (!(value_of(logits[label]) == highest)) return false;
@@ -50,7 +50,7 @@ void cross_entropy_row(const CrossEntropyCall& call, T* logits, std::size_t labe
         const typename U::Float p = exp_of<U>(U::sub(part.load(logits + i), U::broadcast(highest)));
         part.store(logits + i, U::fma(p, U::broadcast(factor), U::broadcast(-uniform)));
     });
-    // exp(own) once more as above: the difference is rounded once.
+    // Recompute the label's exponential as above, so that the difference is rounded once.
     const typename V::Float p = exp_of<V>(V::broadcast(label_logit));
     V::store_part(logits + label, V::fma(p, V::broadcast(factor), V::broadcast(-uniform - target)), 1);
 }
@@ -65,7 +65,7 @@ void cross_entropy_rows(const CrossEntropyCall& call, std::size_t first, std::si
             if (call.gradients) std::memset(logits, 0, call.vocabulary * sizeof(T));
             continue;
         }
-        // Whatever another thread made of it since it was checked: no place outside the row.
+        // Another thread may have changed the label since it was validated: stay inside the row.
         const auto label = static_cast<std::size_t>(call.labels[row]);
         cross_entropy_row<V>(call, logits, label < call.vocabulary ? label : 0, call.losses[row], call.correct[row]);
     }

@@ -1,4 +1,4 @@
-// Cross-entropy for no instruction set in particular.
+// Portable cross-entropy kernels.
 #include <bit>
 #include <cmath>
 #include <cstddef>

@@ -18,11 +18,11 @@ struct Wide {
     using Word = __m256i;
 
     static FASTBERT_INLINE Word broadcast(std::uint32_t x) { return _mm256_set1_epi64x(x); }
-    // Counters of blocks, in the order that `arrange` wants.
+    // Counters of blocks, in the order that `arrange` expects.
     template <bool kAttention>
     static FASTBERT_INLINE Word blocks(std::uint32_t first) {
         const Word order = kAttention ? _mm256_setr_epi64x(0, 1, 2, 3) : _mm256_setr_epi64x(0, 2, 1, 3);
-        // By 32 bits: a counter starts again behind the last one.
+        // 32-bit addition: counters wrap around.
         return _mm256_add_epi32(order, broadcast(first));
     }
     static FASTBERT_INLINE Word product(Word a, Word b) { return _mm256_mul_epu32(a, b); }
@@ -47,7 +47,7 @@ struct Wide {
         }
     }
 
-    // Ones where a draw is kept.
+    // All ones where a draw is kept.
     static FASTBERT_INLINE Word kept(Word draws, std::uint32_t threshold) {
         const Word least = _mm256_set1_epi16(static_cast<short>(threshold));
         return _mm256_cmpeq_epi16(_mm256_max_epu16(draws, least), draws);

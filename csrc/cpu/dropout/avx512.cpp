@@ -17,12 +17,12 @@ struct Wide {
     using Word = __m512i;
 
     static FASTBERT_INLINE Word broadcast(std::uint32_t x) { return _mm512_set1_epi64(x); }
-    // Counters of blocks, in the order that `arrange` wants.
+    // Counters of blocks, in the order that `arrange` expects.
     template <bool kAttention>
     static FASTBERT_INLINE Word blocks(std::uint32_t first) {
         const Word order = kAttention ? _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7)
                                       : _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-        // By 32 bits: a counter starts again behind the last one.
+        // 32-bit addition: counters wrap around.
         return _mm512_add_epi32(order, broadcast(first));
     }
     static FASTBERT_INLINE Word product(Word a, Word b) { return _mm512_mul_epu32(a, b); }

@@ -35,7 +35,7 @@ void token_dropout_row(float* out, std::size_t width, std::uint32_t position, st
 void attention_dropout_row(float* out, std::size_t first_key, std::size_t count, std::uint32_t query,
                            std::uint32_t head, std::uint32_t site, std::uint64_t key, std::uint32_t threshold,
                            float keep) {
-    // 32 keys take four blocks.
+    // 32 keys use four blocks.
     const auto first_block = static_cast<std::uint32_t>(first_key / 8);
     fill_row({first_block, query, head, site, key, true, threshold}, count, std::bit_cast<std::uint32_t>(keep),
              reinterpret_cast<std::uint32_t*>(out));

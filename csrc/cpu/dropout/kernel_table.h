@@ -1,4 +1,4 @@
-// The generators behind dropout.h, one set a level. All give the same bits.
+// Dispatch table of the mask generators, one per CPU capability. All return the same bits.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 namespace fastbert {
 
 // A row of draws: Philox blocks with counters (first_block + i, row, head, site) under `key`, and the order in which
-// elements take their halves.
+// elements use their halves.
 struct DropoutRow {
     std::uint32_t first_block = 0, row = 0, head = 0, site = 0;
     std::uint64_t key = 0;
@@ -15,7 +15,7 @@ struct DropoutRow {
     std::uint32_t threshold = 0;  // below 65536
 };
 
-// out = `keep` where a draw is not below the threshold, else 0, of `count` elements.
+// Write `keep` for draws that reach the threshold, else 0, to `count` elements.
 struct DropoutKernels {
     void (*fill16)(const DropoutRow& row, std::size_t count, std::uint16_t keep, std::uint16_t* out);
     void (*fill32)(const DropoutRow& row, std::size_t count, std::uint32_t keep, std::uint32_t* out);
@@ -23,7 +23,7 @@ struct DropoutKernels {
 
 inline constexpr int kDropoutRounds = 7;  // the fewest that pass the BigCrush tests (Salmon et al. 2011, table 2)
 inline constexpr std::uint32_t kPhiloxMultipliers[2] = {0xD2511F53U, 0xCD9E8D57U};
-inline constexpr std::uint32_t kPhiloxSteps[2] = {0x9E3779B9U, 0xBB67AE85U};  // of the key, a round
+inline constexpr std::uint32_t kPhiloxSteps[2] = {0x9E3779B9U, 0xBB67AE85U};  // of the key, per round
 
 const DropoutKernels& dropout_kernels_portable();
 const DropoutKernels& dropout_kernels_avx2();

@@ -1,7 +1,7 @@
-// The generator for a vector of 64-bit lanes, each with one word of a block in its lower half. Included inside a
-// region, behind such a vector.
+// The mask generator for a vector of 64-bit lanes with one Philox word in the lower half of each. Included inside a
+// target region, after such a vector type.
 
-// kSets vectors of blocks side by side, as many as keep the multipliers busy: the rounds of one wait for each other.
+// kSets vectors of blocks in parallel, to hide the latency of the dependent rounds.
 template <class V, bool kAttention, int kSets, class Element>
 FASTBERT_INLINE void fill_sets(const DropoutRow& row, std::uint32_t block, std::size_t count, Element keep,
                                Element* out) {
@@ -18,7 +18,7 @@ FASTBERT_INLINE void fill_sets(const DropoutRow& row, std::uint32_t block, std::
     for (int round = 0; round < kDropoutRounds; ++round) {
         const Word key0 = V::broadcast(k0), key1 = V::broadcast(k1);
         for (int set = 0; set < kSets; ++set) {
-            // The upper halves of words hold whatever products left there: nothing reads them.
+            // The upper halves of words hold leftovers of multiplications and are never read.
             const Word a = V::product(m0, c0[set]), b = V::product(m1, c2[set]);
             c0[set] = V::exclusive_or(V::upper(b), c1[set], key0);
             c2[set] = V::exclusive_or(V::upper(a), c3[set], key1);
@@ -29,7 +29,7 @@ FASTBERT_INLINE void fill_sets(const DropoutRow& row, std::uint32_t block, std::
         k1 += kPhiloxSteps[1];
     }
     for (int set = 0; set < kSets; ++set) {
-        constexpr std::size_t kDraws = V::kBlocks * 4;  // of one of two vectors
+        constexpr std::size_t kDraws = V::kBlocks * 4;  // per vector, of two
         const std::size_t done = static_cast<std::size_t>(set) * 2 * kDraws;
         Word first, second;
         V::template arrange<kAttention>(c0[set], c1[set], c2[set], c3[set], first, second);

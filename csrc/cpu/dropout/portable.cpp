@@ -1,4 +1,4 @@
-// Dropout masks for no instruction set in particular.
+// Portable dropout masks.
 #include <algorithm>
 #include <bit>
 #include <cstddef>
@@ -10,10 +10,10 @@
 namespace fastbert {
 namespace {
 
-constexpr std::size_t kBlocks = 32;  // Philox blocks computed side by side, enough to fill vector registers
+constexpr std::size_t kBlocks = 32;  // Philox blocks computed in parallel, enough to fill vector registers
 constexpr std::size_t kDraws = 8;    // 16-bit draws per block
 
-// Words of the 32 blocks from `first` on: block after block, or for attention four blocks' first words, their second
+// Words of the 32 blocks from `first` on: block by block, or for attention four blocks' first words, their second
 // words, and so on.
 void philox_row(const DropoutRow& row, std::uint32_t first, std::uint32_t* words) {
     std::uint32_t c0[kBlocks], c1[kBlocks], c2[kBlocks], c3[kBlocks];
@@ -56,7 +56,8 @@ void fill(const DropoutRow& row, std::size_t count, Element keep, Element* out) 
     alignas(64) std::uint16_t draws[kBlocks * kDraws];
     for (std::size_t start = 0; start < count; start += kBlocks * kDraws) {
         philox_row(row, row.first_block + static_cast<std::uint32_t>(start / kDraws), words);
-        // The draws are the words' low halves and high halves in turn, which is memory order on little-endian machines.
+        // Draws alternate between the low and high halves of the words, which is memory order on little-endian
+        // machines.
         if constexpr (std::endian::native == std::endian::little) {
             std::memcpy(draws, words, sizeof(words));
         } else {

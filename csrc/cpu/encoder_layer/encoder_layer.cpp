@@ -11,11 +11,11 @@
 namespace fastbert {
 namespace {
 
-// Tokens whose feed-forward activations exist at a time: they stay in the last cache, and memory does not grow with
-// them. A multiple of every kernel's rows.
+// Tokens per chunk of the feed-forward network: its activations stay in the last-level cache, and memory does not grow
+// with the number of tokens. A multiple of every micro-kernel's rows.
 constexpr std::size_t kChunk = 1344;
 
-// Consecutive parts of one piece of memory, each aligned to 64 bytes; without memory, only their sizes are added up.
+// A bump allocator with 64-byte alignment; without memory it only measures the size.
 class ScratchLayout {
 public:
     explicit ScratchLayout(std::byte* memory) : memory_(memory) {}
@@ -35,7 +35,7 @@ private:
 
 struct Buffers {
     std::byte *projections, *context, *attended, *inner;
-    std::byte *selected_context = nullptr, *selected_x = nullptr;  // of the wanted tokens
+    std::byte *selected_context = nullptr, *selected_x = nullptr;  // rows of the selected tokens
     std::int8_t* integers = nullptr;
     float* scales = nullptr;
 
@@ -68,7 +68,7 @@ struct Rows {
     }
 };
 
-// A product with everything that follows it in `call` but the rows themselves; int8 weights meet quantised rows.
+// Multiply x by a weight; int8 weights first quantize the rows. `call` holds all other arguments.
 void multiply(const Rows& x, const PrepackedWeight& weight, GemmCall call, const Buffers& buffers) {
     call.x = x.data;
     call.x_stride = x.stride;
@@ -118,7 +118,7 @@ void run_attention(const LayerCall& call, const Buffers& buffers, std::size_t wi
     attention(attention_call);
 }
 
-// The wanted tokens' rows, one behind the other in `memory`; all of them where they are all wanted.
+// Gather the selected rows into `memory`; return `from` if all are selected.
 Rows select_rows(const Rows& from, const LayerCall& call, std::size_t width, std::byte* memory) {
     if (!call.rows) return from;
     const std::size_t size = size_of(from.dtype);

@@ -1,5 +1,5 @@
-// A whole encoder layer on packed tokens, forward: what a model of few tokens would spend between single operations is
-// several times what their kernels take.
+// A whole encoder layer on packed tokens, forward only: for models with few tokens, dispatching single operations costs
+// several times their kernels.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +10,16 @@
 
 namespace fastbert {
 
-// Biases and LayerNorms, fp32 (width,), the projections' biases joined (3 width,), the inner one (inner,).
+// Biases and LayerNorm weights, fp32 (width,); the concatenated projection biases (3 width,), the intermediate bias
+// (inner,).
 struct LayerVectors {
     const float *projections, *attention_output, *attention_norm, *attention_norm_bias;
     const float *intermediate, *output, *output_norm, *output_norm_bias;
 };
 
-// The products' weights, laid out for one element.
+// Prepacked weights, all for the same element type.
 struct LayerWeights {
-    const PrepackedWeight* projections;  // query, key and value, one below the other
+    const PrepackedWeight* projections;  // query, key and value, stacked
     const PrepackedWeight* attention_output;
     const PrepackedWeight* intermediate;
     const PrepackedWeight* output;
@@ -29,19 +30,19 @@ struct LayerCall {
     Dtype x_dtype;
     std::size_t x_stride;
     void* y;               // (outputs, width), contiguous; not x
-    Dtype y_dtype;         // of activations inside, too
+    Dtype y_dtype;         // also of intermediate activations
     std::size_t tokens;
-    const std::int64_t* rows;  // (outputs,), the tokens whose output is wanted, each below `tokens`; or null: all
-    std::size_t outputs;   // as many as tokens without `rows`
-    const std::int32_t* cu_seqlens;  // (sequences + 1,), from 0 up to tokens
+    const std::int64_t* rows;  // (outputs,): indices of the output tokens; null for all
+    std::size_t outputs;   // equals `tokens` if `rows` is null
+    const std::int32_t* cu_seqlens;  // (sequences + 1,), from 0 to tokens
     std::size_t sequences;
     std::size_t heads;
     float eps;
-    bool tanh;             // GELU by its approximation
+    bool tanh;             // tanh approximation of GELU
     bool causal;
 };
 
-// y = the layer's output. Throws std::bad_alloc.
+// Compute the layer's output. Throws std::bad_alloc.
 void encoder_layer(const LayerCall& call, const LayerWeights& weights, const LayerVectors& vectors);
 
 }  // namespace fastbert

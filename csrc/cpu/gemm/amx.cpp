@@ -1,12 +1,12 @@
-// Blocks of 32 rows by 32 columns in AMX's tiles: four of sums, two of rows and two of weights.
+// Blocks of 32 rows by 32 columns in AMX tiles: four of sums, two of rows and two of weights.
 //
-// A product of two tiles takes 16 cycles; a tile comes in 8 cycles from L1 and in about 20 from L2; a step makes four
-// products of four tiles. A block is therefore bound by its products only where half of its tiles come from L1. The
-// driver walks with a row panel over the column blocks of a weight in L2, so the row panel is the half to keep: 48 KB
-// at a depth of 768 in bf16, 24 KB in int8, of an L1 of 48 KB. (Keeping a column block while row panels pass would need
-// as much of L1 and as many bytes from L2, but all row panels laid out before the first block, and no row would be done
-// before the last.) The weights are loaded by the instruction for streams, which leaves the row panel in L1: measured
-// at a depth of 768 in bf16, 1.58 against 1.25 TFLOP/s.
+// A product of two tiles takes 16 cycles; loading a tile takes 8 cycles from L1 and about 20 from L2; a step makes four
+// products of four tiles. A block is therefore compute-bound only if half of its tiles come from L1. The driver
+// iterates over the column blocks of a weight in L2 with one row panel, so the row panel should stay in L1: 48 KB at a
+// depth of 768 in bf16, 24 KB in int8, of an L1 of 48 KB. (Keeping a column block while row panels pass would need as
+// much of L1 and as many bytes from L2, but all row panels packed before the first block, and no row would be complete
+// before the last.) Weights use the streaming load, which does not displace the row panel: measured at a depth of 768
+// in bf16, 1.58 against 1.25 TFLOP/s.
 #include "cpu/gemm/int8_kernels.h"
 
 #if FASTBERT_X86
@@ -26,7 +26,7 @@ constexpr std::size_t kTileRows = 16;
 constexpr std::size_t kTileBytes = kTileRows * kStep;
 constexpr std::size_t kRows = 2 * kTileRows;
 
-// Eight tiles of 16 rows of 64 bytes; the layout is the instruction's.
+// Eight tiles of 16 rows of 64 bytes, in the instruction's layout.
 struct TileConfiguration {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
     std::uint16_t row_bytes[16] = {kStep, kStep, kStep, kStep, kStep, kStep, kStep, kStep};
@@ -46,14 +46,14 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AMX)
 void enter() { _tile_loadconfig(&kTileConfiguration); }
 void leave() { _tile_release(); }
 
-// Room for a whole panel, of which blocks of at most 16 rows use the upper half of each step.
+// The size of a full panel; blocks of at most 16 rows use the upper half of each step.
 template <Element kElement>
 std::size_t panel_bytes(std::size_t padded_depth) {
     return padded_depth * bytes_of(kElement) * kRows;
 }
 
-// The tiles in the order in which they are read: [steps][2][16][64 bytes]. In neighbouring lines, a tile's rows fall in
-// different sets of L1 and in one page. The lower tile of a step is left out where no row falls in it.
+// Tiles in read order: [steps][2][16][64 bytes]. A tile's rows are consecutive cache lines, in different sets of L1 and
+// in one page. The lower tile of a step is skipped if it has no rows.
 template <Element kElement>
 void pack_rows(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
                std::byte* panel) {
@@ -72,13 +72,13 @@ void pack_rows(const void* x, std::size_t stride, std::size_t rows, std::size_t 
     }
 }
 
-// Token pairs of 32 columns, interleaved and turned round: a tile's row is a column of x, 32 tokens of it.
+// Interleave token pairs of 32 columns and transpose: a tile's row is a column of x over 32 tokens.
 void pack_columns(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns, std::size_t first,
                   std::byte* panel, float* sums) {
     const BFloat16* source = static_cast<const BFloat16*>(x);
     const auto mask = static_cast<__mmask32>(columns >= kRows ? ~0U : (1U << columns) - 1U);
     const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000U));
-    // Columns 0 to 3, 8 to 11, .., and those between them.
+    // Columns 0 to 3, 8 to 11, ..., and the remaining ones.
     __m512 total[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     const auto column_of = [](std::size_t lane, std::size_t half) { return lane / 4 * 8 + half * 4 + lane % 4; };
     for (std::size_t token = 0; token < tokens; token += 32) {
@@ -134,7 +134,7 @@ struct TileProduct {
     }
 };
 
-// One tile of rows, where kTwo is false: an element's sum is the same in both, step by step.
+// A single tile of rows unless kTwo; both variants sum each element in the same order.
 template <Element kElement, bool kTwo>
 FASTBERT_INLINE void multiply_tiles(const std::byte* panel, const std::byte* weights, std::size_t weight_panel_bytes,
                                     std::size_t padded_depth, const Block& block, const Block* previous,
@@ -155,7 +155,7 @@ FASTBERT_INLINE void multiply_tiles(const std::byte* panel, const std::byte* wei
         _tile_stream_loadd(6, weights, kStep);
     }
     for (std::size_t step = 0; step < steps; ++step) {
-        // Each tile is loaded a product before the one that waits for it; the last step loads its own once more.
+        // Software-pipelined: each tile is loaded one product early; the last step reloads its own.
         const std::size_t next = step + 1 < steps ? 1 : 0;
         const std::byte* next_panel = panel + next * kRows * kStep;
         const std::byte* next_weights = weights + next * kTileBytes;
@@ -175,7 +175,7 @@ FASTBERT_INLINE void multiply_tiles(const std::byte* panel, const std::byte* wei
         }
         panel = next_panel;
         weights = next_weights;
-        // The vector units are idle meanwhile: an even share of the previous block's rows, rows / steps a step.
+        // The vector units are idle meanwhile: finish an even share of the previous block's rows per step.
         share += previous_rows;
         std::size_t last = finished;
         for (; share >= steps; share -= steps) ++last;
@@ -205,7 +205,7 @@ void finish_block(const Block& block, const Epilogue& epilogue) { finish_rows<Av
 
 FASTBERT_TARGET_END
 
-// 1.7 TFLOP/s of bf16 on weights of 12 GB/s, and as much for int8, which is twice as fast on half of the bytes.
+// 1.7 TFLOP/s in bf16 on weights read at 12 GB/s; the same for int8, which is twice as fast on half the bytes.
 constexpr std::size_t kMemoryRows = 128;
 // Tokens whose row panel takes 48 KB.
 constexpr std::size_t kChunk = 768;

@@ -1,4 +1,4 @@
-// Products and their rows of AVX-512.
+// Micro-kernels and row operations for AVX-512.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -19,12 +19,12 @@ namespace {
 FASTBERT_TARGET_BEGIN(FASTBERT_AVX512)
 
 #include "cpu/simd/vector_avx512.h"
-// Behind a vector.
+// After a vector type.
 #include "cpu/simd/vector_math.h"
-// Behind both.
+// After both.
 #include "cpu/rowwise/gelu_gradient.h"
 #include "cpu/gemm/epilogue.h"
-// Behind all.
+// After all of them.
 #include "cpu/gemm/fma_kernel.h"
 #include "cpu/simd/transpose_avx512.h"
 #include "cpu/gemm/pack_panel.h"

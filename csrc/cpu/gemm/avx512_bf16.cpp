@@ -1,5 +1,5 @@
-// Products of bf16 pairs by AVX-512 BF16: two multiplications and a sum in an instruction, which takes denormals for
-// zeros.
+// Micro-kernels of AVX-512 BF16: the dot-product instruction multiplies and adds bf16 pairs and flushes denormals to
+// zero.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -19,9 +19,9 @@ namespace {
 FASTBERT_TARGET_BEGIN(FASTBERT_AVX512_BF16)
 
 #include "cpu/simd/vector_avx512.h"
-// Behind a vector.
+// After a vector type.
 #include "cpu/simd/vector_math.h"
-// Behind both.
+// After both.
 #include "cpu/rowwise/gelu_gradient.h"
 #include "cpu/gemm/epilogue.h"
 #include "cpu/simd/transpose_avx512.h"
@@ -29,7 +29,7 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX512_BF16)
 
 inline constexpr std::size_t kRows = 14;
 
-// sums[row][0..32] of kCount rows of a panel [depth / 2][kRows] of pairs.
+// Compute sums[row][0..32] of kCount rows of a panel [depth / 2][kRows] of pairs.
 template <std::size_t kCount>
 void sum_pairs(const std::byte* panel, const std::byte* weights, std::size_t panel_bytes, std::size_t groups,
                float* sums) {
@@ -37,7 +37,7 @@ void sum_pairs(const std::byte* panel, const std::byte* weights, std::size_t pan
 #pragma GCC unroll 16
     for (std::size_t row = 0; row < kCount; ++row) total[row][0] = total[row][1] = _mm512_setzero_ps();
     for (std::size_t group = 0; group < groups; ++group) {
-        // Weights from memory: faster than what the processor fetches ahead by itself.
+        // Weights from memory: faster than relying on the hardware prefetcher.
         __builtin_prefetch(weights + 2048);
         __builtin_prefetch(weights + panel_bytes + 2048);
         const auto left = (__m512bh)_mm512_loadu_si512(weights);
@@ -80,7 +80,7 @@ void pack_rows(const void* x, std::size_t stride, std::size_t rows, std::size_t 
     });
 }
 
-// Pairs of tokens; sixteen are stored where kRows belong, and the next pair's store covers what is too much.
+// Pairs of tokens. Stores write sixteen lanes although only kRows are valid; the next store overwrites the excess.
 void pack_columns(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns, std::size_t first,
                   std::byte* panel, float* sums) {
     const BFloat16* from = static_cast<const BFloat16*>(x);

@@ -1,7 +1,7 @@
-// What follows a block's sums, for any of the vectors. Included inside a region, behind a vector, vector_math.h and
-// gelu_gradient.h.
+// The epilogue of a block, generic over the vector type. Included inside a target region, after a vector type,
+// vector_math.h and gelu_gradient.h.
 
-// The first `count` elements at p, no more than fit a vector.
+// Load the first `count` elements at p, at most one vector.
 template <class V, typename Value>
 FASTBERT_INLINE typename V::Float load_some(const Value* p, std::size_t count) {
     return count >= V::kLanes ? V::load(p) : V::load_part(p, count);
@@ -12,14 +12,13 @@ FASTBERT_INLINE void store_some(Value* p, typename V::Float x, std::size_t count
     count >= V::kLanes ? V::store(p, x) : V::store_part(p, x, count);
 }
 
-// The sums of one vector of a row, as floats. Rows of sums are whole, and so are the scales and sums of a packed
-// weight: nothing of them is masked.
+// Load one vector of a row's sums as floats. Rows of sums, scales and column sums are padded, so nothing is masked.
 template <class V>
 FASTBERT_INLINE typename V::Float block_sums(const Block& block, const Epilogue& epilogue, std::size_t row,
                                              std::size_t column) {
     const float* sums = block.sums + row * kColumns + column;
     if (!epilogue.row_scales) return V::load(sums);
-    // Subtracted as integers: as floats both would have lost the digits that the difference consists of.
+    // Subtract as integers: in fp32 both operands would have lost the digits of their difference.
     const auto* integers = reinterpret_cast<const std::int32_t*>(sums);
     const std::size_t output = block.first_column + column;
     const typename V::Float exact =
@@ -76,7 +75,7 @@ void finish_rows_by(const Block& block, const Epilogue& epilogue, std::size_t fi
     }
 }
 
-// Ask for the rows that a block's epilogue will read, a block ahead of it: one after the other they would be waited for.
+// Prefetch the rows that a block's epilogue will read, one block ahead, to overlap their latencies.
 FASTBERT_INLINE void prefetch_rows_of(const Block& block, const void* rows, std::size_t stride, Dtype dtype) {
     const std::size_t size = size_of(dtype), bytes = block.columns * size;
     const auto* row = static_cast<const std::byte*>(rows) + (block.first_row * stride + block.first_column) * size;
@@ -92,7 +91,7 @@ FASTBERT_INLINE void prefetch_operands(const Block& block, const Epilogue& epilo
         prefetch_rows_of(block, epilogue.residual, epilogue.residual_stride, epilogue.residual_dtype);
 }
 
-// Finish rows first..last of a block, counted from its first.
+// Apply the epilogue to rows first..last of a block, counted from its first row.
 template <class V>
 void finish_rows(const Block& block, const Epilogue& epilogue, std::size_t first, std::size_t last) {
     using enum Epilogue::Activation;

@@ -1,10 +1,10 @@
-// Products of blocks by fused multiply-adds, and what products do with rows, for any of the vectors. Included inside a
-// region, behind a vector, vector_math.h and epilogue.h.
+// Micro-kernels by fused multiply-adds, and the row operations around matmuls, generic over the vector type. Included
+// inside a target region, after a vector type, vector_math.h and epilogue.h.
 //
-// A row panel holds floats, [padded depth][rows]: what is broadcast one after the other lies one behind the other. Each
-// output is one chain of sums in the order of the depth, however many rows its panel has.
+// A row panel holds floats, [padded depth][rows], in broadcast order. Each output is a single chain of sums in depth
+// order, however many rows its panel has.
 
-// The weights of one step of the depth, at p + the vector's place among the panels.
+// Load the weights of one depth step, at p + the vector's offset among the panels.
 template <class V, Element kElement, bool kSecond>
 FASTBERT_INLINE typename V::Float weights_at(const std::byte* p) {
     if constexpr (kElement == Element::fp32)
@@ -13,7 +13,7 @@ FASTBERT_INLINE typename V::Float weights_at(const std::byte* p) {
         return kSecond ? V::second_of_pairs(p) : V::first_of_pairs(p);
 }
 
-// Add one step of the depth to the sums of kRows rows by kVectors vectors.
+// Accumulate one depth step into the sums of kRows rows by kVectors vectors.
 template <class V, Element kElement, bool kSecond, std::size_t kRows, std::size_t kVectors>
 FASTBERT_INLINE void add_step(const float* panel, const std::byte* weights, std::size_t panel_bytes,
                               typename V::Float (&total)[kRows][kVectors]) {
@@ -29,12 +29,13 @@ FASTBERT_INLINE void add_step(const float* panel, const std::byte* weights, std:
     }
 }
 
-// Bytes of a weight panel that are asked for before they are used.
+// Prefetch distance in a weight panel, in bytes.
 inline constexpr std::size_t kPrefetchDistance = 2048;
 
-// Compilers keep an array in registers where all loops over it are unrolled, and stop before 14 rows unless told.
+// Compilers keep an array in registers only if all loops over it are unrolled, and by default stop before 14 rows.
 //
-// sums[row][0..kVectors * kLanes] of kRows rows of a panel of kStride. `weights` points to the first vector's group 0.
+// Compute sums[row][0..kVectors * kLanes] of kRows rows of a panel of kStride. `weights` points to the first vector's
+// group 0.
 template <class V, Element kElement, std::size_t kRows, std::size_t kStride, std::size_t kVectors>
 void sum_rows(const float* panel, const std::byte* weights, std::size_t panel_bytes, std::size_t groups, float* sums) {
     typename V::Float total[kRows][kVectors];
@@ -42,7 +43,7 @@ void sum_rows(const float* panel, const std::byte* weights, std::size_t panel_by
     for (std::size_t row = 0; row < kRows; ++row)
         for (std::size_t v = 0; v < kVectors; ++v) total[row][v] = V::zero();
     for (std::size_t group = 0; group < groups; ++group) {
-        // Weights from memory: a tenth to a fifth faster than what the processor fetches ahead by itself.
+        // Weights from memory: 10 to 20% faster than relying on the hardware prefetcher.
         __builtin_prefetch(weights + kPrefetchDistance);
         if constexpr (kVectors * V::kLanes > kPanel) __builtin_prefetch(weights + panel_bytes + kPrefetchDistance);
         add_step<V, kElement, false>(panel, weights, panel_bytes, total);
@@ -58,7 +59,7 @@ void sum_rows(const float* panel, const std::byte* weights, std::size_t panel_by
         for (std::size_t v = 0; v < kVectors; ++v) V::store(sums + row * kColumns + v * V::kLanes, total[row][v]);
 }
 
-// The kernel of panels of kRows rows, whose sums of kVectors vectors fit the registers.
+// The micro-kernel of panels of kRows rows, whose kVectors vectors of sums fit into registers.
 template <class V, Element kElement, std::size_t kRows, std::size_t kVectors>
 struct FmaKernel {
     using Sum = void (*)(const float*, const std::byte*, std::size_t, std::size_t, float*);
@@ -69,7 +70,7 @@ struct FmaKernel {
         return kSums[rows - 1];
     }
 
-    // A vector's worth more, for stores of whole vectors.
+    // One vector more, since stores write whole vectors.
     static std::size_t panel_bytes(std::size_t padded_depth) {
         return (padded_depth * kRows * sizeof(float) + 127) / 64 * 64;
     }
@@ -107,7 +108,7 @@ struct FmaKernel {
         }
     }
 
-    // A vector is stored where kRows values belong, and the next token's store covers what is too much.
+    // Stores write a whole vector although only kRows values are valid; the next token's store overwrites the excess.
     static void pack_columns(const void* x, std::size_t stride, std::size_t tokens, std::size_t columns,
                              std::size_t first, std::byte* panel, float* sums) {
         static_assert(kRows <= V::kLanes);
@@ -138,13 +139,13 @@ void widen_row(const BFloat16* from, std::size_t count, float* to) {
         store_some<V>(to + i, load_some<V>(from + i, count - i), count - i);
 }
 
-// Mean and variance in two passes over a row that is in the first cache.
+// Two-pass mean and variance of a row in L1.
 template <class V>
 void norm_row(float* row, std::size_t count, const FusedNorm& norm, void* out, Dtype dtype) {
     using F = typename V::Float;
     const std::size_t padded = (count + V::kLanes - 1) / V::kLanes * V::kLanes;
     const float share = 1.0F / static_cast<float>(count);
-    // What fills the last vector adds nothing: first zeros, then the mean.
+    // The padding of the last vector contributes nothing: it is zero first, then the mean.
     std::fill(row + count, row + padded, 0.0F);
     F sums[2] = {V::zero(), V::zero()};
     for (std::size_t i = 0; i < padded; i += V::kLanes) {

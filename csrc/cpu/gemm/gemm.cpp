@@ -14,34 +14,34 @@ namespace {
 constexpr std::size_t round_up(std::size_t x, std::size_t step) { return (x + step - 1) / step * step; }
 constexpr std::size_t part(std::size_t count, std::size_t index, std::size_t parts) { return count * index / parts; }
 
-// Panels that a thread takes at least, fewer of which would not be worth another look at the weights; and for each thread
-// those of which rows are taken as threads come free.
+// The minimum number of row panels per thread, below which rereading the weights is not worth it, and the panels per
+// thread from which rows are distributed dynamically.
 constexpr std::size_t kMinPanels = 4, kMinDynamicPanels = 4 * kMinPanels;
 
-// Threads as a grid: `rows` groups, each of which has its own rows, of `columns` threads that have their own columns.
+// The thread grid: `rows` groups with rows of their own, each of `columns` threads with columns of their own.
 struct Grid {
     int rows = 1, columns = 1;
 };
 
-// What a product needs besides its arguments, the same for all threads.
+// Parameters derived from a call, shared by all threads.
 struct Plan {
     const GemmCall& call;
     const MicroKernel& kernel;
     const RowOperations& row_operations;
     const PrepackedWeight& weight;
-    std::size_t depth, padded_depth;  // of the slice, or all
-    std::size_t chunk_rows;     // rows that a group lays out at once
-    std::size_t block_columns;  // columns of the weight that are used for all of them
+    std::size_t depth, padded_depth;  // of the slice, or of the weight
+    std::size_t chunk_rows;     // rows packed at a time per group
+    std::size_t block_columns;  // columns of the weight used for all of them
     std::size_t panel_bytes;
-    std::size_t norm_stride;  // floats between rows that wait for LayerNorm; 0 without
-    // Bytes: of a group's panels and rows for LayerNorm, of a thread's own memory.
+    std::size_t norm_stride;  // row stride in floats before LayerNorm; 0 without
+    // Bytes per group (panels, rows awaiting LayerNorm) and per thread.
     std::size_t group_bytes, thread_bytes;
 };
 
 std::size_t default_rows(std::size_t depth) { return std::clamp<std::size_t>((1U << 20) / (depth * 4), 56, 256); }
 
 std::size_t default_columns(const PrepackedWeight& weight, std::size_t depth) {
-    // At most half a megabyte of the weight.
+    // At most 512 KB of the weight.
     const std::size_t blocks = (std::size_t{1} << 19) / (depth * kPanel * bytes_of(weight.element) * 2);
     return std::max<std::size_t>(1, blocks) * kColumns;
 }
@@ -62,13 +62,13 @@ Plan plan_of(const GemmCall& call) {
     plan.panel_bytes = round_up(kernel.panel_bytes(plan.padded_depth), 64);
     plan.norm_stride = call.norm.weight ? weight.padded_columns : 0;
     plan.group_bytes = plan.chunk_rows / kernel.rows * plan.panel_bytes + plan.chunk_rows * plan.norm_stride * 4;
-    // Two buffers of sums, and rows in the weight's element.
+    // Two buffers of sums, and rows converted to the weight's element type.
     plan.thread_bytes = 2 * kernel.rows * kColumns * 4 + round_up(kernel.rows * depth * 4, 64);
     return plan;
 }
 
-// The grid whose busiest thread is done first. A thread's time is its columns by its rows, of which reading the weights
-// costs as many as the kernel says; columns that are shared cost a tenth more, for waiting.
+// Choose the grid whose busiest thread finishes first. A thread's time is its columns times its rows plus the kernel's
+// `memory_rows`, the cost of reading the weights; synchronising threads that share rows costs another tenth.
 Grid grid_of(const Plan& plan, int threads) {
     Grid best;
     double least = 0.0;
@@ -88,7 +88,7 @@ Grid grid_of(const Plan& plan, int threads) {
     return best;
 }
 
-// Rows first.. of x in the weight's element: x itself, or a copy.
+// Return rows first.. of x in the weight's element type: x itself, or a converted copy.
 struct Source {
     const void* rows;
     std::size_t stride;
@@ -115,7 +115,7 @@ Source converted_rows(const Plan& plan, std::size_t first, std::size_t rows, std
     return {to, depth};
 }
 
-// One thread's share of a group's rows `first`.. of a chunk.
+// One thread's share of rows `first`.. of its group's chunk.
 class Worker {
 public:
     Worker(const Plan& plan, const Grid& grid, int thread, std::byte* groups, std::byte* thread_memory)
@@ -126,7 +126,7 @@ public:
           norm_rows_(reinterpret_cast<float*>(panels_ + plan.chunk_rows / plan.kernel.rows * plan.panel_bytes)),
           thread_memory_(thread_memory) {}
 
-    // Lay out every columns_-th panel.
+    // Pack every columns_-th panel.
     void pack_rows(std::size_t first, std::size_t rows) {
         const std::size_t height = plan_.kernel.rows;
         for (std::size_t panel = column_; panel * height < rows; panel += columns_) {
@@ -178,7 +178,7 @@ public:
     }
 
 private:
-    // What happens to the sums of rows that are counted from `first`.
+    // The epilogue for rows counted from `first`.
     Epilogue epilogue_at(std::size_t first) const {
         Epilogue epilogue = plan_.call.epilogue;
         if (epilogue.residual) {
@@ -216,14 +216,14 @@ private:
     std::byte* thread_memory_;
 };
 
-// Rows that a thread takes at a time: half of an even share of what is left, so that threads end together even where one
-// of them has a slower core, or a neighbour on its own.
+// Rows per dynamic step: half of an even share of the rest, so that threads finish together even if one runs on a
+// slower or busy core.
 std::size_t dynamic_rows(const Plan& plan, std::size_t left, std::size_t groups) {
     const std::size_t least = std::min(plan.chunk_rows, kMinPanels * plan.kernel.rows);
     return std::min(left, std::clamp(round_up(left / (2 * groups), plan.kernel.rows), least, plan.chunk_rows));
 }
 
-// Groups of one thread each need not wait for each other. `next_row` counts the rows that somebody has taken.
+// Groups of a single thread need not synchronise. `next_row` is the first row not yet assigned.
 void run_dynamic(const Plan& plan, Worker& worker, std::size_t groups, std::atomic<std::size_t>& next_row) {
     std::size_t first = next_row.load(std::memory_order_relaxed);
     while (first < plan.call.rows) {
@@ -244,7 +244,7 @@ void run_static(const Plan& plan, Worker& worker, const Grid& grid, int group, i
     };
     const bool idle = group >= grid.rows;
     const std::size_t begin = idle ? 0 : bound(group), end = idle ? 0 : bound(group + 1);
-    // Every thread meets as many barriers as the group with the most rows.
+    // Every thread passes as many barriers as the group with the most rows.
     const std::size_t longest = std::min(plan.call.rows, (steps + groups - 1) / groups * step);
     for (std::size_t done = 0; done < longest; done += plan.chunk_rows) {
         const std::size_t first = std::min(end, begin + done), rows = std::min(plan.chunk_rows, end - first);
@@ -317,8 +317,8 @@ void full_depth_gemm(const GemmCall& call) {
     const Plan plan = plan_of(call);
     const double work = static_cast<double>(call.rows) * static_cast<double>(call.weight->columns) *
                         static_cast<double>(std::max<std::size_t>(1, plan.depth));
-    // One thread or all: libgomp ends the threads that a region smaller than the one before has no use for, and starting
-    // them again takes longer than the product.
+    // Either one thread or all: libgomp ends the threads that a smaller region leaves idle, and restarting them takes
+    // longer than the matmul.
     const int threads = work < kMinParallelWork ? 1 : parallel_threads();
     const std::size_t size = static_cast<std::size_t>(threads) * (plan.group_bytes + plan.thread_bytes);
     std::byte* memory = gemm_scratch(size);
@@ -326,7 +326,7 @@ void full_depth_gemm(const GemmCall& call) {
     parallel(threads, [&](int thread, int running) { run(plan, memory, thread, running, next_row); });
 }
 
-// Each slice adds to the sum of those before it, the last one finishes it.
+// Each slice adds to the sum of those before it; the last one applies the epilogue.
 void split_k_gemm(const GemmCall& call) {
     const std::size_t columns = call.weight->columns, depth = call.weight->depth;
     const auto total = std::make_unique_for_overwrite<float[]>(call.rows * columns);

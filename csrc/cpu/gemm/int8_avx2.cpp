@@ -36,12 +36,12 @@ struct MaddLanes {
     }
     static FASTBERT_INLINE Integers add_products(Integers sum, Integers x, Integers weight) {
         sum = _mm256_add_epi32(sum, _mm256_madd_epi16(x, weight));
-        // One after the other: GCC else computes all products first, for which there are no registers.
+        // Sequential: otherwise GCC computes all products first and runs out of registers.
         __asm__ volatile("" : "+x"(sum));
         return sum;
     }
     static FASTBERT_INLINE void store(std::int32_t* p, Integers a, Integers b) {
-        // Of each half: two outputs of a, two of b.
+        // Per half: two outputs of a, two of b.
         const __m256i sums = _mm256_permute4x64_epi64(_mm256_hadd_epi32(a, b), 0xD8);
         _mm256_store_si256(reinterpret_cast<__m256i*>(p), sums);
     }

@@ -36,7 +36,7 @@ struct MaddLanes {
     }
     static FASTBERT_INLINE Integers add_products(Integers sum, Integers x, Integers weight) {
         sum = _mm512_add_epi32(sum, _mm512_madd_epi16(x, weight));
-        // One after the other: GCC else computes all products first, for which there are no registers.
+        // Sequential: otherwise GCC computes all products first and runs out of registers.
         __asm__ volatile("" : "+v"(sum));
         return sum;
     }

@@ -1,4 +1,4 @@
-// int8 products (gemm.h). Their sums are exact: every level has the same ones.
+// int8 micro-kernels (gemm.h). Their sums are exact, so every CPU capability returns the same ones.
 #pragma once
 
 #include "cpu/gemm/kernel_table.h"
@@ -6,7 +6,7 @@
 
 namespace fastbert {
 
-// `int8_micro_kernel` chooses among them.
+// `int8_micro_kernel` selects one.
 const MicroKernel& portable_int8_micro_kernel();
 #if FASTBERT_X86
 const MicroKernel& avx2_int8_micro_kernel();

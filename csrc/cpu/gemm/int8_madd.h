@@ -1,19 +1,19 @@
-// int8 blocks by products of 16-bit words, whose pairs are summed into 32 bits: exact, where the instruction for bytes
-// would saturate. Included inside a region, behind the members that `I` names below and epilogue.h.
+// int8 micro-kernels by 16-bit multiply-add (vpmaddwd), whose pairs are summed into 32 bits: exact, while the byte
+// instruction would saturate. Included inside a target region, after the members that `I` names below and epilogue.h.
 //
-// I: kRows and kVectors (rows and vectors of weights that registers hold the sums of), kColumns (outputs of a vector,
-// two 32-bit sums each), load_weights (the words of kColumns outputs' groups), load_row (a row's group, repeated),
+// I: kRows and kVectors (rows and vectors of weights whose sums fit into registers), kColumns (outputs per vector, two
+// 32-bit sums each), load_weights (kColumns outputs' groups, widened to 16 bits), load_row (a row's group, broadcast),
 // add_products, and store (two neighbouring vectors of sums as 2 * kColumns integers).
 
 constexpr std::size_t kGroup = group_of(Element::int8);
-constexpr std::size_t kWideGroup = kGroup * sizeof(std::int16_t);  // bytes of a group of words
+constexpr std::size_t kWideGroup = kGroup * sizeof(std::int16_t);  // bytes of a widened group
 
 template <class I>
 std::size_t panel_bytes(std::size_t padded_depth) {
     return padded_depth / kGroup * I::kRows * kWideGroup;
 }
 
-// Groups of words, the rows side by side: [depth / 4][kRows][4].
+// Widened groups, rows interleaved: [depth / 4][kRows][4].
 template <class I>
 void pack_rows(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
                std::byte* panel) {
@@ -33,13 +33,13 @@ void pack_rows(const void* x, std::size_t stride, std::size_t rows, std::size_t 
     }
 }
 
-// The sums of kRows rows by kVectors vectors of outputs, which begin at `vector`.
+// Compute the sums of kRows rows by kVectors vectors of outputs, beginning at `vector`.
 template <class I, std::size_t kRows>
 FASTBERT_INLINE void multiply_vectors(const std::byte* panel, const std::byte* weights, std::size_t weight_panel_bytes,
                                       std::size_t groups, std::size_t vector, std::int32_t* sums) {
     constexpr std::size_t kBytes = I::kColumns * kGroup;
     constexpr std::size_t kInPanel = kPanel / I::kColumns;
-    // Unrolled by order: GCC else keeps a copy of the sums in memory.
+    // Unrolled explicitly: otherwise GCC keeps a copy of the sums in memory.
     typename I::Integers sum[kRows][I::kVectors];
 #pragma GCC unroll 8
     for (std::size_t row = 0; row < kRows; ++row)

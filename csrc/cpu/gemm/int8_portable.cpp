@@ -1,4 +1,4 @@
-// int8 blocks in plain C++.
+// Portable int8 micro-kernel.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -20,7 +20,7 @@ constexpr std::size_t kGroup = group_of(Element::int8);
 
 std::size_t panel_bytes(std::size_t padded_depth) { return kRows * padded_depth; }
 
-// The rows as they are, one after the other.
+// Rows are stored unchanged, one after the other.
 void pack_rows(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
                std::byte* panel) {
     std::memset(panel, 0, panel_bytes(padded_depth));

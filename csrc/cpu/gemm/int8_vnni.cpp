@@ -1,5 +1,5 @@
-// int8 blocks in AVX-512 VNNI: 14 rows by 32 outputs, 28 vectors of sums in 32 registers. The instruction multiplies
-// unsigned bytes by signed ones: rows are stored with 128 added, which flips their sign bit.
+// int8 micro-kernel of AVX-512 VNNI: 14 rows by 32 outputs, 28 vectors of sums in 32 registers. The instruction
+// multiplies unsigned by signed bytes: rows are packed with an offset of 128, which flips their sign bit.
 #include "cpu/gemm/int8_kernels.h"
 
 #if FASTBERT_X86
@@ -28,7 +28,7 @@ FASTBERT_TARGET_BEGIN(FASTBERT_AVX512_VNNI)
 
 std::size_t panel_bytes(std::size_t padded_depth) { return padded_depth * kPanelRows; }
 
-// Four groups of a row, with 128 added.
+// Load four groups of a row, with the offset of 128.
 FASTBERT_INLINE __m128i load_groups(const std::byte* row, std::size_t first, std::size_t depth) {
     const __m128i added = _mm_set1_epi8(static_cast<char>(0x80));
     if (first + 16 <= depth)
@@ -38,7 +38,7 @@ FASTBERT_INLINE __m128i load_groups(const std::byte* row, std::size_t first, std
     return _mm_xor_si128(_mm_maskz_loadu_epi8(in_row, row + first), added);
 }
 
-// Groups of the rows side by side: [depth / 4][16][4].
+// Groups of rows, interleaved: [depth / 4][16][4].
 void pack_rows(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
                std::byte* panel) {
     for (std::size_t row = 0; row < kPanelRows; row += 4) {
@@ -69,7 +69,7 @@ void multiply_rows(const std::byte* panel, const std::byte* weights, std::size_t
         if (block.rows <= kCount - 2)
             return multiply_rows<kCount - 2>(panel, weights, weight_panel_bytes, padded_depth, block);
     }
-    // Unrolled by order: GCC else keeps a copy of the sums in memory.
+    // Unrolled explicitly: otherwise GCC keeps a copy of the sums in memory.
     __m512i left[kCount], right[kCount];
 #pragma GCC unroll 16
     for (std::size_t row = 0; row < kCount; ++row) left[row] = right[row] = _mm512_setzero_si512();

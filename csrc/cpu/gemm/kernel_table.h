@@ -1,4 +1,4 @@
-// The inner loops of products, by level. `micro_kernel` and `row_operations` choose among them.
+// The micro-kernels by CPU capability; `micro_kernel` and `row_operations` select one.
 #pragma once
 
 #include "cpu/runtime/cpu_capability.h"
@@ -16,11 +16,11 @@ const MicroKernel& avx512_bf16_micro_kernel();
 const MicroKernel& amx_bf16_micro_kernel();
 #endif
 
-// What products do with whole rows, beside the sums.
+// Operations on whole rows around a matmul.
 struct RowOperations {
     void (*round)(const float* from, std::size_t count, BFloat16* to);
     void (*widen)(const BFloat16* from, std::size_t count, float* to);
-    // LayerNorm of a row of `count` elements into `out`. Up to the next multiple of kPanel the row's memory is written.
+    // LayerNorm of a row of `count` elements into `out`. Overwrites the row's memory up to the next multiple of kPanel.
     void (*norm)(float* row, std::size_t count, const FusedNorm& norm, void* out, Dtype dtype);
 };
 
@@ -30,15 +30,15 @@ const RowOperations& avx2_row_operations();
 const RowOperations& avx512_row_operations();
 #endif
 
-// The one for the level in force.
+// Those of the current CPU capability.
 const RowOperations& row_operations();
 
-// Multiplications from which threads are worth waking: some ten microseconds of one. Where other processes want the same
-// cores, a thread that is waited for may take milliseconds to come, so small products stay on one.
+// Minimum multiplications to use several threads: some ten microseconds of one thread. If other processes compete for
+// the cores, waiting for a thread may take milliseconds, so small matmuls stay on one.
 inline constexpr double kMinParallelWork = 1e6;
 
-// At least `size` bytes of the calling thread, aligned to 64, valid until its next product. They are kept: pages
-// touched for the first time cost more than the products that use them. Throws std::bad_alloc.
+// Return at least `size` bytes of the calling thread, aligned to 64, valid until its next matmul. Kept between calls:
+// faulting in fresh pages costs more than the matmuls that use them. Throws std::bad_alloc.
 std::byte* gemm_scratch(std::size_t size);
 
 }  // namespace fastbert

@@ -1,4 +1,4 @@
-// Places in packed weights, in plain C++.
+// Portable pack kernels of weights.
 #include "cpu/gemm/pack_kernel.h"
 
 #include <algorithm>
@@ -47,7 +47,7 @@ void pack_columns(const PackSource& from, const PackTarget& to, std::size_t firs
 template <class To, typename From>
 void pack_depth(const PackSource& from, const PackTarget& to, std::size_t first) {
     constexpr std::size_t kGroup = 4 / sizeof(typename To::Value), kRows = 32;
-    // A few rows at a time, of which a panel's elements lie together.
+    // A few rows at a time, so that writes to a panel stay close together.
     for (std::size_t begin = 0; begin < from.rows; begin += kRows) {
         const std::size_t end = std::min(from.rows, begin + kRows);
         for (std::size_t column = 0; column < from.width; column += kPanel) {

@@ -1,4 +1,4 @@
-// Writing a weight's elements to their places in a packed one.
+// Kernels that pack rows of a weight into its prepacked layout.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace fastbert {
 
-// Rows of a matrix, bf16 or fp32, on their way.
+// Source rows of a matrix, bf16 or fp32.
 struct PackSource {
     const void* data = nullptr;
     Dtype dtype = Dtype::bf16;
@@ -15,26 +15,26 @@ struct PackSource {
     std::size_t rows = 0, width = 0;
 };
 
-// Memory laid out as PrepackedWeight has it, bf16 or fp32.
+// Destination memory in the layout of PrepackedWeight, bf16 or fp32.
 struct PackTarget {
     std::byte* bytes = nullptr;
     std::size_t panel_bytes = 0;
     Element element = Element::bf16;
 };
 
-// Both write the elements, rounded to nearest, and at most zeros to what pads them; elements of other rows stay as they
-// are, whoever writes them at the same time.
+// Both round to nearest, write at most zeros to the padding and leave the elements of other rows untouched, even if
+// those are written concurrently.
 struct PackKernel {
-    // The rows become columns first.. of the packed weight; their elements, the depth from 0 on.
+    // Rows become columns first.. of the prepacked weight; their elements, the depth from 0 on.
     void (*columns)(const PackSource& from, const PackTarget& to, std::size_t first);
-    // The rows become depth first..; their elements, the columns from 0 on.
+    // Rows become depth first..; their elements, the columns from 0 on.
     void (*depth)(const PackSource& from, const PackTarget& to, std::size_t first);
 };
 
 const PackKernel& portable_pack_kernel();
 const PackKernel& avx512_pack_kernel();
 
-// The one for the level in force.
+// The kernel of the current CPU capability.
 const PackKernel& pack_kernel();
 
 }  // namespace fastbert

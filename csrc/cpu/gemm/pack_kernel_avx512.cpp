@@ -1,4 +1,4 @@
-// Places in packed weights by AVX-512: sixteen words of sixteen columns at a time.
+// Pack kernels of weights for AVX-512: squares of sixteen 32-bit groups by sixteen columns.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -15,10 +15,10 @@ namespace {
 FASTBERT_TARGET_BEGIN(FASTBERT_AVX512)
 
 #include "cpu/simd/vector_avx512.h"
-// Behind a vector.
+// After a vector type.
 #include "cpu/simd/transpose_avx512.h"
 
-// Up to sixteen elements of a row from p on, of which there are `count`: as floats, or as bf16 in the lower halves.
+// Load up to sixteen of the `count` elements at p: as floats, or as bf16 in the lower halves.
 FASTBERT_INLINE __m512 floats_at(const float* p, std::size_t count) {
     return count >= 16 ? _mm512_loadu_ps(p) : Avx512::load_part(p, count);
 }
@@ -31,7 +31,7 @@ FASTBERT_INLINE __m256i halves_at(const BFloat16* p, std::size_t count) {
                        : _mm256_maskz_loadu_epi16(Avx512::first(count), p);
 }
 
-// Sixteen words of a row.
+// Load sixteen 32-bit groups of a row.
 template <Element kElement, typename From>
 FASTBERT_INLINE __m512 dwords_at(const From* p, std::size_t count) {
     if constexpr (kElement == Element::fp32) return floats_at(p, count);
@@ -44,7 +44,7 @@ template <Element kElement, typename From>
 void pack_columns(const PackSource& from, const PackTarget& to, std::size_t first) {
     constexpr std::size_t kWide = 16 * group_of(kElement);
     for (std::size_t row = 0; row < from.rows;) {
-        // The rows that fall into one panel.
+        // The rows within one panel.
         const std::size_t lane = (first + row) % kPanel, rows = std::min(kPanel - lane, from.rows - row);
         const auto lanes = static_cast<__mmask16>(((1U << rows) - 1U) << lane);
         const From* x = static_cast<const From*>(from.data) + row * from.stride;
@@ -68,7 +68,7 @@ void pack_columns(const PackSource& from, const PackTarget& to, std::size_t firs
     }
 }
 
-// Rows that are placed panel by panel: as many as keep a panel's stores together.
+// Rows packed panel by panel: few enough to keep a panel's stores together.
 inline constexpr std::size_t kRows = 32;
 
 template <typename From>
@@ -84,7 +84,7 @@ void pack_depth_fp32(const PackSource& from, const PackTarget& to, std::size_t f
     }
 }
 
-// A pair whose other half belongs to another row: 16 of the 32 halves are written.
+// Write 16 of the 32 halves: the other half of each pair belongs to another row.
 template <typename From>
 void pack_half_pairs(const From* x, std::size_t width, const PackTarget& to, std::size_t k) {
     const __mmask32 halves = k % 2 ? 0xAAAAAAAAU : 0x55555555U;

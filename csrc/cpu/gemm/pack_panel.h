@@ -1,8 +1,8 @@
-// Row panels of kRows rows, no more than a vector V has lanes: words of 32 bits, [words][kRows]. Included inside a
-// region, behind a vector, its transpose and epilogue.h.
+// Packing of row panels of kRows rows, at most one vector V: 32-bit groups, [groups][kRows]. Included inside a target
+// region, after a vector type, its transpose and epilogue.h.
 
-// `load(row, word)` gives a vector of words of a row from `word` on. As many rows as lanes are stored where kRows of them
-// belong, and the next word's store covers what is too much: behind the panel there must be room for a vector.
+// `load(row, word)` loads a vector of a row's 32-bit groups from `word` on. Stores write a whole vector although only
+// kRows lanes are valid; the next store overwrites the excess, so the panel needs one more vector of memory.
 template <class V, std::size_t kRows, class Load>
 FASTBERT_INLINE void pack_dwords(std::size_t rows, std::size_t words, std::byte* panel, Load load) {
     for (std::size_t word = 0; word < words; word += V::kLanes) {
@@ -14,7 +14,7 @@ FASTBERT_INLINE void pack_dwords(std::size_t rows, std::size_t words, std::byte*
     }
 }
 
-// A MicroKernel's `fill` of rows of Value as floats.
+// `MicroKernel::pack_rows` for rows of Value as floats.
 template <class V, std::size_t kRows, typename Value>
 void pack_floats(const void* x, std::size_t stride, std::size_t rows, std::size_t depth, std::size_t padded_depth,
                  std::byte* panel) {

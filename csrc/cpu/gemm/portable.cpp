@@ -1,4 +1,4 @@
-// Products and their rows in plain C++.
+// Portable micro-kernels and row operations.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -15,12 +15,12 @@ namespace fastbert {
 namespace {
 
 #include "cpu/simd/vector_portable.h"
-// Behind a vector.
+// After a vector type.
 #include "cpu/simd/vector_math.h"
-// Behind both.
+// After both.
 #include "cpu/rowwise/gelu_gradient.h"
 #include "cpu/gemm/epilogue.h"
-// Behind all.
+// After all of them.
 #include "cpu/gemm/fma_kernel.h"
 
 template <Element kElement>

@@ -1,4 +1,4 @@
-// Weights as products read them.
+// Prepacking of weights.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -32,7 +32,7 @@ float int8_scale(const Value* row, std::size_t depth) {
     return finite ? largest / 127.0F : std::numeric_limits<float>::quiet_NaN();
 }
 
-// `count` weights in integers of `scale`, at most 127 in magnitude, and their sum.
+// Quantize `count` weights with `scale`, at most 127 in magnitude, and return their sum.
 template <typename Value>
 std::int32_t to_integers(const Value* row, std::size_t count, float scale, std::int8_t* to) {
     std::int32_t sum = 0;
@@ -40,7 +40,7 @@ std::int32_t to_integers(const Value* row, std::size_t count, float scale, std::
         float x = value(row, k) / scale;
         x = x < 127.0F ? x : 127.0F;
         x = x > -127.0F ? x : -127.0F;
-        // 1.5 * 2^23 leaves no bits for a fraction: the sum is rounded to an integer, which its lower bits hold.
+        // Adding 1.5 * 2^23 rounds to an integer, held by the lower bits.
         const std::int32_t integer = std::bit_cast<std::int32_t>(x + 12582912.0F) - 0x4B400000;
         to[k] = static_cast<std::int8_t>(integer);
         sum += integer;
@@ -48,7 +48,7 @@ std::int32_t to_integers(const Value* row, std::size_t count, float scale, std::
     return sum;
 }
 
-// One output in int8: its integers' sum. A scale of zero or NaN stands for zeros.
+// Pack one int8 output and return the sum of its integers. A scale of zero or NaN stores zeros.
 template <typename Value>
 std::int32_t pack_integers(const Value* row, std::size_t depth, float scale, std::byte* to) {
     constexpr std::size_t kPart = 512;
@@ -102,7 +102,7 @@ PrepackedWeight allocate(std::size_t columns, std::size_t depth, Element element
     packed.padded_columns = round_up(columns, kColumns);
     packed.padded_depth = round_up(depth, kStep / bytes_of(element));
     const std::size_t size = std::max(kStep, packed.padded_columns * packed.padded_depth * bytes_of(element));
-    // A weight is packed where a program starts, which then waits for the system to find it pages: large ones are few.
+    // Huge pages: weights are packed at start-up, which would otherwise wait for page faults.
     const std::size_t alignment = size < kHugePage ? 64 : kHugePage;
     packed.bytes = {static_cast<std::byte*>(std::aligned_alloc(alignment, round_up(size, 64))),
                     [](std::byte* p) { std::free(p); }};
@@ -141,7 +141,7 @@ PrepackedWeight prepack(const void* weight, Dtype dtype, std::size_t stride, std
     }
     if (packed.padded_columns > columns || packed.padded_depth > depth)
         parallel_ranges(packed.padded_columns / kPanel, 8, clear);
-    // A thread takes whole groups of rows, whose places no other thread's are between.
+    // Each thread packs whole groups of rows, so that threads never write to the same group.
     const std::size_t rows = transposed ? depth : columns, groups = (rows + kColumns - 1) / kColumns;
     parallel_ranges(groups, 4, [&](std::size_t first, std::size_t last) {
         pack_rows(packed, transposed, 0, weight, dtype, stride, first * kColumns, std::min(rows, last * kColumns));

@@ -19,7 +19,7 @@ FASTBERT_INLINE void store_integers(std::int8_t* p, Portable::Float x) {
 
 #include "cpu/gemm/quantize_rows.h"
 
-constexpr std::size_t kGrain = std::size_t{1} << 15;  // elements that are worth a thread
+constexpr std::size_t kGrain = std::size_t{1} << 15;  // minimum elements per thread
 
 using Range = void (*)(const QuantizedRows&, std::size_t, std::size_t);
 

@@ -1,5 +1,5 @@
-// Quantisation for any of the vectors. Included inside a region, behind a vector and `store_integers`, which rounds a
-// vector's floats to nearest and stores them as bytes.
+// Quantization, generic over the vector type. Included inside a target region, after a vector type and
+// `store_integers`, which rounds a vector of floats to nearest and stores bytes.
 
 template <class V, typename Value>
 FASTBERT_INLINE void quantize_row(const Value* x, std::size_t depth, std::int8_t* integers, float* scale) {
@@ -7,7 +7,7 @@ FASTBERT_INLINE void quantize_row(const Value* x, std::size_t depth, std::int8_t
     constexpr std::size_t kLanes = V::kLanes;
     const std::size_t whole = depth / kLanes * kLanes, rest = depth - whole;
     F largest = V::zero(), poison = V::zero();
-    // 0 * x is 0, but NaN for a NaN or an infinity, of which the comparisons would lose the first.
+    // 0 * x is NaN if x is a NaN or an infinity; the comparisons would lose a NaN.
     for (std::size_t i = 0; i < whole; i += kLanes) {
         const F values = V::load(x + i);
         largest = V::max(largest, V::abs(values));

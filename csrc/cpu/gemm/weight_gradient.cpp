@@ -1,5 +1,5 @@
-// A chunk of tokens is a product like any other: columns of a are laid out as row panels, b as a weight whose depth is
-// the tokens. Only what AMX's tiles read of a is turned round for that.
+// A chunk of tokens is a matmul with the same micro-kernels: columns of a are packed as row panels and b as a weight
+// whose depth is the tokens. Only AMX tiles need a transposed.
 #include "cpu/gemm/weight_gradient.h"
 
 #include <algorithm>
@@ -16,24 +16,23 @@ constexpr std::size_t round_up(std::size_t x, std::size_t step) { return (x + st
 constexpr std::size_t divide_up(std::size_t x, std::size_t by) { return (x + by - 1) / by; }
 constexpr std::size_t part(std::size_t count, std::size_t index, std::size_t parts) { return count * index / parts; }
 
-// Columns of b that all threads lay out together; their share of a chunk passes the third cache once for each of a
-// thread's row blocks.
+// Columns of b that all threads pack together; their share of a chunk is read from L3 once per row block of a thread.
 constexpr std::size_t kShared = 768;
-// Columns of a, at most, that a thread lays out at once, and bytes of b that it uses for all of them before it goes on.
+// The maximum number of columns of a packed at a time, and the bytes of b used for all of them.
 constexpr std::size_t kRowBlock = 256, kColumnBytes = std::size_t{1} << 19;
-// Chunks are made of so many tokens.
+// Chunks are multiples of this many tokens.
 constexpr std::size_t kTokens = 64;
 
-// What is the same for all threads.
+// Parameters derived from a call, shared by all threads.
 struct Plan {
     const WeightGradientCall& call;
     const MicroKernel& kernel;
     Element element;
-    std::size_t chunk, padded_chunk;    // tokens of a chunk, and as they are laid out
-    std::size_t shared;                 // columns of b that are laid out together
-    std::size_t row_block;              // columns of a that are
+    std::size_t chunk, padded_chunk;    // tokens per chunk, and padded
+    std::size_t shared;                 // columns of b packed together
+    std::size_t row_block;              // columns of a packed together
     std::size_t a_panel, b_panel;       // bytes
-    std::size_t b_bytes, thread_bytes;  // of one of the two buffers for b, of a thread's own memory
+    std::size_t b_bytes, thread_bytes;  // per buffer of b, and per thread
 
     const void* a(std::size_t token, std::size_t row) const { return at(call.a, token * call.a_stride + row); }
     const void* b(std::size_t token, std::size_t column) const { return at(call.b, token * call.b_stride + column); }
@@ -57,12 +56,13 @@ Plan plan_of(const WeightGradientCall& call) {
     return plan;
 }
 
-// Threads as a grid over the result.
+// The thread grid over the result.
 struct Grid {
     std::size_t rows = 1, columns = 1;
 };
 
-// The grid whose busiest thread is done first: laying out a panel costs about as much as multiplying it by a block.
+// Choose the grid whose busiest thread finishes first: packing a panel costs about as much as multiplying it by a
+// block.
 Grid grid_of(const Plan& plan, std::size_t threads) {
     Grid best;
     double least = 0.0;
@@ -96,12 +96,12 @@ public:
         last_row_ = std::min(plan.call.rows, part(panels, group + 1, grid.rows) * plan.kernel.rows);
     }
 
-    // Without columns the sums of a are still to be taken.
+    // The sums of a are computed even if b has no columns.
     void run() {
         const WeightGradientCall& call = plan_.call;
         if (plan_.kernel.enter) plan_.kernel.enter();
         if (call.sums && column_ == 0) std::fill(call.sums + first_row_, call.sums + last_row_, 0.0F);
-        // Two buffers for b: one is filled while other threads may still read the one before.
+        // b is double-buffered: threads may still read the previous chunk while the next is packed.
         std::size_t step = 0;
         for (std::size_t column = 0; column < std::max<std::size_t>(1, call.columns); column += plan_.shared) {
             for (std::size_t token = 0; token < call.tokens; token += plan_.chunk, ++step) {
@@ -119,13 +119,13 @@ private:
     std::size_t columns_from(std::size_t column) const { return std::min(plan_.shared, plan_.call.columns - column); }
     std::size_t padded(std::size_t tokens) const { return round_up(tokens, kStep / bytes_of(plan_.element)); }
 
-    // This thread's tokens of a chunk of b.
+    // Pack this thread's tokens of a chunk of b.
     void pack_b(std::size_t token, std::size_t column) const {
         const std::size_t tokens = tokens_from(token), width = columns_from(column), groups = divide_up(tokens, 32);
         const std::size_t first = part(groups, thread_, threads_) * 32;
         const std::size_t last = std::min(tokens, part(groups, thread_ + 1, threads_) * 32);
         if (first >= last) return;
-        // What fills the depth up adds nothing.
+        // Zero the padding of the depth.
         const std::size_t whole = tokens / group_of(plan_.element), words = padded(tokens) / group_of(plan_.element);
         if (last == tokens) {
             for (std::size_t panel = 0; panel * kPanel < width; ++panel)
@@ -141,7 +141,7 @@ private:
         const std::size_t from = part(blocks, column_, columns_) * kColumns;
         const std::size_t to = part(blocks, column_ + 1, columns_) * kColumns;
         if (from >= to && column_ != 0) return;
-        // Even blocks of rows.
+        // Split the rows into even blocks.
         const std::size_t height = plan_.kernel.rows, rows = last_row_ - first_row_;
         const std::size_t count = divide_up(rows, plan_.row_block), panels = divide_up(rows, height);
         for (std::size_t i = 0; i < count; ++i) {

@@ -1,4 +1,4 @@
-// Gradients of weights: a^T b over the tokens, and with it the gradient of a bias, the sums of a's columns.
+// Weight gradients: a^T b over the tokens, and the bias gradient, the column sums of a.
 #pragma once
 
 #include <cstddef>
@@ -14,12 +14,12 @@ struct WeightGradientCall {
     std::size_t tokens = 0, rows = 0, columns = 0;
     float* out = nullptr;  // (rows, columns), rows `out_stride` elements apart
     std::size_t out_stride = 0;
-    bool accumulate = false;  // add to what `out` holds
-    float* sums = nullptr;    // (rows,), not added to what it holds; or null
+    bool accumulate = false;  // add to `out` instead of overwriting it
+    float* sums = nullptr;    // (rows,), always overwritten; may be null
 };
 
-// The tokens are cut in chunks by their number alone, and a chunk's sums, fp32, are added to those before it: the
-// result has the same bits on any number of threads. Throws std::bad_alloc.
+// Compute a weight gradient. Tokens are split into chunks by their number alone, and the fp32 sums of chunks are added
+// in order: the bits do not depend on the number of threads. Throws std::bad_alloc.
 void weight_gradient(const WeightGradientCall& call);
 
 }  // namespace fastbert

@@ -20,13 +20,13 @@ const RowGradientKernels& kernels() {
     return row_gradient_kernels_portable();
 }
 
-// Rows whose sums are taken together: few enough for many threads, and no more blocks than are quickly added up.
+// Rows per block of partial sums: enough blocks for many threads, few enough to be reduced quickly.
 std::size_t rows_of_block(std::size_t rows) {
     constexpr std::size_t kMinRows = 64, kMaxBlocks = 256;
     return std::max(kMinRows, (rows + kMaxBlocks - 1) / kMaxBlocks);
 }
 
-// sums[i] = partial[i] + partial[stride + i] + ..., of all blocks, in this order.
+// sums[i] = partial[i] + partial[stride + i] + ..., over all blocks in order.
 void reduce_blocks(const float* partial, std::size_t stride, std::size_t blocks, std::size_t count, float* sums) {
     parallel_ranges(count, std::size_t{65536} / blocks, [&](std::size_t first, std::size_t last) {
         std::copy(partial + first, partial + last, sums + first);
@@ -37,7 +37,7 @@ void reduce_blocks(const float* partial, std::size_t stride, std::size_t blocks,
     });
 }
 
-// kernel(first, last, scratch, sums) over all rows, block by block, and then sums (count,) over all blocks.
+// Call kernel(first, last, scratch, sums) block by block over all rows, then reduce sums (count,) over the blocks.
 template <class Kernel>
 void run(std::size_t rows, std::size_t width, std::size_t scratch, std::size_t count, float* sums,
          const Kernel& kernel) {

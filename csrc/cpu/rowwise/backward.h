@@ -1,7 +1,7 @@
 // Gradients of the operations of rowwise.h.
 //
-// Rows are cut into blocks of a length that only their number decides. Sums over rows (the gradients of vectors) are
-// taken block by block and then added up in the order of the blocks, in fp32: their bits do not depend on threads.
+// Rows are split into blocks whose length depends on their number alone. Sums over rows (the gradients of vectors) are
+// taken per block and then reduced in block order, in fp32: their bits do not depend on threads.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace fastbert {
 
-// Of y = LayerNorm(total), total = dropout(x + x_bias) + residual: the gradient of total is that through y plus
-// grad_total; dresidual is that, and dx that times the dropout mask.
+// Backward of y = LayerNorm(total), total = dropout(x + x_bias) + residual: the gradient of total is that through y
+// plus grad_total; dresidual equals it, and dx is it times the dropout mask.
 struct NormGradientCall {
     std::size_t rows = 0, width = 0;
     Dtype dtype = Dtype::fp32;  // of grad, grad_total, total, dx and dresidual
@@ -29,15 +29,15 @@ struct NormGradientCall {
     float* sums = nullptr;  // (2, width): dweight, dbias; with x_bias (3, width): dx_bias too
 };
 
-// Of y = GELU(x + bias): dx, its sums over the rows unless that is null, and y once more unless that is.
+// Backward of y = GELU(x + bias): dx, its sums over rows unless null, and y again unless null.
 struct GeluGradientCall {
-    GeluCall forward;  // its y is written where it is not null
+    GeluCall forward;  // y is written unless null
     RowsView grad;     // of x's dtype, as dx
     void* dx = nullptr;
     float* sums = nullptr;  // (width,)
 };
 
-// Of y = LayerNorm(GELU(x + bias)).
+// Backward of y = LayerNorm(GELU(x + bias)).
 struct GeluNormGradientCall {
     GeluCall gelu;  // without y
     RowsView grad;  // of x's dtype, as dx
@@ -48,7 +48,7 @@ struct GeluNormGradientCall {
     float* sums = nullptr;  // (2, width): dweight, dbias; with a bias (3, width): its gradient too
 };
 
-// Of the sum of embeddings, fp32 (tokens, width), from that of y = dropout(LayerNorm(sum)).
+// Backward of y = dropout(LayerNorm(sum)): the gradient of the sum of embeddings, fp32 (tokens, width).
 struct EmbeddingSumGradientCall {
     std::size_t tokens = 0, width = 0;
     Dtype dtype = Dtype::fp32;       // of all tables
@@ -63,8 +63,8 @@ struct EmbeddingSumGradientCall {
     float* sums = nullptr;  // (2, width): dweight, dbias
 };
 
-// Of softmax: `forward` is the call as it was, but its `out` is written with the gradient of the scores. The gradient
-// of the result is contiguous, of the dtype of the scores.
+// Backward of softmax: `forward` holds the call's arguments, but its `out` receives the gradient of the scores. The
+// upstream gradient is contiguous, in the dtype of the scores.
 struct SoftmaxGradientCall {
     SoftmaxCall forward;
     const void* grad = nullptr;

@@ -1,4 +1,4 @@
-// The gradients of row kernels for AVX2.
+// Gradient kernels of the row-wise operations for AVX2.
 #include <bit>
 #include <cmath>
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The gradients of row kernels for AVX-512.
+// Gradient kernels of the row-wise operations for AVX-512.
 #include <bit>
 #include <cmath>
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The kernels of backward.h for any of the vectors. Included inside a region, behind a vector, vector_math.h,
-// gelu_gradient.h, row_loops.h and softmax_kernels.h.
+// The kernels of backward.h, generic over the vector type. Included inside a target region, after a vector type,
+// vector_math.h, gelu_gradient.h, row_loops.h and softmax_kernels.h.
 
 // sum[i..] += x.
 template <class Part, class F>
@@ -8,13 +8,13 @@ FASTBERT_INLINE void add_at(const Part& part, float* sum, F x) {
     part.store(sum, U::add(part.load(static_cast<const float*>(sum)), x));
 }
 
-// What backward of LayerNorm takes off a row's gradient: rstd * (g - mean - hat * slope), g being grad * weight.
+// The projection that LayerNorm's backward subtracts: rstd * (g - mean - normalized * slope), with g = grad * weight.
 struct NormProjection {
     float mean, slope;
 };
 
-// Of one row, whose normed values are (value(i) - mean) * rstd and whose upstream gradient is grad(i): adds what is
-// summed over rows to dweight and dbias.
+// Compute a row's projection, its normalized values being (value(i) - mean) * rstd and its upstream gradient grad(i),
+// and accumulate dweight and dbias.
 template <class V, class Value, class Grad>
 FASTBERT_INLINE NormProjection norm_projection(std::size_t width, float mean, float rstd, const float* weight,
                                                float* dweight, float* dbias, const Value& value, const Grad& grad) {
@@ -27,14 +27,14 @@ FASTBERT_INLINE NormProjection norm_projection(std::size_t width, float mean, fl
         part.store(dweight + i, V::fma(g, normalized, part.load(static_cast<const float*>(dweight) + i)));
         const F weighted = V::mul(g, part.load(weight + i));
         means.parts[slot] = V::add(means.parts[slot], weighted);
-        // Behind the row's end the gradient is 0, but of a row without variance nothing else need be a number.
+        // Padding lanes have zero gradient, but the normalized value of a row without variance may be NaN there.
         slopes.parts[slot] = V::fma(weighted, part.keep(normalized), slopes.parts[slot]);
     });
     const auto count = static_cast<float>(width);
     return {means.total() / count, slopes.total() / count};
 }
 
-// After norm_projection: to(i, part, gradient of value) for every vector of the row.
+// After norm_projection: call to(i, part, gradient of value) for every vector of the row.
 template <class V, class Value, class Grad, class To>
 FASTBERT_INLINE void norm_gradient(std::size_t width, float mean, float rstd, const float* weight,
                                    NormProjection projection, const Value& value, const Grad& grad, const To& to) {
@@ -89,7 +89,7 @@ FASTBERT_INLINE typename V::Float gelu_slope_by(typename V::Float x) {
     return gelu_tanh_gradient_of<V>(x);
 }
 
-// to(i, part, x + bias) for every vector, or two, of a row.
+// Call to(i, part, x + bias) for every vector, or pair of vectors, of a row.
 template <class V, class T, class To>
 FASTBERT_INLINE void biased_row(const T* x, const float* bias, std::size_t width, const To& to) {
     for_each_vector_pair<V>(width, [&](std::size_t i, auto part) FASTBERT_INLINE_BODY {
@@ -126,7 +126,7 @@ void gelu_gradient_rows(const GeluGradientCall& call, std::size_t first, std::si
     gelu_gradient_by<V, T, Gelu::tanh>(call, first, last, sums);
 }
 
-// The GELU of a row and its derivative wait in the two rows of scratch.
+// The two scratch rows hold the GELU of a row and its derivative.
 template <class V, class T, Gelu kForm>
 FASTBERT_INLINE void gelu_norm_gradient_by(const GeluNormGradientCall& call, std::size_t first, std::size_t last,
                                            float* scratch, float* sums) {
@@ -167,7 +167,7 @@ void gelu_norm_gradient_rows(const GeluNormGradientCall& call, std::size_t first
     gelu_norm_gradient_by<V, T, Gelu::tanh>(call, first, last, scratch, sums);
 }
 
-// The sum of a token's embeddings waits in the first row of scratch, its dropout mask in the second.
+// The first scratch row holds the sum of a token's embeddings, the second its dropout mask.
 template <class V, class In, class Out>
 void embedding_sum_gradient_rows(const EmbeddingSumGradientCall& call, std::size_t first, std::size_t last,
                                  float* scratch, float* sums) {
@@ -202,7 +202,7 @@ void embedding_sum_gradient_rows(const EmbeddingSumGradientCall& call, std::size
     }
 }
 
-// dscores = scale * p * (dp - sum of p dp), dp being the gradient where nothing was dropped.
+// dscores = scale * p * (dp - sum of p dp), where dp is the gradient of the kept probabilities.
 template <class V, class T>
 void softmax_gradient_rows(const SoftmaxGradientCall& call, std::size_t first, std::size_t last, float* scratch) {
     using F = typename V::Float;

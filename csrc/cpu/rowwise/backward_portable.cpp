@@ -1,4 +1,4 @@
-// The gradients of row kernels for no instruction set in particular.
+// Portable gradient kernels of the row-wise operations.
 #include <bit>
 #include <cmath>
 #include <cstddef>

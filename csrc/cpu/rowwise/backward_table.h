@@ -1,4 +1,4 @@
-// The kernels behind backward.h, one set a level.
+// Dispatch table of backward.h, one per CPU capability.
 #pragma once
 
 #include <cstddef>
@@ -7,9 +7,8 @@
 
 namespace fastbert {
 
-// Each computes rows first..last of a call, whose vectors are fp32, and adds what is summed over rows to `sums`, laid
-// out as the call's. `scratch` holds two rows of floats and begins at a multiple of 64 bytes. Arrays are indexed by
-// dtype.
+// Each kernel computes rows first..last of a call whose vectors are fp32, and adds what is summed over rows to `sums`,
+// in the call's layout. `scratch` holds two rows of floats and is aligned to 64 bytes. Arrays are indexed by dtype.
 struct RowGradientKernels {
     template <class Call>
     using Kernel = void (*)(const Call& call, std::size_t first, std::size_t last, float* scratch, float* sums);

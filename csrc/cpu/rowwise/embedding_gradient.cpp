@@ -16,17 +16,17 @@
 namespace fastbert {
 namespace {
 
-constexpr std::size_t kBlock = 64;                    // tokens that are added up together
+constexpr std::size_t kBlock = 64;                    // tokens per partial sum
 constexpr std::size_t kCachedTableBytes = std::size_t{8}
-                                          << 20;  // bytes of a table that may still be near when it is read
+                                          << 20;  // tables up to this size may stay in cache
 
-// The tokens in the order of their ids, and of tokens among those of one id.
+// Tokens sorted by id, stably.
 struct TokensById {
     std::vector<std::size_t> tokens;
-    std::vector<std::size_t> begin;  // (rows + 1,): where the tokens of each id begin
+    std::vector<std::size_t> begin;  // (rows + 1,): offset of each id's tokens
 
     TokensById(const Ids& ids, std::size_t count, std::size_t rows) : tokens(count), begin(rows + 2) {
-        // Read once: another thread may write to them.
+        // Read once: another thread may modify the ids.
         std::vector<std::size_t> copy(count);
         for (std::size_t token = 0; token < count; ++token) {
             copy[token] = static_cast<std::size_t>(ids[token]);
@@ -39,13 +39,13 @@ struct TokensById {
     std::size_t count(std::size_t row) const { return begin[row + 1] - begin[row]; }
 };
 
-// Tokens of one id that are too many to be added up at once.
+// A block of the tokens of one frequent id.
 struct Block {
     std::size_t first, last;  // in Sorted::tokens
 };
 
-// Zeros; those of a table that no near cache holds pass by the caches. Most of a vocabulary's gradient is zeros, and a
-// processor would first read the lines that it is to overwrite.
+// Write zeros, with non-temporal stores for a table larger than the near caches: most rows of a vocabulary's gradient
+// are zero, and ordinary stores would read the lines first.
 void zero(std::byte* begin, std::size_t size, [[maybe_unused]] bool large) {
 #if FASTBERT_X86
     if (!large) return void(std::memset(begin, 0, size));
@@ -70,7 +70,7 @@ void add_tokens(const TableGradientCall& call, const TokensById& sorted, std::si
     for (std::size_t i = first + 1; i < last; ++i) add(sum, call.dsum + sorted.tokens[i] * call.width, call.width);
 }
 
-// Rows first..last of the gradient; `partial` holds the sums of blocks, those of row r from places[r] on.
+// Write rows first..last of the gradient; `partial` holds block sums, those of row r from first_partial[r] on.
 void write_rows(const TableGradientCall& call, const TokensById& sorted, const std::vector<std::size_t>& first_partial,
                 const float* partial, std::size_t first, std::size_t last, float* scratch) {
     const std::size_t width = call.width, size = width * size_of(call.dtype);
@@ -102,8 +102,7 @@ void write_rows(const TableGradientCall& call, const TokensById& sorted, const s
 #endif
 }
 
-// Where the parts of the table begin that threads write, each about as much work: to write a row is as much as to add
-// a token.
+// Split the table into parts of about equal work: writing a row costs as much as adding a token.
 std::vector<std::size_t> parts(const TokensById& sorted, std::size_t rows, std::size_t threads) {
     const auto work = [&](std::size_t row) { return 1 + std::min(sorted.count(row), kBlock); };
     std::size_t all = 0, done = 0;
@@ -145,7 +144,7 @@ void table_gradient(const TableGradientCall& call) {
     };
     if (threads == 1) return write(0);
     parallel(static_cast<int>(threads), [&](int thread, int running) {
-        // Where fewer threads run than were asked for, each takes several parts.
+        // If fewer threads run than requested, each processes several parts.
         for (auto part = static_cast<std::size_t>(thread); part < threads; part += static_cast<std::size_t>(running))
             write(part);
     });

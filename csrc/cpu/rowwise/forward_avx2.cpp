@@ -1,4 +1,4 @@
-// The row kernels for AVX2.
+// Row-wise kernels for AVX2.
 #include <bit>
 #include <cmath>
 #include <cstddef>

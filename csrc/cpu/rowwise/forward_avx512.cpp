@@ -1,4 +1,4 @@
-// The row kernels for AVX-512.
+// Row-wise kernels for AVX-512.
 #include <bit>
 #include <cmath>
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The kernels of rowwise.h for any of the vectors. Included inside a region, behind a vector, vector_math.h,
-// row_loops.h and softmax_kernels.h.
+// The kernels of rowwise.h, generic over the vector type. Included inside a target region, after a vector type,
+// vector_math.h, row_loops.h and softmax_kernels.h.
 
 template <class V, class T>
 void layer_norm_rows(const LayerNormCall& call, std::size_t first, std::size_t last, float*) {
@@ -15,7 +15,7 @@ void layer_norm_rows(const LayerNormCall& call, std::size_t first, std::size_t l
     }
 }
 
-// What is normed is the rounded sum: it waits in `total`, or where that is not wanted in y.
+// LayerNorm reads the rounded sum, stored in `total`, or in y if `total` is null.
 template <class V, class T>
 void sum_layer_norm_rows(const SumNormCall& call, std::size_t first, std::size_t last, float* scratch) {
     using F = typename V::Float;
@@ -34,7 +34,7 @@ void sum_layer_norm_rows(const SumNormCall& call, std::size_t first, std::size_t
             if (mask) value = V::mul(value, part.load(mask + i));
             if (residual) value = V::add(value, part.load(residual + i));
             part.store(total + i, value);
-            // Of the rounded sum: the norm has the bits that it has of `total` alone.
+            // Sum the rounded values, so that y has the same bits as LayerNorm of `total`.
             if constexpr (!std::is_same_v<T, float>) value = part.load(static_cast<const T*>(total) + i);
             sums.parts[slot] = V::add(sums.parts[slot], value);
         });
@@ -49,7 +49,7 @@ FASTBERT_INLINE typename V::Float gelu_by(typename V::Float x) {
     return gelu_tanh_of<V>(x);
 }
 
-// out = GELU(x + bias) of one row; after(value) sees each vector, or two, of it.
+// out = GELU(x + bias) of one row; after(value) is called for each vector, or pair of vectors.
 template <class V, Gelu kForm, class In, class Out, class After>
 FASTBERT_INLINE void gelu_row(const In* x, const float* bias, std::size_t width, Out* out, const After& after) {
     for_each_vector_pair<V>(width, [&](std::size_t i, auto part) FASTBERT_INLINE_BODY {

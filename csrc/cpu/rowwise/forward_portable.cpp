@@ -1,4 +1,4 @@
-// The row kernels for no instruction set in particular.
+// Portable row-wise kernels.
 #include <bit>
 #include <cmath>
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The kernels behind rowwise.h, one set a level.
+// Dispatch table of rowwise.h, one per CPU capability.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace fastbert {
 
-// Each computes rows first..last of a call, whose vectors are fp32. `scratch` holds two rows of floats (width, or keys)
-// and begins at a multiple of 64 bytes. Arrays are indexed by dtype.
+// Each kernel computes rows first..last of a call whose vectors are fp32. `scratch` holds two rows of floats (width, or
+// keys) and is aligned to 64 bytes. Arrays are indexed by dtype.
 struct RowKernels {
     template <class Call>
     using Kernel = void (*)(const Call& call, std::size_t first, std::size_t last, float* scratch);

@@ -1,14 +1,15 @@
-// Derivatives of GELU, for any of the vectors. Included inside a region, behind a vector and vector_math.h.
+// Derivatives of GELU, generic over the vector type. Included inside a target region, after a vector type and
+// vector_math.h.
 //
-// Both are 1 - T(|x|) for positive x and T(|x|) for others, so nothing cancels below zero. A NaN stays one; at the
-// infinities they are their limits, 1 and 0, to within the error below.
+// Both are 1 - T(|x|) for positive x and T(|x|) otherwise, so nothing cancels below zero. NaN propagates; at the
+// infinities they are their limits, 1 and 0, within the error below.
 
-// Phi(x) + x phi(x), off by at most 4e-7: T(a) = exp(-a^2 / 2) times a polynomial, from which it is as near to zero at
-// a = 6 as beyond.
+// Phi(x) + x phi(x), with an absolute error of at most 4e-7: T(a) = exp(-a^2 / 2) times a polynomial, used up to a = 6,
+// where it is as close to zero as beyond.
 template <class V>
 FASTBERT_INLINE typename V::Float gelu_gradient_of(typename V::Float x) {
     using F = typename V::Float;
-    // A NaN is the second operand, which min gives back.
+    // min returns its second operand if an operand is NaN.
     const F a = V::min(V::broadcast(6.0F), V::abs(x));
     const F power = bounded_exp2_of<V>(V::mul(V::mul(a, a), V::broadcast(-0.72134752F)));
     F r = V::broadcast(-8.06307162e-6F);
@@ -25,7 +26,7 @@ FASTBERT_INLINE typename V::Float gelu_gradient_of(typename V::Float x) {
     return V::where_less(x, V::zero(), tail, V::sub(V::broadcast(1.0F), tail));
 }
 
-// The derivative of GELU's approximation by tanh(u), with s = 1 / (1 + exp(2 |u|)): T(a) = s - a s (1 - s) 2 u'(a).
+// The derivative of the tanh approximation of GELU, with s = 1 / (1 + exp(2 |u|)): T(a) = s - a s (1 - s) 2 u'(a).
 template <class V>
 FASTBERT_INLINE typename V::Float gelu_tanh_gradient_of(typename V::Float x) {
     using F = typename V::Float;

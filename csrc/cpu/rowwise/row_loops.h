@@ -1,7 +1,7 @@
-// How kernels of rows go over a row, and LayerNorm of one, for any of the vectors. Included inside a region, behind a
-// vector.
+// Loops over rows and the LayerNorm of one row, generic over the vector type. Included inside a target region, after a
+// vector type.
 
-// How a pass over a row loads and stores: whole vectors, or what is left at its end.
+// Loads and stores of a loop over a row: full vectors, or the partial one at its end.
 template <class V>
 struct FullVector {
     using Vector = V;
@@ -31,7 +31,7 @@ struct PartialVector {
     FASTBERT_INLINE void store(T* p, F x) const {
         V::store_part(p, x, count);
     }
-    // Zeros behind the row's end.
+    // Zeros the lanes past the row's end.
     FASTBERT_INLINE F keep(F x) const {
         float lanes[V::kLanes];
         V::store(lanes, x);
@@ -39,14 +39,15 @@ struct PartialVector {
     }
 };
 
-// A pass is a loop only once its body is part of it.
+// A loop is vectorised only if its body is inlined.
 #define FASTBERT_INLINE_BODY __attribute__((always_inline))
 
 template <class V>
 constexpr bool kInRegisters = !requires(typename V::Float x) { x.lane; };
 
-// body(place, slot, part) for every vector of a row; slots 0 to 3 in turn, so that four sums can grow side by side. The
-// portable vector is an array, which compilers unroll anyway, and would take half a minute to unroll four times more.
+// Call body(offset, slot, part) for every vector of a row; slots cycle through 0 to 3 for four independent sums. The
+// portable vector is an array, which compilers unroll anyway; unrolling it four times more would take half a minute to
+// compile.
 template <class V, class Body>
 FASTBERT_INLINE void for_each_vector(std::size_t width, const Body& body) {
     constexpr std::size_t n = V::kLanes;
@@ -62,12 +63,12 @@ FASTBERT_INLINE void for_each_vector(std::size_t width, const Body& body) {
     if (i < width) body(i, 0, PartialVector<V>{width - i});
 }
 
-// Four sums that grow side by side.
+// Four independent partial sums.
 template <class V>
 struct Sums {
     typename V::Float parts[4];
 
-    // Written out: GCC compiles the constructors that it makes itself for no instruction set.
+    // User-provided: GCC compiles implicit constructors without the target's instructions.
     FASTBERT_INLINE Sums() { clear(); }
     FASTBERT_INLINE void clear() { parts[0] = parts[1] = parts[2] = parts[3] = V::zero(); }
     FASTBERT_INLINE float total() const {
@@ -75,8 +76,8 @@ struct Sums {
     }
 };
 
-// Two vectors side by side. The steps of an exponential wait for each other: one vector's fill the processor's queue
-// before the next one's come into it, so two are written in turn.
+// A pair of vectors, to overlap the dependent steps of two exponentials: one vector's steps fill the reorder buffer
+// before the next one's enter it.
 template <class V>
 struct VectorPair {
     static constexpr std::size_t kLanes = 2 * V::kLanes;
@@ -123,7 +124,7 @@ FASTBERT_INLINE void add_to(Sums<V>& sums, typename VectorPair<V>::Float x) {
     sums.parts[1] = V::add(sums.parts[1], x.b);
 }
 
-// body(place, part) for every two vectors of a row, and then one by one; `part` names the vector.
+// Call body(offset, part) for every pair of vectors of a row, then for single ones; `part` names the vector type.
 template <class V, class Body>
 FASTBERT_INLINE void for_each_vector_pair(std::size_t width, const Body& body) {
     std::size_t i = 0;
@@ -137,9 +138,8 @@ struct Statistics {
     float mean, rstd;
 };
 
-// The end of every LayerNorm: y from a row and its sum, times a row of a dropout mask unless that is null. Deviations
-// are taken from a mean that is rounded, or a little off; their own sum corrects it, so that rows far from zero lose
-// nothing.
+// The final step of every LayerNorm: y from a row and its sum, multiplied by a dropout mask unless null. The mean is
+// rounded; the sum of the deviations corrects it, so that rows far from zero lose no accuracy.
 template <class V, class In, class Out>
 FASTBERT_INLINE Statistics norm_row(const In* row, float sum, std::size_t width, const RowNorm& norm, Out* y,
                                     const float* mask = nullptr) {
@@ -173,14 +173,14 @@ FASTBERT_INLINE const T* row_of(const RowsView& view, std::size_t row) {
     return static_cast<const T*>(view.data) + static_cast<std::ptrdiff_t>(row) * view.stride;
 }
 
-// Where they are kept, the statistics of a row.
+// Store a row's statistics unless null.
 FASTBERT_INLINE void store_statistics(const Statistics& statistics, std::size_t row, float* mean, float* rstd) {
     if (!mean) return;
     mean[row] = statistics.mean;
     rstd[row] = statistics.rstd;
 }
 
-// The ids were looked at, but another thread may have written to them since: whatever they are now, a row of the table.
+// The ids were validated, but another thread may have modified them since: clamp to a row of the table.
 template <class T>
 FASTBERT_INLINE const T* embedding(const Table& table, std::size_t token) {
     const std::int64_t id = table.ids[token];
@@ -188,11 +188,11 @@ FASTBERT_INLINE const T* embedding(const Table& table, std::size_t token) {
     return static_cast<const T*>(table.data) + static_cast<std::ptrdiff_t>(row ? id : 0) * table.stride;
 }
 
-// Ask for the rows of a token to come: a row that no cache holds takes about as long as two tokens' work.
+// Prefetch the embeddings of a later token: a cache miss takes about as long as the work of two tokens.
 template <class T>
 FASTBERT_INLINE void prefetch_rows(std::span<const Table> tables, std::size_t width, std::size_t token) {
     constexpr std::size_t kLine = 64 / sizeof(T);
-    constexpr std::size_t kCachedTableBytes = std::size_t{1} << 18;  // bytes of a table that is in a near cache anyway
+    constexpr std::size_t kCachedTableBytes = std::size_t{1} << 18;  // tables up to this size stay in cache
     for (const Table& table : tables) {
         if (static_cast<std::size_t>(table.rows) * width * sizeof(T) <= kCachedTableBytes) continue;
         const T* row = embedding<T>(table, token);
@@ -200,12 +200,12 @@ FASTBERT_INLINE void prefetch_rows(std::span<const Table> tables, std::size_t wi
     }
 }
 
-// sum = the embeddings of a token added up; sums(slot) grow by it.
+// sum = the sum of a token's embeddings; `sums` accumulates its elements.
 template <class V, class In>
 FASTBERT_INLINE void add_embeddings(std::span<const Table> tables, std::size_t token, std::size_t width, float* sum,
                                     Sums<V>& sums) {
     using F = typename V::Float;
-    // Up to three tables, those of BERT, are added up in registers.
+    // Up to three tables, as in BERT, are added in registers.
     const std::size_t count = tables.size();
     const In* a = embedding<In>(tables[0], token);
     const In* b = count > 1 ? embedding<In>(tables[1], token) : nullptr;

@@ -20,7 +20,7 @@ const RowKernels& kernels() {
     return row_kernels_portable();
 }
 
-// kernel(first, last, scratch) over parts of 0..rows, one a thread, each with `scratch` floats of its own.
+// Call kernel(first, last, scratch) on parts of 0..rows, one per thread, each with `scratch` floats of its own.
 template <class Kernel>
 void run(std::size_t rows, std::size_t width, std::size_t scratch, const Kernel& kernel) {
     if (rows == 0) return;
@@ -94,7 +94,7 @@ void bias_gelu(const GeluCall& arguments) {
     const auto kernel = kernels().bias_gelu[index(call.dtype)];
     const bool flat = !call.bias.data && (call.rows == 1 || call.x.stride == static_cast<std::ptrdiff_t>(call.width));
     if (!flat) return run(kernel, call, call.rows, call.width, 0);
-    // Neither rows nor columns mean anything: pieces of one length serve better than rows of one element, or one row.
+    // Elementwise: chunks of a fixed length are faster than rows of one element, or a single row.
     const std::size_t total = call.rows * call.width;
     call.width = std::min<std::size_t>(total, 4096);
     call.x.stride = static_cast<std::ptrdiff_t>(call.width);

@@ -1,8 +1,8 @@
-// Operations on rows: LayerNorm alone and behind a sum, a GELU or embeddings; GELU; softmax.
+// Row-wise operations: LayerNorm, alone or fused after a sum, GELU or embeddings; GELU; softmax; dropout.
 //
-// Every row is computed by itself, in an order that only its width decides, so its bits depend neither on the rows
-// around it nor on how they are cut between threads. Sums and statistics are fp32. Strides count elements from one row
-// to the next, and results are contiguous. Nothing outside the rows is read or written.
+// Every row is computed independently, in an order that depends on its width alone, so its bits depend neither on the
+// other rows nor on the threads. Sums and statistics are fp32. Strides count elements between rows, and results are
+// contiguous. Nothing outside the rows is read or written.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace fastbert {
 
-// (width,), contiguous; a null pointer where there is none.
+// (width,), contiguous; null for none.
 struct Vector {
     const void* data = nullptr;
     Dtype dtype = Dtype::fp32;
@@ -27,9 +27,9 @@ struct RowsView {
 
 enum class Gelu { erf, tanh };
 
-// Ids, one a token.
+// Ids, one per token.
 struct Ids {
-    const void* data = nullptr;  // int64 where `wide`, else int32
+    const void* data = nullptr;  // int64 if `wide`, else int32
     std::ptrdiff_t stride = 0;
     bool wide = true;
 
@@ -39,35 +39,35 @@ struct Ids {
     }
 };
 
-// Dropout of token vectors, one a row: dropout.h says what decides.
+// Token-wise dropout, one mask row per row: see dropout.h.
 struct RowDropout {
-    const std::int64_t* keys = nullptr;  // (sequences,); null where nothing is dropped
+    const std::int64_t* keys = nullptr;  // (sequences,); null for no dropout
     std::size_t sequences = 0;
     Ids sequence, position;  // of each row
     std::uint32_t site = 0, threshold = 0;
     float keep = 1.0F;
 
-    // The mask of a row: `width` floats, 0 or `keep`. Whatever the ids say, a key of those there are is read.
+    // Write the mask of a row: `width` floats, 0 or `keep`. The sequence id is clamped to the existing keys.
     void mask(std::size_t row, std::size_t width, float* out) const;
 };
 
 // Dropout of attention probabilities.
 struct ScoresDropout {
-    const std::int64_t* keys = nullptr;  // (sequences,); null where nothing is dropped
+    const std::int64_t* keys = nullptr;  // (sequences,); null for no dropout
     std::uint32_t site = 0, threshold = 0;
     float keep = 1.0F;
 
-    // The mask of the row of a sequence, a head and a query.
+    // Write the mask row of a sequence, head and query.
     void mask(const std::size_t (&index)[3], std::size_t keys, float* out) const;
 };
 
-// What LayerNorm does behind the statistics: y = (x - mean) / sqrt(variance + eps) * weight + bias.
+// The affine part of LayerNorm: y = (x - mean) / sqrt(variance + eps) * weight + bias.
 struct RowNorm {
     Vector weight, bias;
     float eps = 0.0F;
 };
 
-// y = LayerNorm(x). Here and below mean and rstd (rows,), the statistics, may be null.
+// y = LayerNorm(x). Here and below, the statistics mean and rstd (rows,) may be null.
 struct LayerNormCall {
     std::size_t rows = 0, width = 0;
     Dtype dtype = Dtype::fp32;  // of x and y
@@ -102,7 +102,7 @@ struct GeluCall {
     void* y = nullptr;
 };
 
-// y = LayerNorm(GELU(x + bias)), nothing rounded in between.
+// y = LayerNorm(GELU(x + bias)), without intermediate rounding.
 struct GeluNormCall {
     GeluCall gelu;
     RowNorm norm;
@@ -110,7 +110,7 @@ struct GeluNormCall {
     float* rstd = nullptr;
 };
 
-// A table of embeddings and the ids of its rows, one a token.
+// An embedding table and its ids, one per token.
 struct Table {
     Ids ids;
     const void* data = nullptr;
@@ -136,14 +136,14 @@ struct BadId {
     std::int64_t id = 0;
 };
 
-// out = dropout(softmax(scale * scores)) over the last axis of (sequences, heads, queries, keys), masked scores left
-// out; a row without any gets zeros.
+// out = dropout(softmax(scale * scores)) over the last axis of (sequences, heads, queries, keys), excluding masked
+// scores; a fully masked row is zero.
 struct SoftmaxCall {
     std::size_t sizes[4] = {};
     Dtype dtype = Dtype::fp32;  // of scores and out
     const void* scores = nullptr;
-    std::ptrdiff_t strides[3] = {};      // of all but the keys, which lie side by side
-    const std::uint8_t* mask = nullptr;  // bytes, not 0 where a query may see a key; null where all may
+    std::ptrdiff_t strides[3] = {};      // keys are contiguous
+    const std::uint8_t* mask = nullptr;  // nonzero for visible keys; null for all
     std::ptrdiff_t mask_strides[4] = {};
     float scale = 1.0F;
     void* out = nullptr;
@@ -159,17 +159,17 @@ struct DropoutCall {
     void* y = nullptr;
 };
 
-// Each runs on the threads that parallel.h grants, fewer for little work. Width and keys are at least 1.
+// Each runs on the threads that parallel.h grants, or on one for little work. Width and keys are at least 1.
 void layer_norm(const LayerNormCall& call);
 void sum_layer_norm(const SumNormCall& call);
 void bias_gelu(const GeluCall& call);
 void gelu_layer_norm(const GeluNormCall& call);
-// Looks at all ids first: where one is no row of its table, says so and writes nothing.
+// Validates all ids first: if one is outside its table, returns it and writes nothing.
 std::optional<BadId> embedding_layer_norm(const EmbeddingCall& call);
 void softmax(const SoftmaxCall& call);
 void drop(const DropoutCall& call);
 
-// The first of `count` ids that is not one of 0 to below - 1, or `count`.
+// Return the index of the first of `count` ids outside 0..below - 1, or `count`.
 std::size_t first_outside(const Ids& ids, std::size_t count, std::int64_t below);
 
 }  // namespace fastbert

@@ -1,4 +1,4 @@
-// What the drivers of row kernels share: threads, scratch memory, vectors in fp32.
+// Shared by the drivers of row-wise kernels: thread counts, scratch memory, vectors in fp32.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace fastbert {
 
-// One or all threads: parallel.h says why. Each must have some microseconds to do, as long as it takes to wake one.
+// Either one thread or all: see parallel.h. Each must have some microseconds of work, the time to wake it.
 inline int threads_for(std::size_t rows, std::size_t width) {
     constexpr std::size_t kGrain = 32768;
     return rows < 2 * std::max<std::size_t>(1, kGrain / width) ? 1 : parallel_threads();
@@ -18,7 +18,7 @@ inline int threads_for(std::size_t rows, std::size_t width) {
 
 inline std::size_t index(Dtype dtype) { return static_cast<std::size_t>(dtype); }
 
-// Floats in memory that begins at a multiple of 64 bytes.
+// Floats aligned to 64 bytes.
 class AlignedFloats {
 public:
     explicit AlignedFloats(std::size_t count)
@@ -36,7 +36,7 @@ private:
     float* begin_;
 };
 
-// A vector as kernels take it: fp32, as it stands or converted.
+// A vector converted to fp32 unless it already is.
 class Fp32Vector {
 public:
     Fp32Vector(Vector& vector, std::size_t width) {
@@ -51,7 +51,7 @@ private:
     std::unique_ptr<float[]> values_;
 };
 
-// Floats from one thread's scratch memory to the next one's: a line more, so that they do not write to the same one.
+// The stride between the threads' scratch memory in floats: padded by a cache line against false sharing.
 inline std::size_t scratch_stride(std::size_t scratch) {
     return scratch ? (scratch / AlignedFloats::kLine + 2) * AlignedFloats::kLine : 0;
 }

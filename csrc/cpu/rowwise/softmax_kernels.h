@@ -1,6 +1,7 @@
-// Softmax of rows for any of the vectors. Included inside a region, behind a vector, vector_math.h and row_loops.h.
+// Softmax of rows, generic over the vector type. Included inside a target region, after a vector type, vector_math.h
+// and row_loops.h.
 
-// scratch = scale * scores of a row, -infinity where they are masked.
+// scratch = scale * scores of a row, -infinity where masked.
 template <class V, class T>
 FASTBERT_INLINE void scaled_scores(const T* scores, const std::uint8_t* mask, std::ptrdiff_t mask_stride,
                                    std::size_t keys, float scale, float* scratch) {
@@ -18,8 +19,8 @@ FASTBERT_INLINE void scaled_scores(const T* scores, const std::uint8_t* mask, st
     }
 }
 
-// The exponentials of a row of scores, in their place, and the factor that makes probabilities of them: 0 where no
-// score is above -infinity.
+// Compute the exponentials of a row of scores in place and return the normalisation factor: 0 if no score is above
+// -infinity.
 template <class V>
 FASTBERT_INLINE float exponentials(float* scratch, std::size_t keys) {
     using F = typename V::Float;
@@ -27,12 +28,12 @@ FASTBERT_INLINE float exponentials(float* scratch, std::size_t keys) {
     const float* scores = scratch;
     F highest = V::broadcast(kMasked);
     for_each_vector<V>(keys, [&](std::size_t i, std::size_t, auto part) FASTBERT_INLINE_BODY {
-        // Behind the row's end are zeros, which may exceed every score: a short end is looked at one by one below.
+        // Padding lanes are zero, which may exceed every score: the partial vector is reduced element by element below.
         if constexpr (std::is_same_v<decltype(part), FullVector<V>>) highest = V::max(highest, part.load(scores + i));
     });
     float most = V::largest(highest);
     for (std::size_t i = keys - keys % V::kLanes; i < keys; ++i) most = scores[i] > most ? scores[i] : most;
-    // exp(-infinity - 0) is 0 as it should be, and a NaN among such scores stays one.
+    // exp(-infinity - 0) is 0 as required, and NaN propagates.
     const float shift = most == kMasked ? 0.0F : most;
     Sums<V> sums;
     for_each_vector_pair<V>(keys, [&](std::size_t i, auto part) FASTBERT_INLINE_BODY {
@@ -45,7 +46,7 @@ FASTBERT_INLINE float exponentials(float* scratch, std::size_t keys) {
     return total == 0.0F ? 0.0F : 1.0F / total;
 }
 
-// Where a row of scores lies: sequence, head and query, and the offsets of its scores and its mask.
+// The indices (sequence, head, query) and memory offsets of a row of scores.
 struct ScoreOffsets {
     std::size_t index[3];
     std::ptrdiff_t scores = 0, mask = 0;
@@ -59,7 +60,7 @@ struct ScoreOffsets {
     }
 };
 
-// As `exponentials`, of the scaled scores of a row that its mask shows.
+// As `exponentials`, for the scaled and masked scores of a row.
 template <class V, class T>
 FASTBERT_INLINE float row_exponentials(const SoftmaxCall& call, const ScoreOffsets& offsets, float* scratch) {
     const std::uint8_t* mask = call.mask ? call.mask + offsets.mask : nullptr;

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr std::size_t kLargest = std::size_t{1} << 30;
-constexpr int kIdleCalls = 64;  // calls that need less than a quarter, before memory is given back
+constexpr int kIdleCalls = 64;  // calls using less than a quarter before memory is released
 
 struct Free {
     void operator()(std::byte* memory) const { std::free(memory); }
@@ -22,7 +22,7 @@ struct Free {
 struct Arena {
     std::unique_ptr<std::byte, Free> memory;
     std::size_t size = 0;
-    std::size_t needed = 0;  // the most of the last calls
+    std::size_t needed = 0;  // maximum of the recent calls
     int calls = 0;
 
     void allocate(std::size_t bytes) {
@@ -33,7 +33,7 @@ struct Arena {
         if (!memory) throw std::bad_alloc();
         size = rounded;
 #if defined(__linux__)
-        madvise(memory.get(), rounded, MADV_HUGEPAGE);  // a wish: where it is not granted all works as well
+        madvise(memory.get(), rounded, MADV_HUGEPAGE);  // only a hint
 #endif
     }
 

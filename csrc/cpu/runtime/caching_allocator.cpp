@@ -15,15 +15,15 @@
 namespace fastbert {
 namespace {
 
-constexpr std::size_t kBlockAlignment = 4096;           // sizes and places of blocks are multiples of it
-constexpr std::size_t kPage = std::size_t{2} << 20;     // what is counted, kept warm and given back
-constexpr std::size_t kSegment = std::size_t{1} << 30;  // mapped at once; memory that nobody touched costs nothing
-constexpr std::uint64_t kIdleBlocks = 2048;             // blocks taken, before a page that none of them used goes back
-constexpr std::uint64_t kTrimInterval = 64;             // blocks taken, before the next look for such pages
+constexpr std::size_t kBlockAlignment = 4096;           // granularity of sizes and addresses
+constexpr std::size_t kPage = std::size_t{2} << 20;     // granularity of warm memory
+constexpr std::size_t kSegment = std::size_t{1} << 30;  // mapped at a time; untouched memory is free
+constexpr std::uint64_t kIdleBlocks = 2048;             // allocations before an unused page is released
+constexpr std::uint64_t kTrimInterval = 64;             // allocations between two scans for such pages
 
 constexpr std::size_t round_up(std::size_t x, std::size_t step) { return (x + step - 1) / step * step; }
 
-// Memory of the system's, aligned to a huge page; a null pointer where there is none.
+// Map memory aligned to a huge page; null if out of memory.
 std::byte* map(std::size_t bytes) {
     void* mapped = mmap(nullptr, bytes + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) return nullptr;
@@ -32,14 +32,14 @@ std::byte* map(std::size_t bytes) {
     if (before) munmap(begin, before);
     if (before < kPage) munmap(begin + before + bytes, kPage - before);
 #if defined(__linux__)
-    madvise(begin + before, bytes, MADV_HUGEPAGE);  // a wish: where it is not granted all works as well
+    madvise(begin + before, bytes, MADV_HUGEPAGE);  // only a hint
 #endif
     return begin + before;
 }
 
 struct Page {
-    std::uint64_t used = 0;  // the clock when a block of it came back last
-    bool warm = false;       // may hold memory of the machine
+    std::uint64_t used = 0;  // clock at the last deallocation
+    bool warm = false;       // may be backed by physical memory
 };
 
 struct Segment {
@@ -48,8 +48,8 @@ struct Segment {
     std::vector<Page> pages;
 };
 
-// Where a span begins. By age of its segment: systems map new ones below the old ones, and what goes to the lowest
-// address would leave the pages that are warm.
+// The key of a free span, ordered by the age of its segment: the system maps new segments below old ones, and
+// lowest-address-first would abandon the warm pages.
 struct SpanKey {
     std::uint64_t segment = 0;
     std::byte* begin = nullptr;
@@ -137,7 +137,7 @@ private:
         return std::find_if(free_.begin(), free_.end(), [&](const auto& span) { return span.second >= size; });
     }
 
-    // A new segment; only as large as needed where the system refuses more.
+    // Map a new segment, only as large as needed if the system refuses more.
     Free::iterator grow(std::size_t size) {
         std::size_t bytes = std::max(kSegment, round_up(size, kPage));
         std::byte* begin = map(bytes);
@@ -161,7 +161,7 @@ private:
             visit(segment.pages[page]);
     }
 
-    // Give back the free pages that no block used while the last `patience` ones were taken.
+    // Release free pages that no block used during the last `patience` allocations.
     void trim(std::uint64_t patience) {
         for (auto span = free_.begin(); span != free_.end();) {
             const auto [key, size] = *span;
@@ -192,8 +192,8 @@ private:
     std::mutex mutex_;
     Free free_;
     Segments segments_;
-    std::uint64_t clock_ = 0;   // blocks taken
-    std::uint64_t mapped_ = 0;  // segments so far
+    std::uint64_t clock_ = 0;   // allocations so far
+    std::uint64_t mapped_ = 0;  // segments mapped so far
     std::size_t in_use_ = 0, warm_ = 0, peak_ = 0, blocks_ = 0;
 };
 

@@ -1,19 +1,18 @@
-// Memory for large tensors that come and go with every step of training, used again by the next step.
+// A caching allocator for large tensors of training steps.
 //
-// Fresh pages cost several times what warm ones do. So blocks are cut from large mappings of huge pages, the oldest
-// mapping and its lowest place first, and a block that comes back is joined with its free neighbours: batches of any
-// size are served from the same warm pages, and memory stays as dense as the busiest moment needs.
+// Fresh pages cost several times as much as warm ones. Blocks are therefore cut from large mappings of huge pages,
+// oldest mapping and lowest address first, and a freed block is merged with its free neighbours: batches of any size
+// reuse the same warm pages, and memory stays close to the peak use.
 #pragma once
 
 #include <cstddef>
 
 namespace fastbert {
 
-// A piece of the pool's memory, aligned to 4 KiB; it goes back when the owner dies, on any thread. Nobody wrote to it,
-// or anybody did.
+// A block of the allocator, aligned to 4 KiB and uninitialised; freed by the destructor, on any thread.
 class AllocatorBlock {
 public:
-    // Throws std::bad_alloc where the system has no more.
+    // Throws std::bad_alloc if out of memory.
     explicit AllocatorBlock(std::size_t bytes);
     AllocatorBlock(AllocatorBlock&& other) noexcept;
     AllocatorBlock(const AllocatorBlock&) = delete;
@@ -28,7 +27,7 @@ private:
     std::size_t size_;
 };
 
-// Bytes: in blocks, in warm pages that no block uses, and the most there ever were in blocks at once since `reset_peak`.
+// Bytes in blocks, bytes in warm pages without blocks, and the peak of bytes in blocks since `reset_allocator_peak`.
 struct AllocatorStatistics {
     std::size_t in_use = 0, free = 0, peak = 0, blocks = 0;
 };
@@ -36,8 +35,8 @@ struct AllocatorStatistics {
 AllocatorStatistics allocator_statistics();
 void reset_allocator_peak();
 
-// Gives all pages that no block uses back to the system. Those that no block used for a long while (2,048 blocks taken
-// since) go by themselves, so that one huge batch does not hold its memory for ever.
+// Return all unused pages to the system. Pages unused for 2,048 allocations are returned automatically, so that one
+// huge batch does not pin its memory.
 void release_free_pages();
 
 }  // namespace fastbert

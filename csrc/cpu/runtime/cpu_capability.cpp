@@ -27,7 +27,7 @@ bool has_capability(const CpuFeatures& features, CpuCapability level) {
     return false;
 }
 
-// What is left of a processor's features at a level.
+// The features usable at a CPU capability.
 CpuFeatures features_at(CpuFeatures features, CpuCapability level) {
     if (level < CpuCapability::amx) features.amx_tile = features.amx_bf16 = features.amx_int8 = false;
     if (level < CpuCapability::avx512) {
@@ -50,7 +50,7 @@ struct State {
         return best;
     }
 
-    // What FASTBERT_CPU names; cpu_level.py refuses what it cannot name.
+    // The CPU capability that FASTBERT_CPU names; Python rejects invalid names.
     CpuCapability requested() const {
         const char* name = std::getenv("FASTBERT_CPU");
         for (std::size_t i = 0; name && i < kNames.size(); ++i) {

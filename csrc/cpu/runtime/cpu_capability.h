@@ -1,4 +1,4 @@
-// Which kernels run: the dispatch level of this process.
+// The CPU capability of this process: the instruction sets that kernels are dispatched on.
 #pragma once
 
 #include <string>
@@ -8,27 +8,27 @@
 
 namespace fastbert {
 
-// Each level includes those before it. Beside the level, kernels ask `capability_features` for what not every processor of
-// a level has (AVX-512 BF16 and VNNI).
+// Each includes those before it. Features that vary within a CPU capability (AVX-512 BF16 and VNNI) are in
+// `capability_features`.
 enum class CpuCapability { portable, avx2, avx512, amx };
 
-// The level in force: the one that FASTBERT_CPU names, else the highest that this processor has, unless `force_capability`
-// chose another.
+// The current CPU capability: the one that FASTBERT_CPU names, else the processor's highest, unless overridden by
+// `force_capability`.
 CpuCapability cpu_capability();
 
-// The features that kernels may use at the level in force: those above it read as absent.
+// The features that kernels may use at the current CPU capability; those above it read as absent.
 const CpuFeatures& capability_features();
 
-// The levels that this process can run, lowest first: portable, avx2, avx512, amx.
+// The CPU capabilities that this process supports, lowest first: portable, avx2, avx512, amx.
 std::vector<std::string> available_capabilities();
 std::string capability_name(CpuCapability level);
 
-// Run at this level from now on; "" chooses the highest again. Throws std::invalid_argument for a level that is unknown
-// or that this process cannot run. Not to be called while kernels run.
+// Override the CPU capability; "" restores the highest. Throws std::invalid_argument for an unknown or unsupported one.
+// Not thread-safe: no kernel may be running.
 void force_capability(const std::string& name);
 
-// For tests: take these features, named as Linux names them, for those of the processor; an empty list asks the
-// processor again. Executing what it lacks ends the process, unless something emulates it.
+// For tests: replace the processor's features by these, named as Linux names them; an empty list restores the detected
+// ones. Executing an unsupported instruction ends the process unless it is emulated.
 void pretend_features(const std::vector<std::string>& names);
 
 }  // namespace fastbert

@@ -20,8 +20,8 @@ namespace fastbert {
 namespace {
 
 constexpr std::uint32_t kPolynomial = 0x82F63B78;  // P without x^32, reversed
-// Bytes of each of the three streams that the CRC instruction works on at a time: its latency is three cycles, its
-// throughput one per cycle.
+// Bytes of each of the three interleaved streams: the CRC instruction has a latency of three cycles and a throughput of
+// one per cycle.
 constexpr std::size_t kStream = 2048;
 
 using Table = std::array<std::uint32_t, 256>;
@@ -46,7 +46,7 @@ constexpr std::uint32_t power(std::uint64_t bytes) {
     return result;
 }
 
-// tables[k][b]: the register behind the byte b and k zero bytes, from 0.
+// tables[k][b]: the register after the byte b and k zero bytes, from 0.
 constexpr std::array<Table, 8> byte_tables() {
     std::array<Table, 8> tables{};
     for (std::uint32_t byte = 0; byte < 256; ++byte) {
@@ -64,7 +64,7 @@ constexpr std::array<Table, 8> byte_tables() {
 
 constexpr std::array<Table, 8> kTables = byte_tables();
 
-// shifts[i][b]: what kStream zero bytes make of a register whose byte i is b.
+// shifts[i][b]: the effect of kStream zero bytes on a register whose byte i is b.
 constexpr std::array<Table, 4> shift_tables() {
     const std::uint32_t factor = power(kStream);
     std::array<Table, 4> tables{};
@@ -126,7 +126,7 @@ FASTBERT_INLINE std::uint32_t add_word(std::uint32_t state, std::uint64_t word) 
 #endif
 }
 
-// Three streams at a time with the processor's instruction, then what is left in one.
+// Three streams at a time with the CRC instruction, then the rest in one.
 std::uint32_t with_instruction(const std::byte* data, std::size_t size, std::uint32_t state) {
     for (; size >= 3 * kStream; data += 3 * kStream, size -= 3 * kStream) {
         std::uint32_t first = state, second = 0, third = 0;

@@ -9,7 +9,7 @@
 namespace fastbert {
 namespace {
 
-// What one thread hashes at a time; the cut is the same for any number of threads.
+// Bytes hashed per task; the split is the same for any number of threads.
 constexpr std::size_t kChunk = 256 << 10;
 // Below this number of chunks, waking a thread takes longer than its work.
 constexpr std::size_t kGrain = 4;

@@ -1,4 +1,4 @@
-// Hashes of memory that someone may have written: of a few places of it, or of all of it.
+// Fingerprints of memory that may have been modified: sampled or complete.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +8,8 @@
 
 namespace fastbert {
 
-// A number that changes, but for a chance of 2^-64, when any of 64 eight-byte words spread evenly over `bytes` bytes, or
-// the last ones, change. A write to all of a weight is seen; one to a few elements between the words is not.
+// Return a fingerprint that changes, except with probability 2^-64, if any of 64 eight-byte words spread evenly over
+// `bytes` bytes, or the last ones, change. Detects writes to a whole weight, not to single elements between the words.
 inline std::uint64_t fingerprint(const std::byte* memory, std::size_t bytes, std::uint64_t seed) {
     constexpr std::size_t kWords = 64, kBytes = sizeof(std::uint64_t);
     std::uint64_t mixed = seed ^ bytes * 0x9E3779B97F4A7C15ULL;
@@ -21,7 +21,7 @@ inline std::uint64_t fingerprint(const std::byte* memory, std::size_t bytes, std
         for (std::size_t i = 0; i < bytes; ++i) add(static_cast<std::uint64_t>(memory[i]));
         return mixed;
     }
-    // The words are loaded before they are mixed, so that their cache misses overlap.
+    // Load all words before mixing, to overlap their cache misses.
     std::uint64_t words[kWords + 1];
     const std::size_t stride = bytes / kWords;
     for (std::size_t i = 0; i < kWords; ++i) std::memcpy(&words[i], memory + i * stride, kBytes);
@@ -35,8 +35,8 @@ struct MemorySpan {
     std::size_t bytes = 0;
 };
 
-// A number that changes, but for a chance of 2^-64, when any byte of the spans changes; the same on any number of
-// threads. Reads at about the speed of memory.
+// Return a fingerprint that changes, except with probability 2^-64, if any byte of the spans changes; independent of
+// the number of threads. Runs at about memory bandwidth.
 std::uint64_t whole_fingerprint(const std::vector<MemorySpan>& spans);
 
 }  // namespace fastbert

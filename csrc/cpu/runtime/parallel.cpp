@@ -3,9 +3,9 @@
 #include <dlfcn.h>
 #include <pthread.h>
 
-// The runtime is looked up among what the process has loaded, not linked: torch brings its own under names that differ
-// between builds, and a second one would fight with it for the cores. Its entry points (libgomp's, which LLVM's and
-// Intel's offer too) need no compiler flag.
+// The OpenMP runtime is looked up among the loaded libraries, not linked: torch ships its own under names that differ
+// between builds, and a second one would compete for the cores. Its entry points (libgomp's, also provided by LLVM's
+// and Intel's) need no compiler flag.
 namespace fastbert {
 namespace {
 
@@ -19,9 +19,9 @@ struct Runtime {
     int (*inside)() = nullptr;
 };
 
-// A child of fork has one thread, the copy of the one that forked; but libgomp in it still counts on the threads which
-// that one led, and waits for them for ever. So a thread that led others computes alone in the child. A thread that
-// starts there leads threads of its own.
+// After fork, the child has one thread, the copy of the one that forked, but libgomp still waits for the threads which
+// that one led. Such a thread therefore runs serially in the child; threads started in the child may lead threads of
+// their own.
 thread_local bool led = false;
 thread_local bool alone = false;
 
@@ -50,14 +50,14 @@ Runtime look_up() {
     Runtime runtime;
     if (take(runtime, RTLD_DEFAULT)) return runtime;
     for (const char* name : {"libgomp.so.1", "libiomp5.so", "libomp.so", "libomp.so.5", "libomp.dylib"}) {
-        // Never closed: threads may run in it until the process ends.
+        // Never closed: threads may be running in it until the process exits.
         if (void* library = dlopen(name, RTLD_LAZY | RTLD_NOLOAD); library && take(runtime, library)) return runtime;
     }
     if (void* library = dlopen("libgomp.so.1", RTLD_LAZY)) take(runtime, library);
     return runtime;
 }
 
-// Nothing is looked up before the first kernel runs, when torch is loaded.
+// Looked up lazily: when the first kernel runs, torch is loaded.
 const Runtime& runtime() {
     static const Runtime symbols = look_up();
     return symbols;

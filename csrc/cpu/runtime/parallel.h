@@ -1,5 +1,5 @@
-// Threads: the OpenMP runtime that torch uses, so that both share one set of threads and `torch.set_num_threads` holds
-// for both.
+// Threads of the OpenMP runtime that torch uses, so that both share one thread pool and `torch.set_num_threads` applies
+// to both.
 #pragma once
 
 #include <algorithm>
@@ -9,18 +9,18 @@
 
 namespace fastbert {
 
-// The threads that a parallel call made here would run on: torch.get_num_threads() of the calling thread, or 1 inside
-// another parallel call, and in a child of fork on the thread that forked, if that had run a parallel call before.
+// The number of threads of a parallel region started here: torch.get_num_threads() of the calling thread, or 1 inside
+// another parallel region, and in a fork's child on the thread that forked if it had run a parallel region before.
 int parallel_threads();
 
-// Run body(context, thread, threads) on `threads` threads at once, the caller being thread 0. Fewer run where the
-// runtime grants fewer: `threads` is what runs. The body must not throw.
+// Run body(context, thread, threads) on `threads` threads, the caller being thread 0. The runtime may grant fewer: the
+// argument `threads` is the actual number. The body must not throw.
 void parallel_run(int threads, void (*body)(void* context, int thread, int threads), void* context);
 
 // Wait for all threads of the current `parallel_run`, of which there are `threads`.
 void parallel_barrier(int threads);
 
-// body(thread, threads) on `threads` threads; each must reach the same barriers.
+// Run body(thread, threads) on `threads` threads; all must pass the same barriers.
 template <typename Body>
 void parallel(int threads, Body&& body) {
     using Type = std::remove_reference_t<Body>;
@@ -29,9 +29,9 @@ void parallel(int threads, Body&& body) {
         const_cast<void*>(static_cast<const void*>(std::addressof(body))));
 }
 
-// body(first, last) over parts of 0..count, one a thread; on one thread where two would not have `grain` each. Never on
-// some of the threads: libgomp ends those that a region leaves out, and starts them anew for the next. The cut depends on
-// the number of threads, so what is computed must not depend on the cut.
+// Run body(first, last) over parts of 0..count, one per thread, or on one thread if two would not have `grain` each.
+// Never on a subset of threads: libgomp ends idle threads and restarts them for the next region. The split depends on
+// the number of threads, so results must not depend on the split.
 template <typename Body>
 void parallel_ranges(std::size_t count, std::size_t grain, Body&& body) {
     const int threads = count / 2 < std::max<std::size_t>(1, grain) ? 1 : parallel_threads();

@@ -35,7 +35,8 @@ PeakKernel peak_kernel([[maybe_unused]] Element element) {
     return peak_of<Plain>();
 }
 
-// Numbers of -1 to 1 as floats or pairs of bf16, or bytes: zeros would draw less power, and run at a higher frequency.
+// Random values in [-1, 1] as floats, pairs of bf16, or bytes: zeros would draw less power and run at a higher
+// frequency.
 void fill_random(std::byte* data, Element element) {
     std::uint32_t state = 0x9E3779B9U;
     for (std::size_t i = 0; i < kPeakVectors * 16; ++i) {
@@ -50,7 +51,7 @@ void fill_random(std::byte* data, Element element) {
     }
 }
 
-// One thread's operations a second.
+// Operations per second of one thread.
 double rate(const PeakKernel& kernel, Element element, double seconds) {
     using Clock = std::chrono::steady_clock;
     constexpr std::size_t kRounds = 4096;
@@ -72,7 +73,7 @@ double rate(const PeakKernel& kernel, Element element, double seconds) {
 
 double cpu_peak(Element element, int threads, double seconds) {
     const PeakKernel kernel = peak_kernel(element);
-    // Where there are no instructions for an element, its peak is that of floats.
+    // Without instructions for an element type, its peak is that of fp32.
     const bool floats = kernel.run == peak_kernel(Element::fp32).run;
     std::vector<double> rates(static_cast<std::size_t>(threads), 0.0);
     parallel(threads, [&](int thread, int) {

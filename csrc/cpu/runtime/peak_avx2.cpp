@@ -19,7 +19,7 @@ struct Fma {
     static FASTBERT_INLINE Vector step(Vector sum, Vector x, Vector y) { return _mm256_fmadd_ps(x, y, sum); }
 };
 
-// Integers are multiplied as pairs of 16 bits, by two instructions.
+// int8 is multiplied as pairs of 16 bits, by two instructions.
 struct Words {
     using Vector = __m256i;
     static constexpr std::size_t kSums = 12;
@@ -31,7 +31,7 @@ struct Words {
         _mm256_store_si256(reinterpret_cast<__m256i*>(p), x);
     }
     static FASTBERT_INLINE Vector step(Vector sum, Vector x, Vector y) {
-        // Written out: compilers else multiply once, since x and y stay the same.
+        // Inline assembly: compilers would hoist the multiplication, since x and y are invariant.
         Vector product;
         __asm__ volatile("vpmaddwd %2, %1, %0" : "=x"(product) : "x"(x), "x"(y));
         return _mm256_add_epi32(sum, product);

@@ -1,5 +1,5 @@
-// The peaks of AVX-512 and of what came with it. The region allows all of it, and each function executes what its name
-// says.
+// Peak loops of AVX-512 and its extensions. The target region enables all of them; each function executes the
+// instructions its name states.
 #include "cpu/runtime/peak.h"
 
 #if FASTBERT_X86

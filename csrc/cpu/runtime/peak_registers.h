@@ -1,6 +1,6 @@
-// Rounds of one instruction on registers. Included inside a region.
+// Rounds of one instruction on registers. Included inside a target region.
 //
-// U: kSums independent sums, kOperations of an instruction, Vector, load, store and step (sum + x * y).
+// U: kSums independent sums, kOperations per instruction, Vector, load, store and step (sum + x * y).
 template <class U>
 void run_registers(std::byte* data, std::size_t rounds) {
     typename U::Vector sum[U::kSums];
@@ -12,7 +12,7 @@ void run_registers(std::byte* data, std::size_t rounds) {
 #pragma GCC unroll 16
         for (std::size_t i = 0; i < U::kSums; ++i) sum[i] = U::step(sum[i], x[i % 2], y);
     }
-    // Behind what is read, so that all runs do the same.
+    // Stored after the inputs, so that all runs read the same data.
 #pragma GCC unroll 16
     for (std::size_t i = 0; i < U::kSums; ++i) U::store(data + 64 * (32 + i), sum[i]);
 }

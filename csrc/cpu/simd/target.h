@@ -1,9 +1,9 @@
-// Regions of code for one instruction set.
+// Target regions: code compiled for one instruction set.
 //
-// Everything between FASTBERT_TARGET_BEGIN(...) and FASTBERT_TARGET_END is compiled for these instructions, whatever the
-// command line says, and must stand in an anonymous namespace: an inline function that another file shares could
-// otherwise be the one that the linker keeps, and crash older processors. Standard headers are included before the
-// region for the same reason.
+// Everything between FASTBERT_TARGET_BEGIN(...) and FASTBERT_TARGET_END is compiled for these instructions regardless
+// of the command line, and must be in an anonymous namespace: otherwise the linker could keep this copy of an inline
+// function shared with another file, and crash older processors. Standard headers are included before the region for
+// the same reason.
 #pragma once
 
 #if defined(__x86_64__)
@@ -18,7 +18,7 @@
     FASTBERT_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
 #define FASTBERT_TARGET_END _Pragma("clang attribute pop")
 #else
-// GCC 12 takes the undefined registers of its own AVX-512 header for a mistake.
+// GCC 12 warns about the undefined registers of its own AVX-512 header.
 #define FASTBERT_TARGET_BEGIN(features)                                                        \
     _Pragma("GCC push_options") FASTBERT_PRAGMA(GCC target(features))                          \
     _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wuninitialized\"")       \
@@ -26,7 +26,7 @@
 #define FASTBERT_TARGET_END _Pragma("GCC diagnostic pop") _Pragma("GCC pop_options")
 #endif
 
-// What a level may use. AVX-512 BF16, VNNI and AMX are asked for one by one, beside the level.
+// The features of each CPU capability. AVX-512 BF16, VNNI and AMX are checked separately.
 #define FASTBERT_AVX2 "avx2,fma"
 #define FASTBERT_AVX512 "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma"
 #define FASTBERT_AVX512_BF16 "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma"

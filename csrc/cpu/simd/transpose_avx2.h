@@ -1,5 +1,4 @@
-// Eight vectors of eight lanes, turned round: lane j of vector i becomes lane i of vector j. Included inside a region for
-// AVX2.
+// Transpose eight vectors of eight lanes. Included inside a target region for AVX2.
 FASTBERT_INLINE void transpose_lanes(__m256 (&rows)[8]) {
     __m256 pairs[8], fours[8];
     for (int i = 0; i < 8; i += 2) {

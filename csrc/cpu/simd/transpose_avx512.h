@@ -1,5 +1,4 @@
-// Sixteen vectors of sixteen lanes, turned round: lane j of vector i becomes lane i of vector j. Lanes only move, so
-// they may hold any 32 bits. Included inside a region for AVX-512.
+// Transpose sixteen vectors of sixteen lanes of any 32-bit type. Included inside a target region for AVX-512.
 FASTBERT_INLINE void transpose_lanes(__m512 (&rows)[16]) {
     __m512 pairs[16], fours[16];
     for (int i = 0; i < 16; i += 2) {
@@ -12,7 +11,7 @@ FASTBERT_INLINE void transpose_lanes(__m512 (&rows)[16]) {
             fours[i + 2 * j + 1] = _mm512_shuffle_ps(pairs[i + j], pairs[i + j + 2], 0xEE);
         }
     }
-    // Now fours[4 g + j] holds columns j, j + 4, j + 8, j + 12 of rows 4 g to 4 g + 3, one a quarter.
+    // fours[4 g + j] now holds columns j, j + 4, j + 8, j + 12 of rows 4 g to 4 g + 3, one per quarter.
     for (int j = 0; j < 4; ++j) {
         const __m512 low_01 = _mm512_shuffle_f32x4(fours[j], fours[4 + j], 0x44);
         const __m512 high_01 = _mm512_shuffle_f32x4(fours[j], fours[4 + j], 0xEE);

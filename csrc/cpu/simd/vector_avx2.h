@@ -1,11 +1,11 @@
-// Eight floats in a ymm register; members as in vector_portable.h. Included inside a region for FASTBERT_AVX2.
+// Eight floats in a ymm register; members as in vector_portable.h. Included inside a target region for FASTBERT_AVX2.
 struct Avx2 {
     static constexpr std::size_t kLanes = 8;
     using Float = __m256;
 
     static FASTBERT_INLINE Float broadcast(float x) { return _mm256_set1_ps(x); }
     static FASTBERT_INLINE Float zero() { return _mm256_setzero_ps(); }
-    // The lanes below `count` have their upper bit set, which is what masked loads and stores look at.
+    // The sign bit is set in the lanes below `count`: the mask format of masked loads and stores.
     static FASTBERT_INLINE __m256i first(std::size_t count) {
         const __m256i index = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
         return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), index);
@@ -69,7 +69,7 @@ struct Avx2 {
     static FASTBERT_INLINE Float max(Float a, Float b) { return _mm256_max_ps(a, b); }
     static FASTBERT_INLINE Float min(Float a, Float b) { return _mm256_min_ps(a, b); }
     static FASTBERT_INLINE Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
-    // By name, so that the sum keeps its register: compilers choose the form that overwrites a factor, and copy.
+    // Inline assembly keeps the sum in its register: compilers choose the form that overwrites a factor, and copy.
     static FASTBERT_INLINE void add_product(Float& sum, Float a, Float b) {
         asm("vfmadd231ps %2, %1, %0" : "+x"(sum) : "x"(a), "x"(b));
     }

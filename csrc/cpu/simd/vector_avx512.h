@@ -1,4 +1,5 @@
-// Sixteen floats in a zmm register; members as in vector_portable.h. Included inside a region for FASTBERT_AVX512.
+// Sixteen floats in a zmm register; members as in vector_portable.h. Included inside a target region for
+// FASTBERT_AVX512.
 struct Avx512 {
     static constexpr std::size_t kLanes = 16;
     using Float = __m512;
@@ -9,7 +10,7 @@ struct Avx512 {
     static FASTBERT_INLINE Float widen(__m256i x) {
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
     }
-    // By integers, not by the instruction of AVX-512 BF16, which takes denormals for zeros.
+    // Integer rounding: the AVX-512 BF16 instruction flushes denormals to zero.
     static FASTBERT_INLINE __m256i narrow(Float x) {
         const __m512i bits = _mm512_castps_si512(x);
         const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -60,13 +61,13 @@ struct Avx512 {
     static FASTBERT_INLINE Float max(Float a, Float b) { return _mm512_max_ps(a, b); }
     static FASTBERT_INLINE Float min(Float a, Float b) { return _mm512_min_ps(a, b); }
     static FASTBERT_INLINE Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
-    // By name, so that the sum keeps its register: compilers choose the form that overwrites a factor, and copy.
+    // Inline assembly keeps the sum in its register: compilers choose the form that overwrites a factor, and copy.
     static FASTBERT_INLINE void add_product(Float& sum, Float a, Float b) {
         asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
     }
     static FASTBERT_INLINE Float abs(Float x) { return _mm512_abs_ps(x); }
     static FASTBERT_INLINE Float copysign(Float a, Float b) {
-        // Bit by bit: b where the mask of the sign has a one, else a.
+        // Bitwise select: b where the sign mask is set, else a.
         const __m512i sign = _mm512_set1_epi32(static_cast<int>(0x80000000U));
         return _mm512_castsi512_ps(
             _mm512_ternarylogic_epi32(sign, _mm512_castps_si512(b), _mm512_castps_si512(a), 0xCA));

@@ -1,15 +1,16 @@
-// exp, GELU and what they need, for any of the vectors. Included inside a region, behind a vector.
+// exp, GELU and their building blocks, generic over the vector type. Included inside a target region, after a vector
+// type.
 
 // 2^x, relative error below 2e-7; 0 below -126, where results would be denormal, and clamped at 2^127 above it.
 template <class V>
 FASTBERT_INLINE typename V::Float exp2_of(typename V::Float x) {
     using F = typename V::Float;
     const F lowest = V::broadcast(-126.0F);
-    // In this order of operands a NaN stays one.
+    // This operand order propagates NaN.
     const F clamped = V::min(V::broadcast(127.0F), V::max(lowest, x));
     const F whole = V::round(clamped);
     const F f = V::sub(clamped, whole);  // -0.5 to 0.5
-    // The Taylor series of 2^f; its first term left out is (ln 2 / 2)^7 / 7! = 1.2e-7.
+    // The Taylor series of 2^f; the first omitted term is (ln 2 / 2)^7 / 7! = 1.2e-7.
     F r = V::broadcast(1.5403530e-4F);
     r = V::fma(r, f, V::broadcast(1.3333558e-3F));
     r = V::fma(r, f, V::broadcast(9.6181291e-3F));
@@ -31,7 +32,7 @@ FASTBERT_INLINE typename V::Float bounded_exp2_of(typename V::Float x) {
     using F = typename V::Float;
     const F whole = V::round(x);
     const F f = V::sub(x, whole);
-    // The polynomial of degree 5 that is nearest to 2^f from -0.5 to 0.5.
+    // The degree-5 minimax polynomial of 2^f on [-0.5, 0.5].
     F r = V::broadcast(1.3276483e-3F);
     r = V::fma(r, f, V::broadcast(9.6755454e-3F));
     r = V::fma(r, f, V::broadcast(5.5507133e-2F));
@@ -41,20 +42,19 @@ FASTBERT_INLINE typename V::Float bounded_exp2_of(typename V::Float x) {
     return V::scale(r, whole);
 }
 
-// 2^x of x from -158 to 0, times 2^32 so that what would be a denormal is not one; relative error below 1.5e-7 beside
-// the rounding of x + 32.
+// 2^x for x from -158 to 0, scaled by 2^32 to avoid denormals; relative error below 1.5e-7 plus the rounding of x + 32.
 template <class V>
 FASTBERT_INLINE typename V::Float raised_exp2_of(typename V::Float x) {
     return bounded_exp2_of<V>(V::add(x, V::broadcast(32.0F)));
 }
 
-// GELU, x Phi(x) = max(x, 0) - |x| Phi(-|x|), of which log2 Phi(-|x|) is a polynomial: no division, nothing that
-// cancels below zero, and the scale of 2^-32 is part of the last product. Off by at most 4e-7, and by 1.2e-3 of its
-// value, less than a rounding to bf16, denormal results included. A NaN stays one; -infinity gives 0, its limit.
+// GELU, x Phi(x) = max(x, 0) - |x| Phi(-|x|), with log2 Phi(-|x|) as a polynomial: no division, no cancellation below
+// zero, and the scale of 2^-32 folded into the last product. Absolute error at most 4e-7, relative error 1.2e-3, less
+// than rounding to bf16, including denormal results. NaN propagates; -infinity gives 0, its limit.
 template <class V>
 FASTBERT_INLINE typename V::Float gelu_of(typename V::Float x) {
     using F = typename V::Float;
-    // Phi(-14.6) is 2^-158: nothing is left of it. A NaN is the second operand, which min and max give back.
+    // Phi(-14.6) is 2^-158 and vanishes. min and max return their second operand if an operand is NaN.
     const F a = V::min(V::broadcast(14.6F), V::abs(x));
     F p = V::broadcast(-8.3483889e-10F);
     p = V::fma(p, a, V::broadcast(8.3393159e-8F));
@@ -70,7 +70,7 @@ FASTBERT_INLINE typename V::Float gelu_of(typename V::Float x) {
     return V::fma(tail, V::broadcast(-0x1p-32F), V::max(V::zero(), x));
 }
 
-// GELU's approximation by tanh(u), u = sqrt(2 / pi) (x + 0.044715 x^3): max(x, 0) - |x| / (1 + exp(2 |u|)). NaN and
+// The tanh approximation of GELU, u = sqrt(2 / pi) (x + 0.044715 x^3): max(x, 0) - |x| / (1 + exp(2 |u|)). NaN and
 // infinities as above.
 template <class V>
 FASTBERT_INLINE typename V::Float gelu_tanh_of(typename V::Float x) {

@@ -1,5 +1,5 @@
-// Eight floats in plain C++, which compilers turn into what the architecture has. Included inside a namespace of the
-// kernels' own; the other vectors have the same members.
+// Eight floats in portable C++, which compilers vectorise for the architecture. Included inside an anonymous namespace;
+// the other vector types have the same members.
 struct Portable {
     static constexpr std::size_t kLanes = 8;
     struct Float {
@@ -22,7 +22,7 @@ struct Portable {
         for (std::size_t i = 0; i < kLanes; ++i) r.lane[i] = to_float(p[i]);
         return r;
     }
-    // The first `count` elements, 1 to kLanes, the rest zeros; nothing behind them is read.
+    // Load the first `count` elements, 1 to kLanes, zero-padded; nothing after them is read.
     static FASTBERT_INLINE Float load_part(const float* p, std::size_t count) {
         Float r = zero();
         std::memcpy(r.lane, p, count * sizeof(float));
@@ -37,7 +37,7 @@ struct Portable {
     static FASTBERT_INLINE Float first_of_pairs(const std::byte* p) { return of_pairs(p, 16); }
     static FASTBERT_INLINE Float second_of_pairs(const std::byte* p) { return of_pairs(p, 0); }
     static FASTBERT_INLINE Float of_pairs(const std::byte* p, int shift) {
-        // Which of a pair's halves comes first in memory is the processor's choice.
+        // The order of a pair's halves in memory depends on the endianness.
         if constexpr (std::endian::native == std::endian::big) shift = 16 - shift;
         std::uint32_t pairs[kLanes];
         std::memcpy(pairs, p, sizeof(pairs));
@@ -86,14 +86,14 @@ struct Portable {
     static FASTBERT_INLINE Float div(Float a, Float b) {
         return each(a, b, [](float x, float y) { return x / y; });
     }
-    // b where a is a NaN, as the x86 instructions have it.
+    // b if a is NaN, as the x86 instructions return.
     static FASTBERT_INLINE Float max(Float a, Float b) {
         return each(a, b, [](float x, float y) { return x > y ? x : y; });
     }
     static FASTBERT_INLINE Float min(Float a, Float b) {
         return each(a, b, [](float x, float y) { return x < y ? x : y; });
     }
-    // a * b + c; rounded once where the processor can.
+    // a * b + c; fused where the processor supports it.
     static FASTBERT_INLINE Float fma(Float a, Float b, Float c) {
         Float r;
         for (std::size_t i = 0; i < kLanes; ++i) {
@@ -114,7 +114,7 @@ struct Portable {
     static FASTBERT_INLINE Float copysign(Float a, Float b) {
         return each(a, b, [](float x, float y) { return std::copysign(x, y); });
     }
-    // To the nearest integer, ties to even; for numbers below 2^22 in magnitude.
+    // Round to the nearest integer, ties to even, for magnitudes below 2^22.
     static FASTBERT_INLINE Float round(Float x) {
         return each(x, x, [](float y, float) { return (y + 12582912.0F) - 12582912.0F; });
     }

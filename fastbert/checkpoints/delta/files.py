@@ -21,11 +21,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fastbert.checkpoints.atomic_folder import whole_folder
+from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.delta.differences import MOST_BITS, expand, squeeze
 from fastbert.checkpoints.delta.tensors import Part, decode, encode, fingerprint, tensors_of
-from fastbert.checkpoints.file_tensors import Stored
-from fastbert.checkpoints.formats.safetensors_files import (
+from fastbert.checkpoints.file_tensors import FileTensor
+from fastbert.checkpoints.formats.safetensors import (
     DTYPES,
     check_shape,
     order_metadata,
@@ -38,7 +38,8 @@ from fastbert.checkpoints.manifest import NAME as MANIFEST
 from fastbert.checkpoints.source import config_place, find_source, find_weights
 from fastbert.checkpoints.tokenizer_files import accept_folder
 from fastbert.errors import CheckpointError, UserError
-from fastbert.io.untrusted_input import PlainFile, parse_json, shown
+from fastbert.io.atomic_write import atomic_write
+from fastbert.io.untrusted_input import UntrustedFile, parse_json, shown
 from fastbert.models.loading import MOST_NEW
 
 FORMAT, VERSION = "fastbert-delta", 1
@@ -106,7 +107,7 @@ class Delta:
     error: Error | None
     parts: tuple[Part, ...]
     files: tuple[CarriedFile, ...]
-    stored: Mapping[str, Stored]
+    stored: Mapping[str, FileTensor]
 
     def tensors(self, base: Mapping[str, Tensor], base_sha256: str | None = None) -> dict[str, Tensor]:
         """The model's tensors; those that are the base's are the same objects. Raises `CheckpointError` for another
@@ -136,7 +137,7 @@ class Delta:
             except ValueError as error:
                 raise CheckpointError(f"{self.path}: damaged: {file.name} ({error})") from None
         else:
-            with PlainFile(base / file.name) as opened:
+            with UntrustedFile(base / file.name) as opened:
                 data = opened.read(0, min(opened.size, MOST_FILE))
         if hashlib.sha256(data).hexdigest() != file.sha256:
             where = self.path if file.own else base / file.name
@@ -243,7 +244,7 @@ def restore_delta(
     delta = open_delta(delta_file)
     contents = {file.name: delta.content(file, config_place(base)) for file in delta.files}
     tensors = delta.tensors(tensors_of(find_weights(base)))
-    with whole_folder(out, superseded=("model*.safetensors*",)) as folder:
+    with atomic_folder(out, superseded=("model*.safetensors*",)) as folder:
         write_safetensors(folder, {name: tensor.contiguous() for name, tensor in tensors.items()})
         for name, content in contents.items():
             (folder / name).parent.mkdir(exist_ok=True)
@@ -307,18 +308,15 @@ def _save(out: Path, header: dict[str, Any], payload: Mapping[str, bytes]) -> No
         name: torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
         for name, data in payload.items()
     }
-    partial = out.with_name(f"{out.name}.partial")
     try:
-        save_tensors(tensors, partial, metadata)
-        order_metadata(partial)
-        partial.replace(out)
+        with atomic_write(out) as partial:
+            save_tensors(tensors, partial, metadata)
+            order_metadata(partial)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{out}: could not be written ({error}); free some disk space") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
-def _believed(path: Path, header: Any, stored: Mapping[str, Stored]) -> Delta:
+def _believed(path: Path, header: Any, stored: Mapping[str, FileTensor]) -> Delta:
     """A header whose every value is what it must be."""
     bits = header["bits"]
     if bits is not None and (type(bits) is not int or not 1 <= bits <= MOST_BITS):

@@ -1,1 +1,1 @@
-"""File formats of checkpoints."""
+"""Read and write the formats of checkpoints: safetensors, pickles (without executing them), TensorFlow."""

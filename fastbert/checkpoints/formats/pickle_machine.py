@@ -1,7 +1,7 @@
-"""Pickles read without executing them: an interpreter of the few opcodes that a dictionary of tensors is written in.
+"""Interpret pickles without executing them: only the opcodes that a dictionary of tensors consists of.
 
 A pickle is a program for a stack machine that may call anything that can be imported. This machine imports and calls
-nothing: the names it knows stand for the plain values below, and every other name is an error that says which.
+nothing: the supported names stand for the plain values below, and any other name is an error.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from fastbert.errors import CheckpointError
 from fastbert.io.untrusted_input import shown
 
-MOST_BYTES = 16 << 20
-MOST_OPCODES = 400_000  # of one tensor it takes forty
+MAX_BYTES = 16 << 20
+MAX_OPCODES = 400_000  # one tensor takes forty
 
 STORAGES: dict[str, torch.dtype] = {
     "DoubleStorage": torch.float64,
@@ -35,41 +35,41 @@ STORAGES: dict[str, torch.dtype] = {
     "ComplexFloatStorage": torch.complex64,
     "ComplexDoubleStorage": torch.complex128,
 }
-# Types without a storage of their own: their tensors name the type.
+# Dtypes without a storage class: tensors name the dtype themselves.
 NEW_DTYPES = ("float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64")
 
 
 @dataclass(frozen=True, eq=False)
 class Name:
-    """A global that the machine knows; nothing of that name is imported."""
+    """A supported global; nothing of that name is imported."""
 
     text: str
 
 
 @dataclass(frozen=True, eq=False)
 class StorageType:
-    """What a storage holds; None: bytes, whose tensors name their dtype."""
+    """The dtype of a storage; None: bytes, whose tensors name their dtype."""
 
     dtype: torch.dtype | None
 
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """So many elements somewhere in the file, under a key; without a dtype, so many bytes."""
+    """A storage in the file: its key and number of elements; without a dtype, its number of bytes."""
 
     key: str
     dtype: torch.dtype | None
-    count: int
+    numel: int
 
     @property
     def size(self) -> int:
-        """Bytes."""
-        return self.count * (self.dtype.itemsize if self.dtype else 1)
+        """Return its size in bytes."""
+        return self.numel * (self.dtype.itemsize if self.dtype else 1)
 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """A tensor: a part of a storage, with strides in elements."""
+    """A tensor: a view of a storage, with strides in elements."""
 
     storage: Storage
     dtype: torch.dtype
@@ -97,27 +97,27 @@ _MARK = object()
 
 
 class Refused(Exception):
-    """The pickle does something that no dictionary of tensors needs; the message says what."""
+    """The pickle needs something that a dictionary of tensors does not; the message names it."""
 
 
-def run(data: bytes, place: str, start: int = 0) -> tuple[Any, int]:
-    """The value of the pickle that begins at byte `start`, and where the bytes behind it begin.
+def run(data: bytes, source: str, start: int = 0) -> tuple[Any, int]:
+    """Return the value of the pickle that begins at byte `start`, and the position of its end.
 
-    Values are None, bools, numbers, strings, bytes, lists, tuples and dictionaries of such, and the classes above.
-    Raises `CheckpointError`.
+    Values are None, bools, numbers, strings, bytes, lists, tuples and dictionaries of them, and the classes above.
+    `source` names the pickle in messages. Raises `CheckpointError`.
     """
     stream = io.BytesIO(data)
     stream.seek(start)
     try:
         return _Machine().run(pickletools.genops(stream)), stream.tell()
     except Refused as error:
-        raise CheckpointError(f"{place}: refused without executing anything: {error}") from None
+        raise CheckpointError(f"{source}: refused without executing anything: {error}") from None
     except (ValueError, IndexError, KeyError, OverflowError, struct.error) as error:
-        raise CheckpointError(f"{place}: not a whole pickle ({type(error).__name__}: {error})") from None
+        raise CheckpointError(f"{source}: not a complete pickle ({type(error).__name__}: {error})") from None
 
 
 class _Machine:
-    """A stack, a memo, and a method for each opcode."""
+    """A stack, a memo, and one method per opcode."""
 
     def __init__(self) -> None:
         self.stack: list[Any] = []
@@ -125,8 +125,8 @@ class _Machine:
 
     def run(self, operations: Iterator[tuple[Any, Any, int | None]]) -> Any:
         for count, (operation, argument, _) in enumerate(operations):
-            if count >= MOST_OPCODES:
-                raise Refused(f"it has over {MOST_OPCODES:,} opcodes")
+            if count >= MAX_OPCODES:
+                raise Refused(f"it has over {MAX_OPCODES:,} opcodes")
             name = operation.name
             if name in _PUSHES:
                 self.stack.append(argument)
@@ -135,13 +135,13 @@ class _Machine:
             elif name == "STOP":
                 return self.pop()
             elif name not in ("PROTO", "FRAME"):
-                raise Refused(f"the opcode {name}")
+                raise Refused(f"it uses the opcode {name}")
         raise Refused("it has no end")
 
     def pop(self, kind: type | tuple[type, ...] = object) -> Any:
         value = self.stack.pop()
         if value is _MARK or not isinstance(value, kind):
-            raise Refused("a value of another kind than its opcode takes")
+            raise Refused("an opcode has an operand of the wrong type")
         return value
 
     def top(self, kind: type) -> Any:
@@ -150,7 +150,7 @@ class _Machine:
         return value
 
     def since_mark(self) -> list[Any]:
-        """What lies above the last mark, which goes away with it."""
+        """Pop the values above the last mark, and the mark."""
         items: list[Any] = []
         while (value := self.stack.pop()) is not _MARK:
             items.append(value)
@@ -180,7 +180,7 @@ class _Machine:
         target = self.top(dict)
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str | int):
-                raise Refused("a dictionary's key that is neither a string nor a number")
+                raise Refused("a dictionary has a key that is neither a string nor a number")
             target[key] = value
 
     def set_item(self) -> None:
@@ -193,9 +193,9 @@ class _Machine:
         self.set_items(items)
 
     def name(self, text: str) -> None:
-        """A global, given as module and name with a blank between them."""
+        """Push a global, named by module and name with a space between them."""
         if text not in _KNOWN:
-            raise Refused(f"it wants {shown(text.replace(' ', '.', 1))}, which no dictionary of tensors needs")
+            raise Refused(f"it uses {shown(text.replace(' ', '.', 1))}, which a dictionary of tensors does not need")
         self.stack.append(_KNOWN[text])
 
     def stack_name(self) -> None:
@@ -203,51 +203,51 @@ class _Machine:
         self.name(f"{module} {name}")
 
     def persistent(self) -> None:
-        """A storage: ("storage", type, key, device, number of elements[, view])."""
-        given = self.pop(tuple)
-        if len(given) not in (5, 6) or given[0] != "storage" or not isinstance(given[1], StorageType):
-            raise Refused("a persistent id that is no storage")
-        if len(given) == 6 and given[5] is not None:
-            raise Refused("a storage that is a part of another")
-        key, count = given[2], given[4]
-        if not isinstance(key, str) or not _is_size(count):
-            raise Refused("a storage without key and size")
-        self.stack.append(Storage(key, given[1].dtype, count))
+        """Push a storage: ("storage", type, key, device, number of elements[, view])."""
+        fields = self.pop(tuple)
+        if len(fields) not in (5, 6) or fields[0] != "storage" or not isinstance(fields[1], StorageType):
+            raise Refused("a persistent id is not a storage")
+        if len(fields) == 6 and fields[5] is not None:
+            raise Refused("a storage is a view of another")
+        key, numel = fields[2], fields[4]
+        if not isinstance(key, str) or not _is_size(numel):
+            raise Refused("a storage has no key or size")
+        self.stack.append(Storage(key, fields[1].dtype, numel))
 
     def call(self) -> None:
-        """A known name with its arguments, which stands for a value."""
+        """Replace a supported name and its arguments by the value that they stand for."""
         arguments, function = self.pop(tuple), self.pop(Name)
         if function.text == "collections OrderedDict":
             if arguments and not (len(arguments) == 1 and arguments[0] == []):
-                raise Refused("an OrderedDict made of something")
+                raise Refused("an OrderedDict is created with content")
             self.stack.append({})
         elif function.text == "torch._utils _rebuild_parameter":
             if len(arguments) != 3 or not isinstance(arguments[0], View):
-                raise Refused("a parameter that is no tensor")
+                raise Refused("a parameter is not a tensor")
             self.stack.append(arguments[0])
         else:
             self.stack.append(_view(function.text, arguments))
 
     def build(self) -> None:
-        """Attributes of an OrderedDict (its `_metadata`), which say nothing of tensors."""
+        """Ignore the attributes of an OrderedDict (its `_metadata`), which do not concern tensors."""
         self.pop((dict, tuple))
         self.top(dict)
 
 
 def _view(function: str, arguments: tuple[Any, ...]) -> View:
-    """What `_rebuild_tensor*(storage, offset, size, stride, requires_grad, hooks, dtype, ...)` stands for."""
+    """Return the view for `_rebuild_tensor*(storage, offset, size, stride, requires_grad, hooks, dtype, ...)`."""
     with_dtype = function.endswith("v3")
     if len(arguments) < (7 if with_dtype else 4) or not isinstance(arguments[0], Storage):
-        raise Refused("a tensor without storage, offset, size and stride")
+        raise Refused("a tensor has no storage, offset, size or stride")
     storage, offset, shape, stride = arguments[:4]
     dtype = arguments[6] if with_dtype else storage.dtype
     if not isinstance(dtype, torch.dtype) or not _is_size(offset):
-        raise Refused("a tensor without dtype and offset")
+        raise Refused("a tensor has no dtype or offset")
     for sizes in (shape, stride):
         if not isinstance(sizes, tuple) or not all(map(_is_size, sizes)):
-            raise Refused("a tensor whose size or stride is no tuple of numbers from 0 up")
+            raise Refused("a tensor has a size or stride that is not a tuple of non-negative numbers")
     if len(shape) != len(stride):
-        raise Refused("a tensor with more sizes than strides, or fewer")
+        raise Refused("a tensor has different numbers of sizes and strides")
     return View(storage, dtype, offset, shape, stride)
 
 

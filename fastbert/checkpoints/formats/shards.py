@@ -1,62 +1,61 @@
-"""Weights in several files, with an index in JSON that says which tensor lies in which."""
+"""Read weights in several files, with a JSON index from each tensor's name to its file."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from fastbert.checkpoints.file_tensors import Stored
+from fastbert.checkpoints.file_tensors import FileTensor
 from fastbert.errors import CheckpointError
 from fastbert.io.untrusted_input import read_json_file, shown
 
-MOST_SHARDS, MOST_NAME = 10_000, 255
+MAX_SHARDS, MAX_NAME_BYTES = 10_000, 255
 
 
-def read_shards(index: Path, read: Callable[[Path], dict[str, Stored]]) -> dict[str, Stored]:
-    """All tensors of the files that an index names, each read by `read`.
+def read_shards(index: Path, read: Callable[[Path], dict[str, FileTensor]]) -> dict[str, FileTensor]:
+    """Return the tensors of all files that an index names, each opened by `read`.
 
-    Raises `CheckpointError` where index and files do not agree about every tensor, and for names of files that lead out
-    of the index's folder.
+    Raises `CheckpointError` where the index and the files disagree about a tensor, and for files outside the index's
+    folder.
     """
     content = read_json_file(index)
-    mapped = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(mapped, dict) or not mapped or not all(isinstance(name, str) for name in mapped.values()):
-        raise CheckpointError(f"{index}: not an index of shards: it holds no weight_map of names to files")
-    files = sorted(set(mapped.values()))
-    if len(files) > MOST_SHARDS:
-        raise CheckpointError(f"{index}: names {len(files):,} shards, where at most {MOST_SHARDS:,} are believed")
-    paths = {name: _inside(index, name) for name in files}
-    found: dict[str, Stored] = {}
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(f, str) for f in weight_map.values()):
+        raise CheckpointError(f"{index}: not an index of shards: it has no weight_map from names to files")
+    files = sorted(set(weight_map.values()))
+    if len(files) > MAX_SHARDS:
+        raise CheckpointError(f"{index}: names {len(files):,} shards; at most {MAX_SHARDS:,} are read")
+    paths = {name: _shard_path(index, name) for name in files}
+    tensors: dict[str, FileTensor] = {}
     for file, path in paths.items():
-        for name, stored in read(path).items():
-            if name in found:
-                raise CheckpointError(f"{path}: holds {shown(name)}, which {found[name].file.name} holds too")
-            if mapped.get(name) != file:
-                said = f"says is in {shown(mapped[name])}" if name in mapped else "does not name"
-                raise CheckpointError(f"{path}: holds {shown(name)}, which {index.name} {said}")
-            found[name] = stored
-    lacking = sorted(mapped.keys() - found.keys())
-    if lacking:
+        for name, tensor in read(path).items():
+            if name in tensors:
+                raise CheckpointError(f"{path}: holds {shown(name)}, which {tensors[name].file.name} holds too")
+            if weight_map.get(name) != file:
+                listing = f"lists in {shown(weight_map[name])}" if name in weight_map else "does not list"
+                raise CheckpointError(f"{path}: holds {shown(name)}, which {index.name} {listing}")
+            tensors[name] = tensor
+    missing = sorted(weight_map.keys() - tensors.keys())
+    if missing:
         raise CheckpointError(
-            f"{index}: promises {shown(lacking[0])} in {shown(mapped[lacking[0]])}, which does not hold it"
+            f"{index}: lists {shown(missing[0])} in {shown(weight_map[missing[0]])}, which does not hold it"
         )
-    return found
+    return tensors
 
 
-def _inside(index: Path, name: str) -> Path:
-    """The path of a shard: a plain name beside the index, of a file that lies there too, or in the store of a Hub cache
-    whose links make up the index's folder."""
+def _shard_path(index: Path, name: str) -> Path:
+    """Return the path of a shard: a file beside the index, or a link from there into the Hub cache's own store."""
     if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
-        raise CheckpointError(f"{index}: names the shard {shown(name)}, which is no plain file name")
+        raise CheckpointError(f"{index}: names the shard {shown(name)}, which is not a plain file name")
     path = index.parent / name
-    if len(name) > MOST_NAME or not path.exists():
+    if len(name) > MAX_NAME_BYTES or not path.exists():
         raise CheckpointError(f"{index}: names the shard {shown(name)}, which is missing; fetch the checkpoint again")
     check_link(path)
     return path
 
 
 def check_link(path: Path) -> None:
-    """Refuse a link that leads out of its folder; a Hub cache's `snapshots/COMMIT` may lead to its own `blobs`."""
+    """Raise `CheckpointError` for a link out of its folder, except from a Hub cache's snapshot to its `blobs`."""
     folder, target = path.parent.resolve(), path.resolve()
     allowed = [folder]
     if folder.parent.name == "snapshots":

@@ -1,8 +1,9 @@
-"""The table of sorted keys and values that TensorFlow's index files are (LevelDB's format), read whole and written.
+"""Read and write sorted string tables (LevelDB's format), which TensorFlow's index files are.
 
-Blocks, each with a byte that says how it is compressed and the masked CRC-32C of both, then a block that names the
-others by their last keys, and a footer of 48 bytes that says where that is. In a block a key is what it shares with the
-one before it and the rest; every sixteenth is written in full.
+A table consists of blocks, each followed by a byte for its compression and the masked CRC-32C of both; an index block,
+which holds each block's last key and position; and a footer of 48 bytes with the position of the index block. A key is
+stored as the length of the prefix that it shares with the preceding key, and the rest; every sixteenth key is stored in
+full. TensorFlow has written uncompressed blocks only since its version 1.2, so others are refused.
 """
 
 from __future__ import annotations
@@ -10,20 +11,28 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 
-from fastbert.checkpoints.crc32c import checksum
+from fastbert.io.checksums import crc32c
 
 MAGIC = 0xDB4775248B80FB57
 FOOTER = 48
 BLOCK_SIZE, RESTART_INTERVAL = 1 << 18, 16  # as TensorFlow writes them
-MOST_BYTES, MOST_ENTRIES, MOST_KEY = 4 << 20, 20_000, 1024
+MAX_BYTES, MAX_ENTRIES, MAX_KEY_BYTES = 4 << 20, 20_000, 1024
+
+
+_MASK_DELTA = 0xA282EAD8
 
 
 class TableError(Exception):
-    """Not a whole table; the message says why."""
+    """A damaged table; the message names the defect."""
+
+
+def mask(crc: int) -> int:
+    """Return a CRC as the format stores it, so that the CRC of data that contains CRCs is not degenerate."""
+    return (((crc >> 15) | (crc << 17)) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, the lowest first; and where it ends."""
+    """Return a number of seven bits per byte, lowest first, and the position of its end."""
     value = shift = 0
     while True:
         if at >= len(data) or shift > 63:
@@ -37,7 +46,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def varint(value: int) -> bytes:
-    """What `read_varint` reads."""
+    """Encode a number for `read_varint`."""
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -47,50 +56,50 @@ def varint(value: int) -> bytes:
 
 
 def read_table(data: bytes) -> dict[bytes, bytes]:
-    """The keys and values of a table, in their order. Raises `TableError`."""
+    """Return the keys and values of a table, in order. Raises `TableError`."""
     if len(data) < FOOTER or struct.unpack("<Q", data[-8:])[0] != MAGIC:
-        raise TableError("its last eight bytes are not those of a table")
+        raise TableError("its last eight bytes are not a table's")
     _, at = _read_handle(data, len(data) - FOOTER)
     index, _ = _read_handle(data, at)
-    found: dict[bytes, bytes] = {}
+    table: dict[bytes, bytes] = {}
     last: bytes | None = None
-    read = 0
+    total = 0
     for _, value in _entries(_block(data, *index)):
         handle, _ = _read_handle(value, 0)
         block = _block(data, *handle)
-        read += len(block)
-        if read > MOST_BYTES:
-            raise TableError(f"its blocks have over {MOST_BYTES:,} bytes")
+        total += len(block)
+        if total > MAX_BYTES:
+            raise TableError(f"its blocks have over {MAX_BYTES:,} bytes")
         for key, entry in _entries(block):
             if last is not None and key <= last:
                 raise TableError("its keys are not in order")
-            if len(found) >= MOST_ENTRIES:
-                raise TableError(f"it has over {MOST_ENTRIES:,} entries")
-            found[key], last = entry, key
-    return found
+            if len(table) >= MAX_ENTRIES:
+                raise TableError(f"it has over {MAX_ENTRIES:,} entries")
+            table[key], last = entry, key
+    return table
 
 
 def _read_handle(data: bytes, at: int) -> tuple[tuple[int, int], int]:
-    """Offset and size of a block, and where they end."""
+    """Return the offset and size of a block, and the position after them."""
     offset, at = read_varint(data, at)
     size, at = read_varint(data, at)
     return (offset, size), at
 
 
 def _block(data: bytes, offset: int, size: int) -> bytes:
-    """A block's content, after its checksum."""
+    """Return a block's content after comparing its checksum."""
     end = offset + size
     if end + 5 > len(data):
-        raise TableError("a block goes on behind its end")
-    if checksum(data[offset : end + 1]) != data[end + 1 : end + 5]:
-        raise TableError("a block has another checksum than it should")
-    if data[end] not in (0, 1):
-        raise TableError(f"a block is compressed in the unknown way {data[end]}")
-    return unpack_snappy(data[offset:end]) if data[end] else data[offset:end]
+        raise TableError("a block extends beyond its end")
+    if _checksum(data[offset : end + 1]) != data[end + 1 : end + 5]:
+        raise TableError("a block has the wrong checksum")
+    if data[end]:
+        raise TableError(f"a block is compressed (method {data[end]}), which is not supported")
+    return data[offset:end]
 
 
 def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a block."""
+    """Yield the keys and values of a block."""
     restarts = struct.unpack("<I", block[-4:])[0] if len(block) >= 4 else -1
     end = len(block) - 4 - 4 * restarts
     if restarts < 0 or end < 0:
@@ -101,7 +110,7 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         rest, at = read_varint(block, at)
         length, at = read_varint(block, at)
         count += 1
-        if shared > len(key) or at + rest + length > end or shared + rest > MOST_KEY or count > MOST_ENTRIES:
+        if shared > len(key) or at + rest + length > end or shared + rest > MAX_KEY_BYTES or count > MAX_ENTRIES:
             raise TableError("a block is damaged")
         key = key[:shared] + block[at : at + rest]
         at += rest
@@ -109,43 +118,8 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         at += length
 
 
-def unpack_snappy(data: bytes) -> bytes:
-    """Undo Snappy's compression. Raises `TableError`."""
-    size, at = read_varint(data, 0)
-    if size > MOST_BYTES:
-        raise TableError(f"a block of {size:,} bytes is not believed")
-    out = bytearray()
-    while at < len(data) and len(out) <= size:
-        tag = data[at]
-        at += 1
-        if tag & 3 == 0:  # bytes that follow
-            length = (tag >> 2) + 1
-            if length > 60:
-                width = length - 60
-                length = int.from_bytes(data[at : at + width], "little") + 1
-                at += width
-            out += data[at : at + length]
-            at += length
-            continue
-        if tag & 3 == 1:  # bytes that were there before
-            length, width, high = (tag >> 2 & 7) + 4, 1, tag >> 5 << 8
-        else:
-            length, width, high = (tag >> 2) + 1, 2 if tag & 3 == 2 else 4, 0
-        distance = high + int.from_bytes(data[at : at + width], "little")
-        at += width
-        if not 0 < distance <= len(out):
-            raise TableError("a compressed block is damaged")
-        while length > 0:  # what is copied may be what was copied just now
-            piece = out[-distance:][:length]
-            out += piece
-            length -= len(piece)
-    if len(out) != size:
-        raise TableError("a compressed block is damaged")
-    return bytes(out)
-
-
 def write_table(entries: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """A table of entries, whose keys are in order."""
+    """Return a table of entries, whose keys are in order."""
     data = bytearray()
     index: list[tuple[bytes, bytes]] = []
     block: list[tuple[bytes, bytes]] = []
@@ -164,10 +138,15 @@ def write_table(entries: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def _append(data: bytearray, block: bytes) -> bytes:
-    """Write a block, uncompressed; returns its handle."""
+    """Append a block, uncompressed; return its handle."""
     handle = varint(len(data)) + varint(len(block))
-    data += block + b"\0" + checksum(block + b"\0")
+    data += block + b"\0" + _checksum(block + b"\0")
     return handle
+
+
+def _checksum(data: bytes) -> bytes:
+    """Return the four bytes that follow a block: its masked CRC-32C."""
+    return struct.pack("<I", mask(crc32c(data)))
 
 
 def _make_block(entries: Sequence[tuple[bytes, bytes]], interval: int) -> bytes:
@@ -186,7 +165,7 @@ def _make_block(entries: Sequence[tuple[bytes, bytes]], interval: int) -> bytes:
 
 
 def _separator(last: bytes, following: bytes | None) -> bytes:
-    """A short key from a block's last on, but before the next block's first."""
+    """Return a short key that is at least a block's last and precedes the next block's first."""
     shared = 0
     if following is not None:
         while shared < min(len(last), len(following)) and last[shared] == following[shared]:

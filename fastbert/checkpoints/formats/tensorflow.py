@@ -1,31 +1,39 @@
-"""TensorFlow's checkpoints (version 2: PREFIX.index and PREFIX.data-00000-of-00001) without TensorFlow.
+"""Read and write TensorFlow's checkpoints (version 2: PREFIX.index and PREFIX.data-00000-of-00001) without TensorFlow.
 
-The index is a sorted table (`sstable`) of names to small protocol buffers that say dtype, shape, file, offset, size and
-masked CRC-32C; under the empty name lies a header with the number of data files. The data files are the tensors' bytes.
+The index is a sorted table (`sstable`) from names to protocol buffers with dtype, shape, file, offset, size and masked
+CRC-32C; the empty name holds a header with the number of data files. The data files are the tensors' bytes.
 """
 
 from __future__ import annotations
 
 import math
-import os
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
-from fastbert.checkpoints.crc32c import crc32c, masked
-from fastbert.checkpoints.file_tensors import PIECE, Checked, Stored
-from fastbert.checkpoints.formats.safetensors_files import check_shape
-from fastbert.checkpoints.formats.sstable import MOST_BYTES, TableError, read_table, read_varint, varint, write_table
+from fastbert.checkpoints.file_tensors import CHUNK_BYTES, Checksum, FileTensor
+from fastbert.checkpoints.formats.safetensors import check_shape
+from fastbert.checkpoints.formats.sstable import (
+    MAX_BYTES,
+    TableError,
+    mask,
+    read_table,
+    read_varint,
+    varint,
+    write_table,
+)
 from fastbert.errors import CheckpointError
-from fastbert.io.untrusted_input import PlainFile, shown
+from fastbert.io.atomic_write import atomic_write
+from fastbert.io.checksums import crc32c
+from fastbert.io.untrusted_input import UntrustedFile, shown
 
 INDEX = ".index"
-MOST_DATA_FILES = 10_000
-# By the number that TensorFlow's DataType gives each.
+MAX_DATA_FILES = 10_000
+# Numbers of TensorFlow's DataType.
 DTYPES = {
     1: torch.float32,
     2: torch.float64,
@@ -38,18 +46,19 @@ DTYPES = {
     14: torch.bfloat16,
     19: torch.float16,
 }
+_NUMBERS = {dtype: number for number, dtype in DTYPES.items()}
 STRINGS = 7
 # Fields of BundleHeaderProto and BundleEntryProto.
 NUM_SHARDS, ENDIANNESS, VERSION = 1, 2, 3
 DTYPE, SHAPE, SHARD, OFFSET, SIZE, CRC, SLICES = range(1, 8)
 
 
-def read_bundle(prefix: Path) -> dict[str, Stored]:
-    """Where the tensors of the checkpoint `prefix` lie; those of strings are left out. Raises `CheckpointError`."""
+def read_bundle(prefix: Path) -> dict[str, FileTensor]:
+    """Return the tensors of the checkpoint `prefix`, unread and without strings. Raises `CheckpointError`."""
     path = index_file(prefix)
-    with PlainFile(path) as file:
-        if file.size > MOST_BYTES:
-            raise CheckpointError(f"{path}: {file.size:,} bytes, where at most {MOST_BYTES:,} are believed of an index")
+    with UntrustedFile(path) as file:
+        if file.size > MAX_BYTES:
+            raise CheckpointError(f"{path}: an index of {file.size:,} bytes; at most {MAX_BYTES:,} are read")
         data = file.read(0, file.size)
     try:
         table = read_table(data)
@@ -57,69 +66,71 @@ def read_bundle(prefix: Path) -> dict[str, Stored]:
             raise TableError("it has no header")
         header = dict(_fields(table.pop(b"")))
         shards = header.get(NUM_SHARDS, 1)
-        if not isinstance(shards, int) or not 0 < shards <= MOST_DATA_FILES:
-            raise TableError(f"it says that there are {shown(shards)} data files")
+        if not isinstance(shards, int) or not 0 < shards <= MAX_DATA_FILES:
+            raise TableError(f"it declares {shown(shards)} data files")
         if header.get(ENDIANNESS):
             raise TableError("it was written on a big-endian machine")
         entries = {_text(key): list(_fields(value)) for key, value in table.items()}
     except TableError as error:
         raise CheckpointError(f"{path}: not the index of a TensorFlow checkpoint, or damaged: {error}") from None
-    found = {name: _stored(prefix, name, fields, shards) for name, fields in entries.items()}
-    return {name: stored for name, stored in found.items() if stored is not None}
+    tensors = {name: _read_entry(prefix, name, fields, shards) for name, fields in entries.items()}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
 def index_file(prefix: Path) -> Path:
-    """The index of the checkpoint `prefix`."""
+    """Return the path of a checkpoint's index."""
     return prefix.with_name(prefix.name + INDEX)
 
 
 def data_file(prefix: Path, shard: int, shards: int) -> Path:
-    """One of its data files."""
+    """Return the path of one of a checkpoint's data files."""
     return prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{shards:05d}")
 
 
-def _stored(prefix: Path, name: str, fields: list[tuple[int, Any]], shards: int) -> Stored | None:
-    """The place of one tensor; None for strings, which no model computes with."""
-    place, values = f"{index_file(prefix)}: {shown(name)}", dict(fields)
+def _read_entry(prefix: Path, name: str, fields: list[tuple[int, Any]], shards: int) -> FileTensor | None:
+    """Return the tensor that an entry of the index describes; None for strings, which no model computes with."""
+    where, values = f"{index_file(prefix)}: {shown(name)}", dict(fields)
     code = values.get(DTYPE, 0)
     if code == STRINGS:
         return None
     if SLICES in values:
-        raise CheckpointError(f"{place} is stored in slices, which are not read; save the checkpoint unpartitioned")
+        raise CheckpointError(
+            f"{where} is stored in slices, which are not supported; save the checkpoint unpartitioned"
+        )
     if code not in DTYPES:
-        raise CheckpointError(f"{place} has TensorFlow's dtype number {shown(code)}, which is not read")
+        raise CheckpointError(f"{where} has TensorFlow's dtype number {shown(code)}, which is not supported")
     try:
         shape = _shape(values.get(SHAPE, b""))
     except TableError as error:
-        raise CheckpointError(f"{place} is damaged: {error}") from None
-    check_shape(place, shape)
+        raise CheckpointError(f"{where} is damaged: {error}") from None
+    check_shape(where, shape)
     shard, offset, size, crc = (values.get(field, 0) for field in (SHARD, OFFSET, SIZE, CRC))
     if not all(isinstance(value, int) for value in (shard, offset, size, crc)) or not shard < shards:
-        raise CheckpointError(f"{place} is damaged: it lies in no data file")
+        raise CheckpointError(f"{where} is damaged: it is not in any data file")
     if size != math.prod(shape) * DTYPES[code].itemsize:
-        raise CheckpointError(f"{place} has {size:,} bytes, not those of {shown(shape)}")
-    checked = Checked(offset, size, crc, crc32c, masked)
-    return Stored(data_file(prefix, shard, shards), offset, DTYPES[code], shape, checked=checked)
+        raise CheckpointError(f"{where} has {size:,} bytes, not the size of shape {shown(shape)}")
+    checksum = Checksum(offset, size, crc, crc32c, mask)
+    return FileTensor(data_file(prefix, shard, shards), offset, DTYPES[code], shape, checksum=checksum)
 
 
 def _shape(data: bytes) -> tuple[int, ...]:
-    """Of a TensorShapeProto: a message with a size for each dimension."""
+    """Return the shape in a TensorShapeProto, which holds one message per dimension."""
     if not isinstance(data, bytes):
-        raise TableError("its shape is no message")
+        raise TableError("its shape is not a message")
     sizes = []
     for field, value in _fields(data):
         if field == 3 and value:
             raise TableError("its shape is unknown")
         if field == 2:
             if not isinstance(value, bytes):
-                raise TableError("a dimension is no message")
+                raise TableError("a dimension is not a message")
             size = dict(_fields(value)).get(1, 0)
             sizes.append(size if isinstance(size, int) and size < 1 << 63 else -1)
     return tuple(sizes)
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """The fields of a protocol buffer: numbers, or bytes."""
+    """Yield the fields of a protocol buffer: numbers, or bytes."""
     at = 0
     while at < len(data):
         tag, at = read_varint(data, at)
@@ -134,9 +145,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
             length, at = read_varint(data, at)
             value, at = data[at : at + length], at + length
         else:
-            raise TableError(f"a field of the unknown kind {kind}")
+            raise TableError(f"a field of unknown type {kind}")
         if at > len(data):
-            raise TableError("a field does not end")
+            raise TableError("a field extends beyond its end")
         yield tag >> 3, value
 
 
@@ -148,44 +159,41 @@ def _text(key: bytes) -> str:
 
 
 def write_bundle(prefix: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write contiguous tensors on the CPU as a checkpoint of one data file.
+    """Write contiguous CPU tensors as a checkpoint of one data file.
 
-    Both files are whole before they get their names, the index last. Raises `CheckpointError` for a dtype that the
-    format does not have, and where the disk refuses.
+    Both files are complete before the first one appears, and the index appears last. Raises `CheckpointError` for a
+    dtype that the format lacks, and if the files cannot be written.
     """
-    numbers = {dtype: number for number, dtype in DTYPES.items()}
     for name, tensor in tensors.items():
-        if tensor.dtype not in numbers:
+        if tensor.dtype not in _NUMBERS:
             raise CheckpointError(f"{prefix}: {name} is {tensor.dtype}, which this format lacks; convert it to fp32")
     entries = [(b"", _number(NUM_SHARDS, 1) + _message(VERSION, _number(1, 1)))]
     data_path, index_path = data_file(prefix, 0, 1), index_file(prefix)
-    partial = [path.with_name(f"{path.name}.partial") for path in (data_path, index_path)]
     try:
-        with partial[0].open("wb") as file:
-            for name in sorted(tensors, key=lambda name: name.encode()):
-                tensor, offset, crc = tensors[name], file.tell(), 0
-                memory = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
-                for start in range(0, len(memory), PIECE):
-                    crc = crc32c(memory[start : start + PIECE], crc)
-                    file.write(memory[start : start + PIECE])
-                dims = b"".join(_message(2, _number(1, size)) for size in tensor.shape)
-                entry = _number(DTYPE, numbers[tensor.dtype]) + _message(SHAPE, dims)
-                entry += _number(OFFSET, offset) + _number(SIZE, len(memory))
-                entry += varint(CRC << 3 | 5) + struct.pack("<I", masked(crc))
-                entries.append((name.encode(), entry))
-            file.flush()
-            os.fsync(file.fileno())
-        partial[1].write_bytes(write_table(entries))
-        partial[0].replace(data_path)
-        partial[1].replace(index_path)
+        with atomic_write(index_path) as index_partial, atomic_write(data_path) as data_partial:
+            with data_partial.open("wb") as file:
+                for name in sorted(tensors, key=str.encode):
+                    entries.append((name.encode(), _write_tensor(file, tensors[name])))
+            index_partial.write_bytes(write_table(entries))
     except OSError as error:
-        for path in partial:
-            path.unlink(missing_ok=True)
         raise CheckpointError(f"{data_path}: could not be written ({error}); free some disk space") from error
 
 
+def _write_tensor(file: IO[bytes], tensor: Tensor) -> bytes:
+    """Append a tensor to a data file; return its entry in the index."""
+    offset, crc = file.tell(), 0
+    memory = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
+    for start in range(0, len(memory), CHUNK_BYTES):
+        crc = crc32c(memory[start : start + CHUNK_BYTES], crc)
+        file.write(memory[start : start + CHUNK_BYTES])
+    dims = b"".join(_message(2, _number(1, size)) for size in tensor.shape)
+    entry = _number(DTYPE, _NUMBERS[tensor.dtype]) + _message(SHAPE, dims)
+    entry += _number(OFFSET, offset) + _number(SIZE, len(memory))
+    return entry + varint(CRC << 3 | 5) + struct.pack("<I", mask(crc))
+
+
 def _number(field: int, value: int) -> bytes:
-    """A field that is a number; the default 0 is left out."""
+    """Encode a field that is a number; the default 0 is left out."""
     return varint(field << 3) + varint(value) if value else b""
 
 

@@ -14,7 +14,7 @@ from fastbert.errors import UserError
 from fastbert.integrations.forward_patch import Replaced
 from fastbert.integrations.layer_modules import LayerModules, largest_dropout, library_multiplies_bf16, run_layer
 from fastbert.integrations.module_checks import dropped, gelu_of, is_norm_by_token, is_own, is_touched, torch_is_patched
-from fastbert.integrations.transformers.unpadding import Layout, lay_out
+from fastbert.integrations.transformers.unpadding import Unpadding, unpad
 from fastbert.models.bert.model import ROWS_MULTIPLE, multiplies_in_bf16
 from fastbert.models.layers import layer_batch
 from fastbert.ops.native import buffers
@@ -75,12 +75,12 @@ class TorchEncoderForward(Replaced):
                 self.fall_back(reason)
             return self.original(*args, **kwargs)
         ids = torch.zeros(src.shape[:2], dtype=torch.int64, device=src.device)
-        layout = lay_out(ids, None if padding is None else ~padding)
+        unpadding = unpad(ids, None if padding is None else ~padding)
         # Of another activation than GELU no layer is one operation, so nothing but padding is gained.
         gelu = all(gelu_of(layer.activation) is not None for layer in self._layers())
-        if layout.slots is None and not gelu:
+        if unpadding.slots is None and not gelu:
             return self.original(*args, **kwargs)
-        return self._run(layout, src, padding)
+        return self._run(unpadding, src, padding)
 
     def closed_layers(self) -> Iterator[tuple[int, str]]:
         """Layers that run their own forward, and why."""
@@ -110,28 +110,28 @@ class TorchEncoderForward(Replaced):
             return ""
         return "hooks on all modules, or torch.nn changed" if _has_any_global_hook() or torch_is_patched() else None
 
-    def _run(self, layout: Layout, src: Tensor, padding: Tensor | None) -> Tensor:
-        layers, batch, x = self._layers(), layout.batch, layout.pack(src)
+    def _run(self, unpadding: Unpadding, src: Tensor, padding: Tensor | None) -> Tensor:
+        layers, batch, x = self._layers(), unpadding.batch, unpadding.pack(src)
         parts = [self._parts(index, layer) for index, layer in enumerate(layers)]
         if self._library_multiplies_bf16(parts, x):
             batch = batch.filled(ROWS_MULTIPLE)
             x = F.pad(x, (0, 0, 0, batch.num_tokens - len(x)))
         layers_batch = layer_batch(batch, *largest_dropout(parts), training=True)
-        tokens = layout.batch.num_tokens
+        tokens = unpadding.batch.num_tokens
         for index, (layer, own) in enumerate(zip(layers, parts, strict=True)):
             if own is not None:
                 x = run_layer(own, x, layers_batch, index, self.int8)
             else:
-                packed = layout.pack(self._original_layer(layer, layout.restore(x[:tokens]), padding))
+                packed = unpadding.pack(self._original_layer(layer, unpadding.restore(x[:tokens]), padding))
                 x = torch.cat((packed, x[tokens:].to(packed.dtype)))
         x = x[:tokens]
         norm: Any = self.module.norm
         if norm is not None and is_norm_by_token(norm) and not is_touched(norm):
             x = norm(x)
         elif norm is not None:
-            x = layout.pack(norm(layout.restore(x)))
+            x = unpadding.pack(norm(unpadding.restore(x)))
         # Under autocast a LayerNorm's output has its input's dtype in torch.nn.
-        return layout.restore(x.to(src.dtype) if torch.is_autocast_enabled(src.device.type) else x)
+        return unpadding.restore(x.to(src.dtype) if torch.is_autocast_enabled(src.device.type) else x)
 
     def _original_layer(self, layer: Any, padded: Tensor, padding: Tensor | None) -> Tensor:
         """A layer as torch.nn's encoder calls it."""

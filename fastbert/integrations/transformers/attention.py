@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from fastbert import ops
 from fastbert.errors import UserError
 from fastbert.ops.attention.native import MAX_HEAD_DIM
-from fastbert.ops.attention.op import HEAD_DIMS
-from fastbert.ops.dispatch import choose, forced
+from fastbert.ops.attention.triton import HEAD_DIMS
+from fastbert.ops.dispatch import forced, preferred_backend
 from fastbert.ops.native import buffers
 from fastbert.packing import pad
 
@@ -239,7 +239,7 @@ def _attend(
     q, k, v = of_queries.pack(given[0]), of_keys.pack(given[1]), of_keys.pack(given[2])
     if q.shape[1] != k.shape[1]:  # several query heads share a key head
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    if choose("attention", q.device) == "triton":  # whose kernels want a token's heads side by side
+    if preferred_backend("attention", q.device) == "triton":  # whose kernels want a token's heads side by side
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     return ops.attention(
         q, k, v, of_queries.cu_seqlens, of_keys.cu_seqlens, of_queries.longest, of_keys.longest,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fastbert import ops
 from fastbert.integrations.module_checks import dropped, has_hooks, is_own, is_plain_norm, is_touched
 from fastbert.models.fusibility import PLAIN_TENSORS
-from fastbert.ops.dropout.op import TokenDropout
+from fastbert.ops.dropout.arguments import TokenDropout
 from fastbert.packing import PackedBatch
 
 

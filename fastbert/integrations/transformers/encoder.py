@@ -15,12 +15,13 @@ from fastbert.integrations.forward_patch import Replaced
 from fastbert.integrations.layer_modules import LayerModules, largest_dropout, library_multiplies_bf16, run_layer
 from fastbert.integrations.module_checks import dropped, has_hooks, is_by_token, is_own, is_touched, torch_is_patched
 from fastbert.integrations.transformers import embeddings as packed_embeddings
-from fastbert.integrations.transformers.architectures import Family
-from fastbert.integrations.transformers.unpadding import Layout, lay_out, with_ids
+from fastbert.integrations.transformers import layouts
+from fastbert.integrations.transformers.unpadding import Unpadding, unpad, with_ids
+from fastbert.models.architecture import TransformersLayout
 from fastbert.models.bert.model import ROWS_MULTIPLE, multiplies_in_bf16
 from fastbert.models.fusibility import project
 from fastbert.models.layers import layer_batch
-from fastbert.ops.dropout.op import Site
+from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.native import buffers
 
@@ -36,9 +37,11 @@ INTEGERS = (torch.int64, torch.int32)
 class PackedForward(Replaced):
     """An encoder's forward. Outputs at padding are zeros; what it does not serve takes the original forward."""
 
-    def __init__(self, module: nn.Module, where: str, family: Family, *, reads_first: bool, int8: bool) -> None:
+    def __init__(
+        self, module: nn.Module, where: str, layout: TransformersLayout, *, reads_first: bool, int8: bool
+    ) -> None:
         super().__init__(module, where)
-        self.family = family
+        self.layout = layout
         self.reads_first = reads_first
         self.int8 = int8
 
@@ -50,10 +53,10 @@ class PackedForward(Replaced):
         if reason is None:
             reason = self._unserved(given)
         if reason is None:
-            layout = self._lay_out(given)
-            if isinstance(layout, Layout):
-                return self._run(layout, given)
-            reason = layout
+            unpadding = self._unpad(given)
+            if isinstance(unpadding, Unpadding):
+                return self._run(unpadding, given)
+            reason = unpadding
         if reason:
             self.fall_back(reason)
         return self.original(*args, **kwargs)
@@ -85,7 +88,7 @@ class PackedForward(Replaced):
     def _unserved(self, given: dict[str, Any]) -> str | None:
         """Why a call takes the original forward."""
         module, mask = self.module, given.get("attention_mask")
-        if self.family.decodes(module):
+        if layouts.decodes(module):
             return "a config that makes the encoder a decoder"
         if mask is not None and mask.dim() != 2:
             return f"an attention mask of {mask.dim()} dimensions"
@@ -98,98 +101,102 @@ class PackedForward(Replaced):
             return f"attn_implementation={attention!r}"
         if _has_any_global_hook() or torch_is_patched():
             return "hooks on all modules, or torch.nn changed"
-        stack, layers = self.family.stack(module)
-        if has_hooks(stack) or has_hooks(layers) or not is_own(stack, self.family.home):
+        stack, layers = layouts.stack(self.layout, module)
+        if has_hooks(stack) or has_hooks(layers) or not is_own(stack, self.layout.module):
             return f"a {type(stack).__name__} that has hooks or a forward of its own"
         for name, value in given.items():
-            if name not in (*self.family.order, *self.family.idle, *IDLE) and value is not None and value is not False:
+            if (
+                name not in (*self.layout.positional, *self.layout.ignored, *IDLE)
+                and value is not None
+                and value is not False
+            ):
                 return name
         return None
 
-    def _lay_out(self, given: dict[str, Any]) -> Layout | str:
+    def _unpad(self, given: dict[str, Any]) -> Unpadding | str:
         """Where the tokens are, or why the original forward is taken after all."""
         ids, embeds, mask = given.get("input_ids"), given.get("inputs_embeds"), given.get("attention_mask")
         if ids is None:
             assert embeds is not None
             ids = torch.zeros(embeds.shape[:2], dtype=torch.int64, device=embeds.device)
-        layout = lay_out(ids, mask)
-        if layout.slots is not None and self.reads_first and mask is not None and not bool(mask[:, 0].all()):
+        unpadding = unpad(ids, mask)
+        if unpadding.slots is not None and self.reads_first and mask is not None and not bool(mask[:, 0].all()):
             return "padding in the first column, which the pooler or a head reads"
-        return layout
+        return unpadding
 
-    def _run(self, layout: Layout, given: dict[str, Any]) -> Any:
-        layers = self.family.stack(self.module)[1]
+    def _run(self, unpadding: Unpadding, given: dict[str, Any]) -> Any:
+        layers = layouts.stack(self.layout, self.module)[1]
         parts = [self._parts(layer) for layer in layers]
         output_hidden_states = bool(self._asked(given, "output_hidden_states"))
-        x, batch = self._embed(layout, given, parts)
+        x, batch = self._embed(unpadding, given, parts)
         states: list[Tensor] = []
         for index, (layer, own) in enumerate(zip(layers, parts, strict=True)):
             if output_hidden_states:
-                x = self._kept(x, layout, states)
+                x = self._kept(x, unpadding, states)
             if own is None:
-                x = self._original_layer(layer, x, layout, given)
+                x = self._original_layer(layer, x, unpadding, given)
             elif getattr(layer, "gradient_checkpointing", False) and layer.training and torch.is_grad_enabled():
                 x = checkpoint(run_layer, own, x, batch, index, self.int8, use_reentrant=False)
             else:
                 x = run_layer(own, x, batch, index, self.int8)
-        last = self._restored(x, layout)
+        last = self._restored(x, unpadding)
         return self._output(last, (*states, last) if output_hidden_states else None, given)
 
-    def _kept(self, x: Tensor, layout: Layout, states: list[Tensor]) -> Tensor:
+    def _kept(self, x: Tensor, unpadding: Unpadding, states: list[Tensor]) -> Tensor:
         """Keep a layer's input as it was asked for; what goes on from it, so that gradients of it exist."""
-        states.append(self._restored(x, layout))
+        states.append(self._restored(x, unpadding))
         if not torch.is_grad_enabled():
             return x
-        packed, tokens = layout.pack(states[-1]).to(x.dtype), layout.batch.num_tokens
+        packed, tokens = unpadding.pack(states[-1]).to(x.dtype), unpadding.batch.num_tokens
         return packed if len(x) == tokens else torch.cat((packed, x[tokens:]))
 
     def closed_layers(self) -> Iterator[tuple[int, str]]:
         """Layers that run their own forward, and why."""
-        for index, layer in enumerate(self.family.stack(self.module)[1]):
+        for index, layer in enumerate(layouts.stack(self.layout, self.module)[1]):
             if self._parts(layer) is None:
                 yield index, "it has hooks or is not as the library wrote it"
 
     def _parts(self, layer: nn.Module) -> LayerModules | None:
         """The leaves of a layer; None where something asks for the layer as a whole."""
-        if is_touched(layer) or not self.family.as_written(layer):
+        if is_touched(layer) or not layouts.is_as_written(self.layout, layer):
             return None
-        parts = self.family.parts(layer)
+        parts = layouts.layer_modules(self.layout, layer)
         return parts if parts is not None and parts.by_token() else None
 
     def _embed(
-        self, layout: Layout, given: dict[str, Any], parts: list[LayerModules | None]
+        self, unpadding: Unpadding, given: dict[str, Any], parts: list[LayerModules | None]
     ) -> tuple[Tensor, LayerBatch]:
         """Return the first layer's input (tokens, hidden_size), and the layers' view of its batch."""
-        family, ids, embeds = self.family, given.get("input_ids"), given.get("inputs_embeds")
+        ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
         embeddings: Any = self.module.embeddings
         positions, segments = given.get("position_ids"), given.get("token_type_ids")
-        tables = family.tables(embeddings)
-        plain = ids is not None and packed_embeddings.are_plain(embeddings, tables, family.home)
-        batch, p = layout.batch, 0.0
+        tables = layouts.tables(self.layout, self.module)
+        plain = ids is not None and packed_embeddings.are_plain(embeddings, tables, self.layout.module)
+        batch, p = unpadding.batch, 0.0
         if plain:
             assert ids is not None
-            positions = family.positions(embeddings, ids) if positions is None else positions
+            positions = layouts.positions(self.layout, embeddings, ids) if positions is None else positions
             if segments is None and len(tables) > 2 and positions is not None:
                 segments = packed_embeddings.segments_of(embeddings, positions.long())
-            batch, p = with_ids(layout, positions, segments), dropped(embeddings.dropout) or 0.0
+            batch, p = with_ids(unpadding, positions, segments), dropped(embeddings.dropout) or 0.0
         if self._library_multiplies_bf16(parts, batch.num_tokens):
             batch = batch.filled(ROWS_MULTIPLE)
         hidden, attention = largest_dropout(parts)
         layers = layer_batch(batch, max(p, hidden), attention, training=True)
-        projection = family.projection(self.module)
+        projection = layouts.part(self.module, self.layout.projection)
         by_token = projection is None or (is_by_token(projection) and not is_touched(projection))
         if plain:
             x = packed_embeddings.embedded(batch, embeddings, tables, layers.token_dropout(Site.EMBEDDING, p=p))
         else:
             named = {"input_ids": ids, "inputs_embeds": embeds, "position_ids": positions}
             named |= {"token_type_ids": segments} if len(tables) > 2 else {}
-            x = layout.pack(embeddings(**named))
+            x = unpadding.pack(embeddings(**named))
             x = F.pad(x, (0, 0, 0, batch.num_tokens - len(x)))
         if projection is not None and by_token:
             x = project(projection, x)
         elif projection is not None:
-            tokens = layout.batch.num_tokens
-            x = layout.pack(projection(layout.restore(x[:tokens])))
+            tokens = unpadding.batch.num_tokens
+            x = unpadding.pack(projection(unpadding.restore(x[:tokens])))
             x = F.pad(x, (0, 0, 0, batch.num_tokens - len(x)))
         return x, layers
 
@@ -206,38 +213,38 @@ class PackedForward(Replaced):
             return False
         return library_multiplies_bf16(parts, tokens, torch.bfloat16, self.int8)
 
-    def _original_layer(self, layer: nn.Module, x: Tensor, layout: Layout, given: dict[str, Any]) -> Tensor:
+    def _original_layer(self, layer: nn.Module, x: Tensor, unpadding: Unpadding, given: dict[str, Any]) -> Tensor:
         """A layer with hooks, or of another kind, sees the padded states and the mask that it always saw."""
         from transformers.masking_utils import create_bidirectional_mask
 
-        tokens = layout.batch.num_tokens
-        filling, padded = x[tokens:], layout.restore(x[:tokens])
+        tokens = unpadding.batch.num_tokens
+        filling, padded = x[tokens:], unpadding.restore(x[:tokens])
         config: Any = self.module.config
         mask = create_bidirectional_mask(
             config=config, inputs_embeds=padded, attention_mask=given.get("attention_mask")
         )
-        result = self.family.call(layer, padded, mask, given.get("position_ids"))
-        packed = layout.pack(result[0] if isinstance(result, tuple) else result)
+        result = layouts.call_layer(self.layout, layer, padded, mask, given.get("position_ids"))
+        packed = unpadding.pack(result[0] if isinstance(result, tuple) else result)
         return torch.cat((packed, filling.to(packed.dtype))) if len(filling) else packed
 
-    def _restored(self, x: Tensor, layout: Layout) -> Tensor:
-        padded = layout.restore(x if len(x) == layout.batch.num_tokens else x[: layout.batch.num_tokens])
+    def _restored(self, x: Tensor, unpadding: Unpadding) -> Tensor:
+        padded = unpadding.restore(x if len(x) == unpadding.batch.num_tokens else x[: unpadding.batch.num_tokens])
         # Under autocast a LayerNorm's output has its input's dtype in transformers: behind a product, autocast's.
         weight = self._weight()
-        if torch.is_autocast_enabled(padded.device.type) and self.family.projection(self.module) is None:
+        if torch.is_autocast_enabled(padded.device.type) and layouts.part(self.module, self.layout.projection) is None:
             padded = padded.to(weight.dtype)
-        if layout.slots is not None:
-            setattr(padded, SLOTS, layout.slots)
+        if unpadding.slots is not None:
+            setattr(padded, SLOTS, unpadding.slots)
         return padded
 
     def _output(self, last: Tensor, states: tuple[Tensor, ...] | None, given: dict[str, Any]) -> Any:
         from transformers import modeling_outputs
 
-        pooler = self.family.pooler(self.module)
+        pooler = layouts.part(self.module, self.layout.pooler)
         fields: dict[str, Any] = {"last_hidden_state": last, "hidden_states": states}
         if pooler is not None:
             fields["pooler_output"] = pooler(last)
-        output = getattr(modeling_outputs, self.family.output)(**fields)
+        output = getattr(modeling_outputs, self.layout.output)(**fields)
         return output.to_tuple() if self._asked(given, "return_dict") is False else output
 
 

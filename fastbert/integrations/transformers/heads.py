@@ -11,8 +11,8 @@ from torch.nn.modules.module import _has_any_global_hook
 from fastbert import ops
 from fastbert.integrations.forward_patch import Replaced
 from fastbert.integrations.module_checks import gelu_of, is_by_token, is_plain_norm, is_touched, torch_is_patched
-from fastbert.integrations.transformers.architectures import PredictionHead, prediction_head
 from fastbert.integrations.transformers.encoder import SLOTS
+from fastbert.integrations.transformers.layouts import PredictionHead, prediction_head
 from fastbert.models.fusibility import project, project_apart
 from fastbert.ops.native import buffers, prepacked_weights
 from fastbert.packing import pad

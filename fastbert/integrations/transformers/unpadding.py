@@ -1,4 +1,4 @@
-"""Where the tokens of a padded input lie in the packed one."""
+"""Map the tokens of a padded batch to a packed one and back."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fastbert.packing import PackedBatch, pad, unpad
+from fastbert.packing import PackedBatch, pad
+from fastbert.packing import unpad as unpad_ids
 
 
 @dataclass(frozen=True)
-class Layout:
+class Unpadding:
     """A packed batch and the way back to the padded (rows, columns) form in which it came."""
 
     batch: PackedBatch
@@ -20,24 +21,24 @@ class Layout:
     shape: tuple[int, int]
 
     def pack(self, padded: Tensor) -> Tensor:
-        """Values of every place (rows, columns, ...) or one row of them (1, columns, ...) -> those of tokens."""
+        """Return the values of tokens of (rows, columns, ...) or (1, columns, ...): (tokens, ...)."""
         flat = padded.expand(*self.shape, *padded.shape[2:]).flatten(0, 1)
         return flat if self.slots is None else flat.index_select(0, self.slots)
 
     def restore(self, packed: Tensor) -> Tensor:
-        """Values of tokens (tokens, ...) -> of every place (rows, columns, ...), zeros where there is padding."""
+        """Return the values of tokens (tokens, ...) as (rows, columns, ...), with zeros at padding."""
         if self.slots is None:
             return packed.view(*self.shape, *packed.shape[1:])
         return pad(packed, self.slots, self.shape)
 
 
-def lay_out(ids: Tensor, mask: Tensor | None) -> Layout:
-    """The layout of token ids int64 (rows, columns), of which those count that `mask` (rows, columns), of any dtype,
-    says are there. Positions are columns, segments 0."""
+def unpad(ids: Tensor, mask: Tensor | None) -> Unpadding:
+    """Remove padding from token ids int64 (rows, columns), by a `mask` (rows, columns) of any dtype that is nonzero at
+    tokens. Positions are columns, segments 0."""
     rows, columns = ids.shape
     if mask is not None and not bool(mask.all()):
-        batch, slots = unpad(ids, mask.to(ids.device))
-        return Layout(batch, slots, (rows, columns))
+        batch, slots = unpad_ids(ids, mask.to(ids.device))
+        return Unpadding(batch, slots, (rows, columns))
     steps = torch.arange(rows + 1, dtype=torch.int32, device=ids.device)
     positions = torch.arange(columns, device=ids.device).repeat(rows)
     batch = PackedBatch(
@@ -47,13 +48,13 @@ def lay_out(ids: Tensor, mask: Tensor | None) -> Layout:
         position_ids=positions,
         sequence_ids=torch.arange(rows, device=ids.device).repeat_interleave(columns),
     )
-    return Layout(batch, None, (rows, columns))
+    return Unpadding(batch, None, (rows, columns))
 
 
-def with_ids(layout: Layout, positions: Tensor | None, segments: Tensor | None) -> PackedBatch:
-    """The packed batch with positions and segments of its own, each (rows, columns) or one row or column of them."""
+def with_ids(unpadding: Unpadding, positions: Tensor | None, segments: Tensor | None) -> PackedBatch:
+    """Return the packed batch with given positions and segments, each (rows, columns) or one row or column of them."""
     changed = {}
     for name, ids in (("position_ids", positions), ("token_type_ids", segments)):
         if ids is not None:
-            changed[name] = layout.pack(ids.expand(layout.shape)).long()
-    return replace(layout.batch, **changed) if changed else layout.batch  # type: ignore[arg-type]
+            changed[name] = unpadding.pack(ids.expand(unpadding.shape)).long()
+    return replace(unpadding.batch, **changed) if changed else unpadding.batch  # type: ignore[arg-type]

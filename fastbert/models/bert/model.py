@@ -40,7 +40,7 @@ from fastbert.models.outputs import EncoderOutput
 from fastbert.models.packed import Packed
 from fastbert.models.padded import PaddedBatch, is_readable
 from fastbert.models.unsupported_arguments import TransformersArguments, refuse_arguments
-from fastbert.ops.dropout.op import Site, TokenDropout
+from fastbert.ops.dropout.arguments import Site, TokenDropout
 from fastbert.ops.encoder_layer.arguments import LayerBatch, LayerParameters
 from fastbert.ops.encoder_layer.composition import compose_layer
 from fastbert.ops.encoder_layer.spec import LayerSpec, bert_layer

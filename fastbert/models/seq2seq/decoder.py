@@ -31,7 +31,7 @@ from fastbert.models.fusibility import project
 from fastbert.models.heads import PreTrainingHeads
 from fastbert.models.layers import saving_matmuls
 from fastbert.ops.attention.op import attention
-from fastbert.ops.dropout.op import Site
+from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.encoder_layer.composition import compose_layer
 from fastbert.packing import PackedBatch

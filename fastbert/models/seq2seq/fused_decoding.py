@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fastbert.models.bert.model import Layer, Norm, Output
 from fastbert.models.fusibility import has_hooks, holds_both, is_plain, runs_as_written
 from fastbert.models.seq2seq.decoder import AttentionContext, DecoderLayer, run_context_layer
-from fastbert.ops.dispatch import choose
+from fastbert.ops.dispatch import preferred_backend
 from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.native import buffers, matmul, prepacked_weights
 from fastbert.ops.native.matmul_table import prefers_own
@@ -42,7 +42,7 @@ def _fused(layer: Layer | DecoderLayer, number: int, like: Tensor) -> FusedLayer
         like.device.type != "cpu"
         or autocast
         or like.dtype not in buffers.DTYPES
-        or choose("linear", like.device) != "native"
+        or preferred_backend("linear", like.device) != "native"
     ):
         return None
     if torch.compiler.is_compiling() or not buffers.direct(like):

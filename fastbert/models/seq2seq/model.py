@@ -30,7 +30,7 @@ from fastbert.models.seq2seq.files import tied_names, weights_for
 from fastbert.models.seq2seq.generation import Decoding, Generated, GenerationSettings, beam_search, greedy
 from fastbert.models.seq2seq.prefix import PrefixTeacherForcing, prefix_rows
 from fastbert.ops.cross_entropy.op import CrossEntropy
-from fastbert.ops.dropout.op import Site
+from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.native.matmul_table import same_in_every_batch
 from fastbert.packing import PackedBatch
 

@@ -1,4 +1,4 @@
-"""Attention and its gradients by the C++ kernels of csrc/cpu/attention.h: a checked problem to addresses."""
+"""Packed attention by the C++ kernels of csrc/cpu/attention."""
 
 from __future__ import annotations
 
@@ -7,69 +7,96 @@ from torch import Tensor
 
 from fastbert import _C
 from fastbert.errors import UserError
-from fastbert.ops.attention.arguments import AttentionProblem, check_offsets
-from fastbert.ops.dropout.op import quantized
+from fastbert.ops.attention.arguments import AttentionArguments
+from fastbert.ops.dropout.arguments import quantized
 from fastbert.ops.native import buffers, caching_allocator
+from fastbert.ops.native.backend import NativeBackend
+from fastbert.ops.operation import Reason
 
 MAX_HEAD_DIM = 256
 
 
-def forward(problem: AttentionProblem, *, with_lse: bool = True) -> tuple[Tensor, Tensor]:
-    """(out, lse): out as q without gaps; lse (heads, tokens_q) fp32, each query's log of its sum of exponentials.
+class Native(NativeBackend[AttentionArguments]):
+    """bf16 and fp32 on CPUs: the same bits in every batch and on any number of threads."""
 
-    lse is -inf where a query sees nothing, and empty unless wanted; dropout leaves it as it is. Products take bf16
-    operands as they are and fp32 ones in fp32; sums and the softmax are fp32. The contents of the offsets are checked:
-    UserError.
+    def supports(self, arguments: AttentionArguments) -> Reason | None:
+        """Support head_dim up to MAX_HEAD_DIM and positive scales."""
+        reason = buffers.unsupported(arguments.q, arguments.k, arguments.v, arguments.bias)
+        if reason is not None:
+            return reason
+        if not 1 <= arguments.q.shape[2] <= MAX_HEAD_DIM:
+            return Reason(f"head_dim={arguments.q.shape[2]} is not between 1 and {MAX_HEAD_DIM}")
+        if not 1e-30 <= arguments.scale <= 1e30:
+            return Reason(f"scale={arguments.scale} is not between 1e-30 and 1e30")
+        return None
+
+    def forward(self, arguments: AttentionArguments, with_lse: bool = True) -> tuple[Tensor, Tensor]:
+        """Return `forward(arguments, with_lse=with_lse)`."""
+        return forward(arguments, with_lse=with_lse)
+
+    def backward(
+        self, arguments: AttentionArguments, out: Tensor, lse: Tensor, grad: Tensor, bias_gradient: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return `backward(arguments, out, lse, grad, bias_gradient)`."""
+        return backward(arguments, out, lse, grad, bias_gradient)
+
+
+def forward(arguments: AttentionArguments, *, with_lse: bool = True) -> tuple[Tensor, Tensor]:
+    """Return out, contiguous, shape and dtype of q, and lse (heads, tokens_q) fp32, the rows' log-sum-exp.
+
+    lse is -inf where a query attends to no key, and empty without `with_lse`; dropout does not affect it. Matmuls take
+    bf16 and fp32 operands as they are; sums and the softmax are fp32. Raises UserError for offsets that do not describe
+    the tokens.
     """
-    tokens, heads, dim = problem.q.shape
-    out = caching_allocator.empty((tokens, heads, dim), problem.q.dtype)
+    tokens, heads, dim = arguments.q.shape
+    out = caching_allocator.empty((tokens, heads, dim), arguments.q.dtype)
     lse = caching_allocator.empty((heads, tokens) if with_lse else (0,), torch.float32)
-    given = _Given(problem)
-    if not _C.attention(given.arguments, out.data_ptr(), lse.data_ptr() if with_lse else 0):
-        _refuse_offsets(problem)
+    inputs = _KernelInputs(arguments)
+    if not _C.attention(inputs.addresses, out.data_ptr(), lse.data_ptr() if with_lse else 0):
+        _refuse_offsets(arguments)
     return out, lse
 
 
 def backward(
-    problem: AttentionProblem, out: Tensor, lse: Tensor, grad: Tensor, bias_gradient: bool
+    arguments: AttentionArguments, out: Tensor, lse: Tensor, grad: Tensor, bias_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Gradients of q, k, v, without gaps, and of the bias if asked for, each in its tensor's dtype.
+    """Return the gradients of q, k, v, contiguous, and with `bias_gradient` of the bias, each in its tensor's dtype.
 
-    `out` and `lse` are what `forward` returned, `grad` (tokens_q, heads, head_dim) is out's gradient in its dtype. The
-    probabilities are computed again from `lse`, and from them what other implementations compute from `out`, which was
-    rounded: where a query sees one key, dq and dk are zero. Sums are fp32 and have one order, whatever the number of
-    threads. The bias's gradient is summed over the sequences in their order, a head on one thread.
+    `out` and `lse` are the results of `forward`, `grad` (tokens_q, heads, head_dim) is the gradient of `out` in its
+    dtype. Probabilities are recomputed from `lse`; delta, the sum of p dp, is computed from them and not from the
+    rounded `out`, so dq and dk are zero where a query attends to one key. Sums are fp32, in one order on any number of
+    threads. The bias gradient is summed over the sequences in their order, each head on one thread.
     """
-    dq, dk, dv = (caching_allocator.empty(x.shape, x.dtype) for x in (problem.q, problem.k, problem.v))
+    dq, dk, dv = (caching_allocator.empty(x.shape, x.dtype) for x in (arguments.q, arguments.k, arguments.v))
     dbias = None
-    if problem.bias is not None and bias_gradient:
-        dbias = torch.zeros(problem.bias.shape, dtype=torch.float32, device="cpu")
-    _run_gradient(problem, out, lse, grad, (dq, dk, dv), dbias)
-    return dq, dk, dv, None if dbias is None or problem.bias is None else dbias.to(problem.bias.dtype)
+    if arguments.bias is not None and bias_gradient:
+        dbias = torch.zeros(arguments.bias.shape, dtype=torch.float32, device="cpu")
+    _run_backward(arguments, out, lse, grad, (dq, dk, dv), dbias)
+    return dq, dk, dv, None if dbias is None or arguments.bias is None else dbias.to(arguments.bias.dtype)
 
 
-def backward_joined(problem: AttentionProblem, out: Tensor, lse: Tensor, grad: Tensor) -> Tensor:
-    """The gradients of q, k, v as one tensor (tokens, 3, heads, head_dim), for q and k of the same tokens."""
-    if problem.q.shape != problem.k.shape:
+def backward_joined(arguments: AttentionArguments, out: Tensor, lse: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradients of q, k, v as one tensor (tokens, 3, heads, head_dim), for q and k of the same tokens."""
+    if arguments.q.shape != arguments.k.shape:
         raise UserError(
-            f"q has shape {tuple(problem.q.shape)}, k {tuple(problem.k.shape)}: their gradients make one tensor only"
-            " where both have the same tokens; call backward"
+            f"q has shape {tuple(arguments.q.shape)}, k {tuple(arguments.k.shape)}: joined gradients need the same"
+            " tokens in both; call backward"
         )
-    tokens, heads, dim = problem.q.shape
-    joined = caching_allocator.empty((tokens, 3, heads, dim), problem.q.dtype)
-    _run_gradient(problem, out, lse, grad, (joined[:, 0], joined[:, 1], joined[:, 2]), None)
+    tokens, heads, dim = arguments.q.shape
+    joined = caching_allocator.empty((tokens, 3, heads, dim), arguments.q.dtype)
+    _run_backward(arguments, out, lse, grad, (joined[:, 0], joined[:, 1], joined[:, 2]), None)
     return joined
 
 
-def _run_gradient(
-    problem: AttentionProblem,
+def _run_backward(
+    arguments: AttentionArguments,
     out: Tensor,
     lse: Tensor,
     grad: Tensor,
     gradients: tuple[Tensor, Tensor, Tensor],
     dbias: Tensor | None,
 ) -> None:
-    q = problem.q
+    q = arguments.q
     if out.shape != q.shape or grad.shape != q.shape or out.dtype != q.dtype or grad.dtype != q.dtype:
         raise UserError(
             f"out and its gradient must have q's shape {tuple(q.shape)} and dtype {q.dtype}, not {tuple(out.shape)}"
@@ -80,48 +107,43 @@ def _run_gradient(
             f"lse must be fp32 of shape ({q.shape[1]}, {q.shape[0]}), as forward returns it, not {lse.dtype}"
             f" {tuple(lse.shape)}"
         )
-    lse, grad = lse.contiguous(), _heads(grad)
-    given = _Given(problem)
-    dq, dk, dv = (_place(name, x) for name, x in zip(("dq", "dk", "dv"), gradients, strict=True))
-    done = _C.attention_gradient(
-        given.arguments,
+    lse, grad = lse.contiguous(), _contiguous_heads(grad)
+    inputs = _KernelInputs(arguments)
+    dq, dk, dv = (_strided(name, x) for name, x in zip(("dq", "dk", "dv"), gradients, strict=True))
+    valid = _C.attention_gradient(
+        inputs.addresses,
         buffers.address("lse", lse),
-        _place("grad", grad),
+        _strided("grad", grad),
         (dq, dk, dv),
         dbias.data_ptr() if dbias is not None and dbias.numel() else 0,
     )
-    if not done:
-        _refuse_offsets(problem)
+    if not valid:
+        _refuse_offsets(arguments)
 
 
-class _Given:
-    """A problem as the kernels take it, and the tensors whose memory they read."""
+class _KernelInputs:
+    """Arguments as the kernels read them, by address, and the tensors that own the memory."""
 
-    def __init__(self, problem: AttentionProblem) -> None:
-        q, k, v = _heads(problem.q), _heads(problem.k), _heads(problem.v)
-        cu_seqlens_q, cu_seqlens_k = problem.cu_seqlens_q.contiguous(), problem.cu_seqlens_k.contiguous()
-        bias, bias_place = problem.bias, (0, 0, 0, 0, 0)
+    def __init__(self, arguments: AttentionArguments) -> None:
+        q, k, v = _contiguous_heads(arguments.q), _contiguous_heads(arguments.k), _contiguous_heads(arguments.v)
+        cu_seqlens_q, cu_seqlens_k = arguments.cu_seqlens_q.contiguous(), arguments.cu_seqlens_k.contiguous()
+        bias, strided_bias = arguments.bias, (0, 0, 0, 0, 0)
         if bias is not None:
             if bias.shape[2] > 1 and bias.stride(2) != 1:
                 bias = bias.contiguous()
             if bias.numel():
-                bias_place = (
-                    buffers.address("bias", bias),
-                    bias.shape[1],
-                    bias.shape[2],
-                    bias.stride(0),
-                    bias.stride(1),
-                )
-        key, dropout, keep = problem.dropout_key, (0, 0, 0), 1.0
+                address = buffers.address("bias", bias)
+                strided_bias = (address, bias.shape[1], bias.shape[2], bias.stride(0), bias.stride(1))
+        key, dropout, dropout_scale = arguments.dropout_key, (0, 0, 0), 1.0
         if key is not None:
             key = key.contiguous()
-            threshold, keep = quantized(problem.dropout_p)
-            dropout = (buffers.address("dropout_key", key), problem.dropout_site, threshold)
+            threshold, dropout_scale = quantized(arguments.dropout_p)
+            dropout = (buffers.address("dropout_key", key), arguments.dropout_site, threshold)
         self.tensors = (q, k, v, cu_seqlens_q, cu_seqlens_k, bias, key)
-        self.arguments = _C.AttentionArguments(
-            _place("q", q),
-            _place("k", k),
-            _place("v", v),
+        self.addresses = _C.AttentionArguments(
+            _strided("q", q),
+            _strided("k", k),
+            _strided("v", v),
             q.dtype == torch.bfloat16,
             q.shape[1],
             q.shape[2],
@@ -130,27 +152,27 @@ class _Given:
             buffers.address("cu_seqlens_q", cu_seqlens_q),
             buffers.address("cu_seqlens_k", cu_seqlens_k),
             cu_seqlens_q.shape[0] - 1,
-            problem.max_seqlen_q,
-            problem.max_seqlen_k,
-            problem.causal,
-            problem.scale,
-            bias_place,
+            arguments.max_seqlen_q,
+            arguments.max_seqlen_k,
+            arguments.causal,
+            arguments.scale,
+            strided_bias,
             bias is not None and bias.dtype == torch.bfloat16,
             dropout,
-            keep,
+            dropout_scale,
         )
 
 
-def _place(name: str, x: Tensor) -> tuple[int, int, int]:
-    """Address, and strides of tokens and heads in elements."""
+def _strided(name: str, x: Tensor) -> tuple[int, int, int]:
+    """Return the address, and the strides of tokens and heads in elements."""
     return buffers.address(name, x), x.stride(0), x.stride(1)
 
 
-def _heads(x: Tensor) -> Tensor:
-    """x (tokens, heads, dim) with the elements of a head side by side; a copy only where they are not."""
+def _contiguous_heads(x: Tensor) -> Tensor:
+    """Return x (tokens, heads, head_dim), copied unless the elements of a head are contiguous."""
     return x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
 
 
-def _refuse_offsets(problem: AttentionProblem) -> None:
-    check_offsets(problem)
-    raise AssertionError("the kernel refused offsets that Python finds right")
+def _refuse_offsets(arguments: AttentionArguments) -> None:
+    arguments.check_offsets()
+    raise AssertionError("the kernel refused offsets that pass check_offsets")

@@ -1,4 +1,4 @@
-"""Ids that are no rows of their tables, for every backend of the embeddings."""
+"""Ids outside their tables, for every backend of the embeddings."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from fastbert.errors import UserError
 
 
 def check_ids(ids: Sequence[Tensor], tables: Sequence[Tensor]) -> None:
-    """Under FASTBERT_DEBUG=1, refuse ids that are no rows of their tables; waits for the device."""
+    """Raise UserError for an id outside its table if FASTBERT_DEBUG=1 is set, which costs a host-device sync."""
     if torch.compiler.is_compiling() or os.environ.get("FASTBERT_DEBUG", "0") in ("", "0"):
         return
-    for i, (one, table) in enumerate(zip(ids, tables)):
-        bad = ((one < 0) | (one >= table.shape[0])).nonzero()
-        if len(bad):
-            place = int(bad[0])
-            refuse_id(int(one[place]), place, i, tables)
+    for i, (table_ids, table) in enumerate(zip(ids, tables)):
+        outside = ((table_ids < 0) | (table_ids >= table.shape[0])).nonzero()
+        if len(outside):
+            position = int(outside[0])
+            refuse_id(int(table_ids[position]), position, i, tables)
 
 
-def refuse_id(wrong: int, place: int, table: int, tables: Sequence[Tensor]) -> None:
-    """Raise the UserError of an id that is no row of its table."""
+def refuse_id(index: int, position: int, table: int, tables: Sequence[Tensor]) -> None:
+    """Raise UserError for the id `index` at `position` of ids[table], which is outside that table."""
     names = ("token", "position", "segment") if len(tables) == 3 else tuple(f"table {i}'s" for i in range(len(tables)))
     rows = tables[table].shape[0]
     raise UserError(
-        f"{names[table]} id {wrong} at ids[{table}][{place}] is no row of tables[{table}], which has {rows} rows:"
+        f"{names[table]} id {index} at ids[{table}][{position}] is no row of tables[{table}], which has {rows} rows:"
         f" ids must be at least 0 and below {rows}"
     )

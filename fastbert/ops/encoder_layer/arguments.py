@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fastbert.errors import UserError
-from fastbert.ops.attention.arguments import AttentionProblem
-from fastbert.ops.dropout.op import Site, TokenDropout, check_token_dropout
+from fastbert.ops.attention.arguments import AttentionArguments
+from fastbert.ops.dropout.arguments import Site, TokenDropout
 from fastbert.ops.encoder_layer.spec import LayerSpec
 
 # What the forward pass saves for backward.
@@ -86,7 +86,7 @@ class LayerBatch:
     def row_dropout(self, site: Site, layer: int) -> TokenDropout | None:
         """Return the dropout of the output rows: of `token_indices`, or of all tokens."""
         dropout = self.token_dropout(site, layer)
-        return dropout if dropout is None or self.token_indices is None else dropout.of(self.token_indices)
+        return dropout if dropout is None or self.token_indices is None else dropout.select(self.token_indices)
 
     def gather(self, tokens: Tensor) -> Tensor:
         """Return the output rows of (tokens, width)."""
@@ -127,11 +127,11 @@ class EncoderLayerArguments(NamedTuple):
             self.x.requires_grad or any(tensor.requires_grad for tensor in self.parameters)
         )
 
-    def attention(self, qkv: Tensor) -> AttentionProblem:
+    def attention(self, qkv: Tensor) -> AttentionArguments:
         """Return the attention of joined projections (tokens, 3 x width)."""
         batch, heads = self.batch, self.spec.self_attention.heads
         q, k, v = qkv.view(qkv.shape[0], 3, heads, qkv.shape[1] // (3 * heads)).unbind(1)
-        return AttentionProblem(
+        return AttentionArguments(
             q=q,
             k=k,
             v=v,
@@ -187,7 +187,7 @@ class EncoderLayerArguments(NamedTuple):
             )
         dropout = replace(batch, token_indices=None).token_dropout(Site.ATTENTION_OUTPUT, self.layer_index)
         if dropout is not None:
-            check_token_dropout(dropout, x)
+            dropout.check(x)
 
 
 class GradMask(NamedTuple):

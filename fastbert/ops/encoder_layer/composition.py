@@ -9,7 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from fastbert.errors import UserError
-from fastbert.ops.dropout.op import Site, TokenDropout
+from fastbert.ops.dropout.arguments import Site, TokenDropout
 from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.encoder_layer.spec import LayerSpec, NormSpec
 

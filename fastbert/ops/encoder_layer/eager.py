@@ -7,12 +7,13 @@ from typing import Any
 from torch import Tensor
 
 from fastbert.ops.attention.op import attention
-from fastbert.ops.dropout.op import Site, TokenDropout, dropout
+from fastbert.ops.dropout.arguments import Site, TokenDropout
+from fastbert.ops.dropout.op import dropout
 from fastbert.ops.encoder_layer.arguments import EncoderLayerArguments
 from fastbert.ops.encoder_layer.composition import compose_layer, refuse_unsupported
-from fastbert.ops.encoder_layer.spec import NormSpec
+from fastbert.ops.encoder_layer.spec import APPROXIMATIONS, NormSpec
 from fastbert.ops.gelu.op import bias_gelu
-from fastbert.ops.linear.op import APPROXIMATIONS, linear
+from fastbert.ops.linear.op import linear
 from fastbert.ops.norm.op import dropout_add_layer_norm, layer_norm
 from fastbert.ops.operation import EagerBackend
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from fastbert._C import PackedWeight
 from fastbert.errors import UserError
 from fastbert.ops.attention import native as native_attention
-from fastbert.ops.dropout.op import Site
+from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.encoder_layer.arguments import (
     SAVE_ALL,
     SAVE_NOTHING,

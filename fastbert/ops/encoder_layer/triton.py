@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastbert.ops.attention.arguments import check_offsets
-from fastbert.ops.attention.op import HEAD_DIMS
-from fastbert.ops.dropout.op import Site
+from fastbert.ops.attention.triton import HEAD_DIMS, kernel_inputs
+from fastbert.ops.dropout.arguments import Site
+from fastbert.ops.dropout.triton import kernel_inputs as dropout_inputs
 from fastbert.ops.encoder_layer.arguments import SAVE_ALL, SAVE_NOTHING, EncoderLayerArguments, GradMask
-from fastbert.ops.linear.mixed_matmul import accumulate, product
+from fastbert.ops.linear.mixed_matmul import add_matmul, matmul
 from fastbert.ops.operation import Reason
 from fastbert.ops.triton_backend import DTYPES, TritonBackend
 
@@ -67,7 +67,7 @@ class Triton(TritonBackend[EncoderLayerArguments]):
 
 def _forward(arguments: EncoderLayerArguments, save: int) -> list[Tensor]:
     from fastbert.kernels.attention import launchers
-    from fastbert.kernels.linear.feed_forward import expand
+    from fastbert.kernels.linear.feed_forward import up_projection
     from fastbert.kernels.norm import layer_norm
 
     x, w, spec, batch, index, dtype, *_ = arguments
@@ -75,17 +75,18 @@ def _forward(arguments: EncoderLayerArguments, save: int) -> list[Tensor]:
     assert norms is not None
     qkv = F.linear(x.to(dtype), _joined(arguments), torch.cat((w.query_bias, w.key_bias, w.value_bias)).to(dtype))
     attention = arguments.attention(qkv)
-    check_offsets(attention)
-    context, lse = launchers.forward(attention)
+    attention.check_offsets()
+    context, lse = launchers.forward(kernel_inputs(attention))
     context = context.flatten(1)
     y1, z1, mean1, rstd1 = layer_norm.forward(
         batch.gather(context) @ w.attention_output.to(dtype).t(), w.attention_output_bias, batch.gather(x),
-        w.attention_norm, w.attention_norm_bias, norms.eps, batch.row_dropout(Site.ATTENTION_OUTPUT, index), keep,
+        w.attention_norm, w.attention_norm_bias, norms.eps,
+        dropout_inputs(batch.row_dropout(Site.ATTENTION_OUTPUT, index)), keep,
     )  # fmt: skip
-    h, u = expand(y1, w.intermediate, w.intermediate_bias, tanh, keep)
+    h, u = up_projection(y1, w.intermediate.to(dtype), w.intermediate_bias, tanh, keep)
     y2, z2, mean2, rstd2 = layer_norm.forward(
         h @ w.output.to(dtype).t(), w.output_bias, y1, w.output_norm, w.output_norm_bias, norms.eps,
-        batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index), keep,
+        dropout_inputs(batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index)), keep,
     )  # fmt: skip
     if not keep:
         return [y2]
@@ -95,7 +96,7 @@ def _forward(arguments: EncoderLayerArguments, save: int) -> list[Tensor]:
 
 def _backward(arguments: EncoderLayerArguments, grad: Tensor, saved: list[Tensor], mask: GradMask) -> list[Tensor]:
     from fastbert.kernels.attention import launchers
-    from fastbert.kernels.linear.feed_forward import contract_backward
+    from fastbert.kernels.linear.feed_forward import down_projection_backward
     from fastbert.kernels.norm import layer_norm
 
     x, w, spec, batch, index, dtype, *_ = arguments
@@ -106,30 +107,31 @@ def _backward(arguments: EncoderLayerArguments, grad: Tensor, saved: list[Tensor
         y1 = rest[0]
     else:
         y1 = layer_norm.forward(z1, None, None, w.attention_norm, w.attention_norm_bias, norms.eps, None, False)[0]
-    df, dy1, sums2 = layer_norm.gradients(
+    df, dy1, sums2 = layer_norm.backward(
         grad.to(dtype), None, z2, mean2, rstd2, w.output_norm,
-        batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index), x_bias=True, residual=True,
+        dropout_inputs(batch.row_dropout(Site.FEED_FORWARD_OUTPUT, index)), x_bias=True, residual=True,
     )  # fmt: skip
-    du, h, db1 = contract_backward(df, u, w.output, tanh)
-    dw2 = product(df.t(), h, w.output.dtype) if mask.output else w.output.new_empty(0)
-    dw1 = product(du.t(), y1, w.intermediate.dtype) if mask.intermediate else w.intermediate.new_empty(0)
+    du, h, db1 = down_projection_backward(df, w.output.to(dtype), u, tanh)
+    dw2 = matmul(df.t(), h, w.output.dtype) if mask.output else w.output.new_empty(0)
+    dw1 = matmul(du.t(), y1, w.intermediate.dtype) if mask.intermediate else w.intermediate.new_empty(0)
     del h
     # Without dropout that gradient is df itself, of which nothing else is read from here on.
-    dy1 = accumulate(df if dy1 is None else dy1, du, w.intermediate.to(dtype))
-    do, dx, sums1 = layer_norm.gradients(
+    dy1 = add_matmul(df if dy1 is None else dy1, du, w.intermediate.to(dtype))
+    do, dx, sums1 = layer_norm.backward(
         dy1, None, z1, mean1, rstd1, w.attention_norm,
-        batch.row_dropout(Site.ATTENTION_OUTPUT, index), x_bias=True, residual=True,
+        dropout_inputs(batch.row_dropout(Site.ATTENTION_OUTPUT, index)), x_bias=True, residual=True,
     )  # fmt: skip
     wo = w.attention_output
-    dwo = product(do.t(), batch.gather(context), wo.dtype) if mask.attention_output else wo.new_empty(0)
+    dwo = matmul(do.t(), batch.gather(context), wo.dtype) if mask.attention_output else wo.new_empty(0)
     dcontext = batch.scatter(do @ wo.to(dtype), len(x))
-    attention = arguments.attention(qkv)
+    attention = kernel_inputs(arguments.attention(qkv))
     shape = attention.q.shape
     dqkv = launchers.backward_joined(attention, context.view(shape), lse, dcontext.view(shape)).flatten(1)
-    dw = product(dqkv.t(), x.to(dtype), w.query.dtype) if mask.projections else w.query.new_empty(0)
+    dw = matmul(dqkv.t(), x.to(dtype), w.query.dtype) if mask.projections else w.query.new_empty(0)
     db = dqkv.sum(0, dtype=torch.float32) if mask.projection_biases else db1.new_empty(0)
     if mask.x:
-        dx = accumulate(batch.scatter(do if dx is None else dx, len(x)), dqkv, _joined(arguments)).to(x.dtype)
+        residual = batch.scatter(do if dx is None else dx, len(x))
+        dx = add_matmul(residual, dqkv, _joined(arguments)).to(x.dtype)
     else:
         dx = x.new_empty(0)
     return [dx, dw, db, dwo, sums1, dw1, db1, dw2, sums2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fastbert.ops.gelu.arguments import BiasGeluArguments
-from fastbert.ops.native import rowwise
+from fastbert.ops.native import rowwise, rowwise_gradients
 from fastbert.ops.native.backend import NativeBackend
 from fastbert.ops.native.rowwise_tensors import unsupported_rows
 from fastbert.ops.operation import Reason
@@ -24,4 +24,4 @@ class Native(NativeBackend[BiasGeluArguments]):
 
     def backward(self, arguments: BiasGeluArguments, grad: Tensor, sums: bool) -> tuple[Tensor, Tensor | None]:
         """Return the gradient of x and, with `sums`, its fp32 sums over all but the last axis."""
-        return rowwise.gelu_backward(grad, arguments.x, arguments.bias, arguments.tanh, sums)[:2]
+        return rowwise_gradients.gelu_backward(grad, arguments.x, arguments.bias, arguments.tanh, sums)[:2]

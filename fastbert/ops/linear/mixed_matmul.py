@@ -1,4 +1,4 @@
-"""Matrix products whose result has another dtype than their operands, or is added to something."""
+"""Matmuls whose result has a different dtype than their operands, or is added to a tensor."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import torch
 from torch import Tensor
 
 
-def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a @ b in `dtype`, for 2-D operands of one dtype; from half precision to fp32 without rounding in between where
-    the library can (NVIDIA GPUs)."""
+def matmul(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a @ b in `dtype`, for 2-D operands of one dtype.
+
+    From half precision to fp32 nothing is rounded in between where the library supports it (NVIDIA GPUs).
+    """
     if a.dtype == dtype:
         return a @ b
     if dtype == torch.float32 and a.is_cuda and torch.version.hip is None:
@@ -16,8 +18,8 @@ def product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return (a @ b).to(dtype)
 
 
-def accumulate(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """total + a @ b, written over `total` where the dtypes agree: the product adds while it stores."""
+def add_matmul(total: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return total + a @ b, in place in `total`; where the dtypes agree, the matmul adds while it stores."""
     if total.dtype == a.dtype:
         return total.addmm_(a, b)
     return total.add_(a @ b)

@@ -1,7 +1,4 @@
-"""When the C++ kernels of the `native` backend take a call, and how tensors reach them.
-
-Every operation asks `serves` after `backend.choose` said "native", and goes to eager torch where it answers no.
-"""
+"""Which tensors the C++ kernels of the `native` backend support, and how they reach them."""
 
 from __future__ import annotations
 
@@ -10,32 +7,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fastbert.errors import UserError
-from fastbert.ops import dispatch
 from fastbert.ops.operation import Reason
 
 # What the kernels serve, by the names that the extension has for it.
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
-
-
-def serves(operation: str, *tensors: Tensor | None, trains: bool = False) -> bool:
-    """Whether the native kernel of `operation` takes these tensors; those of which a gradient could be asked come here.
-
-    It serves bf16 and fp32 on a CPU, and gradients where it `trains`. Where it does not serve, eager torch does,
-    without a word; raises UserError where the native backend was forced.
-    """
-    present = [x for x in tensors if x is not None]
-    for x in present:
-        if x.device.type != "cpu":
-            return declines(operation, f"a tensor is on {x.device}, and the native backend serves CPUs")
-        if x.layout != torch.strided:
-            return declines(operation, f"a tensor has layout {x.layout}, and the native backend serves strided ones")
-        if x.dtype not in DTYPES:
-            return declines(operation, f"a tensor has dtype {x.dtype}, and the native backend serves bfloat16, float32")
-    if not trains and torch.is_grad_enabled() and any(x.requires_grad for x in present):
-        return declines(
-            operation, "a gradient is wanted, and the native backend has none in this version: use torch.no_grad()"
-        )
-    return True
 
 
 def unsupported(*tensors: Tensor | None) -> Reason | None:
@@ -50,13 +25,6 @@ def unsupported(*tensors: Tensor | None) -> Reason | None:
         if x.dtype not in DTYPES:
             return Reason(f"a tensor has dtype {x.dtype}, not bfloat16 or float32")
     return None
-
-
-def declines(operation: str, reason: str) -> bool:
-    """False, for a call that the native kernel of `operation` does not serve; UserError where it was forced."""
-    if dispatch.forced() == "native":
-        raise UserError(f"backend 'native' cannot serve {operation!r} here: {reason}; use_backend('eager') serves it")
-    return False
 
 
 def address(name: str, tensor: Tensor | None) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.errors import UserError
-from fastbert.io.regular_file import require_regular_file
+from fastbert.io.untrusted_input import require_regular_file
 from fastbert.tasks.readers import arrow_files
 from fastbert.tasks.readers.bad_rows import BadRows
 from fastbert.tasks.text_files import (

@@ -15,7 +15,7 @@ class SequenceFlags:
     (default: bert2bert, or the model's own decoder if it has one)."""
     decoder_layers: int | None = None
     """Sequence to sequence: layers of the decoder (default: as many as the encoder has)."""
-    beams: int = 1
+    num_beams: int = 1
     """Sequence to sequence: beam width; 1 is greedy."""
     max_target_length: int = 64
     """Sequence to sequence: tokens of the longest text that is written."""
@@ -25,5 +25,5 @@ class SequenceFlags:
 class SequencePredictFlags:
     """What of `SequenceFlags` can change after training; None keeps the value of training."""
 
-    beams: int | None = None
+    num_beams: int | None = None
     """Sequence to sequence: beam width (default: as in training)."""

@@ -49,7 +49,7 @@ class SequenceToSequence(Task[SequenceExample]):
 
     def __init__(self, settings: TaskSettings | None = None, labels: Sequence[str] | None = None) -> None:
         super().__init__(settings, labels)
-        for name, least in (("max_length", SPECIAL), ("max_target_length", SPECIAL), ("beams", 1)):
+        for name, least in (("max_length", SPECIAL), ("max_target_length", SPECIAL), ("num_beams", 1)):
             value = getattr(self.settings, name)
             if value < least:
                 raise UserError(f"{name}={value} must be at least {least}")
@@ -160,7 +160,7 @@ class SequenceToSequence(Task[SequenceExample]):
         from fastbert.models.seq2seq.generation import GenerationSettings
 
         begin, end = self._known_tokenizer().cls_token_id, self._known_tokenizer().sep_token_id
-        how = GenerationSettings(beams=self.settings.beams, max_target_length=self.settings.max_target_length)
+        how = GenerationSettings(beams=self.settings.num_beams, max_target_length=self.settings.max_target_length)
         generated = model.generate(batch.inputs, settings=how, begin=begin, end=end)
         return [
             np.array([score, *tokens], dtype=np.float32)

@@ -1,0 +1,25 @@
+"""Checksums of files: CRC-32C (Castagnoli), computed by the C++ core, and SHA-256."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from fastbert import _C, cpu_capability
+
+
+def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int:
+    """Return the CRC-32C of `data`, continuing from `value`, the CRC-32C of the preceding bytes."""
+    cpu_capability.apply()
+    return _C.crc32c(data, value)
+
+
+def combine_crc32c(first: int, second: int, second_size: int) -> int:
+    """Return the CRC-32C of two concatenated byte ranges, from that of each and the second one's size in bytes."""
+    return _C.crc32c_combine(first, second, second_size)
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""ELECTRA's encoder."""

@@ -1,0 +1,1 @@
+"""RoBERTa and the models of its layout."""

@@ -1,0 +1,84 @@
+"""Packed attention by the Triton kernels, which are imported when they first run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fastbert.errors import UserError
+from fastbert.ops.attention.arguments import AttentionArguments
+from fastbert.ops.dropout.arguments import quantized
+from fastbert.ops.operation import Reason
+from fastbert.ops.triton_backend import TritonBackend, unsupported_dtype
+
+if TYPE_CHECKING:
+    from fastbert.kernels.attention.launchers import AttentionInputs
+
+HEAD_DIMS = (32, 64, 96, 128)
+
+
+class Triton(TritonBackend[AttentionArguments]):
+    """bf16, fp16 and fp32, with head_dim 32, 64, 96 or 128."""
+
+    def supports(self, arguments: AttentionArguments) -> Reason | None:
+        """Support the head dimensions of HEAD_DIMS and positive scales."""
+        self.require_device(arguments.q.device, "q")
+        if arguments.q.shape[2] not in HEAD_DIMS:
+            return Reason(f"head_dim={arguments.q.shape[2]} is not 32, 64, 96 or 128")
+        reason = unsupported_dtype("q", arguments.q)
+        if reason is None and not 1e-30 <= arguments.scale <= 1e30:
+            reason = Reason(f"scale={arguments.scale} is not between 1e-30 and 1e30")
+        return reason
+
+    def forward(self, arguments: AttentionArguments, with_lse: bool = True) -> tuple[Tensor, Tensor]:
+        """Return the output, and lse (heads, tokens_q) fp32 in units of log2. Raises UserError for other strides."""
+        _check_strides(arguments)
+        from fastbert.kernels.attention import launchers
+
+        return launchers.forward(kernel_inputs(arguments))
+
+    def backward(
+        self, arguments: AttentionArguments, out: Tensor, lse: Tensor, grad: Tensor, bias_gradient: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Return the gradients of q, k, v, contiguous, and with `bias_gradient` of the bias."""
+        from fastbert.kernels.attention import launchers
+
+        return launchers.backward(kernel_inputs(arguments), out, lse, grad, bias_gradient)
+
+
+def _check_strides(arguments: AttentionArguments) -> None:
+    """Raise UserError for tensors whose strides the kernels do not support."""
+    for name, x in (("q", arguments.q), ("k", arguments.k), ("v", arguments.v)):
+        if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
+            raise UserError(
+                f"{name} is not contiguous: strides {tuple(x.stride())} of shape {tuple(x.shape)}, but the heads of a"
+                f" token must be contiguous; call {name}.contiguous()"
+            )
+    for name, cu_seqlens in (("cu_seqlens_q", arguments.cu_seqlens_q), ("cu_seqlens_k", arguments.cu_seqlens_k)):
+        if not cu_seqlens.is_contiguous():
+            raise UserError(f"{name} is not contiguous: call {name}.contiguous()")
+
+
+def kernel_inputs(arguments: AttentionArguments) -> AttentionInputs:
+    """Return the arguments as the launchers of `fastbert.kernels.attention` take them."""
+    from fastbert.kernels.attention.launchers import AttentionInputs
+
+    threshold, dropout_scale = quantized(arguments.dropout_p)
+    return AttentionInputs(
+        q=arguments.q,
+        k=arguments.k,
+        v=arguments.v,
+        cu_seqlens_q=arguments.cu_seqlens_q,
+        cu_seqlens_k=arguments.cu_seqlens_k,
+        max_seqlen_q=arguments.max_seqlen_q,
+        max_seqlen_k=arguments.max_seqlen_k,
+        causal=arguments.causal,
+        dropout_key=arguments.dropout_key,
+        dropout_threshold=threshold,
+        dropout_scale=dropout_scale,
+        dropout_site=arguments.dropout_site,
+        bias=arguments.bias,
+        scale=arguments.scale,
+        tf32=arguments.tf32,
+    )

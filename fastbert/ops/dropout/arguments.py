@@ -1,0 +1,117 @@
+"""Where and how token vectors are dropped, and the arguments of `dropout` as every backend receives them.
+
+A mask is a function of the key of a sequence, the layer and site, and the position of an element, never of state: the
+counter of an element's Philox block is (block, position in the sequence or query, head, layer and site), and the
+element owns 16 of the block's bits; `fastbert.ops.reference` defines which. A mask is therefore the same on every
+device, in every batch that holds the sequence, and when a checkpointed layer is recomputed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fastbert.errors import UserError
+
+# A TokenDropout as operators of torch receive it: p, key, sequence_ids, offsets, site; without tensors for none.
+FlatDropout: TypeAlias = tuple[float, Tensor | None, Tensor | None, Tensor | None, int]
+
+
+class Site(IntEnum):
+    """Where dropout is applied; with the layer's number it makes the last word of the counter."""
+
+    EMBEDDING = 0
+    ATTENTION = 1
+    ATTENTION_OUTPUT = 2
+    FEED_FORWARD_OUTPUT = 3
+    HEAD = 4
+    CROSS_ATTENTION = 5
+    CROSS_ATTENTION_OUTPUT = 6
+
+    def of_layer(self, layer: int) -> int:
+        """Return the counter word of this site in a layer."""
+        return layer << 8 | int(self)
+
+
+@dataclass(frozen=True)
+class TokenDropout:
+    """Dropout of token vectors: what decides which elements are dropped.
+
+    `key` is int64 (sequences,); `sequence_ids` and `offsets`, int64 or int32 (tokens,), hold each token's sequence and
+    its position there. All are on the device of the token vectors.
+    """
+
+    p: float
+    """Probability of dropping an element, at least 0 and below 1; it counts in steps of 1/65536."""
+    key: Tensor
+    sequence_ids: Tensor
+    offsets: Tensor
+    site: int
+    """Layer and site as one number, from `Site.of_layer`."""
+
+    def select(self, tokens: Tensor) -> TokenDropout:
+        """Return the dropout of these tokens alone, int64 (selected,)."""
+        sequence_ids, offsets = (ids.index_select(0, tokens) for ids in (self.sequence_ids, self.offsets))
+        return replace(self, sequence_ids=sequence_ids, offsets=offsets)
+
+    def check(self, x: Tensor) -> None:
+        """Raise UserError unless this is a dropout of the rows of x (tokens, ...)."""
+        if not 0.0 <= self.p < 1.0:
+            raise UserError(f"token_dropout.p={self.p} must be at least 0 and below 1")
+        if not 0 <= self.site < 2**31:
+            raise UserError(f"token_dropout.site={self.site} must be at least 0 and below 2**31")
+        key, tokens = self.key, x.shape[0]
+        if key.dtype != torch.int64 or key.dim() != 1:
+            raise UserError(
+                f"token_dropout.key must be int64 (sequences,), one per sequence, not {key.dtype} {tuple(key.shape)}"
+            )
+        for name, ids in (("sequence_ids", self.sequence_ids), ("offsets", self.offsets)):
+            if ids.shape != (tokens,) or ids.dtype not in (torch.int64, torch.int32):
+                raise UserError(
+                    f"token_dropout.{name} must be int64 or int32 of shape ({tokens},), one per token, not"
+                    f" {ids.dtype} {tuple(ids.shape)}"
+                )
+        for name in ("key", "sequence_ids", "offsets"):
+            device = getattr(self, name).device
+            if device != x.device:
+                raise UserError(f"token_dropout.{name} is on {device}, its rows on {x.device}: move them to one device")
+
+
+def flatten(dropout: TokenDropout | None) -> FlatDropout:
+    """Return a dropout as operators of torch receive it."""
+    if dropout is None:
+        return 0.0, None, None, None, 0
+    return dropout.p, dropout.key, dropout.sequence_ids, dropout.offsets, dropout.site
+
+
+def rebuild(
+    p: float, key: Tensor | None, sequence_ids: Tensor | None, offsets: Tensor | None, site: int
+) -> TokenDropout | None:
+    """Return the dropout that was flattened."""
+    if key is None or sequence_ids is None or offsets is None:
+        return None
+    return TokenDropout(p, key, sequence_ids, offsets, site)
+
+
+def quantized(p: float) -> tuple[int, float]:
+    """Return the 16-bit threshold of a dropout probability, and the factor 1 / (1 - p) that belongs to it."""
+    threshold = min(round(p * 65536), 65535)
+    return threshold, 65536 / (65536 - threshold)
+
+
+class DropoutArguments(NamedTuple):
+    """x (tokens, width) of any floating dtype, and the dropout of its rows."""
+
+    x: Tensor
+    dropout: TokenDropout
+
+    def check(self) -> None:
+        """Raise UserError for shapes, dtypes, devices and numbers that no backend supports."""
+        x = self.x
+        if x.dim() != 2 or not x.dtype.is_floating_point:
+            raise UserError(f"x must be floating of shape (tokens, width), not {x.dtype} {tuple(x.shape)}")
+        self.dropout.check(x)
