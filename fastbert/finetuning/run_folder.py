@@ -48,7 +48,7 @@ def open_folder(config: FinetuneConfig, on_message: Callable[[str], None]) -> Fi
     if holds_run and not config.overwrite:
         raise UserError(f"--out {out}: already holds a run; continue it with --resume or replace it with --overwrite")
     for name, meaning in (
-        ("task", "classification, regression, tagging, span, choice or seq2seq"),
+        ("task", ", ".join(TASKS)),
         ("model", "the folder of a pre-trained model"),
         ("train", "a file with training examples"),
     ):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from fastbert.checkpoints.manifest import TASK, update_manifest, verify_files
 from fastbert.errors import CheckpointError, UserError
-from fastbert.io.atomic_write import write_atomic
+from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.untrusted_input import read_json_file
 from fastbert.tasks.base import Task
 from fastbert.tasks.inference import LONG_NAMES, ScoringDtype
@@ -19,15 +18,18 @@ from fastbert.tasks.settings import Columns
 
 FILE, FORMAT_VERSION = "fastbert_task.json", 1
 NOT_STORED = ("strict", "skip_bad")
+STORED_NAMES = {"num_beams": "beams"}  # keys in the file that differ from the names of settings
 
 
 def save_task(task: Task[Any], folder: Path, scored: ScoringDtype | None = None) -> None:
     """Write a model's task next to its weights, with the dtype in which its run scored it."""
-    settings = {name: value for name, value in asdict(task.settings).items() if name not in NOT_STORED}
+    settings = {
+        STORED_NAMES.get(name, name): value for name, value in asdict(task.settings).items() if name not in NOT_STORED
+    }
     values = {"format_version": FORMAT_VERSION, "task": task.name, "labels": task.labels, "settings": settings}
     if scored is not None:
         values["scored"] = asdict(scored)
-    write_atomic(folder / FILE, json.dumps(values, indent=2) + "\n")
+    write_json_atomic(folder / FILE, values)
     update_manifest(folder, [FILE])
 
 
@@ -46,8 +48,8 @@ def load_task(folder: Path, **overrides: Any) -> Task[Any]:
         if values["format_version"] > FORMAT_VERSION:
             raise UserError(f"{path}: written by a newer fastbert (format {values['format_version']}); update fastbert")
         kind, stored = task_class(values["task"]), dict(values["settings"])
-        known = {field.name for field in fields(kind.settings_type)}
-        settings = {name: value for name, value in stored.items() if name in known}
+        keys = {field.name: STORED_NAMES.get(field.name, field.name) for field in fields(kind.settings_type)}
+        settings = {name: stored[key] for name, key in keys.items() if key in stored}
         settings["columns"] = Columns(**settings.get("columns", {}))
         settings |= changed_settings(kind, overrides)
         task: Task[Any] = kind(kind.settings_type(**settings), values["labels"])

@@ -131,7 +131,7 @@ def test_what_a_task_cannot_do() -> None:
         ({"decoder": "gru"}, "kind='gru' is not one of decoder, bert2bert, prefix"),
         ({"decoder_layers": 9}, "decoder_layers=9 is more than"),
         ({"max_target_length": 34}, "max_target_length=34 needs 33 positions, and the model has 32"),
-        ({"decoder": "prefix", "max_target_length": 19}, "behind sources of max_length=16 needs 33 positions"),
+        ({"decoder": "prefix", "max_target_length": 19}, "after sources of max_length=16 needs 33 positions"),
     ):
         with pytest.raises(UserError, match=message):
             task(**settings).head_config(CONFIG)
