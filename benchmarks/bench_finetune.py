@@ -33,7 +33,7 @@ from fastbert.benchmarks.harness.texts import find_data
 from fastbert.errors import UserError
 
 TURN_SECONDS = 20.0  # a turn is no longer, if its steps can be fewer
-HOME = "fastbert.benchmarks.finetuning.contender:Contender"
+CLASS_PATH = "fastbert.benchmarks.finetuning.contender:Contender"
 CONTENDERS = ("fastbert", "fastbert bf16", "Trainer fp32", "Trainer bf16")
 PACKAGES = ("fastbert-engine", "torch", "transformers", "accelerate", "scikit-learn", "scipy", "seqeval")
 
@@ -89,7 +89,7 @@ class Bench:
             "model": str(options.folder or minilm_folder()),
             "seed": options.seed,
             "dropout": options.dropout,
-            "begun": str(folder / "begun"),
+            "initial": str(folder / "initial"),
             "threads": options.threads,
         }
         self.spec = folder / "spec.json"
@@ -104,10 +104,10 @@ class Bench:
             counts = {name: self._start(name, losses) for name in self.options.contenders}
             for turn in range(self.options.turns):
                 for name, member in self.members.items():
-                    found = member.call("steps", count=counts[name])
-                    losses[name] += found["losses"]
-                    if found["losses"]:
-                        times.setdefault(name, []).append(found["seconds"] / len(found["losses"]) * 1e3)
+                    answer = member.call("steps", count=counts[name])
+                    losses[name] += answer["losses"]
+                    if answer["losses"]:
+                        times.setdefault(name, []).append(answer["seconds"] / len(answer["losses"]) * 1e3)
                     print(f"{self.name}: turn {turn + 1}: {name}: {times[name][-1]:.1f} ms a step", file=sys.stderr)
             ended = {
                 name: self.members[name].call("finish") for name in self.members if name in self.options.to_the_end
@@ -129,24 +129,26 @@ class Bench:
 
     def _start(self, name: str, losses: dict[str, list[float]]) -> int:
         """Start a contender, take its first steps, and return the number of steps per round, fewer if one is slow."""
-        place = self.folder / name.replace(" ", "-")
-        place.mkdir()
-        member = Isolated(HOME, {"name": name, "spec": str(self.spec)}, environment(self.options.threads, place))
+        scratch = self.folder / name.replace(" ", "-")
+        scratch.mkdir()
+        member = Isolated(
+            CLASS_PATH, {"name": name, "spec": str(self.spec)}, environment(self.options.threads, scratch)
+        )
         self.members[name] = member
         member.call("open")
         losses[name] = member.call("steps", count=1)["losses"]
-        found = member.call("steps", count=1)
-        losses[name] += found["losses"]
-        return max(1, min(self.options.steps, int(TURN_SECONDS / found["seconds"])))
+        answer = member.call("steps", count=1)
+        losses[name] += answer["losses"]
+        return max(1, min(self.options.steps, int(TURN_SECONDS / answer["seconds"])))
 
     def _rows(
         self, times: dict[str, list[float]], losses: dict[str, list[float]], ended: dict[str, Any]
     ) -> list[dict[str, Any]]:
         # The first turn warms.
-        kept = {name: turns[1:] or turns for name, turns in times.items()}
-        own, reference = statistics.median(kept["fastbert"]), losses.get("Trainer fp32", losses["fastbert"])
+        timed = {name: turns[1:] or turns for name, turns in times.items()}
+        own_ms, reference = statistics.median(timed["fastbert"]), losses.get("Trainer fp32", losses["fastbert"])
         rows = []
-        for name, turns in kept.items():
+        for name, turns in timed.items():
             pairs = list(zip(losses[name], reference, strict=False))
             apart = max(abs(a - b) for a, b in pairs[: self.options.compared])
             rows.append(
@@ -156,7 +158,7 @@ class Bench:
                     "median_ms": round(statistics.median(turns), 2),
                     "fastest_ms": round(min(turns), 2),
                     "turns_ms": [round(turn, 2) for turn in turns],
-                    "ratio_to_fastbert": round(statistics.median(turns) / own, 3),
+                    "ratio_to_fastbert": round(statistics.median(turns) / own_ms, 3),
                     "max_loss_difference": float(f"{apart:.3g}"),
                     "losses_compared": min(len(pairs), self.options.compared),
                     "dtype": "bf16" if "bf16" in name else "fp32",
@@ -172,26 +174,28 @@ class Bench:
 def over_seeds(name: str, options: argparse.Namespace, data: Path) -> dict[str, Any]:
     """Return the scores of several seeds per contender of --to-the-end, and Welch's 95 % interval of the difference of
     their means."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, list[dict[str, Any]]] = {}
     for seed in range(options.seed, options.seed + options.seeds):
-        chosen = argparse.Namespace(**{**vars(options), "seed": seed, "turns": 0, "contenders": options.to_the_end})
+        seed_options = argparse.Namespace(
+            **{**vars(options), "seed": seed, "turns": 0, "contenders": options.to_the_end}
+        )
         with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
-            for contender, ended in Bench(name, chosen, data, Path(temporary)).scores().items():
-                found.setdefault(contender, []).append(ended)
+            for contender, ended in Bench(name, seed_options, data, Path(temporary)).scores().items():
+                results.setdefault(contender, []).append(ended)
                 print(f"{name}: seed {seed}: {contender}: {ended['score']:.2f}", file=sys.stderr)
-    scores = {contender: [one["score"] for one in ends] for contender, ends in found.items()}
+    scores = {contender: [result["score"] for result in ends] for contender, ends in results.items()}
     row: dict[str, Any] = {
         "workload": name,
         "dropout": options.dropout,
         "examples": options.examples or WORK[name].limit,
         "threads": options.threads,
-        "metric": next(iter(found.values()))[0]["metric"],
+        "metric": next(iter(results.values()))[0]["metric"],
         "contenders": {
             contender: {
                 "mean": round(statistics.fmean(values), 3),
                 "std": round(statistics.stdev(values), 3),
                 "per_seed": values,
-                "seconds": [one["seconds"] for one in found[contender]],
+                "seconds": [result["seconds"] for result in results[contender]],
             }
             for contender, values in scores.items()
         },
@@ -200,9 +204,9 @@ def over_seeds(name: str, options: argparse.Namespace, data: Path) -> dict[str, 
         from scipy import stats
 
         interval = stats.ttest_ind(*scores.values(), equal_var=False).confidence_interval(0.95)
-        own, other = (statistics.fmean(values) for values in scores.values())
+        mean, other_mean = (statistics.fmean(values) for values in scores.values())
         row |= {
-            "difference": round(own - other, 3),
+            "difference": round(mean - other_mean, 3),
             "interval_95": [round(float(interval.low), 3), round(float(interval.high), 3)],
         }
     return row

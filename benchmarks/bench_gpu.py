@@ -105,11 +105,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     leave_the_tree()
     started = float(os.environ.pop(STARTED, time.time()))
-    kept = os.environ.pop(BUILT, None)
-    built = json.loads(kept) if kept else {"status": "ok", "lines": ["fastbert was installed before"]}
+    inherited = os.environ.pop(BUILT, None)
+    built = json.loads(inherited) if inherited else {"status": "ok", "lines": ["fastbert was installed before"]}
     problem = problem_of_import()
     if problem is not None:
-        if kept is not None:
+        if inherited is not None:
             return give_up(arguments.out, built, problem)
         built = build()
         if built["status"] != "ok":

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from fastbert.benchmarks.harness import records
-from fastbert.benchmarks.harness.measure import OWN, Row, Timing, make_rows
+from fastbert.benchmarks.harness.measure import FASTBERT, Row, Timing, make_rows
 from fastbert.config import PRESETS, BertConfig
 
 PEER = "transformers"
@@ -53,18 +53,16 @@ def measure(options: Options, folder: Path) -> list[Row]:
     """Return the rows of all workloads; exit if a contender's output differs."""
     rows: list[Row] = []
     for workload in WORKLOADS:
-        measured: dict[str, list[dict[str, Any]]] = {OWN: [], PEER: []}
+        measured: dict[str, list[dict[str, Any]]] = {FASTBERT: [], PEER: []}
         for _ in range(options.rounds):
-            for contender, found in measured.items():
-                found.append(_in_a_process(contender, workload, folder, options.threads))
-        ours, theirs = (np.asarray(measured[name][0]["output"], np.float32) for name in (OWN, PEER))
+            for contender, runs in measured.items():
+                runs.append(_in_a_process(contender, workload, folder, options.threads))
+        ours, theirs = (np.asarray(measured[name][0]["output"], np.float32) for name in (FASTBERT, PEER))
         difference = float(np.abs(ours - theirs).max(initial=0.0))
         if difference > CLOSE:
             sys.exit(f"{workload}: outputs differ by {difference:.2g}: there is nothing to compare")
-        timings = {
-            name: [Timing(one["seconds"], one["processor"]) for one in found] for name, found in measured.items()
-        }
-        made = make_rows(
+        timings = {name: [Timing(run["seconds"], run["processor"]) for run in runs] for name, runs in measured.items()}
+        workload_rows = make_rows(
             workload,
             timings,
             dtype="fp32",
@@ -72,8 +70,8 @@ def measure(options: Options, folder: Path) -> list[Row]:
             differences=dict.fromkeys(timings, difference),
             outputs=dict.fromkeys(timings, "close" if WORKLOADS[workload] else "not compared"),
         )
-        for row in made:
-            peak = max(one["peak_bytes"] for one in measured[row.contender])
+        for row in workload_rows:
+            peak = max(run["peak_bytes"] for run in measured[row.contender])
             weights = measured[row.contender][0]["weight_bytes"]
             details = {"model": options.model, "peak_bytes": peak, "peak_to_weights": round(peak / weights, 3)}
             rows.append(replace(row, details={**row.details, **details}))
@@ -87,8 +85,8 @@ def _in_a_process(contender: str, workload: str, folder: Path, threads: int) -> 
     done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{contender}, {workload}: {done.stderr.strip().splitlines()[-1]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
 def child(contender: str, workload: str, folder: str, threads: str) -> None:
@@ -96,7 +94,7 @@ def child(contender: str, workload: str, folder: str, threads: str) -> None:
     import torch
 
     torch.set_num_threads(int(threads))
-    if contender == OWN:
+    if contender == FASTBERT:
         from fastbert import BertModel as Model
     else:
         from transformers import AutoModel
@@ -116,14 +114,14 @@ def child(contender: str, workload: str, folder: str, threads: str) -> None:
         with torch.no_grad():
             output = model(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]
     seconds, processor = time.perf_counter() - start, time.process_time() - processor
-    found = {
+    answer = {
         "seconds": seconds,
         "processor": processor,
         "peak_bytes": _peak() - before,
         "weight_bytes": sum(parameter.nbytes for parameter in model.parameters()),
         "output": output[::16, ::32].flatten().tolist(),
     }
-    print(json.dumps(found))
+    print(json.dumps(answer))
 
 
 def _peak() -> int:
@@ -144,9 +142,9 @@ def show(rows: Sequence[Row]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["--child"]:
-        child(*given[1:])
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    if argv[:1] == ["--child"]:
+        child(*argv[1:])
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the mini model, three rounds")
@@ -154,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, help="threads of both (default: all cores)")
     parser.add_argument("--rounds", type=int, help="processes of each (default: 7)")
     parser.add_argument("--json", type=Path, help="file to write the rows to")
-    flags = parser.parse_args(given)
+    flags = parser.parse_args(argv)
     options = Options(
         model=flags.model or ("mini" if flags.quick else "base"),
         threads=flags.threads or len(os.sched_getaffinity(0)),

@@ -104,24 +104,24 @@ def run(options: Options, say: Say, progress: Callable[[int, int, str], None] | 
 
 def _workloads(options: Options, folder: Path, say: Say) -> list[Workload]:
     if options.text is not None and options.vocab is not None:
-        found = texts.own_workloads(options.text, options.vocab, options.limit, options.quick)
+        available = texts.text_workloads(options.text, options.vocab, options.limit, options.quick)
     else:
         data = None if options.python_text else texts.find_data(options.data)
         if data is None:
-            found = texts.python_workloads(folder, options.limit, options.quick)
+            available = texts.python_workloads(folder, options.limit, options.quick)
         else:
-            found = texts.data_workloads(data, folder, options.limit, options.quick, say)
-    chosen = [
+            available = texts.data_workloads(data, folder, options.limit, options.quick, say)
+    selected = [
         workload
-        for workload in found
+        for workload in available
         if not options.workloads or any(part in workload.name for part in options.workloads)
     ]
-    if not chosen:
+    if not selected:
         raise UserError(
             f"no workload name contains {' or '.join(options.workloads) or 'that'};"
-            f" there are {', '.join(workload.name for workload in found) or 'none'}"
+            f" there are {', '.join(workload.name for workload in available) or 'none'}"
         )
-    return chosen
+    return selected
 
 
 def _measure(
@@ -132,42 +132,42 @@ def _measure(
     say: Say,
     progress: Callable[[int, int, str], None],
 ) -> list[Row]:
-    wanted, rounds = options.measures, options.timed_rounds
+    selected, rounds = options.measures, options.timed_rounds
     table: list[Row] = []
     steps = len(workloads) + 3
 
     def lineup(threads: int) -> Lineup:
         return Lineup(names, threads, isolate=options.isolate, folder=folder, say=say)
 
-    if "aligned" in wanted and not measures.has_offsets():
+    if "aligned" in selected and not measures.has_offsets():
         say("fastbert: this version has no offsets for batches of texts; they are not measured")
-    with lineup(1) as one, lineup(options.threads) as many:
+    with lineup(1) as single, lineup(options.threads) as several:
         for index, workload in enumerate(workloads):
             progress(index, steps, workload.name)
             say(f"{workload.name}: {len(workload.texts):,} texts, {workload.text_bytes / 1e6:.2f} MB")
-            one.open(workload)
-            one.compare()
-            table += measures.cold_and_warm(one, rounds, wanted)
-            if "aligned" in wanted:
-                table += measures.aligned(one, rounds)
-            if "padded" in wanted and index == 0:
-                table += measures.padded(one, rounds, count=2000 if options.quick else 20_000)
-            if "threads" in wanted and index < (1 if options.quick else 2):
-                many.open(workload)
-                many.tokens = one.tokens
-                table += measures.threads(one, many, rounds)
-        one.open(workloads[0])
+            single.open(workload)
+            single.compare()
+            table += measures.cold_and_warm(single, rounds, selected)
+            if "aligned" in selected:
+                table += measures.aligned(single, rounds)
+            if "padded" in selected and index == 0:
+                table += measures.padded(single, rounds, count=2000 if options.quick else 20_000)
+            if "threads" in selected and index < (1 if options.quick else 2):
+                several.open(workload)
+                several.tokens = single.tokens
+                table += measures.threads(single, several, rounds)
+        single.open(workloads[0])
         progress(steps - 3, steps, "load times")
-        if "load" in wanted:
+        if "load" in selected:
             vocabularies = list(dict.fromkeys(workload.vocabulary for workload in workloads))
-            table += measures.load_times(one, vocabularies[: 1 if options.quick else None], rounds)
+            table += measures.load_times(single, vocabularies[: 1 if options.quick else None], rounds)
         progress(steps - 2, steps, "hostile texts")
-        if "hostile" in wanted:
+        if "hostile" in selected:
             count = options.hostile or (26 if options.quick else 200)
             size = min(250_000 if options.quick else 1_000_000, options.limit // 2)
-            table += measures.hostile(one, count=count, size=size)
+            table += measures.hostile(single, count=count, size=size)
     progress(steps - 1, steps, "memory")
-    if "memory" in wanted:
+    if "memory" in selected:
         counts = (1,) if options.quick else (1, options.threads)
         grown = measures.memory(names, counts, workloads[0], folder, say)
         table = [_with_memory(row, grown, workloads[0]) for row in table]
@@ -218,12 +218,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hostile", type=int, help="number of hostile texts (default: 200, quick 26)")
     parser.add_argument("--json", type=Path, help="file to write the rows to")
     parser.add_argument("--chart", type=Path, help="picture to write, .png, .pdf or .svg")
-    given = vars(parser.parse_args(arguments))
-    json, chart = given.pop("json"), given.pop("chart")
+    values = vars(parser.parse_args(arguments))
+    json, chart = values.pop("json"), values.pop("chart")
     for name in ("contenders", "measures", "workloads"):
-        given[name] = tuple(given[name])
+        values[name] = tuple(values[name])
     try:
-        rows = run(Options(**given), lambda line: print(line, file=sys.stderr, flush=True))
+        rows = run(Options(**values), lambda line: print(line, file=sys.stderr, flush=True))
     except UserError as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     report.show(rows)

@@ -106,14 +106,14 @@ class Options(CpuOptions):
 
     def names(self) -> list[str]:
         """Return the selected contenders."""
-        chosen = choose("contender", peers.names(KIND), self.contenders)
+        selected = choose("contender", peers.names(KIND), self.contenders)
         named = any("compile" in part for part in self.contenders)
-        return [name for name in chosen if named or not name.startswith(NAMED_ONLY)]
+        return [name for name in selected if named or not name.startswith(NAMED_ONLY)]
 
     def builders(self) -> dict[str, Callable[[], TrainingWorkload]]:
         """Return the selected workloads by name, each as a function that builds it."""
-        found = workloads.builders(self.sources)
-        return {name: found[name] for name in choose("workload", list(found), self.workloads)}
+        by_name = workloads.builders(self.sources)
+        return {name: by_name[name] for name in choose("workload", list(by_name), self.workloads)}
 
 
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result | Curves:
@@ -131,9 +131,9 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result 
         for index, workload in enumerate(workloads):
             progress(index, len(workloads), workload.name)
             say(f"{workload.name}: {workload.note}, {workload.operations / 1e9:,.4g} GFLOP")
-            found = measure(workload, options, folder, say)
-            result.rows += found.rows
-            result.absent += found.absent
+            measured = measure(workload, options, folder, say)
+            result.rows += measured.rows
+            result.absent += measured.absent
         progress(len(workloads), len(workloads), "")
     return result
 
@@ -160,14 +160,14 @@ def save_model(folder: Path, workload: TrainingWorkload) -> Path:
 
     torch.manual_seed(workloads.SEED)  # for a head that the checkpoint lacks
     kind = BertForSequenceClassification if workload.classifies else BertForPreTraining
-    for place, made in ((folder, workload), (folder / REHEARSAL, workloads.rehearsal(workload.classifies))):
-        if made.checkpoint is not None:
+    for target, source in ((folder, workload), (folder / REHEARSAL, workloads.rehearsal(workload.classifies))):
+        if source.checkpoint is not None:
             labels = workloads.LABELS
-            model = kind.from_pretrained(made.checkpoint, dtype=torch.float32, num_labels=labels)
+            model = kind.from_pretrained(source.checkpoint, dtype=torch.float32, num_labels=labels)
         else:
-            model = kind(made.config)
+            model = kind(source.config)
             model.init_weights(seed=workloads.SEED)
-        model.save_pretrained(place)
+        model.save_pretrained(target)
     return folder
 
 

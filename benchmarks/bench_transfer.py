@@ -85,12 +85,12 @@ class Bench:
         first = self._row("full", full, None)
         yield first
         reference = first["mean"]
-        chosen = self.options.ways
-        if "delta" in chosen:
+        selected = self.options.ways
+        if "delta" in selected:
             yield from self._deltas(full)
-        if "speed" in chosen:
+        if "speed" in selected:
             yield self._speed(full)
-        for way in (one for one in RECIPES if one in chosen and one != "full"):
+        for way in (name for name in RECIPES if name in selected and name != "full"):
             teacher = full.model if way in STUDENTS else None
             result = self._run(way, teacher)
             row = self._row(way, result, reference)
@@ -142,14 +142,14 @@ class Bench:
         before = self._score(full.model)
         rows = []
         for bits in (None, *BITS):
-            found = self._delta(full, bits)
+            sizes = self._delta(full, bits)
             after = self._score(self.folder / "restored")
             rows.append(
                 {
                     "workload": self.name,
                     "way": "delta",
                     "metric": full.metric,
-                    **found,
+                    **sizes,
                     "score": round(after, 4),
                     "score_lost": round(before - after, 4),
                 }
@@ -161,10 +161,10 @@ class Bench:
         path, restored = self.folder / "model.delta", self.folder / "restored"
         report = write_delta(result.model, self.model, path, bits=bits, overwrite=True)
         restore_delta(path, self.model, restored, overwrite=True)
-        ours, theirs = tensors_of(find_weights(restored)), tensors_of(find_weights(result.model))
-        exact = ours.keys() == theirs.keys() and all(torch.equal(ours[one], theirs[one]) for one in theirs)
-        found = {"bits": bits, "bytes": report.bytes, "delta_share": round(report.bytes / report.model_bytes, 5)}
-        return found | {"bit_exact": exact, "error": None if report.error is None else asdict(report.error)}
+        back, original = tensors_of(find_weights(restored)), tensors_of(find_weights(result.model))
+        exact = back.keys() == original.keys() and all(torch.equal(back[name], original[name]) for name in original)
+        sizes = {"bits": bits, "bytes": report.bytes, "delta_share": round(report.bytes / report.model_bytes, 5)}
+        return sizes | {"bit_exact": exact, "error": None if report.error is None else asdict(report.error)}
 
     def _score(self, folder: Path) -> float:
         trained = load_trained(str(folder), dtype="fp32")
@@ -220,11 +220,11 @@ class Bench:
         training = FeatureTraining(hidden_size=self.options.hidden_size, epochs=self.options.table7_epochs)
         model = BertModel.from_pretrained(self.model)
         tokenizer = WordPieceTokenizer.from_pretrained(self.model)
-        found = table7(model, tokenizer, train, dev, training, progress=_say)
+        rows = table7(model, tokenizer, train, dev, training, progress=_say)
         recipe = asdict(training)
-        said = {"recipe": recipe, "examples": self.limit, "threads": self.options.threads}
-        for row in found:
-            yield {"workload": self.name, "way": "table7", **row.to_dict(), **said}
+        settings = {"recipe": recipe, "examples": self.limit, "threads": self.options.threads}
+        for row in rows:
+            yield {"workload": self.name, "way": "table7", **row.to_dict(), **settings}
         yield self._row("full", self._run("full"), None)
 
 

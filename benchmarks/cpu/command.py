@@ -94,23 +94,23 @@ def title(what: str, packages: Sequence[str], threads: int) -> str:
 def parser(description: str | None, *, quick: str, model: str) -> argparse.ArgumentParser:
     """Return a parser with the flags of `CpuOptions` and the files to write; `quick` and `model` complete two help
     texts."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--quick", action="store_true", help=quick)
-    made.add_argument("--device", default="cpu", help="cpu (the default, and all there is here)")
-    made.add_argument("--model", metavar="PRESET", help=f"{', '.join(PRESETS)} (default: {model})")
-    made.add_argument("--contenders", nargs="+", default=(), metavar="PART", help="only those with this in the name")
-    made.add_argument("--workloads", nargs="+", default=(), metavar="PART", help="only those with this in the name")
-    made.add_argument("--threads", type=int, help="threads per contender (default: all cores)")
-    made.add_argument("--rounds", type=int, help="rounds per contender (default: 7, quick 3)")
-    made.add_argument(
+    flags = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("--quick", action="store_true", help=quick)
+    flags.add_argument("--device", default="cpu", help="cpu (the default, and all there is here)")
+    flags.add_argument("--model", metavar="PRESET", help=f"{', '.join(PRESETS)} (default: {model})")
+    flags.add_argument("--contenders", nargs="+", default=(), metavar="PART", help="only those with this in the name")
+    flags.add_argument("--workloads", nargs="+", default=(), metavar="PART", help="only those with this in the name")
+    flags.add_argument("--threads", type=int, help="threads per contender (default: all cores)")
+    flags.add_argument("--rounds", type=int, help="rounds per contender (default: 7, quick 3)")
+    flags.add_argument(
         "--isolate",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="one process per contender (default: yes)",
     )
-    made.add_argument("--json", type=Path, help="file to write the rows to")
-    made.add_argument("--chart", type=Path, help="picture to write, .png, .pdf or .svg")
-    return made
+    flags.add_argument("--json", type=Path, help="file to write the rows to")
+    flags.add_argument("--chart", type=Path, help="picture to write, .png, .pdf or .svg")
+    return flags
 
 
 def execute(
@@ -122,12 +122,12 @@ def execute(
     publish: Callable[[Measured, Options, Path | None, Path | None], None],
 ) -> int:
     """Parse, measure, print and write; return the exit code. Wrong options exit with code 2."""
-    given = vars(flags.parse_args(arguments))
-    json, chart = given.pop("json"), given.pop("chart")
+    values = vars(flags.parse_args(arguments))
+    json, chart = values.pop("json"), values.pop("chart")
     for name in ("contenders", "workloads"):
-        given[name] = tuple(given[name])
+        values[name] = tuple(values[name])
     try:
-        options = make(**given)
+        options = make(**values)
         check_files(json, chart)
         measured = run(options, lambda line: print(line, file=sys.stderr, flush=True))
     except UserError as error:

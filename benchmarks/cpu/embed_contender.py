@@ -26,10 +26,10 @@ class EmbedContender(CpuContender):
     def open(self, path: str) -> dict[str, Any]:
         """Read the texts of a file and embed the first of them to warm up."""
         with np.load(path) as arrays:
-            given = dict(arrays)
-        self.peer.open({"texts": given["first"]})
+            loaded = dict(arrays)
+        self.peer.open({"texts": loaded["first"]})
         self.peer.run()
-        details: dict[str, Any] = self.peer.open(given)
+        details: dict[str, Any] = self.peer.open(loaded)
         self.calls = 1
         return details
 
@@ -37,7 +37,7 @@ class EmbedContender(CpuContender):
 class EmbedLineup(Lineup):
     """The embedders that take part."""
 
-    home = "fastbert.benchmarks.cpu.embed_contender:EmbedContender"
+    class_path = "fastbert.benchmarks.cpu.embed_contender:EmbedContender"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +49,8 @@ class TextWorkload(Workload):
 
 def workload(name: str, texts: Sequence[str], folder: Path) -> TextWorkload:
     """Return a workload of texts of one line each, with the operations that the model needs without padding."""
-    place, settings, _ = read_settings(folder)
-    config, tokenizer = BertConfig.from_pretrained(place), WordPieceTokenizer.from_pretrained(place)
+    model_folder, settings, _ = read_settings(folder)
+    config, tokenizer = BertConfig.from_pretrained(model_folder), WordPieceTokenizer.from_pretrained(model_folder)
     limit = min(settings.max_length or tokenizer.model_max_length, config.max_position_embeddings)
     lengths = np.diff(tokenizer.encode_ragged(list(texts), True, max_length=limit)[1]).tolist()
     pooler = 2.0 * config.hidden_size**2 * len(lengths)  # which nobody computes

@@ -18,7 +18,7 @@ from fastbert.benchmarks.cpu.workloads import Workload
 from fastbert.benchmarks.harness.isolation import Contender, Isolated, Local
 from fastbert.benchmarks.harness.measure import (
     AGREEING,
-    OWN,
+    FASTBERT,
     ContenderFailed,
     Row,
     Timing,
@@ -26,8 +26,8 @@ from fastbert.benchmarks.harness.measure import (
     make_rows,
 )
 
-HOME = "fastbert.benchmarks.cpu.contender:CpuContender"
-PEAK_HOME = "fastbert.benchmarks.cpu.peak:Peak"
+CLASS_PATH = "fastbert.benchmarks.cpu.contender:CpuContender"
+PEAK_CLASS_PATH = "fastbert.benchmarks.cpu.peak:Peak"
 PEAK = "peak, "  # before the kinds of the peak, which take turns with the contenders
 # Everybody's values are compared with the first of these that runs; it need not take part.
 REFERENCES = {
@@ -62,8 +62,8 @@ class Result:
 class Lineup:
     """The contenders of a kind in processes that stay alive; one that fails is left out of the workload."""
 
-    home = HOME
-    """The class that serves a contender in its process."""
+    class_path = CLASS_PATH
+    """The class of a contender's object in its process."""
 
     def __init__(
         self,
@@ -82,9 +82,9 @@ class Lineup:
         self.reasons: dict[str, str] = {}  # of contenders that can do no workload here
         self.failures: dict[tuple[str, str], str] = {}  # by workload and contender
         for name in dict.fromkeys((*names, *REFERENCES[kind])):
-            lacking = peers.missing(kind, name)
-            if lacking is not None:
-                self.reasons[name] = f"not installed (no module {lacking})"
+            module = peers.missing(kind, name)
+            if module is not None:
+                self.reasons[name] = f"not installed (no module {module})"
                 if name in names:
                     say(f"{name}: {self.reasons[name]}")
 
@@ -102,7 +102,7 @@ class Lineup:
         """Compare, then time, every contender that can run here."""
         path = self.folder / "workload.npz"
         workload.save(path)
-        details = {name: found for name in self.names if (found := self._open(name, path, workload.name)) is not None}
+        details = {name: opened for name in self.names if (opened := self._open(name, path, workload.name)) is not None}
         verdicts = self._compare(list(details), path, workload.name)
         active = [name for name in details if name in self.members]
         measures: dict[str, Callable[[], Timing]] = {name: self._timing(name) for name in active}
@@ -139,26 +139,26 @@ class Lineup:
             self.reasons[name] = str(error)
             return None
         try:
-            found: dict[str, Any] = self.members[name].call("open", path=str(path))
+            details: dict[str, Any] = self.members[name].call("open", path=str(path))
         except ContenderFailed as error:
             self._drop(name, workload, error)
             return None
-        return found
+        return details
 
     def _start(self, name: str) -> None:
-        place = self.folder / name.replace(" ", "-").replace(",", "")
-        place.mkdir(exist_ok=True)
+        scratch = self.folder / name.replace(" ", "-").replace(",", "")
+        scratch.mkdir(exist_ok=True)
         arguments: dict[str, Any] = {"threads": self.threads}
-        home = PEAK_HOME
+        class_path = PEAK_CLASS_PATH
         if name != PEAK:
-            home = self.home
+            class_path = self.class_path
             model = str(self.model) if self.model else None
-            arguments |= {"kind": self.kind, "name": name, "folder": model, "scratch": str(place)}
+            arguments |= {"kind": self.kind, "name": name, "folder": model, "scratch": str(scratch)}
         if not self.isolate:
-            self.members[name] = Local(home, arguments)
+            self.members[name] = Local(class_path, arguments)
             return
         with interrupts_held():  # also until somebody knows of the process
-            self.members[name] = Isolated(home, arguments, environment(self.threads, place))
+            self.members[name] = Isolated(class_path, arguments, environment(self.threads, scratch))
 
     def _compare(self, names: Sequence[str], path: Path, workload: str) -> dict[str, Verdict]:
         reference, expected = None, None
@@ -169,20 +169,20 @@ class Lineup:
                 break
         verdicts = {}
         for name in names:
-            found = expected if name == reference else self._values(name, workload)
-            if found is None:
+            values = expected if name == reference else self._values(name, workload)
+            if values is None:
                 continue
             if reference is None or expected is None:
                 verdicts[name] = Verdict("not compared", 0.0, {})
                 continue
-            verdicts[name] = self.verdict(expected, found, dtype_of(self.kind, name), reference)
+            verdicts[name] = self.verdict(expected, values, dtype_of(self.kind, name), reference)
             if verdicts[name].outputs not in AGREEING:
                 self.say(f"{name}: {workload}: {verdicts[name].outputs}")
         return verdicts
 
-    def verdict(self, expected: np.ndarray, found: np.ndarray, dtype: str, reference: str) -> Verdict:
+    def verdict(self, expected: np.ndarray, values: np.ndarray, dtype: str, reference: str) -> Verdict:
         """Return how a contender's values differ from the reference's."""
-        return compare(expected, found, dtype, reference)
+        return compare(expected, values, dtype, reference)
 
     def _values(self, name: str, workload: str) -> np.ndarray | None:
         if name not in self.members:
@@ -193,8 +193,8 @@ class Lineup:
         except ContenderFailed as error:
             self._drop(name, workload, error)
             return None
-        found: np.ndarray = np.load(path)
-        return found
+        values: np.ndarray = np.load(path)
+        return values
 
     def _peak(self) -> dict[str, dict[str, Any]]:
         try:
@@ -234,11 +234,11 @@ class Verdict(NamedTuple):
     details: dict[str, Any]
 
 
-def compare(expected: np.ndarray, found: np.ndarray, dtype: str, reference: str) -> Verdict:
+def compare(expected: np.ndarray, values: np.ndarray, dtype: str, reference: str) -> Verdict:
     """Return the largest difference of two (tokens, width) arrays, and the smallest cosine of a token's values."""
-    if expected.shape != found.shape:
-        return Verdict(f"shape {found.shape}, not {expected.shape}", float("inf"), {"reference": reference})
-    a, b = expected.astype(np.float64), found.astype(np.float64)
+    if expected.shape != values.shape:
+        return Verdict(f"shape {values.shape}, not {expected.shape}", float("inf"), {"reference": reference})
+    a, b = expected.astype(np.float64), values.astype(np.float64)
     if not np.isfinite(b).all():
         return Verdict("holds values that are not finite", float("inf"), {"reference": reference})
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
@@ -252,27 +252,27 @@ def compare(expected: np.ndarray, found: np.ndarray, dtype: str, reference: str)
 def with_work(row: Row, workload: Workload, peaks: Mapping[str, tuple[float, str]], details: Mapping[str, Any]) -> Row:
     """Return the row with its rate of useful work, beside the peak of the machine."""
     rate = workload.operations / (row.median_ms / 1e3)
-    found: dict[str, Any] = {**row.details, **details, "gflops": float(f"{rate / 1e9:.4g}")}
+    merged: dict[str, Any] = {**row.details, **details, "gflops": float(f"{rate / 1e9:.4g}")}
     notes = [str(part["note"]) for part in (row.details, details) if "note" in part]
     if workload.note:
-        found["workload"] = workload.note
+        merged["workload"] = workload.note
     if notes:
-        found["note"] = "; ".join(notes)
+        merged["note"] = "; ".join(notes)
     if row.dtype in peaks:
         limit, source = peaks[row.dtype]
-        found |= {"share_of_peak": round(rate / limit, 4), "peak_gflops": float(f"{limit / 1e9:.4g}")}
-        found["peak_source"] = source
+        merged |= {"share_of_peak": round(rate / limit, 4), "peak_gflops": float(f"{limit / 1e9:.4g}")}
+        merged["peak_source"] = source
     if peak.COPY in peaks:
-        found["copy_gigabytes_per_second"] = float(f"{peaks[peak.COPY][0] / 1e9:.3g}")
-    return replace(row, details=found)
+        merged["copy_gigabytes_per_second"] = float(f"{peaks[peak.COPY][0] / 1e9:.3g}")
+    return replace(row, details=merged)
 
 
 def with_ratios(rows: Sequence[Row]) -> list[Row]:
     """Return the rows with their time relative to fastbert's fastest row that agrees, and to fastbert in the same
     dtype."""
-    own = [row for row in rows if is_own(row.contender)]
-    fastest = min((row.median_ms for row in own if row.agrees), default=None)
-    same = {row.dtype: row.median_ms for row in own}
+    own_rows = [row for row in rows if is_own(row.contender)]
+    fastest = min((row.median_ms for row in own_rows if row.agrees), default=None)
+    same = {row.dtype: row.median_ms for row in own_rows}
     return [
         replace(
             row,
@@ -286,13 +286,13 @@ def with_ratios(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _ratio(one: float, other: float) -> float:
-    return float(f"{one / other:.4g}")
+def _ratio(numerator: float, denominator: float) -> float:
+    return float(f"{numerator / denominator:.4g}")
 
 
 def is_own(contender: str) -> bool:
     """Return whether a contender is fastbert, in any dtype."""
-    return contender.split(" ")[0] == OWN
+    return contender.split(" ")[0] == FASTBERT
 
 
 def dtype_of(kind: str, name: str) -> str:

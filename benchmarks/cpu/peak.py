@@ -35,16 +35,16 @@ class Peak:
 
         torch.set_num_threads(self.threads)
         self.units: dict[str, Callable[[], Timing]] = {}
-        found: dict[str, dict[str, Any]] = {}
+        units: dict[str, dict[str, Any]] = {}
         for dtype in DTYPES:
             # The kernel returns its rate, so a unit is one operation.
             self.units[dtype] = lambda dtype=dtype: _seconds_an_operation(dtype, self.threads)
-            found[dtype] = {"source": "the extension's own kernel", "work": 1.0}
+            units[dtype] = {"source": "the extension's own kernel", "work": 1.0}
         source = torch.randint(0, 256, (COPY_BYTES,), dtype=torch.uint8)
         target = torch.empty_like(source)
         self.units[COPY] = lambda: clock(lambda: target.copy_(source))
-        found[COPY] = {"source": f"torch copy of {COPY_BYTES >> 20} MiB, read and written", "work": 2.0 * COPY_BYTES}
-        return found
+        units[COPY] = {"source": f"torch copy of {COPY_BYTES >> 20} MiB, read and written", "work": 2.0 * COPY_BYTES}
+        return units
 
     def time(self, what: str) -> Timing:
         """Time one unit."""
@@ -66,13 +66,13 @@ def best(
         for what, unit in units.items()
         if timings.get(what)
     }
-    chosen = {what: rate for what, rate in rates.items() if what == COPY}
+    best_rates = {what: rate for what, rate in rates.items() if what == COPY}
     for dtype, wider in WIDER.items():
         candidates = [(rates[kind][0], kind) for kind in wider if kind in rates]
         if candidates:
             rate, kind = max(candidates)
-            chosen[dtype] = (rate, f"{kind}: {rates[kind][1]}")
-    return chosen
+            best_rates[dtype] = (rate, f"{kind}: {rates[kind][1]}")
+    return best_rates
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -82,11 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="default: all cores")
     parser.add_argument("--rounds", type=int, default=5, help="timings of each (default: 5)")
-    given = parser.parse_args(arguments)
-    peak = Peak(given.threads)
+    options = parser.parse_args(arguments)
+    peak = Peak(options.threads)
     units = peak.open()
-    found = best(units, {what: [peak.time(what) for _ in range(given.rounds)] for what in units})
-    for what, (rate, source) in found.items():
+    rates = best(units, {what: [peak.time(what) for _ in range(options.rounds)] for what in units})
+    for what, (rate, source) in rates.items():
         unit = "GB/s" if what == COPY else "GFLOP/s" if what != "int8" else "GOP/s"
         print(f"{what:<5} {rate / 1e9:10,.1f} {unit:<8} {source}")
     return 0

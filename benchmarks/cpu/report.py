@@ -11,7 +11,7 @@ from typing import Any
 
 from fastbert.benchmarks.cpu.lineup import Absent, Result, is_own
 from fastbert.benchmarks.harness.measure import Row
-from fastbert.benchmarks.harness.report import OTHER_COLOR, OWN_COLOR, WRONG_COLOR
+from fastbert.benchmarks.harness.report import FASTBERT_COLOR, OTHER_COLOR, WRONG_COLOR
 
 COLUMNS = (
     "contender",
@@ -40,28 +40,30 @@ def show(result: Result, console: Any = None) -> None:
         console.width = max(console.width, 170)
     for workload in _workloads(result):
         rows = sorted((row for row in result.rows if row.workload == workload), key=lambda row: row.median_ms)
-        absent = [one for one in result.absent if one.workload == workload]
+        absent = [contender for contender in result.absent if contender.workload == workload]
         console.print(_heading(workload, rows), style="bold", markup=False)
         console.print(_table(rows, absent))
         console.print()
 
 
 def _workloads(result: Result) -> list[str]:
-    return list(dict.fromkeys([row.workload for row in result.rows] + [one.workload for one in result.absent]))
+    return list(
+        dict.fromkeys([row.workload for row in result.rows] + [contender.workload for contender in result.absent])
+    )
 
 
 def _heading(workload: str, rows: Sequence[Row]) -> str:
-    parts = [workload]
+    words = [workload]
     if rows:
         details = rows[0].details
-        parts += [str(details["workload"])] if "workload" in details else []
-        parts.append(f"{rows[0].threads} threads")
+        words += [str(details["workload"])] if "workload" in details else []
+        words.append(f"{rows[0].threads} threads")
         peaks = {row.dtype: row.details["peak_gflops"] for row in rows if "peak_gflops" in row.details}
         if peaks:
-            parts.append("peak " + ", ".join(f"{dtype} {peak:,.0f}" for dtype, peak in peaks.items()) + " GFLOP/s")
+            words.append("peak " + ", ".join(f"{dtype} {peak:,.0f}" for dtype, peak in peaks.items()) + " GFLOP/s")
         if "copy_gigabytes_per_second" in details:
-            parts.append(f"copy {details['copy_gigabytes_per_second']:.3g} GB/s")
-    return "; ".join(parts)
+            words.append(f"copy {details['copy_gigabytes_per_second']:.3g} GB/s")
+    return "; ".join(words)
 
 
 def _table(rows: Sequence[Row], absent: Sequence[Absent]) -> Any:
@@ -89,8 +91,13 @@ def _table(rows: Sequence[Row], absent: Sequence[Absent]) -> Any:
         )
         style = "bold" if is_own(row.contender) else ("" if row.agrees else "yellow")
         grid.add_row(*map(Text, cells), style=style)
-    for one in absent:
-        grid.add_row(Text(one.contender), *["-"] * (len(COLUMNS) - 2), Text(f"not measured: {one.reason}"), style="dim")
+    for contender in absent:
+        grid.add_row(
+            Text(contender.contender),
+            *["-"] * (len(COLUMNS) - 2),
+            Text(f"not measured: {contender.reason}"),
+            style="dim",
+        )
     return grid
 
 
@@ -151,16 +158,16 @@ def panel(axis: Any, rows: Sequence[Row]) -> None:
     """Draw the rows of one workload: tokens per second, the fastest on top."""
     rows = sorted(rows, key=lambda row: row.median_ms)
     longest = max(row.tokens_per_second or 0.0 for row in rows)
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         rate = row.tokens_per_second or 0.0
-        color = WRONG_COLOR if not row.agrees else OWN_COLOR if is_own(row.contender) else OTHER_COLOR
+        color = WRONG_COLOR if not row.agrees else FASTBERT_COLOR if is_own(row.contender) else OTHER_COLOR
         axis.barh(
-            place, rate, color=color, edgecolor="white" if row.agrees else "black", hatch=None if row.agrees else "//"
+            index, rate, color=color, edgecolor="white" if row.agrees else "black", hatch=None if row.agrees else "//"
         )
         share = f", {row.details['share_of_peak']:.0%} of peak" if "share_of_peak" in row.details else ""
         milliseconds = f"{row.median_ms:,.0f}" if row.median_ms >= 100 else f"{row.median_ms:.3g}"
         text = f"{rate:,.0f}  ({milliseconds} ms{share})"
-        axis.text(rate + 0.02 * longest, place, text, va="center", fontsize=7)
+        axis.text(rate + 0.02 * longest, index, text, va="center", fontsize=7)
     axis.set_yticks(range(len(rows)), [row.contender for row in rows], fontsize=8)
     for label, row in zip(axis.get_yticklabels(), rows):
         label.set_fontweight("bold" if is_own(row.contender) else "normal")

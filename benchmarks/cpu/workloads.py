@@ -27,7 +27,7 @@ class Workload:
     name: str
     tokens: int
     operations: float
-    """Useful multiplications and additions: of real tokens, in matrix products and attention."""
+    """Useful multiplications and additions: of real tokens, in matmuls and attention."""
     arrays: dict[str, np.ndarray]
     note: str = ""
 
@@ -38,8 +38,8 @@ class Workload:
 
 def lognormal_lengths(sequences: int, longest: int) -> list[int]:
     """Return lengths in tokens at equally likely quantiles of a lognormal distribution, shuffled and capped."""
-    places = [NormalDist().inv_cdf((index + 0.5) / sequences) for index in range(sequences)]
-    lengths = [round(math.exp(LOGNORMAL_MEAN + LOGNORMAL_DEVIATION * z) * longest / LONGEST) for z in places]
+    quantiles = [NormalDist().inv_cdf((index + 0.5) / sequences) for index in range(sequences)]
+    lengths = [round(math.exp(LOGNORMAL_MEAN + LOGNORMAL_DEVIATION * z) * longest / LONGEST) for z in quantiles]
     order = np.random.default_rng(SEED).permutation(sequences)
     return [min(max(lengths[index], 1), longest) for index in order]
 

@@ -32,7 +32,7 @@ from fastbert.benchmarks.gpu.timing import (
     without_gradient,
 )
 from fastbert.benchmarks.gpu.worker import announce
-from fastbert.benchmarks.harness.measure import OWN
+from fastbert.benchmarks.harness.measure import FASTBERT
 from fastbert.ops import dispatch
 
 TOKENS = 32768
@@ -74,13 +74,13 @@ class Shape:
         if self.padding == "full":
             return [longest] * count
         if self.padding == "half":
-            drawn = [math.ceil((2 * i + 1) * longest / (2 * count)) for i in range(count)]
+            lengths = [math.ceil((2 * i + 1) * longest / (2 * count)) for i in range(count)]
         else:
             normal = torch.empty(count).log_normal_(3.5, 0.6, generator=torch.Generator().manual_seed(0))
-            drawn = normal.long().clamp(5, longest).sort().values.tolist()
-        drawn[-1] = longest
+            lengths = normal.long().clamp(5, longest).sort().values.tolist()
+        lengths[-1] = longest
         order = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
-        return [drawn[i] for i in order]
+        return [lengths[i] for i in order]
 
     def work(self) -> Work:
         """Count real tokens only: 4 S^2 D operations per head forward, two and a half times that backward."""
@@ -102,7 +102,7 @@ def shapes(dry: bool) -> list[Shape]:
     """Return all cases, those with a goal first."""
     if dry:
         return _dry_shapes()
-    found = [
+    cases = [
         Shape(length=length, sequences=TOKENS * empty // length, padding=padding, dropout=dropout, direction=direction)
         for padding, empty in (("full", 1), ("half", 2))
         for length in LENGTHS
@@ -117,7 +117,7 @@ def shapes(dry: bool) -> list[Shape]:
         *({"length": 512, "sequences": 64, "head_dim": width} for width in (32, 96, 128)),
         *({"length": n, "sequences": TOKENS // n, "dropout": 0.1, "compiled": True} for n in (128, 512, 2048)),
     ]
-    return found + [Shape(**one, direction=direction) for one in single for direction in ("forward", "backward")]
+    return cases + [Shape(**case, direction=direction) for case in single for direction in ("forward", "backward")]
 
 
 def _dry_shapes() -> list[Shape]:
@@ -141,10 +141,10 @@ def case_names(dry: bool) -> list[str]:
 def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
     """Compare and time one case, without peers that crashed the process before."""
     device = open_device(dry)
-    (shape,) = (one for one in shapes(dry) if one.name == name)
+    (shape,) = (candidate for candidate in shapes(dry) if candidate.name == name)
     with dispatch.use_backend(own_backend(device, "attention")):
-        served = dispatch.preferred_backend("attention", device.torch_device)
-        case = _measure(device, shape, without, seconds, {**asdict(shape), "backend": served})
+        backend = dispatch.preferred_backend("attention", device.torch_device)
+        case = _measure(device, shape, without, seconds, {**asdict(shape), "backend": backend})
     device.free()
     return case.as_json()
 
@@ -186,21 +186,21 @@ def _measure(device: Device, shape: Shape, without: Sequence[str], seconds: floa
     set_bytes = 3 * 2 * sum(shape.lengths()) * shape.heads * shape.head_dim  # q, k, v
     sets = [make_inputs(device, shape, seed) for seed in range(input_sets(device, set_bytes))]
     backward = shape.direction == "backward"
-    announce(OWN)
-    found = judge(shape, sets[0], ours, padded=False, factor=OWN_FACTOR)
-    differences, outputs = {OWN: found[0]}, {OWN: found[1]}
-    candidates: dict[str, Callable[[], Calls]] = {OWN: partial(_calls, ours, sets, backward)}
+    announce(FASTBERT)
+    judged = judge(shape, sets[0], ours, padded=False, factor=OWN_FACTOR)
+    differences, outputs = {FASTBERT: judged[0]}, {FASTBERT: judged[1]}
+    candidates: dict[str, Callable[[], Calls]] = {FASTBERT: partial(_calls, ours, sets, backward)}
     for name, peer in _peers(shape).items():
         candidates[name] = partial(_calls, peer.call, sets, backward, peer.padded)
         if peer.compares and not shape.dropout and name not in without:
             announce(name)
             try:
-                found = judge(shape, sets[0], peer.call, peer.padded, PEER_FACTOR)
+                judged = judge(shape, sets[0], peer.call, peer.padded, PEER_FACTOR)
             except REFUSALS:
                 continue  # tried again below, where the refusal is noted
-            differences[name], outputs[name] = found
+            differences[name], outputs[name] = judged
     contenders = willing(device, case, shape.name, candidates, without)
-    if OWN not in contenders:
+    if FASTBERT not in contenders:
         return case
     outputs = {name: outputs.get(name, "not compared") for name in contenders}
     case.rows = contest(
@@ -247,9 +247,9 @@ def judge(
 ) -> tuple[float, str]:
     """Return the largest difference from float64 of the checked sequences, and whether it is within `factor` times the
     error of eager torch in the same dtype."""
-    found = _checked(inputs, function(inputs), padded)
+    results = _checked(inputs, function(inputs), padded)
     names = ("output",) if shape.direction == "forward" else ("dq", "dk", "dv", "dbias")
-    errors = {name: largest(found[name], inputs.exact[name]) for name in names if name in inputs.exact}
+    errors = {name: largest(results[name], inputs.exact[name]) for name in names if name in inputs.exact}
     wrong = [name for name, error in errors.items() if not error <= factor * inputs.rounding[name] + 1e-5]
     verdict = "close"
     if wrong:
@@ -263,10 +263,10 @@ def _checked(inputs: Inputs, out: Tensor, padded: bool) -> dict[str, Tensor]:
     """Return output and gradients of the checked sequences and heads, packed; upstream gradients are zero elsewhere."""
     gradient = inputs.only_checked(padded)
     gradients = torch.autograd.grad(out, inputs.leaves(padded), gradient)
-    found = {
+    results = {
         name: inputs.checked_rows(tensor.detach(), padded)
         for name, tensor in zip(("output", "dq", "dk", "dv"), (out, *gradients))
     }
     if inputs.bias is not None:
-        found["dbias"] = gradients[3][:CHECKED_HEADS]
-    return found
+        results["dbias"] = gradients[3][:CHECKED_HEADS]
+    return results

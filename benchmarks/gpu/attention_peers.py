@@ -97,8 +97,8 @@ class Inputs:
     @cached_property
     def rounding(self) -> dict[str, float]:
         """Return the largest error of eager torch in the inputs' own dtype, by tensor."""
-        found = oracle(self, self.q.dtype)
-        return {name: largest(found[name], exact) for name, exact in self.exact.items()}
+        results = oracle(self, self.q.dtype)
+        return {name: largest(results[name], exact) for name, exact in self.exact.items()}
 
     def _pad(self, x: Tensor) -> Tensor:
         return pad(x.detach(), self.slots, (len(self.lengths), self.longest)).transpose(1, 2)
@@ -145,9 +145,9 @@ class Inputs:
         return torch.cat([x[self.rows_of(sequence)] for sequence in self.checked])[:, :CHECKED_HEADS]
 
 
-def largest(found: Tensor, exact: Tensor) -> float:
+def largest(actual: Tensor, exact: Tensor) -> float:
     """Return the largest absolute difference; NaN if there is one."""
-    return float((found.double() - exact).abs().max())
+    return float((actual.double() - exact).abs().max())
 
 
 def oracle(inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -171,9 +171,9 @@ def oracle(inputs: Inputs, dtype: torch.dtype) -> dict[str, Tensor]:
         bias=bias,
     )
     gradient = inputs.checked_rows(inputs.gradient, False).to(out.dtype)
-    wanted = [q, k, v] if bias is None else [q, k, v, bias]
-    found = torch.autograd.grad(out, wanted, gradient)
-    return dict(zip(("output", "dq", "dk", "dv", "dbias"), (out.detach(), *found)))
+    leaves = [q, k, v] if bias is None else [q, k, v, bias]
+    gradients = torch.autograd.grad(out, leaves, gradient)
+    return dict(zip(("output", "dq", "dk", "dv", "dbias"), (out.detach(), *gradients)))
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,9 @@ class Peer:
     """Whether its result without dropout is to be compared."""
 
 
-def eager_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, dropout: float) -> Tensor:
+def eager_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, dropout: float
+) -> Tensor:
     """Compute attention from explicit matmuls and softmax, without fused kernels."""
     scores = (q @ k.transpose(-1, -2)) * (1 / math.sqrt(q.shape[-1]))
     if bias is not None:
@@ -200,7 +202,7 @@ def eager_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: T
 
 
 def eager(inputs: Inputs) -> Tensor:
-    return eager_products(*inputs.padded, inputs.visible, inputs.bias, inputs.dropout)
+    return eager_attention(*inputs.padded, inputs.visible, inputs.bias, inputs.dropout)
 
 
 def compiled() -> Peer:
@@ -208,7 +210,7 @@ def compiled() -> Peer:
     from torch._functorch import config
 
     config.donated_buffer = False
-    function = torch.compile(eager_products, dynamic=False)
+    function = torch.compile(eager_attention, dynamic=False)
 
     def call(inputs: Inputs) -> Tensor:
         return function(*inputs.padded, inputs.visible, inputs.bias, inputs.dropout)  # type: ignore[no-any-return]

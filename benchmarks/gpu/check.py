@@ -20,17 +20,17 @@ SLACK = 1e-5  # of the largest value, which for a weight's gradient is a sum ove
 Tensors = Mapping[str, Tensor]
 
 
-def judge(found: Tensors, exact: Tensors, eager: Tensors) -> tuple[float, str]:
+def judge(actual: Tensors, exact: Tensors, eager: Tensors) -> tuple[float, str]:
     """Return the largest difference of `found` from `exact`, and "close" or the tensor whose error exceeds the rule.
 
     `eager` has the same tensors as eager torch computes them.
     """
     worst, verdict = 0.0, "close"
-    for name, truth in exact.items():
-        error, theirs = largest(found[name], truth), largest(eager[name], truth)
-        scale = max(1.0, float(truth.abs().max())) if truth.numel() else 1.0
-        if not error <= FACTOR * theirs + SLACK * scale and verdict == "close":
-            verdict = f"wrong: {name} is off by {error:.3g}, eager torch by {theirs:.3g}"
+    for name, expected in exact.items():
+        error, eager_error = largest(actual[name], expected), largest(eager[name], expected)
+        scale = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
+        if not error <= FACTOR * eager_error + SLACK * scale and verdict == "close":
+            verdict = f"wrong: {name} is off by {error:.3g}, eager torch by {eager_error:.3g}"
         # A NaN is the answer, wherever it stands.
         worst = error if math.isnan(error) or error > worst else worst
         if math.isnan(worst):
@@ -38,9 +38,9 @@ def judge(found: Tensors, exact: Tensors, eager: Tensors) -> tuple[float, str]:
     return worst, verdict
 
 
-def largest(found: Tensor, exact: Tensor) -> float:
+def largest(actual: Tensor, exact: Tensor) -> float:
     """Return the largest absolute difference; NaN if there is one."""
-    return float((found.double() - exact).abs().max()) if exact.numel() else 0.0
+    return float((actual.double() - exact).abs().max()) if exact.numel() else 0.0
 
 
 Verdict = tuple[float, str]
@@ -61,15 +61,15 @@ def judged_apart(
     device: Device, find: Callable[[], Tensors], exact: Tensors, eager: Tensors
 ) -> tuple[Verdict, Verdict]:
     """Apply `judge` to the output, and to all gradients."""
-    kept: list[Tensors] = []
+    results: list[Tensors] = []
 
     def once() -> Tensors:
-        kept.append(find())
-        return kept[0]
+        results.append(find())
+        return results[0]
 
     output = judged(device, once, {"output": exact["output"]}, eager)
     gradients = {name: x for name, x in exact.items() if name != "output"}
-    return output, judged(device, lambda: kept[0], gradients, eager) if kept else output
+    return output, judged(device, lambda: results[0], gradients, eager) if results else output
 
 
 def compiled(device: Device, function: Callable[..., Any]) -> Callable[..., Any]:

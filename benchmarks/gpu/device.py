@@ -108,12 +108,12 @@ class Cuda(Device):
         return int(torch.cuda.max_memory_allocated(self.torch_device) - before)
 
     def properties(self) -> dict[str, Any]:
-        found = torch.cuda.get_device_properties(self.torch_device)
+        properties = torch.cuda.get_device_properties(self.torch_device)
         return {
-            "name": found.name,
-            "multiprocessors": found.multi_processor_count,
-            "memory_gib": round(found.total_memory / 2**30, 1),
-            "compute_capability": f"{found.major}.{found.minor}",
+            "name": properties.name,
+            "multiprocessors": properties.multi_processor_count,
+            "memory_gib": round(properties.total_memory / 2**30, 1),
+            "compute_capability": f"{properties.major}.{properties.minor}",
             "l2_bytes": self.l2_bytes,
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),

@@ -73,9 +73,9 @@ class PaddedEncoder(nn.Module):
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor | None) -> Tensor:
         """Compute ids (sequences, longest) -> (sequences, longest, width)."""
         tables = self.embeddings
-        places = torch.arange(input_ids.shape[1], device=input_ids.device)
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         x = tables.word_embeddings(input_ids) + tables.token_type_embeddings(token_type_ids)
-        x = _norm(x + tables.position_embeddings(places), tables.LayerNorm)
+        x = _norm(x + tables.position_embeddings(positions), tables.LayerNorm)
         for layer in self.layers:
             x = layer(x, mask)
         return x

@@ -31,29 +31,37 @@ WARMED: tuple[Any, ...] = (layer, loss, fused)
 def variants(dry: bool) -> list[dict[str, Any]]:
     """Return what is to be compiled, the slowest first, each as JSON."""
     shapes = attention.shapes(dry)
-    compiled = [one for one in shapes if one.compiled and one.direction == "forward"]
-    flags = {(one.head_dim, one.causal, one.bias, one.dropout): one for one in reversed(shapes) if not one.compiled}
+    compiled = [candidate for candidate in shapes if candidate.compiled and candidate.direction == "forward"]
+    flags = {
+        (candidate.head_dim, candidate.causal, candidate.bias, candidate.dropout): candidate
+        for candidate in reversed(shapes)
+        if not candidate.compiled
+    }
     longest, sequences = (24, 2) if dry else (BEYOND_SHORT, 2)
     tiny = [
-        replace(one, length=longest, sequences=sequences, padding="full", direction="backward")
-        for one in flags.values()
+        replace(candidate, length=longest, sequences=sequences, padding="full", direction="backward")
+        for candidate in flags.values()
     ]
-    found: list[dict[str, Any]] = [{"home": "compiled", "shape": asdict(one)} for one in compiled]
+    cases: list[dict[str, Any]] = [{"kind": "compiled", "shape": asdict(candidate)} for candidate in compiled]
     sizes = ("base",) if dry else ("base", "large")
-    found += [{"home": "model", "size": size} for size in sizes]
-    found += [{"home": "case", "case": name} for module in WARMED for name in module.warm_names(dry)]
-    found += [{"home": "attention", "shape": asdict(one)} for one in tiny]
-    found += [{"home": "softmax", "keys": keys} for keys in ((16,) if dry else (128, 512))]
+    cases += [{"kind": "model", "size": size} for size in sizes]
+    cases += [{"kind": "case", "case": name} for module in WARMED for name in module.warm_names(dry)]
+    cases += [{"kind": "attention", "shape": asdict(candidate)} for candidate in tiny]
+    cases += [{"kind": "softmax", "keys": keys} for keys in ((16,) if dry else (128, 512))]
     if dry:  # one of the kernels and one that torch compiles are enough to test the way
-        found = [one for one in found if one["home"] == "softmax" or one.get("case", "").startswith("loss")]
-    return [{"name": _name(variant), **variant} for variant in found]
+        cases = [
+            candidate
+            for candidate in cases
+            if candidate["kind"] == "softmax" or candidate.get("case", "").startswith("loss")
+        ]
+    return [{"name": _name(variant), **variant} for variant in cases]
 
 
 def _name(variant: dict[str, Any]) -> str:
     if "shape" in variant:
         shape = variant["shape"]
-        words = [variant["home"], str(shape["head_dim"]), f"dropout {shape['dropout']:g}"]
-        words += [str(shape["length"])] if variant["home"] == "compiled" else []
+        words = [variant["kind"], str(shape["head_dim"]), f"dropout {shape['dropout']:g}"]
+        words += [str(shape["length"])] if variant["kind"] == "compiled" else []
         return " ".join(words + [word for word in ("causal", "bias") if shape[word]])
     return variant.get("case") or f"{variant['home']} {variant.get('size', variant.get('keys'))}"
 
@@ -61,15 +69,15 @@ def _name(variant: dict[str, Any]) -> str:
 def run(variant: dict[str, Any], dry: bool) -> dict[str, Any]:
     """Run a variant once, forward and backward, and return the seconds it took."""
     device = open_device(dry)
-    home: Callable[[Device, dict[str, Any]], None] = {
+    runner: Callable[[Device, dict[str, Any]], None] = {
         "attention": _attention,
         "compiled": _compiled,
         "softmax": _softmax,
         "case": _case,
         "model": _model,
-    }[variant["home"]]
+    }[variant["kind"]]
     began = time.perf_counter()
-    home(device, variant)
+    runner(device, variant)
     device.synchronize()
     return {"name": variant["name"], "seconds": round(time.perf_counter() - began, 2)}
 
@@ -92,13 +100,13 @@ def _compiled(device: Device, variant: dict[str, Any]) -> None:
 def _softmax(device: Device, variant: dict[str, Any]) -> None:
     # Triton compiles anew for sizes that are multiples of 16, so these are, as they are later.
     size = 2 if device.dry_run else 16
-    one = softmax.draw(device, size, size, variant["keys"], 0)
+    scores = softmax.draw(device, size, size, variant["keys"], 0)
     with dispatch.use_backend(own_backend(device, "softmax")):
-        torch.autograd.grad(softmax.ours(one), one.scores, one.gradient)
+        torch.autograd.grad(softmax.ours(scores), scores.scores, scores.gradient)
 
 
 def _case(device: Device, variant: dict[str, Any]) -> None:
-    (module,) = (one for one in WARMED if variant["case"] in one.case_names(device.dry_run))
+    (module,) = (candidate for candidate in WARMED if variant["case"] in candidate.case_names(device.dry_run))
     module.warm(device, variant["case"])
 
 
@@ -121,13 +129,13 @@ def tune(dry: bool) -> dict[str, Any]:
     path, measured = run_tuning(open_device(dry).torch_device, report=partial(_keep, lines), widths=(64,))
     rows = [
         {
-            "kernel": one.trial.kernel,
-            "shape": one.trial.shape,
-            "config": one.trial.config.as_json(),
-            "ms": one.milliseconds,
-            "problem": one.error,
+            "kernel": measurement.trial.kernel,
+            "shape": measurement.trial.shape,
+            "config": measurement.trial.config.as_json(),
+            "ms": measurement.milliseconds,
+            "problem": measurement.error,
         }
-        for one in measured
+        for measurement in measured
     ]
     return {"path": str(path), "rows": rows}
 

@@ -51,18 +51,18 @@ def compile_all(
     environment = {**os.environ, **environment, "OMP_NUM_THREADS": "1"}
     deadline = time.monotonic() + seconds
     waiting, running = list(variants), list[_Job]()
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     try:
         while (waiting or running) and time.monotonic() < deadline:
             while waiting and len(running) < at_once:
                 running.append(_start(waiting.pop(0), environment))
             for job in [job for job in running if job.process.poll() is not None]:
                 running.remove(job)
-                found.append(_finish(job))
+                results.append(_finish(job))
             time.sleep(0.05)
     finally:
-        found += [_finish(job) for job in running]
-    return found + [{"name": variant["name"], "error": "out of time"} for variant in waiting]
+        results += [_finish(job) for job in running]
+    return results + [{"name": variant["name"], "error": "out of time"} for variant in waiting]
 
 
 def _start(variant: dict[str, Any], environment: Mapping[str, str]) -> _Job:
@@ -75,15 +75,15 @@ def _start(variant: dict[str, Any], environment: Mapping[str, str]) -> _Job:
 
 
 def _finish(job: _Job) -> dict[str, Any]:
-    late = job.process.poll() is None
-    if late:
+    timed_out = job.process.poll() is None
+    if timed_out:
         _kill(job.process)
     code = job.process.wait()
     with job.output:
         job.output.seek(0)
         lines = job.output.read().decode(errors="replace").splitlines()
     result: dict[str, Any] = {"name": job.variant["name"], "process_seconds": round(time.monotonic() - job.began, 2)}
-    if late:
+    if timed_out:
         return {**result, "error": "out of time", "lines": lines[-LAST_LINES:]}
     if code != 0 or not lines:
         return {**result, "error": f"its process ended with code {code}", "lines": lines[-LAST_LINES:]}
@@ -109,7 +109,7 @@ def run_tests(root: Path, out: Path, environment: Mapping[str, str], seconds: fl
     command.append("--continue-on-collection-errors")
     command.append(str(folder / "ops" if dry else folder))
     # The tests meet GPUs as they are: what makes a dry run possible here would change what they test.
-    plain = {name: value for name, value in environment.items() if name != "TRITON_INTERPRET"}
+    test_environment = {name: value for name, value in environment.items() if name != "TRITON_INTERPRET"}
     output = out / "tests.txt"
     with output.open("wb") as file:
         process = subprocess.Popen(
@@ -117,7 +117,7 @@ def run_tests(root: Path, out: Path, environment: Mapping[str, str], seconds: fl
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=root,
-            env={**os.environ, **plain},
+            env={**os.environ, **test_environment},
             start_new_session=True,
         )
         code = None

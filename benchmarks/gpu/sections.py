@@ -17,9 +17,9 @@ from fastbert.benchmarks.gpu import goals, processes, report
 from fastbert.benchmarks.gpu.charts import draw
 from fastbert.benchmarks.gpu.worker import LAST_LINES, Worker, WorkerFailed
 from fastbert.benchmarks.harness import records
-from fastbert.benchmarks.harness.measure import OWN
+from fastbert.benchmarks.harness.measure import FASTBERT
 
-HOME = "fastbert.benchmarks"
+PACKAGE = "fastbert.benchmarks"
 CASE_SECONDS = 75.0  # for one case; a kernel that hangs is ended then
 MOST_RETRIES = 2  # of a case, each without the peer that made the process fail
 LAST_SECONDS = 6.0  # of the budget: for the table and for ending processes
@@ -68,7 +68,7 @@ class Session:
     def ask(self, function: str, timeout: float, **arguments: Any) -> Any:
         """Run `module:function` of the benchmarks in the measuring process and return its result."""
         timeout = max(1.0, timeout)
-        return self.worker.call(f"{HOME}.{function}", timeout=timeout, dry=self.options.dry_run, **arguments)
+        return self.worker.call(f"{PACKAGE}.{function}", timeout=timeout, dry=self.options.dry_run, **arguments)
 
 
 def environment(options: Options) -> dict[str, str]:
@@ -77,7 +77,7 @@ def environment(options: Options) -> dict[str, str]:
     owner = os.getuid() if hasattr(os, "getuid") else 0
     cache = Path(tempfile.gettempdir()) / f"fastbert-gpu-{owner}"
     cache.mkdir(mode=0o700, exist_ok=True)
-    found = {
+    variables = {
         "TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR", str(cache / "triton")),
         "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache / "inductor")),
         # The same everywhere: it may be part of what torch looks a compiled product up by.
@@ -86,11 +86,11 @@ def environment(options: Options) -> dict[str, str]:
         "PYTHONSAFEPATH": "1",
     }
     if options.tune:
-        found["FASTBERT_TUNING"] = str(options.out / "tuning.json")
+        variables["FASTBERT_TUNING"] = str(options.out / "tuning.json")
     if options.dry_run:
         # Few threads: tiny shapes gain nothing from more.
-        found |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    return found
+        variables |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return variables
 
 
 # Sections: each gets the session and its seconds, and returns what goes into the results.
@@ -109,9 +109,9 @@ def compile_kernels(session: Session, seconds: float) -> dict[str, Any]:
     began = time.monotonic()
     variants = session.ask("gpu.precompile:variants", seconds)
     left = seconds - (time.monotonic() - began)
-    found = processes.compile_all(variants, session.environment, left)
-    failed = [one["name"] for one in found if "error" in one]
-    return {"status": "partial" if failed else "ok", "variants": found, "failed": failed}
+    results = processes.compile_all(variants, session.environment, left)
+    failed = [variant["name"] for variant in results if "error" in variant]
+    return {"status": "partial" if failed else "ok", "variants": results, "failed": failed}
 
 
 def tune(session: Session, seconds: float) -> dict[str, Any]:
@@ -140,21 +140,21 @@ def cases(title: str, names: str, run_case: str) -> Callable[[Session, float], d
 
     def section(session: Session, seconds: float) -> dict[str, Any]:
         deadline = time.monotonic() + seconds
-        found: dict[str, Any] = {"status": "ok", "rows": [], "unmeasured": [], "failures": [], "out_of_time": []}
+        result: dict[str, Any] = {"status": "ok", "rows": [], "unmeasured": [], "failures": [], "out_of_time": []}
         for name in session.ask(names, seconds):
             if deadline - time.monotonic() < 1.0:
-                found["out_of_time"].append(name)
+                result["out_of_time"].append(name)
                 continue
-            one = attempt(session, run_case, name, deadline, found["failures"])
-            if one is None:
+            outcome = attempt(session, run_case, name, deadline, result["failures"])
+            if outcome is None:
                 continue
-            found["rows"] += one["rows"]
-            found["unmeasured"] += one["unmeasured"]
-            session.results["sections"][title] = {**found, "status": "running"}
+            result["rows"] += outcome["rows"]
+            result["unmeasured"] += outcome["unmeasured"]
+            session.results["sections"][title] = {**result, "status": "running"}
             session.save()
-        if found["out_of_time"] or found["failures"]:
-            found["status"] = "partial"
-        return found
+        if result["out_of_time"] or result["failures"]:
+            result["status"] = "partial"
+        return result
 
     return section
 
@@ -172,7 +172,7 @@ def attempt(
         except WorkerFailed as error:
             peer = error.attempted
             failures.append({"case": name, "reason": str(error), "attempted": peer, "lines": error.lines})
-            again = peer is not None and peer != OWN and peer not in without and len(without) < MOST_RETRIES
+            again = peer is not None and peer != FASTBERT and peer not in without and len(without) < MOST_RETRIES
             if not again or deadline - time.monotonic() < 1.0:
                 return None
             without.append(str(peer))
@@ -182,8 +182,8 @@ def charts(session: Session, seconds: float) -> dict[str, Any]:
     del seconds
     if importlib.util.find_spec("matplotlib") is None:
         return {"status": "skipped", "reason": "matplotlib is not installed"}
-    written = draw(session.results["sections"], session.options.out, session.options.dry_run)
-    return {"status": "ok", "files": written}
+    names = draw(session.results["sections"], session.options.out, session.options.dry_run)
+    return {"status": "ok", "files": names}
 
 
 @dataclass(frozen=True)
@@ -235,12 +235,12 @@ def guarded(session: Session, section: Section, seconds: float) -> dict[str, Any
 def run(options: Options, sections: tuple[Section, ...] = SECTIONS) -> int:
     """Run the selected sections and print the table; return 0 if none failed."""
     session = Session(options)
-    chosen = [section for section in sections if section.name in options.only]
+    selected = [section for section in sections if section.name in options.only]
     try:
-        for index, section in enumerate(chosen):
+        for index, section in enumerate(selected):
             left = session.left()
             # Each may use its share of what is left: what one does not need, the later ones have.
-            allowed = left * section.share / sum(later.share for later in chosen[index:])
+            allowed = left * section.share / sum(later.share for later in selected[index:])
             if allowed < 1.0:
                 result: dict[str, Any] = {"status": "skipped", "reason": "out of time"}
             else:

@@ -35,8 +35,8 @@ class Measured:
 
     def as_json(self) -> dict[str, Any]:
         """Return a flat object with the row's own names."""
-        own = {name: value for name, value in vars(self).items() if name != "row"}
-        return {**asdict(self.row), **own}
+        values = {name: value for name, value in vars(self).items() if name != "row"}
+        return {**asdict(self.row), **values}
 
 
 @dataclass
@@ -76,8 +76,8 @@ class _Stopwatch:
         first = device.sample(calls)  # compiles, allocates, loads
         if not device.dry_run:
             first = device.sample(calls)
-        wanted = 1 if device.dry_run else int(SAMPLE_SECONDS / max(first.seconds, 1e-7)) + 1
-        count = max(len(calls), min(MOST_CALLS, wanted))
+        needed = 1 if device.dry_run else int(SAMPLE_SECONDS / max(first.seconds, 1e-7)) + 1
+        count = max(len(calls), min(MOST_CALLS, needed))
         self.calls = [calls[i % len(calls)] for i in range(count)] if queued else list(calls)
         self.asleep = (1.5 * first.host_seconds * len(self.calls) + 2e-4) if queued else 0.0
 
@@ -124,7 +124,7 @@ def contest(
     for row in rows:
         watch, median = watches[row.contender], row.median_ms / 1e3
         host = sorted(sample.host_seconds for sample in watch.samples)[len(watch.samples) // 2]
-        late = sum(sample.host_bound for sample in watch.samples)
+        delayed = sum(sample.host_bound for sample in watch.samples)
         measured.append(
             Measured(
                 row=replace(row, details={**row.details, "calls": len(watch.calls), **(details or {})}),
@@ -133,7 +133,7 @@ def contest(
                 if work.moved_bytes is None
                 else float(f"{work.moved_bytes / median / 1e9:.5g}"),
                 host_us=round(host * 1e6, 1),
-                host_bound=queued and late > len(watch.samples) // 2,
+                host_bound=queued and delayed > len(watch.samples) // 2,
             )
         )
     return measured
@@ -148,20 +148,20 @@ def willing(
 ) -> dict[str, Calls]:
     """Return the calls of the candidates that support the case: each is constructed and called once. Refusals are
     recorded, and so are candidates in `without`, which crashed the process before."""
-    found: dict[str, Calls] = {}
+    runnable: dict[str, Calls] = {}
     for name, make in candidates.items():
         if name in without:
             case.leave_out(workload, name, "made the measuring process fail")
             continue
         announce(name)
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as messages:
             warnings.simplefilter("always")
-            calls = _tried(device, case, workload, name, make, said)
+            calls = _tried(device, case, workload, name, make, messages)
         if calls is None:
             device.free()  # here, where no traceback holds tensors any more
         else:
-            found[name] = calls
-    return found
+            runnable[name] = calls
+    return runnable
 
 
 def _tried(
@@ -170,7 +170,7 @@ def _tried(
     workload: str,
     name: str,
     make: Callable[[], Calls],
-    said: Sequence[warnings.WarningMessage],
+    messages: Sequence[warnings.WarningMessage],
 ) -> Calls | None:
     try:
         calls = make()
@@ -178,7 +178,9 @@ def _tried(
         device.synchronize()
     except REFUSALS as error:
         # torch gives the reasons why an implementation is not used as warnings, and a bare error after them.
-        reasons = [line for line in (str(one.message).splitlines()[0] for one in said) if "because:" not in line]
+        reasons = [
+            line for line in (str(message.message).splitlines()[0] for message in messages) if "because:" not in line
+        ]
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         case.leave_out(workload, name, "; ".join([first, *dict.fromkeys(reasons)]))
         return None
@@ -187,10 +189,10 @@ def _tried(
 
 def each(function: Callable[..., Any], sets: Sequence[Any]) -> Calls:
     """Return the function's calls on each set of inputs."""
-    return [partial(function, one) for one in sets]
+    return [partial(function, inputs) for inputs in sets]
 
 
-def without_gradient(function: Callable[[Any], Any], one: Any) -> Any:
+def without_gradient(function: Callable[[Any], Any], inputs: Any) -> Any:
     """Call the function without recording for a backward pass."""
     with torch.no_grad():
-        return function(one)
+        return function(inputs)

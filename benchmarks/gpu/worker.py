@@ -35,9 +35,9 @@ class WorkerFailed(Exception):
 ANNOUNCED = "attempting: "
 
 
-def announce(what: str) -> None:
+def announce(label: str) -> None:
     """Write to the log what comes next, so that the cause of a crash is known."""
-    print(f"{ANNOUNCED}{what}", file=sys.stderr, flush=True)
+    print(f"{ANNOUNCED}{label}", file=sys.stderr, flush=True)
 
 
 def written(path: Path, begin: int) -> list[str]:
@@ -81,9 +81,9 @@ class Worker:
         return answer["result"]
 
     def _failure(self, message: str, begin: int, lines: list[str] | None = None) -> WorkerFailed:
-        heard = written(self.log, begin)
-        announced = [line.removeprefix(ANNOUNCED) for line in heard if line.startswith(ANNOUNCED)]
-        return WorkerFailed(message, lines or heard[-LAST_LINES:], announced[-1] if announced else None)
+        lines_since = written(self.log, begin)
+        announcements = [line.removeprefix(ANNOUNCED) for line in lines_since if line.startswith(ANNOUNCED)]
+        return WorkerFailed(message, lines or lines_since[-LAST_LINES:], announcements[-1] if announcements else None)
 
     def close(self) -> None:
         """Kill the process."""

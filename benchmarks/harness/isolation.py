@@ -30,8 +30,8 @@ class Contender(Protocol):
 class Local:
     """A contender in this process."""
 
-    def __init__(self, home: str, arguments: Mapping[str, Any]) -> None:
-        self.subject = _make(home, arguments)
+    def __init__(self, class_path: str, arguments: Mapping[str, Any]) -> None:
+        self.subject = _make(class_path, arguments)
 
     def call(self, method: str, **arguments: Any) -> Any:
         """Call a method and return its result. Raises `ContenderFailed`."""
@@ -48,7 +48,7 @@ class Local:
 class Isolated:
     """A contender in a process of its own."""
 
-    def __init__(self, home: str, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    def __init__(self, class_path: str, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         command = [sys.executable, "-P", "-c", "from fastbert.benchmarks.harness.isolation import serve; serve()"]
         self.process = subprocess.Popen(
             command,
@@ -59,7 +59,7 @@ class Isolated:
             encoding="utf-8",
         )
         try:
-            self._ask({"home": home, "arguments": dict(arguments)})
+            self._ask({"class": class_path, "arguments": dict(arguments)})
         except ContenderFailed:
             self.close()
             raise
@@ -106,8 +106,8 @@ def serve() -> None:
     for line in sys.stdin:
         question = json.loads(line)
         try:
-            if "home" in question:
-                subject = _make(question["home"], question["arguments"])
+            if "class" in question:
+                subject = _make(question["class"], question["arguments"])
                 answer: dict[str, Any] = {"result": None}
             else:
                 answer = {"result": getattr(subject, question["method"])(**question["arguments"])}
@@ -117,9 +117,9 @@ def serve() -> None:
         answers.flush()
 
 
-def _make(home: str, arguments: Mapping[str, Any]) -> Any:
-    """Construct an object of the class that `home` names as module:class."""
-    module, _, name = home.partition(":")
+def _make(class_path: str, arguments: Mapping[str, Any]) -> Any:
+    """Construct an object of the class that `class_path` names as module:class."""
+    module, _, name = class_path.partition(":")
     return getattr(import_module(module), name)(**arguments)
 
 

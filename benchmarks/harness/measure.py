@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-OWN = "fastbert"
+FASTBERT = "fastbert"
 # What `Row.outputs` says of a contender whose results are right, or were not to be compared.
 AGREEING = ("equal", "close", "not compared")
 STEADY_SECONDS = 0.25  # a call that takes longer needs one round of warming and no more
@@ -81,25 +81,25 @@ class Row:
 
 
 def compare_rows(
-    expected: tuple[np.ndarray, np.ndarray], found: tuple[np.ndarray, np.ndarray], *, filler: int = -1
+    expected: tuple[np.ndarray, np.ndarray], actual: tuple[np.ndarray, np.ndarray], *, filler: int = -1
 ) -> Comparison:
     """Compare ragged rows, given flat with one more offset than there are rows; for the difference in value a shorter
     row is padded with `filler`."""
     ids, offsets = np.asarray(expected[0], np.int64), np.asarray(expected[1], np.int64)
-    others, other_offsets = np.asarray(found[0], np.int64), np.asarray(found[1], np.int64)
+    actual_ids, actual_offsets = np.asarray(actual[0], np.int64), np.asarray(actual[1], np.int64)
     total = len(offsets) - 1
-    if len(other_offsets) != len(offsets):
+    if len(actual_offsets) != len(offsets):
         return Comparison(total, total, 0, float("inf"))
-    if np.array_equal(offsets, other_offsets) and np.array_equal(ids, others):
+    if np.array_equal(offsets, actual_offsets) and np.array_equal(ids, actual_ids):
         return Comparison(0, total, None, 0.0)
     differing, first, worst = 0, None, 0
     for index in range(total):
-        one = ids[offsets[index] : offsets[index + 1]]
-        two = others[other_offsets[index] : other_offsets[index + 1]]
-        if np.array_equal(one, two):
+        expected_row = ids[offsets[index] : offsets[index + 1]]
+        actual_row = actual_ids[actual_offsets[index] : actual_offsets[index + 1]]
+        if np.array_equal(expected_row, actual_row):
             continue
-        width = max(len(one), len(two))
-        padded = [np.pad(row, (0, width - len(row)), constant_values=filler) for row in (one, two)]
+        width = max(len(expected_row), len(actual_row))
+        padded = [np.pad(row, (0, width - len(row)), constant_values=filler) for row in (expected_row, actual_row)]
         worst = max(worst, int(np.abs(padded[0] - padded[1]).max()))
         differing += 1
         first = index if first is None else first
@@ -209,7 +209,7 @@ def make_rows(
     outputs: Mapping[str, str] | None = None,
 ) -> list[Row]:
     """Return the rows of one workload; ratios are times relative to fastbert's, above 1 where fastbert is faster."""
-    own = _median(timings[OWN]) if OWN in timings else None
+    own_seconds = _median(timings[FASTBERT]) if FASTBERT in timings else None
     table = []
     for name, values in timings.items():
         seconds = [value.seconds for value in values]
@@ -225,7 +225,7 @@ def make_rows(
             p80=_rounded(fifths[-1] * 1e3),
             tokens_per_second=_rounded(tokens / median) if tokens is not None else None,
             megabytes_per_second=_rounded(text_bytes / 1e6 / median) if text_bytes is not None else None,
-            ratio_to_fastbert=_rounded(median / own) if own else None,
+            ratio_to_fastbert=_rounded(median / own_seconds) if own_seconds else None,
             max_abs_difference=(differences or {}).get(name, 0.0),
             outputs=(outputs or {}).get(name, "equal"),
             dtype=dtype if isinstance(dtype, str) else dtype[name],

@@ -33,13 +33,13 @@ UNKNOWN_CLASS, ANY_CLASS = "unknown", "any"
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
     """Return the versions of Python and of those distributions that are installed."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in packages:
         try:
-            found[name] = importlib.metadata.version(name)
+            installed[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def machine() -> dict[str, Any]:
@@ -117,29 +117,29 @@ def problems(record: Any, benchmark: str, machine_class_name: str) -> list[str]:
     """Return what is wrong with a record that is stored as `<benchmark>/<machine class>.json`; empty if nothing is."""
     if not isinstance(record, dict) or not set(FIELDS) <= set(record):
         return [f"must be an object with {', '.join(FIELDS)}"]
-    found = []
+    messages = []
     unknown = sorted(set(record) - {*FIELDS, "settings", "note"})
     if unknown:
-        found.append(f"unknown fields {', '.join(unknown)}")
+        messages.append(f"unknown fields {', '.join(unknown)}")
     if record["schema"] != SCHEMA_VERSION:
-        found.append(f"schema {record['schema']} must be {SCHEMA_VERSION}")
+        messages.append(f"schema {record['schema']} must be {SCHEMA_VERSION}")
     if record["benchmark"] != benchmark:
-        found.append(f"benchmark {record['benchmark']} must be {benchmark}, the folder's name")
+        messages.append(f"benchmark {record['benchmark']} must be {benchmark}, the folder's name")
     if machine_class(record["machine"]) != machine_class_name:
-        found.append(f"machine is of class {machine_class(record['machine'])}, not {machine_class_name}")
+        messages.append(f"machine is of class {machine_class(record['machine'])}, not {machine_class_name}")
     if not isinstance(record["versions"], dict):
-        found.append("versions must be an object")
+        messages.append("versions must be an object")
     if not isinstance(record["commit"], str | None):
-        found.append("commit must be a string or null")
+        messages.append("commit must be a string or null")
     rows = record["rows"]
     if not isinstance(rows, list) or not rows:
-        return [*found, "rows must be a list with at least one row"]
+        return [*messages, "rows must be a list with at least one row"]
     if not all(isinstance(row, dict) and isinstance(row.get("workload"), str) for row in rows):
-        found.append("every row must be an object with a workload")
+        messages.append("every row must be an object with a workload")
     if (record["commit"] is None or not record["versions"]) and not isinstance(record.get("note"), str):
         missing = [row for row in rows if not (isinstance(row, dict) and "commit" in row)]
-        found += ["a record without commit or versions needs a note that gives the reason"] if missing else []
-    return found
+        messages += ["a record without commit or versions needs a note that gives the reason"] if missing else []
+    return messages
 
 
 def _finite(value: Any) -> Any:

@@ -57,11 +57,11 @@ def find_data(named: Path | None) -> Path | None:
             flag = "--data" if named is not None else "FASTBERT_DATA"
             raise UserError(f"{flag} {folder}: no such folder; without one Python's own documentation is used")
         return folder
-    beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
-    return beside if beside.is_dir() else None
+    default = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+    return default if default.is_dir() else None
 
 
-def own_workloads(text: Path, vocab: Path, limit: int, quick: bool) -> list[Workload]:
+def text_workloads(text: Path, vocab: Path, limit: int, quick: bool) -> list[Workload]:
     """Return workloads from the lines of a file, with the vocabulary of a vocab.txt."""
     from fastbert.tokenizers import WordPieceTokenizer
 
@@ -100,20 +100,20 @@ def python_workloads(folder: Path, limit: int, quick: bool) -> list[Workload]:
 def data_workloads(data: Path, folder: Path, limit: int, quick: bool, skipped: Callable[[str], None]) -> list[Workload]:
     """Return all workloads of the data folder; vocabularies are unpacked to `folder`, and `skipped` receives a line per
     missing file."""
-    found = {name: _unpack_vocabulary(data, folder, name) for name in LOWER_CASE}
-    for name, vocabulary in found.items():
+    vocabularies = {name: _unpack_vocabulary(data, folder, name) for name in LOWER_CASE}
+    for name, vocabulary in vocabularies.items():
         if vocabulary is None:
             skipped(f"{data}: no vocabulary {name}; its texts are left out")
     table: list[Workload] = []
 
-    def add(name: str, vocabulary: str, path: str, read: Callable[[Path], Iterable[str]]) -> None:
-        chosen = found[vocabulary]
-        if chosen is None:
+    def add(name: str, vocabulary: str, path: str, reader: Callable[[Path], Iterable[str]]) -> None:
+        vocabulary_file = vocabularies[vocabulary]
+        if vocabulary_file is None:
             return
         if not (data / path).exists():
             skipped(f"{data}: no {path}; {name} is left out")
             return
-        table.append(Workload(name, list(up_to(limit, read(data / path))), chosen))
+        table.append(Workload(name, list(up_to(limit, reader(data / path))), vocabulary_file))
 
     add(ENGLISH, UNCASED, "wiki-en/wiki_en.sent.txt.xz", _lines)
     limit = _of_others(limit, quick)

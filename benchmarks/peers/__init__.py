@@ -227,8 +227,8 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     "matmul": {
         f"{name} {dtype}": Entry("matmul", attribute, ("torch",), ("torch",), {"dtype": dtype})
         for name, attribute, dtypes in (
-            ("fastbert", "Own", ("fp32", "bf16")),
-            ("torch", "Plain", ("fp32", "bf16")),
+            ("fastbert", "FastbertMatmul", ("fp32", "bf16")),
+            ("torch", "TorchMatmul", ("fp32", "bf16")),
             ("torch, oneDNN prepacked", "Prepacked", ("fp32", "bf16")),
             ("torch, MKL prepacked", "PrepackedMkl", ("fp32",)),
         )
@@ -260,8 +260,8 @@ def options(kind: str, name: str) -> dict[str, Any]:
 
 def distributions(kind: str) -> tuple[str, ...]:
     """Return the distributions whose versions are recorded with a measurement of this kind."""
-    found = [name for entry in _entries(kind).values() for name in entry.distributions]
-    return tuple(dict.fromkeys([*found, "numpy", "torch"]))
+    all_names = [name for entry in _entries(kind).values() for name in entry.distributions]
+    return tuple(dict.fromkeys([*all_names, "numpy", "torch"]))
 
 
 def texts_of(arrays: Arrays) -> list[str]:

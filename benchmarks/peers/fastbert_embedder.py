@@ -28,5 +28,5 @@ class Embedder:
         return self.model.embed(self.texts, self.tokenizer)
 
     def values(self, result: Any) -> np.ndarray:
-        found: np.ndarray = result.numpy()
-        return found
+        vectors: np.ndarray = result.numpy()
+        return vectors

@@ -29,13 +29,13 @@ class Encoder:
             cu_seqlens=torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int(),
             max_seqlen=int(lengths.max()),
         )
-        chosen = dispatch.report(torch.device("cpu"))
-        return {"backends": {choice.operation: choice.backend for choice in chosen}}
+        choices = dispatch.report(torch.device("cpu"))
+        return {"backends": {choice.operation: choice.backend for choice in choices}}
 
     def run(self) -> Any:
         with torch.inference_mode():
             return self.model(self.batch)
 
     def values(self, result: Any) -> np.ndarray:
-        found: np.ndarray = result.last_hidden_state.float().numpy()
-        return found
+        hidden: np.ndarray = result.last_hidden_state.float().numpy()
+        return hidden

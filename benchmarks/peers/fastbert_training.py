@@ -21,7 +21,7 @@ from fastbert.ops import dispatch
 from fastbert.training.optimizer import adamw
 
 
-class OwnUpdate:
+class FastbertUpdate:
     """The weight update of a step: clipping, fastbert's AdamW."""
 
     def __init__(self, model: nn.Module, lr: float = LEARNING_RATE) -> None:
@@ -41,7 +41,7 @@ class OwnUpdate:
 class Step(Peer):
     """`BertForPreTraining` or `BertForSequenceClassification` on packed batches."""
 
-    make_update = OwnUpdate
+    make_update = FastbertUpdate
 
     def load(self, folder: Path, name: str) -> nn.Module:
         kind = BertForPreTraining if name == PRETRAINING else BertForSequenceClassification
@@ -49,8 +49,8 @@ class Step(Peer):
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
         details = super().open(arrays)
-        chosen = dispatch.report(torch.device("cpu"))
-        return {**details, "backends": {choice.operation: choice.backend for choice in chosen}}
+        choices = dispatch.report(torch.device("cpu"))
+        return {**details, "backends": {choice.operation: choice.backend for choice in choices}}
 
     def prepare(self, arrays: Arrays) -> Any:
         tensors = {name: torch.from_numpy(values) for name, values in arrays.items()}

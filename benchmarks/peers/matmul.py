@@ -14,7 +14,7 @@ from fastbert.benchmarks.peers import Arrays
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-class Product:
+class Matmul:
     """A matmul whose weights rotate from call to call, as in a model's layers."""
 
     def __init__(self, folder: None, *, dtype: str, threads: int, scratch: Path) -> None:
@@ -25,63 +25,63 @@ class Product:
         x, weights, self.bias = (torch.from_numpy(arrays[name]).to(self.dtype) for name in ("x", "weight", "bias"))
         self.x, self.calls = x, 0
         with torch.no_grad():
-            self.weights = [self.packed(weight.clone()) for weight in weights]
+            self.weights = [self.prepare(weight.clone()) for weight in weights]
         return {"weights": len(self.weights)}
 
     def run(self) -> Tensor:
         with torch.no_grad():
             weight = self.weights[self.calls % len(self.weights)]
             self.calls += 1
-            return self.product(weight)
+            return self.matmul(weight)
 
     def values(self, result: Tensor) -> np.ndarray:
-        found: np.ndarray = result.float().numpy()
-        return found
+        values: np.ndarray = result.float().numpy()
+        return values
 
-    def packed(self, weight: Tensor) -> Any:
-        """Convert a weight to the form that `product` reads."""
+    def prepare(self, weight: Tensor) -> Any:
+        """Convert a weight to the form that `matmul` reads."""
         return torch.nn.Parameter(weight, requires_grad=False)
 
-    def product(self, weight: Any) -> Tensor:
+    def matmul(self, weight: Any) -> Tensor:
         raise NotImplementedError
 
 
-class Own(Product):
+class FastbertMatmul(Matmul):
     """`fastbert.ops.linear`."""
 
-    def product(self, weight: Any) -> Tensor:
+    def matmul(self, weight: Any) -> Tensor:
         from fastbert import ops
 
         return ops.linear(self.x, weight, self.bias)
 
 
-class Plain(Product):
+class TorchMatmul(Matmul):
     """`torch.nn.functional.linear`."""
 
-    def product(self, weight: Any) -> Tensor:
+    def matmul(self, weight: Any) -> Tensor:
         return torch.nn.functional.linear(self.x, weight, self.bias)
 
 
-class Prepacked(Product):
+class Prepacked(Matmul):
     """oneDNN with a prepacked weight: what inductor calls for frozen bf16 weights."""
 
-    def packed(self, weight: Tensor) -> Any:
+    def prepare(self, weight: Tensor) -> Any:
         return torch.ops.mkldnn._reorder_linear_weight(weight, len(self.x))
 
-    def product(self, weight: Any) -> Tensor:
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(self.x, weight, self.bias, "none", [], "")
-        return found
+    def matmul(self, weight: Any) -> Tensor:
+        values: Tensor = torch.ops.mkldnn._linear_pointwise(self.x, weight, self.bias, "none", [], "")
+        return values
 
 
-class PrepackedMkl(Product):
+class PrepackedMkl(Matmul):
     """MKL with a prepacked weight: what inductor calls for frozen fp32 weights."""
 
-    def packed(self, weight: Tensor) -> Any:
+    def prepare(self, weight: Tensor) -> Any:
         if not torch.backends.mkl.is_available():
             raise NotImplementedError("this build of torch has no MKL")
         return torch.ops.mkl._mkl_reorder_linear_weight(weight, len(self.x)), weight
 
-    def product(self, weight: Any) -> Tensor:
-        packed, plain = weight
-        found: Tensor = torch.ops.mkl._mkl_linear(self.x, packed, plain, self.bias, len(self.x))
-        return found
+    def matmul(self, weight: Any) -> Tensor:
+        packed, original = weight
+        values: Tensor = torch.ops.mkl._mkl_linear(self.x, packed, original, self.bias, len(self.x))
+        return values

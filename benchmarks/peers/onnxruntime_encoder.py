@@ -23,8 +23,8 @@ class _Exported(torch.nn.Module):
         self.model = model
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        found = self.model(input_ids=input_ids, attention_mask=attention_mask)
-        return found.last_hidden_state, found.pooler_output
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        return output.last_hidden_state, output.pooler_output
 
 
 class Encoder:
@@ -79,7 +79,7 @@ def _export_fused(folder: Path, exported: Path, fused: Path) -> dict[str, int]:
             dynamic_axes={name: {0: "sequences", 1: "length"} for name in [*names, "last_hidden_state"]},
         )
     config = model.config
-    found = optimizer.optimize_model(
+    optimized = optimizer.optimize_model(
         str(exported),
         model_type="bert",
         num_heads=config.num_attention_heads,
@@ -87,5 +87,5 @@ def _export_fused(folder: Path, exported: Path, fused: Path) -> dict[str, int]:
         opt_level=0,
         use_gpu=False,
     )
-    found.save_model_to_file(str(fused))
-    return {name: count for name, count in found.get_fused_operator_statistics().items() if count}
+    optimized.save_model_to_file(str(fused))
+    return {name: count for name, count in optimized.get_fused_operator_statistics().items() if count}

@@ -66,5 +66,5 @@ class Encoder:
         return Counter(str(_value(info["runtimePrecision"])) for info in infos if _value(info["layerType"]) in PRODUCTS)
 
 
-def _value(found: Any) -> Any:
-    return getattr(found, "value", found)
+def _value(info: Any) -> Any:
+    return getattr(info, "value", info)

@@ -36,8 +36,8 @@ class Embedder:
         return self.model.encode(self.texts, batch_size=self.batch, show_progress_bar=False, convert_to_tensor=True)
 
     def values(self, result: Any) -> np.ndarray:
-        found: np.ndarray = result.float().numpy()
-        return found
+        vectors: np.ndarray = result.float().numpy()
+        return vectors
 
 
 class Exported(Embedder):
@@ -59,17 +59,17 @@ class Exported(Embedder):
 
     def run(self) -> Any:
         order = np.argsort([-len(text) for text in self.texts], kind="stable")
-        found: list[np.ndarray] = []
+        batches: list[np.ndarray] = []
         for first in range(0, len(order), self.batch):
             texts = [self.texts[i] for i in order[first : first + self.batch]]
-            read = self.tokenizer(texts, padding=True, truncation=True, max_length=self.longest, return_tensors="np")
-            inputs = {name: read[name].astype(np.int64) for name in ("input_ids", "attention_mask")}
+            encoded = self.tokenizer(texts, padding=True, truncation=True, max_length=self.longest, return_tensors="np")
+            inputs = {name: encoded[name].astype(np.int64) for name in ("input_ids", "attention_mask")}
             mask = inputs["attention_mask"][:, :, None].astype(np.float32)
             mean = (self.hidden(inputs) * mask).sum(axis=1) / mask.sum(axis=1)
-            found.append(mean / np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), 1e-12))
-        together = np.concatenate(found)
-        result = np.empty_like(together)
-        result[order] = together
+            batches.append(mean / np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), 1e-12))
+        vectors = np.concatenate(batches)
+        result = np.empty_like(vectors)
+        result[order] = vectors
         return torch.from_numpy(result)
 
 
@@ -83,8 +83,8 @@ class OnnxRuntime(Exported):
         self.session = encoder.session
 
     def hidden(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
-        found: np.ndarray = self.session.run(None, inputs)[0]
-        return found
+        states: np.ndarray = self.session.run(None, inputs)[0]
+        return states
 
 
 class OpenVino(Exported):

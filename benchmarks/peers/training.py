@@ -78,14 +78,14 @@ class Peer:
 
     def phases(self) -> dict[str, Callable[[], Any]]:
         batch, self.next = self.batches[self.next], (self.next + 1) % len(self.batches)
-        found: dict[str, Tensor] = {}
+        results: dict[str, Tensor] = {}
 
         def forward() -> None:
-            found["loss"] = self._autocast_loss(batch)
+            results["loss"] = self._autocast_loss(batch)
 
         return {
             "forward": forward,
-            "backward": lambda: found.pop("loss").backward(),
+            "backward": lambda: results.pop("loss").backward(),
             "clip": self.update.clip,
             "optimizer": self.update.step,
         }
@@ -112,14 +112,14 @@ class Peer:
 
 def architecture(folder: Path) -> str:
     """Return the name of the class that the model in a folder was saved from."""
-    found: str = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
-    return found
+    name: str = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    return name
 
 
 def split(arrays: Arrays) -> list[dict[str, np.ndarray]]:
     """Return the batches of a workload; keys are the batch's number, a dot and a name."""
-    found: dict[int, dict[str, np.ndarray]] = {}
+    batches: dict[int, dict[str, np.ndarray]] = {}
     for key, values in arrays.items():
         number, _, name = key.partition(".")
-        found.setdefault(int(number), {})[name] = values
-    return [found[number] for number in sorted(found)]
+        batches.setdefault(int(number), {})[name] = values
+    return [batches[number] for number in sorted(batches)]

@@ -62,8 +62,8 @@ class AcceleratedEncoder(Encoder):
     def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None:
         import fastbert
 
-        kept = "fp32" if dtype == "int8" else dtype
-        super().__init__(folder, dtype=kept, attention="sdpa", threads=threads, scratch=scratch)
+        weight_dtype = "fp32" if dtype == "int8" else dtype
+        super().__init__(folder, dtype=weight_dtype, attention="sdpa", threads=threads, scratch=scratch)
         self.model = self.call = fastbert.accelerate(self.model, quantize="int8" if dtype == "int8" else None)
 
 

@@ -54,8 +54,8 @@ def _pick(units: Sequence[str], separator: str = "") -> Generator:
 
     def generate(rng: Rng, size: int, vocab: Sequence[str]) -> str:
         mean = sum(len((unit + separator).encode()) for unit in units) / len(units)
-        chosen = rng.integers(len(units), size=int(size / mean) + 1)
-        return separator.join([units[index] for index in chosen])
+        indices = rng.integers(len(units), size=int(size / mean) + 1)
+        return separator.join([units[index] for index in indices])
 
     return generate
 
@@ -65,7 +65,7 @@ def _prefix_words(rng: Rng, size: int, vocab: Sequence[str]) -> str:
     late."""
     entries = [token.removeprefix("##") for token in vocab if token.removeprefix("##").isalpha()]
     pairs = rng.integers(len(entries), size=(size // 8 + 1, 2))
-    return " ".join([f"{entries[one]}{entries[two][:-1]}" for one, two in pairs.tolist()])
+    return " ".join([f"{entries[first]}{entries[second][:-1]}" for first, second in pairs.tolist()])
 
 
 def _late_failures(rng: Rng, size: int, vocab: Sequence[str]) -> str:
@@ -100,7 +100,7 @@ def _marked_letters(rng: Rng, size: int, vocab: Sequence[str]) -> str:
 def _deleted_between(rng: Rng, size: int, vocab: Sequence[str]) -> str:
     """Generate letters separated by characters that are deleted, which joins them."""
     letters, deleted = draw(rng, LETTERS + "  ", size // 3 + 1), draw(rng, DELETED, size // 3 + 1)
-    return "".join([one + two for one, two in zip(letters, deleted)])
+    return "".join([letter + mark for letter, mark in zip(letters, deleted)])
 
 
 def _families(rng: Rng, size: int, vocab: Sequence[str]) -> str:

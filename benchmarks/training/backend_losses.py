@@ -44,15 +44,15 @@ def batch_of(step: int) -> PackedBatch:
     starts = torch.randint(5, 40, (SEQUENCES,), generator=generator)
     total = int(lengths.sum())
     ids = starts.repeat_interleave(lengths) + torch.cat([torch.arange(int(length)) for length in lengths])
-    places = torch.randperm(total, generator=generator)[:MASKED].sort().values
-    labels = ids[places].clone()
-    ids[places] = MASK
+    positions = torch.randperm(total, generator=generator)[:MASKED].sort().values
+    labels = ids[positions].clone()
+    ids[positions] = MASK
     return PackedBatch(
         input_ids=ids,
         cu_seqlens=cu_seqlens,
         max_seqlen=int(lengths.max()),
         dropout_key=torch.randint(0, 2**62, (SEQUENCES,), generator=generator),
-        masked_positions=places,
+        masked_positions=positions,
         labels=labels,
         next_sentence_label=torch.randint(0, 2, (SEQUENCES,), generator=generator),
     )
@@ -87,8 +87,8 @@ def curve(
 
 def backends(device: torch.device) -> dict[str, str | None]:
     """Return the backends besides eager torch, by name, as `use_backend` accepts them."""
-    found: dict[str, str | None] = {"triton": "triton"} if HAS_TRITON else {}
-    return found if device.type == "cuda" else {**found, "native": None}
+    by_name: dict[str, str | None] = {"triton": "triton"} if HAS_TRITON else {}
+    return by_name if device.type == "cuda" else {**by_name, "native": None}
 
 
 def distance(curve: torch.Tensor, exact: torch.Tensor) -> float:

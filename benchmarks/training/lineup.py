@@ -27,7 +27,7 @@ BOUNDS = {"fp32": Bounds(1e-5, 1e-3, 0.9999), "bf16": Bounds(1e-2, 3e-2, 0.99)}
 class TrainingLineup(Lineup):
     """The contenders of one workload; if requested, with a profile of each one's step."""
 
-    home = "fastbert.benchmarks.training.contender:TrainingContender"
+    class_path = "fastbert.benchmarks.training.contender:TrainingContender"
     profiles = False
 
     def measure(self, workload: Workload, rounds: int) -> Result:
@@ -35,36 +35,36 @@ class TrainingLineup(Lineup):
         result = super().measure(workload, rounds)
         return Result([self._explained(row) for row in result.rows], result.absent)
 
-    def verdict(self, expected: np.ndarray, found: np.ndarray, dtype: str, reference: str) -> Verdict:
-        return compare(expected, found, dtype, reference)
+    def verdict(self, expected: np.ndarray, values: np.ndarray, dtype: str, reference: str) -> Verdict:
+        return compare(expected, values, dtype, reference)
 
     def _explained(self, row: Row) -> Row:
-        found: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
         try:
             memory = self.members[row.contender].call("memory")
-            found |= {"memory": memory} if memory else {}
+            extra |= {"memory": memory} if memory else {}
             if self.profiles:
-                found["profile"] = self.members[row.contender].call("profile", step_ms=row.median_ms)
+                extra["profile"] = self.members[row.contender].call("profile", step_ms=row.median_ms)
         except ContenderFailed as error:
             # Its times are good; what it failed at is missing and said.
             self.say(f"{row.contender}: {row.workload}: {error}")
             notes = [str(row.details["note"])] if "note" in row.details else []
-            found["note"] = "; ".join([*notes, f"not explained: {error}"])
-        return replace(row, details={**row.details, **found})
+            extra["note"] = "; ".join([*notes, f"not explained: {error}"])
+        return replace(row, details={**row.details, **extra})
 
 
-def compare(expected: np.ndarray, found: np.ndarray, dtype: str, reference: str) -> Verdict:
+def compare(expected: np.ndarray, values: np.ndarray, dtype: str, reference: str) -> Verdict:
     """Compare two fp64 arrays of loss, gradient norm and sampled gradients."""
-    loss, norm = float(found[0]), float(found[1])
+    loss, norm = float(values[0]), float(values[1])
     details: dict[str, Any] = {"reference": reference, "loss": _shown(loss), "gradient_norm": _shown(norm)}
-    if expected.shape != found.shape:
-        return Verdict(f"{len(found)} compared values, not {len(expected)}", float("inf"), details)
-    if not np.isfinite(found).all():
+    if expected.shape != values.shape:
+        return Verdict(f"{len(values)} compared values, not {len(expected)}", float("inf"), details)
+    if not np.isfinite(values).all():
         return Verdict("loss or gradients are not finite", float("inf"), {"reference": reference})
     bounds = BOUNDS[dtype]
     off_loss = abs(loss - expected[0]) / max(abs(expected[0]), 1e-30)
     off_norm = abs(norm - expected[1]) / max(abs(expected[1]), 1e-30)
-    a, b = expected[2:], found[2:]
+    a, b = expected[2:], values[2:]
     cosine = float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-30))
     details |= {
         "loss_off": float(f"{off_loss:.3g}"),
@@ -79,7 +79,7 @@ def compare(expected: np.ndarray, found: np.ndarray, dtype: str, reference: str)
     ]
     if cosine < bounds.cosine:
         wrong.append(f"gradient's cosine {cosine:.4g} is below {bounds.cosine}")
-    equal = np.array_equal(expected, found)
+    equal = np.array_equal(expected, values)
     outputs = ", ".join(wrong) if wrong else "equal" if equal else "close"
     return Verdict(outputs, float(f"{abs(loss - expected[0]):.3g}"), details)
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from fastbert.benchmarks.cpu import report
 from fastbert.benchmarks.harness import records
-from fastbert.benchmarks.harness.measure import OWN
-from fastbert.benchmarks.harness.report import OWN_COLOR
+from fastbert.benchmarks.harness.measure import FASTBERT
+from fastbert.benchmarks.harness.report import FASTBERT_COLOR
 from fastbert.config import BertConfig
 
 SEED = 3
@@ -28,7 +28,7 @@ REFERENCE = "eager fp32"
 STYLES = {
     REFERENCE: ("black", "-", 4.0),
     "fastbert fp32": ("#E69F00", "-", 2.5),
-    "fastbert bf16": (OWN_COLOR, "-", 1.5),
+    "fastbert bf16": (FASTBERT_COLOR, "-", 1.5),
     "eager bf16": ("#CCCCCC", "--", 1.0),
 }
 Progress = Callable[[int, int, str], None]
@@ -86,15 +86,15 @@ def measure(config: BertConfig, steps: int, text: Path | None, folder: Path, say
     batches, config = prepared(config, steps, text, folder)
     tokens = sum(batch.num_tokens for batch in batches)
     say(f"loss curve: {config.num_hidden_layers} layers, {config.hidden_size} wide; {tokens:,} tokens")
-    found: dict[str, list[float]] = {}
+    losses_by_name: dict[str, list[float]] = {}
     for number, (name, kind) in enumerate(KINDS.items()):
 
         def report(step: int, name: str = name, number: int = number) -> None:
             progress(number * steps + step, len(KINDS) * steps, name)
 
         say(f"{name}: {steps} steps")
-        found[name] = train(config, batches, kind, report)
-    return Curves([compare(name, losses, found[REFERENCE]) for name, losses in found.items()], config)
+        losses_by_name[name] = train(config, batches, kind, report)
+    return Curves([compare(name, losses, losses_by_name[REFERENCE]) for name, losses in losses_by_name.items()], config)
 
 
 def prepared(config: BertConfig, steps: int, text: Path | None, folder: Path) -> tuple[list[Any], BertConfig]:
@@ -106,8 +106,8 @@ def prepared(config: BertConfig, steps: int, text: Path | None, folder: Path) ->
     from fastbert.data.shards import TokenShards
     from fastbert.tokenizers import WordPieceTokenizer, train_vocabulary
 
-    read = python_documents(TEXT_BYTES) if text is None else up_to(Corpus.find(text).documents(), TEXT_BYTES)
-    documents = list(read)
+    source = python_documents(TEXT_BYTES) if text is None else up_to(Corpus.find(text).documents(), TEXT_BYTES)
+    documents = list(source)
     learned = train_vocabulary((sentence for document in documents for sentence in document), VOCABULARY)
     tokenizer = WordPieceTokenizer(learned)
     prepare(documents, tokenizer, folder / "shards")
@@ -134,14 +134,14 @@ def train(config: BertConfig, batches: Sequence[Any], kind: Kind, report: Callab
     import torch
 
     from fastbert import BertForPreTraining, use_backend
-    from fastbert.benchmarks.peers.fastbert_training import OwnUpdate
+    from fastbert.benchmarks.peers.fastbert_training import FastbertUpdate
     from fastbert.benchmarks.peers.training import AUTOCAST, PlainUpdate
     from fastbert.training.optimizer import learning_rate_factor, set_learning_rate
 
     model = BertForPreTraining(config)
     model.init_weights(seed=SEED)
     model.train()
-    update: Any = (OwnUpdate if kind.own_optimizer else PlainUpdate)(model, LEARNING_RATE)
+    update: Any = (FastbertUpdate if kind.own_optimizer else PlainUpdate)(model, LEARNING_RATE)
     dtype, losses = AUTOCAST[kind.dtype], []
     with use_backend(kind.backend):  # type: ignore[arg-type]
         for step, batch in enumerate(batches):
@@ -161,10 +161,10 @@ def train(config: BertConfig, batches: Sequence[Any], kind: Kind, report: Callab
 def compare(name: str, losses: list[float], reference: list[float]) -> Curve:
     """Return a curve with its differences from the reference."""
     window = window_of(len(losses))
-    own, other = smoothed(losses, window), smoothed(reference, window)
-    final = other[-1]
-    drift = max(abs(a - b) for a, b in zip(own, other)) / final
-    return Curve(name, losses, own[-1], (own[-1] - final) / final, drift)
+    curve, reference_curve = smoothed(losses, window), smoothed(reference, window)
+    final = reference_curve[-1]
+    drift = max(abs(a - b) for a, b in zip(curve, reference_curve)) / final
+    return Curve(name, losses, curve[-1], (curve[-1] - final) / final, drift)
 
 
 def window_of(steps: int) -> int:
@@ -180,7 +180,7 @@ def smoothed(losses: Sequence[float], window: int) -> list[float]:
 # What came out
 
 
-def show(found: Curves, console: Any = None) -> None:
+def show(curves: Curves, console: Any = None) -> None:
     """Print final losses and differences."""
     from rich.console import Console
     from rich.table import Table
@@ -190,46 +190,46 @@ def show(found: Curves, console: Any = None) -> None:
     grid.add_column("contender", no_wrap=True)
     for name in ("first loss", "final loss", f"off {REFERENCE}", "largest drift"):
         grid.add_column(name, justify="right")
-    for one in found.curves:
-        cells = (f"{one.losses[0]:.4f}", f"{one.final_loss:.4f}", f"{one.final_off:+.3%}", f"{one.drift:.3%}")
-        grid.add_row(one.name, *cells, style="bold" if one.name.startswith(OWN) else "")
-    console.print(f"loss over {found.steps} steps; final: mean of the last {found.window}", style="bold")
+    for curve in curves.curves:
+        cells = (f"{curve.losses[0]:.4f}", f"{curve.final_loss:.4f}", f"{curve.final_off:+.3%}", f"{curve.drift:.3%}")
+        grid.add_row(curve.name, *cells, style="bold" if curve.name.startswith(FASTBERT) else "")
+    console.print(f"loss over {curves.steps} steps; final: mean of the last {curves.window}", style="bold")
     console.print(grid)
 
 
-def write(path: Path, found: Curves, threads: int) -> None:
+def write(path: Path, curves: Curves, threads: int) -> None:
     """Write the curves as a record."""
     settings = {
         "reference": REFERENCE,
-        "steps": found.steps,
-        "smoothed_over": found.window,
+        "steps": curves.steps,
+        "smoothed_over": curves.window,
         "batch": {"sequences": SEQUENCES, "longest": LENGTH, "learning_rate": LEARNING_RATE, "warmup": WARMUP},
         "threads": threads,
-        "model": found.config.to_dict(),
+        "model": curves.config.to_dict(),
     }
-    rows = [{"workload": "loss per step", **asdict(curve)} for curve in found.curves]
+    rows = [{"workload": "loss per step", **asdict(curve)} for curve in curves.curves]
     records.write(path, records.record("loss-curves", rows, settings=settings))
 
 
-def chart(path: Path, found: Curves, title: str) -> None:
+def chart(path: Path, curves: Curves, title: str) -> None:
     """Draw the smoothed losses, and below them their differences from the reference."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    smooth = {one.name: smoothed(one.losses, found.window) for one in found.curves}
+    smooth = {curve.name: smoothed(curve.losses, curves.window) for curve in curves.curves}
     reference = smooth[REFERENCE]
-    places = range(found.window, found.steps + 1)
+    steps = range(curves.window, curves.steps + 1)
     figure, (above, below) = plt.subplots(2, 1, figsize=(8, 6.4), sharex=True, layout="constrained")
-    for one in found.curves:
-        color, line, width = STYLES[one.name]
-        style = {"color": color, "linestyle": line, "linewidth": width, "marker": "." if len(places) == 1 else None}
-        above.plot(places, smooth[one.name], **style, label=f"{one.name}, final {one.final_loss:.4f}")
-        if one.name != REFERENCE:
-            off = [100 * (a - b) / reference[-1] for a, b in zip(smooth[one.name], reference)]
-            below.plot(places, off, **style, label=f"{one.name}, final {one.final_off:+.3%}")
-    above.set_ylabel(f"loss, mean of {found.window} steps")
+    for curve in curves.curves:
+        color, line, width = STYLES[curve.name]
+        style = {"color": color, "linestyle": line, "linewidth": width, "marker": "." if len(steps) == 1 else None}
+        above.plot(steps, smooth[curve.name], **style, label=f"{curve.name}, final {curve.final_loss:.4f}")
+        if curve.name != REFERENCE:
+            difference = [100 * (a - b) / reference[-1] for a, b in zip(smooth[curve.name], reference)]
+            below.plot(steps, difference, **style, label=f"{curve.name}, final {curve.final_off:+.3%}")
+    above.set_ylabel(f"loss, mean of {curves.window} steps")
     below.axhline(0, color="black", linewidth=0.8)
     below.set_ylabel(f"difference from {REFERENCE},\n% of the final loss")
     below.set_xlabel("step")

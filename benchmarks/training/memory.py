@@ -47,8 +47,8 @@ def forget_high_water() -> bool:
 def _status(field: str) -> int | None:
     if not STATUS.exists():
         return None
-    found = re.search(rf"^{field}:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
-    return int(found[1]) << 10 if found else None
+    match = re.search(rf"^{field}:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
+    return int(match[1]) << 10 if match else None
 
 
 class _Alive:
@@ -126,8 +126,8 @@ def parts_of_a_step(
     return best
 
 
-def _unwrap(kept: Tensor | _Saved) -> Tensor:
-    return kept.tensor if isinstance(kept, _Saved) else kept
+def _unwrap(saved: Tensor | _Saved) -> Tensor:
+    return saved.tensor if isinstance(saved, _Saved) else saved
 
 
 def _is_copy(tensor: Tensor, weights: Container[tuple[int, int]]) -> bool:
@@ -163,11 +163,11 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 def packed_bytes() -> int:
     """Return the bytes of all prepacked weights, wherever they are referenced."""
-    held = gc.get_referents(*gc.get_objects())
+    objects = gc.get_referents(*gc.get_objects())
     # The collector forgets tuples of what it does not follow.
-    held += gc.get_referents(*(value for value in held if type(value) is tuple))
-    found = {id(one): one for one in held if type(one) is _C.PackedWeight}
-    return sum(one.columns * one.depth * ELEMENT_BYTES[one.element] for one in found.values())
+    objects += gc.get_referents(*(value for value in objects if type(value) is tuple))
+    weights = {id(weight): weight for weight in objects if type(weight) is _C.PackedWeight}
+    return sum(weight.columns * weight.depth * ELEMENT_BYTES[weight.element] for weight in weights.values())
 
 
 def account(
@@ -179,7 +179,7 @@ def account(
 ) -> dict[str, int]:
     """Return `PARTS` in bytes, which add up to `peak`, for the largest of some steps; `before` was in use before there
     was a model."""
-    best = max((parts_of_a_step(model, optimizer, phases) for phases in steps), key=lambda found: sum(found.values()))
+    best = max((parts_of_a_step(model, optimizer, phases) for phases in steps), key=lambda parts: sum(parts.values()))
     best["weight_copies"] += packed_bytes()  # which outlive a step, for the next
     known = sum(best.values())
     return {**best, "scratch": peak - known - before, "other": before}

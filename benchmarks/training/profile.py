@@ -52,17 +52,17 @@ def profile(phases: Callable[[], dict[str, Callable[[], Any]]], rounds: int) -> 
         for phase in step.values():
             phase()
 
-    with watched_extension(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+    with watched_extension(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         whole = clock(run).seconds * 1e3
-    found = dict.fromkeys((name for name, _ in OPERATIONS), 0.0)
-    for event in seen.key_averages():
+    times_by_kind = dict.fromkeys((name for name, _ in OPERATIONS), 0.0)
+    for event in profiler.key_averages():
         name = operation_of(event.key)
         if name != REST:
-            found[name] += event.self_cpu_time_total / 1e3
-    found[REST] = max(0.0, whole - sum(found.values()))
+            times_by_kind[name] += event.self_cpu_time_total / 1e3
+    times_by_kind[REST] = max(0.0, whole - sum(times_by_kind.values()))
     return {
         "phases_ms": {name: _rounded(statistics.median(seconds) * 1e3) for name, seconds in times.items()},
-        "operations_ms": {name: _rounded(value) for name, value in found.items() if value > 0},
+        "operations_ms": {name: _rounded(value) for name, value in times_by_kind.items() if value > 0},
         "profiled_ms": _rounded(whole),
     }
 
@@ -83,18 +83,18 @@ def watched_extension() -> Iterator[None]:
     """Announce every function of the extension to torch's profiler until the end of the block."""
     functions = {name: value for name, value in vars(_C).items() if callable(value) and not isinstance(value, type)}
     announced = {id(function): _announced(name, function) for name, function in functions.items()}
-    replaced = []
+    originals = []
     # Wherever it is known by a name: modules may have taken functions out of the extension.
-    homes = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "fastbert"]
-    for home in homes:
+    modules = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "fastbert"]
+    for home in modules:
         for name, value in list(vars(home).items()):
             if id(value) in announced:
-                replaced.append((home, name, value))
+                originals.append((home, name, value))
                 setattr(home, name, announced[id(value)])
     try:
         yield
     finally:
-        for home, name, value in replaced:
+        for home, name, value in originals:
             setattr(home, name, value)
 
 

@@ -32,12 +32,14 @@ def show(result: Result, console: Any = None) -> None:
             console.print(_grid(("peak", *map(title_of, PARTS)), [(row, _megabytes(row)) for row in measured]))
             console.print()
         profiled = [row for row in rows if "profile" in row.details]
-        for key, what in (("phases_ms", "ms of a step by phase"), ("operations_ms", "ms of a step by operation")):
+        for key, title in (("phases_ms", "ms of a step by phase"), ("operations_ms", "ms of a step by operation")):
             if profiled:
-                found = [row.details["profile"][key] for row in profiled]
-                names = tuple(dict.fromkeys(name for one in found for name in one))
-                cells = [[_share(one.get(name), sum(one.values())) for name in names] for one in found]
-                console.print(f"{workload}: {what}", style="bold", markup=False)
+                times = [row.details["profile"][key] for row in profiled]
+                names = tuple(dict.fromkeys(name for row_times in times for name in row_times))
+                cells = [
+                    [_share(row_times.get(name), sum(row_times.values())) for name in names] for row_times in times
+                ]
+                console.print(f"{workload}: {title}", style="bold", markup=False)
                 console.print(_grid(names, list(zip(profiled, cells))))
                 console.print()
 
@@ -103,13 +105,13 @@ def _memory_panel(axis: Any, rows: Sequence[Row]) -> None:
         return
     rows = sorted(rows, key=lambda row: row.median_ms)  # as in the panel beside it
     longest = max(row.details["memory"]["peak_bytes"] for row in rows) / MEGABYTE
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         memory, left = row.details["memory"], 0.0
         for part, color in zip(PARTS, PART_COLORS):
             width = max(0.0, memory["parts_bytes"][part] / MEGABYTE)
-            axis.barh(place, width, left=left, color=color, edgecolor="white")
+            axis.barh(index, width, left=left, color=color, edgecolor="white")
             left += width
-        axis.text(left + 0.02 * longest, place, f"{memory['peak_bytes'] / MEGABYTE:,.0f}", va="center", fontsize=7)
+        axis.text(left + 0.02 * longest, index, f"{memory['peak_bytes'] / MEGABYTE:,.0f}", va="center", fontsize=7)
     axis.set_yticks(range(len(rows)), [row.contender for row in rows], fontsize=8)
     axis.invert_yaxis()
     axis.set_xlim(0, 1.18 * longest)

@@ -133,7 +133,7 @@ def test_a_dry_run_leaves_few_files_and_judges_nothing(dry_run: tuple[Path, str,
         "attention.png", "fused.png", "layers.png", "throughput.png",
     }  # fmt: skip
     last = printed.splitlines()[-2:]
-    assert last[0].split() == ["goal", "wanted", "measured", "verdict"]
+    assert last[0].split() == ["goal", "target", "measured", "verdict"]
     assert last[1].endswith("unmeasured: figures of a dry run mean nothing")
     assert "met" not in printed.replace("unmet", "")
     assert seconds < 110 * PATIENCE, "under a minute on two cores"
@@ -170,7 +170,7 @@ def faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "    return {'rows': [{'workload': name, 'process': os.getpid()}], 'unmeasured': []}\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
-    monkeypatch.setattr(gpu_sections, "HOME", "faults")
+    monkeypatch.setattr(gpu_sections, "PACKAGE", "faults")
 
 
 def options(out: Path, *names: str) -> Options:
@@ -256,10 +256,10 @@ def test_a_worker_is_replaced_when_its_device_fails(tmp_path: Path, monkeypatch:
 
 
 def test_a_variant_that_does_not_compile_is_named_with_its_last_lines() -> None:
-    (found,) = gpu_processes.compile_all([{"name": "bad", "home": "absent"}], {"TRITON_INTERPRET": "1"}, 120.0)
+    (found,) = gpu_processes.compile_all([{"name": "bad", "kind": "absent"}], {"TRITON_INTERPRET": "1"}, 120.0)
     assert (found["name"], found["error"]) == ("bad", "its process ended with code 1")
     assert found["lines"][-1] == "KeyError: 'absent'"
-    (late,) = gpu_processes.compile_all([{"name": "late", "home": "absent"}], {}, 0.0)
+    (late,) = gpu_processes.compile_all([{"name": "late", "kind": "absent"}], {}, 0.0)
     assert late == {"name": "late", "error": "out of time"}
 
 
@@ -578,7 +578,7 @@ def test_the_yardstick_is_the_oracle_but_for_rounding(operation: str) -> None:
         assert rounded[name].dtype != torch.float64
         torch.testing.assert_close(rounded[name].double(), truth, atol=0.2, rtol=0.1)
     if pattern.drops:
-        free = gpu_fused.draw(DEVICE, pattern, 16, 32, 0, how=("inference",))
+        free = gpu_fused.draw(DEVICE, pattern, 16, 32, 0, variant=("inference",))
         assert free.dropout is None
         assert not torch.equal(gpu_fused._composed(pattern, free, torch.float64)["output"], exact["output"])
 
@@ -612,12 +612,12 @@ def test_a_layer_that_computes_something_else_is_found_out() -> None:
     config = BertConfig.preset("tiny")
     layer = gpu_layer.new_layer(config, DEVICE)
     few = gpu_layer.draw(DEVICE, config, [9, 4], 0, dropout=0.0)
-    exact = gpu_layer._found_padded(layer, few, torch.float64)
-    eager = gpu_layer._found_padded(layer, few, torch.bfloat16)
-    found = gpu_layer._found_packed(layer, few)
+    exact = gpu_layer._padded_results(layer, few, torch.float64)
+    eager = gpu_layer._padded_results(layer, few, torch.bfloat16)
+    found = gpu_layer._packed_results(layer, few)
     assert check.judge(found, exact, eager)[1] == "close"
     layer.output.LayerNorm.eps = 0.5
-    assert check.judge(gpu_layer._found_packed(layer, few), exact, eager)[1].startswith("wrong: output")
+    assert check.judge(gpu_layer._packed_results(layer, few), exact, eager)[1].startswith("wrong: output")
 
 
 def test_a_loss_that_computes_something_else_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -648,7 +648,7 @@ def test_bytes_are_the_fewest_that_a_pattern_needs() -> None:
     assert gpu_fused.moved_bytes(embedding, one, False, False) == 2 * 16 * 32 + 4 * 32 * read
     backward = 2 * 16 * 32 + 4 * 32 * read + 4 * 4 * 16 * 32 + 4 * 32 * (64 + 32 + 2)
     assert gpu_fused.moved_bytes(embedding, one, True, False) == backward
-    frequent = gpu_fused.draw(DEVICE, embedding, 512, 32, 0, how=("frequent",))
+    frequent = gpu_fused.draw(DEVICE, embedding, 512, 32, 0, variant=("frequent",))
     counts = frequent.tensors["ids"].bincount(minlength=64)
     assert counts[:8].sum() > 2 * counts[-8:].sum()
 
@@ -722,10 +722,10 @@ def test_products_are_judged_by_their_operations() -> None:
     name = "linear_gelu forward 768"
     rows = [
         row_of(name, "fastbert", 1.0, tflops=610.0),
-        row_of(name, "product, bias_gelu", 1.25),
+        row_of(name, "matmul, bias_gelu", 1.25),
         row_of(name, "eager", 1.5),
     ]
-    assert judged(name, fused=rows) == ("610, 1.25x product, bias_gelu, 1.50x eager", "met")
+    assert judged(name, fused=rows) == ("610, 1.25x matmul, bias_gelu, 1.50x eager", "met")
 
 
 def test_a_loss_is_judged_by_time_and_memory() -> None:

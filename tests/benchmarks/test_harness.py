@@ -161,7 +161,7 @@ def test_the_chart_is_a_picture_with_our_colour_and_a_mark(tmp_path: Path) -> No
     report.chart(tmp_path / "chart.png", [*example(), *example()], title="on this machine")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG\r\n")
     pixels = plt.imread(tmp_path / "chart.png")[..., :3]
-    for color in (report.OWN_COLOR, report.OTHER_COLOR, report.WRONG_COLOR):
+    for color in (report.FASTBERT_COLOR, report.OTHER_COLOR, report.WRONG_COLOR):
         assert (np.abs(pixels - np.array(to_rgb(color), np.float32)).max(-1) < 0.01).sum() > 500, color
 
 
