@@ -10,6 +10,7 @@ from typing import Any
 from fastbert.errors import UserError
 from fastbert.finetuning import results
 from fastbert.finetuning.config import FinetuneConfig
+from fastbert.tasks.registry import TASKS
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training import run_tokenizer
 from fastbert.training.run_files import check_spared
