@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fastbert.checkpoints.key_mapping import match
-from fastbert.checkpoints.source import Weights, config_place, find_weights
+from fastbert.checkpoints.source import Weights, config_folder, find_weights
 from fastbert.config import BertConfig
 from fastbert.distillation.finetuning import DistillationLoss
 from fastbert.distillation.models import student_from
@@ -52,8 +52,8 @@ def model_config(task: Task[Any], place: Path, config: FinetuneConfig) -> BertCo
 def _pretrained(task: Task[Any], place: Path) -> BertConfig:
     """The config of the model's folder: BERT's, or that of a model that already writes, to go on training it."""
     if task.name != "seq2seq":
-        return BertConfig.from_pretrained(config_place(place))
-    return SequenceConfig.of_writer(config_place(place)) or BertConfig.from_pretrained(config_place(place))
+        return BertConfig.from_pretrained(config_folder(place))
+    return SequenceConfig.of_writer(config_folder(place)) or BertConfig.from_pretrained(config_folder(place))
 
 
 def begin(task: Task[Any], place: Path, config: FinetuneConfig, seed: int) -> PreTrainedModel:
@@ -75,9 +75,9 @@ def begin(task: Task[Any], place: Path, config: FinetuneConfig, seed: int) -> Pr
 
 def _leave_other_heads(model: PreTrainedModel, weights: Weights, bert: BertConfig, place: Path) -> None:
     """Take the head for other classes out of the weights: it is of no use, whatever its shape."""
-    other = BertConfig.from_pretrained(config_place(place)).label_names
+    other = BertConfig.from_pretrained(config_folder(place)).label_names
     own = loading.own_shapes(model)
-    for name, stored in match(weights.tensors, own, model.base_model_prefix, weights.place).items():
+    for name, stored in match(weights.tensors, own, model.base_model_prefix, weights.path).items():
         is_head = name in own and not name.startswith(f"{model.base_model_prefix}.")
         if is_head and (weights.tensors[stored].shape != own[name] or other != bert.label_names):
             del weights.tensors[stored]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fastbert.checkpoints.source import config_place, find_source
+from fastbert.checkpoints.source import config_folder, find_source
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.io.untrusted_input import read_json_file
@@ -58,10 +58,10 @@ def load_trained(
         if task is not None and chosen.name != task:
             raise UserError(f"--task {task}: {folder} was trained for {chosen.name}; leave --task out")
     else:
-        config = BertConfig.from_pretrained(config_place(folder))
+        config = BertConfig.from_pretrained(config_folder(folder))
         if task == "regression" and config.num_labels != 1:
             raise UserError(f"--task regression: {folder} has {config.num_labels} outputs, and a number is one")
-        named = read_json_file(config_place(folder) / "config.json").get("architectures") or []
+        named = read_json_file(config_folder(folder) / "config.json").get("architectures") or []
         if named and task in HEADS and not any(HEADS[task] in str(name) for name in named):
             raise UserError(f"--task {task}: {folder} holds a {named[0]}")
         most = min(TaskSettings().max_length if task != "span" else 384, config.max_position_embeddings)
