@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from fastbert.errors import UserError
-from fastbert.models.heads import BertForMultipleChoice
+from fastbert.models.heads.sequence import BertForMultipleChoice
 from fastbert.tasks.base import Answer, Prediction, Task
 from fastbert.tasks.examples import ChoiceExample, Dataset
 from fastbert.tasks.rows import Rows, TaskBatch

@@ -11,7 +11,7 @@ import numpy as np
 
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
-from fastbert.models.heads import BertForSequenceClassification
+from fastbert.models.heads.sequence import BertForSequenceClassification
 from fastbert.tasks.base import Prediction
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.metrics.classification import ordered

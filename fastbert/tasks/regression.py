@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from fastbert.config import BertConfig
-from fastbert.models.heads import BertForSequenceClassification
+from fastbert.models.heads.sequence import BertForSequenceClassification
 from fastbert.tasks.base import Prediction
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.rows import Rows

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fastbert.embeddings.rows import SPECIAL, windowed
 from fastbert.errors import UserError
-from fastbert.models.heads import BertForTokenClassification
+from fastbert.models.heads.tokens import BertForTokenClassification
 from fastbert.packing import IGNORE_INDEX, PackedBatch
 from fastbert.tasks.base import Answer, Prediction, Task
 from fastbert.tasks.examples import Dataset, TaggedExample

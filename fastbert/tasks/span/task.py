@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
-from fastbert.models.heads import BertForQuestionAnswering
+from fastbert.models.heads.tokens import BertForQuestionAnswering
 from fastbert.packing import pad
 from fastbert.tasks.base import Answer, Prediction, Task, TaskSettings
 from fastbert.tasks.examples import Dataset, QuestionExample
