@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fastbert.errors import UserError
-from fastbert.models.bert.model import Packed
+from fastbert.models.packed import Packed
 from fastbert.ops import dispatch
 from fastbert.packing import PackedBatch
 

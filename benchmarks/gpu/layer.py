@@ -24,7 +24,7 @@ from fastbert.benchmarks.gpu.timing import Calls, Case, Work, contest, willing
 from fastbert.benchmarks.gpu.worker import announce
 from fastbert.benchmarks.harness.measure import FASTBERT
 from fastbert.config import BertConfig
-from fastbert.models.bert.model import Layer
+from fastbert.models.bert.modules import Layer
 from fastbert.models.layers import layer_batch
 from fastbert.ops import dispatch
 from fastbert.ops.encoder_layer.arguments import LayerBatch

@@ -32,6 +32,17 @@ from fastbert.ops.norm.op import dropout_add_layer_norm
 from fastbert.packing import PackedBatch
 
 CPU = torch.device("cpu")
+# oneDNN, which multiplies bf16 on CPUs, compiles and keeps a kernel for each number of rows it meets. Batches of packed
+# tokens all differ, so without rounding every step would compile anew and memory would grow by megabytes a step.
+ROWS_MULTIPLE = 64
+
+
+def multiplies_in_bf16(weight: Tensor) -> bool:
+    """Whether products with this weight run in bf16 on a CPU now, by autocast or by the weight's own dtype."""
+    if weight.device.type != "cpu":
+        return False
+    autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    return autocast or weight.dtype == torch.bfloat16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,9 +14,15 @@ from fastbert.checkpoints.source import find_weights
 from fastbert.config import BertConfig
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.untrusted_input import read_json_file
-from fastbert.models import heads
 from fastbert.models.base import PreTrainedModel, match_weights
 from fastbert.models.bert.model import BertModel
+from fastbert.models.heads.pretraining import BertForMaskedLM, BertForPreTraining
+from fastbert.models.heads.sequence import (
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForSequenceClassification,
+)
+from fastbert.models.heads.tokens import BertForQuestionAnswering, BertForTokenClassification
 from fastbert.tokenizers.extension import Extension
 from fastbert.tokenizers.fit import check_tokenizer
 
@@ -25,13 +31,13 @@ logger = logging.getLogger("fastbert")
 # Of two that hold a checkpoint's weights equally well, and are not named in its config.json, the first is taken.
 CLASSES: tuple[type[PreTrainedModel], ...] = (
     BertModel,
-    heads.BertForMaskedLM,
-    heads.BertForNextSentencePrediction,
-    heads.BertForPreTraining,
-    heads.BertForTokenClassification,
-    heads.BertForSequenceClassification,
-    heads.BertForQuestionAnswering,
-    heads.BertForMultipleChoice,
+    BertForMaskedLM,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForTokenClassification,
+    BertForSequenceClassification,
+    BertForQuestionAnswering,
+    BertForMultipleChoice,
 )
 
 
@@ -61,7 +67,7 @@ def extend_embeddings(model: PreTrainedModel, extension: Extension) -> None:
 def _tables(model: PreTrainedModel) -> list[Tensor]:
     """What has a row for each entry: the token embedding and the bias of a masked-LM decoder."""
     tables = [model.get_input_embeddings().weight.detach()]
-    if isinstance(model, heads.BertForPreTraining | heads.BertForMaskedLM):
+    if isinstance(model, BertForPreTraining | BertForMaskedLM):
         tables.append(model.cls.predictions.bias.detach())
     return tables
 

@@ -15,8 +15,7 @@ from fastbert.integrations.forward_patch import Replaced
 from fastbert.integrations.layer_modules import LayerModules, largest_dropout, library_multiplies_bf16, run_layer
 from fastbert.integrations.module_checks import dropped, gelu_of, is_norm_by_token, is_own, is_touched, torch_is_patched
 from fastbert.integrations.transformers.unpadding import Unpadding, unpad
-from fastbert.models.bert.model import ROWS_MULTIPLE, multiplies_in_bf16
-from fastbert.models.layers import layer_batch
+from fastbert.models.layers import ROWS_MULTIPLE, layer_batch, multiplies_in_bf16
 from fastbert.ops.native import buffers
 
 HOME, ATTENTION_HOME = nn.TransformerEncoder.__module__, nn.MultiheadAttention.__module__

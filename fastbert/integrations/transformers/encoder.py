@@ -18,9 +18,8 @@ from fastbert.integrations.transformers import embeddings as packed_embeddings
 from fastbert.integrations.transformers import layouts
 from fastbert.integrations.transformers.unpadding import Unpadding, unpad, with_ids
 from fastbert.models.architecture import TransformersLayout
-from fastbert.models.bert.model import ROWS_MULTIPLE, multiplies_in_bf16
 from fastbert.models.fusibility import project
-from fastbert.models.layers import layer_batch
+from fastbert.models.layers import ROWS_MULTIPLE, layer_batch, multiplies_in_bf16
 from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.native import buffers

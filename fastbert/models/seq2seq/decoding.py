@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastbert.models.bert.model import BertModel
 from fastbert.models.fusibility import project
-from fastbert.models.heads import PredictionHead
+from fastbert.models.heads.prediction import PredictionHead
 from fastbert.models.layers import layer_batch
 from fastbert.models.seq2seq.decoder import Decoder, run_layers
 from fastbert.models.seq2seq.decoding_cache import SourceKeys, Writing, WrittenKeys, one_token_each

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastbert.models.bert.model import Layer, Norm, Output
+from fastbert.models.bert.modules import Layer, Norm, Output
 from fastbert.models.fusibility import has_hooks, holds_both, is_plain, runs_as_written
 from fastbert.models.seq2seq.decoder import AttentionContext, DecoderLayer, run_context_layer
 from fastbert.ops.dispatch import preferred_backend

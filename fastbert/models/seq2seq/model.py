@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from fastbert.checkpoints.source import Weights
 from fastbert.errors import UserError
 from fastbert.models.base import PreTrainedModel
-from fastbert.models.bert.model import ROWS_MULTIPLE, BertModel, multiplies_in_bf16
-from fastbert.models.heads import PredictionHead, PreTrainingHeads, _MaskedLanguageModel
-from fastbert.models.labels import mean_of
-from fastbert.models.layers import layer_batch
+from fastbert.models.bert.model import BertModel
+from fastbert.models.heads.prediction import PredictionHead, PreTrainingHeads
+from fastbert.models.heads.pretraining import MaskedLanguageModel
+from fastbert.models.labels import mean_loss
+from fastbert.models.layers import ROWS_MULTIPLE, layer_batch, multiplies_in_bf16
 from fastbert.models.outputs import LogitsOutput
 from fastbert.models.packed import Packed
 from fastbert.models.padded import refuse_graphs
@@ -135,7 +136,7 @@ class BertForSequenceToSequence(PreTrainedModel):
         targets = Packed(target, None, target_mask, None, None, always_packed=True)
         known = taught(targets.batch)
         states = self.target_states(source, known.read)
-        loss = mean_of(self.head.loss(states, known.labels, label_smoothing), num_items_in_batch)
+        loss = mean_loss(self.head.loss(states, known.labels, label_smoothing), num_items_in_batch)
         if not return_logits:
             return LogitsOutput(loss=loss, logits=None)
         logits: Tensor = self.head(states)
@@ -317,7 +318,7 @@ class EncoderDecoder(BertForSequenceToSequence):
         return CrossDecoding(self.decoder, source, states, settings.room, begin)
 
 
-class PrefixModel(BertForSequenceToSequence, _MaskedLanguageModel):
+class PrefixModel(BertForSequenceToSequence, MaskedLanguageModel):
     """One BERT with its masked-LM head under a prefix mask; its files are those of `BertForMaskedLM`."""
 
     with_pooler = False
