@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -76,3 +77,13 @@ def require_writable(path: Path) -> None:
             pass
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
+
+
+def cpu_model() -> str:
+    """Return the processor's name, as the system reports it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

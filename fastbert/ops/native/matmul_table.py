@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from fastbert import _C, cpu_capability, tuning_tables
-from fastbert.doctor import cpu_model
 from fastbert.errors import UserError
 from fastbert.ops import dispatch
 
@@ -116,7 +115,7 @@ def forget() -> None:
 
 def processor(level: str) -> str:
     """What a measured table is good for: this model of CPU at this level."""
-    return f"{cpu_model()} at {level}"
+    return f"{tuning_tables.cpu_model()} at {level}"
 
 
 def saved_path() -> Path:
