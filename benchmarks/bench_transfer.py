@@ -36,13 +36,13 @@ from fastbert.distillation.models import student_from
 from fastbert.errors import UserError
 from fastbert.finetuning.adapters import add_lora, size_of
 from fastbert.finetuning.config import FinetuneConfig
-from fastbert.finetuning.log import Reporter
 from fastbert.finetuning.run import FinetuneResult, finetune, task_settings
 from fastbert.finetuning.run_folder import read_run
 from fastbert.finetuning.start import begin
 from fastbert.tasks.finetuned_model import Trained, load_trained
 from fastbert.tasks.predicting import outputs_of
 from fastbert.tasks.registry import make_task
+from fastbert.training.reporter import Reporter
 
 RANK, BITS, LAYERS, TURNS = 8, (8, 4, 3), 3, 7
 RECIPES: dict[str, dict[str, Any]] = {
@@ -125,7 +125,7 @@ class Bench:
             }
         )
         print(f"{self.name}: {way}", file=sys.stderr)
-        return finetune(config, Reporter(on_evaluation=lambda record: print(record["scores"], file=sys.stderr)))
+        return finetune(config, Reporter(on_validation=lambda record: print(record["scores"], file=sys.stderr)))
 
     def _row(self, way: str, result: FinetuneResult, reference: float | None) -> dict[str, Any]:
         scores = next(iter(result.scores.values()))[result.metric]
@@ -212,8 +212,8 @@ class Bench:
         """Yield the rows of Table 7 of the BERT paper, a BiLSTM on six kinds of features, then full tuning."""
         from fastbert.features.tagging import FeatureTraining, table7
         from fastbert.models.bert.model import BertModel
-        from fastbert.tasks.base import Columns
         from fastbert.tasks.readers.conll import read_conll
+        from fastbert.tasks.settings import Columns
         from fastbert.tokenizers import WordPieceTokenizer
 
         train, dev = (read_conll(str(path), Columns(), labelled=True) for path in (self.train, self.eval))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastbert import tuning_tables
 from fastbert.errors import UserError
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def examine() -> Diagnosis:
     gpus, gpu_reason = _gpus(torch)
     kernels = _triton_kernels(torch)
     cpu = Cpu(
-        model=cpu_model(),
+        model=tuning_tables.cpu_model(),
         architecture=platform.machine(),
         logical_cores=os.cpu_count() or 1,
         usable_cores=_usable_cores(),
@@ -182,9 +183,9 @@ def _products() -> str:
     from fastbert import cpu_capability
     from fastbert.ops.native import matmul_table
 
-    rules = matmul_table.SHIPPED[cpu_capability.level()]
-    ours = " and ".join(element for element, choice in rules.items() if choice == matmul_table.OWN)
-    theirs = " and ".join(element for element, choice in rules.items() if choice != matmul_table.OWN)
+    rules = matmul_table.DEFAULTS[cpu_capability.level()]
+    ours = " and ".join(element for element, choice in rules.items() if choice == matmul_table.NATIVE)
+    theirs = " and ".join(element for element, choice in rules.items() if choice != matmul_table.NATIVE)
     rule = f"{ours} ours" + (f", {theirs} torch's" if theirs else "")
     path = matmul_table.saved_path()
     if not os.path.exists(path):
@@ -193,18 +194,8 @@ def _products() -> str:
         measured = matmul_table.load(path)
     except UserError as error:
         return f"{rule}, because {error}"
-    count = len(measured.get(matmul_table.processor(cpu_capability.level()), {}))
+    count = len(measured.get(matmul_table.cpu_key(cpu_capability.level()), {}))
     return f"{rule}, but for what was measured in {path}: {count} shapes of this CPU"
-
-
-def cpu_model() -> str:
-    """What the system calls the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
 
 
 def _usable_cores() -> float:

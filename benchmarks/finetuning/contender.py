@@ -21,13 +21,14 @@ import torch
 from fastbert.finetuning import order, start
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.fit import Fit, Setting
-from fastbert.finetuning.log import Log, Reporter
 from fastbert.finetuning.run import task_settings
 from fastbert.tasks.examples import Dataset
 from fastbert.tasks.predicting import outputs_of
 from fastbert.tasks.registry import make_task
 from fastbert.tasks.rows import Rows
 from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.training.metrics import MetricsLog
+from fastbert.training.reporter import Reporter
 from fastbert.training.stopping import StopRequest
 
 WARMUP = 0.1
@@ -149,7 +150,7 @@ class Contender:
             folder=scratch,
             device=torch.device("cpu"),
             dtype=torch.bfloat16 if self.bf16 else torch.float32,
-            log=Log(scratch / "metrics.jsonl", None),
+            log=MetricsLog(scratch / "metrics.jsonl", None),
             reporter=Reporter(on_step=lambda record, progress: self._stepped(record["loss"])),
         )
         fit = Fit(self.model, self.trial, setting, StopRequest(lambda message: None))

@@ -100,9 +100,10 @@ def measure(config: BertConfig, steps: int, text: Path | None, folder: Path, say
 def prepared(config: BertConfig, steps: int, text: Path | None, folder: Path) -> tuple[list[Any], BertConfig]:
     """Return the batches of a run on a text, or on the English text that comes with Python, and the model for them."""
     from fastbert.data.corpus import Corpus
+    from fastbert.data.prepare import prepare
     from fastbert.data.pretraining import PretrainingData
     from fastbert.data.python_text import python_documents
-    from fastbert.data.shards import TokenShards, prepare
+    from fastbert.data.shards import TokenShards
     from fastbert.tokenizers import WordPieceTokenizer, train_vocabulary
 
     source = python_documents(TEXT_BYTES) if text is None else up_to(Corpus.find(text).documents(), TEXT_BYTES)

@@ -96,9 +96,9 @@ def _dispatch(words: list[str], quiet: bool) -> int:
         print(overview())
         return 0
     if words[0] in ("-V", "--version"):
-        from fastbert import __version__
+        from importlib.metadata import version
 
-        print(f"fastbert {__version__}")
+        print(f"fastbert {version('fastbert-engine')}")
         return 0
     return _run(words[0], words[1:], quiet)
 

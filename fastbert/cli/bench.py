@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from fastbert.cli.common import Bars
 from fastbert.config import PresetName
 from fastbert.errors import UserError
+from fastbert.io.progress import Bars
 
 # Flags that belong to some of the things to measure; the others take part in all.
 ONLY_FOR = {

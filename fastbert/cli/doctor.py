@@ -45,8 +45,8 @@ def _tune(quiet: bool) -> None:
     """Measure with a bar, and say in a line what came of it."""
     import torch
 
-    from fastbert.cli.common import Bars
     from fastbert.errors import UserError
+    from fastbert.io.progress import Bars
     from fastbert.ops.dispatch import HAS_TRITON
 
     if not torch.cuda.is_available():
@@ -72,7 +72,7 @@ def _tune(quiet: bool) -> None:
 def _tune_products(quiet: bool) -> None:
     """Measure the CPU's products with a bar, and say which are not as shipped."""
     from fastbert import cpu_capability
-    from fastbert.cli.common import Bars
+    from fastbert.io.progress import Bars
     from fastbert.ops.native import matmul_table, matmul_tune
 
     with Bars(quiet) as bars:
@@ -85,12 +85,12 @@ def _tune_products(quiet: bool) -> None:
 
         path, trials = matmul_tune.run(report)
         changed = [
-            trial for trial in trials if trial.choice != matmul_table.SHIPPED[cpu_capability.level()][trial.element]
+            trial for trial in trials if trial.choice != matmul_table.DEFAULTS[cpu_capability.level()][trial.element]
         ]
         for trial in changed:
             shape = f"{trial.element} {trial.rows} x {trial.depth} x {trial.columns}"
             bars.message(
-                f"{shape}: {trial.choice}, {trial.own * 1e3:.2f} ms ours, {trial.library * 1e3:.2f} ms torch's"
+                f"{shape}: {trial.choice}, {trial.native * 1e3:.2f} ms ours, {trial.torch * 1e3:.2f} ms torch's"
             )
         bars.message(
             f"{len(trials)} products measured, {len(changed)} choices are not the shipped ones; saved in {path}"

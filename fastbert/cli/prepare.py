@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fastbert.cli.common import Bars, output, require
+from fastbert.cli.common import output, require
+from fastbert.io.progress import Bars
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Config:
 def run(config: Config, *, quiet: bool = False) -> int:
     """Prepare with a bar in bytes and sentences."""
     from fastbert.data.corpus import Corpus
-    from fastbert.data.shards import prepare
+    from fastbert.data.prepare import prepare
     from fastbert.tokenizers import WordPieceTokenizer
 
     require(config.corpus, "--corpus", "the text to tokenize, as files, folders or globs")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from fastbert.cli.common import Bars, output, require
+from fastbert.cli.common import output, require
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic
+from fastbert.io.progress import Bars
 from fastbert.io.untrusted_input import open_regular
 
 if TYPE_CHECKING:

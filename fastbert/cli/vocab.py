@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
-from fastbert.cli.common import Bars, output, require
+from fastbert.cli.common import output, require
 from fastbert.errors import UserError
+from fastbert.io.progress import Bars
 
 if TYPE_CHECKING:
     from fastbert.models.base import PreTrainedModel

@@ -1,1 +1,1 @@
-"""Data: corpus readers, token shards, and pre-training samples over the collator in C++."""
+"""Read corpora, write and map token shards, and create pre-training samples over the C++ collator."""

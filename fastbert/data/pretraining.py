@@ -1,8 +1,8 @@
-"""Pre-training samples from token shards: fresh pairs and masks every epoch, each a pure function of its number.
+"""Create pre-training samples from token shards: new pairs and masks every epoch, each a pure function of its number.
 
-Sample `i` of epoch `e` depends on the shards, the recipe, the seed, `e` and `i` and on nothing else: not on the batch
-it is in, the worker or rank that makes it, or what was made before. A run's samples are numbered through all its epochs
-("sample counter"), so a run resumes at any sample by naming it.
+Sample `i` of epoch `e` depends only on the shards, the recipe, the seed, `e` and `i`: not on its batch, the worker or
+rank that creates it, or earlier samples. A run's samples are numbered over all its epochs ("sample counter"), so a run
+can resume at any sample.
 """
 
 from __future__ import annotations
@@ -25,26 +25,29 @@ Objective = Literal["mlm+nsp", "mlm", "mlm+sop"]
 Split = Literal["train", "validation"]
 
 MAX_LENGTH = 1 << 20
-_PLANS_KEPT = 2  # of the current epoch and, across its end, the next
+_CACHED_PLANS = 2  # of the current epoch and, at its end, the next
 
 
 class PretrainingData:
     """The samples of one split of a corpus.
 
-    objective: `mlm+nsp`, `[CLS] A [SEP] B [SEP]`, label 0 if B follows A, 1 if B is from another document (of the same
-    split), half of each; `mlm+sop`, A and B consecutive, label 1 if they are swapped; `mlm`, `[CLS] A [SEP]` without a
-    label. Samples fill `max_length` tokens, a `short_sequence_prob` of them only a random shorter length;
-    csrc/collator/plan.h has the details.
+    Args:
+        objective: `mlm+nsp`: `[CLS] A [SEP] B [SEP]`, label 0 if B follows A, 1 if B is from another document of the
+            same split, half of each. `mlm+sop`: A and B are consecutive, label 1 if they are swapped. `mlm`: `[CLS] A
+            [SEP]` without a label.
+        max_length, short_sequence_prob: samples fill `max_length` tokens; with the given probability a sample has a
+            random shorter length. csrc/collator/plan.h has the details.
+        mask_prob, exact_mask_count: with `exact_mask_count` (the released recipe) a sequence of n ordinary tokens has
+            max(1, round(mask_prob * n)) masked tokens; otherwise each token is drawn independently. 80 % of them become
+            [MASK], 10 % a random ordinary token (never a special or [unused] token), 10 % stay.
+        whole_word: mask all pieces of a word together.
+        split, validation_fraction: documents are ranked by a hash of the seed and their number; the lowest
+            `validation_fraction` are validation, at least one document (two with NSP, and as many must remain for
+            training). A corpus of one document is split at a sentence. Validation has one fixed epoch, 0.
 
-    mask_prob: of the tokens that are not special by position. With `exact_mask_count` (the released recipe) each
-    sequence has max(1, round(mask_prob * n)) masked tokens, else each token is drawn independently. `whole_word` masks
-    all pieces of a word together. 80 % become [MASK], 10 % a random ordinary token (never a special or [unused] one).
-
-    split: documents are ranked by a hash of the seed and their number; the lowest `validation_fraction` is validation,
-    at least one document (two with NSP, and as many must remain for training). A corpus of one document is split
-    inside, at a sentence. Validation has one fixed epoch: the epoch is taken as 0 whatever is asked.
-
-    Raises CorpusError if the corpus cannot give one sample, UserError for arguments out of range.
+    Raises:
+        CorpusError: the corpus is too small for one sample.
+        UserError: an argument is out of range.
     """
 
     def __init__(
@@ -89,7 +92,7 @@ class PretrainingData:
             )
 
     def __getstate__(self) -> dict[str, Any]:
-        # Plans and tables are made again where the copy lives.
+        # Plans and tables are rebuilt after unpickling.
         return {key: value for key, value in self.__dict__.items() if key not in ("_plans", "_vocabulary")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -98,7 +101,7 @@ class PretrainingData:
         self._plans = OrderedDict()
 
     def plan(self, epoch: int) -> _C.EpochPlan:
-        """Which tokens make up which sample of an epoch, in visiting order. The last two plans asked for are kept."""
+        """Return the tokens of each sample of an epoch, in training order. The last two plans are cached."""
         epoch = self._epoch(epoch)
         if epoch in self._plans:
             self._plans.move_to_end(epoch)
@@ -116,19 +119,19 @@ class PretrainingData:
         )
         self._plans[epoch] = plan
         self._sizes[epoch] = len(plan)
-        if len(self._plans) > _PLANS_KEPT:
+        if len(self._plans) > _CACHED_PLANS:
             self._plans.popitem(last=False)
         return plan
 
     def samples_per_epoch(self, epoch: int) -> int:
-        """The number of samples of an epoch; it varies a little, since every epoch draws new pairs."""
+        """Return the number of samples of an epoch, which varies slightly: every epoch draws new pairs."""
         epoch = self._epoch(epoch)
         if epoch not in self._sizes:
             self.plan(epoch)
         return self._sizes[epoch]
 
     def locate(self, sample_counter: int) -> tuple[int, int]:
-        """The epoch and the index in it of a sample that is counted through all epochs."""
+        """Return the epoch of a sample counter, and the index of the sample in it."""
         if sample_counter < 0:
             raise UserError(f"sample_counter={sample_counter} must not be negative")
         epoch = 0
@@ -142,22 +145,22 @@ class PretrainingData:
         return epoch, sample_counter
 
     def batch(self, epoch: int, indices: NDArray[np.int64] | Sequence[int]) -> PackedBatch:
-        """Samples of one epoch, by index, as a batch: a pure function."""
+        """Return samples of one epoch, by index, as a batch: a pure function."""
         from fastbert.packing import PackedBatch
 
         return PackedBatch(**_tensors(self._arrays(epoch, indices), with_label=self.objective != "mlm"))
 
     def samples(self, counters: NDArray[np.int64] | Sequence[int] | range) -> PackedBatch:
-        """Samples by counter, which may lie in different epochs, as a batch in the order given."""
+        """Return samples by counter, possibly of different epochs, as a batch in the order of the counters."""
         from fastbert.packing import PackedBatch
 
-        places = np.array([self.locate(int(counter)) for counter in counters], np.int64).reshape(-1, 2)
-        runs = np.flatnonzero(np.diff(places[:, 0])) + 1
-        parts = [self._arrays(int(part[0, 0]), part[:, 1]) for part in np.split(places, runs) if len(part)]
-        arrays = parts[0] if len(parts) == 1 else _concatenate(parts or [self._arrays(0, [])])
+        samples = np.array([self.locate(int(counter)) for counter in counters], np.int64).reshape(-1, 2)
+        epoch_ends = np.flatnonzero(np.diff(samples[:, 0])) + 1
+        batches = [self._arrays(int(rows[0, 0]), rows[:, 1]) for rows in np.split(samples, epoch_ends) if len(rows)]
+        arrays = batches[0] if len(batches) == 1 else _concatenate(batches or [self._arrays(0, [])])
         return PackedBatch(**_tensors(arrays, with_label=self.objective != "mlm"))
 
-    # For torch's DataLoader: a map-style data set whose keys are lists of counters.
+    # For torch's DataLoader: a map-style dataset whose keys are lists of counters.
     __getitem__ = samples
 
     def step_batches(
@@ -171,24 +174,24 @@ class PretrainingData:
         num_workers: int = 0,
         pin_memory: bool = False,
     ) -> Iterator[PackedBatch]:
-        """The batches of a run from sample `start` to `stop` (default: without end), `batch_size` samples a step.
+        """Yield the batches of a run from sample `start` to `stop` (default: endless), `batch_size` samples per step.
 
-        Of every step, rank r of a `world_size` gets samples r, r + world_size, ... The batches are the same for any
-        `num_workers`; the last may be smaller.
+        Rank r of `world_size` gets samples r, r + world_size, ... of every step. The batches do not depend on
+        `num_workers`; the last one may be smaller.
         """
         from torch.utils.data import DataLoader
 
         if batch_size < world_size or not 0 <= rank < world_size:
             raise UserError(f"batch_size={batch_size} must be at least world_size={world_size}, above rank={rank}")
-        # Planned here, so that forked workers share the plan.
+        # Plan before the workers are forked, so that they share the plan.
         self.samples_per_epoch(self.locate(start)[0])
         loader: DataLoader[PackedBatch] = DataLoader(
-            self,  # type: ignore[arg-type]  # a map-style data set needs no more than __getitem__
+            self,  # type: ignore[arg-type]  # a map-style dataset needs only __getitem__
             sampler=StepSampler(batch_size, start=start, stop=stop, rank=rank, world_size=world_size),
             batch_size=None,
             num_workers=num_workers,
             pin_memory=pin_memory,
-            collate_fn=_identity,  # type: ignore[arg-type]  # a batch is what the data set gives
+            collate_fn=_identity,  # type: ignore[arg-type]  # the dataset returns whole batches
         )
         return iter(loader)
 
@@ -212,7 +215,7 @@ class PretrainingData:
 
 
 class StepSampler:
-    """The sample counters of each step, for one rank: what torch's DataLoader asks a data set for."""
+    """Yield the sample counters of each step for one rank, as the sampler of torch's DataLoader."""
 
     def __init__(
         self, batch_size: int, *, start: int = 0, stop: int | None = None, rank: int = 0, world_size: int = 1
@@ -234,9 +237,9 @@ class StepSampler:
 def split_documents(
     shards: TokenShards, *, objective: Objective = "mlm+nsp", seed: int = 0, validation_fraction: float = 0.1
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The training and the validation documents, as ranges of sentences in corpus order: int64 (documents, 2) each.
+    """Return the training and the validation documents as ranges of sentences: int64 (documents, 2) each, in order.
 
-    The same seed gives the same split. With `validation_fraction` 0, all documents are for training.
+    The same seed gives the same split. With `validation_fraction=0` all documents are for training.
     """
     if not 0 <= validation_fraction < 1:
         raise UserError(f"validation_fraction={validation_fraction} must be at least 0 and below 1")
@@ -264,7 +267,7 @@ def split_documents(
 def _split_inside(
     shards: TokenShards, document: NDArray[np.int64], fraction: float
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A single document's first sentences for training, its last for validation."""
+    """Split a single document: its first sentences for training, its last for validation."""
     first, last = int(document[0]), int(document[1])
     if last - first < 2:
         raise CorpusError(f"{shards.folder} has a single sentence, which cannot be split into training and validation")
@@ -275,10 +278,10 @@ def _split_inside(
 def unigram_cross_entropy(
     shards: TokenShards, *, objective: Objective = "mlm+nsp", seed: int = 0, validation_fraction: float = 0.1
 ) -> float:
-    """Nats per token of the validation documents under the training documents' unigrams (add-one smoothed).
+    """Return the nats per token of the validation documents under the training documents' unigrams (add-one smoothed).
 
-    What a model that has learned word frequencies and nothing else would score: the bar a language model must get
-    under. The arguments are those of the split.
+    A language model must score lower than this, the loss of a model that has learned only token frequencies. The
+    arguments are those of the split.
     """
     _, validation = split_documents(shards, objective=objective, seed=seed, validation_fraction=validation_fraction)
     held_out = shards.corpus.count(validation, shards.vocab_size)
@@ -289,12 +292,12 @@ def unigram_cross_entropy(
 
 
 def special_tokens(objective: Objective) -> int:
-    """How many of a sample's tokens are [CLS] and [SEP]."""
+    """Return the number of [CLS] and [SEP] tokens in a sample."""
     return 2 if objective == "mlm" else 3
 
 
 def vocabulary_table(shards: TokenShards) -> _C.VocabularyTable:
-    """What the collator must know of the vocabulary: pieces that continue a word, and ids a random token may have."""
+    """Return the collator's view of the vocabulary: pieces that continue a word, and ids of random replacements."""
     tokens = np.array(shards.vocabulary, dtype=object)
     continues = np.array([token.startswith("##") for token in tokens], dtype=bool)
     ordinary = np.array([not (token.startswith("[unused") and token.endswith("]")) for token in tokens], dtype=bool)
@@ -337,22 +340,22 @@ def _tensors(arrays: dict[str, NDArray[Any]], *, with_label: bool) -> dict[str, 
     return fields
 
 
-def _concatenate(parts: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """Batches one after another as one."""
+def _concatenate(batches: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    """Concatenate batches."""
     shifted = []
     rows = tokens = 0
-    for i, part in enumerate(parts):
+    for i, batch in enumerate(batches):
         shifted.append(
-            part
+            batch
             | {
-                "sequence_ids": part["sequence_ids"] + rows,
-                "masked_positions": part["masked_positions"] + tokens,
-                "cu_seqlens": part["cu_seqlens"][min(i, 1) :] + np.int32(tokens),
+                "sequence_ids": batch["sequence_ids"] + rows,
+                "masked_positions": batch["masked_positions"] + tokens,
+                "cu_seqlens": batch["cu_seqlens"][min(i, 1) :] + np.int32(tokens),
             }
         )
-        rows += len(part["dropout_key"])
-        tokens += len(part["input_ids"])
-    return {name: np.concatenate([part[name] for part in shifted]) for name in parts[0]}
+        rows += len(batch["dropout_key"])
+        tokens += len(batch["input_ids"])
+    return {name: np.concatenate([batch[name] for batch in shifted]) for name in batches[0]}
 
 
 def _identity(batch: PackedBatch) -> PackedBatch:

@@ -1,6 +1,6 @@
-"""The English that comes with every Python: the language reference's topics and the docstrings of its libraries.
+"""Extract English text from the Python installation: the topics of the language reference, docstrings of libraries.
 
-Files are read and parsed, never imported, in sorted order, so the same installation always gives the same text.
+Files are parsed, never imported, in sorted order, so the same installation always gives the same text.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from fastbert.data.sentences import split_sentences
 
 PACKAGES = ("numpy", "torch")
 SKIPPED_FOLDERS = {"test", "tests", "testing", "site-packages", "dist-packages", "__pycache__", "idlelib", "lib2to3"}
-SHORTEST_SENTENCE = 16  # characters: below lie headings, names and the like
-DOCUMENT_SENTENCES = 3
-LETTERS = 0.75  # of a sentence's characters, blanks included
-LISTING = (">>>", "...", "|", "+-", "::=", "$ ")  # how a line of an example, a table or a grammar begins
+MIN_SENTENCE_CHARS = 16  # shorter lines are headings, names and the like
+MIN_DOCUMENT_SENTENCES = 3
+MIN_LETTER_SHARE = 0.75  # of a sentence's characters, including spaces
+LISTING = (">>>", "...", "|", "+-", "::=", "$ ")  # first characters of examples, tables and grammars
 
 
 def python_documents(max_bytes: int = 6_000_000) -> Iterator[list[str]]:
-    """Documents (lists of sentences) of at most `max_bytes` of text in all: first the topics, then each source file's
-    docstrings, library by library in turn so that the cap leaves out none of them."""
+    """Yield documents (lists of sentences) of at most `max_bytes` of text in total: the topics and each source file's
+    docstrings, taking libraries in turn so that the limit excludes none of them."""
     used = 0
     for document in _interleaved([_topics(), *(_docstrings(folder) for folder in _libraries())]):
         size = sum(len(sentence) for sentence in document)
@@ -38,9 +38,9 @@ def python_documents(max_bytes: int = 6_000_000) -> Iterator[list[str]]:
 def _libraries() -> list[Path]:
     folders = [Path(sysconfig.get_path("stdlib"))]
     for package in PACKAGES:
-        found = importlib.util.find_spec(package)
-        if found is not None and found.origin:
-            folders.append(Path(found.origin).parent)
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin:
+            folders.append(Path(spec.origin).parent)
     return folders
 
 
@@ -55,7 +55,7 @@ def _interleaved(sources: list[Iterator[list[str]]]) -> Iterator[list[str]]:
 
 
 def _topics() -> Iterator[list[str]]:
-    """The chapters that `help()` shows, from the dictionary literal in pydoc_data/topics.py."""
+    """Yield the chapters that `help()` shows, from the dictionary literal in pydoc_data/topics.py."""
     path = Path(sysconfig.get_path("stdlib")) / "pydoc_data" / "topics.py"
     if not path.exists():
         return
@@ -70,25 +70,25 @@ def _topics() -> Iterator[list[str]]:
 
 
 def _docstrings(folder: Path) -> Iterator[list[str]]:
-    """A document for each class (with its methods) and function at the top of a source file, and one for the file."""
+    """Yield one document per source file, and one per class (with its methods) and function at its top level."""
     for path in sorted(folder.rglob("*.py")):
         if SKIPPED_FOLDERS.intersection(path.relative_to(folder).parts[:-1]):
             continue
         try:
             source = path.read_text(encoding="utf-8")
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # old sources hold escapes that the parser would warn about
+                warnings.simplefilter("ignore")  # old sources contain invalid escapes
                 tree = ast.parse(source)
         except (OSError, UnicodeDecodeError, SyntaxError, ValueError):
-            continue  # not every file in a library is Python of this version
+            continue  # not every file of a library is Python of this version
         yield from _document(ast.get_docstring(tree) or "")
         for definition in _definitions(tree.body):
-            found = [ast.get_docstring(node) for node in (definition, *_definitions(definition.body))]
-            yield from _document("\n\n".join(text for text in found if text))
+            docstrings = [ast.get_docstring(node) for node in (definition, *_definitions(definition.body))]
+            yield from _document("\n\n".join(text for text in docstrings if text))
 
 
 def _definitions(statements: list[ast.stmt]) -> Iterator[ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    """The classes and functions among some statements, also those under `if` and `try`."""
+    """Yield the classes and functions among statements, including those under `if` and `try`."""
     for statement in statements:
         if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield statement
@@ -97,7 +97,7 @@ def _definitions(statements: list[ast.stmt]) -> Iterator[ast.ClassDef | ast.Func
 
 
 def _document(text: str) -> Iterator[list[str]]:
-    """The sentences of a text, if it holds enough of them: prose and descriptions, no code, tables or rules."""
+    """Yield the sentences of a text if there are enough of them: prose, without code, tables or grammars."""
     sentences = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         lines = [line.strip() for line in paragraph.splitlines()]
@@ -106,7 +106,7 @@ def _document(text: str) -> Iterator[list[str]]:
         prose = " ".join(line for line in lines if any(character.isalnum() for character in line))
         for sentence in split_sentences(prose):
             letters = sum(character.isalpha() or character == " " for character in sentence)
-            if len(sentence) >= SHORTEST_SENTENCE and letters >= LETTERS * len(sentence):
+            if len(sentence) >= MIN_SENTENCE_CHARS and letters >= MIN_LETTER_SHARE * len(sentence):
                 sentences.append(sentence)
-    if len(sentences) >= DOCUMENT_SENTENCES:
+    if len(sentences) >= MIN_DOCUMENT_SENTENCES:
         yield sentences

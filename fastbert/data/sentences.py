@@ -1,8 +1,8 @@
-"""Prose into sentences, by rules: no model, no download, the same answer everywhere.
+"""Split prose into sentences by rules: no model, no download, the same result everywhere.
 
-A sentence ends at a stop (and the quotes and brackets that close after it) when what follows looks like a beginning.
-The full stop is the hard case, since abbreviations, initials and numbers use it too; a stop in CJK text needs no space
-after it. The rules are made for pre-training text: one wrong cut in a few hundred sentences is harmless there.
+A sentence ends at a stop (and the closing quotes and brackets after it) if the following text looks like a beginning.
+The full stop is ambiguous, since abbreviations, initials and numbers use it too; a stop in CJK text needs no space
+after it. The rules are for pre-training text, where one wrong split in a few hundred sentences is harmless.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ OPENERS = "\"'“‘«‹„‚([{<「『（《〈【〔¿¡*_"
 CLOSERS = "\"'”’»›)]}>」』）》〉】〕*_"
 _CJK_STOPS = "。！？｡．"
 
-# A stop of a script that puts a space after it, or a CJK stop; then whatever closes. Possessive, and never begun inside
-# a run of stops, so that a million full stops take linear time.
+# A stop of a script that puts a space after it, or a CJK stop; then closing quotes and brackets. Possessive, and never
+# started inside a run of stops, so that a million full stops take linear time.
 _CLOSE = f"[{re.escape(CLOSERS)}]*+"
 _CANDIDATE = re.compile(
     rf"(?<![.!?…‽؟۔।॥።])[.!?…‽؟۔।॥።]++{_CLOSE}(?=\s)"
@@ -30,12 +30,12 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Never end a sentence: something must follow them.
+# Never end a sentence.
 _TITLES = _words("""
     mr mrs ms mx dr prof st ste mt messrs mlle mme gen col maj capt cmdr cpl sgt lt lieut adm brig rev revd fr
     hon gov sen rep pres supt insp det amb atty sr sra srta hr dir mgr v vs viz cf ca approx esp incl resp
     fig figs eq eqs sec sect ch chap vol vols no nos nr pp p pt pts art ed eds trans op cit e.g i.e al""")
-# As above, but only before a number: "No. 5", but "The answer was no. He left."
+# Like titles, but only before a number: "No. 5", but "The answer was no. He left."
 _BEFORE_NUMBER = _words("no nos nr fig figs eq eqs p pp ch chap vol vols sec sect pt pts art op")
 # May end a sentence, but usually do not.
 _ABBREVIATIONS = _words("""
@@ -44,7 +44,7 @@ _ABBREVIATIONS = _words("""
     a.m p.m u.s u.k u.n u.s.a d.c b.c a.d b.c.e c.e ph.d m.d b.a m.a b.sc m.sc r.i.p est min max avg tel
     ala ariz ark calif colo conn del fla ill ind kan ky md mass mich minn miss mo mont neb nev okla ore pa penn tenn
     tex va vt wash wis wyo""")
-# Words that, with a capital, begin a sentence rather than go on with a name.
+# Words that, with a capital, begin a sentence rather than continue a name.
 _STARTERS = _words("""
     the this that these those there then they their he she his her it its we our you your my who what when where why
     how which while in on at by for from with after before during since until although though because if as and but or
@@ -53,7 +53,7 @@ _STARTERS = _words("""
 
 
 def _begins_sentence(text: str, start: int) -> tuple[bool, str]:
-    """Whether text at `start` can begin a sentence, and its first word without opening quotes and brackets."""
+    """Return whether a sentence can begin at `start`, and its first word without opening quotes and brackets."""
     end = start
     while end < len(text) and (text[end] in OPENERS or text[end] in "-–—" or text[end].isspace()):
         end += 1
@@ -65,7 +65,7 @@ def _begins_sentence(text: str, start: int) -> tuple[bool, str]:
 
 
 def _stop_is_final(text: str, sentence_start: int, stop: int, next_word: str) -> bool:
-    """Whether the single full stop at `text[stop]` ends the sentence that began at `sentence_start`."""
+    """Return whether the single full stop at `text[stop]` ends the sentence that began at `sentence_start`."""
     match = _LAST_WORD.search(text, max(sentence_start, stop - 40), stop)
     if match is None:
         return True
@@ -86,7 +86,7 @@ def _stop_is_final(text: str, sentence_start: int, stop: int, next_word: str) ->
 
 
 def split_sentences(text: str) -> list[str]:
-    """The sentences of one paragraph, stripped, in order; nothing but white space between them is lost."""
+    """Return the sentences of one paragraph, stripped, in order; only the white space between them is lost."""
     sentences = []
     start = 0
     for match in _CANDIDATE.finditer(text):

@@ -1,13 +1,14 @@
-"""The files of a folder of token shards: their names, how they are written, and how their index is read.
+"""The format of token shards: the names of the files, how they are written, and how the index is read.
 
-    index.json                       format and version, sizes, the vocabulary's fingerprint, SHA-256 of every file
+    index.json                       format and version, sizes, the tokenizer's fingerprint, SHA-256 of every file
     shard-00000.tokens.bin           token ids, uint16 (vocabularies below 65,536) or uint32
-    shard-00000.sentences.bin        int64, sentences + 1: where each sentence begins among the shard's tokens
-    shard-00000.documents.bin        int64, documents + 1: where each document begins among the shard's sentences
-    unigrams.bin                     int64, one count per id of the vocabulary
-    vocab.txt tokenizer_config.json  the tokenizer, as it saves itself
+    shard-00000.sentences.bin        int64 (sentences + 1,): offset of each sentence in the shard's tokens
+    shard-00000.documents.bin        int64 (documents + 1,): offset of each document in the shard's sentences
+    unigrams.bin                     int64 (vocab_size,): the count of each id
+    vocab.txt tokenizer_config.json  the tokenizer's own files
 
-All little-endian. No sentence and no document is empty, and a document lies in one shard.
+All numbers are little-endian. No sentence or document is empty, and each document is in one shard. The fingerprint
+identifies the tokenizer as a whole, whatever its kind (`fastbert.tokenizers.fingerprint`).
 """
 
 from __future__ import annotations
@@ -29,23 +30,24 @@ VERSION = 1
 INDEX = "index.json"
 VOCABULARY = "vocab.txt"
 UNIGRAMS = "unigrams.bin"
+SPECIALS = ("pad", "unk", "cls", "sep", "mask")
 OFFSET_DTYPE = np.dtype("<i8")
 
 _MAX_INDEX_BYTES = 1 << 26
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
-    """The narrowest of the two dtypes in which ids of the vocabulary are stored."""
+    """Return the dtype of stored ids: uint16 if it is wide enough, else uint32."""
     return np.dtype("<u2" if vocab_size < 65536 else "<u4")
 
 
 def shard_files(number: int) -> dict[str, str]:
-    """The names of a shard's files; no index can name others."""
+    """Return the names of a shard's files; an index with other names is refused."""
     return {kind: f"shard-{number:05d}.{kind}.bin" for kind in ("tokens", "sentences", "documents")}
 
 
 class HashedFile:
-    """A file that is written once and described in the index."""
+    """A file that is written once, with the SHA-256 for the index."""
 
     def __init__(self, path: Path) -> None:
         self.name = path.name
@@ -67,12 +69,12 @@ class HashedFile:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """A file that exists, as it is described in the index."""
+    """Return the entry of an existing file for the index."""
     return {"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 class IndexReader:
-    """Typed access to index.json: whatever is missing or of another kind is one clear line."""
+    """Typed access to index.json; a missing value or a wrong type is a `UserError` of one line."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -106,17 +108,17 @@ class IndexReader:
         return value
 
     def file(self, holder: Any, key: str, expected_name: str, expected_bytes: int | None, verify: bool) -> Path:
-        """The path of a described file, whose name, place and size are checked, and with `verify` its SHA-256."""
+        """Return the path of a listed file, after checking its name and size, and with `verify` its SHA-256."""
         entry = self.get(holder, key, dict)
         name, size, digest = self.get(entry, "name", str), self.count(entry, "bytes"), self.get(entry, "sha256", str)
         if name != expected_name:
-            raise self.damaged(f"names the file {name[:80]!r} where only {expected_name!r} may stand")
+            raise self.damaged(f"names the file {name[:80]!r}, but only {expected_name!r} is allowed")
         path = self.folder / name
         if path.is_symlink() or not path.is_file():
-            raise UserError(f"{path} is missing or not a plain file; prepare the shards again")
+            raise UserError(f"{path} is missing or not a regular file; prepare the shards again")
         if size != path.stat().st_size or (expected_bytes is not None and size != expected_bytes):
-            wanted = size if expected_bytes is None else expected_bytes
-            raise UserError(f"{path} has {path.stat().st_size} bytes, not {wanted}; prepare the shards again")
+            expected = size if expected_bytes is None else expected_bytes
+            raise UserError(f"{path} has {path.stat().st_size} bytes, not {expected}; prepare the shards again")
         if verify and sha256(path) != digest:
             raise UserError(f"{path} is damaged: its SHA-256 is not the one in {INDEX}; prepare the shards again")
         return path

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastbert.embeddings.batches import counted_tokens, packed
 from fastbert.embeddings.pooling import check_pooling, normalized, pool
-from fastbert.embeddings.rows import LONG, SPECIAL, Cutting, Rows, check_texts, counted_tokens, packed, read_rows
+from fastbert.embeddings.rows import LONG, SPECIAL, Cutting, Rows, check_texts, read_rows
 from fastbert.embeddings.settings import EmbedSettings
 from fastbert.errors import UserError
 from fastbert.models.bert.model import BertModel, first_indices
@@ -294,7 +295,7 @@ def _reporting(progress: bool | Callable[[int], None], total: int | None) -> Ite
     if not isinstance(progress, bool):
         yield progress
     elif progress:
-        from fastbert.cli.common import Bars
+        from fastbert.io.progress import Bars
 
         try:
             bars = Bars(quiet=False)
@@ -304,3 +305,6 @@ def _reporting(progress: bool | Callable[[int], None], total: int | None) -> Ite
             yield bars.stage("embedding", total)
     else:
         yield lambda done: None
+
+
+BertModel.embed_texts = staticmethod(embed)

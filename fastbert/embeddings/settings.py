@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 from fastbert.checkpoints.formats.safetensors import WEIGHTS, save_tensors
 from fastbert.checkpoints.manifest import update_manifest
-from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PROMPTS, TYPES, is_there
+from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PROMPTS, TYPES
 from fastbert.embeddings.pooling import check_pooling
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import atomic_write, write_json_atomic
@@ -51,7 +52,7 @@ class Dense:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x fp32 (texts, in) on the CPU -> (texts, out); a text's bits do not depend on the others."""
-        y = matmul.product(x, matmul.pack(self.weight, "fp32"), self.bias)
+        y = matmul.matmul(x, matmul.prepack(self.weight, "fp32"), self.bias)
         # In fp64, so that how torch cuts the work for its vector units is rounded away.
         y = y.double()
         return ACTIVATIONS[self.activation](y).float()
@@ -113,7 +114,7 @@ class EmbedSettings:
         """Raise UserError where something is in the way of what `save` writes, before anything is written."""
         for name, _ in self._parts():
             place = folder / name
-            if name and is_there(place) and (place.is_symlink() or not place.is_dir()):
+            if name and os.path.lexists(place) and (place.is_symlink() or not place.is_dir()):
                 raise UserError(f"{place}: is a link or a file, where a module's folder belongs; move it away")
 
     def prompt(self, name: str | None) -> str:

@@ -14,7 +14,7 @@ from fastbert.checkpoints.formats.safetensors import in_bytes, write_safetensors
 from fastbert.checkpoints.hub import MAIN
 from fastbert.checkpoints.key_mapping import match
 from fastbert.checkpoints.manifest import MODEL, update_manifest, verify_files
-from fastbert.checkpoints.source import Weights, config_place, find_source, find_weights
+from fastbert.checkpoints.source import Weights, config_folder, find_source, find_weights
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic
@@ -187,8 +187,8 @@ class PreTrainedModel(Compatibility):
                 raise UserError(f'dtype={dtype!r} must be a torch dtype, "fastest", or None for the checkpoint\'s own')
             dtype = fastest_dtype(torch.device("cuda" if torch.cuda.is_available() else "cpu"))[0]
         place = find_source(source, revision)
-        verify_files(config_place(place), MODEL, verify=verify)
-        config = cls.config_type.from_pretrained(config_place(place))
+        verify_files(config_folder(place), MODEL, verify=verify)
+        config = cls.config_type.from_pretrained(config_folder(place))
         if overrides:
             config = cls.config_type.from_dict({**config.to_dict(), **overrides}, source=str(place))
         weights = find_weights(place, pickles, verify=False)  # checked above
@@ -239,7 +239,7 @@ def match_weights(
     missing, left_out = {}, {}
     for kind in kinds:
         own = loading.own_shapes(loading.outline(kind, config))
-        found = match(weights.tensors, own, kind.base_model_prefix, weights.place).keys()
+        found = match(weights.tensors, own, kind.base_model_prefix, weights.path).keys()
         missing[kind] = sorted(own.keys() - found)
         left_out[kind] = sorted(found - own.keys() - set(kind.tied_keys))
     return missing, left_out

@@ -63,7 +63,7 @@ def check_config(config: BertConfig, weights: Weights) -> None:
 
     Raises `CheckpointError` that names the first difference, or what the checkpoint lacks.
     """
-    place, tensors = weights.place, weights.tensors
+    place, tensors = weights.path, weights.tensors
     for name, field in _TABLES.items():
         stored = next((tensors[key] for key in (name, f"bert.{name}") if key in tensors), None)
         said = (getattr(config, field), config.hidden_size)
@@ -83,12 +83,12 @@ def check_size(config: BertConfig, weights: Weights) -> None:
     total = sum(stored.numel for stored in weights.tensors.values())
     if config.num_parameters() > 4 * total + MOST_NEW or config.num_hidden_layers > len(weights.tensors):
         raise CheckpointError(
-            f"{weights.place}: config.json asks for {shown(config.num_parameters())} weights in"
+            f"{weights.path}: config.json asks for {shown(config.num_parameters())} weights in"
             f" {shown(config.num_hidden_layers)} layers, but the files hold {total:,}; they belong to different models"
         )
     if config.num_labels * config.hidden_size > max(total, MOST_NEW):
         raise CheckpointError(
-            f"{weights.place}: config.json says num_labels={config.num_labels:,}, a head larger than all that the files"
+            f"{weights.path}: config.json says num_labels={config.num_labels:,}, a head larger than all that the files"
             " hold"
         )
 
@@ -103,9 +103,9 @@ def load(
     missing, for other shapes, for weights that are no floating-point numbers, and for a decoder that is not tied.
     """
     weights, own = model.named_weights(weights), own_shapes(model)
-    matched = match(weights.tensors, own, model.base_model_prefix, weights.place)
+    matched = match(weights.tensors, own, model.base_model_prefix, weights.path)
     found = {name: weights.tensors[matched[name]] for name in own if name in matched}
-    _check(model, weights.place, own, found)
+    _check(model, weights.path, own, found)
     check_tied(model, weights, matched)
     missing = sorted(own.keys() - found.keys())
     dtypes = {stored.dtype for stored in found.values()}
@@ -122,8 +122,8 @@ def load(
     if missing:
         initialise(model, missing)
         if warn:
-            logger.warning("%s: new weights for %s", weights.place, ", ".join(missing))
-    _report(model, weights.place, sorted(matched.keys() - own.keys() - set(model.tied_keys)))
+            logger.warning("%s: new weights for %s", weights.path, ", ".join(missing))
+    _report(model, weights.path, sorted(matched.keys() - own.keys() - set(model.tied_keys)))
 
 
 def own_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
@@ -159,7 +159,7 @@ def check_tied(model: PreTrainedModel, weights: Weights, matched: Mapping[str, s
         return
     if not equal(weights.tensors[matched[DECODER]], weights.tensors[matched[table]]):
         raise CheckpointError(
-            f"{weights.place}: {DECODER} is not the token embedding, but this model ties them; use it without its head"
+            f"{weights.path}: {DECODER} is not the token embedding, but this model ties them; use it without its head"
         )
 
 

@@ -14,7 +14,7 @@ from fastbert.tasks.metrics.glue import GLUE, glue_name
 from fastbert.tasks.readers.cells import number
 
 if TYPE_CHECKING:
-    from fastbert.tasks.base import Prediction
+    from fastbert.tasks.prediction_format import Prediction
 
 logger = logging.getLogger("fastbert")
 ARCHIVE = "submission.zip"

@@ -1,338 +1,184 @@
-"""`WordPieceTokenizer`: BERT's tokenizer over the C++ core, with the results of Hugging Face's `BertTokenizerFast`."""
+"""BERT's WordPiece tokenizer over the C++ core, with the results of Hugging Face's `BertTokenizerFast`."""
 
-import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
 from fastbert import _C
-from fastbert.tokenizers import call
-from fastbert.tokenizers.encoding import Encoding, Layout, make_encoding
-from fastbert.tokenizers.line_files import read_line_batches
-from fastbert.tokenizers.padding import pad_rows
-from fastbert.tokenizers.row_encoding import RowTable, TokenNames
-from fastbert.tokenizers.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from fastbert.packing import PackedBatch
+from fastbert.checkpoints.manifest import TOKENIZER, update_manifest, verify_file, verify_files
+from fastbert.tokenizers import call, decoding, files
+from fastbert.tokenizers.added import AddedToken, as_added_tokens
+from fastbert.tokenizers.tokenizer import Tokenizer
+from fastbert.tokenizers.transformers_interface import check_save_options
+from fastbert.tokenizers.vocabulary import checked_model_max_length
 
 
-class WordPieceTokenizer(Vocabulary):
-    """BERT's whole pipeline in C++: special tokens in text, clean-up, Chinese characters, accents, case, WordPiece.
+class WordPieceTokenizer(Tokenizer):
+    """BERT's tokenizer in C++: special tokens, clean-up, Chinese characters, accents, case, WordPiece.
 
-    Stateless: no call changes what another one returns, so an instance may be shared between threads. Picklable.
+    Ids, offsets and tokens equal those of Hugging Face's `BertTokenizerFast`. Stateless: no call changes the results of
+    another, so threads may share an instance. Picklable.
 
     Args:
         vocab: the tokens in the order of their ids, or the path of a vocab.txt.
-        do_lower_case: turn text to lower case.
-        strip_accents: remove accents; None means "if `do_lower_case`", as in the original BERT.
-        tokenize_chinese_chars: make a word of each Chinese character.
-        model_max_length: the length, in tokens, that truncation and padding use when none is given.
+        do_lower_case: convert text to lower case.
+        strip_accents: remove accents; None means as `do_lower_case`, like the original BERT.
+        tokenize_chinese_chars: treat each Chinese character as a word.
+        model_max_length: the default length, in tokens, for truncation and padding; None: no limit.
         unk_token, sep_token, pad_token, cls_token, mask_token: the special tokens; they must be in the vocabulary or
-            among the added tokens. In text they are recognised as they are written here, before anything else is done.
-        additional_special_tokens: more tokens that are recognised in the same way. Those that are not in the vocabulary
-            become added tokens.
+            among the added tokens. They are recognised in text exactly as written here, before normalisation.
+        additional_special_tokens: further tokens that are recognised in the same way. Tokens that are not in the
+            vocabulary become added tokens.
         split_special_tokens: treat special tokens in text as plain text.
-        added_tokens: strings or `AddedToken`s that are recognised as a whole. One that is in the vocabulary keeps its
-            id; the others get the ids behind the vocabulary, in order.
-        padding_side, truncation_side: "right" or "left", for calls that do not say.
+        added_tokens: strings or `AddedToken`s that are recognised as a whole. Tokens in the vocabulary keep their ids;
+            the others get the ids after it, in order.
+        padding_side, truncation_side: "right" or "left", the default of calls.
     """
 
-    model_input_names: ClassVar[list[str]] = ["input_ids", "token_type_ids", "attention_mask"]
-    pad_token_type_id = 0
+    _core_options = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "split_special_tokens")
 
-    # Text to ids
-
-    def encode_ragged(
+    def __init__(
         self,
-        texts: Sequence[str],
-        add_special_tokens: bool = False,
+        vocab: Sequence[str] | str | os.PathLike[str],
         *,
-        max_length: int | None = None,
-        threads: int | None = None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of many texts without padding, and without a Python object per token: the bulk path.
+        do_lower_case: bool = True,
+        strip_accents: bool | None = None,
+        tokenize_chinese_chars: bool = True,
+        model_max_length: int | None = 512,
+        unk_token: str = "[UNK]",
+        sep_token: str = "[SEP]",
+        pad_token: str = "[PAD]",
+        cls_token: str = "[CLS]",
+        mask_token: str = "[MASK]",
+        additional_special_tokens: Sequence[str] = (),
+        split_special_tokens: bool = False,
+        added_tokens: Sequence[str | AddedToken] = (),
+        padding_side: str = "right",
+        truncation_side: str = "right",
+    ) -> None:
+        if isinstance(vocab, str | os.PathLike):
+            source = str(vocab)
+            tokens = files.read_vocab(Path(vocab))
+        else:
+            source = "vocab"
+            tokens = list(vocab)
+            files.check_tokens(tokens, lambda index: f"vocab[{index}]")
+        self.do_lower_case = bool(do_lower_case)
+        self.strip_accents = None if strip_accents is None else bool(strip_accents)
+        self.tokenize_chinese_chars = bool(tokenize_chinese_chars)
+        self.split_special_tokens = bool(split_special_tokens)
+        self.padding_side = call.checked_side(padding_side, "padding_side")
+        self.truncation_side = call.checked_side(truncation_side, "truncation_side")
+        self.model_max_length = checked_model_max_length(model_max_length)
+        self.unk_token, self.sep_token, self.pad_token = unk_token, sep_token, pad_token
+        self.cls_token, self.mask_token = cls_token, mask_token
+        self.additional_special_tokens = list(additional_special_tokens)
+        self.added_tokens = as_added_tokens(added_tokens)
+        self._tokens = tokens
+        self._update(source)
+
+    # Files
+
+    @classmethod
+    def from_pretrained(cls, path: str | os.PathLike[str], *, verify: bool = True, **options: Any) -> Self:
+        """Read a tokenizer's folder, a vocab.txt or a tokenizer.json; `options` override those of the files.
+
+        Options come from `tokenizer_config.json` and `special_tokens_map.json`, then from `tokenizer.json`, and added
+        tokens from these and `added_tokens.json`, as in transformers. Without any of them, a vocabulary with capital
+        letters turns lower-casing off, which is logged. Files are compared with the `fastbert_manifest.json` beside
+        them, unless `verify` is False. Raises `UserError`.
+        """
+        path = Path(path)
+        if path.is_dir():
+            verify_files(path, TOKENIZER, verify=verify)
+            vocab, file_options = files.read_folder(path)
+        elif path.suffix == ".json":
+            verify_file(path, verify=verify)
+            vocab, file_options = files.read_tokenizer_file(path)
+        else:
+            verify_file(path, verify=verify)
+            vocab, file_options = files.read_vocab_file(path)
+        try:
+            tokenizer = cls(vocab, **(file_options | options))
+        except files.VocabularyError as error:
+            raise files.VocabularyError(f"{path}: {error}") from None
+        tokenizer.name_or_path = str(path)
+        return tokenizer
+
+    def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> tuple[str, ...]:
+        """Write `vocab.txt`, `tokenizer_config.json` and `special_tokens_map.json`, as transformers does.
+
+        A `tokenizer.json` is also written if the folder has one, or if a token ends with white space. The files'
+        checksums are entered in `fastbert_manifest.json`. transformers' other options are ignored where they have no
+        effect; `push_to_hub` and `filename_prefix` are refused.
 
         Returns:
-            ids: int32; text i has `ids[offsets[i] : offsets[i + 1]]`.
-            offsets: int64, one more than there are texts.
-
-        A text is cut on the right to `max_length` tokens, special ones included (None: not cut). The GIL is released;
-        `threads` (default: the CPUs this process may use) changes the speed, never the result.
+            The paths of the files.
         """
-        threads = call.checked_threads(threads)
-        max_length = call.checked_max_length(max_length)
-        if max_length is not None:
-            max_length = min(max_length, 2**40)
-            call.check_room(max_length, self.num_special_tokens_to_add() if add_special_tokens else 0)
-        if not add_special_tokens:
-            return self._core.encode_ragged(texts, max_length, threads)
-        return self._core.encode_wrapped(texts, max_length, self.cls_token_id, self.sep_token_id, threads)
-
-    def encode_aligned_ragged(
-        self, texts: Sequence[str], *, threads: int | None = None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens of many texts with the places they come from, without special tokens around them.
-
-        Returns:
-            ids, begins, ends, words: int32, one item per token: its id, its first code point in the text and the one
-                behind its last, and the index of its word (before WordPiece) in the text.
-            offsets: int64; text i has the items from `offsets[i]` to `offsets[i + 1]`.
-        """
-        return self._core.encode_aligned_ragged(texts, call.checked_threads(threads))
-
-    def encode_files(
-        self,
-        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-        add_special_tokens: bool = True,
-        *,
-        max_length: int | None = None,
-        batch_bytes: int = 16_000_000,
-        threads: int | None = None,
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Ids of the lines of text files (UTF-8; also .gz and .xz), as results of `encode_ragged`, batch by batch.
-
-        Lines end with a line feed, with or without a carriage return before it; empty lines count. A batch has whole
-        lines of one file, of about `batch_bytes` bytes in all, so files may be larger than memory. Lines are cut to
-        `max_length` tokens, special ones included (None: not cut).
-
-        Raises:
-            UserError: a file that cannot be read or is not UTF-8, with its name, line and byte.
-        """
-        for lines in read_line_batches(paths, batch_bytes):
-            yield self.encode_ragged(lines, add_special_tokens, max_length=max_length, threads=threads)
-
-    def __call__(
-        self,
-        text: Any,
-        text_pair: Any = None,
-        *,
-        pairs: Any = None,
-        add_special_tokens: bool = True,
-        padding: bool | str = False,
-        truncation: bool | str | None = None,
-        max_length: int | None = None,
-        stride: int = 0,
-        is_split_into_words: bool = False,
-        pad_to_multiple_of: int | None = None,
-        padding_side: str | None = None,
-        truncation_side: str | None = None,
-        return_tensors: str | None = None,
-        return_token_type_ids: bool | None = None,
-        return_attention_mask: bool | None = None,
-        return_overflowing_tokens: bool = False,
-        return_special_tokens_mask: bool = False,
-        return_offsets_mapping: bool = False,
-        return_length: bool = False,
-        split_special_tokens: bool | None = None,
-        verbose: bool = True,
-        threads: int | None = None,
-    ) -> Encoding:
-        """Model inputs of one text or of a batch of texts, alone or in pairs; the arguments are those of transformers.
-
-        Args:
-            text: a string; a list of strings, or of pairs of strings, for a batch. With `is_split_into_words`, a list
-                of words, or a list of such lists.
-            text_pair: the second sequence of each pair, of the same kind (`pairs` is another name). As in
-                transformers, a single text with an empty second sequence is no pair, while in a batch it is one.
-            add_special_tokens: put `[CLS]` before and `[SEP]` after the sequences.
-            padding: True or "longest" of the batch, or "max_length".
-            truncation: True or "longest_first", "only_first", "only_second"; False for none. None means "longest_first"
-                if `max_length` is given without padding, else none.
-            max_length: for truncation and for `padding="max_length"`; None means `model_max_length`.
-            stride: the tokens that a row of overflow has in common with the row before it.
-            is_split_into_words: texts are lists of words.
-            pad_to_multiple_of: rounds the padded length up.
-            padding_side, truncation_side: "right" or "left"; None means the tokenizer's attribute.
-            return_tensors: None for lists, "np" for int64 arrays, "pt" for int64 tensors.
-            return_token_type_ids, return_attention_mask: True unless False.
-            return_overflowing_tokens: what truncation cuts off becomes further rows; "overflow_to_sample_mapping" says
-                which text a row is from.
-            return_special_tokens_mask, return_offsets_mapping, return_length: add these keys.
-            split_special_tokens: special tokens in text are plain text; None means the tokenizer's attribute.
-            verbose: warn of rows over `model_max_length`.
-            threads: at most so many (default: the CPUs this process may use); the result does not depend on it.
-
-        Raises:
-            TypeError: something is not a string, or is half of a character (a lone surrogate).
-            ValueError: an option that is none of the above; a length that leaves no room for the special tokens or for
-                the stride; rows of different lengths that were to become a torch tensor.
-        """
-        if pairs is not None and text_pair is not None:
-            raise TypeError("text_pair and pairs are two names of one argument; give one of them")
-        inputs = call.read_inputs(text, text_pair if pairs is None else pairs, is_split_into_words)
-        threads = call.checked_threads(threads)
-        tensors = call.checked_tensors(return_tensors)
-        lengths = call.read_lengths(
-            padding=padding,
-            truncation=truncation,
-            max_length=max_length,
-            stride=stride,
-            pad_to_multiple_of=pad_to_multiple_of,
-            left=call.checked_side(truncation_side or self.truncation_side, "truncation_side") == "left",
-            overflow=return_overflowing_tokens,
-            model_max_length=self._length_limit,
-            added=self.num_special_tokens_to_add(inputs.pairs is not None) if add_special_tokens else 0,
-        )
-        core = self._core_for(split_special_tokens)
-        plan = functools.partial(self._plan, inputs, add_special_tokens, lengths.cutting, core=core)
-        rows = plan(return_offsets_mapping, threads)
-        realign = None if return_offsets_mapping else lambda: plan(True, threads)
-        table = RowTable(rows, realign, TokenNames(self._spelled, self._varying, core), inputs)
-        width = lengths.width(table.longest_main)
-        if tensors == "pt":
-            call.check_tensor_rows(table, width, lengths.padding)
-        if verbose and max_length is None:
-            call.warn_of_length(table.longest_main, self._length_limit)
-        layout = Layout(
-            width=width,
-            left=call.checked_side(padding_side or self.padding_side, "padding_side") == "left",
-            pad_token_id=self.pad_token_id,
-            tensors=tensors,
-            single=inputs.single and not tensors and not return_overflowing_tokens,
-            threads=threads,
-        )
-        wanted = {
-            "input_ids": True,
-            "token_type_ids": return_token_type_ids is not False,
-            "attention_mask": return_attention_mask is not False,
-            "special_tokens_mask": return_special_tokens_mask,
-            "offset_mapping": return_offsets_mapping,
-            "length": return_length,
-            "overflow_to_sample_mapping": return_overflowing_tokens,
+        check_save_options(options)
+        options = {
+            "do_lower_case": self.do_lower_case,
+            "strip_accents": self.strip_accents,
+            "tokenize_chinese_chars": self.tokenize_chinese_chars,
+            "model_max_length": self.model_max_length,
+            "split_special_tokens": self.split_special_tokens,
+            "padding_side": self.padding_side,
+            "truncation_side": self.truncation_side,
         }
-        return make_encoding(table, layout, [name for name, wants in wanted.items() if wants])
+        special_tokens: dict[str, Any] = dict(self.special_tokens_map)
+        if self.additional_special_tokens:
+            special_tokens["additional_special_tokens"] = self.additional_special_tokens
+        paths = files.write_folder(Path(folder), self._tokens, options, special_tokens, self.added_tokens_decoder)
+        manifest = update_manifest(Path(folder), [Path(path).name for path in paths], self.fingerprint)
+        return (*paths, str(manifest))
 
-    def _plan(
-        self,
-        inputs: call.Inputs,
-        add_special_tokens: bool,
-        cutting: _C.Cutting,
-        aligned: bool,
-        threads: int,
-        core: _C.WordPiece | None = None,
-    ) -> _C.Rows:
-        template = _C.Template(add_special_tokens, self.cls_token_id, self.sep_token_id)
-        return (core or self._core).encode_rows(
-            inputs.texts, inputs.pairs, inputs.text_bounds, inputs.pair_bounds, template, cutting, aligned, threads
-        )
+    # The kind
 
-    def _core_for(self, split_special_tokens: bool | None) -> _C.WordPiece:
-        if split_special_tokens is None or bool(split_special_tokens) == self.split_special_tokens:
-            return self._core
-        if self._other_core is None:
-            self._other_core = self._build_core(not self.split_special_tokens)
-        return self._other_core
+    @property
+    def is_continuation(self) -> np.ndarray:
+        """Return which ids continue a word ("##..."): bool (len(tokenizer),)."""
+        continues = [token.startswith("##") for token in self._tokens]
+        return np.array(continues + [False] * (len(self) - self.vocab_size), dtype=np.bool_)
 
-    def num_special_tokens_to_add(self, pair: bool = False) -> int:
-        """The special tokens around a single sequence or a pair."""
-        return 3 if pair else 2
+    def _build_core(self, split_special_tokens: bool) -> _C.WordPiece:
+        # Sorted by id: of two tokens with the same normal form, the lower id is found.
+        added = [
+            _C.AddedToken(
+                token.content,
+                index,
+                token.special,
+                token.lstrip,
+                token.rstrip,
+                token.single_word,
+                token.normalized,
+            )
+            for index, token in self._recognised.items()
+        ]
+        return _C.WordPiece(self._tokens, added, split_special_tokens, self.unk_token_id, self._normalizer_options())
 
-    def pack(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None, max_length: int | None = 512
-    ) -> "PackedBatch":
-        """A `PackedBatch` of the texts (or pairs) with special tokens, cut to `max_length` (None: not cut)."""
-        import torch
+    def _normalize(self, text: str) -> str:
+        return _C.normalize(text, self._normalizer_options())
 
-        from fastbert.packing import PackedBatch
+    def _normalizer_options(self) -> _C.NormalizerOptions:
+        strip = self.do_lower_case if self.strip_accents is None else self.strip_accents
+        return _C.NormalizerOptions(self.do_lower_case, strip, self.tokenize_chinese_chars)
 
-        inputs = call.read_inputs(_as_batch(texts, "texts"), pairs, False)
-        if not inputs.texts:
-            raise ValueError("texts is empty; a batch needs at least one text")
-        lengths = call.read_lengths(
-            padding=False,
-            truncation=max_length is not None,
-            max_length=max_length,
-            stride=0,
-            pad_to_multiple_of=None,
-            left=self.truncation_side == "left",
-            overflow=False,
-            model_max_length=None,
-            added=self.num_special_tokens_to_add(inputs.pairs is not None),
-        )
-        rows = self._plan(inputs, True, lengths.cutting, False, call.checked_threads(None))
-        offsets = rows.offsets()
-        return PackedBatch(
-            input_ids=torch.from_numpy(rows.column(_C.Column.IDS).astype(np.int64)),
-            token_type_ids=torch.from_numpy(rows.column(_C.Column.TYPES).astype(np.int64)),
-            cu_seqlens=torch.from_numpy(offsets.astype(np.int32)),
-            max_seqlen=int(np.diff(offsets).max()),
-        )
-
-    def encode(self, text: Any, text_pair: Any = None, **options: Any) -> Any:
-        """The ids of one text or pair; options as in a call."""
-        return self(text, text_pair, **options)["input_ids"]
-
-    def tokenize(
-        self, text: str, pair: str | None = None, add_special_tokens: bool = False, **options: Any
-    ) -> list[str]:
-        """The tokens of a text (or pair) as strings."""
-        return self(text, pair, add_special_tokens=add_special_tokens, verbose=False, **options).tokens()
-
-    # Rows that are ids already
-
-    def pad(
-        self,
-        encoded_inputs: Any,
-        padding: bool | str = True,
-        max_length: int | None = None,
-        pad_to_multiple_of: int | None = None,
-        padding_side: str | None = None,
-        return_attention_mask: bool | None = None,
-        return_tensors: str | None = None,
-        verbose: bool = True,
-    ) -> Encoding:
-        """Pad rows that this tokenizer returned: a mapping of lists, or a list of mappings, as collators have it.
-
-        `input_ids`, `token_type_ids`, `attention_mask` (made if it is missing) and `special_tokens_mask` are padded;
-        other keys stay as they are.
-        """
-        fillers = {
-            "input_ids": self.pad_token_id,
-            "token_type_ids": self.pad_token_type_id,
-            "attention_mask": 0,
-            "special_tokens_mask": 1,
+    def _fingerprint_options(self) -> dict[str, Any]:
+        return {
+            "do_lower_case": self.do_lower_case,
+            "strip_accents": self.do_lower_case if self.strip_accents is None else self.strip_accents,
+            "tokenize_chinese_chars": self.tokenize_chinese_chars,
         }
-        return pad_rows(
-            encoded_inputs,
-            fillers=fillers,
-            padding=padding,
-            max_length=self._length_limit if max_length is None else max_length,
-            pad_to_multiple_of=pad_to_multiple_of,
-            side=padding_side or self.padding_side,
-            with_mask=return_attention_mask is not False,
-            return_tensors=return_tensors,
+
+    def _join_tokens(self, tokens: Iterable[str]) -> str:
+        return decoding.join_tokens(tokens)
+
+    def __repr__(self) -> str:
+        return (
+            f"WordPieceTokenizer(vocab_size={self.vocab_size}, do_lower_case={self.do_lower_case}, "
+            f"strip_accents={self.strip_accents}, tokenize_chinese_chars={self.tokenize_chinese_chars}, "
+            f"model_max_length={self.model_max_length})"
         )
-
-    def build_inputs_with_special_tokens(self, ids: Sequence[int], pair_ids: Sequence[int] | None = None) -> list[int]:
-        """`[CLS] A [SEP]`, or `[CLS] A [SEP] B [SEP]`, of ids."""
-        first = [self.cls_token_id, *ids, self.sep_token_id]
-        return first if pair_ids is None else [*first, *pair_ids, self.sep_token_id]
-
-    def create_token_type_ids_from_sequences(
-        self, ids: Sequence[int], pair_ids: Sequence[int] | None = None
-    ) -> list[int]:
-        """0 for the first sequence and its special tokens, 1 for the second."""
-        return [0] * (len(ids) + 2) + ([] if pair_ids is None else [1] * (len(pair_ids) + 1))
-
-    def get_special_tokens_mask(
-        self, ids: Sequence[int], pair_ids: Sequence[int] | None = None, already_has_special_tokens: bool = False
-    ) -> list[int]:
-        """1 where a special token stands: by their ids in a finished row, else by the place they will have."""
-        if already_has_special_tokens:
-            if pair_ids is not None:
-                raise ValueError(
-                    "pair_ids must be None with already_has_special_tokens=True; give the whole row as ids"
-                )
-            special = set(self.all_special_ids)
-            return [int(token_id in special) for token_id in ids]
-        first = [1, *[0] * len(ids), 1]
-        return first if pair_ids is None else [*first, *[0] * len(pair_ids), 1]
-
-
-def _as_batch(texts: Any, name: str) -> Any:
-    if isinstance(texts, str):
-        raise TypeError(f"{name} must be a sequence of strings, not one string")
-    return texts

@@ -60,7 +60,7 @@ def test_copies_that_autocast_makes_of_weights_are_no_activations() -> None:
 
 def test_packed_weights_are_found_wherever_they_are_held() -> None:
     before = memory.packed_bytes()
-    held: Any = ({"nested": [matmul.pack(torch.randn(64, 32), "bf16")]},)
+    held: Any = ({"nested": [matmul.prepack(torch.randn(64, 32), "bf16")]},)
     same = (held[0]["nested"][0],)
     gc.collect()
     assert memory.packed_bytes() - before == 64 * 32 * 2
@@ -117,13 +117,13 @@ def test_operations_have_a_kind(event: str, kind: str) -> None:
 
 def test_a_profile_sees_torch_and_the_extension() -> None:
     x = torch.randn(64, 64)
-    packed = matmul.pack(x, "fp32")
+    packed = matmul.prepack(x, "fp32")
     untouched = dict(vars(_C)), dict(vars(matmul))
     calls: list[str] = []
 
     def phases() -> dict[str, Any]:
         return {
-            "forward": lambda: (calls.append("forward"), matmul.product(x, packed)),
+            "forward": lambda: (calls.append("forward"), matmul.matmul(x, packed)),
             "backward": lambda: (calls.append("backward"), torch.softmax(x @ x, -1)),
         }
 
@@ -138,8 +138,8 @@ def test_a_profile_sees_torch_and_the_extension() -> None:
 
 def test_functions_taken_out_of_the_extension_are_seen_too() -> None:
     x = torch.randn(64, 64)
-    packed = matmul.pack(x, "fp32")
+    packed = matmul.prepack(x, "fp32")
     activities = [torch.profiler.ProfilerActivity.CPU]
     with profile.watched_extension(), torch.profiler.profile(activities=activities) as seen:
-        matmul.product(x, packed)
+        matmul.matmul(x, packed)
     assert "fastbert._C.product" in {event.key for event in seen.key_averages()}

@@ -151,7 +151,7 @@ def test_shards_that_are_no_files(material: Path, tmp_path: Path, capsys: pytest
         before = file.rename(tmp_path / "aside")
         for make in (os.mkfifo, lambda path: os.symlink("/dev/zero", path)):
             make(file)
-            with pytest.raises(UserError, match=r"not a plain file|not a folder of token shards"):
+            with pytest.raises(UserError, match=r"not a regular file|not a folder of token shards"):
                 TokenShards.open(shards)
             file.unlink()
         before.rename(file)

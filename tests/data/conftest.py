@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fastbert.data.shards import TokenShards, prepare
+from fastbert.data.prepare import prepare
+from fastbert.data.shards import TokenShards
 
 SPECIALS = ("[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 

@@ -11,7 +11,9 @@ import tracemalloc
 import pytest
 
 from fastbert.data import corpus as corpus_module
-from fastbert.data.corpus import Corpus, detect_layout, read_documents
+from fastbert.data import layout, text_lines
+from fastbert.data.corpus import Corpus, read_documents
+from fastbert.data.layout import detect_layout
 from fastbert.errors import CorpusError
 
 LINES = "The first one.\nThe second one.\n\nAnother document.\n"
@@ -92,7 +94,7 @@ def test_auto_detects(lines, layout):
     ],
 )
 def test_auto_reads_published_corpora(data_dir, path, layout, documents):
-    blocks = corpus_module._line_blocks(data_dir / path, corpus_module._SAMPLE_BYTES)
+    blocks = text_lines.line_blocks(data_dir / path, corpus_module._SAMPLE_BYTES)
     assert detect_layout(next(blocks)) == layout
     assert sum(1 for _ in read_documents(data_dir / path)) == documents
 
@@ -152,9 +154,9 @@ def damaged_xz(data: bytes, flip: int) -> bytes:
         pytest.param("a.txt.xz", lzma.compress(b"ok\n\xff"), "0xff at offset 3 of the decompressed", id="xz-offset"),
         pytest.param("a.txt.xz", lzma.compress(b"text\n" * 99)[:-20], "a.txt.xz is truncated", id="truncated-xz"),
         pytest.param("a.txt.gz", gzip.compress(b"text\n" * 99)[:-9], "a.txt.gz is truncated", id="truncated-gz"),
-        pytest.param("a.txt.xz", damaged_xz(b"text\n" * 99, 30), "no intact .xz file", id="damaged-xz"),
-        pytest.param("a.txt.xz", b"plain text", "no intact .xz file", id="not-xz"),
-        pytest.param("a.txt.gz", b"plain text", "no intact .gz file", id="not-gz"),
+        pytest.param("a.txt.xz", damaged_xz(b"text\n" * 99, 30), "not an intact .xz file", id="damaged-xz"),
+        pytest.param("a.txt.xz", b"plain text", "not an intact .xz file", id="not-xz"),
+        pytest.param("a.txt.gz", b"plain text", "not an intact .gz file", id="not-gz"),
         pytest.param("a.jsonl", b'{"text": "x"}\n\n{"text"\n', "a.jsonl, line 3: not valid JSON", id="json"),
         pytest.param("a.jsonl", b'["text"]', "line 1: must be a JSON object", id="json-list"),
         pytest.param("a.jsonl", b'{"body": "x", "id": 1}', r"no key 'text' \(keys: body, id\)", id="json-key"),
@@ -194,7 +196,7 @@ def test_an_enormous_line_is_cut_at_spaces(tmp_path, monkeypatch):
     (document,) = read_documents(path, text_format="lines")
     assert len(document) > 3
     assert " ".join(document).split() == words
-    assert max(len(sentence.encode()) for sentence in document) <= corpus_module.MAX_LINE_BYTES
+    assert max(len(sentence.encode()) for sentence in document) <= text_lines.MAX_LINE_BYTES
     unbroken = write(tmp_path / "b.txt", "€" * 1_000_000)
     (document,) = read_documents(unbroken, text_format="lines")
     assert "".join(document) == "€" * 1_000_000
@@ -208,12 +210,12 @@ def test_an_enormous_json_line_is_an_error(tmp_path, monkeypatch):
 
 
 def test_an_enormous_document_is_cut(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(corpus_module, "MAX_DOCUMENT_CHARS", 10_000)
+    monkeypatch.setattr(layout, "MAX_DOCUMENT_CHARS", 10_000)
     path = write(tmp_path / "a.txt", "Line after line.\n" * 3_000)
     documents = list(read_documents(path))
     assert len(documents) > 3
     assert sum(map(len, documents)) == 3_000
-    assert "is cut into several" in caplog.text
+    assert "is split into several" in caplog.text
 
 
 SHAPES = [
@@ -225,8 +227,9 @@ SHAPES = [
 
 @pytest.mark.parametrize("line", SHAPES)
 def test_memory_is_bounded(tmp_path, monkeypatch, line):
-    for name, value in {"_BLOCK_BYTES": 1 << 15, "MAX_LINE_BYTES": 1 << 15, "MAX_DOCUMENT_CHARS": 1 << 15}.items():
-        monkeypatch.setattr(corpus_module, name, value)
+    monkeypatch.setattr(corpus_module, "_BLOCK_BYTES", 1 << 15)
+    monkeypatch.setattr(text_lines, "MAX_LINE_BYTES", 1 << 15)
+    monkeypatch.setattr(layout, "MAX_DOCUMENT_CHARS", 1 << 15)
     path = write(tmp_path / "a.txt.gz", line * (1_500_000 // len(line)))
     tracemalloc.start()
     for _ in read_documents(path, text_format="prose"):

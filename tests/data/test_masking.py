@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fastbert import _C
+from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData
-from fastbert.data.shards import prepare
 
 CLS, SEP, MASK = 3, 4, 5
 

@@ -179,7 +179,7 @@ def test_one_document_is_split_inside(make_shards):
 
 
 def test_unigram_cross_entropy(make_shards, tmp_path, id_tokenizer):
-    from fastbert.data.shards import prepare
+    from fastbert.data.prepare import prepare
 
     random = np.random.default_rng(0)
     documents = [[" ".join(map(str, random.zipf(1.5, size=40).clip(6, 40)))] for _ in range(30)]

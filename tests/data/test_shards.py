@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from fastbert.data.corpus import Corpus, read_documents
+from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData
-from fastbert.data.shards import TokenShards, prepare
+from fastbert.data.shards import TokenShards
 from fastbert.errors import CorpusError, UserError
 from fastbert.tokenizers import WordPieceTokenizer
 
@@ -61,8 +62,8 @@ def test_batches_do_not_show(tmp_path, id_tokenizer, random_lengths, make_shards
     lengths = random_lengths(seed, documents=30)
     whole = make_shards(lengths)
     for chars, sentences in [(1, 1 << 16), (1 << 22, 1), (100, 7), (1000, 64)]:
-        monkeypatch.setattr("fastbert.data.shards._BATCH_CHARS", chars)
-        monkeypatch.setattr("fastbert.data.shards._BATCH_SENTENCES", sentences)
+        monkeypatch.setattr("fastbert.data.prepare._BATCH_CHARS", chars)
+        monkeypatch.setattr("fastbert.data.prepare._BATCH_SENTENCES", sentences)
         parts = make_shards(lengths)
         assert all_sentences(parts) == all_sentences(whole)
         assert (parts.document_ranges() == whole.document_ranges()).all()
@@ -255,8 +256,8 @@ FILES = ("shards", 0, "files")
         pytest.param(put_value([*FILES, "tokens", "name"], "../../etc/passwd"), "only 'shard-0", id="traversal"),
         pytest.param(put_value([*FILES, "tokens", "name"], "/etc/passwd"), "only 'shard-0", id="absolute"),
         pytest.param(put_value(["vocabulary", "name"], "../vocab.txt"), "only 'vocab.txt'", id="vocabulary-path"),
-        pytest.param(symlinked, "missing or not a plain file", id="symlink"),
-        pytest.param(lambda folder: (folder / SENTENCES).unlink(), "missing or not a plain file", id="no-file"),
+        pytest.param(symlinked, "missing or not a regular file", id="symlink"),
+        pytest.param(lambda folder: (folder / SENTENCES).unlink(), "missing or not a regular file", id="no-file"),
         pytest.param(truncated(TOKENS), "tokens.bin has 77 bytes, not 78", id="truncated-tokens"),
         pytest.param(truncated(DOCUMENTS), "documents.bin has 39 bytes, not 40", id="truncated-documents"),
         pytest.param(flipped(TOKENS), "tokens.bin is damaged", id="flipped-tokens"),

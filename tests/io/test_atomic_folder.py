@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
-from fastbert.data.shards import TokenShards, prepare
+from fastbert.data.prepare import prepare
+from fastbert.data.shards import TokenShards
 from fastbert.errors import UserError
 from fastbert.io import folder_exchange
 from fastbert.io.folder_exchange import recover_folder, replace_folder

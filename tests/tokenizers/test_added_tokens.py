@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fastbert.data.shards import prepare
+from fastbert.data.prepare import prepare
 from fastbert.errors import UserError
 from fastbert.tokenizers import AddedToken, WordPieceTokenizer
 from fastbert.tokenizers.extension import extend_vocabulary
@@ -256,7 +256,7 @@ def test_tokens_of_the_reference_may_be_given():
 def test_failed_change_changes_nothing():
     tokenizer = WordPieceTokenizer(VOCAB, added_tokens=["<x>"])
     before = tokenizer.fingerprint
-    with pytest.raises(UserError, match=r"added token '\\u0301': nothing is left of it when it is normalised"):
+    with pytest.raises(UserError, match=r"added token '\\u0301': normalising it leaves nothing"):
         tokenizer.add_tokens(["<y>", "\u0301"])
     assert tokenizer.fingerprint == before
     assert tokenizer.tokenize("<x><y>")[0] == "<x>"
@@ -306,7 +306,7 @@ def test_vocabulary_extension_keeps_added_tokens():
 
 def test_shards_refuse_tokens_behind_the_vocabulary(tmp_path):
     tokenizer = WordPieceTokenizer(VOCAB, added_tokens=["<x>"])
-    with pytest.raises(UserError, match=r"added tokens behind its vocabulary .'<x>', id"):
+    with pytest.raises(UserError, match=r"added tokens after its vocabulary .'<x>', id"):
         prepare([["a b"]], tokenizer, tmp_path / "refused")
     within = WordPieceTokenizer([*VOCAB, "<x>"], added_tokens=["<x>"])
     assert prepare([["a <x> b"]], within, tmp_path / "taken").num_tokens == 3

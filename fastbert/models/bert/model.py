@@ -5,9 +5,10 @@ The module tree gives the state dict the names of Hugging Face's `BertModel`, so
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard, Unpack
+from typing import Any, ClassVar, Protocol, TypeGuard, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -45,9 +46,6 @@ from fastbert.ops.encoder_layer.composition import compose_layer
 from fastbert.ops.encoder_layer.spec import LayerSpec, bert_layer
 from fastbert.packing import PackedBatch
 
-if TYPE_CHECKING:
-    from fastbert.embeddings.settings import EmbedSettings
-
 # oneDNN, which multiplies bf16 on CPUs, compiles and keeps a kernel for each number of rows it meets. Batches of packed
 # tokens all differ, so without rounding every step would compile anew and memory would grow by megabytes a step.
 ROWS_MULTIPLE = 64
@@ -59,6 +57,23 @@ def multiplies_in_bf16(weight: Tensor) -> bool:
         return False
     autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
     return autocast or weight.dtype == torch.bfloat16
+
+
+class EmbeddingSettings(Protocol):
+    """What `BertModel` requires of its settings for embeddings, which it saves with its weights."""
+
+    def check_width(self, width: int, place: str) -> None:
+        """Raise UserError if the settings do not fit a model of this width."""
+
+    def check_folder(self, folder: Path) -> None:
+        """Raise UserError if a folder is not free for `save`."""
+
+    def save(self, folder: Path, width: int) -> None:
+        """Write the settings next to the model."""
+
+
+def _unbound_embed(model: BertModel, texts: Iterable[str], tokenizer: Any, **options: Any) -> Tensor:
+    raise RuntimeError("BertModel.embed needs fastbert.embeddings: use `from fastbert import BertModel`")
 
 
 class Norm(nn.Module):
@@ -323,13 +338,16 @@ class BertModel(PreTrainedModel):
 
     base_model_prefix = "bert"
 
+    embed_texts: ClassVar[Callable[..., Tensor]] = staticmethod(_unbound_embed)
+    """What `embed` calls: `fastbert.embeddings.embed.embed`, set by that module, which builds on this one."""
+
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         super().__init__(config)
         self.embeddings = Embeddings(config)
         self.encoder = Encoder(config)
         self.pooler = Pooler(config) if add_pooling_layer else None
-        self.embed_settings: EmbedSettings | None = None
-        """How `embed` makes vectors of texts, where nothing else is said; saved for sentence-transformers."""
+        self.embed_settings: EmbeddingSettings | None = None
+        """Defaults of `embed`: a `fastbert.embeddings.settings.EmbedSettings`, saved for sentence-transformers."""
         self.init_weights()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -461,13 +479,11 @@ class BertModel(PreTrainedModel):
             hidden_states=tuple(packed.restore(state) for state in states) if output_hidden_states else None,
         )
 
-    def embed(self, texts: Any, tokenizer: Any, **options: Any) -> Tensor:
-        """One vector a text, fp32 (texts, hidden_size) on the CPU, in the order of `texts`, any iterable of strings.
+    def embed(self, texts: Iterable[str], tokenizer: Any, **options: Any) -> Tensor:
+        """Return one vector per text, fp32 (texts, hidden_size) on the CPU, in the order of the texts.
 
         Options: `pooling` "mean", "max" or "cls", `normalize`, `max_length` in tokens, `long` "truncate", "windows" or
-        "error", `batch_tokens`, `prompt`, `progress`. `fastbert.embeddings.embed` says what they mean and
-        what is the same in every batch.
+        "error", `batch_tokens`, `prompt`, `progress`; `fastbert.embeddings.embed.EmbedOptions` documents them. On CPUs
+        a text's vector has the same bits in every batch.
         """
-        from fastbert.embeddings.embed import embed
-
-        return embed(self, texts, tokenizer, **options)
+        return type(self).embed_texts(self, texts, tokenizer, **options)

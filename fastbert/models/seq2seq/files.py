@@ -32,7 +32,7 @@ def weights_for(config: SequenceConfig, weights: Weights, own: Collection[str], 
     saved = any(name.startswith(_DECODER_BERT) for name in weights.tensors)
     if config.kind == "prefix":
         if saved:
-            raise CheckpointError(f"{weights.place}: holds an encoder-decoder; load it as one, without kind='prefix'")
+            raise CheckpointError(f"{weights.path}: holds an encoder-decoder; load it as one, without kind='prefix'")
         return weights
     if not saved:
         return _of_bert(config, weights, own)
@@ -40,7 +40,7 @@ def weights_for(config: SequenceConfig, weights: Weights, own: Collection[str], 
     if lacking:
         more = f" and {len(lacking) - 8} more" if len(lacking) > 8 else ""
         raise CheckpointError(
-            f"{weights.place}: lacks {', '.join(lacking[:8])}{more}; fetch the whole checkpoint, or begin with BERT's"
+            f"{weights.path}: lacks {', '.join(lacking[:8])}{more}; fetch the whole checkpoint, or begin with BERT's"
         )
     for name in tied:
         first = _first_name(name, config.shared)
@@ -52,7 +52,7 @@ def weights_for(config: SequenceConfig, weights: Weights, own: Collection[str], 
 def _of_bert(config: SequenceConfig, weights: Weights, own: Collection[str]) -> Weights:
     """BERT's weights as the encoder's, and as those of the decoder that do not begin anew."""
     wanted = {name: theirs for name in own if (theirs := _bert_name(name, config)) is not None}
-    matched = match(weights.tensors, set(wanted.values()), "bert", weights.place)
+    matched = match(weights.tensors, set(wanted.values()), "bert", weights.path)
     if DECODER in matched and _EMBEDDING in matched:
         _check_same(weights, DECODER, matched[DECODER], matched[_EMBEDDING])
     tensors = {name: weights.tensors[matched[theirs]] for name, theirs in wanted.items() if theirs in matched}
@@ -84,7 +84,7 @@ def _first_name(name: str, shared: Sharing) -> str | None:
 
 
 def _check_same(weights: Weights, name: str, first: str, second: str) -> None:
-    place: Path = weights.place
+    place: Path = weights.path
     if not equal(weights.tensors[first], weights.tensors[second]):
         raise CheckpointError(
             f"{place}: {shown(name)} is not {shown(second)}, but this model has one weight for both; sharing='none'"

@@ -13,7 +13,7 @@ from fastbert.tasks.readers.tables import Names, Row, Table, name_of, read_table
 from fastbert.tasks.text_files import whole_characters
 
 if TYPE_CHECKING:
-    from fastbert.tasks.base import Columns
+    from fastbert.tasks.settings import Columns
 
 PROMPTS = ("sent1", "prompt", "ctx", "premise", "context", "question")
 STARTS = ("sent2",)

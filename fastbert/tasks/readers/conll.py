@@ -19,7 +19,7 @@ from fastbert.tasks.readers.tags import OUTSIDE, count_invalid, is_entity_tag, s
 from fastbert.tasks.text_files import STDIN, numbered_lines, whole_characters
 
 if TYPE_CHECKING:
-    from fastbert.tasks.base import Columns
+    from fastbert.tasks.settings import Columns
 
 logger = logging.getLogger("fastbert")
 DOCUMENT = "-DOCSTART-"

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fastbert.tasks.base import Prediction
 from fastbert.tasks.examples import Dataset, QuestionExample
+from fastbert.tasks.prediction_format import Prediction
 from fastbert.tasks.ragged import bounds, runs
 from fastbert.tasks.span.rows import NOWHERE, SpanRows
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from accuracy import assert_as_accurate
 from fences import Fenced
-from products import BF16, DTYPES, LEVELS, drawn, same_bits
+from matmuls import BF16, DTYPES, LEVELS, drawn, same_bits
 
 from fastbert import _C
 from fastbert.errors import UserError
-from fastbert.ops.native.matmul import gradient_product
+from fastbert.ops.native.matmul import weight_gradient
 
 SHAPES = [
     pytest.param(0, 40, 33, id="no-tokens"),
@@ -45,7 +45,7 @@ def test_is_as_accurate_as_torch(
     a, b = drawn(seed, tokens, rows, dtype=dtype), drawn(seed + 1, tokens, columns, dtype=dtype)
     counted = cpu_kernels.in_software(level) and dtype == BF16 and tokens * rows * columns > 0
     executed = emulator.executed() if counted else 0
-    gradient, sums = gradient_product(a, b, sums=True)
+    gradient, sums = weight_gradient(a, b, sums=True)
     if counted:
         assert emulator.executed() > executed, "the kernel's own instructions never ran"
     # Sums of fp32, of bf16 too: eager torch may sum the same numbers in fp32.
@@ -53,7 +53,7 @@ def test_is_as_accurate_as_torch(
     assert_as_accurate(gradient, a.float().T @ b.float(), exact, "gradient")
     assert sums is not None
     assert_as_accurate(sums, a.float().sum(0), a.double().sum(0), "sums")
-    again, none = gradient_product(a, b)
+    again, none = weight_gradient(a, b)
     assert none is None
     assert same_bits(again, gradient)
 
@@ -63,7 +63,7 @@ def test_integers_are_summed_exactly(level: str, dtype: torch.dtype, seed: int) 
     """Small integers have one right answer: every token, row and column is in its place."""
     generator = torch.Generator().manual_seed(seed)
     a, b = (torch.randint(-9, 10, (201, n), generator=generator).to(dtype) for n in (77, 130))
-    gradient, sums = gradient_product(a, b, sums=True)
+    gradient, sums = weight_gradient(a, b, sums=True)
     assert torch.equal(gradient, a.float().T @ b.float())
     assert sums is not None
     assert torch.equal(sums, a.float().sum(0))
@@ -76,24 +76,24 @@ def test_views_ranges_and_sums_of_two(level: str, dtype: torch.dtype, seed: int)
     a, b = wide_a[:, 3:40], wide_b[:, 7:52]
     a.copy_(drawn(seed, 90, 37))
     b.copy_(drawn(seed + 1, 90, 45))
-    plain, sums = gradient_product(a.contiguous(), b.contiguous(), sums=True)
+    plain, sums = weight_gradient(a.contiguous(), b.contiguous(), sums=True)
     memory = torch.full((60, 50), torch.nan)
-    gradient, again = gradient_product(a, b, sums=True, out=memory[11:48, 2:47])
+    gradient, again = weight_gradient(a, b, sums=True, out=memory[11:48, 2:47])
     assert gradient.data_ptr() == memory[11:48, 2:47].data_ptr()
     assert same_bits(gradient, plain)
     assert same_bits(again, sums)
     outside = torch.ones_like(memory, dtype=torch.bool)
     outside[11:48, 2:47] = False
     assert memory[outside].isnan().all()
-    gradient_product(a[:51], b[:51], out=memory[11:48, 2:47])
-    _, rest = gradient_product(a[51:], b[51:], sums=True, out=memory[11:48, 2:47], accumulate=True)
+    weight_gradient(a[:51], b[:51], out=memory[11:48, 2:47])
+    _, rest = weight_gradient(a[51:], b[51:], sums=True, out=memory[11:48, 2:47], accumulate=True)
     exact = a.double().T @ b.double()
     assert_as_accurate(gradient, (a[:51].float().T @ b[:51].float()) + (a[51:].float().T @ b[51:].float()), exact)
     # The sums are of this call's tokens alone.
     assert rest is not None
     assert_as_accurate(rest, a[51:].float().sum(0), a[51:].double().sum(0))
     before = memory.clone()
-    _, none = gradient_product(a[:0], b[:0], sums=True, out=memory[11:48, 2:47], accumulate=True)
+    _, none = weight_gradient(a[:0], b[:0], sums=True, out=memory[11:48, 2:47], accumulate=True)
     assert same_bits(memory, before)
     assert none is not None
     assert not none.any()
@@ -106,10 +106,10 @@ def test_bits_do_not_depend_on_threads(level: str, dtype: torch.dtype, seed: int
     for rows, columns in shapes:
         a, b = drawn(seed, tokens, rows, dtype=dtype), drawn(seed + 1, tokens, columns, dtype=dtype)
         torch.set_num_threads(1)
-        expected, total = gradient_product(a, b, sums=True)
+        expected, total = weight_gradient(a, b, sums=True)
         for count in (1, 2, 3, 7):
             torch.set_num_threads(count)
-            gradient, sums = gradient_product(a, b, sums=True)
+            gradient, sums = weight_gradient(a, b, sums=True)
             assert same_bits(gradient, expected), (rows, columns, count)
             assert same_bits(sums, total), (rows, columns, count)
 
@@ -118,14 +118,14 @@ def test_bits_do_not_depend_on_threads(level: str, dtype: torch.dtype, seed: int
 def test_a_nan_stays_where_it_is(level: str, dtype: torch.dtype, seed: int) -> None:
     """Nor does what another product left in the kept memory come through the padding of an odd number of tokens."""
     a, b = drawn(seed, 65, 40, dtype=dtype), drawn(seed + 1, 65, 50, dtype=dtype)
-    clean, sums = gradient_product(a, b, sums=True)
+    clean, sums = weight_gradient(a, b, sums=True)
     nan = torch.full((128, 64), torch.nan, dtype=dtype)
-    assert gradient_product(nan, nan)[0].isnan().all()
-    again, total = gradient_product(a, b, sums=True)
+    assert weight_gradient(nan, nan)[0].isnan().all()
+    again, total = weight_gradient(a, b, sums=True)
     assert same_bits(again, clean)
     assert same_bits(total, sums)
     a[64, 7], b[3, 49] = torch.nan, torch.inf
-    spoilt, total = gradient_product(a, b, sums=True)
+    spoilt, total = weight_gradient(a, b, sums=True)
     assert spoilt[7].isnan().all()
     assert not spoilt[:, 49].isfinite().any()
     rows = torch.arange(40) != 7
@@ -142,39 +142,39 @@ def test_nothing_beyond_the_ends_is_touched(
 ) -> None:
     a, b = drawn(seed, tokens, rows, dtype=dtype), drawn(seed + 1, tokens, columns, dtype=dtype)
     fenced = [Fenced(tensor, behind) for tensor in (a, b, torch.full((rows, columns), torch.nan))]
-    gradient_product(fenced[0].tensor, fenced[1].tensor, sums=True, out=fenced[2].tensor)
-    assert same_bits(fenced[2].tensor, gradient_product(a, b)[0])
-    gradient_product(fenced[0].tensor, fenced[1].tensor, out=fenced[2].tensor, accumulate=True)
-    assert same_bits(fenced[2].tensor, gradient_product(a, b)[0] * 2)
+    weight_gradient(fenced[0].tensor, fenced[1].tensor, sums=True, out=fenced[2].tensor)
+    assert same_bits(fenced[2].tensor, weight_gradient(a, b)[0])
+    weight_gradient(fenced[0].tensor, fenced[1].tensor, out=fenced[2].tensor, accumulate=True)
+    assert same_bits(fenced[2].tensor, weight_gradient(a, b)[0] * 2)
 
 
 def test_wrong_arguments_are_refused_by_name(seed: int) -> None:
     a, b = drawn(seed, 6, 8), drawn(seed, 6, 10)
     with pytest.raises(UserError, match=r"a has shape \(48,\): it must be \(tokens, out\)"):
-        gradient_product(a.flatten(), b)
+        weight_gradient(a.flatten(), b)
     with pytest.raises(UserError, match=r"b has shape \(5, 10\): it must be \(6, in\)"):
-        gradient_product(a, b[:5])
+        weight_gradient(a, b[:5])
     with pytest.raises(UserError, match=r"b has dtype torch\.bfloat16, a torch\.float32"):
-        gradient_product(a, b.bfloat16())
+        weight_gradient(a, b.bfloat16())
     with pytest.raises(UserError, match=r"a has dtype torch\.float16"):
-        gradient_product(a.half(), b)
+        weight_gradient(a.half(), b)
     with pytest.raises(UserError, match="b has strides"):
-        gradient_product(a, drawn(seed, 10, 6).T)
+        weight_gradient(a, drawn(seed, 10, 6).T)
     with pytest.raises(UserError, match="accumulate adds to out"):
-        gradient_product(a, b, accumulate=True)
+        weight_gradient(a, b, accumulate=True)
     with pytest.raises(UserError, match=r"out has dtype torch\.bfloat16: it must be torch\.float32"):
-        gradient_product(a, b, out=torch.zeros(8, 10, dtype=BF16))
+        weight_gradient(a, b, out=torch.zeros(8, 10, dtype=BF16))
     with pytest.raises(UserError, match=r"out has shape \(10, 8\): it must be \(8, 10\)"):
-        gradient_product(a, b, out=torch.zeros(10, 8))
+        weight_gradient(a, b, out=torch.zeros(10, 8))
     with pytest.raises(UserError, match="out has strides"):
-        gradient_product(a, b, out=torch.zeros(10, 8).T)
+        weight_gradient(a, b, out=torch.zeros(10, 8).T)
     memory = torch.zeros(8, 20)
-    with pytest.raises(UserError, match="out lies in the memory of a"):
-        gradient_product(memory[:6, :8], b, out=memory[:, 4:14])
-    with pytest.raises(UserError, match="out lies in the memory of b"):
-        gradient_product(a, memory[:6, :10], out=memory[:, 4:14])
+    with pytest.raises(UserError, match="out overlaps a"):
+        weight_gradient(memory[:6, :8], b, out=memory[:, 4:14])
+    with pytest.raises(UserError, match="out overlaps b"):
+        weight_gradient(a, memory[:6, :10], out=memory[:, 4:14])
     with pytest.raises(UserError, match="a is on meta"):
-        gradient_product(a.to("meta"), b)
+        weight_gradient(a.to("meta"), b)
     place, out = (a.data_ptr(), "fp32", 8), (memory.data_ptr(), "fp32", 20)
     with pytest.raises(ValueError, match="a and b must have one dtype"):
         _C.gradient_product(place, (b.data_ptr(), "bf16", 10), 6, 8, 10, out, 0, False)

@@ -1,4 +1,4 @@
-"""The table that chooses between our products and the library's."""
+"""The table that chooses between native matmuls and PyTorch's."""
 
 import json
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     chosen = tmp_path / "cache" / "products.json"
     monkeypatch.setenv("FASTBERT_PRODUCTS", str(chosen))
     monkeypatch.setattr(cpu_capability, "level", lambda: "avx2")
-    matmul_table.forget()
+    matmul_table.clear_cache()
     yield chosen
-    matmul_table.forget()
+    matmul_table.clear_cache()
 
 
 @pytest.mark.parametrize(
@@ -31,30 +31,30 @@ def test_classes_of_rows(rows: int, kind: str) -> None:
 
 @pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("level", cpu_capability.LEVELS)
-def test_shipped_choices(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_choices(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_capability, "level", lambda: level)
     for element in ("bf16", "int8", "fp32"):
         own = element == "int8" or level != "portable"
-        assert matmul_table.prefers_own(element, 100, 768, 768) == own
-        assert matmul_table.prefers_own_layer(element, 100, 768, 3072) == own
+        assert matmul_table.prefers_native(element, 100, 768, 768) == own
+        assert matmul_table.prefers_native_layer(element, 100, 768, 3072) == own
 
 
 def test_what_was_measured_goes_first(path: Path) -> None:
-    cpu = matmul_table.processor(cpu_capability.level())
-    matmul_table.save(path, cpu, {matmul_table.entry("fp32", "rows<=16", 768, 768): "library"})
-    matmul_table.save(path, cpu, {matmul_table.entry("bf16", "rows>1024", 768, 768): "library"})
-    assert not matmul_table.prefers_own("fp32", 10, 768, 768)
-    assert matmul_table.prefers_own("fp32", 17, 768, 768)
-    assert not matmul_table.prefers_own("bf16", 2000, 768, 768)
-    matmul_table.save(path, "another processor", {matmul_table.entry("fp32", "rows<=64", 768, 768): "library"})
-    assert matmul_table.prefers_own("fp32", 17, 768, 768)
+    cpu = matmul_table.cpu_key(cpu_capability.level())
+    matmul_table.save(path, cpu, {matmul_table.entry_name("fp32", "rows<=16", 768, 768): "library"})
+    matmul_table.save(path, cpu, {matmul_table.entry_name("bf16", "rows>1024", 768, 768): "library"})
+    assert not matmul_table.prefers_native("fp32", 10, 768, 768)
+    assert matmul_table.prefers_native("fp32", 17, 768, 768)
+    assert not matmul_table.prefers_native("bf16", 2000, 768, 768)
+    matmul_table.save(path, "another processor", {matmul_table.entry_name("fp32", "rows<=64", 768, 768): "library"})
+    assert matmul_table.prefers_native("fp32", 17, 768, 768)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("no json", "is no table of products"),
-        ("[]", "is no table of products"),
+        ("no json", "is not a table of matmuls"),
+        ("[]", "is not a table of matmuls"),
         (json.dumps({"format": 99, "entries": {}}), "has format 99"),
         (json.dumps({"format": 1, "entries": {"cpu": {"fp32 1x1 rows<=16": "theirs"}}}), "'theirs'"),
     ],
@@ -77,8 +77,8 @@ def test_tuning_saves_what_it_measured(path: Path, monkeypatch: pytest.MonkeyPat
     written, trials = matmul_tune.run(lambda done, total, text: said.append(text), widths=(32,))
     assert written == path
     assert len(trials) == 2 * 4 * 2
-    assert all(trial.own > 0 and trial.library > 0 for trial in trials)
-    table = matmul_table.load(path)[matmul_table.processor(cpu_capability.level())]
+    assert all(trial.native > 0 and trial.torch > 0 for trial in trials)
+    table = matmul_table.load(path)[matmul_table.cpu_key(cpu_capability.level())]
     assert table["bf16 96x32 rows<=16"] in ("own", "library")
     assert len(table) == len(trials)
     assert said[-1] == "done"
@@ -99,7 +99,7 @@ def test_compiled_code_follows_the_level(level: str, monkeypatch: pytest.MonkeyP
     torch._dynamo.reset()  # code that was compiled for another level
 
     def chosen(x: torch.Tensor) -> torch.Tensor:
-        return x + 1 if matmul_table.prefers_own_layer("fp32", len(x), 32, 64) else x - 1
+        return x + 1 if matmul_table.prefers_native_layer("fp32", len(x), 32, 64) else x - 1
 
     compiled = torch.compile(chosen, backend="eager", fullgraph=True)
     assert compiled(torch.zeros(3)).tolist() == [1.0 if level == "avx2" else -1.0] * 3
@@ -134,7 +134,7 @@ def test_a_table_nested_too_deeply_is_passed_over_once(path: Path, caplog: pytes
     path.parent.mkdir()
     path.write_text("[" * 100_000)
     assert [matmul_table.saved(), matmul_table.saved()] == [{}, {}]
-    assert caplog.text.count("is no table of products") == 1
+    assert caplog.text.count("is not a table of matmuls") == 1
 
 
 def test_a_folder_is_no_place_for_a_table(path: Path) -> None:

@@ -6,7 +6,7 @@ import cpu_kernels
 import pytest
 import torch
 from fences import Fenced
-from row_kernels import LEVELS
+from rowwise_kernels import LEVELS
 
 from fastbert import _C
 from fastbert.ops import reference

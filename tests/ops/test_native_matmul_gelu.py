@@ -8,13 +8,13 @@ import pytest
 import torch
 from accuracy import assert_as_accurate
 from fences import Fenced
-from products import BF16, ELEMENTS, FP32, LEVELS, drawn, same_bits
+from matmuls import BF16, ELEMENTS, FP32, LEVELS, drawn, same_bits
 from torch import Tensor
 from torch.nn import functional as F
 
 from fastbert import _C
 from fastbert.errors import UserError
-from fastbert.ops.native.matmul import gelu_gradient_product, pack, product
+from fastbert.ops.native.matmul import matmul, matmul_gelu_backward, prepack
 
 ACTIVATIONS = ["gelu", "gelu_tanh"]
 SHAPES = [
@@ -50,18 +50,18 @@ def test_what_the_activation_is_computed_of(
     level: str, rows: int, columns: int, depth: int, element: str, dtype: torch.dtype, activation: str, seed: int
 ) -> None:
     x, weight = drawn(seed, rows, depth, dtype=dtype), drawn(seed + 1, columns, depth, dtype=dtype, scale=0.2)
-    bias, packed = drawn(seed + 2, columns), pack(weight, element)
+    bias, packed = drawn(seed + 2, columns), prepack(weight, element)
     before = torch.full((rows, columns + 5), torch.nan, dtype=dtype)
-    y = product(x, packed, bias, activation, before=before[:, 2 : columns + 2])
+    y = matmul(x, packed, bias, activation, pre_activation=before[:, 2 : columns + 2])
     u = before[:, 2 : columns + 2]
     assert before[:, :2].isnan().all()
     assert before[:, columns + 2 :].isnan().all()
-    assert same_bits(u, product(x, packed, bias))
+    assert same_bits(u, matmul(x, packed, bias))
     # The activation is that of the rounded u.
     eager, exact = (F.gelu(u.to(kind), approximate=approximation(activation)) for kind in (dtype, torch.float64))
     assert_as_accurate(y, eager, exact)
     if dtype == FP32:
-        assert same_bits(y, product(x, packed, bias, activation))
+        assert same_bits(y, matmul(x, packed, bias, activation))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -72,22 +72,22 @@ def test_gradient_through_gelu(
 ) -> None:
     """The sums are the gradient of GELU(u), as accurate as torch's product and torch's derivative."""
     grad, weight = drawn(seed, rows, depth, dtype=dtype), drawn(seed + 1, depth, columns, dtype=dtype, scale=0.2)
-    u, packed = drawn(seed + 2, rows, columns, dtype=dtype, scale=2), pack(weight, element, transposed=True)
-    du, h = gelu_gradient_product(grad, packed, u, activation == "gelu_tanh")
+    u, packed = drawn(seed + 2, rows, columns, dtype=dtype, scale=2), prepack(weight, element, transposed=True)
+    du, h = matmul_gelu_backward(grad, packed, u, activation == "gelu_tanh")
     eager = gelu_gradient(grad @ weight, u, activation)
     exact = gelu_gradient(grad.double() @ weight.double(), u.double(), activation)
     assert_as_accurate(du, eager, exact)
     # h is what the forward product stored: an identity gives it u once more.
     if rows:
-        forward = product(u, pack(torch.eye(columns), "fp32"), activation=activation)
+        forward = matmul(u, prepack(torch.eye(columns), "fp32"), activation=activation)
         assert same_bits(h, forward)
-    for place in ("out", "again"):
+    for place in ("out", "activation_out"):
         given = u.clone()
         into: dict[str, Any] = {place: given}
-        again = gelu_gradient_product(grad, packed, given, activation == "gelu_tanh", **into)
+        again = matmul_gelu_backward(grad, packed, given, activation == "gelu_tanh", **into)
         assert same_bits(again[0], du)
         assert same_bits(again[1], h)
-        assert again[place == "again"] is given
+        assert again[place == "activation_out"] is given
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -95,15 +95,15 @@ def test_derivative_at_every_bfloat16(level: str, activation: str) -> None:
     """Off by at most 5e-7 in fp32 at all finite numbers that bf16 has; a NaN stays one."""
     inputs = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(BF16).view(-1, 1)
     u = inputs[inputs.isfinite()].view(-1, 1).float()
-    one = pack(torch.ones(1, 1), "fp32", transposed=True)
-    du, h = gelu_gradient_product(torch.ones_like(u), one, u, activation == "gelu_tanh")
+    one = prepack(torch.ones(1, 1), "fp32", transposed=True)
+    du, h = matmul_gelu_backward(torch.ones_like(u), one, u, activation == "gelu_tanh")
     # Beyond 100 float64 overflows in x^3.
     exact = gelu_gradient(torch.ones(u.shape, dtype=torch.float64), u.double().clamp(-100, 100), activation)
     assert float((du.double() - exact).abs().max()) <= 5e-7
     # But for the sign of a zero, which sums lose.
-    assert torch.equal(h, product(u, pack(torch.ones(1, 1), "fp32"), activation=activation))
+    assert torch.equal(h, matmul(u, prepack(torch.ones(1, 1), "fp32"), activation=activation))
     nan = inputs[inputs.isnan()].view(-1, 1).float()
-    du, h = gelu_gradient_product(torch.ones_like(nan), one, nan, activation == "gelu_tanh")
+    du, h = matmul_gelu_backward(torch.ones_like(nan), one, nan, activation == "gelu_tanh")
     assert du.isnan().all()
     assert h.isnan().all()
 
@@ -115,47 +115,47 @@ def test_nothing_beyond_the_ends_is_touched(
     level: str, rows: int, columns: int, depth: int, element: str, dtype: torch.dtype, behind: bool, seed: int
 ) -> None:
     grad, weight = drawn(seed, rows, depth, dtype=dtype), drawn(seed + 1, columns, depth, dtype=dtype)
-    u, packed = drawn(seed + 2, rows, columns, dtype=dtype), pack(weight, element)
-    expected = gelu_gradient_product(grad, packed, u, False)
+    u, packed = drawn(seed + 2, rows, columns, dtype=dtype), prepack(weight, element)
+    expected = matmul_gelu_backward(grad, packed, u, False)
     fenced = [Fenced(tensor, behind) for tensor in (grad, u, u, u)]
-    actual = gelu_gradient_product(
-        fenced[0].tensor, packed, fenced[1].tensor, False, out=fenced[2].tensor, again=fenced[3].tensor
+    actual = matmul_gelu_backward(
+        fenced[0].tensor, packed, fenced[1].tensor, False, out=fenced[2].tensor, activation_out=fenced[3].tensor
     )
     for ours, theirs in zip(actual, expected, strict=True):
         assert same_bits(ours, theirs)
-    product(fenced[0].tensor, packed, activation="gelu", before=fenced[2].tensor, out=fenced[3].tensor)
-    assert same_bits(fenced[2].tensor, product(grad, packed))
+    matmul(fenced[0].tensor, packed, activation="gelu", pre_activation=fenced[2].tensor, out=fenced[3].tensor)
+    assert same_bits(fenced[2].tensor, matmul(grad, packed))
 
 
 def test_wrong_arguments_are_refused_by_name(seed: int) -> None:
     x, weight, u = drawn(seed, 6, 10), drawn(seed, 8, 10), drawn(seed, 6, 8)
-    packed, out = pack(weight, "fp32"), torch.zeros(6, 8)
-    with pytest.raises(UserError, match="before is kept of products with an activation"):
-        product(x, packed, before=u)
-    with pytest.raises(UserError, match="before is kept of products with an activation and without norm"):
-        product(x, packed, None, "gelu", norm=(torch.ones(8), None, 1e-5), before=u)
-    with pytest.raises(UserError, match=r"before has shape \(6, 7\)"):
-        product(x, packed, None, "gelu", before=u[:, :7])
-    with pytest.raises(UserError, match=r"before has dtype torch\.float32: it must be torch\.bfloat16"):
-        product(x, packed, None, "gelu", out_dtype=BF16, before=u)
-    for other, arguments in (("x", {"before": x[:, :8]}), ("out", {"before": out, "out": out})):
-        with pytest.raises(UserError, match=f"before lies in the memory of {other}"):
-            product(x, packed, None, "gelu", **arguments)
-    with pytest.raises(UserError, match="before lies in the memory of residual"):
-        product(x, packed, None, "gelu", residual=u, before=u)
+    packed, out = prepack(weight, "fp32"), torch.zeros(6, 8)
+    with pytest.raises(UserError, match="pre_activation needs an activation"):
+        matmul(x, packed, pre_activation=u)
+    with pytest.raises(UserError, match="pre_activation needs an activation, and no norm"):
+        matmul(x, packed, None, "gelu", norm=(torch.ones(8), None, 1e-5), pre_activation=u)
+    with pytest.raises(UserError, match=r"pre_activation has shape \(6, 7\)"):
+        matmul(x, packed, None, "gelu", pre_activation=u[:, :7])
+    with pytest.raises(UserError, match=r"pre_activation has dtype torch\.float32: it must be torch\.bfloat16"):
+        matmul(x, packed, None, "gelu", out_dtype=BF16, pre_activation=u)
+    for other, arguments in (("x", {"pre_activation": x[:, :8]}), ("out", {"pre_activation": out, "out": out})):
+        with pytest.raises(UserError, match=f"pre_activation overlaps {other}"):
+            matmul(x, packed, None, "gelu", **arguments)
+    with pytest.raises(UserError, match="pre_activation overlaps residual"):
+        matmul(x, packed, None, "gelu", residual=u, pre_activation=u)
     with pytest.raises(UserError, match="packed holds int8"):
-        gelu_gradient_product(x, pack(weight, "int8"), u, False)
+        matmul_gelu_backward(x, prepack(weight, "int8"), u, False)
     with pytest.raises(UserError, match=r"u has shape \(6, 7\)"):
-        gelu_gradient_product(x, packed, u[:, :7], False)
+        matmul_gelu_backward(x, packed, u[:, :7], False)
     with pytest.raises(UserError, match=r"u has dtype torch\.bfloat16, x torch\.float32"):
-        gelu_gradient_product(x, packed, u.bfloat16(), False)
-    with pytest.raises(UserError, match="again has dtype"):
-        gelu_gradient_product(x, packed, u, False, again=u.bfloat16())
-    with pytest.raises(UserError, match="again lies in the memory of out"):
-        gelu_gradient_product(x, packed, u, False, out=out, again=out)
+        matmul_gelu_backward(x, packed, u.bfloat16(), False)
+    with pytest.raises(UserError, match="activation_out has dtype"):
+        matmul_gelu_backward(x, packed, u, False, activation_out=u.bfloat16())
+    with pytest.raises(UserError, match="activation_out overlaps out"):
+        matmul_gelu_backward(x, packed, u, False, out=out, activation_out=out)
     memory = torch.zeros(6, 20)
-    with pytest.raises(UserError, match="out lies in the memory of u"):
-        gelu_gradient_product(x, packed, memory[:, :8], False, out=memory[:, 4:12])
+    with pytest.raises(UserError, match="out overlaps u"):
+        matmul_gelu_backward(x, packed, memory[:, :8], False, out=memory[:, 4:12])
     address, place = (x.data_ptr(), "fp32", 10), (out.data_ptr(), "fp32", 8)
     with pytest.raises(ValueError, match="again belongs to gradients"):
         _C.product(address, 6, packed, place, activation="gelu_gradient", before=(u.data_ptr(), "fp32", 8))

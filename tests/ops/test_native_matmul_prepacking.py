@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fastbert import _C
 from fastbert.errors import UserError
-from fastbert.ops.native.matmul import pack, product, repack
+from fastbert.ops.native.matmul import matmul, prepack, repack
 
 BF16, FP32 = torch.bfloat16, torch.float32
 LEVELS = ("portable", "avx2", "avx512")
@@ -61,14 +61,14 @@ def test_every_byte_of_a_copy(level: str, rows: int, width: int, element: str, d
     if weight.numel():
         weight[-1, -1] = -torch.inf
         weight[rows // 2, width // 3] = torch.nan
-    assert bytes(pack(weight, element)) == laid_out(weight, element)
-    transposed = pack(weight, element, transposed=True)
+    assert bytes(prepack(weight, element)) == laid_out(weight, element)
+    transposed = prepack(weight, element, transposed=True)
     assert (transposed.columns, transposed.depth) == (width, rows)
     assert bytes(transposed) == laid_out(weight.T, element)
     strided = torch.full((rows, width + 9), 7.0, dtype=dtype)
     strided[:, 3 : width + 3] = weight
-    assert bytes(pack(strided[:, 3 : width + 3], element)) == laid_out(weight, element)
-    assert bytes(pack(strided[:, 3 : width + 3], element, transposed=True)) == laid_out(weight.T, element)
+    assert bytes(prepack(strided[:, 3 : width + 3], element)) == laid_out(weight, element)
+    assert bytes(prepack(strided[:, 3 : width + 3], element, transposed=True)) == laid_out(weight.T, element)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -84,7 +84,7 @@ def test_rows_written_anew_have_the_bits_of_a_new_copy(
     joined = torch.cat(weights)
     generator = torch.Generator().manual_seed(seed)
     # NaNs wherever a range forgets a place.
-    packed = pack(torch.full_like(joined, torch.nan), element, transposed)
+    packed = prepack(torch.full_like(joined, torch.nan), element, transposed)
     offset = 0
     for weight in weights:
         cuts = sorted(torch.randint(0, len(weight) + 1, (3,), generator=generator).tolist())
@@ -92,7 +92,7 @@ def test_rows_written_anew_have_the_bits_of_a_new_copy(
         for i in torch.randperm(len(ranges), generator=generator).tolist():
             repack(packed, weight, *ranges[i], offset=offset, transposed=transposed)
         offset += len(weight)
-    assert bytes(packed) == bytes(pack(joined, element, transposed))
+    assert bytes(packed) == bytes(prepack(joined, element, transposed))
     assert bytes(packed) == laid_out(joined.T if transposed else joined, element)
 
 
@@ -101,7 +101,7 @@ def test_a_transposed_copy_multiplies_from_the_other_side(level: str, element: s
     """Small integers have one right answer."""
     generator = torch.Generator().manual_seed(seed)
     grad, weight = (torch.randint(-9, 10, shape, generator=generator).float() for shape in ((21, 50), (50, 37)))
-    assert torch.equal(product(grad, pack(weight, element, transposed=True)), grad @ weight)
+    assert torch.equal(matmul(grad, prepack(weight, element, transposed=True)), grad @ weight)
 
 
 @pytest.mark.parametrize("behind", [True, False], ids=["page-behind", "page-before"])
@@ -114,19 +114,19 @@ def test_nothing_beyond_a_weight_is_read(
     weight = drawn(seed, rows, width, dtype=dtype)
     fenced = Fenced(weight, behind)
     for transposed in (False, True):
-        packed = pack(fenced.tensor, element, transposed)
-        assert bytes(packed) == bytes(pack(weight, element, transposed))
+        packed = prepack(fenced.tensor, element, transposed)
+        assert bytes(packed) == bytes(prepack(weight, element, transposed))
         repack(packed, fenced.tensor, rows // 2, rows, transposed=transposed)
-        assert bytes(packed) == bytes(pack(weight, element, transposed))
+        assert bytes(packed) == bytes(prepack(weight, element, transposed))
 
 
 def test_wrong_arguments_are_refused_by_name(seed: int) -> None:
     weight = drawn(seed, 40, 20, dtype=FP32)
-    packed, transposed = pack(weight, "bf16"), pack(weight, "bf16", transposed=True)
+    packed, transposed = prepack(weight, "bf16"), prepack(weight, "bf16", transposed=True)
     with pytest.raises(UserError, match="element='int8' has no transposed copy"):
-        pack(weight, "int8", transposed=True)
+        prepack(weight, "int8", transposed=True)
     with pytest.raises(UserError, match="packed holds int8"):
-        repack(pack(weight, "int8"), weight, 0, 40)
+        repack(prepack(weight, "int8"), weight, 0, 40)
     with pytest.raises(UserError, match=r"weight has shape \(40, 19\): it must be \(40, 20\)"):
         repack(packed, weight[:, :19], 0, 40)
     with pytest.raises(UserError, match=r"weight has shape \(40, 20\): it must be \(40, 40\)"):

@@ -1,85 +1,115 @@
-"""Sequence to sequence: a text for each text, as of summaries and translations, by a decoder or a prefix mask."""
+"""Sequence to sequence: a text per text, such as a summary or a translation, by a decoder or a prefix mask."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from typing import Any, cast
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
-from fastbert.models.seq2seq.config import Kind, SequenceConfig
-from fastbert.models.seq2seq.generation import GenerationSettings
-from fastbert.models.seq2seq.model import BertForSequenceToSequence
-from fastbert.tasks.base import Prediction, Task, TaskSettings
+from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset, SequenceExample
+from fastbert.tasks.prediction_format import Prediction, PredictionFormat
 from fastbert.tasks.rows import Rows, TaskBatch
+from fastbert.tasks.seq2seq.flags import SequenceFlags
+from fastbert.tasks.settings import TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fastbert.models.base import PreTrainedModel
+    from fastbert.models.seq2seq.config import SequenceConfig
 
 SPECIAL = 2  # tokens around a text: [CLS] and [SEP]
 
 
-class SequenceToSequence(Task[SequenceExample]):
-    """Writes `[CLS] target [SEP]` for `[CLS] source [SEP]`.
+@dataclass(frozen=True, kw_only=True)
+class SequenceSettings(TaskSettings, SequenceFlags):
+    """Settings of sequence to sequence."""
 
-    Both are cut to their lengths; of targets that had to be cut, the first is named and they are counted. A tokenizer
-    is known from `encode` on: with it configs know begin and end, and ids become text.
+
+class SequenceToSequence(Task[SequenceExample]):
+    """Write `[CLS] target [SEP]` for `[CLS] source [SEP]`, each cut to its length; targets that are cut are reported.
+
+    `encode` sets the tokenizer, which `head_config` and `decode` need.
     """
 
     name = "seq2seq"
-    head = BertForSequenceToSequence
     metrics = ("rougeL", "rouge1", "rouge2", "bleu")
+    prediction_format = PredictionFormat("text", (".txt",))
+    settings_type = SequenceSettings
+    can_distill = False
+    head_has_labels = False
+    settings: SequenceSettings
 
-    def __init__(self, settings: TaskSettings, labels: Sequence[str] | None = None) -> None:
+    def __init__(self, settings: TaskSettings | None = None, labels: Sequence[str] | None = None) -> None:
         super().__init__(settings, labels)
-        if settings.max_length < SPECIAL:
-            raise UserError(f"max_length={settings.max_length} has no room for the {SPECIAL} special tokens")
-        self.generation = GenerationSettings(beams=settings.beams, max_target_length=settings.max_target_length)
+        for name, least in (("max_length", SPECIAL), ("max_target_length", SPECIAL), ("num_beams", 1)):
+            value = getattr(self.settings, name)
+            if value < least:
+                raise UserError(f"{name}={value} must be at least {least}")
         self.tokenizer: WordPieceTokenizer | None = None
+
+    @property
+    def head(self) -> type[PreTrainedModel]:
+        from fastbert.models.seq2seq.model import BertForSequenceToSequence
+
+        return BertForSequenceToSequence
 
     def read(self, path: str, *, labelled: bool = True) -> Dataset[SequenceExample]:
         from fastbert.tasks.readers.sequences import read_sequences
 
         return read_sequences(path, self.settings.columns, labelled=labelled, skip_bad=self.settings.skip_bad)
 
+    def base_config(self, folder: Path) -> BertConfig:
+        """Read the config of an encoder, or of a model that already writes."""
+        from fastbert.checkpoints.source import config_folder
+        from fastbert.models.seq2seq.config import SequenceConfig
+
+        return SequenceConfig.of_writer(config_folder(folder)) or super().base_config(folder)
+
     def head_config(self, config: BertConfig) -> SequenceConfig:
-        settings, known = self.settings, self.tokenizer
-        begin = None if known is None else known.cls_token_id
-        end = None if known is None else known.sep_token_id
+        from fastbert.models.seq2seq.config import SequenceConfig
+
+        settings, tokenizer = self.settings, self.tokenizer
+        begin = None if tokenizer is None else tokenizer.cls_token_id
+        end = None if tokenizer is None else tokenizer.sep_token_id
         if isinstance(config, SequenceConfig):
             self._check_same(config)
-            config = replace(config, begin_token_id=begin, end_token_id=end) if known else config
+            config = replace(config, begin_token_id=begin, end_token_id=end) if tokenizer else config
         else:
             config = SequenceConfig(
-                **{one.name: getattr(config, one.name) for one in fields(BertConfig)},
-                kind=cast(Kind, settings.decoder or "bert2bert"),
+                **{field.name: getattr(config, field.name) for field in fields(BertConfig)},
+                kind=settings.decoder or "bert2bert",
                 decoder_layers=settings.decoder_layers,
                 begin_token_id=begin,
                 end_token_id=end,
             )
         positions = settings.max_target_length - 1
-        read = f"max_target_length={settings.max_target_length}"
+        flags = f"max_target_length={settings.max_target_length}"
         if config.kind == "prefix":
             positions += settings.max_length - 1
-            read += f" behind sources of max_length={settings.max_length}"
+            flags += f" after sources of max_length={settings.max_length}"
         if positions > config.max_position_embeddings:
             raise UserError(
-                f"{read} needs {positions} positions, and the model has {config.max_position_embeddings}: use shorter"
-                " ones"
+                f"{flags} needs {positions} positions, and the model has {config.max_position_embeddings}: use shorter"
+                " lengths"
             )
         return config
 
     def _check_same(self, config: SequenceConfig) -> None:
-        """Refuse flags that ask a model that already writes for another decoder than it has."""
+        """Raise UserError for flags of a different decoder than a model that already writes has."""
         kind, layers = self.settings.decoder, self.settings.decoder_layers
         if kind not in (None, config.kind):
             raise UserError(f"--decoder {kind}: the model already writes, as {config.kind}; leave --decoder out")
         if layers not in (None, config.decoder.num_hidden_layers):
-            has = config.decoder.num_hidden_layers
-            raise UserError(f"--decoder-layers {layers}: the model's decoder has {has}; leave --decoder-layers out")
+            count = config.decoder.num_hidden_layers
+            raise UserError(f"--decoder-layers {layers}: the model's decoder has {count}; leave --decoder-layers out")
 
     def encode(self, dataset: Dataset[SequenceExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
         self.tokenizer = tokenizer
@@ -99,21 +129,21 @@ class SequenceToSequence(Task[SequenceExample]):
     def _cut(
         self, dataset: Dataset[SequenceExample], ids: np.ndarray, offsets: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Targets of at most `max_target_length` tokens, the last of which ends them."""
+        """Cut targets to `max_target_length` tokens, the last of which is still [SEP]."""
         most, lengths = self.settings.max_target_length, np.diff(offsets)
         longer = np.flatnonzero(lengths > most)
         if not len(longer):
             return ids, offsets
         first = int(longer[0])
         others = f", and so are {len(longer) - 1:,} more" if len(longer) > 1 else ""
-        self.set_aside(
+        self.report_unusable(
             f"{dataset.where(first)}: the target has {lengths[first]:,} tokens, more than max_target_length={most}, and"
             f" is cut{others}"
         )
-        # The last of the tokens that stay makes room for the one that ends the target.
-        place = np.arange(len(ids)) - np.repeat(offsets[:-1], lengths)
-        left = np.repeat(lengths, lengths) - place
-        kept = (place < most - 1) | (left == 1)
+        # The last kept token makes room for [SEP].
+        position = np.arange(len(ids)) - np.repeat(offsets[:-1], lengths)
+        is_last = position == np.repeat(lengths, lengths) - 1
+        kept = (position < most - 1) | is_last
         return ids[kept], np.concatenate(([0], np.cumsum(np.minimum(lengths, most)))).astype(np.int64)
 
     def items(self, batch: TaskBatch) -> int:
@@ -126,23 +156,27 @@ class SequenceToSequence(Task[SequenceExample]):
         return mean
 
     def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:
-        """Of each row its score, and behind it the ids that were written, which fp32 holds as they are."""
-        begin, end = self._known().cls_token_id, self._known().sep_token_id
-        written = model.generate(batch.inputs, settings=self.generation, begin=begin, end=end)
+        """Return for each row its score followed by the generated ids, which fp32 represents exactly."""
+        from fastbert.models.seq2seq.generation import GenerationSettings
+
+        begin, end = self._known_tokenizer().cls_token_id, self._known_tokenizer().sep_token_id
+        how = GenerationSettings(beams=self.settings.num_beams, max_target_length=self.settings.max_target_length)
+        generated = model.generate(batch.inputs, settings=how, begin=begin, end=end)
         return [
             np.array([score, *tokens], dtype=np.float32)
-            for score, tokens in zip(written.scores, written.tokens, strict=True)
+            for score, tokens in zip(generated.scores, generated.tokens, strict=True)
         ]
 
     def decode(self, dataset: Dataset[SequenceExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
         ids = [output[1:].astype(np.int64).tolist() for output in outputs]
-        texts = [self._known().decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=True) for row in ids]
+        tokenizer = self._known_tokenizer()
+        texts = [tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=True) for row in ids]
         return [
             {"id": example.id, "text": text, "score": float(output[0])}
             for example, text, output in zip(dataset, texts, outputs, strict=True)
         ]
 
-    def right(self, example: SequenceExample) -> Prediction:
+    def gold_prediction(self, example: SequenceExample) -> Prediction:
         return {"id": example.id, "text": example.target or ""}
 
     def score(self, dataset: Dataset[SequenceExample], predictions: Sequence[Prediction]) -> dict[str, float]:
@@ -155,12 +189,12 @@ class SequenceToSequence(Task[SequenceExample]):
             gold.append(example.target)
         from fastbert.tasks.metrics.generation import generation_scores
 
-        scores: dict[str, float] = generation_scores(gold, [str(one["text"]) for one in predictions])
+        scores: dict[str, float] = generation_scores(gold, [str(prediction["text"]) for prediction in predictions])
         return scores
 
-    def _known(self) -> WordPieceTokenizer:
+    def _known_tokenizer(self) -> WordPieceTokenizer:
         if self.tokenizer is None:
-            raise AssertionError("rows are encoded before anything is written")
+            raise AssertionError("encode sets the tokenizer")
         return self.tokenizer
 
 

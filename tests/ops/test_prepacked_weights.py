@@ -23,11 +23,11 @@ def assert_fresh(x: Tensor, *weights: Tensor) -> None:
     """The products by the copies, forward and backward, are those by the weights as they are now."""
     counts = (len(weights),)
     with torch.no_grad():
-        ours = matmul.product(x, prepacked_weights.packed_together(weights, counts, "fp32")[0])
+        ours = matmul.matmul(x, prepacked_weights.prepacked_group(weights, counts, "fp32")[0])
         theirs = F.linear(x, torch.cat(weights))
-        transposed = prepacked_weights.packed_together(weights, counts, "fp32", transposed=True)[0]
+        transposed = prepacked_weights.prepacked_group(weights, counts, "fp32", transposed=True)[0]
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
-        back = matmul.product(theirs, transposed)
+        back = matmul.matmul(theirs, transposed)
     torch.testing.assert_close(back, theirs @ torch.cat(weights), atol=1e-4, rtol=1e-5)
 
 
@@ -95,7 +95,7 @@ def test_a_stale_copy_is_written_anew_where_it_lies(element: str, rows: tuple, s
     optimizer = torch.optim.SGD(weights, lr=0.1)
 
     def copy(transposed: bool):
-        return prepacked_weights.packed_together(weights, (2,), element, transposed)[0]
+        return prepacked_weights.prepacked_group(weights, (2,), element, transposed)[0]
 
     for transposed in (False, True):
         place = id(copy(transposed))
@@ -106,7 +106,7 @@ def test_a_stale_copy_is_written_anew_where_it_lies(element: str, rows: tuple, s
             with torch.no_grad():
                 weights[0].add_(1.0)
             assert id(copy(transposed)) == place
-            fresh = matmul.pack(torch.cat([w.detach() for w in weights]), element, transposed)
+            fresh = matmul.prepack(torch.cat([w.detach() for w in weights]), element, transposed)
             assert bytes(copy(transposed)) == bytes(fresh)
         held = copy(transposed)
         before = bytes(held)
@@ -119,7 +119,7 @@ def test_copies_that_no_step_needed_are_dropped(seed: int) -> None:
     weight = nn.Parameter(random(seed, OUT, IN))
     weight.grad = torch.ones_like(weight)
     optimizer = torch.optim.SGD([weight], lr=0.1)
-    prepacked_weights.packed(weight, "fp32")
+    prepacked_weights.prepacked(weight, "fp32")
     optimizer.step()
     optimizer.step()
     assert weight not in prepacked_weights._copies
@@ -141,10 +141,10 @@ def test_the_same_memory_read_in_another_way_is_seen(element: str, seed: int) ->
     """Neither address nor version nor contents tell a square weight from its transpose, or rows from longer ones."""
     weight = nn.Parameter(random(seed, IN, IN))
     for seen in (lambda: weight.data.t(), lambda: weight.data.t().view(IN // 2, 2 * IN)):
-        prepacked_weights.packed(weight, element)
+        prepacked_weights.prepacked(weight, element)
         weight.data = seen()
-        fresh = matmul.pack(weight.detach().contiguous(), element)
-        assert bytes(prepacked_weights.packed(weight, element)) == bytes(fresh)
+        fresh = matmul.prepack(weight.detach().contiguous(), element)
+        assert bytes(prepacked_weights.prepacked(weight, element)) == bytes(fresh)
 
 
 def copy_in_place(weight: nn.Parameter, new: Tensor) -> None:
@@ -210,21 +210,21 @@ def test_a_large_product_sees_a_small_write_that_torch_does_not_count(
     weights = [nn.Parameter(random(seed + i, 96, 128).to(dtype)) for i in range(2)]
 
     def copies(rows: int) -> list[bytes]:
-        return [bytes(one) for one in prepacked_weights.packed_together(weights, (1, 1), element, rows=rows)]
+        return [bytes(one) for one in prepacked_weights.prepacked_group(weights, (1, 1), element, rows=rows)]
 
     def fresh() -> list[bytes]:
-        return [bytes(matmul.pack(weight, element)) for weight in weights]
+        return [bytes(matmul.prepack(weight, element)) for weight in weights]
 
-    large = prepacked_weights.WHOLE_ROWS[element]
+    large = prepacked_weights.HASHED_ROWS[element]
     for before in ((1,), (large,), (1, large), (large, 1)):
         for rows in before:
             copies(rows)
         write(weights[1])
         assert copies(large) == fresh()
         assert copies(1) == fresh()
-    held = prepacked_weights.packed_together(weights, (1, 1), element, rows=large)
-    assert prepacked_weights.packed_together(weights, (1, 1), element, rows=large) is held
-    monkeypatch.setattr(prepacked_weights, "CHECKS_ALL", True)
+    held = prepacked_weights.prepacked_group(weights, (1, 1), element, rows=large)
+    assert prepacked_weights.prepacked_group(weights, (1, 1), element, rows=large) is held
+    monkeypatch.setattr(prepacked_weights, "CHECK_ALL", True)
     del held
     copies(1)
     write(weights[0])
@@ -235,13 +235,13 @@ def test_memory_shared_with_numpy_is_seen(seed: int, monkeypatch: pytest.MonkeyP
     array = random(seed, 300, 512).numpy()
     layer = nn.Linear(512, 300, bias=False)
     layer.weight = nn.Parameter(torch.from_numpy(array), requires_grad=False)
-    x = random(seed + 1, prepacked_weights.WHOLE_ROWS["fp32"], 512)
+    x = random(seed + 1, prepacked_weights.HASHED_ROWS["fp32"], 512)
     with torch.no_grad(), use_backend("native"):
         ops.linear(x, layer.weight)
         for place in ((0, 1), (150, 3), (299, 510)):
             array[place] += 50.0
             torch.testing.assert_close(ops.linear(x, layer.weight), x @ layer.weight.T, atol=1e-3, rtol=1e-4)
-        monkeypatch.setattr(prepacked_weights, "CHECKS_ALL", True)
+        monkeypatch.setattr(prepacked_weights, "CHECK_ALL", True)
         few = x[:3]
         ops.linear(few, layer.weight)
         array[7, 9] += 50.0
@@ -253,7 +253,7 @@ def test_an_encoder_layer_sees_a_small_write(quantized: bool, seed: int, monkeyp
     model = BertModel(BertConfig.preset("tiny", vocab_size=50, num_hidden_layers=1))
     model.init_weights(seed=seed)
     model.eval().quantize("int8" if quantized else None)
-    monkeypatch.setattr(prepacked_weights, "WHOLE_ROWS", dict.fromkeys(prepacked_weights.WHOLE_ROWS, 64))
+    monkeypatch.setattr(prepacked_weights, "HASHED_ROWS", dict.fromkeys(prepacked_weights.HASHED_ROWS, 64))
     ids = torch.randint(0, 50, (2, 40), generator=torch.Generator().manual_seed(seed))
     with torch.no_grad(), use_backend("native"):
         before = model(input_ids=ids).last_hidden_state
@@ -266,7 +266,7 @@ def test_an_encoder_layer_sees_a_small_write(quantized: bool, seed: int, monkeyp
 
 def test_our_optimizer_keeps_its_copies_under_the_flag(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And makes those anew that a write in between left stale."""
-    monkeypatch.setattr(prepacked_weights, "CHECKS_ALL", True)
+    monkeypatch.setattr(prepacked_weights, "CHECK_ALL", True)
     weight, x = nn.Parameter(random(seed, OUT, IN)), random(seed + 1, 5, IN)
     optimizer = AdamW([weight], lr=0.1)
     for _ in range(2):
@@ -307,10 +307,10 @@ def test_load_state_dict_and_eval_are_seen(seed: int) -> None:
 
 def test_an_unchanged_weight_is_packed_once_and_freed_with_it(seed: int) -> None:
     weight = nn.Parameter(random(seed, OUT, IN))
-    first = prepacked_weights.packed(weight, "bf16")
-    assert prepacked_weights.packed(weight, "bf16") is first
-    assert prepacked_weights.packed(weight, "fp32") is not first
-    assert prepacked_weights.packed(weight, "bf16") is first
+    first = prepacked_weights.prepacked(weight, "bf16")
+    assert prepacked_weights.prepacked(weight, "bf16") is first
+    assert prepacked_weights.prepacked(weight, "fp32") is not first
+    assert prepacked_weights.prepacked(weight, "bf16") is first
     assert any(kept is weight for kept in prepacked_weights._copies)
     del weight
     gc.collect()
@@ -329,8 +329,8 @@ def test_a_strided_weight_is_packed_as_it_reads(seed: int) -> None:
 def test_few_copies_are_kept_of_a_weight(seed: int) -> None:
     query = nn.Parameter(random(seed, OUT, IN))
     for i in range(20):
-        prepacked_weights.packed_together((query, nn.Parameter(random(seed + i, OUT, IN))), (2,), "fp32")
-    assert len(prepacked_weights._copies[query]) <= prepacked_weights.MOST_COPIES
+        prepacked_weights.prepacked_group((query, nn.Parameter(random(seed + i, OUT, IN))), (2,), "fp32")
+    assert len(prepacked_weights._copies[query]) <= prepacked_weights.MAX_COPIES
 
 
 @pytest.mark.parametrize("layout", ["transposed", "expanded", "every second"])
@@ -359,7 +359,7 @@ def test_another_layout_of_the_same_memory_is_seen(seed: int) -> None:
     weight.data = weight.data.t()
     assert_fresh(x, weight)
     with torch.no_grad():
-        prepacked_weights.packed(weight, "fp32")
+        prepacked_weights.prepacked(weight, "fp32")
         weight.data = torch._neg_view(weight.data)
-        ours = matmul.product(x, prepacked_weights.packed(weight, "fp32"))
+        ours = matmul.matmul(x, prepacked_weights.prepacked(weight, "fp32"))
     torch.testing.assert_close(ours, F.linear(x, weight.detach().resolve_neg()), atol=1e-5, rtol=1e-5)

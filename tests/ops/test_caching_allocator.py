@@ -240,13 +240,13 @@ def test_the_interpreter_ends_while_tensors_live() -> None:
     """In globals, in a cycle, in a thread's hands, and in a module that dies last."""
     assert run("""
 import sys, threading, time, torch
-from fastbert.ops import memory
-kept = memory.empty((300, 1000), torch.float32).fill_(1)
-cycle = [memory.empty((300, 1000), torch.float32)]; cycle.append(cycle)
-sys.kept = memory.empty((300, 1000), torch.float32)
+from fastbert.ops.native import caching_allocator
+kept = caching_allocator.empty((300, 1000), torch.float32).fill_(1)
+cycle = [caching_allocator.empty((300, 1000), torch.float32)]; cycle.append(cycle)
+sys.kept = caching_allocator.empty((300, 1000), torch.float32)
 w = torch.nn.Parameter(kept); loss = (w * 2).sum(); loss.backward()
 def work():
-    held = memory.empty((300, 1000), torch.float32)
+    held = caching_allocator.empty((300, 1000), torch.float32)
     time.sleep(1000)
 threading.Thread(target=work, daemon=True).start()
 time.sleep(0.1)
@@ -258,21 +258,21 @@ def test_a_child_of_fork_has_the_memory_and_the_pool() -> None:
     """Also where another thread takes from the pool while the process forks."""
     assert run("""
 import os, sys, threading, torch
-from fastbert.ops import memory
+from fastbert.ops.native import caching_allocator
 torch.set_num_threads(1)
 stop = False
 def work():
     while not stop:
-        memory.empty((300, 1000), torch.float32)
+        caching_allocator.empty((300, 1000), torch.float32)
 thread = threading.Thread(target=work); thread.start()
-kept = memory.empty((300, 1000), torch.float32).fill_(5)
+kept = caching_allocator.empty((300, 1000), torch.float32).fill_(5)
 for _ in range(8):
     child = os.fork()
     if not child:
-        ours = memory.empty((300, 1000), torch.float32).fill_(6)
+        ours = caching_allocator.empty((300, 1000), torch.float32).fill_(6)
         whole = bool((kept == 5).all()) and bool((ours == 6).all())
         del ours
-        memory.release()
+        caching_allocator.release()
         os._exit(0 if whole and bool((kept == 5).all()) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert (kept == 5).all()

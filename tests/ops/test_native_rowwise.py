@@ -9,7 +9,7 @@ import pytest
 import torch
 from accuracy import assert_as_accurate
 from fences import Fenced
-from row_kernels import DTYPES, LEVELS, NAMES, Draw, apart, check, wide
+from rowwise_kernels import DTYPES, LEVELS, NAMES, Draw, apart, check, wide
 from torch import Tensor
 
 from fastbert import _C, ops, use_backend
