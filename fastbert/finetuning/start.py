@@ -76,7 +76,7 @@ def begin(task: Task[Any], place: Path, config: FinetuneConfig, seed: int) -> Pr
 def _leave_other_heads(model: PreTrainedModel, weights: Weights, bert: BertConfig, place: Path) -> None:
     """Take the head for other classes out of the weights: it is of no use, whatever its shape."""
     other = BertConfig.from_pretrained(config_folder(place)).label_names
-    own = loading.own_shapes(model)
+    own = loading.model_shapes(model)
     for name, stored in match(weights.tensors, own, model.base_model_prefix, weights.path).items():
         is_head = name in own and not name.startswith(f"{model.base_model_prefix}.")
         if is_head and (weights.tensors[stored].shape != own[name] or other != bert.label_names):
