@@ -212,7 +212,7 @@ def _plan(
     if kind not in MODEL_CLASSES:
         raise UserError(f"--model-class {kind} is not one of {', '.join(MODEL_CLASSES)}")
     model = loading.outline(getattr(models, kind), config)
-    shapes = loading.own_shapes(model)
+    shapes = loading.model_shapes(model)
     matched = match(weights.tensors, shapes, model.base_model_prefix, weights.path)
     loading.check_tied(model, weights, matched)
     plan: dict[str, FileTensor] = {}

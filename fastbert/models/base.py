@@ -238,7 +238,7 @@ def match_weights(
     loading.check_config(config, weights)
     missing, left_out = {}, {}
     for kind in kinds:
-        own = loading.own_shapes(loading.outline(kind, config))
+        own = loading.model_shapes(loading.outline(kind, config))
         found = match(weights.tensors, own, kind.base_model_prefix, weights.path).keys()
         missing[kind] = sorted(own.keys() - found)
         left_out[kind] = sorted(found - own.keys() - set(kind.tied_keys))

@@ -161,7 +161,7 @@ class ServedTasks:
         named = [kind for kind in listed_classes(folder) if kind in MODEL_CLASSES]
         kind = named[0] if new_head and named else choose_class(tensors, named)
         model: PreTrainedModel = loading.outline(getattr(models, kind), config)
-        own = loading.own_shapes(model)
+        own = loading.model_shapes(model)
         matched = match(tensors, own, model.base_model_prefix, place)
         given: dict[str, Tensor] = {}
         for key, shape in own.items():

@@ -40,7 +40,7 @@ from fastbert.checkpoints.tokenizer_files import accept_folder
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import atomic_write
 from fastbert.io.untrusted_input import UntrustedFile, parse_json, shown
-from fastbert.models.loading import MOST_NEW
+from fastbert.models.loading import MAX_NEW_ELEMENTS
 
 FORMAT, VERSION = "fastbert-delta", 1
 FILE = "file:"
@@ -379,5 +379,5 @@ def _check_sizes(delta: Delta, base: Mapping[str, Tensor]) -> None:
         other = base.get(entry.base)
         if other is None or tuple(other.shape) != entry.shape or other.dtype != _DTYPES[entry.dtype]:
             raise CheckpointError(f"{delta.path}: damaged: {shown(entry.name)} does not have the base's shape")
-    if new > 4 * sum(tensor.numel() for tensor in base.values()) + MOST_NEW:
+    if new > 4 * sum(tensor.numel() for tensor in base.values()) + MAX_NEW_ELEMENTS:
         raise CheckpointError(f"{delta.path}: damaged: has {new:,} new weights, many more than its base")
