@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastbert import tuning_tables
 from fastbert.errors import UserError
-from fastbert.tuning_tables import cpu_model
 
 if TYPE_CHECKING:
     from fastbert.ops.dispatch import Choice
@@ -86,7 +86,7 @@ def examine() -> Diagnosis:
     level, level_reason = _level(advice) if features else (None, "the C++ extension does not load")
     gpus, gpu_reason = _gpus(torch)
     cpu = Cpu(
-        model=cpu_model(),
+        model=tuning_tables.cpu_model(),
         architecture=platform.machine(),
         logical_cores=os.cpu_count() or 1,
         usable_cores=_usable_cores(),
@@ -181,9 +181,9 @@ def _matmul() -> str:
     from fastbert import cpu_capability
     from fastbert.ops.native import matmul_table
 
-    rules = matmul_table.SHIPPED[cpu_capability.level()]
-    ours = ", ".join(element for element, choice in rules.items() if choice == matmul_table.OWN)
-    theirs = ", ".join(element for element, choice in rules.items() if choice != matmul_table.OWN)
+    rules = matmul_table.DEFAULTS[cpu_capability.level()]
+    ours = ", ".join(element for element, choice in rules.items() if choice == matmul_table.NATIVE)
+    theirs = ", ".join(element for element, choice in rules.items() if choice != matmul_table.NATIVE)
     rule = f"{ours} by fastbert" + (f"; {theirs} by torch" if theirs else "")
     path = matmul_table.saved_path()
     if not os.path.exists(path):
@@ -192,7 +192,7 @@ def _matmul() -> str:
         measured = matmul_table.load(path)
     except UserError as error:
         return f"{rule}, because {error}"
-    count = len(measured.get(matmul_table.processor(cpu_capability.level()), {}))
+    count = len(measured.get(matmul_table.cpu_key(cpu_capability.level()), {}))
     return f"{rule}, except {count} shapes measured on this CPU, in {path}"
 
 

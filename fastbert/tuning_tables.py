@@ -21,6 +21,16 @@ Table = TypeVar("Table")
 logger = logging.getLogger("fastbert")
 
 
+def cpu_model() -> str:
+    """Return the model name of the processor, by which tables measured on it are found."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
 def place(variable: str, name: str) -> Path:
     """The file that the environment variable names, or `name` in the user's cache folder."""
     named = os.environ.get(variable)
@@ -77,13 +87,3 @@ def require_writable(path: Path) -> None:
             pass
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from error
-
-
-def cpu_model() -> str:
-    """Return the processor's name, as the system reports it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

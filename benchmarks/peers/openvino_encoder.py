@@ -18,7 +18,7 @@ PRODUCTS = ("FullyConnected", "MatMul")
 
 
 class Encoder:
-    """A static shape, latency mode, all the threads asked for."""
+    """A static shape, latency mode, all requested threads."""
 
     def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None:
         self.folder, self.dtype, self.threads = folder, dtype, threads
@@ -61,10 +61,10 @@ class Encoder:
         return openvino.convert_model(load(self.folder, "sdpa"), example_input=example)
 
     def _precisions(self) -> Counter[str]:
-        """What the matrix products of the compiled model run in, and how many."""
+        """Count the matmuls of the compiled model by precision."""
         infos = [node.get_rt_info() for node in self.compiled.get_runtime_model().get_ops()]
         return Counter(str(_value(info["runtimePrecision"])) for info in infos if _value(info["layerType"]) in PRODUCTS)
 
 
-def _value(found: Any) -> Any:
-    return getattr(found, "value", found)
+def _value(info: Any) -> Any:
+    return getattr(info, "value", info)

@@ -1,7 +1,7 @@
-"""Where the time of a training step goes: its phases by the clock, and by operation from torch's profiler.
+"""Profile a training step: its phases by the clock, and its operations by torch's profiler.
 
-Calls into the extension are given to the profiler by name while it runs, so what our kernels take is seen like torch's
-operations, wherever they are called from.
+While it runs, calls into the extension are announced to the profiler by name, so the time of native kernels is
+attributed like that of torch's operations, wherever they are called from.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ PATTERNS = [(name, re.compile(pattern)) for name, pattern in OPERATIONS]
 
 
 def profile(phases: Callable[[], dict[str, Callable[[], Any]]], rounds: int) -> dict[str, Any]:
-    """`phases_ms`: the median milliseconds of each phase over `rounds` steps; `operations_ms`: what the operations of
-    one more step took, `rest` being autograd, Python and whatever is none of them; `profiled_ms`: that step, which the
-    profiler makes longer."""
+    """Return `phases_ms`, the median milliseconds of each phase over `rounds` steps; `operations_ms`, the times of the
+    operations of one more step, with `rest` for autograd, Python and everything else; and `profiled_ms`, the time of
+    that step, which the profiler makes longer."""
     times: dict[str, list[float]] = {}
     for _ in range(rounds):
         for name, phase in phases().items():
@@ -52,23 +52,23 @@ def profile(phases: Callable[[], dict[str, Callable[[], Any]]], rounds: int) -> 
         for phase in step.values():
             phase()
 
-    with watched_extension(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+    with watched_extension(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         whole = clock(run).seconds * 1e3
-    found = dict.fromkeys((name for name, _ in OPERATIONS), 0.0)
-    for event in seen.key_averages():
+    times_by_kind = dict.fromkeys((name for name, _ in OPERATIONS), 0.0)
+    for event in profiler.key_averages():
         name = operation_of(event.key)
         if name != REST:
-            found[name] += event.self_cpu_time_total / 1e3
-    found[REST] = max(0.0, whole - sum(found.values()))
+            times_by_kind[name] += event.self_cpu_time_total / 1e3
+    times_by_kind[REST] = max(0.0, whole - sum(times_by_kind.values()))
     return {
         "phases_ms": {name: _rounded(statistics.median(seconds) * 1e3) for name, seconds in times.items()},
-        "operations_ms": {name: _rounded(value) for name, value in found.items() if value > 0},
+        "operations_ms": {name: _rounded(value) for name, value in times_by_kind.items() if value > 0},
         "profiled_ms": _rounded(whole),
     }
 
 
 def operation_of(event: str) -> str:
-    """The kind of operation that an event of the profiler is."""
+    """Return the kind of operation of a profiler event."""
     if event.startswith(EXTENSION):
         name = event.removeprefix(EXTENSION)
     elif event.startswith(("aten::", "fastbert::", "Optimizer.")):
@@ -80,21 +80,21 @@ def operation_of(event: str) -> str:
 
 @contextmanager
 def watched_extension() -> Iterator[None]:
-    """Every function of the extension announces itself to torch's profiler until the end of the block."""
+    """Announce every function of the extension to torch's profiler until the end of the block."""
     functions = {name: value for name, value in vars(_C).items() if callable(value) and not isinstance(value, type)}
     announced = {id(function): _announced(name, function) for name, function in functions.items()}
-    replaced = []
+    originals = []
     # Wherever it is known by a name: modules may have taken functions out of the extension.
-    homes = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "fastbert"]
-    for home in homes:
+    modules = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "fastbert"]
+    for home in modules:
         for name, value in list(vars(home).items()):
             if id(value) in announced:
-                replaced.append((home, name, value))
+                originals.append((home, name, value))
                 setattr(home, name, announced[id(value)])
     try:
         yield
     finally:
-        for home, name, value in replaced:
+        for home, name, value in originals:
             setattr(home, name, value)
 
 

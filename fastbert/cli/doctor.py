@@ -85,12 +85,12 @@ def _tune_matmul(quiet: bool) -> None:
 
         path, trials = matmul_tune.run(report)
         changed = [
-            trial for trial in trials if trial.choice != matmul_table.SHIPPED[cpu_capability.level()][trial.element]
+            trial for trial in trials if trial.choice != matmul_table.DEFAULTS[cpu_capability.level()][trial.element]
         ]
         for trial in changed:
             shape = f"{trial.element} {trial.rows} x {trial.depth} x {trial.columns}"
             bars.message(
-                f"{shape}: {trial.choice} ({trial.own * 1e3:.2f} ms by fastbert, {trial.library * 1e3:.2f} ms by torch)"
+                f"{shape}: {trial.choice} (fastbert {trial.native * 1e3:.2f} ms, torch {trial.torch * 1e3:.2f} ms)"
             )
         bars.message(
             f"{len(trials)} products measured, {len(changed)} choices differ from the defaults; saved in {path}"

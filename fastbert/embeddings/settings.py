@@ -51,7 +51,7 @@ class Dense:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x fp32 (texts, in) on the CPU -> (texts, out); a text's bits do not depend on the others."""
-        y = matmul.product(x, matmul.pack(self.weight, "fp32"), self.bias)
+        y = matmul.matmul(x, matmul.prepack(self.weight, "fp32"), self.bias)
         # In fp64, so that how torch cuts the work for its vector units is rounded away.
         y = y.double()
         return ACTIVATIONS[self.activation](y).float()

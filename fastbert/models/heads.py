@@ -46,7 +46,7 @@ from fastbert.ops.cross_entropy.op import CrossEntropy
 from fastbert.ops.dispatch import preferred_backend
 from fastbert.ops.dropout.arguments import Site, TokenDropout
 from fastbert.ops.dropout.masks import draw_keys
-from fastbert.ops.native.matmul_table import prefers_own
+from fastbert.ops.native.matmul_table import prefers_native
 from fastbert.packing import IGNORE_INDEX, PackedBatch
 
 # What to do about a next-sentence label that is out of range.
@@ -118,7 +118,7 @@ class PredictionHead(nn.Module):
             return False
         if torch.compiler.is_compiling() or preferred_backend("linear_cross_entropy", weight.device) != "native":
             return True
-        return not (is_plain(self.decoder) and prefers_own("bf16", rows, *weight.shape))
+        return not (is_plain(self.decoder) and prefers_native("bf16", rows, *weight.shape))
 
 
 class PreTrainingHeads(nn.Module):

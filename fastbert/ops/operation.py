@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
@@ -85,9 +86,7 @@ def operation_named(name: str) -> Operation[Any]:
 
 def operations() -> dict[str, Operation[Any]]:
     """Return every operation by name, in alphabetical order, from all packages of `fastbert.ops`."""
-    import fastbert.ops as package
-
-    for module in pkgutil.iter_modules(package.__path__):
+    for module in pkgutil.iter_modules(sys.modules[__package__].__path__):
         if module.ispkg and module.name != "native":
-            importlib.import_module(f"{package.__name__}.{module.name}.op")
+            importlib.import_module(f"{__package__}.{module.name}.op")
     return dict(sorted(_operations.items()))

@@ -141,7 +141,7 @@ def test_teachers_that_do_not_fit(place: Path, teacher: Path, tmp_path: Path) ->
 
 
 def test_a_students_run_continues_bit_for_bit(place: Path, teacher: Path, tmp_path: Path) -> None:
-    from fastbert.finetuning.log import Reporter
+    from fastbert.training.reporter import Reporter
     from fastbert.training.stopping import Stopped
 
     flags = {"model": str(teacher), "teacher": str(teacher), "student_layers": 2, "distill": "tinybert"}

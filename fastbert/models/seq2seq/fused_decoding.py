@@ -19,7 +19,7 @@ from fastbert.models.seq2seq.decoder import AttentionContext, DecoderLayer, run_
 from fastbert.ops.dispatch import preferred_backend
 from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.native import buffers, matmul, prepacked_weights
-from fastbert.ops.native.matmul_table import prefers_own
+from fastbert.ops.native.matmul_table import prefers_native
 
 Step = Callable[[Tensor, AttentionContext, LayerBatch], Tensor]
 
@@ -49,7 +49,7 @@ def _fused(layer: Layer | DecoderLayer, number: int, like: Tensor) -> FusedLayer
         return None
     element = layer.quantization or buffers.DTYPES[like.dtype]
     width, inner = layer.output.dense.out_features, layer.output.dense.in_features
-    if not all(prefers_own(element, 16, *shape) for shape in ((width, width), (inner, width), (width, inner))):
+    if not all(prefers_native(element, 16, *shape) for shape in ((width, width), (inner, width), (width, inner))):
         return None
     if not (type(layer) in (Layer, DecoderLayer) and runs_as_written(layer, type(layer)) and _is_plain(layer)):
         return None
@@ -84,7 +84,7 @@ class FusedLayer:
         linears = [own.query, own.key, own.value, layer.attention.output.dense, layer.intermediate.dense]
         linears.append(layer.output.dense)
         weights, counts = [linear.weight for linear in linears], (3, 1, 1, 1)
-        self.joined, self.mixed, self.widened, self.narrowed = prepacked_weights.packed_together(
+        self.joined, self.mixed, self.widened, self.narrowed = prepacked_weights.prepacked_group(
             weights, counts, element
         )
         biases = [linear.bias.detach() for linear in linears]
@@ -96,7 +96,7 @@ class FusedLayer:
     def __call__(self, x: Tensor, context: AttentionContext, batch: LayerBatch) -> Tensor:
         """Compute the layer: x (tokens, hidden_size) -> the same shape; nothing is dropped."""
         del batch
-        product = matmul.product
+        product = matmul.matmul
         q, k, v = product(x, self.joined, self.joined_bias).view(len(x), 3, self.heads, -1).unbind(1)
         attended = context.attend(self.number, q, k, v).flatten(1)
         x = product(attended, self.mixed, self.mixed_bias, residual=x, norm=self.mixed_norm)
@@ -113,14 +113,14 @@ class _FusedCross:
         attention = layer.crossattention
         linears = (attention.self.query, attention.output.dense)
         self.attention = attention.self
-        self.query, self.mixed = prepacked_weights.packed_together([one.weight for one in linears], (1, 1), element)
+        self.query, self.mixed = prepacked_weights.prepacked_group([one.weight for one in linears], (1, 1), element)
         self.query_bias, self.mixed_bias = (linear.bias.detach() for linear in linears)
         self.norm = _norm(attention.output)
 
     def __call__(self, x: Tensor, context: AttentionContext, number: int, heads: int) -> Tensor:
-        q = matmul.product(x, self.query, self.query_bias).view(len(x), heads, -1)
+        q = matmul.matmul(x, self.query, self.query_bias).view(len(x), heads, -1)
         attended = context.cross_attend(number, q, self.attention).flatten(1)
-        return matmul.product(attended, self.mixed, self.mixed_bias, residual=x, norm=self.norm)
+        return matmul.matmul(attended, self.mixed, self.mixed_bias, residual=x, norm=self.norm)
 
 
 def _norm(output: Output) -> tuple[Tensor, Tensor, float]:
