@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastbert import tuning_tables
 from fastbert.errors import UserError
-from fastbert.tuning_tables import cpu_model
 
 if TYPE_CHECKING:
     from fastbert.ops.dispatch import Choice
@@ -86,7 +86,7 @@ def examine() -> Diagnosis:
     level, level_reason = _level(advice) if features else (None, "the C++ extension does not load")
     gpus, gpu_reason = _gpus(torch)
     cpu = Cpu(
-        model=cpu_model(),
+        model=tuning_tables.cpu_model(),
         architecture=platform.machine(),
         logical_cores=os.cpu_count() or 1,
         usable_cores=_usable_cores(),

@@ -90,8 +90,7 @@ def _tune_matmul(quiet: bool) -> None:
         for trial in changed:
             shape = f"{trial.element} {trial.rows} x {trial.depth} x {trial.columns}"
             bars.message(
-                f"{shape}: {trial.choice} ({trial.native * 1e3:.2f} ms by fastbert,"
-                f" {trial.torch * 1e3:.2f} ms by torch)"
+                f"{shape}: {trial.choice} (fastbert {trial.native * 1e3:.2f} ms, torch {trial.torch * 1e3:.2f} ms)"
             )
         bars.message(
             f"{len(trials)} products measured, {len(changed)} choices differ from the defaults; saved in {path}"

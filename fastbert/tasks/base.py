@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
@@ -68,7 +68,9 @@ class Task(ABC, Generic[E]):
     def __init__(self, settings: TaskSettings | None = None, labels: Sequence[str] | None = None) -> None:
         settings = TaskSettings() if settings is None else settings
         if not isinstance(settings, self.settings_type):
-            settings = self.settings_type(**vars(settings))
+            settings = self.settings_type(
+                **{field.name: getattr(settings, field.name) for field in fields(TaskSettings)}
+            )
         self.settings = settings
         self.labels: tuple[str, ...] | None = None if labels is None else tuple(labels)
 
