@@ -85,17 +85,17 @@ def watched_extension() -> Iterator[None]:
     announced = {id(function): _announced(name, function) for name, function in functions.items()}
     originals = []
     # In every module: some have imported functions from the extension.
-    modules = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "fastbert"]
-    for home in modules:
-        for name, value in list(vars(home).items()):
+    modules = [entry for name, entry in list(sys.modules.items()) if name.split(".")[0] == "fastbert"]
+    for module in modules:
+        for name, value in list(vars(module).items()):
             if id(value) in announced:
-                originals.append((home, name, value))
-                setattr(home, name, announced[id(value)])
+                originals.append((module, name, value))
+                setattr(module, name, announced[id(value)])
     try:
         yield
     finally:
-        for home, name, value in originals:
-            setattr(home, name, value)
+        for module, name, value in originals:
+            setattr(module, name, value)
 
 
 def _announced(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

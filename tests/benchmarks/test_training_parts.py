@@ -59,6 +59,7 @@ def test_copies_that_autocast_makes_of_weights_are_no_activations() -> None:
 
 
 def test_packed_weights_are_found_wherever_they_are_held() -> None:
+    gc.collect()  # weights that earlier tests have dropped
     before = memory.packed_bytes()
     held: Any = ({"nested": [matmul.prepack(torch.randn(64, 32), "bf16")]},)
     same = (held[0]["nested"][0],)
