@@ -27,7 +27,7 @@ Checkpointing = Literal["none", "layer", "selective"]
 Quantization = Literal["int8"]
 
 
-class PreTrainedModel(Compatibility):
+class PreTrainedModel(Compatibility, loading.LoadableModel):
     """What all models share: their config, how weights begin, and `from_pretrained` with `save_pretrained`."""
 
     base_model_prefix: ClassVar[str] = "bert"
@@ -67,9 +67,6 @@ class PreTrainedModel(Compatibility):
                 nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std, generator=generator)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
-
-    def tie_weights(self) -> None:
-        """Make tied parameters one and the same; models without any have nothing to do."""
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The token embedding."""
@@ -196,10 +193,6 @@ class PreTrainedModel(Compatibility):
         model = loading.outline(cls, config)
         loading.load(model, weights, dtype, mapped=mapped)
         return model.eval()
-
-    def named_weights(self, weights: Weights) -> Weights:
-        """A checkpoint's weights by the names that this model has for them; where they are BERT's, nothing to do."""
-        return weights
 
     def save_pretrained(self, folder: str | Path, *, max_shard_size: int | str | None = None) -> None:
         """Write `config.json` and `model.safetensors`, which `transformers.AutoModel` loads unchanged.
