@@ -123,7 +123,7 @@ def _on_cpu(module: str, config: Config, given: dict[str, Any], quiet: bool) -> 
 
 
 def _measured(benchmark: Any, options: Any, quiet: bool) -> Any:
-    """What the benchmark's `run` returns, with a bar of its steps."""
+    """Run a benchmark with a progress bar over its steps."""
     with Bars(quiet) as bars:
         update: Any = None
 

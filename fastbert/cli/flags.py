@@ -78,7 +78,7 @@ def _choices(hint: Any) -> Any:
 
 
 def _metavar(hint: Any) -> str:
-    """How the value of a flag that may be left out looks in the help: PATH, INT, {a,b}, PATH ..."""
+    """Return the placeholder of an optional flag's value in the help: PATH, INT, {a,b}, PATH ..."""
     if get_origin(hint) is Annotated:
         return _metavar(get_args(hint)[0])
     inner = [part for part in get_args(hint) if part not in (type(None), Ellipsis)]
@@ -92,7 +92,7 @@ def _metavar(hint: Any) -> str:
 
 
 def _one_line(box: str, command: str) -> str:
-    """What tyro's box of an error says, in one line."""
+    """Return the text of tyro's error box in one line."""
     # On a terminal the box has colours; without UTF-8 it has no border, and its title is a section of its own.
     rows = [row.strip("│ ") for row in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
     sections = re.split(r"^[─-]{10,}$|^╭.*╮$", "\n".join(rows), flags=re.MULTILINE)[1:] or [box]

@@ -111,7 +111,7 @@ def table(report: VerifyReport) -> str:
 
 
 def verdict(report: VerifyReport) -> str:
-    """Whether both agree, and by which measure."""
+    """Return whether both agree, and by which measure."""
     if report.dtype == "fp32":
         measure, found, bound = "difference", f"{report.max_abs_difference:.2g}", f"--tolerance {report.tolerance:g}"
         side = "is within" if report.agrees else "is over"

@@ -232,7 +232,7 @@ def _count(config: Config, bars: Bars, normalization: Normalization, holdout: fl
 
 
 def _source(config: Config, split: Split) -> dict[str, Any]:
-    """What was measured on, for the report."""
+    """Return the description of the measured text, for the report."""
     return {
         "corpus": [str(path) for path in config.corpus],
         "held_out": split.unit,

@@ -82,7 +82,7 @@ class EmbedSettings:
     pooling: str = "mean"
     """"cls", "mean" or "max"."""
     normalize: bool = False
-    """Whether vectors are divided by their length."""
+    """Return whether vectors are divided by their length."""
     max_length: int | None = None
     """Tokens of a text, [CLS] and [SEP] included; None: as many as tokenizer and model take."""
     prompts: Mapping[str, str] = field(default_factory=dict)

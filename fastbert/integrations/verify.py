@@ -77,7 +77,7 @@ class VerifyReport:
 
     @property
     def speedup(self) -> float:
-        """How many times as fast the accelerated model is."""
+        """Return the speed-up of the accelerated model."""
         return self.original.seconds / self.accelerated.seconds
 
     def to_dict(self) -> dict[str, Any]:

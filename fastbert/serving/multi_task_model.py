@@ -107,7 +107,7 @@ class ServedTasks:
 
     @property
     def shared_bytes(self) -> int:
-        """What the weights take that tasks share, once for all of them."""
+        """Return the bytes of the weights that all tasks share."""
         return sum(parameter.nbytes for parameter in self._shared.values())
 
     def _of_delta(self, name: str, file: Path) -> ServedTask:

@@ -94,7 +94,7 @@ def _columns(table: Table, columns: Columns, labelled: bool) -> tuple[int, int |
 
 
 def _endings(table: Table) -> Callable[[Row], tuple[str, ...]]:
-    """What takes the endings from a row."""
+    """Return the function that reads the endings of a row."""
     place = table.first(LISTS)
     if place is not None:
         return lambda row: _listed(table, row, place)
