@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fastbert.models.bert.modules import Layer, Norm, Output
-from fastbert.models.fusibility import has_hooks, holds_both, is_plain, runs_as_written
+from fastbert.models.fusibility import has_hooks, is_plain, owns_weight_and_bias, runs_as_written
 from fastbert.models.seq2seq.decoder import AttentionContext, DecoderLayer, run_context_layer
 from fastbert.ops.dispatch import preferred_backend
 from fastbert.ops.encoder_layer.arguments import LayerBatch
@@ -69,7 +69,7 @@ def _is_plain(layer: Any) -> bool:
     return (
         all(is_plain(linear) for linear in linears)
         and all(runs_as_written(output, Output) for output in outputs)
-        and all(runs_as_written(norm, Norm) and holds_both(norm) for norm in norms)
+        and all(runs_as_written(norm, Norm) and owns_weight_and_bias(norm) for norm in norms)
         and not any(has_hooks(module) for module in watched)
     )
 
