@@ -42,27 +42,25 @@ def _unbound_embed(model: BertModel, texts: Iterable[str], tokenizer: Any, **opt
 
 
 def first_indices(batch: PackedBatch) -> Tensor:
-    """Where each sequence's first token is, int64 (sequences,), in a batch that has tokens."""
+    """Return the index of each sequence's first token, int64 (sequences,), in a batch that has tokens."""
     if isinstance(batch, PaddedBatch):
         return batch.first_positions
-    # An empty sequence has no first token: the clamp keeps its index legal, its row means nothing.
+    # An empty sequence has no first token: the clamp keeps its index legal, its row is meaningless.
     return batch.cu_seqlens[:-1].long().clamp(max=batch.num_tokens - 1)
 
 
 def first_tokens(x: Tensor, batch: PackedBatch) -> Tensor:
-    """Of hidden states (tokens, hidden_size) those that the pooler takes, (sequences, hidden_size)."""
+    """Select the pooler's inputs (sequences, hidden_size) from hidden states (tokens, hidden_size)."""
     if isinstance(batch, PaddedBatch):
         return x.index_select(0, batch.first_positions)
     return x[first_indices(batch)] if len(x) else x.new_zeros(len(batch), x.shape[1])
 
 
 class BertModel(PreTrainedModel):
-    """The encoder with its pooler: padded in, padded out, or packed in, packed out.
+    """The BERT encoder with its pooler (Devlin et al. 2019, section 3).
 
-    `model(input_ids=(B, S) int64, attention_mask=(B, S), token_type_ids=(B, S))` returns `last_hidden_state` (B, S,
-    hidden_size) with zeros at padding; `model(batch)` of a `PackedBatch` returns (tokens, hidden_size).
-    `inputs_embeds` (B, S, hidden_size) may stand in for `input_ids`. Raises `UserError` for ids outside the vocabulary,
-    sequences longer than the position table, and arguments of transformers' that are set and not supported.
+    Padded input gives padded output, a `PackedBatch` packed output. Parameters have the names of transformers'
+    `BertModel`, in memory and in files.
     """
 
     base_model_prefix = "bert"
@@ -70,6 +68,7 @@ class BertModel(PreTrainedModel):
     """The function behind `embed`: `fastbert.embeddings.embed.embed`, set by that module, which builds on this one."""
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
+        """Make a model with new weights, from torch's global generator; without a pooler there is no pooled output."""
         super().__init__(config)
         self.embeddings = Embeddings(config)
         self.encoder = Encoder(config)
@@ -79,11 +78,19 @@ class BertModel(PreTrainedModel):
         self.init_weights()
 
     def get_input_embeddings(self) -> nn.Embedding:
+        """Return the token embedding, whose weight is (vocab_size, hidden_size)."""
         return self.embeddings.word_embeddings
 
     def save_pretrained(self, folder: str | Path, *, max_shard_size: int | str | None = None) -> None:
+        """Write `config.json` and `model.safetensors`, which `transformers.AutoModel` loads unchanged, and
+        `embed_settings`, if they are set, for sentence-transformers.
+
+        `max_shard_size`, in bytes or as "2GB", splits larger weights into several files with an index. Each file is
+        written under a temporary name first; `fastbert_manifest.json` lists checksums. Raises `CheckpointError` for
+        disk errors, and `UserError` for settings that do not fit the model.
+        """
         settings = self.embed_settings
-        if settings is not None:  # looked at before anything is written
+        if settings is not None:  # checked before anything is written
             settings.check_width(self.config.hidden_size, "embed_settings")
             settings.check_folder(Path(folder))
         super().save_pretrained(folder, max_shard_size=max_shard_size)
@@ -101,10 +108,11 @@ class BertModel(PreTrainedModel):
         """Return packed hidden states of the last layer (tokens, hidden_size), and with `output_hidden_states` also
         those before it.
 
-        With `token_indices`, int64 (rows,), the last layer's are (rows, hidden_size), of these tokens alone, and what
-        nothing reads is not computed: a loss that reads one token in six saves half of the last layer. `causal`: tokens
-        attend to themselves and to those before them. `inputs_embeds` (tokens, hidden_size) replaces the rows of the
-        token table. Raises UserError for ids outside the model's tables, and for models and batches without values.
+        With `token_indices`, int64 (rows,), the last layer's are those of these tokens alone, (rows, hidden_size), and
+        the last layer computes nothing else: reading one token in six saves half of it. `causal`: tokens attend to
+        themselves and to those before them. `inputs_embeds` (tokens, hidden_size) replaces the rows of the token table.
+        Hidden states have the dtype of the parameters, or of autocast. Raises `UserError` for ids outside the model's
+        tables (on the CPU), and for models and batches on the meta device.
         """
         for name, tensor in (("the model", self.embeddings.word_embeddings.weight), ("the batch", batch.input_ids)):
             if tensor.is_meta:
@@ -121,7 +129,7 @@ class BertModel(PreTrainedModel):
                 f"inputs_embeds are {inputs_embeds.shape[-1]} wide, but the model's hidden_size="
                 f"{self.config.hidden_size}"
             )
-        if isinstance(batch, PaddedBatch):  # without a branch on the number of tokens, which a recorded call lacks
+        if isinstance(batch, PaddedBatch):  # no branch on the number of tokens: recorded calls have none
             x, states = self._run(batch, causal, output_hidden_states, None, inputs_embeds)
             return x if token_indices is None else x.index_select(0, token_indices), states
         indices = token_indices
@@ -169,7 +177,10 @@ class BertModel(PreTrainedModel):
         return any(not isinstance(layer, Layer) or not layer.is_native(tokens, torch.bfloat16) for layer in layers)
 
     def check_ranges(self, batch: PackedBatch) -> None:
-        """Raise UserError for ids that are no rows of the model's tables. Reads the batch, so a GPU waits."""
+        """Check that all ids of a batch are in range; on a GPU this is a host-device sync.
+
+        Raises `UserError` that names the field, the value and the cure.
+        """
         config = self.config
         for name, values, size, cure in (
             ("input_ids", batch.input_ids, config.vocab_size, "use the vocabulary the model was trained with"),
@@ -196,6 +207,27 @@ class BertModel(PreTrainedModel):
         past_key_values: None = None,
         **unsupported: Unpack[TransformersArguments],
     ) -> EncoderOutput:
+        """Encode a `PackedBatch`, or padded sequences.
+
+        Args:
+            batch: a `PackedBatch`, or `input_ids` by position.
+            attention_mask: (B, S) of any dtype, nonzero at tokens; None: there is no padding.
+            token_type_ids: int64 (B, S), the segment of each token; None: 0.
+            position_ids: int64 (B, S), or (S,); None: the columns.
+            input_ids: int64 (B, S).
+            inputs_embeds: floating (B, S, hidden_size), instead of `input_ids`.
+            output_hidden_states: also return the output of the embeddings and of each layer.
+            past_key_values, **unsupported: other arguments of transformers, which must have their default values.
+
+        Returns:
+            `last_hidden_state` (B, S, hidden_size) with zeros at padding, or (tokens, hidden_size) of a `PackedBatch`;
+            `pooler_output` (B, hidden_size), None without a pooler; `hidden_states` with shapes as the first. They have
+            the dtype of the parameters, or of autocast.
+
+        Raises:
+            UserError: ids outside the vocabulary, sequences longer than the position table, tensors of the wrong shape
+                or dtype, arguments that are not supported.
+        """
         packed = read_inputs(
             self, batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds,
             past_key_values=past_key_values, **unsupported,

@@ -16,11 +16,11 @@ from fastbert.config import BertConfig
 from fastbert.models.base import Checkpointing, Quantization
 from fastbert.models.fusibility import (
     has_hooks,
-    holds_both,
     is_plain,
     is_plain_table,
+    owns_weight_and_bias,
     project,
-    project_apart,
+    project_without_bias,
     runs_as_written,
 )
 from fastbert.models.layers import ModuleLayer, fused_layer, is_native, layer_parameters, saving_matmuls
@@ -35,8 +35,8 @@ from fastbert.packing import PackedBatch
 
 
 class Norm(nn.Module):
-    """A LayerNorm, which is fused with what comes before it; its own forward runs where hooks, adapters or another
-    module in its place want to see it."""
+    """A LayerNorm that is fused with the operation before it; its own forward runs only where fusion is impossible, for
+    hooks, adapters or replaced modules."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -45,20 +45,21 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (rows, width) -> the same shape."""
+        """Normalise x (rows, width), with statistics in fp32; the same shape and dtype."""
         return layer_norm(x, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
+        """Return the width and epsilon for `repr`."""
         return f"{self.weight.numel()}, eps={self.eps}"
 
 
 def is_plain_norm(module: nn.Module) -> TypeGuard[Norm]:
-    """Whether a LayerNorm is nothing but its weight, bias and epsilon."""
-    return runs_as_written(module, Norm) and holds_both(module)
+    """Return whether a LayerNorm is nothing but its weight, bias and epsilon."""
+    return runs_as_written(module, Norm) and owns_weight_and_bias(module)
 
 
 class Embeddings(nn.Module):
-    """Token, position and segment embeddings, summed and normalised."""
+    """The sum of token, position and segment embeddings, with LayerNorm and dropout."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -68,17 +69,17 @@ class Embeddings(nn.Module):
         self.LayerNorm = Norm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, batch: PackedBatch, dropout: TokenDropout | None, inputs_embeds: Tensor | None = None) -> Tensor:
-        """(tokens, hidden_size); `inputs_embeds` of that shape stands in for the rows of the token table."""
+        """Return embeddings (tokens, hidden_size); `inputs_embeds` of that shape replaces rows of the token table."""
         if inputs_embeds is not None:
-            places = self.position_embeddings(batch.position_ids) + self.token_type_embeddings(batch.token_type_ids)
-            return apply_dropout(self.LayerNorm(inputs_embeds + places), dropout)
+            others = self.position_embeddings(batch.position_ids) + self.token_type_embeddings(batch.token_type_ids)
+            return apply_dropout(self.LayerNorm(inputs_embeds + others), dropout)
         ids = (batch.input_ids, batch.position_ids, batch.token_type_ids)
         tables = (self.word_embeddings, self.position_embeddings, self.token_type_embeddings)
         norm = self.LayerNorm
         if all(is_plain_table(table) for table in tables) and is_plain_norm(norm):
             weights = tuple(table.weight for table in tables)
             return embedding_layer_norm(ids, weights, norm.weight, norm.bias, norm.eps, dropout)
-        words, positions, segments = (table(one) for table, one in zip(tables, ids, strict=True))
+        words, positions, segments = (table(indices) for table, indices in zip(tables, ids, strict=True))
         return apply_dropout(norm(words + positions + segments), dropout)
 
 
@@ -101,7 +102,8 @@ class Output(nn.Module):
         self.LayerNorm = Norm(config.hidden_size, config.layer_norm_eps)
 
     def forward(self, x: Tensor, residual: Tensor, dropout: TokenDropout | None) -> Tensor:
-        product, bias = project_apart(self.dense, x)
+        """Return LayerNorm(residual + dropout(dense(x))), (tokens, hidden_size), of x (tokens, inner)."""
+        product, bias = project_without_bias(self.dense, x)
         norm = self.LayerNorm
         if is_plain_norm(norm):
             return dropout_add_layer_norm(product, residual, norm.weight, norm.bias, norm.eps, dropout, x_bias=bias)
@@ -259,12 +261,12 @@ def layer_spec(config: BertConfig, *, causal: bool = False) -> LayerSpec:
 
 
 class Pooler(nn.Module):
-    """tanh(W h + b) of each sequence's first token."""
+    """The pooled output: tanh(W h + b) of each sequence's first token."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, firsts: Tensor) -> Tensor:
-        """First tokens (sequences, hidden_size) -> the same shape."""
+        """Pool first tokens (sequences, hidden_size) -> the same shape."""
         return torch.tanh(project(self.dense, firsts))

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fastbert.config import BertConfig
 from fastbert.models.bert.modules import Norm, is_plain_norm
-from fastbert.models.fusibility import is_plain, project, project_apart
+from fastbert.models.fusibility import is_plain, project, project_without_bias
 from fastbert.models.layers import ROWS_MULTIPLE, multiplies_in_bf16
 from fastbert.ops.cross_entropy.op import CrossEntropy, linear_cross_entropy
 from fastbert.ops.dispatch import preferred_backend
@@ -30,7 +30,7 @@ class PredictionTransform(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Transform hidden states (rows, hidden_size) into the same shape."""
         norm = self.LayerNorm
-        product, bias = project_apart(self.dense, x)
+        product, bias = project_without_bias(self.dense, x)
         if is_plain_norm(norm):
             return gelu_layer_norm(product, bias, norm.weight, norm.bias, norm.eps, self.approximate)
         normed: Tensor = norm(bias_gelu(product, bias, self.approximate))
