@@ -38,7 +38,7 @@ ROWS_MULTIPLE = 64
 
 
 def multiplies_in_bf16(weight: Tensor) -> bool:
-    """Whether products with this weight run in bf16 on a CPU now, by autocast or by the weight's own dtype."""
+    """Return whether matmuls with this weight run in bf16 on a CPU, by autocast or by the weight's dtype."""
     if weight.device.type != "cpu":
         return False
     autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
