@@ -1,4 +1,4 @@
-"""From a checkpoint into a model: names and shapes are compared first, then memory is taken, then tensors are read."""
+"""Load a checkpoint into a model: compare names and shapes, allocate memory, then read the tensors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fastbert")
 Model = TypeVar("Model", bound="PreTrainedModel")
-# A new head may be as large as all that is in the file, or as this many numbers.
+# The largest new head: as large as the files, or this many numbers.
 MOST_NEW = 1 << 24
 _TABLES = {
     "embeddings.word_embeddings.weight": "vocab_size",
@@ -35,9 +35,9 @@ _TABLES = {
 
 
 class _Uninitialised(TorchFunctionMode):
-    """Leaves out what draws or sets values: on the meta device there are none, and its first draw takes a second."""
+    """Skips functions that initialise values: the meta device has none, and its first random draw takes a second."""
 
-    LEFT_OUT = frozenset(
+    SKIPPED = frozenset(
         {Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_, nn.init.normal_, nn.init.uniform_}
         | {nn.init.kaiming_uniform_, nn.init.trunc_normal_, nn.init.zeros_, nn.init.ones_}
     )
@@ -45,13 +45,13 @@ class _Uninitialised(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in self.LEFT_OUT:
+        if func in self.SKIPPED:
             return args[0] if args else (kwargs or {})["tensor"]
         return func(*args, **(kwargs or {}))
 
 
 def outline(kind: Callable[[BertConfig], Model], config: BertConfig) -> Model:
-    """A model on the meta device: names and shapes without memory or values."""
+    """Make a model on the meta device: names and shapes without memory or values."""
     with torch.device("meta"), _Uninitialised():
         model = kind(config)
     model.tie_weights()
@@ -59,27 +59,27 @@ def outline(kind: Callable[[BertConfig], Model], config: BertConfig) -> Model:
 
 
 def check_config(config: BertConfig, weights: Weights) -> None:
-    """Compare what config.json says with the shapes in the files, before anything of that size is made.
+    """Compare config.json with the shapes in the files, before anything of that size is allocated.
 
-    Raises `CheckpointError` that names the first difference, or what the checkpoint lacks.
+    Raises `CheckpointError` that names the first difference, or what is missing.
     """
     place, tensors = weights.place, weights.tensors
     for name, field in _TABLES.items():
         stored = next((tensors[key] for key in (name, f"bert.{name}") if key in tensors), None)
-        said = (getattr(config, field), config.hidden_size)
-        if stored is not None and stored.shape != said:
-            raise CheckpointError(f"{place}: {name} has shape {stored.shape}, but config.json says {shown(said)}")
-    found = checkpoint_names.layers(tensors)
-    if 0 < found < config.num_hidden_layers:
+        expected = (getattr(config, field), config.hidden_size)
+        if stored is not None and stored.shape != expected:
+            raise CheckpointError(f"{place}: {name} has shape {stored.shape}, but config.json says {shown(expected)}")
+    layers = checkpoint_names.layers(tensors)
+    if 0 < layers < config.num_hidden_layers:
         raise CheckpointError(
-            f"{place}: holds {found} encoder layers, but config.json says"
+            f"{place}: holds {layers} encoder layers, but config.json says"
             f" num_hidden_layers={shown(config.num_hidden_layers)}"
         )
     check_size(config, weights)
 
 
 def check_size(config: BertConfig, weights: Weights) -> None:
-    """Refuse a config.json that asks for much more than the files hold. Raises `CheckpointError`."""
+    """Raise `CheckpointError` for a config.json of a much larger model than the files hold."""
     total = sum(stored.numel for stored in weights.tensors.values())
     if config.num_parameters() > 4 * total + MOST_NEW or config.num_hidden_layers > len(weights.tensors):
         raise CheckpointError(
@@ -96,11 +96,11 @@ def check_size(config: BertConfig, weights: Weights) -> None:
 def load(
     model: PreTrainedModel, weights: Weights, dtype: torch.dtype | None, *, mapped: bool = True, warn: bool = True
 ) -> None:
-    """Give a model that `outline` made its weights; `mapped`: those that can stay in their files stay there.
+    """Load weights into a model that `outline` made; `mapped`: map them into memory where their dtype allows.
 
-    Weights of a task (and the pooler) that the checkpoint lacks are initialised; with `warn` a warning names them. What
-    has no place in the model is logged. Raises `CheckpointError` for what belongs to the embeddings or layers and is
-    missing, for other shapes, for weights that are no floating-point numbers, and for a decoder that is not tied.
+    Weights of a head or the pooler that the checkpoint lacks are initialised; with `warn` a warning names them. Unused
+    weights are logged. Raises `CheckpointError` for missing weights of the embeddings or layers, different shapes,
+    weights that are not floating-point, and a decoder that is not tied.
     """
     weights, own = model.named_weights(weights), own_shapes(model)
     matched = match(weights.tensors, own, model.base_model_prefix, weights.place)
@@ -110,10 +110,14 @@ def load(
     missing = sorted(own.keys() - found.keys())
     dtypes = {stored.dtype for stored in found.values()}
     chosen = dtype or (dtypes.pop() if len(dtypes) == 1 else torch.float32)
-    # What two weights begin with is mapped for one of them alone: each changes by itself.
-    once = {id(one): name for name, one in reversed(found.items())}
+    # A tensor that two weights start from is mapped for one of them: each changes independently.
+    once = {id(stored): name for name, stored in reversed(found.items())}
     views = map_tensors(
-        {name: one for name, one in found.items() if mapped and one.dtype == chosen and once[id(one)] == name}
+        {
+            name: stored
+            for name, stored in found.items()
+            if mapped and stored.dtype == chosen and once[id(stored)] == name
+        }
     )
     materialise(model, chosen, views)
     parameters = model.state_dict(keep_vars=True)
@@ -127,14 +131,14 @@ def load(
 
 
 def own_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a model's weights, tied ones once."""
+    """Return names and shapes of a model's weights, tied ones once."""
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in model.tied_keys}
 
 
 def _check(
     model: PreTrainedModel, place: Path, own: Mapping[str, tuple[int, ...]], found: Mapping[str, FileTensor]
 ) -> None:
-    """Compare names, shapes and dtypes."""
+    """Compare names, shapes and dtypes. Raises CheckpointError."""
     if not found:
         raise CheckpointError(f"{place}: no weight in it belongs to {type(model).__name__}")
     for name, stored in found.items():
@@ -153,7 +157,7 @@ def _check(
 
 
 def check_tied(model: PreTrainedModel, weights: Weights, matched: Mapping[str, str]) -> None:
-    """A decoder that a checkpoint holds beside the token embedding must be the same."""
+    """Raise CheckpointError for a decoder in the checkpoint that differs from the token embedding it is tied to."""
     table = next(iter(name for name in matched if name.endswith("embeddings.word_embeddings.weight")), None)
     if DECODER not in model.tied_keys or DECODER not in matched or table is None:
         return
@@ -164,7 +168,7 @@ def check_tied(model: PreTrainedModel, weights: Weights, matched: Mapping[str, s
 
 
 def _report(model: PreTrainedModel, place: Path, left_out: list[str]) -> None:
-    """Say what the model has no place for: aloud where it is the encoder's."""
+    """Log unused weights: as a warning if they are the encoder's."""
     for level, names in (
         (logging.WARNING, [name for name in left_out if is_encoders(name)]),
         (logging.INFO, [name for name in left_out if not is_encoders(name)]),
@@ -173,15 +177,15 @@ def _report(model: PreTrainedModel, place: Path, left_out: list[str]) -> None:
             logger.log(level, "%s: not used by %s: %s", place, type(model).__name__, ", ".join(names))
 
 
-def materialise(model: nn.Module, dtype: torch.dtype, given: Mapping[str, Tensor]) -> None:
-    """Give the parameters of a model on the meta device memory on the CPU: what is `given` by name, parameters as they
-    are, else memory that is not yet written; tied ones share theirs."""
+def materialise(model: nn.Module, dtype: torch.dtype, values: Mapping[str, Tensor]) -> None:
+    """Allocate the parameters of a model on the meta device on the CPU: the tensors `values` by name, uninitialised
+    memory for the others; tied parameters share theirs."""
     named = model.state_dict(keep_vars=True)
     made = {
         id(named[name]): one
         if isinstance(one, nn.Parameter)
         else nn.Parameter(one, requires_grad=named[name].requires_grad)
-        for name, one in given.items()
+        for name, one in values.items()
     }
     for module in model.modules():
         for name, parameter in module._parameters.items():
@@ -194,7 +198,7 @@ def materialise(model: nn.Module, dtype: torch.dtype, given: Mapping[str, Tensor
 
 
 def initialise(model: PreTrainedModel, names: list[str]) -> None:
-    """Draw the named weights as a new model's are: they are a head's, which a checkpoint does not hold."""
+    """Initialise the named weights, those of a head that a checkpoint lacks, as in a new model."""
     std = model.config.initializer_range
     for name, parameter in model.named_parameters():
         if name not in names:
