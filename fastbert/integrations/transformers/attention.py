@@ -70,7 +70,7 @@ def register_attention(name: str = "fastbert") -> str:
         ) from None
     taken = {key: AttentionInterface._global_mapping[key] for key in AttentionInterface._global_mapping}
     if name == "eager" or "|" in name or "/" in name or taken.get(name, attention_forward) is not attention_forward:
-        raise UserError(f"attn_implementation {name!r} is already in use: choose a name such as 'fastbert'")
+        raise UserError(f"attn_implementation {name!r} is reserved or in use: choose a name such as 'fastbert'")
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
     return name
