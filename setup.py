@@ -24,65 +24,12 @@ from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-PACKAGES = [
-    "fastbert",
-    "fastbert.benchmarks",
-    "fastbert.benchmarks.cpu",
-    "fastbert.benchmarks.finetuning",
-    "fastbert.benchmarks.gpu",
-    "fastbert.benchmarks.harness",
-    "fastbert.benchmarks.peers",
-    "fastbert.benchmarks.tokenizer",
-    "fastbert.benchmarks.training",
-    "fastbert.checkpoints",
-    "fastbert.checkpoints.delta",
-    "fastbert.checkpoints.formats",
-    "fastbert.cli",
-    "fastbert.data",
-    "fastbert.distillation",
-    "fastbert.embeddings",
-    "fastbert.features",
-    "fastbert.finetuning",
-    "fastbert.integrations",
-    "fastbert.integrations.torch_nn",
-    "fastbert.integrations.transformers",
-    "fastbert.io",
-    "fastbert.kernels",
-    "fastbert.kernels.attention",
-    "fastbert.kernels.configs",
-    "fastbert.kernels.dropout",
-    "fastbert.kernels.embedding",
-    "fastbert.kernels.gelu",
-    "fastbert.kernels.linear",
-    "fastbert.kernels.loss",
-    "fastbert.kernels.norm",
-    "fastbert.kernels.softmax",
-    "fastbert.kernels.tuning",
-    "fastbert.models",
-    "fastbert.models.bert",
-    "fastbert.models.distilbert",
-    "fastbert.models.electra",
-    "fastbert.models.roberta",
-    "fastbert.models.seq2seq",
-    "fastbert.ops",
-    "fastbert.ops.attention",
-    "fastbert.ops.cross_entropy",
-    "fastbert.ops.dropout",
-    "fastbert.ops.embedding",
-    "fastbert.ops.encoder_layer",
-    "fastbert.ops.gelu",
-    "fastbert.ops.linear",
-    "fastbert.ops.native",
-    "fastbert.ops.norm",
-    "fastbert.ops.softmax",
-    "fastbert.tasks",
-    "fastbert.tasks.metrics",
-    "fastbert.tasks.readers",
-    "fastbert.tasks.span",
-    "fastbert.tokenizers",
-    "fastbert.training",
-]
 PACKAGE_DIR = {"fastbert": "fastbert", "fastbert.kernels": "kernels", "fastbert.benchmarks": "benchmarks"}
+PACKAGES = sorted(
+    ".".join((package, *file.parent.relative_to(ROOT / folder).parts))
+    for package, folder in PACKAGE_DIR.items()
+    for file in (ROOT / folder).rglob("__init__.py")
+)
 
 # Without contraction a sum is the same bits wherever the compiler inlines it; what should be fused says so.
 CXX_FLAGS = ["-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"]

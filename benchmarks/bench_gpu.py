@@ -1,10 +1,10 @@
-"""Everything that a GPU machine should measure, in one command of under nine minutes.
+"""Build, test and measure everything that needs a GPU machine, in one command of under nine minutes.
 
     python benchmarks/bench_gpu.py --out DIR                      # on a GPU; builds the project if it must
-    python benchmarks/bench_gpu.py --out DIR --dry-run            # on a CPU, tiny shapes, no true figures
+    python benchmarks/bench_gpu.py --out DIR --dry-run            # on a CPU, tiny shapes, meaningless figures
 
-DIR/results.json is written after each section and each case, so what was measured stays when something fails or time
-ends. Nothing beyond torch, triton, numpy and safetensors is needed; transformers and matplotlib are used if present.
+DIR/results.json is written after each section and each case, so that results survive a failure or the time limit. Only
+torch, triton, numpy and safetensors are needed; transformers and matplotlib are used if present.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ SECTIONS = (
     "charts",
 )
 BUILD_SECONDS = 240
-# What a process leaves for the one that it becomes after building: when it began, and how building went.
+# Passed to the process that replaces this one after building: the start time, and the result of the build.
 STARTED, BUILT = "FASTBERT_GPU_STARTED", "FASTBERT_GPU_BUILT"
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line; refuses sections that do not exist, and a record of a dry run."""
+    """Parse the command line; refuse unknown sections, and a record of a dry run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for results.json, log and charts")
     parser.add_argument("--budget-seconds", type=float, default=520.0, help="for everything (default: %(default)s)")
@@ -51,27 +51,27 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", help=f"sections, with commas between them: {','.join(SECTIONS)}")
     parser.add_argument("--tune", action="store_true", help="measure kernel configurations before the rest")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on a CPU, to test this program")
-    parser.add_argument("--record", action="store_true", help="also write benchmarks/results/<gpu>-<date>.json")
+    parser.add_argument("--record", action="store_true", help="also write benchmarks/results/gpu/<architecture>.json")
     arguments = parser.parse_args(argv)
     arguments.only = tuple(arguments.only.split(",")) if arguments.only else SECTIONS
     unknown = sorted(set(arguments.only) - set(SECTIONS))
     if unknown:
         parser.error(f"--only names {', '.join(unknown)}: choose among {', '.join(SECTIONS)}")
     if arguments.record and arguments.dry_run:
-        parser.error("--record keeps figures, and those of --dry-run mean nothing: leave one of them out")
+        parser.error("--record keeps figures, and those of --dry-run are meaningless: omit one of them")
     return arguments
 
 
 def leave_the_tree() -> None:
-    """Take the clone off sys.path, here and in child processes: its sources are not compiled, and `kernels` would hide
-    another package."""
+    """Remove the clone from sys.path, here and in child processes: its sources are not compiled, and `kernels` would
+    shadow an unrelated package."""
     hidden = {ROOT, ROOT / "benchmarks"}
     sys.path[:] = [entry for entry in sys.path if Path(entry or os.getcwd()).resolve() not in hidden]
     os.environ["PYTHONSAFEPATH"] = "1"
 
 
 def problem_of_import() -> str | None:
-    """Why fastbert cannot be imported, or None if it can."""
+    """Return why fastbert cannot be imported, or None if it can."""
     try:
         import fastbert  # noqa: F401
     except ImportError as error:
@@ -80,7 +80,7 @@ def problem_of_import() -> str | None:
 
 
 def build() -> dict[str, object]:
-    """Install the clone in place; how that went, with the last lines if it failed."""
+    """Install the clone in editable mode and return status, seconds and the last lines of output."""
     command = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps", "-e", str(ROOT)]
     began = time.time()
     try:
@@ -93,7 +93,7 @@ def build() -> dict[str, object]:
 
 
 def give_up(out: Path, built: dict[str, object], reason: str) -> int:
-    """Without the package nothing can be measured: say so where results are expected."""
+    """Write the reason into results.json: without the package nothing can be measured."""
     out.mkdir(parents=True, exist_ok=True)
     text = json.dumps({"sections": {"build": {**built, "status": "failed", "reason": reason}}, "table": []}, indent=1)
     (out / "results.json").write_text(text + "\n")
@@ -105,23 +105,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     leave_the_tree()
     started = float(os.environ.pop(STARTED, time.time()))
-    kept = os.environ.pop(BUILT, None)
-    built = json.loads(kept) if kept else {"status": "ok", "lines": ["fastbert was installed before"]}
+    inherited = os.environ.pop(BUILT, None)
+    built = json.loads(inherited) if inherited else {"status": "ok", "lines": ["fastbert was installed before"]}
     problem = problem_of_import()
     if problem is not None:
-        if kept is not None:
+        if inherited is not None:
             return give_up(arguments.out, built, problem)
         built = build()
         if built["status"] != "ok":
             return give_up(arguments.out, built, problem)
-        # A new process: this one has already looked for packages and remembers what it did not find.
+        # A new process: this one has cached its failed imports.
         os.environ[STARTED], os.environ[BUILT] = str(started), json.dumps(built)
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, str(Path(__file__).resolve()), *(argv or sys.argv[1:])])
 
-    from fastbert.benchmarks.gpu import sections as gpu_sections
+    from fastbert.benchmarks.gpu import sections
 
-    options = gpu_sections.Options(
+    options = sections.Options(
         out=arguments.out.resolve(),
         root=ROOT,
         started=started,
@@ -133,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         tune=arguments.tune,
         built=built,
     )
-    return gpu_sections.run(options)
+    return sections.run(options)
 
 
 if __name__ == "__main__":

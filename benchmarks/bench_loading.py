@@ -1,11 +1,11 @@
-"""From `from_pretrained` to the first output, side by side with transformers: seconds, and memory at the peak.
+"""Compare loading with transformers, from `from_pretrained` to the first output: seconds, and peak memory.
 
     python benchmarks/bench_loading.py --quick
     python benchmarks/bench_loading.py --model base --rounds 9 --json rows.json
 
-Every measurement is a process of its own, in turns: libraries are imported first, then the clock starts, the model is
-loaded, and one batch computed. The file is in the page cache. Memory is what the process holds at its peak beyond what
-it held before, mapped files included. Outputs are compared before anything is reported.
+Every measurement runs in a new process, in turns: libraries are imported first, then the clock starts, the model is
+loaded, and one batch computed. The file is in the page cache. Memory is the growth of the process at its peak, mapped
+files included. Outputs are compared before anything is reported.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastbert.benchmarks.harness import measure as harness
-from fastbert.benchmarks.harness.measure import OWN, Row, Timing
+from fastbert.benchmarks.harness import records
+from fastbert.benchmarks.harness.measure import FASTBERT, Row, Timing, make_rows
 from fastbert.config import PRESETS, BertConfig
 
 PEER = "transformers"
-# Lengths of the sequences that are computed; none: loading alone.
+# Lengths of the computed sequences; none: loading alone.
 WORKLOADS = {
     "load": (),
     "first-sentence": (16,),
@@ -41,7 +41,7 @@ _RESET_PEAK = "5"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to measure, and how often."""
+    """The selection and size of the measurement."""
 
     model: str
     threads: int
@@ -50,21 +50,19 @@ class Options:
 
 
 def measure(options: Options, folder: Path) -> list[Row]:
-    """The rows of all workloads; a contender whose output differs is an error."""
+    """Return the rows of all workloads; exit if a contender's output differs."""
     rows: list[Row] = []
     for workload in WORKLOADS:
-        measured: dict[str, list[dict[str, Any]]] = {OWN: [], PEER: []}
+        measured: dict[str, list[dict[str, Any]]] = {FASTBERT: [], PEER: []}
         for _ in range(options.rounds):
-            for contender, found in measured.items():
-                found.append(_in_a_process(contender, workload, folder, options.threads))
-        ours, theirs = (np.asarray(measured[name][0]["output"], np.float32) for name in (OWN, PEER))
+            for contender, runs in measured.items():
+                runs.append(_in_a_process(contender, workload, folder, options.threads))
+        ours, theirs = (np.asarray(measured[name][0]["output"], np.float32) for name in (FASTBERT, PEER))
         difference = float(np.abs(ours - theirs).max(initial=0.0))
         if difference > CLOSE:
             sys.exit(f"{workload}: outputs differ by {difference:.2g}: there is nothing to compare")
-        timings = {
-            name: [Timing(one["seconds"], one["processor"]) for one in found] for name, found in measured.items()
-        }
-        made = harness.make_rows(
+        timings = {name: [Timing(run["seconds"], run["processor"]) for run in runs] for name, runs in measured.items()}
+        workload_rows = make_rows(
             workload,
             timings,
             dtype="fp32",
@@ -72,8 +70,8 @@ def measure(options: Options, folder: Path) -> list[Row]:
             differences=dict.fromkeys(timings, difference),
             outputs=dict.fromkeys(timings, "close" if WORKLOADS[workload] else "not compared"),
         )
-        for row in made:
-            peak = max(one["peak_bytes"] for one in measured[row.contender])
+        for row in workload_rows:
+            peak = max(run["peak_bytes"] for run in measured[row.contender])
             weights = measured[row.contender][0]["weight_bytes"]
             details = {"model": options.model, "peak_bytes": peak, "peak_to_weights": round(peak / weights, 3)}
             rows.append(replace(row, details={**row.details, **details}))
@@ -87,16 +85,16 @@ def _in_a_process(contender: str, workload: str, folder: Path, threads: int) -> 
     done = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{contender}, {workload}: {done.stderr.strip().splitlines()[-1]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
 def child(contender: str, workload: str, folder: str, threads: str) -> None:
-    """Load and compute once, and print what it took and what came out."""
+    """Load the model, compute once, and print time, memory and output as JSON."""
     import torch
 
     torch.set_num_threads(int(threads))
-    if contender == OWN:
+    if contender == FASTBERT:
         from fastbert import BertModel as Model
     else:
         from transformers import AutoModel
@@ -116,24 +114,24 @@ def child(contender: str, workload: str, folder: str, threads: str) -> None:
         with torch.no_grad():
             output = model(input_ids=ids, attention_mask=mask).last_hidden_state[mask.bool()]
     seconds, processor = time.perf_counter() - start, time.process_time() - processor
-    found = {
+    answer = {
         "seconds": seconds,
         "processor": processor,
         "peak_bytes": _peak() - before,
         "weight_bytes": sum(parameter.nbytes for parameter in model.parameters()),
         "output": output[::16, ::32].flatten().tolist(),
     }
-    print(json.dumps(found))
+    print(json.dumps(answer))
 
 
 def _peak() -> int:
-    """The most memory that the process has held, in bytes."""
+    """Return the process's peak memory in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) << 10
 
 
 def show(rows: Sequence[Row]) -> None:
-    """A table for people."""
+    """Print a table."""
     print(f"{'workload':<16}{'contender':<14}{'ms':>8}{'p20':>8}{'p80':>8}{'ratio':>8}{'peak / weights':>16}")
     for row in rows:
         print(
@@ -143,10 +141,10 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["--child"]:
-        child(*given[1:])
+    """Run the command line and return the exit code."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    if argv[:1] == ["--child"]:
+        child(*argv[1:])
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the mini model, three rounds")
@@ -154,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, help="threads of both (default: all cores)")
     parser.add_argument("--rounds", type=int, help="processes of each (default: 7)")
     parser.add_argument("--json", type=Path, help="file to write the rows to")
-    flags = parser.parse_args(given)
+    flags = parser.parse_args(argv)
     options = Options(
         model=flags.model or ("mini" if flags.quick else "base"),
         threads=flags.threads or len(os.sched_getaffinity(0)),
@@ -167,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = measure(options, save_model(Path(temporary), BertConfig.preset(options.model)))
     show(rows)
     if options.json is not None:
-        harness.write(options.json, rows)
+        records.write(options.json, records.record("loading", map(asdict, rows)))
     return 0
 
 

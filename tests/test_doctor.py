@@ -10,7 +10,8 @@ import pytest
 
 from fastbert import _C, doctor
 from fastbert.cli import main
-from fastbert.ops.operation import operations
+from fastbert.ops import operation
+from fastbert.ops.operation import Backend, EagerBackend, Operation, operations
 
 CPUINFO = Path("/proc/cpuinfo")
 CPU = doctor.Cpu(
@@ -22,8 +23,15 @@ CPU = doctor.Cpu(
     features={"amx_in_hardware": True, "amx_tile": False},
     level="avx512",
     level_reason="some reason",
-    products="some",
+    matmul="some",
 )
+
+
+class Native(Backend[object]):
+    """A kernel of a throw-away operation."""
+
+    name = "native"
+    summary = "nothing"
 
 
 @pytest.fixture
@@ -53,8 +61,26 @@ def test_every_operation_has_a_backend_and_a_reason() -> None:
     assert found.dtype_reason
 
 
-def test_all_parts_of_the_extension_are_built() -> None:
-    assert all(doctor.examine().extension_parts.values())
+def test_kernels_are_those_of_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = doctor.examine()
+    assert found.extension_problem == ""
+    registered = operations()
+    for backend, kernels in (("native", found.native_kernels), ("triton", found.triton_kernels)):
+        assert list(kernels) == [name for name, record in registered.items() if backend in record.backends]
+    monkeypatch.setattr(operation, "_operations", dict(operation._operations))
+    Operation("throwaway", EagerBackend(), Native())
+    found = doctor.examine()
+    assert "throwaway" in found.native_kernels
+    assert "throwaway" not in found.triton_kernels
+    assert "throwaway" in [choice.operation for choice in found.operations]
+
+
+def test_an_extension_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_extension", lambda: ({}, "no symbol"))
+    found = doctor.examine()
+    assert found.extension_problem == "no symbol"
+    assert found.advice[0] == "the C++ extension does not load (no symbol): install fastbert again"
+    assert found.cpu.level is None
 
 
 @pytest.mark.usefixtures("command_line")
@@ -94,6 +120,6 @@ def test_advice_names_the_cure() -> None:
 def test_each_backend_lives_in_the_module_of_its_name() -> None:
     kernels = doctor.examine().triton_kernels
     assert "attention" in kernels
-    for operation in operations().values():
-        for name, backend in operation.backends.items():
-            assert type(backend).__module__.split(".")[-1] == name, operation.name
+    for record in operations().values():
+        for name, backend in record.backends.items():
+            assert type(backend).__module__.split(".")[-1] == name, record.name

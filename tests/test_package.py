@@ -4,12 +4,15 @@ import ast
 import importlib
 import inspect
 import os
+import pkgutil
 import re
 import resource
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -28,12 +31,15 @@ PATIENCE = float(os.environ.get("FASTBERT_TEST_PATIENCE", "1"))
 PUBLIC_MODULES = ("fastbert", "fastbert.ops", "fastbert.models", "fastbert.tokenizers", "fastbert.data")
 
 
-def setup_constant(name: str) -> object:
-    """The value of a literal in setup.py, without running it."""
+def setup_constant(name: str) -> Any:
+    """The value of a constant in setup.py, without running the rest."""
+    names: dict[str, Any] = {"ROOT": ROOT}
     for node in ast.parse((ROOT / "setup.py").read_text()).body:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
-            return ast.literal_eval(node.value)
-    raise AssertionError(f"setup.py assigns no {name}")
+        if isinstance(node, ast.Assign) and any(
+            getattr(t, "id", "") in ("PACKAGES", "PACKAGE_DIR") for t in node.targets
+        ):
+            exec(compile(ast.Module([node], []), "setup.py", "exec"), names)
+    return names[name]
 
 
 def run_python(code: str, folder: Path) -> str:
@@ -51,13 +57,13 @@ def children_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def test_setup_lists_the_packages_of_the_tree() -> None:
-    found = set()
+def test_setup_finds_the_packages_of_the_tree() -> None:
+    """Every folder of modules is a package: one without an __init__.py would not be shipped."""
+    packages = setup_constant("PACKAGES")
     for folder, package in PACKAGE_DIRS.items():
-        for init in (ROOT / folder).rglob("__init__.py"):
-            inner = init.parent.relative_to(ROOT / folder).parts
-            found.add(".".join((package, *inner)))
-    assert setup_constant("PACKAGES") == sorted(found)
+        for file in (ROOT / folder).rglob("*.py"):
+            inner = file.parent.relative_to(ROOT / folder).parts
+            assert ".".join((package, *inner)) in packages, file
     assert setup_constant("PACKAGE_DIR") == {package: folder for folder, package in PACKAGE_DIRS.items()}
 
 
@@ -89,6 +95,56 @@ def test_every_public_name_has_a_docstring(module: str) -> None:
         value = getattr(home, name)
         if inspect.isclass(value) or inspect.isroutine(value):
             assert value.__doc__, f"{module}.{name} has no docstring"
+
+
+def public_members() -> Iterator[tuple[str, Any]]:
+    """Every public class, function and method of fastbert and its kernels, by its full name."""
+    for package in ("fastbert", "fastbert.kernels"):
+        home = importlib.import_module(package)
+        for module in pkgutil.walk_packages(home.__path__, f"{package}."):
+            if module.name.rpartition(".")[2].startswith("_") or ".benchmarks" in module.name:
+                continue
+            if ".kernels" in module.name and importlib.util.find_spec("triton") is None:
+                continue
+            loaded = importlib.import_module(module.name)
+            for name, member in vars(loaded).items():
+                if name.startswith("_") or getattr(member, "__module__", None) != module.name:
+                    continue
+                if not (inspect.isclass(member) or inspect.isfunction(member)):
+                    continue
+                yield f"{module.name}.{name}", member
+                for inner, method in vars(member).items() if inspect.isclass(member) else ():
+                    method = getattr(method, "fget", None) or getattr(method, "__func__", method)
+                    if inspect.isfunction(method) and method.__name__ == inner and not inner.startswith("_"):
+                        yield f"{module.name}.{name}.{inner}", getattr(member, inner)
+
+
+def test_every_public_name_is_documented() -> None:
+    """Overrides may inherit the docstring of what they override."""
+    bare = [name for name, member in public_members() if not inspect.getdoc(member)]
+    assert not bare, f"{len(bare)} without a docstring: {', '.join(bare)}"
+
+
+def test_docstrings_of_functions_begin_with_a_verb() -> None:
+    wrong = []
+    for file in SOURCES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                words = (ast.get_docstring(node) or "").split(maxsplit=1)
+                if words and words[0] in ("What", "Whether", "Of", "How"):
+                    wrong.append(f"{file.relative_to(ROOT)}:{node.lineno} {' '.join(words)[:60]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_operations_state_their_numeric_contract() -> None:
+    """Shapes, dtypes and errors stand in the docstring of every function of `fastbert.ops`."""
+    ops = importlib.import_module("fastbert.ops")
+    for name in ops.__all__:
+        if inspect.isfunction(getattr(ops, name)):
+            text = " ".join((inspect.getdoc(getattr(ops, name)) or "").split())
+            assert re.search(r"\((\.\.\.|\w+)(, \w+)*,?\)", text), f"{name}: no shape"
+            assert re.search(r"bf16|fp32|floating|dtype", text), f"{name}: no dtype"
+            assert re.search(r"Raises `?UserError", text), f"{name}: no errors"
 
 
 def test_every_module_says_what_it_is_for() -> None:

@@ -1,1 +1,1 @@
-"""CPU benchmarks of encoders and products."""
+"""CPU benchmarks of encoders and matmuls."""

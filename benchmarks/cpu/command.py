@@ -1,4 +1,4 @@
-"""What the benchmarks of the CPU share: the options that all of them have, and their command line."""
+"""The options that all CPU benchmarks share, and their command line."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from fastbert.benchmarks.cpu import report
-from fastbert.benchmarks.cpu.measures import Say
-from fastbert.benchmarks.harness import measure as harness
+from fastbert.benchmarks.cpu.lineup import Say
+from fastbert.benchmarks.harness import records
 from fastbert.config import PRESETS
 from fastbert.errors import UserError
 
@@ -22,24 +22,24 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class CpuOptions:
-    """What to measure, and how much of it."""
+    """The selection and size of the measurement."""
 
     quick: bool = False
-    """A small workload, three rounds, and the tiny model unless another is named."""
+    """A small workload, three rounds, and the tiny model unless a model is named."""
     device: str = "cpu"
-    """Where: "cpu" only."""
+    """The device: "cpu" only."""
     model: str | None = None
     """A preset's name; None: the benchmark's own choice."""
     contenders: tuple[str, ...] = ()
-    """Only contenders whose name holds one of these; none: all."""
+    """Only contenders whose name contains one of these; none: all."""
     workloads: tuple[str, ...] = ()
-    """Only workloads whose name holds one of these; none: all."""
+    """Only workloads whose name contains one of these; none: all."""
     threads: int | None = None
     """Threads of every contender; None: all cores that the process may use."""
     rounds: int | None = None
-    """Turns of each contender; None: seven, three if `quick`."""
+    """Rounds per contender; None: seven, three if `quick`."""
     isolate: bool = True
-    """Each contender in a process of its own."""
+    """One process per contender."""
 
     def __post_init__(self) -> None:
         if self.device != "cpu":
@@ -53,12 +53,12 @@ class CpuOptions:
 
     @property
     def thread_count(self) -> int:
-        """Threads of every contender."""
+        """Return the number of threads per contender."""
         return self.threads or len(os.sched_getaffinity(0))
 
     @property
     def round_count(self) -> int:
-        """Turns of each contender."""
+        """Return the number of rounds per contender."""
         return self.rounds or (3 if self.quick else 7)
 
 
@@ -67,15 +67,16 @@ Measured = TypeVar("Measured")
 
 
 def choose(what: str, names: Sequence[str], parts: Sequence[str]) -> list[str]:
-    """The names that hold one of the parts; all without parts. Raises `UserError` for a part that none holds."""
+    """Return the names that contain one of the parts, or all names without parts. Raises `UserError` for a part that no
+    name contains."""
     for part in parts:
         if not any(part in name for name in names):
-            raise UserError(f"no {what} is called like {part!r}; there are {', '.join(names)}")
+            raise UserError(f"no {what} has {part!r} in its name; there are {', '.join(names)}")
     return [name for name in names if not parts or any(part in name for part in parts)]
 
 
 def check_files(json: Path | None, chart: Path | None) -> None:
-    """Refuse now what could not be written after a long measurement."""
+    """Raise `UserError` now for files that could not be written after a long measurement."""
     if chart is not None and chart.suffix not in report.PICTURES:
         raise UserError(f"--chart {chart} must end in {', '.join(report.PICTURES)}")
     for flag, path in (("json", json), ("chart", chart)):
@@ -84,31 +85,32 @@ def check_files(json: Path | None, chart: Path | None) -> None:
 
 
 def title(what: str, packages: Sequence[str], threads: int) -> str:
-    """A chart's title: what it shows on which CPU, and below it the packages' versions."""
-    found = harness.versions(packages)
-    versions = ", ".join(f"{name} {found[name]}" for name in found if name not in ("python", "numpy"))
-    return f"{what}, {threads} thread{'s' * (threads > 1)}, {harness.machine()['cpu']}\n{versions}"
+    """Return a chart's title: its subject and the CPU, and below them the packages' versions."""
+    installed = records.versions(packages)
+    versions = ", ".join(f"{name} {version}" for name, version in installed.items() if name not in ("python", "numpy"))
+    return f"{what}, {threads} thread{'s' * (threads > 1)}, {records.machine()['cpu']}\n{versions}"
 
 
 def parser(description: str | None, *, quick: str, model: str) -> argparse.ArgumentParser:
-    """A command line with the flags of `CpuOptions` and the files to write; `quick` and `model` are two flags' help."""
-    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--quick", action="store_true", help=quick)
-    made.add_argument("--device", default="cpu", help="cpu (the default, and all there is here)")
-    made.add_argument("--model", metavar="PRESET", help=f"{', '.join(PRESETS)} (default: {model})")
-    made.add_argument("--contenders", nargs="+", default=(), metavar="PART", help="only those with this in the name")
-    made.add_argument("--workloads", nargs="+", default=(), metavar="PART", help="only those with this in the name")
-    made.add_argument("--threads", type=int, help="threads of every contender (default: all cores)")
-    made.add_argument("--rounds", type=int, help="turns of each contender (default: 7, quick 3)")
-    made.add_argument(
+    """Return a parser with the flags of `CpuOptions` and the files to write; `quick` and `model` complete two help
+    texts."""
+    flags = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("--quick", action="store_true", help=quick)
+    flags.add_argument("--device", default="cpu", help="cpu (the default, and all there is here)")
+    flags.add_argument("--model", metavar="PRESET", help=f"{', '.join(PRESETS)} (default: {model})")
+    flags.add_argument("--contenders", nargs="+", default=(), metavar="PART", help="only those with this in the name")
+    flags.add_argument("--workloads", nargs="+", default=(), metavar="PART", help="only those with this in the name")
+    flags.add_argument("--threads", type=int, help="threads per contender (default: all cores)")
+    flags.add_argument("--rounds", type=int, help="rounds per contender (default: 7, quick 3)")
+    flags.add_argument(
         "--isolate",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="each contender in a process of its own, asked in turns (default: yes)",
+        help="one process per contender (default: yes)",
     )
-    made.add_argument("--json", type=Path, help="file to write the rows to")
-    made.add_argument("--chart", type=Path, help="picture to write, .png, .pdf or .svg")
-    return made
+    flags.add_argument("--json", type=Path, help="file to write the rows to")
+    flags.add_argument("--chart", type=Path, help="picture to write, .png, .pdf or .svg")
+    return flags
 
 
 def execute(
@@ -119,13 +121,13 @@ def execute(
     show: Callable[[Measured], None],
     publish: Callable[[Measured, Options, Path | None, Path | None], None],
 ) -> int:
-    """Parse, measure, print and write; returns the exit code. Wrong options end the process with code 2."""
-    given = vars(flags.parse_args(arguments))
-    json, chart = given.pop("json"), given.pop("chart")
+    """Parse, measure, print and write; return the exit code. Wrong options exit with code 2."""
+    values = vars(flags.parse_args(arguments))
+    json, chart = values.pop("json"), values.pop("chart")
     for name in ("contenders", "workloads"):
-        given[name] = tuple(given[name])
+        values[name] = tuple(values[name])
     try:
-        options = make(**given)
+        options = make(**values)
         check_files(json, chart)
         measured = run(options, lambda line: print(line, file=sys.stderr, flush=True))
     except UserError as error:

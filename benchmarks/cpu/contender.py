@@ -1,7 +1,7 @@
-"""An encoder or a product as the benchmark asks it: opens a workload, saves its values, says how long a call took.
+"""An encoder or a matmul as a contender: it opens a workload, saves its values, and returns the times of its calls.
 
-The object lives in a process of its own or in the parent's (`fastbert.benchmarks.harness.isolation`), so its
-methods take and return what JSON can hold; arrays go through files.
+The object lives in a process of its own or in the parent's (`fastbert.benchmarks.harness.isolation`), so its methods
+take and return JSON values; arrays are passed as files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from fastbert.benchmarks import peers
 from fastbert.benchmarks.harness.measure import Timing, clock
 
-TURN_SECONDS = 0.1  # a turn has so many calls that it takes about as long
+TURN_SECONDS = 0.1  # the target duration of a round
 MOST_CALLS = 50
 
 
@@ -29,14 +29,14 @@ class CpuContender:
         self.folder, self.scratch = Path(folder) if folder else None, Path(scratch)
 
     def load(self) -> None:
-        """Make the contender: read the model, convert it where that is needed."""
+        """Construct the contender: read the model, convert it if necessary."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         make = peers.load(self.kind, self.name)
         options = peers.options(self.kind, self.name)
         self.peer = make(self.folder, threads=self.threads, scratch=self.scratch, **options)
 
     def open(self, path: str) -> dict[str, Any]:
-        """Prepare for the workload in a file; how many calls make a turn follows from the second call."""
+        """Prepare for the workload in a file; the time of the second call determines the calls per round."""
         began = time.perf_counter()
         with np.load(path) as arrays:
             details = self.peer.open(dict(arrays))
@@ -47,11 +47,11 @@ class CpuContender:
         return {**details, "prepare_seconds": round(prepared, 2), "calls_a_round": self.calls}
 
     def save(self, path: str) -> None:
-        """Write the values that are compared: fp32 (tokens, width)."""
+        """Write the values to be compared: fp32 (tokens, width)."""
         np.save(path, self.peer.values(self.peer.run()))
 
     def time(self) -> Timing:
-        """A turn: the mean of several calls if one is short, after one that is not timed and refills the caches."""
+        """Time one round: one call, or the mean of several short ones after an untimed call that refills the caches."""
         if self.calls == 1:
             return clock(self.peer.run)
         self.peer.run()
@@ -64,7 +64,7 @@ class CpuContender:
 
 
 def environment(threads: int, scratch: Path) -> dict[str, str]:
-    """Environment of a contender's process: exact pools, and compiled files in a folder that goes away."""
+    """Return the environment of a contender's process: exact thread pools, caches in a temporary folder."""
     return {
         **peers.thread_environment(threads),
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
@@ -72,6 +72,6 @@ def environment(threads: int, scratch: Path) -> dict[str, str]:
         "TMPDIR": str(scratch),
         "HF_HUB_OFFLINE": "1",
         "OPENVINO_TELEMETRY_OPT_OUT": "1",
-        "KINETO_LOG_LEVEL": "99",  # torch's profiler would say when it begins and ends
+        "KINETO_LOG_LEVEL": "99",  # silence torch's profiler
         "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),
     }

@@ -1,4 +1,4 @@
-"""Embedders as the benchmark asks them: the first texts warm them, then a turn is one pass over all texts."""
+"""Embedders as contenders: the first texts warm them up, then a round is one pass over all texts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastbert.benchmarks.cpu.contender import CpuContender
-from fastbert.benchmarks.cpu.measures import Lineup, Result
+from fastbert.benchmarks.cpu.lineup import Lineup, Result
 from fastbert.benchmarks.cpu.workloads import Workload, encoder_operations
 from fastbert.benchmarks.harness.measure import Row
 from fastbert.config import BertConfig
@@ -21,23 +21,23 @@ WARMING_TEXTS = 200
 
 
 class EmbedContender(CpuContender):
-    """A contender that takes so long that it is not run for nothing."""
+    """An embedder: it is too slow to be run without being timed."""
 
     def open(self, path: str) -> dict[str, Any]:
-        """Prepare for the texts in a file, having embedded the first of them."""
+        """Read the texts of a file and embed the first of them to warm up."""
         with np.load(path) as arrays:
-            given = dict(arrays)
-        self.peer.open({"texts": given["first"]})
+            loaded = dict(arrays)
+        self.peer.open({"texts": loaded["first"]})
         self.peer.run()
-        details: dict[str, Any] = self.peer.open(given)
+        details: dict[str, Any] = self.peer.open(loaded)
         self.calls = 1
         return details
 
 
 class EmbedLineup(Lineup):
-    """Contenders that embed."""
+    """The embedders that take part."""
 
-    home = "fastbert.benchmarks.cpu.embed_contender:EmbedContender"
+    class_path = "fastbert.benchmarks.cpu.embed_contender:EmbedContender"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +48,12 @@ class TextWorkload(Workload):
 
 
 def workload(name: str, texts: Sequence[str], folder: Path) -> TextWorkload:
-    """Texts of one line each, with the work that they are to a model when nothing is padded."""
-    place, settings, _ = read_settings(folder)
-    config, tokenizer = BertConfig.from_pretrained(place), WordPieceTokenizer.from_pretrained(place)
+    """Return a workload of texts of one line each, with the operations that the model needs without padding."""
+    model_folder, settings, _ = read_settings(folder)
+    config, tokenizer = BertConfig.from_pretrained(model_folder), WordPieceTokenizer.from_pretrained(model_folder)
     limit = min(settings.max_length or tokenizer.model_max_length, config.max_position_embeddings)
     lengths = np.diff(tokenizer.encode_ragged(list(texts), True, max_length=limit)[1]).tolist()
-    pooler = 2.0 * config.hidden_size**2 * len(lengths)  # which nobody computes
+    pooler = 2.0 * config.hidden_size**2 * len(lengths)  # not computed by any contender
     tokens = sum(lengths)
     return TextWorkload(
         name=name,
@@ -70,7 +70,7 @@ def _bytes(texts: Sequence[str]) -> np.ndarray:
 
 
 def with_texts(result: Result, work: TextWorkload) -> Result:
-    """The rows with their texts a second."""
+    """Return the rows with their texts per second."""
 
     def timed(row: Row) -> Row:
         speed = float(f"{work.texts / (row.median_ms / 1e3):.5g}")

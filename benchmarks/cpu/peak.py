@@ -1,9 +1,9 @@
-"""What this machine can do: its peak in fp32, bf16 and int8 arithmetic and the bandwidth of a copy, on random data.
+"""Measure the peak rates of this machine in fp32, bf16 and int8 arithmetic and the bandwidth of a copy, on random data.
 
     python benchmarks/cpu/peak.py --threads 2
 
-The arithmetic is the extension's own (`fastbert._C.cpu_peak`): the widest instructions that products use at the level
-in force, on numbers in registers.
+The arithmetic is in the extension (`fastbert._C.cpu_peak`): the widest instructions that matmuls use with the current
+CPU capability, on numbers in registers.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ COPY_BYTES = 256 << 20
 NATIVE_SECONDS = 0.1
 DTYPES = ("fp32", "bf16", "int8")
 COPY = "copy"
-# What a result in a dtype may be computed in, since wider arithmetic is exact enough too.
+# The dtypes in which a result may be computed: wider arithmetic is exact enough too.
 WIDER = {"fp32": ("fp32",), "bf16": ("bf16", "fp32"), "int8": ("int8", "bf16", "fp32")}
 
 
 class Peak:
-    """Times one unit of each kind of work: a product, a call of the extension's kernel, a copy."""
+    """Times one unit of each kind of work: a call of the extension's kernel, a copy."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
 
     def open(self) -> dict[str, dict[str, Any]]:
-        """Prepare; returns for each kind the source, and the operations (bytes, for the copy) of a unit."""
+        """Prepare, and return per kind the source, and the operations (for the copy: bytes) of a unit."""
         import torch
 
         torch.set_num_threads(self.threads)
         self.units: dict[str, Callable[[], Timing]] = {}
-        found: dict[str, dict[str, Any]] = {}
+        units: dict[str, dict[str, Any]] = {}
         for dtype in DTYPES:
-            # The kernel says its rate, so a unit is one operation.
+            # The kernel returns its rate, so a unit is one operation.
             self.units[dtype] = lambda dtype=dtype: _seconds_an_operation(dtype, self.threads)
-            found[dtype] = {"source": "the extension's own kernel", "work": 1.0}
+            units[dtype] = {"source": "the extension's own kernel", "work": 1.0}
         source = torch.randint(0, 256, (COPY_BYTES,), dtype=torch.uint8)
         target = torch.empty_like(source)
         self.units[COPY] = lambda: clock(lambda: target.copy_(source))
-        found[COPY] = {"source": f"torch copy of {COPY_BYTES >> 20} MiB, read and written", "work": 2.0 * COPY_BYTES}
-        return found
+        units[COPY] = {"source": f"torch copy of {COPY_BYTES >> 20} MiB, read and written", "work": 2.0 * COPY_BYTES}
+        return units
 
     def time(self, what: str) -> Timing:
-        """The time of one unit."""
+        """Time one unit."""
         return self.units[what]()
 
 
@@ -59,34 +59,34 @@ def _seconds_an_operation(dtype: str, threads: int) -> Timing:
 def best(
     units: Mapping[str, Mapping[str, Any]], timings: Mapping[str, Sequence[Timing]]
 ) -> dict[str, tuple[float, str]]:
-    """The best rate (work a second) of each kind over all rounds with its source; of a dtype that may be computed in a
-    wider one, the better of the two."""
+    """Return the best rate (work per second) of each kind over all rounds with its source; for a dtype that may be
+    computed in a wider one, the better of the two."""
     rates = {
         what: (unit["work"] / min(timing.seconds for timing in timings[what]), str(unit["source"]))
         for what, unit in units.items()
         if timings.get(what)
     }
-    chosen = {what: rate for what, rate in rates.items() if what == COPY}
+    best_rates = {what: rate for what, rate in rates.items() if what == COPY}
     for dtype, wider in WIDER.items():
         candidates = [(rates[kind][0], kind) for kind in wider if kind in rates]
         if candidates:
             rate, kind = max(candidates)
-            chosen[dtype] = (rate, f"{kind}: {rates[kind][1]}")
-    return chosen
+            best_rates[dtype] = (rate, f"{kind}: {rates[kind][1]}")
+    return best_rates
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     import os
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="default: all cores")
     parser.add_argument("--rounds", type=int, default=5, help="timings of each (default: 5)")
-    given = parser.parse_args(arguments)
-    peak = Peak(given.threads)
+    options = parser.parse_args(arguments)
+    peak = Peak(options.threads)
     units = peak.open()
-    found = best(units, {what: [peak.time(what) for _ in range(given.rounds)] for what in units})
-    for what, (rate, source) in found.items():
+    rates = best(units, {what: [peak.time(what) for _ in range(options.rounds)] for what in units})
+    for what, (rate, source) in rates.items():
         unit = "GB/s" if what == COPY else "GFLOP/s" if what != "int8" else "GOP/s"
         print(f"{what:<5} {rate / 1e9:10,.1f} {unit:<8} {source}")
     return 0

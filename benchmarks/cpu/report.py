@@ -1,8 +1,7 @@
-"""The encoder benchmark's rows as a table, as JSON and as a chart, with the reasons why some were not measured."""
+"""Show the encoder benchmark's rows as a table and as a chart, with the reasons why contenders were not measured."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,10 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fastbert.benchmarks.cpu.measures import Absent, Result, is_own
-from fastbert.benchmarks.harness import measure
+from fastbert.benchmarks.cpu.lineup import Absent, Result, is_own
 from fastbert.benchmarks.harness.measure import Row
-from fastbert.benchmarks.harness.report import OTHER_COLOR, OWN_COLOR, WRONG_COLOR
+from fastbert.benchmarks.harness.report import FASTBERT_COLOR, OTHER_COLOR, WRONG_COLOR
 
 COLUMNS = (
     "contender",
@@ -34,36 +32,38 @@ PANELS_ACROSS = 2
 
 
 def show(result: Result, console: Any = None) -> None:
-    """Print a table for each workload, the fastest first, and under them what the figures are to be held against."""
+    """Print one table per workload, the fastest first, with the contenders that were not measured."""
     from rich.console import Console
 
     console = console or Console(highlight=False)
-    if not console.is_terminal:  # in a file nothing is cut to fit
+    if not console.is_terminal:  # in a file nothing is truncated
         console.width = max(console.width, 170)
     for workload in _workloads(result):
         rows = sorted((row for row in result.rows if row.workload == workload), key=lambda row: row.median_ms)
-        absent = [one for one in result.absent if one.workload == workload]
+        absent = [contender for contender in result.absent if contender.workload == workload]
         console.print(_heading(workload, rows), style="bold", markup=False)
         console.print(_table(rows, absent))
         console.print()
 
 
 def _workloads(result: Result) -> list[str]:
-    return list(dict.fromkeys([row.workload for row in result.rows] + [one.workload for one in result.absent]))
+    return list(
+        dict.fromkeys([row.workload for row in result.rows] + [contender.workload for contender in result.absent])
+    )
 
 
 def _heading(workload: str, rows: Sequence[Row]) -> str:
-    parts = [workload]
+    words = [workload]
     if rows:
         details = rows[0].details
-        parts += [str(details["workload"])] if "workload" in details else []
-        parts.append(f"{rows[0].threads} threads")
+        words += [str(details["workload"])] if "workload" in details else []
+        words.append(f"{rows[0].threads} threads")
         peaks = {row.dtype: row.details["peak_gflops"] for row in rows if "peak_gflops" in row.details}
         if peaks:
-            parts.append("peak " + ", ".join(f"{dtype} {peak:,.0f}" for dtype, peak in peaks.items()) + " GFLOP/s")
+            words.append("peak " + ", ".join(f"{dtype} {peak:,.0f}" for dtype, peak in peaks.items()) + " GFLOP/s")
         if "copy_gigabytes_per_second" in details:
-            parts.append(f"copy {details['copy_gigabytes_per_second']:.3g} GB/s")
-    return "; ".join(parts)
+            words.append(f"copy {details['copy_gigabytes_per_second']:.3g} GB/s")
+    return "; ".join(words)
 
 
 def _table(rows: Sequence[Row], absent: Sequence[Absent]) -> Any:
@@ -91,8 +91,13 @@ def _table(rows: Sequence[Row], absent: Sequence[Absent]) -> Any:
         )
         style = "bold" if is_own(row.contender) else ("" if row.agrees else "yellow")
         grid.add_row(*map(Text, cells), style=style)
-    for one in absent:
-        grid.add_row(Text(one.contender), *["-"] * (len(COLUMNS) - 2), Text(f"not measured: {one.reason}"), style="dim")
+    for contender in absent:
+        grid.add_row(
+            Text(contender.contender),
+            *["-"] * (len(COLUMNS) - 2),
+            Text(f"not measured: {contender.reason}"),
+            style="dim",
+        )
     return grid
 
 
@@ -105,38 +110,27 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def write(path: Path, result: Result, packages: Sequence[str]) -> None:
-    """Write an object for each row, and one without figures for each contender that was not measured."""
-    where = {"machine": measure.machine(), "versions": measure.versions(packages), "commit": measure.commit()}
-    nothing = dict.fromkeys(("median_ms", "p20", "p80", "tokens_per_second", "ratio_to_fastbert", "max_abs_difference"))
+def record_rows(result: Result) -> list[dict[str, Any]]:
+    """Return an object per row for a record, and one without figures per contender that was not measured."""
+    missing = dict.fromkeys(("median_ms", "p20", "p80", "tokens_per_second", "ratio_to_fastbert", "max_abs_difference"))
     threads = result.rows[0].threads if result.rows else None
-    objects = [asdict(row) for row in result.rows] + [
+    return [asdict(row) for row in result.rows] + [
         {
-            "workload": one.workload,
-            "contender": one.contender,
-            **nothing,
+            "workload": absent.workload,
+            "contender": absent.contender,
+            **missing,
             "outputs": "not measured",
-            "dtype": one.dtype,
+            "dtype": absent.dtype,
             "threads": threads,
-            "details": {"reason": one.reason},
+            "details": {"reason": absent.reason},
         }
-        for one in result.absent
+        for absent in result.absent
     ]
-    with whole(path) as unfinished:
-        # A value that is not finite has no place in JSON.
-        text = json.dumps([_finite({**one, **where}) for one in objects], indent=1, allow_nan=False)
-        unfinished.write_text(text + "\n", encoding="utf-8")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    return None if isinstance(value, float) and value in (float("inf"), float("-inf")) else value
 
 
 def chart(path: Path, result: Result, *, title: str) -> None:
-    """Draw horizontal bars, a panel for each workload: tokens a second. Ours are blue, others grey; whoever does not
-    agree is orange and hatched."""
+    """Draw one panel of horizontal bars per workload: tokens per second. fastbert is blue, others grey; contenders that
+    do not agree are orange and hatched."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -161,19 +155,19 @@ def chart(path: Path, result: Result, *, title: str) -> None:
 
 
 def panel(axis: Any, rows: Sequence[Row]) -> None:
-    """Draw the rows of one workload: tokens a second, the fastest on top."""
+    """Draw the rows of one workload: tokens per second, the fastest on top."""
     rows = sorted(rows, key=lambda row: row.median_ms)
     longest = max(row.tokens_per_second or 0.0 for row in rows)
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         rate = row.tokens_per_second or 0.0
-        color = WRONG_COLOR if not row.agrees else OWN_COLOR if is_own(row.contender) else OTHER_COLOR
+        color = WRONG_COLOR if not row.agrees else FASTBERT_COLOR if is_own(row.contender) else OTHER_COLOR
         axis.barh(
-            place, rate, color=color, edgecolor="white" if row.agrees else "black", hatch=None if row.agrees else "//"
+            index, rate, color=color, edgecolor="white" if row.agrees else "black", hatch=None if row.agrees else "//"
         )
         share = f", {row.details['share_of_peak']:.0%} of peak" if "share_of_peak" in row.details else ""
         milliseconds = f"{row.median_ms:,.0f}" if row.median_ms >= 100 else f"{row.median_ms:.3g}"
         text = f"{rate:,.0f}  ({milliseconds} ms{share})"
-        axis.text(rate + 0.02 * longest, place, text, va="center", fontsize=7)
+        axis.text(rate + 0.02 * longest, index, text, va="center", fontsize=7)
     axis.set_yticks(range(len(rows)), [row.contender for row in rows], fontsize=8)
     for label, row in zip(axis.get_yticklabels(), rows):
         label.set_fontweight("bold" if is_own(row.contender) else "normal")
@@ -187,7 +181,7 @@ def panel(axis: Any, rows: Sequence[Row]) -> None:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to, which replaces it only once everything is written."""
+    """Yield a temporary path that replaces `path` once the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.stem}.unfinished{path.suffix}")
     try:

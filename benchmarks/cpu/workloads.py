@@ -1,4 +1,4 @@
-"""The batches and products that the encoder benchmark measures, and how much useful work is in each."""
+"""The batches and matmuls that the encoder benchmark measures, and their useful work."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import numpy as np
 from fastbert.config import BertConfig
 
 SEED = 20
-FIRST_ID = 1000  # below are special and unused ids in the released vocabularies
-# Lengths exp(MEAN + DEVIATION z) at 32 equally likely z, cut to 128: 37 % of a batch padded to 128 are real tokens.
+FIRST_ID = 1000  # lower ids are special or unused in the released vocabularies
+# Lengths exp(MEAN + DEVIATION z) at 32 equally likely z, capped at 128: 37 % of a batch padded to 128 are real tokens.
 LOGNORMAL_MEAN, LOGNORMAL_DEVIATION = 3.7, 0.6
 LONGEST = 128
-PRODUCT_ROWS = (4096, 1500, 128, 16)
+MATMUL_ROWS = (4096, 1500, 128, 16)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What every contender computes in one call; written once as a file that all of them read."""
+    """The computation of one call, the same for every contender; stored as one file that all of them read."""
 
     name: str
     tokens: int
     operations: float
-    """Useful multiplications and additions: of real tokens, in matrix products and attention."""
+    """Useful multiplications and additions: of real tokens, in matmuls and attention."""
     arrays: dict[str, np.ndarray]
     note: str = ""
 
@@ -37,15 +37,15 @@ class Workload:
 
 
 def lognormal_lengths(sequences: int, longest: int) -> list[int]:
-    """Lengths in tokens at equally likely places of a lognormal distribution, shuffled, the longest cut."""
-    places = [NormalDist().inv_cdf((index + 0.5) / sequences) for index in range(sequences)]
-    lengths = [round(math.exp(LOGNORMAL_MEAN + LOGNORMAL_DEVIATION * z) * longest / LONGEST) for z in places]
+    """Return lengths in tokens at equally likely quantiles of a lognormal distribution, shuffled and capped."""
+    quantiles = [NormalDist().inv_cdf((index + 0.5) / sequences) for index in range(sequences)]
+    lengths = [round(math.exp(LOGNORMAL_MEAN + LOGNORMAL_DEVIATION * z) * longest / LONGEST) for z in quantiles]
     order = np.random.default_rng(SEED).permutation(sequences)
     return [min(max(lengths[index], 1), longest) for index in order]
 
 
 def batch(name: str, lengths: Sequence[int], padded_to: int, config: BertConfig) -> Workload:
-    """Random tokens in sequences of these lengths."""
+    """Return a workload of random tokens in sequences of these lengths."""
     tokens = sum(lengths)
     first = FIRST_ID if config.vocab_size > 2 * FIRST_ID else 0
     return Workload(
@@ -62,7 +62,7 @@ def batch(name: str, lengths: Sequence[int], padded_to: int, config: BertConfig)
 
 
 def batches(config: BertConfig, quick: bool = False) -> list[Workload]:
-    """The workloads of an encoder; `quick` ones have an eighth of the sequences."""
+    """Return the workloads of an encoder; `quick` ones have an eighth of the sequences."""
     many, few = (4, 1) if quick else (32, 8)
     return [
         batch("lognormal", lognormal_lengths(many, LONGEST), LONGEST, config),
@@ -74,7 +74,8 @@ def batches(config: BertConfig, quick: bool = False) -> list[Workload]:
 
 
 def encoder_operations(config: BertConfig, lengths: Sequence[int]) -> float:
-    """Of every layer 8 H^2 + 4 H I a token and 4 S^2 H a sequence, and 2 H^2 a sequence in the pooler."""
+    """Count 8 H^2 + 4 H I operations per token and layer, 4 S^2 H per sequence and layer, and 2 H^2 per sequence in the
+    pooler."""
     width, inner = config.hidden_size, config.intermediate_size
     products = sum(lengths) * (8 * width * width + 4 * width * inner)
     attention = 4 * width * sum(length * length for length in lengths)
@@ -82,20 +83,20 @@ def encoder_operations(config: BertConfig, lengths: Sequence[int]) -> float:
 
 
 def unread_operations(config: BertConfig) -> float:
-    """Of the last layer, for a token whose output nothing reads: what is behind attention."""
+    """Count the operations of the last layer after attention for a token whose output is not used."""
     return 2.0 * config.hidden_size * (config.hidden_size + 2 * config.intermediate_size)
 
 
-def products(config: BertConfig, quick: bool = False) -> list[Workload]:
-    """The products of one layer (the attention's output, both of the feed-forward network, queries, keys and values in
-    one) for several numbers of tokens, each with as many weights as the model has layers."""
+def matmuls(config: BertConfig, quick: bool = False) -> list[Workload]:
+    """Return the matmuls of one layer (attention's output, both of the feed-forward network; queries, keys and values
+    in one) for several numbers of tokens, each with as many weights as the model has layers."""
     width, inner = config.hidden_size, config.intermediate_size
     shapes = ((width, width), (width, inner), (inner, width), (width, 3 * width))
-    rows = PRODUCT_ROWS[2:] if quick else PRODUCT_ROWS
-    return [_product(m, k, n, config.num_hidden_layers) for k, n in shapes for m in rows]
+    rows = MATMUL_ROWS[2:] if quick else MATMUL_ROWS
+    return [_matmul(m, k, n, config.num_hidden_layers) for k, n in shapes for m in rows]
 
 
-def _product(m: int, k: int, n: int, layers: int) -> Workload:
+def _matmul(m: int, k: int, n: int, layers: int) -> Workload:
     rng = np.random.default_rng(SEED)
     return Workload(
         name=f"{m} x {k} to {n}",

@@ -1,7 +1,7 @@
-"""Our fine-tuning and transformers' Trainer as the benchmark asks them: some steps at a time, then the rest, a score.
+"""fastbert's fine-tuning and transformers' Trainer as contenders: single steps on request, then the rest, then a score.
 
-Both train in a thread of their own that waits before each step until it is asked for. The rows of tokens, their order,
-the first weights and the scoring are ours for both; padding, loss, optimiser and loop are each one's own.
+Both train in a thread that waits before each step until it is requested. The rows of tokens, their order, the initial
+weights and the scoring are fastbert's for both; padding, loss, optimizer and loop are each one's own.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ import torch
 from fastbert.finetuning import order, start
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.fit import Fit, Setting
-from fastbert.finetuning.log import Log, Reporter
 from fastbert.finetuning.run import task_settings
 from fastbert.tasks.examples import Dataset
 from fastbert.tasks.predicting import outputs_of
 from fastbert.tasks.registry import make_task
 from fastbert.tasks.rows import Rows
 from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.training.metrics import MetricsLog
+from fastbert.training.reporter import Reporter
 from fastbert.training.stopping import StopRequest
 
 WARMUP = 0.1
@@ -41,20 +42,21 @@ HEADS = {
 
 
 class Contender:
-    """One of the two, in a dtype: `fastbert`, `fastbert bf16`, `Trainer fp32`, `Trainer bf16`."""
+    """fastbert's fine-tuning or transformers' Trainer, in a dtype: `fastbert`, `fastbert bf16`, `Trainer fp32`,
+    `Trainer bf16`."""
 
     def __init__(self, name: str, spec: str) -> None:
-        self.own = name.startswith("fastbert")
+        self.is_fastbert = name.startswith("fastbert")
         self.bf16 = name.endswith("bf16")
         self.spec: dict[str, Any] = json.loads(Path(spec).read_text(encoding="utf-8"))
-        self.asked: queue.Queue[int] = queue.Queue()
-        self.told: queue.Queue[Any] = queue.Queue()
+        self.requests: queue.Queue[int] = queue.Queue()
+        self.answers: queue.Queue[Any] = queue.Queue()
         self.losses: list[float] = []
-        self.seconds = self.seen = 0.0
+        self.seconds = self.last_loss = 0.0
         self.ended = False
 
     def open(self) -> None:
-        """Read the task, make the model, begin the thread; no step is taken."""
+        """Read the task, construct the model, start the thread; no step is taken."""
         spec = self.spec
         torch.set_num_threads(spec["threads"])
         self.config = FinetuneConfig(
@@ -66,8 +68,8 @@ class Contender:
             log_every=1_000_000,
         )
         self.task = make_task(spec["task"], task_settings(self.config))
-        place = Path(spec["model"])
-        tokenizer = WordPieceTokenizer.from_pretrained(place)
+        folder = Path(spec["model"])
+        tokenizer = WordPieceTokenizer.from_pretrained(folder)
         train = self.task.read(spec["train"], labelled=True)
         if spec["limit"]:
             train = Dataset(train.path, train.examples[: spec["limit"]])
@@ -76,8 +78,8 @@ class Contender:
         self.gold = self.task.read_gold(spec["eval"])
         self.gold_rows = self.task.encode(self.gold, tokenizer, labelled=False)
         self.trial = Trial(lr=spec["lr"], batch_size=spec["batch_size"], epochs=spec["epochs"], seed=spec["seed"])
-        self.model = start.begin(self.task, place, self.config, spec["seed"])
-        train_whole = self._train_own if self.own else self._train_peer()
+        self.model = start.begin(self.task, folder, self.config, spec["seed"])
+        train_whole = self._train_fastbert if self.is_fastbert else self._train_peer()
         self.thread = threading.Thread(target=self._guarded(train_whole), daemon=True)
         self.thread.start()
 
@@ -86,28 +88,28 @@ class Contender:
             try:
                 self._wait()
                 train()
-                self.told.put("ended")
+                self.answers.put("ended")
             except BaseException as error:  # noqa: BLE001 - whoever waits for the thread raises it
-                self.told.put(error)
+                self.answers.put(error)
 
         return run
 
     def _wait(self) -> None:
-        """Wait until a step is asked for."""
-        self.asked.get()
+        """Wait until a step is requested."""
+        self.requests.get()
 
     def _stepped(self, loss: float) -> None:
-        """A step has been taken."""
+        """Report a completed step."""
         self.losses.append(loss)
-        self.told.put(None)
+        self.answers.put(None)
         self._wait()
 
     def steps(self, count: int) -> dict[str, Any]:
-        """Take so many steps; their losses, and the seconds they took."""
+        """Take `count` steps; return their losses and the seconds they took."""
         first, began = len(self.losses), time.perf_counter()
         for _ in range(0 if self.ended else count):
-            self.asked.put(1)
-            answer = self.told.get()
+            self.requests.put(1)
+            answer = self.answers.get()
             if isinstance(answer, BaseException):
                 raise answer
             if answer == "ended":
@@ -118,11 +120,11 @@ class Contender:
         return {"seconds": seconds, "losses": self.losses[first:]}
 
     def finish(self) -> dict[str, Any]:
-        """Train to the end; the score on the evaluation file, and the seconds of all steps."""
+        """Train to the end; return the score on the evaluation file and the seconds of all steps."""
         while not self.ended:
             self.steps(50)
         began = time.perf_counter()
-        outputs = outputs_of(self.task, self.model, self.gold_rows) if self.own else self._peer_outputs()
+        outputs = outputs_of(self.task, self.model, self.gold_rows) if self.is_fastbert else self._peer_outputs()
         predictions = self.task.decode(self.gold, self.gold_rows, outputs)
         scores = self.task.score(self.gold, predictions)
         return {
@@ -134,8 +136,8 @@ class Contender:
             "evaluation_seconds": round(time.perf_counter() - began, 2),
         }
 
-    def _train_own(self) -> None:
-        scratch = Path(self.spec["begun"]).with_name(f"own-{self.bf16}")
+    def _train_fastbert(self) -> None:
+        scratch = Path(self.spec["initial"]).with_name(f"own-{self.bf16}")
         scratch.mkdir()
         setting = Setting(
             config=self.config,
@@ -148,7 +150,7 @@ class Contender:
             folder=scratch,
             device=torch.device("cpu"),
             dtype=torch.bfloat16 if self.bf16 else torch.float32,
-            log=Log(scratch / "metrics.jsonl", None),
+            log=MetricsLog(scratch / "metrics.jsonl", None),
             reporter=Reporter(on_step=lambda record, progress: self._stepped(record["loss"])),
         )
         fit = Fit(self.model, self.trial, setting, StopRequest(lambda message: None))
@@ -158,9 +160,9 @@ class Contender:
         import transformers
 
         contender = self
-        begun = Path(self.spec["begun"])
-        if not begun.exists():
-            self.model.save_pretrained(begun)
+        initial = Path(self.spec["initial"])
+        if not initial.exists():
+            self.model.save_pretrained(initial)
         drop = (
             {}
             if self.spec["dropout"] is None
@@ -169,7 +171,7 @@ class Contender:
             )
         )
         head = getattr(transformers, HEADS[self.spec["task"]])
-        self.model = head.from_pretrained(begun, **drop)
+        self.model = head.from_pretrained(initial, **drop)
         trial, rows = self.trial, self.rows
         per_epoch, total = order.steps_of(rows.units, trial.batch_size, trial.epochs, None)
         # Whole batches only, so that epochs end where batches do.
@@ -177,29 +179,29 @@ class Contender:
         units = np.concatenate([order.permutation(rows.units, trial.seed, epoch) for epoch in range(epochs)])
 
         class InOrder(transformers.Trainer):
-            """Takes the examples as they come."""
+            """Reads the examples in their order."""
 
             def _get_train_sampler(self, *_: Any, **__: Any) -> Any:
                 return torch.utils.data.SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
 
-            def compute_loss(self, model: Any, inputs: Any, *given: Any, **options: Any) -> Any:
-                """The loss, seen before the Trainer rounds it. Where transformers' loss of spans counts padding among
-                the places of an answer, that is left out, as it is of ours."""
+            def compute_loss(self, model: Any, inputs: Any, *positional: Any, **options: Any) -> Any:
+                """Return the loss before the Trainer rounds it. transformers' loss of spans includes padding among the
+                positions of an answer; it is excluded here, as in fastbert."""
                 if contender.task.name == "span":
                     loss = span_loss(model(**inputs), inputs)
                 else:
-                    loss = super().compute_loss(model, inputs, *given, **options)
-                contender.seen = float(loss)
+                    loss = super().compute_loss(model, inputs, *positional, **options)
+                contender.last_loss = float(loss)
                 return loss
 
-        class Told(transformers.TrainerCallback):
-            """Tells each step's loss, and waits for the next."""
+        class ReportLoss(transformers.TrainerCallback):
+            """Reports each step's loss, and waits for the next step."""
 
             def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                contender._stepped(contender.seen)
+                contender._stepped(contender.last_loss)
 
         arguments = transformers.TrainingArguments(
-            output_dir=str(begun.with_name(f"unused-{id(self)}")),
+            output_dir=str(initial.with_name(f"unused-{id(self)}")),
             per_device_train_batch_size=trial.batch_size,
             num_train_epochs=1,
             max_steps=total,
@@ -221,19 +223,19 @@ class Contender:
             model=self.model,
             args=arguments,
             train_dataset=units.tolist(),
-            data_collator=lambda chosen: padded(self.task.name, rows, np.array(chosen)),
-            callbacks=[Told()],
+            data_collator=lambda indices: padded(self.task.name, rows, np.array(indices)),
+            callbacks=[ReportLoss()],
         )
         trainer.remove_callback(transformers.PrinterCallback)
         return lambda: trainer.train()
 
     def _peer_outputs(self) -> list[np.ndarray]:
-        """What the peer's model says of each row of the evaluation file, as the task decodes it."""
-        rows, found = self.gold_rows, {}
+        """Return the peer's outputs per row of the evaluation file, in the form that the task decodes."""
+        rows, outputs = self.gold_rows, {}
         self.model.eval()
         with torch.no_grad():
-            for chosen in rows.by_length(4096):
-                batch = rows.packed(chosen)
+            for indices in rows.by_length(4096):
+                batch = rows.packed(indices)
                 inputs = batch.unpack()
                 labels = inputs.pop("labels", None)
                 if self.task.name == "choice":
@@ -241,26 +243,28 @@ class Contender:
                 output = self.model(**inputs)
                 if self.task.name == "span":
                     values = torch.stack((output.start_logits, output.end_logits), -1)
-                    parts = [values[i, : int(n)].T for i, n in enumerate(batch.cu_seqlens.diff())]
+                    per_row = [values[i, : int(n)].T for i, n in enumerate(batch.cu_seqlens.diff())]
                 elif self.task.name == "tagging":
-                    # Those of the first tokens of words, which alone are scored.
+                    # Only the first tokens of words are scored.
                     assert labels is not None
-                    parts = self._of_words(output.logits, batch)
+                    per_row = self._of_words(output.logits, batch)
                 else:
-                    parts = list(output.logits)
-                found.update(zip(chosen.tolist(), (part.float().numpy() for part in parts), strict=True))
-        return [found[row] for row in range(len(rows))]
+                    per_row = list(output.logits)
+                outputs.update(
+                    zip(indices.tolist(), (row_output.float().numpy() for row_output in per_row), strict=True)
+                )
+        return [outputs[row] for row in range(len(rows))]
 
     @staticmethod
     def _of_words(logits: torch.Tensor, batch: Any) -> list[torch.Tensor]:
-        places = batch.masked_positions
-        sequences, columns = batch.sequence_ids[places], batch.offsets_in_sequence[places]
+        positions = batch.masked_positions
+        sequences, columns = batch.sequence_ids[positions], batch.offsets_in_sequence[positions]
         values = logits[sequences, columns]
         return list(values.split(torch.bincount(sequences, minlength=len(batch)).tolist()))
 
 
 def span_loss(output: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The mean of both cross-entropies over the places that are no padding."""
+    """Return the mean of both cross-entropies over the positions that are not padding."""
     padding = inputs["attention_mask"] == 0
     losses = [
         torch.nn.functional.cross_entropy(logits.float().masked_fill(padding, -torch.inf), inputs[target])
@@ -270,7 +274,7 @@ def span_loss(output: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def padded(task: str, rows: Rows, units: np.ndarray) -> dict[str, torch.Tensor]:
-    """Units as a padded batch under transformers' names."""
+    """Return units as a padded batch under transformers' names."""
     batch = rows.batch(units)
     inputs = batch.inputs.unpack()
     if task == "choice":

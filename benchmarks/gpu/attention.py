@@ -1,7 +1,8 @@
-"""Attention beside what torch offers: forward and backward, full and half empty batches, with dropout and without.
+"""Attention beside torch's implementations: forward and backward, full and half-empty batches, with and without
+dropout.
 
-Ours is packed. Peers work on padded tensors with a key mask, or on packed tokens where torch has such a form. Before
-anything is timed, outputs and gradients of a short and a long sequence are compared with float64.
+fastbert's is packed. Peers work on padded tensors with a key mask, or on packed tokens where torch supports them.
+Before timing, outputs and gradients of a short and a long sequence are compared with float64.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor
 
 from fastbert import ops
-from fastbert.benchmarks.gpu import peers as gpu_peers
+from fastbert.benchmarks.gpu import attention_peers
+from fastbert.benchmarks.gpu.attention_peers import CHECKED_HEADS, Inputs, largest
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
-from fastbert.benchmarks.gpu.measure import (
+from fastbert.benchmarks.gpu.timing import (
     REFUSALS,
     Calls,
     Case,
@@ -29,23 +31,22 @@ from fastbert.benchmarks.gpu.measure import (
     willing,
     without_gradient,
 )
-from fastbert.benchmarks.gpu.peers import CHECKED_HEADS, Inputs, largest
 from fastbert.benchmarks.gpu.worker import announce
-from fastbert.benchmarks.harness.measure import OWN
+from fastbert.benchmarks.harness.measure import FASTBERT
 from fastbert.ops import dispatch
 
 TOKENS = 32768
 LENGTHS = (128, 512, 2048, 8192)
-# How many times eager torch's error is allowed: ours by the project's rule; a peer beyond its own is computing
-# something else, and is no rival.
+# The allowed multiple of eager torch's error: fastbert's by the project's rule; a peer beyond its own computes other
+# results, and does not count as a rival.
 OWN_FACTOR, PEER_FACTOR = 2.0, 4.0
-# Of a dropout-free peer that a case with dropout is compared with as well.
+# A peer without dropout, which is also measured in cases with dropout.
 WITHOUT_DROPOUT = "sdpa cudnn, no dropout"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """One attention problem. `padding`: full, half (uniform lengths, half of the padded batch is empty), lognormal."""
+    """One case of attention. `padding`: full, half (uniform lengths, half of the padded batch is empty), lognormal."""
 
     length: int
     sequences: int
@@ -61,28 +62,28 @@ class Shape:
 
     @property
     def name(self) -> str:
-        """Unique among the cases; what results call it."""
+        """Return the case's unique name in the results."""
         extras = [f"head_dim {self.head_dim}"] if self.head_dim != 64 else []
         extras += [word for word in ("causal", "bias", "compiled") if getattr(self, word)]
         words = ["attention", self.direction, str(self.length), self.padding, f"dropout {self.dropout:g}", *extras]
         return " ".join(words)
 
     def lengths(self) -> list[int]:
-        """The same on every call; the longest sequence is `length` wherever there is padding."""
+        """Return the lengths, the same on every call; the longest is `length` wherever there is padding."""
         count, longest = self.sequences, self.length
         if self.padding == "full":
             return [longest] * count
         if self.padding == "half":
-            drawn = [math.ceil((2 * i + 1) * longest / (2 * count)) for i in range(count)]
+            lengths = [math.ceil((2 * i + 1) * longest / (2 * count)) for i in range(count)]
         else:
             normal = torch.empty(count).log_normal_(3.5, 0.6, generator=torch.Generator().manual_seed(0))
-            drawn = normal.long().clamp(5, longest).sort().values.tolist()
-        drawn[-1] = longest
+            lengths = normal.long().clamp(5, longest).sort().values.tolist()
+        lengths[-1] = longest
         order = torch.randperm(count, generator=torch.Generator().manual_seed(1)).tolist()
-        return [drawn[i] for i in order]
+        return [lengths[i] for i in order]
 
     def work(self) -> Work:
-        """Of real tokens only: 4 S^2 D operations a head forward, two and a half times that backward."""
+        """Count real tokens only: 4 S^2 D operations per head forward, two and a half times that backward."""
         lengths = self.lengths()
         squares = sum(length * length for length in lengths)
         operations = 4.0 * squares * self.head_dim * self.heads * (0.5 if self.causal else 1.0)
@@ -98,10 +99,10 @@ class Shape:
 
 
 def shapes(dry: bool) -> list[Shape]:
-    """All cases, those that a goal speaks of first."""
+    """Return all cases, those with a goal first."""
     if dry:
         return _dry_shapes()
-    found = [
+    cases = [
         Shape(length=length, sequences=TOKENS * empty // length, padding=padding, dropout=dropout, direction=direction)
         for padding, empty in (("full", 1), ("half", 2))
         for length in LENGTHS
@@ -116,7 +117,7 @@ def shapes(dry: bool) -> list[Shape]:
         *({"length": 512, "sequences": 64, "head_dim": width} for width in (32, 96, 128)),
         *({"length": n, "sequences": TOKENS // n, "dropout": 0.1, "compiled": True} for n in (128, 512, 2048)),
     ]
-    return found + [Shape(**one, direction=direction) for one in single for direction in ("forward", "backward")]
+    return cases + [Shape(**case, direction=direction) for case in single for direction in ("forward", "backward")]
 
 
 def _dry_shapes() -> list[Shape]:
@@ -138,18 +139,18 @@ def case_names(dry: bool) -> list[str]:
 
 
 def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Compare and time one case, without peers that made the process fail before."""
+    """Compare and time one case, without peers that crashed the process before."""
     device = open_device(dry)
-    (shape,) = (one for one in shapes(dry) if one.name == name)
+    (shape,) = (candidate for candidate in shapes(dry) if candidate.name == name)
     with dispatch.use_backend(own_backend(device, "attention")):
-        served = dispatch.preferred_backend("attention", device.torch_device)
-        case = _measure(device, shape, without, seconds, {**asdict(shape), "backend": served})
+        backend = dispatch.preferred_backend("attention", device.torch_device)
+        case = _measure(device, shape, without, seconds, {**asdict(shape), "backend": backend})
     device.free()
     return case.as_json()
 
 
 def make_inputs(device: Device, shape: Shape, seed: int) -> Inputs:
-    """One set of random inputs."""
+    """Draw one set of random inputs."""
     return Inputs.draw(
         device.torch_device,
         shape.lengths(),
@@ -164,7 +165,7 @@ def make_inputs(device: Device, shape: Shape, seed: int) -> Inputs:
 
 
 def ours(inputs: Inputs) -> Tensor:
-    """The public operation on packed tokens."""
+    """Call the public operation on packed tokens."""
     return ops.attention(
         inputs.q,
         inputs.k,
@@ -185,21 +186,21 @@ def _measure(device: Device, shape: Shape, without: Sequence[str], seconds: floa
     set_bytes = 3 * 2 * sum(shape.lengths()) * shape.heads * shape.head_dim  # q, k, v
     sets = [make_inputs(device, shape, seed) for seed in range(input_sets(device, set_bytes))]
     backward = shape.direction == "backward"
-    announce(OWN)
-    found = judge(shape, sets[0], ours, padded=False, factor=OWN_FACTOR)
-    differences, outputs = {OWN: found[0]}, {OWN: found[1]}
-    candidates: dict[str, Callable[[], Calls]] = {OWN: partial(_calls, ours, sets, backward)}
+    announce(FASTBERT)
+    judged = judge(shape, sets[0], ours, padded=False, factor=OWN_FACTOR)
+    differences, outputs = {FASTBERT: judged[0]}, {FASTBERT: judged[1]}
+    candidates: dict[str, Callable[[], Calls]] = {FASTBERT: partial(_calls, ours, sets, backward)}
     for name, peer in _peers(shape).items():
         candidates[name] = partial(_calls, peer.call, sets, backward, peer.padded)
         if peer.compares and not shape.dropout and name not in without:
             announce(name)
             try:
-                found = judge(shape, sets[0], peer.call, peer.padded, PEER_FACTOR)
+                judged = judge(shape, sets[0], peer.call, peer.padded, PEER_FACTOR)
             except REFUSALS:
-                continue  # tried again below, where the refusal is noted
-            differences[name], outputs[name] = found
+                continue  # tried again below, where the refusal is recorded
+            differences[name], outputs[name] = judged
     contenders = willing(device, case, shape.name, candidates, without)
-    if OWN not in contenders:
+    if FASTBERT not in contenders:
         return case
     outputs = {name: outputs.get(name, "not compared") for name in contenders}
     case.rows = contest(
@@ -215,19 +216,19 @@ def _measure(device: Device, shape: Shape, without: Sequence[str], seconds: floa
     return case
 
 
-def _peers(shape: Shape) -> dict[str, gpu_peers.Peer]:
+def _peers(shape: Shape) -> dict[str, attention_peers.Peer]:
     if shape.compiled:
-        return {"eager compiled": gpu_peers.compiled()}
-    peers = gpu_peers.dense(bias=shape.bias)
+        return {"eager compiled": attention_peers.compiled()}
+    peers = attention_peers.dense(bias=shape.bias)
     if shape.padding != "full":
-        peers |= gpu_peers.packed()
+        peers |= attention_peers.packed()
     if shape.dropout:
-        peers[WITHOUT_DROPOUT] = gpu_peers.sdpa("cudnn", dropout=False)
+        peers[WITHOUT_DROPOUT] = attention_peers.sdpa("cudnn", dropout=False)
     return peers
 
 
 def _calls(function: Callable[[Inputs], Tensor], sets: list[Inputs], backward: bool, padded: bool = False) -> Calls:
-    """Forward calls, or backward calls of results that were computed before."""
+    """Return forward calls, or backward calls of results that were computed before."""
     if not backward:
         return each(partial(without_gradient, function), sets)
     return [partial(_backward, function(inputs), inputs, padded) for inputs in sets]
@@ -244,28 +245,28 @@ def _backward(out: Tensor, inputs: Inputs, padded: bool) -> tuple[Tensor, ...]:
 def judge(
     shape: Shape, inputs: Inputs, function: Callable[[Inputs], Tensor], padded: bool, factor: float
 ) -> tuple[float, str]:
-    """The largest difference from float64 of the checked sequences, and whether it stays within `factor` times the
+    """Return the largest difference from float64 of the checked sequences, and whether it is within `factor` times the
     error of eager torch in the same dtype."""
-    found = _checked(inputs, function(inputs), padded)
+    results = _checked(inputs, function(inputs), padded)
     names = ("output",) if shape.direction == "forward" else ("dq", "dk", "dv", "dbias")
-    errors = {name: largest(found[name], inputs.exact[name]) for name in names if name in inputs.exact}
+    errors = {name: largest(results[name], inputs.exact[name]) for name in names if name in inputs.exact}
     wrong = [name for name, error in errors.items() if not error <= factor * inputs.rounding[name] + 1e-5]
     verdict = "close"
     if wrong:
         name = wrong[0]
         verdict = f"wrong: {name} is off by {errors[name]:.3g}, eager torch by {inputs.rounding[name]:.3g}"
-    # A NaN among the errors is the answer, wherever it stands.
+    # A NaN among the errors is the result.
     return next((error for error in errors.values() if math.isnan(error)), max(errors.values())), verdict
 
 
 def _checked(inputs: Inputs, out: Tensor, padded: bool) -> dict[str, Tensor]:
-    """Output and gradients of the checked sequences and heads, packed; upstream gradients are zero elsewhere."""
+    """Return output and gradients of the checked sequences and heads, packed; upstream gradients are zero elsewhere."""
     gradient = inputs.only_checked(padded)
     gradients = torch.autograd.grad(out, inputs.leaves(padded), gradient)
-    found = {
+    results = {
         name: inputs.checked_rows(tensor.detach(), padded)
         for name, tensor in zip(("output", "dq", "dk", "dv"), (out, *gradients))
     }
     if inputs.bias is not None:
-        found["dbias"] = gradients[3][:CHECKED_HEADS]
-    return found
+        results["dbias"] = gradients[3][:CHECKED_HEADS]
+    return results

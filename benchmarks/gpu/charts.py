@@ -8,16 +8,16 @@ from typing import Any
 
 from fastbert.benchmarks.gpu.goals import LENGTHS, Rows, Sections
 from fastbert.benchmarks.harness import report
-from fastbert.benchmarks.harness.measure import AGREEING, OWN, Row
+from fastbert.benchmarks.harness.measure import AGREEING, FASTBERT, Row
 
 FUSED_RIVALS = ("eager", "eager compiled")
 
 
 def draw(sections: Sections, folder: Path, dry_run: bool) -> list[str]:
-    """attention.png: TFLOP/s of each contender over the lengths; fused.png: bytes a second beside a copy's; layers.png
-    and throughput.png: one layer, and encoder and pre-training, in tokens a second."""
+    """Draw attention.png (TFLOP/s by length), fused.png (bytes per second beside a copy), layers.png and throughput.png
+    (one layer; encoder and pre-training, in tokens per second); return the names."""
     written = []
-    title = "dry run on a CPU: figures mean nothing" if dry_run else _title(sections)
+    title = "dry run on a CPU: figures are meaningless" if dry_run else _title(sections)
     attention = sections.get("attention", {}).get("rows", ())
     if attention:
         _draw_attention(folder / "attention.png", attention, title)
@@ -26,27 +26,27 @@ def draw(sections: Sections, folder: Path, dry_run: bool) -> list[str]:
     if fused:
         _draw_fused(folder / "fused.png", fused, _copy(sections), title)
         written.append("fused.png")
-    for name, what, chosen in (
+    for name, subject, parts in (
         ("layers.png", "An encoder layer, forward and backward", ("layer",)),
         ("throughput.png", "Encoder and pre-training", ("encoder", "pretraining")),
     ):
-        rows = [row for section in chosen for row in sections.get(section, {}).get("rows", ())]
+        rows = [row for section in parts for row in sections.get(section, {}).get("rows", ())]
         if rows:
             names = [field.name for field in fields(Row)]
             table = [Row(**{name: row[name] for name in names}) for row in rows]
-            report.chart(folder / name, table, title=f"{what}, {title}")
+            report.chart(folder / name, table, title=f"{subject}, {title}")
             written.append(name)
     return written
 
 
 def _copy(sections: Sections) -> float | None:
-    """Bytes a second of a copy, 10^9, if it was measured."""
+    """Return the bandwidth of a copy in GB/s, if it was measured."""
     rows = sections.get("ceilings", {}).get("rows", ())
     return next((row["gigabytes_per_second"] for row in rows if row["workload"] == "copy"), None)
 
 
 def _draw_fused(path: Path, rows: Rows, copy: float | None, title: str) -> None:
-    """Groups of bars by pattern, direction and width; a line where a copy is."""
+    """Draw groups of bars by pattern, direction and width, and a line at the bandwidth of a copy."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -54,21 +54,23 @@ def _draw_fused(path: Path, rows: Rows, copy: float | None, title: str) -> None:
 
     workloads = list(dict.fromkeys(row["workload"] for row in rows))
     figure, axis = plt.subplots(figsize=(9, 1.5 + 0.42 * len(workloads)), layout="constrained")
-    colors = {OWN: report.OWN_COLOR, **dict(zip(FUSED_RIVALS, ("0.45", "0.7")))}
+    colors = {FASTBERT: report.FASTBERT_COLOR, **dict(zip(FUSED_RIVALS, ("0.45", "0.7")))}
     for place, (name, color) in enumerate(colors.items()):
-        mine = {row["workload"]: row for row in rows if row["contender"] == name}
-        places = [index + 0.27 * (place - 1) for index in range(len(workloads))]
-        lengths = [mine[one]["gigabytes_per_second"] if one in mine else 0.0 for one in workloads]
-        bars = axis.barh(places, lengths, 0.26, label=name, color=color)
-        for bar, one in zip(bars, workloads):
-            if one in mine and mine[one]["outputs"] not in AGREEING:
+        by_workload = {row["workload"]: row for row in rows if row["contender"] == name}
+        positions = [index + 0.27 * (place - 1) for index in range(len(workloads))]
+        lengths = [
+            by_workload[workload]["gigabytes_per_second"] if workload in by_workload else 0.0 for workload in workloads
+        ]
+        bars = axis.barh(positions, lengths, 0.26, label=name, color=color)
+        for bar, workload in zip(bars, workloads):
+            if workload in by_workload and by_workload[workload]["outputs"] not in AGREEING:
                 bar.set(hatch="//", edgecolor="black", facecolor=report.WRONG_COLOR)
     if copy is not None:
         axis.axvline(copy, color="black", linewidth=1, linestyle="--", label="copy")
     axis.set_yticks(range(len(workloads)), workloads, fontsize=8)
     axis.invert_yaxis()
     axis.spines[["top", "right"]].set_visible(False)
-    axis.set_xlabel("GB/s of the fewest bytes that the pattern needs (more is better)", fontsize=8)
+    axis.set_xlabel("GB/s of the minimum traffic of the pattern (more is better)", fontsize=8)
     axis.legend(fontsize=8)
     figure.suptitle(f"Fused patterns: {title}", fontsize=11)
     figure.savefig(path, dpi=100)
@@ -76,13 +78,13 @@ def _draw_fused(path: Path, rows: Rows, copy: float | None, title: str) -> None:
 
 
 def _title(sections: Sections) -> str:
-    found = sections.get("environment", {})
-    gpu, versions = found.get("gpu", {}).get("name", "unknown GPU"), found.get("versions", {})
+    environment = sections.get("environment", {})
+    gpu, versions = environment.get("gpu", {}).get("name", "unknown GPU"), environment.get("versions", {})
     return f"bf16, {gpu}, torch {versions.get('torch', '?')}"
 
 
 def _draw_attention(path: Path, rows: Rows, title: str) -> None:
-    """A panel for each direction, padding and dropout: groups of bars by length."""
+    """Draw one panel per direction, padding and dropout: groups of bars by length."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -93,9 +95,9 @@ def _draw_attention(path: Path, rows: Rows, title: str) -> None:
     figure, axes = plt.subplots(2, len(panels), figsize=(20, 8), squeeze=False, layout="constrained")
     for down, direction in enumerate(("forward", "backward")):
         for across, (padding, dropout) in enumerate(panels):
-            chosen = {"direction": direction, "padding": padding, "dropout": dropout}
-            mine = [row for row in plain if all(row["details"][name] == value for name, value in chosen.items())]
-            _panel(axes[down][across], mine, f"{direction}, {padding}, dropout {dropout:g}")
+            filters = {"direction": direction, "padding": padding, "dropout": dropout}
+            selected = [row for row in plain if all(row["details"][name] == value for name, value in filters.items())]
+            _panel(axes[down][across], selected, f"{direction}, {padding}, dropout {dropout:g}")
     figure.suptitle(f"Attention, TFLOP/s of real tokens (more is better): {title}", fontsize=11)
     figure.savefig(path, dpi=90)
     plt.close(figure)
@@ -105,15 +107,15 @@ def _panel(axis: Any, rows: Rows, title: str) -> None:
     axis.set_title(title, fontsize=9, loc="left")
     rows = [row for row in rows if row["details"]["length"] in LENGTHS and row["details"]["head_dim"] == 64] or rows
     lengths = sorted({row["details"]["length"] for row in rows})
-    contenders = sorted({row["contender"] for row in rows}, key=lambda name: (name != OWN, name))
-    greys = [str(0.3 + 0.5 * place / max(len(contenders), 1)) for place in range(len(contenders))]
-    for place, name in enumerate(contenders):
+    contenders = sorted({row["contender"] for row in rows}, key=lambda name: (name != FASTBERT, name))
+    greys = [str(0.3 + 0.5 * index / max(len(contenders), 1)) for index in range(len(contenders))]
+    for index, name in enumerate(contenders):
         heights = [next((r["tflops"] for r in rows if r["contender"] == name and r["details"]["length"] == n), 0.0)
                    for n in lengths]  # fmt: skip
         width = 0.85 / len(contenders)
-        places = [x - 0.425 + (place + 0.5) * width for x in range(len(lengths))]
-        color = report.OWN_COLOR if name == OWN else greys[place]
-        axis.bar(places, heights, width, label=name, color=color)
+        positions = [x - 0.425 + (index + 0.5) * width for x in range(len(lengths))]
+        color = report.FASTBERT_COLOR if name == FASTBERT else greys[index]
+        axis.bar(positions, heights, width, label=name, color=color)
     axis.set_xticks(range(len(lengths)), [str(length) for length in lengths])
     axis.spines[["top", "right"]].set_visible(False)
     if contenders:

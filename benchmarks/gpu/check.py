@@ -1,5 +1,5 @@
-"""What is compared before it is timed, by one rule: off from float64 by at most twice what eager torch is, in the same
-dtype. And eager torch compiled, the rival that needs no kernels of one's own.
+"""Compare results before they are timed, by one rule: an error from float64 of at most twice eager torch's in the same
+dtype. Also compile eager torch, the rival that needs no custom kernels.
 """
 
 from __future__ import annotations
@@ -12,42 +12,43 @@ import torch
 from torch import Tensor
 
 from fastbert.benchmarks.gpu.device import Device
-from fastbert.benchmarks.gpu.measure import REFUSALS
+from fastbert.benchmarks.gpu.timing import REFUSALS
 
 FACTOR = 2.0
-SLACK = 1e-5  # of the largest value, which for a weight's gradient is a sum over all tokens
+SLACK = 1e-5  # relative to the largest value; a weight's gradient is a sum over all tokens
 
 Tensors = Mapping[str, Tensor]
 
 
-def judge(found: Tensors, exact: Tensors, eager: Tensors) -> tuple[float, str]:
-    """The largest difference of `found` from `exact`, and "close", or which tensor is off by more than the rule allows.
+def judge(actual: Tensors, exact: Tensors, eager: Tensors) -> tuple[float, str]:
+    """Return the largest difference of `found` from `exact`, and "close" or the tensor whose error exceeds the rule.
 
     `eager` has the same tensors as eager torch computes them.
     """
     worst, verdict = 0.0, "close"
-    for name, truth in exact.items():
-        error, theirs = largest(found[name], truth), largest(eager[name], truth)
-        scale = max(1.0, float(truth.abs().max())) if truth.numel() else 1.0
-        if not error <= FACTOR * theirs + SLACK * scale and verdict == "close":
-            verdict = f"wrong: {name} is off by {error:.3g}, eager torch by {theirs:.3g}"
-        # A NaN is the answer, wherever it stands.
+    for name, expected in exact.items():
+        error, eager_error = largest(actual[name], expected), largest(eager[name], expected)
+        scale = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
+        if not error <= FACTOR * eager_error + SLACK * scale and verdict == "close":
+            verdict = f"wrong: {name} is off by {error:.3g}, eager torch by {eager_error:.3g}"
+        # A NaN in any tensor is the result.
         worst = error if math.isnan(error) or error > worst else worst
         if math.isnan(worst):
             break
     return worst, verdict
 
 
-def largest(found: Tensor, exact: Tensor) -> float:
-    """The largest absolute difference; NaN if there is one."""
-    return float((found.double() - exact).abs().max()) if exact.numel() else 0.0
+def largest(actual: Tensor, exact: Tensor) -> float:
+    """Return the largest absolute difference; NaN if there is one."""
+    return float((actual.double() - exact).abs().max()) if exact.numel() else 0.0
 
 
 Verdict = tuple[float, str]
 
 
 def judged(device: Device, find: Callable[[], Tensors], exact: Tensors, eager: Tensors) -> Verdict:
-    """`judge` of what `find` returns. Whoever refuses is not compared: why is noted when it is called to be timed."""
+    """Apply `judge` to the result of `find`. A contender that raises is not compared; the reason is recorded when it is
+    to be timed."""
     try:
         return judge(find(), exact, eager)
     except REFUSALS:
@@ -59,23 +60,23 @@ def judged(device: Device, find: Callable[[], Tensors], exact: Tensors, eager: T
 def judged_apart(
     device: Device, find: Callable[[], Tensors], exact: Tensors, eager: Tensors
 ) -> tuple[Verdict, Verdict]:
-    """The same of the output, and of all gradients."""
-    kept: list[Tensors] = []
+    """Apply `judge` to the output, and to all gradients."""
+    results: list[Tensors] = []
 
     def once() -> Tensors:
-        kept.append(find())
-        return kept[0]
+        results.append(find())
+        return results[0]
 
     output = judged(device, once, {"output": exact["output"]}, eager)
     gradients = {name: x for name, x in exact.items() if name != "output"}
-    return output, judged(device, lambda: kept[0], gradients, eager) if kept else output
+    return output, judged(device, lambda: results[0], gradients, eager) if results else output
 
 
 def compiled(device: Device, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.compile` of a function for the shapes it meets; in a dry run traced and run as it is."""
+    """Compile a function with `torch.compile` for each shape; a dry run only traces it."""
     from torch._functorch import config
 
-    # A backward pass that is timed runs many times on what one forward pass left.
+    # A timed backward pass runs many times on the buffers of one forward pass.
     config.donated_buffer = False
-    torch._dynamo.reset()  # a function compiled for many shapes before would stay eager
+    torch._dynamo.reset()  # a function that was compiled for many shapes would fall back to eager
     return torch.compile(function, dynamic=False, backend="eager" if device.dry_run else "inductor")

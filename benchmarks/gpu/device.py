@@ -1,4 +1,4 @@
-"""The device that is measured: a GPU with events and queues, or a CPU that stands in for it in a dry run."""
+"""The measured device: a GPU with events and queues, or a CPU in its place in a dry run."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from fastbert.benchmarks.harness import measure as harness
+from fastbert.benchmarks.harness import records
 from fastbert.errors import UserError
 from fastbert.ops import dispatch
 
-CYCLES_PER_SECOND = 2e9  # of a multiprocessor, about: how long the device sleeps need not be exact
+CYCLES_PER_SECOND = 2e9  # of a multiprocessor, approximately: the sleep need not be exact
 LONGEST_SLEEP = 0.05
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Seconds a call on the device, seconds the host needed to queue it, and whether the device had to wait for it."""
+    """Seconds per call on the device, seconds to queue it on the host, and whether the device waited."""
 
     seconds: float
     host_seconds: float
@@ -29,7 +29,7 @@ class Sample:
 
 
 class Device:
-    """A CPU in the place of a GPU."""
+    """A CPU in place of a GPU."""
 
     dry_run = True
     l2_bytes = 1 << 12
@@ -38,11 +38,11 @@ class Device:
         self.torch_device = torch.device("cpu")
 
     def synchronize(self) -> None:
-        """Wait until everything queued is done."""
+        """Wait until all queued work is done."""
 
     def sample(self, calls: Sequence[Callable[[], Any]], asleep: float = 0.0) -> Sample:
-        """Time some calls in a row. With `asleep` the device first idles for so many seconds while the host queues, so
-        that what is measured is the device's time and not Python's."""
+        """Time calls in a row. With `asleep` the device first idles for that many seconds while the host queues, so
+        that the result is device time and not Python's."""
         del asleep
         began = time.perf_counter()
         for call in calls:
@@ -51,22 +51,22 @@ class Device:
         return Sample(seconds, seconds, False)
 
     def free(self) -> None:
-        """Give back memory that nothing uses."""
+        """Release unused memory."""
         gc.collect()
 
     def peak_bytes(self, call: Callable[[], Any]) -> int | None:
-        """Memory that a call takes at its peak, its results included, beyond what was taken before it; None where
-        nobody counts."""
+        """Return the peak memory of a call beyond what was allocated before, its results included; None if the device
+        does not count it."""
         call()
         return None
 
     def properties(self) -> dict[str, Any]:
-        """What the device is."""
+        """Return the properties of the device."""
         return {"name": "cpu", "dry_run": True}
 
 
 class Cuda(Device):
-    """The GPU that torch sees first."""
+    """The current GPU of torch."""
 
     dry_run = False
 
@@ -108,12 +108,12 @@ class Cuda(Device):
         return int(torch.cuda.max_memory_allocated(self.torch_device) - before)
 
     def properties(self) -> dict[str, Any]:
-        found = torch.cuda.get_device_properties(self.torch_device)
+        properties = torch.cuda.get_device_properties(self.torch_device)
         return {
-            "name": found.name,
-            "multiprocessors": found.multi_processor_count,
-            "memory_gib": round(found.total_memory / 2**30, 1),
-            "compute_capability": f"{found.major}.{found.minor}",
+            "name": properties.name,
+            "multiprocessors": properties.multi_processor_count,
+            "memory_gib": round(properties.total_memory / 2**30, 1),
+            "compute_capability": f"{properties.major}.{properties.minor}",
             "l2_bytes": self.l2_bytes,
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
@@ -121,24 +121,24 @@ class Cuda(Device):
 
 
 def own_backend(device: Device, operation: str) -> dispatch.BackendName | None:
-    """Which backend to force: on a GPU none, what fastbert chooses is measured; in a dry run the kernels, if Triton
-    interprets them here."""
+    """Return the backend to force: None on a GPU, where fastbert's choice is measured; in a dry run Triton, if it is
+    interpreted here."""
     interpreted = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
     return "triton" if device.dry_run and interpreted and operation in dispatch.supported_by("triton") else None
 
 
 def open_device(dry: bool) -> Device:
-    """What to measure on."""
+    """Return the device to measure on."""
     return Device() if dry else Cuda()
 
 
 def describe(dry: bool) -> dict[str, Any]:
-    """Where and with what is measured: GPU, machine, versions, commit, and the backend of every operation."""
+    """Return GPU, machine, versions, commit, and the backend of every operation."""
     device = open_device(dry)
     return {
         "gpu": device.properties(),
-        "machine": harness.machine(),
-        "versions": harness.versions(),
-        "commit": harness.commit(),
+        "machine": records.machine(),
+        "versions": records.versions(),
+        "commit": records.commit(),
         "backends": [asdict(choice) for choice in dispatch.report(device.torch_device)],
     }

@@ -1,4 +1,4 @@
-"""Goals and what was measured for them. What was not measured says why, never a guess."""
+"""The goals and their measurements. An unmeasured goal has a reason, never an estimate."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fastbert.benchmarks.harness.measure import AGREEING, OWN
+from fastbert.benchmarks.harness.measure import AGREEING, FASTBERT
 
 LENGTHS = (128, 512, 2048, 8192)
 FULL_GOAL, HALF_GOAL = 1.0, 1.7  # times the best fused attention of torch, full and half empty
-CUDNN_GOAL = 0.75  # times cuDNN without dropout, for our backward pass with it
+CUDNN_GOAL = 0.75  # times cuDNN without dropout, for fastbert's backward pass with dropout
 COPY_GOAL, EAGER_GOAL = 0.85, 2.5  # of the copy's bandwidth; times eager torch
 WITHOUT_DROPOUT = "sdpa cudnn, no dropout"
-# Patterns between products and the widths they are judged at; products with GELU, by their depth.
+# Patterns between matmuls and the widths at which they are judged; matmuls with GELU, by their depth.
 FUSED = {
     "layer_norm": (768, 1024),
     "dropout_add_layer_norm": (768, 1024),
@@ -21,16 +21,16 @@ FUSED = {
     "embedding_layer_norm": (768, 1024),
     "bias_gelu": (3072, 4096),
 }
-LINEAR_WIDTHS, LINEAR_GOAL = (768, 1024), 600.0  # TFLOP/s, without which the steps below cannot be as fast as wanted
+LINEAR_WIDTHS, LINEAR_GOAL = (768, 1024), 600.0  # TFLOP/s, which the goals of the steps below require
 LOSS_ROWS, LOSS_GOAL, MEMORY_GOAL = (10_000, 4_096, 40_000), 1.0, 0.1  # times eager torch; of its logits in fp32
 LAYER_GOALS = {"eager": 2.0, "eager compiled": 1.2}
-# Of steps of pre-training, a second: sequences, or real tokens.
+# Steps of pre-training per second: sequences, or real tokens.
 STEP_GOALS = {
     "pretraining base 128 full": (7_000.0, "sequences"),
     "pretraining base 512 full": (1_640.0, "sequences"),
     "pretraining large 512 packed": (263_000.0, "tokens"),
 }
-INFERENCE_GOAL, REAL_GOAL, LATENCY_GOAL = 22_000.0, 2.5, 5.0  # sequences a second; times transformers
+INFERENCE_GOAL, REAL_GOAL, LATENCY_GOAL = 22_000.0, 2.5, 5.0  # sequences per second; times transformers
 RIVALS = ("transformers sdpa", "torch padded")
 GRAPHS = "fastbert graphs"
 
@@ -40,34 +40,34 @@ Sections = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """One goal: what is to be reached, what was measured, and met, missed, wrong, or unmeasured with the reason."""
+    """One goal: the target, the measurement, and met, missed, wrong, or unmeasured with the reason."""
 
     goal: str
-    wanted: str
+    target: str
     measured: str
     verdict: str
 
 
 def verdicts(sections: Sections, dry_run: bool) -> list[dict[str, str]]:
-    """All goals in the order of the table; figures of a dry run judge nothing."""
+    """Return all goals in the order of the table; figures of a dry run are not judged."""
     if dry_run:
         return [asdict(Verdict("all goals", "-", "dry run on a CPU", "unmeasured: figures of a dry run mean nothing"))]
-    parts = (_attention, _cudnn, _softmax, _fused, _linear, _loss, _layer, _encoder, _pretraining)
-    return [asdict(verdict) for part in parts for verdict in part(sections)]
+    judges = (_attention, _cudnn, _softmax, _fused, _linear, _loss, _layer, _encoder, _pretraining)
+    return [asdict(verdict) for part in judges for verdict in part(sections)]
 
 
 def _attention(sections: Sections) -> Iterable[Verdict]:
-    for padding, wanted in (("full", FULL_GOAL), ("half", HALF_GOAL)):
+    for padding, target in (("full", FULL_GOAL), ("half", HALF_GOAL)):
         for direction in ("forward", "backward"):
             for length in LENGTHS:
                 for dropout in ("0.1", "0"):
                     name = f"attention {direction} {length} {padding} dropout {dropout}"
                     goal = f"{direction} {length} {padding}, dropout {dropout}"
-                    yield _against(sections, "attention", name, goal, wanted, fused_names)
+                    yield _against(sections, "attention", name, goal, target, fused_names)
 
 
 def fused_names(rows: Rows) -> list[str]:
-    """torch's fused attention on padded tensors with the same dropout."""
+    """Return torch's fused attention on padded tensors with the same dropout."""
     names = (str(row["contender"]) for row in rows)
     return [name for name in names if name.startswith("sdpa ") and name != WITHOUT_DROPOUT]
 
@@ -83,105 +83,107 @@ def _softmax(sections: Sections) -> Iterable[Verdict]:
     for keys in (128, 512):
         name = f"softmax forward {keys}"
         yield _against(sections, "softmax", name, f"softmax {keys} / eager", EAGER_GOAL, lambda rows: ["eager"])
-        goal, wanted = f"softmax {keys} / copy bandwidth", f">= {COPY_GOAL:.0%}"
-        own = _row(_rows(sections, "softmax", name), OWN)
-        share = None if own is None else _share_of_copy(sections, own)
-        if own is None or share is None:
-            yield Verdict(goal, wanted, "-", _no_share(sections, "softmax", name, own))
+        goal, target = f"softmax {keys} / copy bandwidth", f">= {COPY_GOAL:.0%}"
+        ours = _row(_rows(sections, "softmax", name), FASTBERT)
+        share = None if ours is None else _share_of_copy(sections, ours)
+        if ours is None or share is None:
+            yield Verdict(goal, target, "-", _no_share(sections, "softmax", name, ours))
             continue
-        text = f"{share:.0%} ({own['gigabytes_per_second']:,.0f} GB/s, {own['details']['backend']})"
-        yield Verdict(goal, wanted, text, _judge(own, share >= COPY_GOAL))
+        text = f"{share:.0%} ({ours['gigabytes_per_second']:,.0f} GB/s, {ours['details']['backend']})"
+        yield Verdict(goal, target, text, _judge(ours, share >= COPY_GOAL))
 
 
-def _share_of_copy(sections: Sections, own: Mapping[str, Any]) -> float | None:
+def _share_of_copy(sections: Sections, ours: Mapping[str, Any]) -> float | None:
     copies = [row for row in sections.get("ceilings", {}).get("rows", ()) if row["workload"] == "copy"]
-    return float(own["gigabytes_per_second"] / copies[0]["gigabytes_per_second"]) if copies else None
+    return float(ours["gigabytes_per_second"] / copies[0]["gigabytes_per_second"]) if copies else None
 
 
-def _no_share(sections: Sections, section: str, name: str, own: Mapping[str, Any] | None, case: str = "") -> str:
-    reason = _reason(sections, section, name, OWN, case) if own is None else "the copy was not measured"
+def _no_share(sections: Sections, section: str, name: str, ours: Mapping[str, Any] | None, case: str = "") -> str:
+    reason = _reason(sections, section, name, FASTBERT, case) if ours is None else "the copy was not measured"
     return f"unmeasured: {reason}"
 
 
 def _fused(sections: Sections) -> Iterable[Verdict]:
-    """Both goals of a pattern in one line."""
-    wanted = f">= {COPY_GOAL:.0%} of copy, {EAGER_GOAL:g}x eager"
+    """Judge both goals of a pattern in one line."""
+    target = f">= {COPY_GOAL:.0%} of copy, {EAGER_GOAL:g}x eager"
     for operation, widths in FUSED.items():
         for direction in ("forward", "backward"):
             for width in widths:
                 name, case = f"{operation} {direction} {width}", f"fused {operation} {width}"
                 rows = _rows(sections, "fused", name)
-                own, eager = _row(rows, OWN), _row(rows, "eager")
-                share = None if own is None else _share_of_copy(sections, own)
-                if own is None or share is None:
-                    yield Verdict(name, wanted, "-", _no_share(sections, "fused", name, own, case))
+                ours, eager = _row(rows, FASTBERT), _row(rows, "eager")
+                share = None if ours is None else _share_of_copy(sections, ours)
+                if ours is None or share is None:
+                    yield Verdict(name, target, "-", _no_share(sections, "fused", name, ours, case))
                     continue
-                text = f"{share:.0%} ({own['gigabytes_per_second']:,.0f} GB/s, {own['details']['backend']})"
+                text = f"{share:.0%} ({ours['gigabytes_per_second']:,.0f} GB/s, {ours['details']['backend']})"
                 if eager is None:
                     reason = _reason(sections, "fused", name, "eager", case)
-                    yield Verdict(name, wanted, text, f"unmeasured: no eager: {reason}")
+                    yield Verdict(name, target, text, f"unmeasured: no eager: {reason}")
                     continue
-                ratio = eager["median_ms"] / own["median_ms"]
+                ratio = eager["median_ms"] / ours["median_ms"]
                 reached = share >= COPY_GOAL and ratio >= EAGER_GOAL
-                yield Verdict(name, wanted, f"{text}, {ratio:.2f}x eager", _judge(own, reached))
+                yield Verdict(name, target, f"{text}, {ratio:.2f}x eager", _judge(ours, reached))
 
 
 def _linear(sections: Sections) -> Iterable[Verdict]:
     for direction in ("forward", "backward"):
         for width in LINEAR_WIDTHS:
-            name, wanted = f"linear_gelu {direction} {width}", f">= {LINEAR_GOAL:g} TFLOP/s"
+            name, target = f"linear_gelu {direction} {width}", f">= {LINEAR_GOAL:g} TFLOP/s"
             rows = _rows(sections, "fused", name)
-            own = _row(rows, OWN)
-            if own is None:
-                yield Verdict(name, wanted, "-", f"unmeasured: {_reason(sections, 'fused', name, OWN)}")
+            ours = _row(rows, FASTBERT)
+            if ours is None:
+                yield Verdict(name, target, "-", f"unmeasured: {_reason(sections, 'fused', name, FASTBERT)}")
                 continue
-            others = [row for row in rows if row["contender"] != OWN]
-            beside = "".join(f", {row['median_ms'] / own['median_ms']:.2f}x {row['contender']}" for row in others)
-            yield Verdict(name, wanted, f"{own['tflops']:.0f}{beside}", _judge(own, own["tflops"] >= LINEAR_GOAL))
+            rivals = [row for row in rows if row["contender"] != FASTBERT]
+            multiples = "".join(f", {row['median_ms'] / ours['median_ms']:.2f}x {row['contender']}" for row in rivals)
+            yield Verdict(name, target, f"{ours['tflops']:.0f}{multiples}", _judge(ours, ours["tflops"] >= LINEAR_GOAL))
 
 
 def _loss(sections: Sections) -> Iterable[Verdict]:
     for rows in LOSS_ROWS:
         name = f"loss {rows}"
-        yield _against(sections, "loss", name, f"{name} / eager", LOSS_GOAL, lambda found: ["eager"])
-        goal, wanted = f"{name}, extra memory", f"<= {MEMORY_GOAL:.0%} of fp32 logits"
-        own = _row(_rows(sections, "loss", name), OWN)
-        extra = None if own is None else own["details"]["extra_bytes"]
-        if own is None or extra is None:
-            reason = _reason(sections, "loss", name, OWN) if own is None else "the device does not count memory"
-            yield Verdict(goal, wanted, "-", f"unmeasured: {reason}")
+        yield _against(sections, "loss", name, f"{name} / eager", LOSS_GOAL, lambda candidates: ["eager"])
+        goal, target = f"{name}, extra memory", f"<= {MEMORY_GOAL:.0%} of fp32 logits"
+        ours = _row(_rows(sections, "loss", name), FASTBERT)
+        extra = None if ours is None else ours["details"]["extra_bytes"]
+        if ours is None or extra is None:
+            reason = _reason(sections, "loss", name, FASTBERT) if ours is None else "the device does not count memory"
+            yield Verdict(goal, target, "-", f"unmeasured: {reason}")
             continue
-        share = extra / own["details"]["logits_bytes"]
-        yield Verdict(goal, wanted, f"{share:.1%} ({extra / 1e6:,.0f} MB)", _judge(own, share <= MEMORY_GOAL))
+        share = extra / ours["details"]["logits_bytes"]
+        yield Verdict(goal, target, f"{share:.1%} ({extra / 1e6:,.0f} MB)", _judge(ours, share <= MEMORY_GOAL))
 
 
 def _layer(sections: Sections) -> Iterable[Verdict]:
     for size in ("base", "large"):
         for length in (128, 512):
             name = f"layer {size} {length} half"
-            for rival, wanted in LAYER_GOALS.items():
-                yield _against(sections, "layer", name, f"{name} / {rival}", wanted, lambda rows, rival=rival: [rival])
+            for rival, target in LAYER_GOALS.items():
+                yield _against(sections, "layer", name, f"{name} / {rival}", target, lambda rows, rival=rival: [rival])
 
 
 def _encoder(sections: Sections) -> Iterable[Verdict]:
     yield _rate(sections, "encoder", "encoder base 128 full", INFERENCE_GOAL, "sequences")
-    for name, wanted in (("encoder base 128 real", REAL_GOAL), ("encoder base 16 latency", LATENCY_GOAL)):
-        yield _against(sections, "encoder", name, f"{name} / transformers", wanted, lambda rows: RIVALS, (OWN, GRAPHS))
+    for name, target in (("encoder base 128 real", REAL_GOAL), ("encoder base 16 latency", LATENCY_GOAL)):
+        yield _against(
+            sections, "encoder", name, f"{name} / transformers", target, lambda rows: RIVALS, (FASTBERT, GRAPHS)
+        )
 
 
 def _pretraining(sections: Sections) -> Iterable[Verdict]:
-    for name, (wanted, unit) in STEP_GOALS.items():
-        yield _rate(sections, "pretraining", name, wanted, unit)
+    for name, (target, unit) in STEP_GOALS.items():
+        yield _rate(sections, "pretraining", name, target, unit)
 
 
-def _rate(sections: Sections, section: str, name: str, wanted: float, unit: str) -> Verdict:
-    """Sequences or real tokens a second, kernel by kernel or from graphs, whichever is faster."""
-    goal, text = f"{name}, {unit}/s", f">= {wanted:,.0f}"
-    own = _fastest(_rows(sections, section, name), (OWN, GRAPHS))
-    if own is None:
-        return Verdict(goal, text, "-", f"unmeasured: {_reason(sections, section, name, OWN)}")
-    rate = own["details"][unit] / own["median_ms"] * 1e3
-    return Verdict(goal, text, f"{rate:,.0f} ({own['contender']})", _judge(own, rate >= wanted))
+def _rate(sections: Sections, section: str, name: str, target: float, unit: str) -> Verdict:
+    """Judge sequences or real tokens per second, from single kernels or from graphs, whichever is faster."""
+    goal, text = f"{name}, {unit}/s", f">= {target:,.0f}"
+    ours = _fastest(_rows(sections, section, name), (FASTBERT, GRAPHS))
+    if ours is None:
+        return Verdict(goal, text, "-", f"unmeasured: {_reason(sections, section, name, FASTBERT)}")
+    rate = ours["details"][unit] / ours["median_ms"] * 1e3
+    return Verdict(goal, text, f"{rate:,.0f} ({ours['contender']})", _judge(ours, rate >= target))
 
 
 def _against(
@@ -189,55 +191,57 @@ def _against(
     section: str,
     name: str,
     goal: str,
-    wanted: float,
+    target: float,
     rivals: Callable[[Rows], Sequence[str]],
-    owns: Sequence[str] = (OWN,),
+    owns: Sequence[str] = (FASTBERT,),
 ) -> Verdict:
-    """Our speed as a multiple of the fastest of some contenders."""
-    rows, text = _rows(sections, section, name), f">= {wanted:g}x"
-    own = _fastest(rows, owns)
-    if own is None:
-        return Verdict(goal, text, "-", f"unmeasured: {_reason(sections, section, name, OWN)}")
+    """Judge fastbert's speed as a multiple of the fastest of some contenders."""
+    rows, text = _rows(sections, section, name), f">= {target:g}x"
+    ours = _fastest(rows, owns)
+    if ours is None:
+        return Verdict(goal, text, "-", f"unmeasured: {_reason(sections, section, name, FASTBERT)}")
     wanted_names = rivals(rows)
     best = _fastest([row for row in rows if row["outputs"] in AGREEING], wanted_names)
     if best is None:
         sought = "sdpa" if section == "attention" else wanted_names[0]
         reason = _reason(sections, section, name, sought)
-        return Verdict(goal, text, f"{own['median_ms']:.4g} ms", f"unmeasured: no rival took it: {reason}")
-    ratio = best["median_ms"] / own["median_ms"]
-    measured = f"{ratio:.2f}x {best['contender']} ({own['median_ms']:.4g} ms"
-    measured += f", {own['tflops']:.0f} TFLOP/s" if own.get("tflops") is not None else ""
-    measured += f", {own['contender']})" if own["contender"] != OWN else ")"
-    return Verdict(goal, text, measured, _judge(own, ratio >= wanted))
+        return Verdict(goal, text, f"{ours['median_ms']:.4g} ms", f"unmeasured: no rival ran: {reason}")
+    ratio = best["median_ms"] / ours["median_ms"]
+    measured = f"{ratio:.2f}x {best['contender']} ({ours['median_ms']:.4g} ms"
+    measured += f", {ours['tflops']:.0f} TFLOP/s" if ours.get("tflops") is not None else ""
+    measured += f", {ours['contender']})" if ours["contender"] != FASTBERT else ")"
+    return Verdict(goal, text, measured, _judge(ours, ratio >= target))
 
 
 def _fastest(rows: Rows, names: Sequence[str]) -> Mapping[str, Any] | None:
-    """Of the contenders of these names; one whose outputs are wrong only where no other is."""
-    found = [row for row in rows if row["contender"] in names]
-    return min(found, key=lambda row: (row["outputs"] not in AGREEING, float(row["median_ms"])), default=None)
+    """Return the fastest of the named contenders; one whose outputs are wrong only if there is no other."""
+    candidates = [row for row in rows if row["contender"] in names]
+    return min(candidates, key=lambda row: (row["outputs"] not in AGREEING, float(row["median_ms"])), default=None)
 
 
 def ratios(sections: Sections) -> list[dict[str, Any]]:
-    """Of every workload with rivals: our time beside the fastest of all others with the same dropout."""
-    found = []
+    """Return fastbert's time per workload beside the fastest rival's with the same dropout."""
+    entries = []
     for section in ("attention", "softmax", "fused", "loss", "layer"):
         rows = sections.get(section, {}).get("rows", ())
-        for own in (row for row in rows if row["contender"] == OWN):
-            name = own["workload"]
-            rivals = [row for row in _rows(sections, section, name) if row["contender"] not in (OWN, WITHOUT_DROPOUT)]
+        for ours in (row for row in rows if row["contender"] == FASTBERT):
+            name = ours["workload"]
+            rivals = [
+                row for row in _rows(sections, section, name) if row["contender"] not in (FASTBERT, WITHOUT_DROPOUT)
+            ]
             rivals = [row for row in rivals if row["outputs"] in AGREEING]
             best = min(rivals, key=lambda row: float(row["median_ms"]), default=None)
-            one = {name: own.get(name) for name in ("workload", "median_ms", "tflops", "host_us", "outputs")}
-            one["best"] = None if best is None else best["contender"]
-            one["ratio"] = None if best is None else float(f"{best['median_ms'] / own['median_ms']:.4g}")
-            found.append(one)
-    return found
+            entry = {name: ours.get(name) for name in ("workload", "median_ms", "tflops", "host_us", "outputs")}
+            entry["best"] = None if best is None else best["contender"]
+            entry["ratio"] = None if best is None else float(f"{best['median_ms'] / ours['median_ms']:.4g}")
+            entries.append(entry)
+    return entries
 
 
-def _judge(own: Mapping[str, Any], reached: bool) -> str:
-    doubt = " (Python-bound)" if own.get("host_bound") else ""
-    if own["outputs"] not in AGREEING:
-        return str(own["outputs"])
+def _judge(ours: Mapping[str, Any], reached: bool) -> str:
+    doubt = " (Python-bound)" if ours.get("host_bound") else ""
+    if ours["outputs"] not in AGREEING:
+        return str(ours["outputs"])
     return ("met" if reached else "missed") + doubt
 
 
@@ -250,23 +254,23 @@ def _row(rows: Rows, contender: str) -> Mapping[str, Any] | None:
 
 
 def _reason(sections: Sections, section: str, workload: str, contender: str, case: str = "") -> str:
-    """Why there is no row, from what the section wrote down; `case` where that is called otherwise."""
-    found, names = sections.get(section), (workload, case)
-    if found is None:
+    """Return why there is no row, from the section's notes; `case` is the case's name if it differs."""
+    result, names = sections.get(section), (workload, case)
+    if result is None:
         return f"section {section} was not run"
-    for failure in found.get("failures", ()):
+    for failure in result.get("failures", ()):
         if failure["case"] in names:
             return str(failure["reason"])[:120]
-    for one in found.get("unmeasured", ()):
-        if one["workload"] == workload and one["contender"].startswith(contender):
-            return str(one["reason"])[:120]
-    if set(found.get("out_of_time", ())) & set(names):
+    for entry in result.get("unmeasured", ()):
+        if entry["workload"] == workload and entry["contender"].startswith(contender):
+            return str(entry["reason"])[:120]
+    if set(result.get("out_of_time", ())) & set(names):
         return "out of time"
-    return str(found.get("reason", "no such case"))[:120]
+    return str(result.get("reason", "no such case"))[:120]
 
 
 def has_goal(workload: str) -> bool:
-    """Whether the table has a line for it."""
+    """Return whether the table has a line for the workload."""
     words = workload.split()
     if words[0] == "softmax":
         return words[1] == "forward"

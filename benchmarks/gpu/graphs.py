@@ -1,4 +1,4 @@
-"""Models replayed from CUDA graphs, where fastbert has them and a capture succeeds; else the reason why not."""
+"""Models replayed from CUDA graphs, where a capture succeeds; else the reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastbert.benchmarks.gpu.measure import Calls
+from fastbert.benchmarks.gpu.timing import Calls
 from fastbert.models import BertForPreTraining, BertModel
 from fastbert.packing import PackedBatch
 from fastbert.training.optimizer import adamw
@@ -19,7 +19,8 @@ GRAPHS = "fastbert graphs"
 
 
 def replayed_states(model: BertModel, batches: Sequence[PackedBatch]) -> Callable[[PackedBatch], Tensor]:
-    """The model's last hidden states of a batch, by graphs that are recorded here for the sizes of `batches`."""
+    """Return a function for the model's last hidden states, from graphs that are recorded here for the sizes of
+    `batches`."""
     graphed = import_module("fastbert.graphs").graphed(model)
 
     def call(batch: PackedBatch) -> Tensor:
@@ -36,7 +37,7 @@ def replayed_states(model: BertModel, batches: Sequence[PackedBatch]) -> Callabl
 def replayed_steps(
     model: BertForPreTraining, batches: Sequence[PackedBatch], lr: float, weight_decay: float, max_grad_norm: float
 ) -> Calls:
-    """Optimiser steps in bf16, one of each batch, by graphs that are recorded here."""
+    """Return optimizer steps in bf16, one per batch, from graphs that are recorded here."""
     kind = import_module("fastbert.training.graphed").GraphedStep
     optimizer = adamw(model, lr=lr, weight_decay=weight_decay)
     step = kind(model, optimizer, max_grad_norm=max_grad_norm, dtype=torch.bfloat16)
@@ -48,7 +49,7 @@ def replayed_steps(
 
 
 def _insist(graphed: Any) -> None:
-    """Whatever cannot be recorded runs as usual: such a row would be no graph's."""
+    """Raise `NotImplementedError` if a batch was not recorded: it would run without a graph."""
     refused = [use.reason for use in graphed.report() if use.how != "graph"]
     if refused:
         raise NotImplementedError(refused[0])

@@ -1,7 +1,7 @@
-"""The widening product of the feed-forward network with GELU in its epilogue, and the product behind it backward with
-GELU's gradient in its own: beside torch's product followed by one pass of ours, and by torch's passes.
+"""The first feed-forward matmul with GELU in its epilogue, and the backward of the second one with GELU's gradient in
+its epilogue: beside torch's matmul followed by one fused pass, and by torch's passes.
 
-All bf16. Forward, with what training keeps: gelu(x weight^T + bias), x (tokens, width), weight (inner, width).
+All bf16. Forward, saving tensors for backward: gelu(x weight^T + bias), x (tokens, width), weight (inner, width).
 Backward, for the next layer's weight (width, inner) and the gradient (tokens, width) of its result: dh = grad weight,
 du = dh gelu'(u), h = gelu(u), and the sum of du over the tokens.
 """
@@ -21,14 +21,14 @@ from torch.nn import functional as F
 from fastbert import ops
 from fastbert.benchmarks.gpu.check import judged
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
-from fastbert.benchmarks.gpu.measure import Case, Work, contest, each, input_sets, willing
+from fastbert.benchmarks.gpu.timing import Case, Work, contest, each, input_sets, willing
 from fastbert.benchmarks.gpu.worker import announce
-from fastbert.benchmarks.harness.measure import OWN
+from fastbert.benchmarks.harness.measure import FASTBERT
 from fastbert.ops import dispatch
 
 SHAPES = ((32768, 768, 3072), (16384, 1024, 4096))
-# Ours without asking the table whether it is the faster one; torch's product with one pass of ours behind it.
-OWN_PRODUCT, APART = "own product", "product, bias_gelu"
+# fastbert's matmul, whatever the table of configurations selects; torch's matmul followed by fastbert's bias + GELU.
+TRITON_MATMUL, APART = "triton matmul", "matmul, bias_gelu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Inputs:
     u: Tensor
 
     def in_double(self) -> Inputs:
-        """The same numbers in float64."""
+        """Return the same numbers in float64."""
         return Inputs(**{name: x.detach().double() for name, x in vars(self).items()})
 
 
@@ -52,17 +52,17 @@ NAMES = {"forward": ("output",), "backward": ("du", "h", "gradient of bias")}
 
 
 def case_names(dry: bool) -> list[str]:
-    """Tokens are told by the width: 768 with 32,768 and 1024 with 16,384."""
+    """Return the cases; the width determines the tokens: 32,768 for 768 and 16,384 for 1024."""
     return [f"linear_gelu {direction} {width}" for _, width, _ in shapes(dry) for direction in NAMES]
 
 
 def shapes(dry: bool) -> tuple[tuple[int, int, int], ...]:
-    """Tokens, width, inner width."""
+    """Return tokens, width, inner width."""
     return ((32, 32, 64),) if dry else SHAPES
 
 
 def draw(device: Device, tokens: int, width: int, inner: int, seed: int) -> Inputs:
-    """Random numbers, of a spread that makes u about as large as a trained network's."""
+    """Draw random numbers, scaled so that u is about as large as in a trained network."""
     generator = torch.Generator(device.torch_device).manual_seed(seed)
 
     def normal(*shape: int, spread: float = 1.0) -> Tensor:
@@ -83,24 +83,32 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
     """Compare and time one direction at one shape."""
     device = open_device(dry)
     _, direction, width = name.split()
-    (shape,) = (one for one in shapes(dry) if one[1] == int(width))
+    (shape,) = (candidate for candidate in shapes(dry) if candidate[1] == int(width))
     tokens, _, inner = shape
     case = Case()
     with dispatch.use_backend(_own(device)):
         sets = [draw(device, *shape, seed) for seed in range(input_sets(device, 2 * tokens * (int(width) + inner)))]
         functions = contenders(direction)
-        announce(OWN)
+        announce(FASTBERT)
         exact = _named(direction, functions["eager"](sets[0].in_double()))
         eager = _named(direction, functions["eager"](sets[0]))
         differences, outputs = {}, {}
-        for who in functions.keys() - {"eager"}:
-            found = judged(device, lambda who=who: _named(direction, functions[who](sets[0])), exact, eager)  # type: ignore[misc]
-            differences[who], outputs[who] = found
+        for contender in functions.keys() - {"eager"}:
+            judged_result = judged(
+                device, lambda contender=contender: _named(direction, functions[contender](sets[0])), exact, eager
+            )  # type: ignore[misc]
+            differences[contender], outputs[contender] = judged_result
         del exact, eager
         case.rows = contest(
             device,
             name,
-            willing(device, case, name, {who: partial(each, call, sets) for who, call in functions.items()}, without),
+            willing(
+                device,
+                case,
+                name,
+                {contender: partial(each, call, sets) for contender, call in functions.items()},
+                without,
+            ),
             Work(tokens=tokens, operations=2.0 * tokens * int(width) * inner),
             seconds=seconds,
             differences=differences,
@@ -116,66 +124,68 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
 
 
 def _own(device: Device) -> dispatch.BackendName | None:
-    """In a dry run Triton has to serve both halves of what is compared."""
+    """Return the backend to force: in a dry run Triton must support both halves of the comparison."""
     names = {own_backend(device, "linear"), own_backend(device, "bias_gelu")}
     return None if None in names else "triton"
 
 
 def warm(device: Device, name: str) -> None:
-    """Compile our kernels for a case."""
+    """Compile fastbert's kernels for a case."""
     _, direction, width = name.split()
     (shape,) = (one for one in shapes(device.dry_run) if one[1] == int(width))
     with dispatch.use_backend(_own(device)):
         functions, one = contenders(direction), draw(device, *shape, 0)
-        for who in functions.keys() & {OWN, OWN_PRODUCT}:
+        for who in functions.keys() & {FASTBERT, TRITON_MATMUL}:
             functions[who](one)
 
 
 def contenders(direction: str) -> dict[str, Function]:
-    """Ours, as the public function chooses and apart, and torch's. The backward product is a kernel's alone: an encoder
-    layer calls it."""
+    """Return fastbert's public function, its two-pass form, and torch's. The backward matmul is only available as a
+    kernel: an encoder layer calls it."""
     if direction == "forward":
-        return {OWN: _forward, OWN_PRODUCT: _forward_own, APART: _forward_apart, "eager": _forward_eager}
-    return {OWN: _backward, APART: _backward_apart, "eager": _backward_eager}
+        return {FASTBERT: _forward, TRITON_MATMUL: _forward_own, APART: _forward_apart, "eager": _forward_eager}
+    return {FASTBERT: _backward, APART: _backward_apart, "eager": _backward_eager}
 
 
-def _named(direction: str, found: tuple[Tensor, ...]) -> Mapping[str, Tensor]:
-    return dict(zip(NAMES[direction], (x.detach() for x in found), strict=True))
+def _named(direction: str, results: tuple[Tensor, ...]) -> Mapping[str, Tensor]:
+    return dict(zip(NAMES[direction], (x.detach() for x in results), strict=True))
 
 
-def _forward(one: Inputs) -> tuple[Tensor, ...]:
-    return (ops.linear(one.x, one.weight, one.bias, activation="gelu"),)
+def _forward(inputs: Inputs) -> tuple[Tensor, ...]:
+    return (ops.linear(inputs.x, inputs.weight, inputs.bias, activation="gelu"),)
 
 
-def _forward_own(one: Inputs) -> tuple[Tensor, ...]:
+def _forward_own(inputs: Inputs) -> tuple[Tensor, ...]:
     return tuple(
-        import_module("fastbert.kernels.linear.linear").linear_gelu(one.x, one.weight, one.bias, False, True)[:1]
+        import_module("fastbert.kernels.linear.linear").linear_gelu(inputs.x, inputs.weight, inputs.bias, False, True)[
+            :1
+        ]
     )
 
 
-def _forward_apart(one: Inputs) -> tuple[Tensor, ...]:
-    return (ops.bias_gelu(F.linear(one.x, one.weight), one.bias, "none"),)
+def _forward_apart(inputs: Inputs) -> tuple[Tensor, ...]:
+    return (ops.bias_gelu(F.linear(inputs.x, inputs.weight), inputs.bias, "none"),)
 
 
-def _forward_eager(one: Inputs) -> tuple[Tensor, ...]:
-    return (F.gelu(F.linear(one.x, one.weight, one.bias)),)
+def _forward_eager(inputs: Inputs) -> tuple[Tensor, ...]:
+    return (F.gelu(F.linear(inputs.x, inputs.weight, inputs.bias)),)
 
 
-def _backward(one: Inputs) -> tuple[Tensor, ...]:
-    found: tuple[Tensor, ...] = import_module("fastbert.kernels.linear.linear").gelu_gradient_product(
-        one.grad, one.back, one.u, False
+def _backward(inputs: Inputs) -> tuple[Tensor, ...]:
+    results: tuple[Tensor, ...] = import_module("fastbert.kernels.linear.linear").gelu_gradient_product(
+        inputs.grad, inputs.back, inputs.u, False
     )
-    return found
+    return results
 
 
-def _backward_apart(one: Inputs) -> tuple[Tensor, ...]:
-    """With u as the biased input of GELU: its forward pass gives h, its backward pass the rest."""
-    u, bias = one.u.detach().requires_grad_(), torch.zeros_like(one.bias).requires_grad_()
+def _backward_apart(inputs: Inputs) -> tuple[Tensor, ...]:
+    """Compute the same with u as the biased input of GELU: its forward pass gives h, its backward pass the rest."""
+    u, bias = inputs.u.detach().requires_grad_(), torch.zeros_like(inputs.bias).requires_grad_()
     h = ops.bias_gelu(u, bias, "none")
-    du, dbias = torch.autograd.grad(h, (u, bias), one.grad @ one.back)
+    du, dbias = torch.autograd.grad(h, (u, bias), inputs.grad @ inputs.back)
     return du, h, dbias
 
 
-def _backward_eager(one: Inputs) -> tuple[Tensor, ...]:
-    du = torch.ops.aten.gelu_backward(one.grad @ one.back, one.u)
-    return du, F.gelu(one.u), du.sum(0)
+def _backward_eager(inputs: Inputs) -> tuple[Tensor, ...]:
+    du = torch.ops.aten.gelu_backward(inputs.grad @ inputs.back, inputs.u)
+    return du, F.gelu(inputs.u), du.sum(0)

@@ -1,7 +1,7 @@
-"""The masked-language-model loss: vocabulary product and cross-entropy, forward and backward, time and memory.
+"""The masked-language-model loss: vocabulary matmul and cross-entropy, forward and backward, time and memory.
 
-x (rows, 768) bf16, weight (30522, 768) and bias fp32, under bf16 autocast; eager torch writes bf16 logits, makes them
-fp32, and takes the mean of F.cross_entropy. Loss and gradients are compared with float64 before timing.
+x (rows, 768) bf16, weight (30522, 768) and bias fp32, under bf16 autocast; eager torch writes bf16 logits, casts them
+to fp32, and takes the mean of F.cross_entropy. Loss and gradients are compared with float64 before timing.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.nn import functional as F
 from fastbert import ops
 from fastbert.benchmarks.gpu.check import compiled, judged
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
-from fastbert.benchmarks.gpu.measure import Calls, Case, Work, contest, willing
+from fastbert.benchmarks.gpu.timing import Calls, Case, Work, contest, willing
 from fastbert.benchmarks.gpu.worker import announce
-from fastbert.benchmarks.harness.measure import OWN
+from fastbert.benchmarks.harness.measure import FASTBERT
 from fastbert.ops import dispatch
 
 ROWS = (10_000, 4_096, 40_000)
-COMPILED_ROWS = 10_000  # torch compiles for each number of rows: for one of them
+COMPILED_ROWS = 10_000  # torch compiles per number of rows: only this one
 WIDTH, VOCABULARY = 768, 30522
 COMPILED = "eager compiled"
 
@@ -48,12 +48,12 @@ def case_names(dry: bool) -> list[str]:
 
 
 def warm_names(dry: bool) -> list[str]:
-    """The one that torch compiles something for."""
+    """Return the case that torch compiles something for."""
     return case_names(dry)[:1]
 
 
 def draw(device: Device, rows: int) -> Inputs:
-    """Random states behind a LayerNorm, weights as a model begins with them."""
+    """Draw random states as after a LayerNorm, and weights as a new model has them."""
     generator = torch.Generator(device.torch_device).manual_seed(0)
     width, vocabulary = (32, 100) if device.dry_run else (WIDTH, VOCABULARY)
 
@@ -69,47 +69,50 @@ def draw(device: Device, rows: int) -> Inputs:
 
 
 def ours(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor) -> Tensor:
-    """The mean loss."""
+    """Return the mean loss."""
     return ops.linear_cross_entropy(x, weight, bias, labels).loss_sum * (1 / len(labels))
 
 
 def eager(x: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, reduction: str = "mean") -> Tensor:
-    """As models have it: logits in fp32 for the softmax, unless they are float64."""
+    """Compute the loss as models do: logits in fp32 for the softmax, unless they are float64."""
     logits = F.linear(x, weight, bias)
     return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), labels, reduction=reduction)
 
 
-def step(function: Callable[..., Tensor], one: Inputs) -> tuple[Tensor, ...]:
-    """The loss and its gradients, by operands in bf16 wherever there is a product."""
-    with torch.autocast(one.x.device.type, dtype=torch.bfloat16, enabled=one.x.dtype != torch.float64):
-        loss = function(one.x, one.weight, one.bias, one.labels)
-    return loss.detach(), *torch.autograd.grad(loss, one.leaves)
+def step(function: Callable[..., Tensor], inputs: Inputs) -> tuple[Tensor, ...]:
+    """Return the loss and its gradients, with matmuls in bf16."""
+    with torch.autocast(inputs.x.device.type, dtype=torch.bfloat16, enabled=inputs.x.dtype != torch.float64):
+        loss = function(inputs.x, inputs.weight, inputs.bias, inputs.labels)
+    return loss.detach(), *torch.autograd.grad(loss, inputs.leaves)
 
 
 def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
     """Compare, measure the memory, and time forward and backward at one number of rows."""
     device = open_device(dry)
     rows = int(name.split()[1])
-    one, case = draw(device, rows), Case()
+    inputs, case = draw(device, rows), Case()
     with dispatch.use_backend(own_backend(device, "linear_cross_entropy")):
-        difference, verdict = _check(device, one)
+        difference, verdict = _check(device, inputs)
         candidates: dict[str, Callable[[], Calls]] = {
-            who: partial(_calls, function, one) for who, function in _functions(device, rows).items()
+            contender: partial(_calls, function, inputs) for contender, function in _functions(device, rows).items()
         }
-        takers = willing(device, case, name, candidates, without)
-        extra = {who: _extra_bytes(device, calls, one) for who, calls in takers.items()}
-        width = one.weight.shape[1]
+        runnable = willing(device, case, name, candidates, without)
+        extra = {contender: _extra_bytes(device, calls, inputs) for contender, calls in runnable.items()}
+        width = inputs.weight.shape[1]
         measured = contest(
             device,
             name,
-            takers,
-            Work(tokens=rows, operations=6.0 * rows * width * one.weight.shape[0]),
+            runnable,
+            Work(tokens=rows, operations=6.0 * rows * width * inputs.weight.shape[0]),
             seconds=seconds,
-            differences={OWN: difference},
-            outputs={OWN: verdict, **{who: "not compared" for who in takers if who != OWN}},
+            differences={FASTBERT: difference},
+            outputs={
+                FASTBERT: verdict,
+                **{contender: "not compared" for contender in runnable if contender != FASTBERT},
+            },
             details={
                 "backend": dispatch.preferred_backend("linear_cross_entropy", device.torch_device),
-                "logits_bytes": 4 * rows * one.weight.shape[0],
+                "logits_bytes": 4 * rows * inputs.weight.shape[0],
             },
         )
     case.rows = [
@@ -120,54 +123,57 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
     return case.as_json()
 
 
-def _check(device: Device, one: Inputs) -> tuple[float, str]:
-    """Loss and gradients against float64, where its logits fit into the memory."""
+def _check(device: Device, inputs: Inputs) -> tuple[float, str]:
+    """Compare loss and gradients with float64, if its logits fit into memory."""
     names = ("x", "weight", "bias")
-    double = replace(one, **{name: getattr(one, name).detach().double().requires_grad_() for name in names})
+    double = replace(inputs, **{name: getattr(inputs, name).detach().double().requires_grad_() for name in names})
     try:
-        exact, theirs = _named(step(eager, double)), _named(step(eager, one))
-        theirs["loss"] = exact["loss"] + max((theirs["loss"] - exact["loss"]).abs(), _spread(one, double))
+        exact, eager_results = _named(step(eager, double)), _named(step(eager, inputs))
+        eager_results["loss"] = exact["loss"] + max(
+            (eager_results["loss"] - exact["loss"]).abs(), _spread(inputs, double)
+        )
     except torch.OutOfMemoryError:
         return 0.0, "not compared"
-    announce(OWN)
-    return judged(device, lambda: _named(step(ours, one)), exact, theirs)
+    announce(FASTBERT)
+    return judged(device, lambda: _named(step(ours, inputs)), exact, eager_results)
 
 
-def _spread(one: Inputs, double: Inputs) -> Tensor:
-    """Two standard deviations of the mean of eager torch's errors, a row each: the mean itself may be right by luck."""
+def _spread(inputs: Inputs, double: Inputs) -> Tensor:
+    """Return two standard deviations of the mean of eager torch's errors per row: the mean itself may be right by
+    chance."""
     with torch.no_grad():
-        exact = eager(double.x, double.weight, double.bias, one.labels, reduction="none")
-        with torch.autocast(one.x.device.type, dtype=torch.bfloat16):
-            rounded = eager(one.x, one.weight, one.bias, one.labels, reduction="none")
+        exact = eager(double.x, double.weight, double.bias, inputs.labels, reduction="none")
+        with torch.autocast(inputs.x.device.type, dtype=torch.bfloat16):
+            rounded = eager(inputs.x, inputs.weight, inputs.bias, inputs.labels, reduction="none")
     return 2 * (rounded - exact).square().mean().sqrt() / len(exact) ** 0.5
 
 
 def _functions(device: Device, rows: int) -> dict[str, Callable[..., Tensor]]:
-    found: dict[str, Callable[..., Tensor]] = {OWN: ours, "eager": eager}
+    functions: dict[str, Callable[..., Tensor]] = {FASTBERT: ours, "eager": eager}
     if device.dry_run or rows == COMPILED_ROWS:
-        found[COMPILED] = compiled(device, eager)
-    return found
+        functions[COMPILED] = compiled(device, eager)
+    return functions
 
 
-def _calls(function: Callable[..., Tensor], one: Inputs) -> Calls:
-    return [partial(step, function, one)]
+def _calls(function: Callable[..., Tensor], inputs: Inputs) -> Calls:
+    return [partial(step, function, inputs)]
 
 
-def _extra_bytes(device: Device, calls: Calls, one: Inputs) -> int | None:
-    """Memory that a call needs for a while, besides the weight's gradient; None where it cannot be known."""
+def _extra_bytes(device: Device, calls: Calls, inputs: Inputs) -> int | None:
+    """Return the temporary memory of a call besides the weight's gradient; None if the device does not count it."""
     peak = device.peak_bytes(calls[0])
-    return None if peak is None else peak - one.weight.numel() * one.weight.element_size()
+    return None if peak is None else peak - inputs.weight.numel() * inputs.weight.element_size()
 
 
 def warm(device: Device, name: str) -> None:
-    """Compile what a case runs, ours and torch's, at its own size."""
+    """Compile fastbert's and torch's kernels of a case, at its own size."""
     rows = int(name.split()[1])
-    one = draw(device, rows)
+    inputs = draw(device, rows)
     with dispatch.use_backend(own_backend(device, "linear_cross_entropy")):
-        for who, function in _functions(device, rows).items():
-            if who != "eager":
-                step(function, one)
+        for contender, function in _functions(device, rows).items():
+            if contender != "eager":
+                step(function, inputs)
 
 
-def _named(found: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    return dict(zip(("loss", "gradient of x", "gradient of weight", "gradient of bias"), found, strict=True))
+def _named(results: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    return dict(zip(("loss", "gradient of x", "gradient of weight", "gradient of bias"), results, strict=True))

@@ -15,9 +15,9 @@ from fastbert.benchmarks.cpu.workloads import unread_operations
 from fastbert.benchmarks.gpu.check import judge
 from fastbert.benchmarks.gpu.device import Device, open_device
 from fastbert.benchmarks.gpu.graphs import GRAPHS, replayed_states, replayed_steps
-from fastbert.benchmarks.gpu.measure import Calls, Case, Work, contest, willing
 from fastbert.benchmarks.gpu.padded import PaddedEncoder, key_mask
-from fastbert.benchmarks.harness.measure import OWN
+from fastbert.benchmarks.gpu.timing import Calls, Case, Work, contest, willing
+from fastbert.benchmarks.harness.measure import FASTBERT
 from fastbert.config import BertConfig
 from fastbert.models import BertForPreTraining, BertModel
 from fastbert.ops import dispatch
@@ -28,11 +28,11 @@ TOKENS, MASKED = 32768, 0.15
 SLOT, SLOT_TOKENS = 512, 509  # a slot of BERT-large, and the real tokens of the two sequences that share it
 SETTINGS = {"lr": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1.0}
 TRANSFORMERS, PLAIN = "transformers sdpa", "torch padded"
-FEWEST_TOKENS = 4096  # a step that does not fit is tried with half the sequences, down to this
+FEWEST_TOKENS = 4096  # a step that does not fit is retried with half the sequences, down to this
 
 
 def make_batch(config: BertConfig, lengths: Tensor, seed: int) -> PackedBatch:
-    """Random tokens of given lengths, 15 % of them masked, with both labels."""
+    """Draw random tokens of the given lengths, 15 % of them masked, with both labels."""
     generator = torch.Generator().manual_seed(seed)
     total, sequences = int(lengths.sum()), len(lengths)
     ids = torch.randint(5, config.vocab_size, (total,), generator=generator)
@@ -49,26 +49,26 @@ def make_batch(config: BertConfig, lengths: Tensor, seed: int) -> PackedBatch:
 
 
 def real_lengths(sequences: int, longest: int, seed: int) -> Tensor:
-    """Lengths as sentences have them: log-normal, from 5 on, cut at `longest`, which one of them has."""
+    """Draw log-normal lengths as of sentences, from 5 on, capped at `longest`, which one of them has."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.empty(sequences).log_normal_(3.5, 0.6, generator=generator).long().clamp(5, longest)
-    drawn[0] = longest
-    return drawn
+    lengths = torch.empty(sequences).log_normal_(3.5, 0.6, generator=generator).long().clamp(5, longest)
+    lengths[0] = longest
+    return lengths
 
 
 def small(config: BertConfig, dry: bool) -> BertConfig:
-    """The same model, or in a dry run one of two layers."""
+    """Return the same model, or in a dry run one of two layers."""
     tiny = {"vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1}
     return BertConfig(**tiny, intermediate_size=128) if dry else config  # type: ignore[arg-type]
 
 
 def operations_per_token(config: BertConfig, lengths: Sequence[int]) -> float:
-    """Of a forward pass through the encoder layers, the mean over all tokens of sequences of these lengths: two for
-    each weight, and attention's."""
+    """Count the operations per token of a forward pass through the encoder layers, the mean over sequences of these
+    lengths: two per weight, and attention's."""
     width, inner = config.hidden_size, config.intermediate_size
     weights = 4 * width * width + 2 * width * inner
-    seen = sum(length * length for length in lengths) / sum(lengths)
-    return float(config.num_hidden_layers * (2 * weights + 4 * seen * width))
+    attended = sum(length * length for length in lengths) / sum(lengths)
+    return float(config.num_hidden_layers * (2 * weights + 4 * attended * width))
 
 
 # Inference
@@ -80,14 +80,14 @@ def encoder_names(dry: bool) -> list[str]:
 
 
 def run_encoder(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Hidden states of base in bf16: ours packed, padded, and from CUDA graphs, beside transformers' padded with SDPA,
-    or the same layers in plain torch where transformers is not installed. "latency": of one sequence of 16 tokens, each
-    answer waited for."""
+    """Measure hidden states of base in bf16: fastbert packed, padded, and from CUDA graphs, beside transformers' padded
+    with SDPA, or the same layers in plain torch where transformers is not installed. "latency": one sequence of 16
+    tokens, with a sync after each call."""
     device = open_device(dry)
     config = small(BertConfig.preset("base"), dry)
-    how = name.split()[-1]
-    longest, sequences = (16, 1) if how == "latency" else (16, 4) if dry else (128, 512)
-    lengths = real_lengths(sequences, longest, 0) if how == "real" else torch.full((sequences,), longest)
+    variant = name.split()[-1]
+    longest, sequences = (16, 1) if variant == "latency" else (16, 4) if dry else (128, 512)
+    lengths = real_lengths(sequences, longest, 0) if variant == "real" else torch.full((sequences,), longest)
     batches = [make_batch(config, lengths, seed).to(device.torch_device) for seed in range(2)]
     model = new_model(BertModel, config, device)
     rival, states = _rival(model, device)
@@ -101,10 +101,10 @@ def run_encoder(name: str, dry: bool, seconds: float, without: Sequence[str] = (
         return [partial(replayed[0], batch) for batch in batches]
 
     candidates: dict[str, Callable[[], Calls]] = {
-        OWN: lambda: [partial(packed_states, model, batch) for batch in batches],
+        FASTBERT: lambda: [partial(packed_states, model, batch) for batch in batches],
         GRAPHS: graphs,
-        "fastbert padded": lambda: [partial(padded_states, model, one) for one in unpacked],
-        rival: lambda: [partial(states, one, mask) for one, mask in zip(unpacked, masks)],
+        "fastbert padded": lambda: [partial(padded_states, model, padded) for padded in unpacked],
+        rival: lambda: [partial(states, padded, mask) for padded, mask in zip(unpacked, masks)],
     }
     case = Case()
     if rival == PLAIN:
@@ -112,12 +112,14 @@ def run_encoder(name: str, dry: bool, seconds: float, without: Sequence[str] = (
     contenders = willing(device, case, name, candidates, without)
     differences, outputs = {}, dict.fromkeys(contenders, "not compared")
     if rival in contenders:
-        compared: dict[str, States] = dict(zip((OWN, GRAPHS), (partial(packed_states, model), *replayed)))
-        compared = {who: call for who, call in compared.items() if who in contenders}
-        differences, found = compare_states(model, batches[0], compared, rival, partial(_real_states, states))
-        outputs |= found
-    if how == "latency":
-        contenders = {who: [partial(_answered, device, call) for call in calls] for who, calls in contenders.items()}
+        compared: dict[str, States] = dict(zip((FASTBERT, GRAPHS), (partial(packed_states, model), *replayed)))
+        compared = {contender: call for contender, call in compared.items() if contender in contenders}
+        differences, verdicts = compare_states(model, batches[0], compared, rival, partial(_real_states, states))
+        outputs |= verdicts
+    if variant == "latency":
+        contenders = {
+            contender: [partial(_answered, device, call) for call in calls] for contender, calls in contenders.items()
+        }
     tokens = int(lengths.sum())
     case.rows = contest(
         device,
@@ -145,30 +147,30 @@ States = Callable[[PackedBatch], Tensor]
 
 
 def _rival(model: BertModel, device: Device) -> tuple[str, Padded]:
-    """Who is to be beaten in bf16: its name, and the states it makes of padded input and the mask of its keys."""
-    theirs = transformers_model(model, device)
-    if theirs is not None:
-        theirs.to(torch.bfloat16).eval()
-        return TRANSFORMERS, lambda one, mask: padded_states(theirs, one)
-    plain = PaddedEncoder(copy.deepcopy(model)).to(torch.bfloat16).eval()
+    """Return the rival in bf16: its name, and a function from padded input and key mask to its states."""
+    peer = transformers_model(model, device)
+    if peer is not None:
+        peer.to(torch.bfloat16).eval()
+        return TRANSFORMERS, lambda inputs, mask: padded_states(peer, inputs)
+    encoder = PaddedEncoder(copy.deepcopy(model)).to(torch.bfloat16).eval()
 
-    def states(one: dict[str, Tensor], mask: Tensor | None) -> Tensor:
+    def states(inputs: dict[str, Tensor], mask: Tensor | None) -> Tensor:
         with torch.no_grad():
-            found: Tensor = plain(one["input_ids"], one["token_type_ids"], mask)
-        return found
+            hidden: Tensor = encoder(inputs["input_ids"], inputs["token_type_ids"], mask)
+        return hidden
 
     return PLAIN, states
 
 
 def new_model(kind: Any, config: BertConfig, device: Device) -> Any:
-    """A model with fresh weights, made on the device: drawing those of large on a CPU takes many seconds."""
+    """Construct a model on the device: initialising large on a CPU takes many seconds."""
     torch.manual_seed(0)
     with device.torch_device:
         return kind(config)
 
 
 def transformers_model(ours: BertModel, device: Device) -> Any:
-    """transformers' BertModel with our weights, or None where the package is missing."""
+    """Return transformers' BertModel with the same weights, or None if the package is missing."""
     if importlib.util.find_spec("transformers") is None:
         return None
     import transformers
@@ -194,39 +196,41 @@ def padded_states(model: Any, padded: dict[str, Tensor]) -> Tensor:
 
 
 def _real_states(states: Padded, batch: PackedBatch) -> Tensor:
-    """Padded states of a batch, packed."""
+    """Return padded states of a batch, packed."""
     unpacked = batch.unpack()
     return states(unpacked, key_mask(batch))[unpacked["attention_mask"].bool()]
 
 
 def compare_states(
-    model: BertModel, batch: PackedBatch, compared: dict[str, States], rival: str, theirs: States
+    model: BertModel, batch: PackedBatch, compared: dict[str, States], rival: str, rival_call: States
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Of four sequences' states in bf16: everybody's largest difference from the eager operations in fp32, and whether
-    ours are at most twice the rival's."""
-    few = batch[:4]
+    """Compare four sequences' states in bf16 with eager operations in fp32; return everybody's largest difference, and
+    whether fastbert's are at most twice the rival's."""
+    subset = batch[:4]
     with batch.device:
-        plain = BertModel(model.config)
-    plain.load_state_dict({name: value.float() for name, value in model.state_dict().items()})
+        reference = BertModel(model.config)
+    reference.load_state_dict({name: value.float() for name, value in model.state_dict().items()})
     with dispatch.use_backend("eager"):
-        exact = {"states": packed_states(plain.eval(), few).double()}
-    others = {"states": theirs(few)}
-    found = {who: judge({"states": states(few)}, exact, others) for who, states in compared.items()}
-    differences = {who: difference for who, (difference, _) in found.items()}
-    differences[rival] = judge(others, exact, others)[0]
-    return differences, {who: verdict for who, (_, verdict) in found.items()} | {rival: "close"}
+        exact = {"states": packed_states(reference.eval(), subset).double()}
+    rival_states = {"states": rival_call(subset)}
+    judged = {
+        contender: judge({"states": states(subset)}, exact, rival_states) for contender, states in compared.items()
+    }
+    differences = {contender: difference for contender, (difference, _) in judged.items()}
+    differences[rival] = judge(rival_states, exact, rival_states)[0]
+    return differences, {contender: verdict for contender, (_, verdict) in judged.items()} | {rival: "close"}
 
 
 def _details(device: Device, sequences: int, tokens: int, longest: int) -> dict[str, Any]:
-    served = {choice.operation: choice.backend for choice in dispatch.report(device.torch_device)}
-    return {"sequences": sequences, "tokens": tokens, "longest": longest, "backends": served}
+    backends = {choice.operation: choice.backend for choice in dispatch.report(device.torch_device)}
+    return {"sequences": sequences, "tokens": tokens, "longest": longest, "backends": backends}
 
 
 # Pre-training
 
 
 def pretraining_names(dry: bool) -> list[str]:
-    """Those with a goal first."""
+    """Return the cases, those with a goal first."""
     if dry:
         return ["pretraining base 16 full", "pretraining large 16 packed"]
     goals = ["pretraining base 128 full", "pretraining base 512 full", "pretraining large 512 packed"]
@@ -234,43 +238,45 @@ def pretraining_names(dry: bool) -> list[str]:
 
 
 def slot_lengths(slots: int, longest: int) -> Tensor:
-    """Of the two sequences in each slot: together nearly the slot, one of them between an eighth and the half."""
-    both = longest * SLOT_TOKENS // SLOT
-    shorter = torch.linspace(both / 8, both / 2, slots).long()
-    return torch.stack((shorter, both - shorter), 1).flatten()
+    """Return the lengths of the two sequences in each slot: together nearly the slot, the shorter between an eighth and
+    half of it."""
+    pair = longest * SLOT_TOKENS // SLOT
+    shorter = torch.linspace(pair / 8, pair / 2, slots).long()
+    return torch.stack((shorter, pair - shorter), 1).flatten()
 
 
 def step_lengths(tokens: int, longest: int, how: str) -> Tensor:
-    """Of a step's sequences: "full" or "packed" slots of `longest` tokens."""
+    """Return the lengths of a step's sequences: "full" or "packed" slots of `longest` tokens."""
     slots = tokens // longest
     return slot_lengths(slots, longest) if how == "packed" else torch.full((slots,), longest)
 
 
 def run_pretraining(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) -> dict[str, Any]:
-    """Steps of bf16 autocast, backward, clipping and AdamW, with dropout: kernel by kernel, and from CUDA graphs."""
+    """Measure steps of bf16 autocast, backward, clipping and AdamW, with dropout: kernel by kernel, and from CUDA
+    graphs."""
     device = open_device(dry)
-    _, size, length, how = name.split()
+    _, size, length, variant = name.split()
     longest, tokens = int(length), 64 if dry else TOKENS
     config = small(BertConfig.preset(size), dry)
     model = new_model(BertForPreTraining, config, device).train()
     case = Case()
     while True:
-        lengths = step_lengths(tokens, longest, how)
+        lengths = step_lengths(tokens, longest, variant)
         batches = [make_batch(config, lengths, seed).to(device.torch_device) for seed in range(2)]
         candidates = {
-            OWN: partial(_steps, training_step(model, device), batches),
-            # With a model of its own: a graph's gradients stay where they are, the others are let go of.
+            FASTBERT: partial(_steps, training_step(model, device), batches),
+            # A separate model: a graph keeps its gradients in place, the other run drops them.
             GRAPHS: lambda: replayed_steps(new_model(BertForPreTraining, config, device).train(), batches, **SETTINGS),  # noqa: B023
         }
         contenders = willing(device, case, name, candidates, without)
-        if OWN in contenders or tokens // 2 < FEWEST_TOKENS:
+        if FASTBERT in contenders or tokens // 2 < FEWEST_TOKENS:
             break
         tokens //= 2
         model.zero_grad(set_to_none=True)
         device.free()
     real = int(lengths.sum())
-    read = len(lengths) + round(MASKED * real)  # from the last layer: first tokens and masked places
-    unread = (real - min(real, read)) * unread_operations(config)
+    read_rows = len(lengths) + round(MASKED * real)  # from the last layer: first tokens and masked positions
+    unread = (real - min(real, read_rows)) * unread_operations(config)
     work = Work(tokens=real, operations=3 * (real * operations_per_token(config, lengths.tolist()) - unread))
     case.rows = contest(
         device,
@@ -291,7 +297,7 @@ def _steps(step: Callable[[PackedBatch], None], batches: list[PackedBatch]) -> C
 
 
 def training_step(model: BertForPreTraining, device: Device) -> Callable[[PackedBatch], None]:
-    """One optimiser step as a function of its batch."""
+    """Return a function that takes one optimizer step on a batch."""
     optimizer = adamw(model, lr=SETTINGS["lr"], weight_decay=SETTINGS["weight_decay"])
 
     def step(batch: PackedBatch) -> None:

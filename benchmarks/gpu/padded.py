@@ -1,5 +1,5 @@
-"""BERT's encoder in plain torch on padded tensors, as transformers writes it: what the fused layer is compared with,
-and the whole encoder where transformers is not installed. The weights are those of our own modules.
+"""BERT's encoder in plain torch on padded tensors, as transformers implements it: the reference of the fused layer, and
+of the whole encoder where transformers is not installed. It uses the weights of fastbert's modules.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastbert.models import BertModel
-from fastbert.models.bert.model import Layer, Norm, Output
+from fastbert.models.bert.modules import Layer, Norm, Output
+from fastbert.ops.encoder_layer.spec import APPROXIMATIONS
 from fastbert.packing import PackedBatch, pad
 
 
 def key_mask(batch: PackedBatch) -> Tensor | None:
-    """True where there is a key, (sequences, 1, 1, longest); None if there is one everywhere, as transformers does."""
+    """Return the key mask (sequences, 1, 1, longest), True for real keys; None if nothing is padded, as in
+    transformers."""
     lengths = batch.cu_seqlens.diff()
     longest = int(lengths.max())
     if int(lengths.min()) == longest:
@@ -23,13 +25,13 @@ def key_mask(batch: PackedBatch) -> Tensor | None:
 
 
 def padded(x: Tensor, batch: PackedBatch) -> Tensor:
-    """Packed rows (tokens, width) as (sequences, longest, width), with zeros behind each sequence."""
+    """Return packed rows (tokens, width) as (sequences, longest, width), with zeros after each sequence."""
     longest = int(batch.cu_seqlens.diff().max())
     return pad(x, slots(batch), (len(batch), longest))
 
 
 def slots(batch: PackedBatch) -> Tensor:
-    """The padded row of each packed token."""
+    """Return the padded row of each packed token."""
     return batch.sequence_ids * int(batch.cu_seqlens.diff().max()) + batch.offsets_in_sequence
 
 
@@ -38,7 +40,7 @@ def _norm(x: Tensor, norm: Norm) -> Tensor:
 
 
 class PaddedLayer(nn.Module):
-    """An encoder layer: three projections, SDPA with a key mask, and each step after them an operation of torch."""
+    """An encoder layer: three projections, SDPA with a key mask, and every further step an operation of torch."""
 
     def __init__(self, layer: Layer, dropout: float) -> None:
         super().__init__()
@@ -48,14 +50,15 @@ class PaddedLayer(nn.Module):
         return _norm(F.dropout(part.dense(x), self.dropout) + residual, part.LayerNorm)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """x (sequences, longest, width) -> the same shape; rows behind a sequence mean nothing."""
+        """Compute x (sequences, longest, width) -> the same shape; rows of padding are undefined."""
         attention, layer = self.layer.attention, self.layer
-        shape = (*x.shape[:2], layer.heads, -1)
+        shape = (*x.shape[:2], layer.spec.self_attention.heads, -1)
         projections = (attention.self.query, attention.self.key, attention.self.value)
         q, k, v = (part(x).view(shape).transpose(1, 2) for part in projections)
         context = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=self.dropout)
         x = self._join(attention.output, context.transpose(1, 2).flatten(2), x)
-        inner = F.gelu(layer.intermediate.dense(x), approximate=layer.approximate)
+        approximate = APPROXIMATIONS[layer.spec.feed_forward.activation]
+        inner = F.gelu(layer.intermediate.dense(x), approximate=approximate)
         return self._join(layer.output, inner, x)
 
 
@@ -68,11 +71,11 @@ class PaddedEncoder(nn.Module):
         self.layers = nn.ModuleList(PaddedLayer(layer, 0.0) for layer in model.encoder.layer)  # type: ignore[arg-type]
 
     def forward(self, input_ids: Tensor, token_type_ids: Tensor, mask: Tensor | None) -> Tensor:
-        """Ids (sequences, longest) -> (sequences, longest, width)."""
+        """Compute ids (sequences, longest) -> (sequences, longest, width)."""
         tables = self.embeddings
-        places = torch.arange(input_ids.shape[1], device=input_ids.device)
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         x = tables.word_embeddings(input_ids) + tables.token_type_embeddings(token_type_ids)
-        x = _norm(x + tables.position_embeddings(places), tables.LayerNorm)
+        x = _norm(x + tables.position_embeddings(positions), tables.LayerNorm)
         for layer in self.layers:
             x = layer(x, mask)
         return x

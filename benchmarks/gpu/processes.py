@@ -1,4 +1,4 @@
-"""Sections that are processes of their own: compiling many variants at once, the tests, and nvidia-smi."""
+"""Sections that run in separate processes: compiling many variants in parallel, the tests, and nvidia-smi."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAST_LINES = 8
 
 
 def smi() -> dict[str, str]:
-    """The GPU's names and clocks as the driver has them; empty without nvidia-smi."""
+    """Return the GPU's name and clocks from the driver; empty without nvidia-smi."""
     try:
         command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
@@ -45,29 +45,29 @@ class _Job:
 def compile_all(
     variants: Sequence[dict[str, Any]], environment: Mapping[str, str], seconds: float
 ) -> list[dict[str, Any]]:
-    """Run every variant in a process, as many at once as there are cores; what each took, or its last lines."""
+    """Run every variant in a process, one per core at a time; return the time of each, or its last lines."""
     at_once = min(MOST_AT_ONCE, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4)
-    # Each of them compiles alone: a pool of compilers in every process would be too many for the cores.
+    # One thread each: a pool of compilers per process would exceed the cores.
     environment = {**os.environ, **environment, "OMP_NUM_THREADS": "1"}
     deadline = time.monotonic() + seconds
     waiting, running = list(variants), list[_Job]()
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     try:
         while (waiting or running) and time.monotonic() < deadline:
             while waiting and len(running) < at_once:
                 running.append(_start(waiting.pop(0), environment))
             for job in [job for job in running if job.process.poll() is not None]:
                 running.remove(job)
-                found.append(_finish(job))
+                results.append(_finish(job))
             time.sleep(0.05)
     finally:
-        found += [_finish(job) for job in running]
-    return found + [{"name": variant["name"], "error": "out of time"} for variant in waiting]
+        results += [_finish(job) for job in running]
+    return results + [{"name": variant["name"], "error": "out of time"} for variant in waiting]
 
 
 def _start(variant: dict[str, Any], environment: Mapping[str, str]) -> _Job:
     output = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _finish
-    command = [sys.executable, "-P", "-m", "fastbert.benchmarks.gpu.compile", json.dumps(variant)]
+    command = [sys.executable, "-P", "-m", "fastbert.benchmarks.gpu.precompile", json.dumps(variant)]
     process = subprocess.Popen(
         command, stdout=output, stderr=subprocess.STDOUT, env=dict(environment), start_new_session=True
     )
@@ -75,15 +75,15 @@ def _start(variant: dict[str, Any], environment: Mapping[str, str]) -> _Job:
 
 
 def _finish(job: _Job) -> dict[str, Any]:
-    late = job.process.poll() is None
-    if late:
+    timed_out = job.process.poll() is None
+    if timed_out:
         _kill(job.process)
     code = job.process.wait()
     with job.output:
         job.output.seek(0)
         lines = job.output.read().decode(errors="replace").splitlines()
     result: dict[str, Any] = {"name": job.variant["name"], "process_seconds": round(time.monotonic() - job.began, 2)}
-    if late:
+    if timed_out:
         return {**result, "error": "out of time", "lines": lines[-LAST_LINES:]}
     if code != 0 or not lines:
         return {**result, "error": f"its process ended with code {code}", "lines": lines[-LAST_LINES:]}
@@ -91,7 +91,7 @@ def _finish(job: _Job) -> dict[str, Any]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process and those that it started, which are a session of their own."""
+    """End a process and its children, which are a session of their own."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -100,16 +100,16 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def run_tests(root: Path, out: Path, environment: Mapping[str, str], seconds: float, dry: bool) -> dict[str, Any]:
-    """`pytest -m gpu`: how many passed, and a line for each failure; the whole output is in tests.txt."""
+    """Run `pytest -m gpu`; return the counts and one line per failure. tests.txt has the whole output."""
     folder = root / "tests"
     if not folder.is_dir():
         return {"status": "failed", "reason": f"{folder} is absent: run from a clone"}
     command = [sys.executable, "-P", "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "--tb=short"]
-    # A module that cannot be imported here, for want of a package of the command line, costs only itself.
+    # A module that cannot be imported here, because a package is missing, only costs itself.
     command.append("--continue-on-collection-errors")
     command.append(str(folder / "ops" if dry else folder))
-    # The tests meet GPUs as they are: what makes a dry run possible here would change what they test.
-    plain = {name: value for name, value in environment.items() if name != "TRITON_INTERPRET"}
+    # The tests must run on the real device: the interpreter of a dry run would change what they test.
+    test_environment = {name: value for name, value in environment.items() if name != "TRITON_INTERPRET"}
     output = out / "tests.txt"
     with output.open("wb") as file:
         process = subprocess.Popen(
@@ -117,7 +117,7 @@ def run_tests(root: Path, out: Path, environment: Mapping[str, str], seconds: fl
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=root,
-            env={**os.environ, **plain},
+            env={**os.environ, **test_environment},
             start_new_session=True,
         )
         code = None
@@ -132,7 +132,7 @@ def run_tests(root: Path, out: Path, environment: Mapping[str, str], seconds: fl
 
 
 def read_tests(text: str, code: int | None) -> dict[str, Any]:
-    """Status, counts and failures from pytest's output; `code` None: it was stopped, 5: no test was selected."""
+    """Return status, counts and failures from pytest's output; `code` None: stopped, 5: no test was selected."""
     lines = text.splitlines()
     last = next((line for line in reversed(lines) if re.search(r"\d+ (passed|failed|error|skipped|desel)", line)), "")
     counts = {name: int(number) for number, name in re.findall(r"(\d+) ([a-z]+)", last)}

@@ -1,4 +1,4 @@
-"""What is printed last: how the sections ended, what was measured without a goal, and the table of goals."""
+"""The final report: the state of the sections, measurements without a goal, and the table of goals."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from fastbert.benchmarks.gpu.goals import Rows, Sections, Verdict, has_goal
 MOST_FAILURES = 12  # of a section, printed; all of them are in the results
 
 
-def text(sections: Sections, beside: Rows, table: Sequence[Mapping[str, str]]) -> str:
-    """What is printed last: sections that did not end well, throughput, cases without a goal, then the goals."""
+def text(sections: Sections, ratios: Rows, table: Sequence[Mapping[str, str]]) -> str:
+    """Return the final report: sections that failed, throughput, cases without a goal, then the goals."""
     lines = [""]
     for name, section in sections.items():
         if section["status"] not in ("ok", "skipped"):
             lines.append(f"{name}: {section['status']}: {section.get('reason', 'see results.json')}")
-        lines += [f"  {one}" for one in _failures(section)[:MOST_FAILURES]]
+        lines += [f"  {entry}" for entry in _failures(section)[:MOST_FAILURES]]
         if section.get("out_of_time"):
             lines.append(f"  out of time: {', '.join(section['out_of_time'])}"[:300])
     for name in ("ceilings", "encoder", "pretraining"):
         lines += [_line(row) for row in sections.get(name, {}).get("rows", ())]
-    lines += [_ratio(one) for one in beside if not has_goal(one["workload"])]
+    lines += [_ratio(entry) for entry in ratios if not has_goal(entry["workload"])]
     names = [field.name for field in fields(Verdict)]
     cells = [names, *([str(row[name]) for name in names] for row in table)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(names) - 1)]
@@ -31,25 +31,25 @@ def text(sections: Sections, beside: Rows, table: Sequence[Mapping[str, str]]) -
 
 
 def _failures(section: Mapping[str, Any]) -> list[str]:
-    """A line for each case, kernel or test of a section that failed, and the last line of what it said."""
-    found = []
-    for one in section.get("failures", ()):
-        if isinstance(one, str):  # pytest's own
-            found.append(one[:160])
+    """Return one line per case, kernel or test of a section that failed, with the last line of its output."""
+    lines = []
+    for entry in section.get("failures", ()):
+        if isinstance(entry, str):  # pytest's own
+            lines.append(entry[:160])
             continue
-        attempted = f" (attempting {one['attempted']})" if one.get("attempted") else ""
-        found.append(f"{one['case']}{attempted}: {one['reason']}"[:160])
+        attempted = f" (attempting {entry['attempted']})" if entry.get("attempted") else ""
+        lines.append(f"{entry['case']}{attempted}: {entry['reason']}"[:160])
     for variant in section.get("variants", ()):
         if "error" in variant:
             last = (variant.get("lines") or [variant["error"]])[-1]
-            found.append(f"{variant['name']}: {last}"[:160])
-    return found
+            lines.append(f"{variant['name']}: {last}"[:160])
+    return lines
 
 
-def _ratio(one: Mapping[str, Any]) -> str:
-    beside = "nobody else took it" if one["best"] is None else f"{one['ratio']:.2f}x {one['best']}"
-    rate = "" if one["tflops"] is None else f", {one['tflops']:,.0f} TFLOP/s"
-    return f"{one['workload']}: {one['median_ms']:.4g} ms{rate}, {beside}; {one['outputs']}"
+def _ratio(entry: Mapping[str, Any]) -> str:
+    ratios = "no other contender" if entry["best"] is None else f"{entry['ratio']:.2f}x {entry['best']}"
+    rate = "" if entry["tflops"] is None else f", {entry['tflops']:,.0f} TFLOP/s"
+    return f"{entry['workload']}: {entry['median_ms']:.4g} ms{rate}, {ratios}; {entry['outputs']}"
 
 
 def _line(row: Mapping[str, Any]) -> str:

@@ -1,5 +1,5 @@
-"""Softmax over explicit scores with scale, mask and dropout, beside torch's four operations in a row; and the ceilings
-that the device itself sets: a copy, and a matrix product.
+"""Softmax over explicit scores with scale, mask and dropout, beside torch's four operations in sequence; and the limits
+of the device: a copy, and a matmul.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from fastbert import ops
 from fastbert.benchmarks.gpu.device import Device, open_device, own_backend
-from fastbert.benchmarks.gpu.measure import Calls, Case, Work, contest, each, input_sets, willing, without_gradient
-from fastbert.benchmarks.harness.measure import OWN
+from fastbert.benchmarks.gpu.timing import Calls, Case, Work, contest, each, input_sets, willing, without_gradient
+from fastbert.benchmarks.harness.measure import FASTBERT
 from fastbert.ops import dispatch, reference
 
 SCALE, DROPOUT = 0.125, 0.1
@@ -26,7 +26,7 @@ CHECKED = 2  # sequences compared with float64
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Scores (sequences, heads, keys, keys) bf16, a mask of random lengths, and what comes back from above."""
+    """Scores (sequences, heads, keys, keys) bf16, a mask of random lengths, and the upstream gradient."""
 
     scores: Tensor
     mask: Tensor
@@ -35,23 +35,23 @@ class Scores:
 
 
 def draw(device: Device, sequences: int, heads: int, keys: int, seed: int) -> Scores:
-    """Random scores; every sequence has keys in at least half of its places."""
-    place = device.torch_device
-    generator = torch.Generator(place).manual_seed(seed)
+    """Draw random scores; every sequence has keys in at least half of its positions."""
+    target = device.torch_device
+    generator = torch.Generator(target).manual_seed(seed)
     shape = (sequences, heads, keys, keys)
-    scores, gradient = (torch.randn(shape, generator=generator, device=place, dtype=torch.bfloat16) for _ in range(2))
-    lengths = torch.randint(keys // 2, keys + 1, (sequences,), generator=generator, device=place)
-    mask = (torch.arange(keys, device=place) < lengths[:, None])[:, None, None]
-    key = torch.randint(0, 2**62, (sequences,), generator=generator, device=place)
+    scores, gradient = (torch.randn(shape, generator=generator, device=target, dtype=torch.bfloat16) for _ in range(2))
+    lengths = torch.randint(keys // 2, keys + 1, (sequences,), generator=generator, device=target)
+    mask = (torch.arange(keys, device=target) < lengths[:, None])[:, None, None]
+    key = torch.randint(0, 2**62, (sequences,), generator=generator, device=target)
     return Scores(scores=(4 * scores).requires_grad_(), mask=mask, key=key, gradient=gradient)
 
 
-def ours(one: Scores, dropout: float = DROPOUT) -> Tensor:
-    return ops.softmax(one.scores, one.mask, scale=SCALE, dropout_p=dropout, dropout_key=one.key)
+def ours(inputs: Scores, dropout: float = DROPOUT) -> Tensor:
+    return ops.softmax(inputs.scores, inputs.mask, scale=SCALE, dropout_p=dropout, dropout_key=inputs.key)
 
 
-def eager(one: Scores) -> Tensor:
-    probabilities = (one.scores * SCALE).masked_fill(~one.mask, -math.inf).softmax(-1)
+def eager(inputs: Scores) -> Tensor:
+    probabilities = (inputs.scores * SCALE).masked_fill(~inputs.mask, -math.inf).softmax(-1)
     return F.dropout(probabilities, DROPOUT)
 
 
@@ -72,19 +72,19 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
     work = Work(tokens=sequences * int(keys), moved_bytes=float(size * (3 if backward else 2)))
     case = Case()
     with dispatch.use_backend(own_backend(device, "softmax")):
-        served = dispatch.preferred_backend("softmax", device.torch_device)
+        backend = dispatch.preferred_backend("softmax", device.torch_device)
         sets = [draw(device, sequences, heads, int(keys), seed) for seed in range(input_sets(device, 2 * size))]
         difference, verdict = _compare(sets[0])
-        candidates = {OWN: partial(_calls, ours, sets, backward), "eager": partial(_calls, eager, sets, backward)}
+        candidates = {FASTBERT: partial(_calls, ours, sets, backward), "eager": partial(_calls, eager, sets, backward)}
         case.rows = contest(
             device,
             name,
             willing(device, case, name, candidates, without),
             work,
             seconds=seconds,
-            differences={OWN: difference},
-            outputs={OWN: verdict, "eager": "not compared"},
-            details={"backend": served, "sequences": sequences, "heads": heads, "keys": int(keys)},
+            differences={FASTBERT: difference},
+            outputs={FASTBERT: verdict, "eager": "not compared"},
+            details={"backend": backend, "sequences": sequences, "heads": heads, "keys": int(keys)},
         )
     device.free()
     return case.as_json()
@@ -93,34 +93,39 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
 def _calls(function: Any, sets: list[Scores], backward: bool) -> Calls:
     if not backward:
         return each(partial(without_gradient, function), sets)
-    return [partial(_backward, function(one), one) for one in sets]
+    return [partial(_backward, function(inputs), inputs) for inputs in sets]
 
 
-def _backward(out: Tensor, one: Scores) -> Tensor:
-    return torch.autograd.grad(out, one.scores, one.gradient, retain_graph=True)[0]
+def _backward(out: Tensor, inputs: Scores) -> Tensor:
+    return torch.autograd.grad(out, inputs.scores, inputs.gradient, retain_graph=True)[0]
 
 
-def _compare(one: Scores) -> tuple[float, str]:
-    """Of some sequences: our largest difference from float64, and whether it is at most twice eager torch's."""
-    mine = ours(one).detach()[:CHECKED].double()
-    heads, keys = one.scores.shape[1], one.scores.shape[2]
-    kept = torch.stack(
-        [reference.attention_dropout_mask(heads, keys, keys, DROPOUT, key, 0) for key in one.key[:CHECKED]]
+def _compare(inputs: Scores) -> tuple[float, str]:
+    """Return fastbert's largest difference from float64 on some sequences, and whether it is at most twice eager
+    torch's."""
+    actual = ours(inputs).detach()[:CHECKED].double()
+    heads, keys = inputs.scores.shape[1], inputs.scores.shape[2]
+    masks = torch.stack(
+        [reference.attention_dropout_mask(heads, keys, keys, DROPOUT, key, 0) for key in inputs.key[:CHECKED]]
     )
-    found = []
-    for dtype in (torch.float64, one.scores.dtype):
-        scores = one.scores.detach()[:CHECKED].to(dtype) * SCALE
-        found.append((reference.attention_probabilities(scores, one.mask[:CHECKED]) * kept.to(dtype)).double())
-    exact, theirs = found
-    own, others = float((mine - exact).abs().max()), float((theirs - exact).abs().max())
-    return own, "close" if own <= 2 * others + 1e-5 else f"wrong: off by {own:.3g}, eager torch by {others:.3g}"
+    results = []
+    for dtype in (torch.float64, inputs.scores.dtype):
+        scores = inputs.scores.detach()[:CHECKED].to(dtype) * SCALE
+        results.append((reference.attention_probabilities(scores, inputs.mask[:CHECKED]) * masks.to(dtype)).double())
+    exact, eager_result = results
+    error, eager_error = float((actual - exact).abs().max()), float((eager_result - exact).abs().max())
+    return (
+        error,
+        "close" if error <= 2 * eager_error + 1e-5 else f"wrong: off by {error:.3g}, eager torch by {eager_error:.3g}",
+    )
 
 
 # Ceilings
 
 
 def ceilings(dry: bool, seconds: float) -> dict[str, Any]:
-    """Bytes a second of a copy, read and written both counted, and operations a second of a square bf16 product."""
+    """Measure the bandwidth of a copy, reads and writes both counted, and the operations per second of a square bf16
+    matmul."""
     device = open_device(dry)
     place = device.torch_device
     count, side = (1 << 14, 32) if dry else (1 << 31, 8192)
@@ -133,6 +138,6 @@ def ceilings(dry: bool, seconds: float) -> dict[str, Any]:
     device.free()
     a, b = (torch.randn(side, side, device=place).bfloat16() for _ in range(2))
     work = Work(operations=2.0 * side**3)
-    case.rows += contest(device, f"product {side}", {"torch": [partial(torch.mm, a, b)]}, work, seconds=seconds)
+    case.rows += contest(device, f"matmul {side}", {"torch": [partial(torch.mm, a, b)]}, work, seconds=seconds)
     device.free()
     return case.as_json()

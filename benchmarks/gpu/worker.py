@@ -1,10 +1,10 @@
-"""A process that measures, and the one that asks it: a kernel that crashes or hangs costs its case, not the run.
+"""A process that measures, and the parent that calls it: a kernel that crashes or hangs costs its case, not the run.
 
     worker = Worker({"TRITON_CACHE_DIR": "..."}, Path("log.txt"))
     worker.call("fastbert.benchmarks.gpu.device:describe", timeout=60, dry=False)
 
-Questions and answers are lines of JSON. A process that has died, was too slow, or whose device answers with nothing but
-errors since some kernel's fault is replaced at the next question.
+Requests and answers are lines of JSON. A process that has died, was too slow, or whose device only returns errors after
+the fault of a kernel is replaced at the next call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAST_LINES = 12
 
 
 class WorkerFailed(Exception):
-    """A question has no answer; `lines` are the last of the traceback or log, `attempted` what was announced last."""
+    """A call without a result; `lines` are the last of the traceback or log, `attempted` is the last announcement."""
 
     def __init__(self, message: str, lines: list[str], attempted: str | None) -> None:
         super().__init__(message)
@@ -35,20 +35,20 @@ class WorkerFailed(Exception):
 ANNOUNCED = "attempting: "
 
 
-def announce(what: str) -> None:
-    """Say in the log what comes next, so that it is known what a process died of."""
-    print(f"{ANNOUNCED}{what}", file=sys.stderr, flush=True)
+def announce(label: str) -> None:
+    """Write to the log what comes next, so that the cause of a crash is known."""
+    print(f"{ANNOUNCED}{label}", file=sys.stderr, flush=True)
 
 
 def written(path: Path, begin: int) -> list[str]:
-    """The lines of a file from byte `begin` on."""
+    """Return the lines of a file from byte `begin` on."""
     with path.open("rb") as file:
         file.seek(begin)
         return file.read().decode(errors="replace").splitlines()
 
 
 class Worker:
-    """One process at a time that answers questions in turn; what it prints goes to the log."""
+    """One process at a time that answers calls in turn; its output goes to the log."""
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         self.environment, self.log = dict(environment), log
@@ -56,7 +56,7 @@ class Worker:
         self.answers: queue.Queue[str | None] = queue.Queue()
 
     def call(self, function: str, *, timeout: float, **arguments: Any) -> Any:
-        """What `module:function` returns for these arguments, as JSON has it. Raises `WorkerFailed`."""
+        """Return the result of `module:function` for these arguments, as JSON represents it. Raises `WorkerFailed`."""
         begin = self.log.stat().st_size if self.log.exists() else 0
         process = self._running()
         assert process.stdin is not None
@@ -81,12 +81,12 @@ class Worker:
         return answer["result"]
 
     def _failure(self, message: str, begin: int, lines: list[str] | None = None) -> WorkerFailed:
-        heard = written(self.log, begin)
-        announced = [line.removeprefix(ANNOUNCED) for line in heard if line.startswith(ANNOUNCED)]
-        return WorkerFailed(message, lines or heard[-LAST_LINES:], announced[-1] if announced else None)
+        lines_since = written(self.log, begin)
+        announcements = [line.removeprefix(ANNOUNCED) for line in lines_since if line.startswith(ANNOUNCED)]
+        return WorkerFailed(message, lines or lines_since[-LAST_LINES:], announcements[-1] if announcements else None)
 
     def close(self) -> None:
-        """End the process, at once."""
+        """Kill the process."""
         if self.process is None:
             return
         self.process.kill()
@@ -96,7 +96,7 @@ class Worker:
             try:
                 pipe.close()
             except BrokenPipeError:
-                continue  # a question that it never read
+                continue  # an unread request
         self.process = None
 
     def _running(self) -> subprocess.Popen[str]:
@@ -126,8 +126,8 @@ def _listen(process: subprocess.Popen[str], answers: queue.Queue[str | None]) ->
 
 
 def serve() -> None:
-    """Answer questions from standard input until it ends."""
-    # Whatever a library prints must not get between our answers.
+    """Answer requests from standard input until it ends."""
+    # Output of libraries must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:
@@ -146,7 +146,7 @@ def serve() -> None:
 
 
 def _device_answers() -> bool:
-    """Whether the GPU still takes work: after an illegal access, nothing that this process starts runs any more."""
+    """Return whether the GPU is usable: after an illegal access all further work of the process fails."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return True

@@ -1,1 +1,1 @@
-"""What every benchmark shares."""
+"""Timing, comparison, processes, records and reports, shared by all benchmarks."""

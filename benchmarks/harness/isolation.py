@@ -1,10 +1,10 @@
-"""A contender in a process of its own, asked over a pipe, or in this one: the same calls either way.
+"""Run a contender in a process of its own, called over a pipe, or in this one, with the same interface.
 
     contender = Isolated("module:Class", {"name": "nanotoken", "threads": 1}, {"RAYON_NUM_THREADS": "1"})
     contender.call("time_warm")
 
-Questions and answers are lines of JSON; big results travel as files. A process that dies is a `ContenderFailed`, and
-the others go on.
+Requests and answers are lines of JSON; large results are passed as files. If a process dies, its call raises
+`ContenderFailed`, and the others continue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fastbert.benchmarks.harness.measure import ContenderFailed
 
 
 class Contender(Protocol):
-    """Something with methods that take and return what JSON can hold."""
+    """An object whose methods take and return JSON values."""
 
     def call(self, method: str, **arguments: Any) -> Any: ...
     def close(self) -> None: ...
@@ -30,25 +30,25 @@ class Contender(Protocol):
 class Local:
     """A contender in this process."""
 
-    def __init__(self, home: str, arguments: Mapping[str, Any]) -> None:
-        self.subject = _make(home, arguments)
+    def __init__(self, class_path: str, arguments: Mapping[str, Any]) -> None:
+        self.subject = _make(class_path, arguments)
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """The method's answer. Raises `ContenderFailed`."""
+        """Call a method and return its result. Raises `ContenderFailed`."""
         try:
             return getattr(self.subject, method)(**arguments)
         except Exception as error:
             raise ContenderFailed(_describe(error)) from error
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the object."""
         self.subject = None
 
 
 class Isolated:
     """A contender in a process of its own."""
 
-    def __init__(self, home: str, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    def __init__(self, class_path: str, arguments: Mapping[str, Any], environment: Mapping[str, str]) -> None:
         command = [sys.executable, "-P", "-c", "from fastbert.benchmarks.harness.isolation import serve; serve()"]
         self.process = subprocess.Popen(
             command,
@@ -59,13 +59,13 @@ class Isolated:
             encoding="utf-8",
         )
         try:
-            self._ask({"home": home, "arguments": dict(arguments)})
+            self._ask({"class": class_path, "arguments": dict(arguments)})
         except ContenderFailed:
             self.close()
             raise
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """The method's answer. Raises `ContenderFailed`."""
+        """Call a method in the process and return its result. Raises `ContenderFailed`."""
         return self._ask({"method": method, "arguments": arguments})
 
     def close(self) -> None:
@@ -98,16 +98,16 @@ class Isolated:
 
 
 def serve() -> None:
-    """Answer questions from standard input until it ends: first what to make, then methods of it."""
-    # Whatever a library prints must not get between our answers.
+    """Answer requests from standard input until it ends: the first constructs the object, others call its methods."""
+    # Output of libraries must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     subject: Any = None
     for line in sys.stdin:
         question = json.loads(line)
         try:
-            if "home" in question:
-                subject = _make(question["home"], question["arguments"])
+            if "class" in question:
+                subject = _make(question["class"], question["arguments"])
                 answer: dict[str, Any] = {"result": None}
             else:
                 answer = {"result": getattr(subject, question["method"])(**question["arguments"])}
@@ -117,9 +117,9 @@ def serve() -> None:
         answers.flush()
 
 
-def _make(home: str, arguments: Mapping[str, Any]) -> Any:
-    """An object of the class that `home` names as module:class."""
-    module, _, name = home.partition(":")
+def _make(class_path: str, arguments: Mapping[str, Any]) -> Any:
+    """Construct an object of the class that `class_path` names as module:class."""
+    module, _, name = class_path.partition(":")
     return getattr(import_module(module), name)(**arguments)
 
 

@@ -1,50 +1,45 @@
-"""Measuring: outputs are compared first, contenders take turns, and every result says where it was measured.
+"""Measure contenders: outputs are compared first, contenders take turns, timings become rows.
 
-The parts, in the order in which a benchmark uses them: `compare_rows`, `timed` and `interleave`, `make_rows`, `write`.
-`fastbert.benchmarks.harness.report` prints and draws the rows.
+In the order in which a benchmark uses them: `compare_rows`, `timed` and `interleave`, `make_rows`.
+`fastbert.benchmarks.harness.report` prints and draws the rows, `fastbert.benchmarks.harness.records` writes them.
 """
 
 from __future__ import annotations
 
 import gc
-import importlib.metadata
-import json
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-OWN = "fastbert"
-# What `Row.outputs` says of a contender whose results are right, or were not to be compared.
+FASTBERT = "fastbert"
+# Values of `Row.outputs` for correct results, and for those that were not to be compared.
 AGREEING = ("equal", "close", "not compared")
-PACKAGES = ("fastbert-engine", "torch", "triton", "transformers", "tokenizers", "numpy")
-STEADY_SECONDS = 0.25  # a call that takes longer needs one round of warming and no more
-SLOW_SECONDS = 4.0  # one that takes longer is measured fewer times
+STEADY_SECONDS = 0.25  # a longer call needs only one round of warm-up
+SLOW_SECONDS = 4.0  # a slower call is measured fewer times
 SLOW_ROUNDS = 3
-THREADS_TOLERANCE = 0.15  # of the threads asked for: what a measurement may use more, or one thread less
+THREADS_TOLERANCE = 0.15  # relative to the requested threads: tolerated excess, or shortfall of one thread
 
 
 class ContenderFailed(Exception):
-    """A contender could not do what it was asked; the message says what happened."""
+    """A contender's call failed; the message gives the reason."""
 
 
 class Timing(NamedTuple):
-    """Wall-clock seconds of one call, and the processor seconds that all threads of the process spent in it."""
+    """Wall-clock seconds of one call, and the CPU seconds of all threads of the process."""
 
     seconds: float
     processor_seconds: float
 
 
 class Comparison(NamedTuple):
-    """How two outputs differ: in so many texts of all, first in number `first`; and the largest absolute difference."""
+    """The difference of two outputs: the number of differing texts of all, the first differing index, and the largest
+    absolute difference."""
 
     differing: int
     total: int
@@ -59,7 +54,7 @@ class Comparison(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One contender on one workload: milliseconds a call, and what that makes a second at the median."""
+    """One contender on one workload: milliseconds per call, and rates per second at the median."""
 
     workload: str
     contender: str
@@ -78,7 +73,7 @@ class Row:
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing speaks against its outputs."""
+        """Return whether its outputs agree with the reference, as far as they were compared."""
         return self.outputs in AGREEING
 
 
@@ -86,25 +81,25 @@ class Row:
 
 
 def compare_rows(
-    expected: tuple[np.ndarray, np.ndarray], found: tuple[np.ndarray, np.ndarray], *, filler: int = -1
+    expected: tuple[np.ndarray, np.ndarray], actual: tuple[np.ndarray, np.ndarray], *, filler: int = -1
 ) -> Comparison:
     """Compare ragged rows, given flat with one more offset than there are rows; for the difference in value a shorter
-    row counts as filled up with `filler`."""
+    row is padded with `filler`."""
     ids, offsets = np.asarray(expected[0], np.int64), np.asarray(expected[1], np.int64)
-    others, other_offsets = np.asarray(found[0], np.int64), np.asarray(found[1], np.int64)
+    actual_ids, actual_offsets = np.asarray(actual[0], np.int64), np.asarray(actual[1], np.int64)
     total = len(offsets) - 1
-    if len(other_offsets) != len(offsets):
+    if len(actual_offsets) != len(offsets):
         return Comparison(total, total, 0, float("inf"))
-    if np.array_equal(offsets, other_offsets) and np.array_equal(ids, others):
+    if np.array_equal(offsets, actual_offsets) and np.array_equal(ids, actual_ids):
         return Comparison(0, total, None, 0.0)
     differing, first, worst = 0, None, 0
     for index in range(total):
-        one = ids[offsets[index] : offsets[index + 1]]
-        two = others[other_offsets[index] : other_offsets[index + 1]]
-        if np.array_equal(one, two):
+        expected_row = ids[offsets[index] : offsets[index + 1]]
+        actual_row = actual_ids[actual_offsets[index] : actual_offsets[index + 1]]
+        if np.array_equal(expected_row, actual_row):
             continue
-        width = max(len(one), len(two))
-        padded = [np.pad(row, (0, width - len(row)), constant_values=filler) for row in (one, two)]
+        width = max(len(expected_row), len(actual_row))
+        padded = [np.pad(row, (0, width - len(row)), constant_values=filler) for row in (expected_row, actual_row)]
         worst = max(worst, int(np.abs(padded[0] - padded[1]).max()))
         differing += 1
         first = index if first is None else first
@@ -115,7 +110,7 @@ def compare_rows(
 
 
 def clock(function: Callable[[], Any]) -> Timing:
-    """One call of a function, the device's work included, without pauses of the garbage collector."""
+    """Time one call of a function, including the device's work, with the garbage collector paused."""
     synchronize = _synchronizer()
     enabled = gc.isenabled()
     gc.disable()
@@ -131,15 +126,15 @@ def clock(function: Callable[[], Any]) -> Timing:
 
 
 def timed(function: Callable[[], Any]) -> Callable[[], Timing]:
-    """The function, made to return how long it took."""
+    """Return a function that calls `function` and returns its timing."""
     return lambda: clock(function)
 
 
 def warm(
     contenders: Mapping[str, Callable[[], Timing]], *, agreement: float = 0.05, most: int = 10, patience: float = 10.0
 ) -> None:
-    """Call every contender until two rounds in a row take the same time within `agreement`: at most `most` rounds, and
-    none begins after `patience` seconds. One that takes more than a quarter of a second is warm after the first."""
+    """Call every contender until two rounds in a row agree within `agreement`: at most `most` rounds, none of which
+    starts after `patience` seconds. A contender slower than a quarter of a second is warm after the first."""
     began = time.perf_counter()
     before: dict[str, float] = {}
     waiting = dict(contenders)
@@ -159,10 +154,10 @@ def interleave(
     warming: bool = True,
     failed: Callable[[str, ContenderFailed], None] | None = None,
 ) -> dict[str, list[Timing]]:
-    """`rounds` timings of each contender, A B A B, after warming.
+    """Return `rounds` timings per contender, taken in turns A B A B, after warming up.
 
-    A contender that takes more than four seconds a call is measured three times only. One that raises
-    `ContenderFailed` is reported to `failed` and left out; without `failed` the exception goes on.
+    A contender slower than four seconds per call is measured only three times. One that raises `ContenderFailed` is
+    passed to `failed` and left out; without `failed` the exception propagates.
     """
     timings: dict[str, list[Timing]] = {name: [] for name in contenders}
 
@@ -191,7 +186,7 @@ def interleave(
 
 
 def _synchronizer() -> Callable[[], None]:
-    # Whoever measures a device has imported torch; others need not wait for it.
+    # Benchmarks of a device have imported torch; others need no sync.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         wait: Callable[[], None] = torch.cuda.synchronize
@@ -213,12 +208,12 @@ def make_rows(
     differences: Mapping[str, float] | None = None,
     outputs: Mapping[str, str] | None = None,
 ) -> list[Row]:
-    """The rows of one workload; ratios are of the time to that of fastbert, above 1 where fastbert is faster."""
-    own = _median(timings[OWN]) if OWN in timings else None
+    """Return the rows of one workload; ratios are times relative to fastbert's, above 1 where fastbert is faster."""
+    own_seconds = _median(timings[FASTBERT]) if FASTBERT in timings else None
     table = []
     for name, values in timings.items():
         seconds = [value.seconds for value in values]
-        # Inclusive: with few rounds the other method goes beyond the fastest and the slowest.
+        # Inclusive: with few rounds the other method exceeds the fastest and the slowest.
         fifths = statistics.quantiles(seconds, n=5, method="inclusive") if len(seconds) > 1 else seconds * 4
         median = _median(values)
         used = statistics.median(value.processor_seconds / max(value.seconds, 1e-9) for value in values)
@@ -230,7 +225,7 @@ def make_rows(
             p80=_rounded(fifths[-1] * 1e3),
             tokens_per_second=_rounded(tokens / median) if tokens is not None else None,
             megabytes_per_second=_rounded(text_bytes / 1e6 / median) if text_bytes is not None else None,
-            ratio_to_fastbert=_rounded(median / own) if own else None,
+            ratio_to_fastbert=_rounded(median / own_seconds) if own_seconds else None,
             max_abs_difference=(differences or {}).get(name, 0.0),
             outputs=(outputs or {}).get(name, "equal"),
             dtype=dtype if isinstance(dtype, str) else dtype[name],
@@ -243,9 +238,9 @@ def make_rows(
 
 
 def _with_doubts(row: Row) -> Row:
-    """The row, with a note when it did not use the threads that it says."""
+    """Return the row, with a note if it used a different number of threads."""
     used = row.threads_used
-    if used is None or row.median_ms < 1:  # the processor's clock is too coarse for less
+    if used is None or row.median_ms < 1:  # the CPU clock is too coarse for less
         return row
     if used > row.threads * (1 + THREADS_TOLERANCE):
         note = f"asked for {row.threads} thread{'s' * (row.threads > 1)}, used {used:g}"
@@ -261,55 +256,5 @@ def _median(values: Sequence[Timing]) -> float:
 
 
 def _rounded(value: float) -> float:
-    """Five significant digits, so that neither microseconds nor gigabytes are lost."""
+    """Round to five significant digits, which preserves both microseconds and gigabytes."""
     return float(f"{value:.5g}")
-
-
-# Where it was measured
-
-
-def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """The versions of the installed ones of some distributions, and of Python."""
-    found = {"python": platform.python_version()}
-    for name in packages:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def machine() -> dict[str, Any]:
-    """Where a measurement was made: the processor, its cores, the GPU and the system."""
-    from fastbert.doctor import examine
-
-    seen = examine()
-    return {
-        "cpu": f"{seen.cpu.model}, {seen.cpu.logical_cores} logical cores",
-        "usable_cores": seen.cpu.usable_cores,
-        "features": sorted(name for name, has in seen.cpu.features.items() if has),
-        "cpu_level": seen.cpu.level,
-        "gpu": seen.gpus[0].name if seen.gpus else None,
-        "system": f"{platform.system()} {platform.machine()}",
-    }
-
-
-def commit() -> str | None:
-    """The commit of the project's tree, with a mark if files of it were changed; None when run from elsewhere."""
-    here = Path(__file__).resolve()
-    git = ["git", "-C", str(here.parent)]
-    try:
-        # An installed copy may lie inside of somebody else's repository, whose commit says nothing about us.
-        if subprocess.run([*git, "ls-files", "--error-unmatch", here.name], capture_output=True).returncode != 0:
-            return None
-        describe = [*git, "describe", "--always", "--abbrev=12", "--dirty", "--exclude=*"]
-        return subprocess.run(describe, capture_output=True, text=True).stdout.strip() or None
-    except FileNotFoundError:
-        return None
-
-
-def write(path: Path, table: Sequence[Row], packages: Sequence[str] = PACKAGES) -> None:
-    """Write rows as JSON, each with the machine, the versions and the commit that it was measured with."""
-    where = {"machine": machine(), "versions": versions(packages), "commit": commit()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps([{**asdict(row), **where} for row in table], indent=1) + "\n", encoding="utf-8")

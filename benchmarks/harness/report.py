@@ -1,4 +1,4 @@
-"""Rows as a table on the terminal and as a chart."""
+"""Show rows as a table on the terminal and as a chart."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fastbert.benchmarks.harness.measure import OWN, Row
+from fastbert.benchmarks.harness.measure import FASTBERT, Row
 
-# Okabe and Ito's colours: told apart by every kind of colour vision, and in grey by lightness.
-OWN_COLOR, OTHER_COLOR, WRONG_COLOR = "#0072B2", "#B8B8B8", "#E69F00"
+# Okabe and Ito's colours: distinguishable with every kind of colour vision, and in grey by lightness.
+FASTBERT_COLOR, OTHER_COLOR, WRONG_COLOR = "#0072B2", "#B8B8B8", "#E69F00"
 PANELS_ACROSS = 3
 
 
 def show(table: Sequence[Row], console: Any = None) -> None:
-    """Print rows as a table; what is doubtful about a row stands below it."""
+    """Print rows as a table, with notes in the last column."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = console or Console(highlight=False)
-    # Away from a terminal (a file, a pipe) nothing is cut to fit.
+    # In a file or a pipe nothing is truncated.
     if not console.is_terminal:
         console.width = max(console.width, 150)
     columns = ["workload", "contender", "ms", "p20", "p80", "MB/s", "tokens/s", "x fastbert", "threads", "outputs"]
     numbers = columns[2:9]
-    kept = [name for name in columns if name != "MB/s" or any(row.megabytes_per_second is not None for row in table)]
+    shown = [name for name in columns if name != "MB/s" or any(row.megabytes_per_second is not None for row in table)]
     grid = Table(box=None, header_style="bold", pad_edge=False)
-    for name in kept:
+    for name in shown:
         grid.add_column(name, justify="right" if name in numbers else "left", no_wrap=name != "outputs")
     before = None
     for row in table:
@@ -45,8 +45,8 @@ def show(table: Sequence[Row], console: Any = None) -> None:
             "threads": str(row.threads),
             "outputs": _outputs(row),
         }
-        style = "bold" if row.contender == OWN else ("" if row.agrees else "yellow")
-        grid.add_row(*(Text(cells[name]) for name in kept), style=style)
+        style = "bold" if row.contender == FASTBERT else ("" if row.agrees else "yellow")
+        grid.add_row(*(Text(cells[name]) for name in shown), style=style)
         before = row.workload
     console.print(grid)
 
@@ -63,9 +63,9 @@ def _number(value: float | None, form: str) -> str:
 
 
 def chart(path: Path, table: Sequence[Row], *, title: str) -> None:
-    """Draw rows as horizontal bars, a panel for each workload: throughput where it was measured, else milliseconds.
+    """Draw one panel of horizontal bars per workload: throughput where it was measured, else milliseconds.
 
-    Our bar is blue, others are grey; a contender whose outputs are wrong is orange and hatched.
+    fastbert's bar is blue, others are grey; a contender whose outputs are wrong is orange and hatched.
     """
     import matplotlib
 
@@ -94,17 +94,19 @@ def chart(path: Path, table: Sequence[Row], *, title: str) -> None:
 def _panel(axis: Any, workload: str, rows: Sequence[Row]) -> None:
     values, unit, better = _values(rows)
     longest = max(values) or 1.0
-    for place, (row, value) in enumerate(zip(rows, values)):
+    for index, (row, value) in enumerate(zip(rows, values)):
         right = row.agrees
-        color = OWN_COLOR if row.contender == OWN else OTHER_COLOR if right else WRONG_COLOR
-        axis.barh(place, value, color=color, edgecolor="white" if right else "black", hatch=None if right else "//")
-        times = f"  ({row.ratio_to_fastbert:.3g}x our time)" if row.ratio_to_fastbert and row.contender != OWN else ""
+        color = FASTBERT_COLOR if row.contender == FASTBERT else OTHER_COLOR if right else WRONG_COLOR
+        axis.barh(index, value, color=color, edgecolor="white" if right else "black", hatch=None if right else "//")
+        times = (
+            f"  ({row.ratio_to_fastbert:.3g}x fastbert)" if row.ratio_to_fastbert and row.contender != FASTBERT else ""
+        )
         if "worst_over_plain" in row.details:
             times = f"  (worst {row.details['worst_over_plain']:.3g}x plain)"
-        axis.text(value + 0.02 * longest, place, f"{_short(value)}{times}", va="center", fontsize=8)
+        axis.text(value + 0.02 * longest, index, f"{_short(value)}{times}", va="center", fontsize=8)
     axis.set_yticks(range(len(rows)), [row.contender for row in rows], fontsize=8)
     for label, row in zip(axis.get_yticklabels(), rows):
-        label.set_fontweight("bold" if row.contender == OWN else "normal")
+        label.set_fontweight("bold" if row.contender == FASTBERT else "normal")
     axis.invert_yaxis()
     axis.set_xlim(0, 1.75 * longest)
     axis.set_title(f"{workload}\n{unit}, {better} is better", fontsize=9, loc="left")
@@ -117,7 +119,7 @@ def _short(value: float) -> str:
 
 
 def _values(rows: Sequence[Row]) -> tuple[list[float], str, str]:
-    """What a panel shows, in the finest unit that all its rows have."""
+    """Return the values of a panel, in the finest unit that all its rows have."""
     for name, unit, scale in (("megabytes_per_second", "MB/s", 1.0), ("tokens_per_second", "thousand tokens/s", 1e-3)):
         values = [getattr(row, name) for row in rows]
         if all(value is not None for value in values):

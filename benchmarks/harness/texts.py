@@ -1,4 +1,4 @@
-"""What is tokenized: real text of many kinds from the data folder, a user's own file, or the text inside of Python."""
+"""The texts to tokenize: real text of many kinds from the data folder, a user's file, or Python's own documentation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENGLISH = "wiki-en sentences"
 
 
 class Vocabulary(NamedTuple):
-    """A vocab.txt and how text is prepared for it."""
+    """A vocab.txt and whether text is lower-cased for it."""
 
     name: str
     path: Path
@@ -44,25 +44,25 @@ class Workload:
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of all texts in UTF-8."""
+        """Return the bytes of all texts in UTF-8."""
         return sum(len(text.encode()) for text in self.texts)
 
 
 def find_data(named: Path | None) -> Path | None:
-    """The data folder: the named one, else FASTBERT_DATA, else the one beside the clone if it is there."""
+    """Return the data folder: the named one, else FASTBERT_DATA, else the one beside the clone if it exists."""
     variable = os.environ.get("FASTBERT_DATA")
     folder = named if named is not None else Path(variable) if variable else None
     if folder is not None:
         if not folder.is_dir():
             flag = "--data" if named is not None else "FASTBERT_DATA"
-            raise UserError(f"{flag} {folder}: no such folder; without one the text inside of Python is used")
+            raise UserError(f"{flag} {folder}: no such folder; without one Python's own documentation is used")
         return folder
-    beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
-    return beside if beside.is_dir() else None
+    default = Path(__file__).resolve().parents[1].parent / "shared" / "data"
+    return default if default.is_dir() else None
 
 
-def own_workloads(text: Path, vocab: Path, limit: int, quick: bool) -> list[Workload]:
-    """The lines of a file, with the vocabulary of a vocab.txt."""
+def text_workloads(text: Path, vocab: Path, limit: int, quick: bool) -> list[Workload]:
+    """Return workloads from the lines of a file, with the vocabulary of a vocab.txt."""
     from fastbert.tokenizers import WordPieceTokenizer
 
     require_regular_file(text)
@@ -72,13 +72,13 @@ def own_workloads(text: Path, vocab: Path, limit: int, quick: bool) -> list[Work
         raise UserError(f"--text {text}: not UTF-8 ({error.reason} at byte {error.start}); convert it") from None
     texts = list(up_to(limit, (line for line in lines if line.strip())))
     if not texts:
-        raise UserError(f"--text {text}: holds no text; give a file with one text a line")
+        raise UserError(f"--text {text}: holds no text; give a file with one text per line")
     vocabulary = Vocabulary(vocab.name, vocab, WordPieceTokenizer.from_pretrained(vocab).do_lower_case)
     return [Workload(f"{text.name}, lines", texts, vocabulary), *_derived(texts, vocabulary, _of_others(limit, quick))]
 
 
 def python_workloads(folder: Path, limit: int, quick: bool) -> list[Workload]:
-    """Docstrings and source code of this Python, with a vocabulary that is learned from the former."""
+    """Return workloads from this Python's docstrings and source code, with a vocabulary learned from the docstrings."""
     from fastbert.data.python_text import python_documents
     from fastbert.tokenizers import train_vocabulary
 
@@ -98,22 +98,22 @@ def python_workloads(folder: Path, limit: int, quick: bool) -> list[Workload]:
 
 
 def data_workloads(data: Path, folder: Path, limit: int, quick: bool, skipped: Callable[[str], None]) -> list[Workload]:
-    """Everything that the data folder has; `folder` takes the unpacked vocabularies, `skipped` a line for what is not
-    there."""
-    found = {name: _unpack_vocabulary(data, folder, name) for name in LOWER_CASE}
-    for name, vocabulary in found.items():
+    """Return all workloads of the data folder; vocabularies are unpacked to `folder`, and `skipped` receives a line per
+    missing file."""
+    vocabularies = {name: _unpack_vocabulary(data, folder, name) for name in LOWER_CASE}
+    for name, vocabulary in vocabularies.items():
         if vocabulary is None:
             skipped(f"{data}: no vocabulary {name}; its texts are left out")
     table: list[Workload] = []
 
-    def add(name: str, vocabulary: str, path: str, read: Callable[[Path], Iterable[str]]) -> None:
-        chosen = found[vocabulary]
-        if chosen is None:
+    def add(name: str, vocabulary: str, path: str, reader: Callable[[Path], Iterable[str]]) -> None:
+        vocabulary_file = vocabularies[vocabulary]
+        if vocabulary_file is None:
             return
         if not (data / path).exists():
             skipped(f"{data}: no {path}; {name} is left out")
             return
-        table.append(Workload(name, list(up_to(limit, read(data / path))), chosen))
+        table.append(Workload(name, list(up_to(limit, reader(data / path))), vocabulary_file))
 
     add(ENGLISH, UNCASED, "wiki-en/wiki_en.sent.txt.xz", _lines)
     limit = _of_others(limit, quick)
@@ -129,7 +129,7 @@ def data_workloads(data: Path, folder: Path, limit: int, quick: bool, skipped: C
 
 
 def up_to(limit: int, texts: Iterable[str]) -> Iterator[str]:
-    """Texts of at most `limit` bytes together, but at least one."""
+    """Yield texts of at most `limit` bytes in total, but at least one."""
     used = 0
     for text in texts:
         used += len(text.encode())
@@ -139,17 +139,17 @@ def up_to(limit: int, texts: Iterable[str]) -> Iterator[str]:
 
 
 def as_one_document(texts: Iterable[str], limit: int) -> str:
-    """Texts as the lines of one document, cut to `limit` bytes."""
+    """Join texts as the lines of one document, truncated to `limit` bytes."""
     return "\n".join(texts).encode()[:limit].decode(errors="ignore")
 
 
 def _of_others(limit: int, quick: bool) -> int:
-    """The size of all texts but the first, which are smaller when it must be quick."""
+    """Return the size of all texts but the first, which are smaller for `quick`."""
     return limit // 4 if quick else limit
 
 
 def _derived(texts: list[str], vocabulary: Vocabulary, limit: int) -> list[Workload]:
-    """What is measured with any vocabulary: one long document, source code, hostile text."""
+    """Return the workloads for any vocabulary: one long document, source code, hostile text."""
     return [
         Workload("one long document", [as_one_document(texts, limit)], vocabulary),
         Workload("source code", list(up_to(limit, _source_code())), vocabulary),
@@ -174,7 +174,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _documents(path: Path) -> Iterator[list[str]]:
-    """Documents as lists of lines: they are separated by blank ones."""
+    """Yield documents as lists of lines: they are separated by blank ones."""
     with lzma.open(path, "rt", encoding="utf-8", newline="\n") as file:
         for filled, lines in itertools.groupby(file, key=lambda line: bool(line.strip())):
             if filled:
@@ -182,7 +182,7 @@ def _documents(path: Path) -> Iterator[list[str]]:
 
 
 def _paragraphs(documents: Iterable[list[str]]) -> Iterator[str]:
-    """Five sentences in a row as one text."""
+    """Yield five consecutive sentences as one text."""
     for sentences in documents:
         for start in range(0, len(sentences), PARAGRAPH_SENTENCES):
             yield " ".join(sentences[start : start + PARAGRAPH_SENTENCES])
@@ -197,7 +197,7 @@ def _news(path: Path, language: str) -> list[str]:
 
 
 def _source_code() -> Iterator[str]:
-    """The modules of Python's standard library, a file each."""
+    """Yield the modules of Python's standard library, one text per file."""
     for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         try:
             text = path.read_text(encoding="utf-8")

@@ -1,6 +1,7 @@
-"""The contenders of the benchmarks: a small adapter module for each, found by kind and name, imported when it is used.
+"""The contenders of the benchmarks: one small adapter module each, found by kind and name, imported on use.
 
-A kind is what is compared ("tokenizer"); all adapters of a kind have the same methods, which its protocol here lists.
+A kind is what is compared ("tokenizer"); all adapters of a kind have the methods of its protocol, which is defined
+here.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class Entry(NamedTuple):
-    """Where an adapter is, the modules that must be importable for it, the distributions whose versions matter, and
-    what makes this contender of it: arguments of its constructor."""
+    """The module and class of an adapter, the modules it needs, the distributions whose versions are recorded, and the
+    arguments of its constructor that define this contender."""
 
     module: str
     attribute: str
@@ -31,59 +32,59 @@ class Entry(NamedTuple):
 
 
 class TokenizerPeer(Protocol):
-    """A tokenizer that was loaded from a vocab.txt, and uses exactly so many threads.
+    """A tokenizer loaded from a vocab.txt, with an exact number of threads.
 
     Args of the constructor: the file; whether to lower-case (and strip accents); the number of threads.
     """
 
     dtype: str
-    """What ids come in: an array's dtype, or "list"."""
+    """The dtype of the ids, or "list"."""
 
     def __init__(self, vocab: Path, *, lower_case: bool, threads: int) -> None: ...
 
     def encode(self, texts: Sequence[str]) -> Any:
-        """The ids of the texts, with [CLS] and [SEP], in the form that is fastest for this tokenizer."""
+        """Return the ids of the texts, with [CLS] and [SEP], in this tokenizer's fastest form."""
 
     def rows(self, encoded: Any) -> tuple[np.ndarray, np.ndarray]:
-        """What `encode` returned as flat ids and row offsets, to be compared (not timed)."""
+        """Convert the result of `encode` to flat ids and row offsets, for the comparison (not timed)."""
 
     def encode_padded(self, texts: Sequence[str], length: int) -> Arrays | None:
-        """`input_ids`, `token_type_ids`, `attention_mask`: int64 (texts, length); None if it makes no such arrays."""
+        """Return `input_ids`, `token_type_ids`, `attention_mask`: int64 (texts, length); None if not supported."""
 
     def forget(self) -> None:
-        """Empty the caches that another tokenizer object of this process could profit from."""
+        """Clear caches that are shared with other tokenizer objects of this process."""
 
 
 class EncoderPeer(Protocol):
-    """A BERT encoder on the CPU, or a matrix product, with exactly so many threads.
+    """A BERT encoder on the CPU, or a matmul, with an exact number of threads.
 
-    Args of the constructor: the model's Hugging Face folder (products: None); the dtype, "fp32", "bf16" or "int8"; the
-    number of threads; a folder for files of its own. What cannot be had on this machine raises an exception whose
-    message says why: the contender is then listed as not measured.
+    Args of the constructor: the model's Hugging Face folder (matmuls: None); the dtype, "fp32", "bf16" or "int8"; the
+    number of threads; a folder for temporary files. A contender that is not available on this machine raises an
+    exception with the reason; it is then listed as not measured.
     """
 
     def __init__(self, folder: Path | None, *, dtype: str, threads: int, scratch: Path) -> None: ...
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
-        """Prepare for one workload, untimed; what is returned stands in the row's details.
+        """Prepare for one workload, untimed; return details for the row.
 
-        Of a model `arrays` are `input_ids` int64 (tokens,), `lengths` int64 (sequences,) and `padded_to`, an int64 of
-        no dimension; of a product x (M, K), weight (layers, N, K) and bias (N,), fp32.
+        For a model `arrays` are `input_ids` int64 (tokens,), `lengths` int64 (sequences,) and `padded_to`, an int64
+        scalar; for a matmul x (M, K), weight (layers, N, K) and bias (N,), fp32.
         """
 
     def run(self) -> Any:
-        """What is timed: the model's hidden states and pooled output, or the product, as this library gives them."""
+        """Compute what is timed: the model's hidden states and pooled output, or the matmul, in this library's form."""
 
     def values(self, result: Any) -> np.ndarray:
-        """The last hidden states in what `run` returned, real tokens only: fp32 (tokens, width); not timed."""
+        """Return the last hidden states of real tokens from the result of `run`: fp32 (tokens, width); not timed."""
 
 
 class TrainingPeer(Protocol):
-    """A model in training on the CPU with its optimiser, with exactly so many threads.
+    """A model in training on the CPU with its optimizer, with an exact number of threads.
 
     Args of the constructor: the Hugging Face folder of a pre-training or sequence classification model, whose
     config.json names the architecture; "fp32" or "bf16" (autocast, weights in fp32); the number of threads; a folder
-    for files of its own. `fastbert.benchmarks.peers.training` holds what all of them share.
+    for temporary files. `fastbert.benchmarks.peers.training` has the base class.
     """
 
     model: Any
@@ -91,57 +92,60 @@ class TrainingPeer(Protocol):
     optimizer: Any
     """A `torch.optim.Optimizer`."""
     batches: Sequence[Any]
-    """The workload's batches as this contender takes them."""
+    """The workload's batches in this contender's form."""
     classifies: bool
-    """Whether sequences are classified, else pre-training."""
+    """Return whether sequences are classified, else pre-training."""
 
     def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None: ...
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
-        """Take the batches of one workload (`fastbert.benchmarks.training.workloads`); details for the row."""
+        """Read the batches of one workload (`fastbert.benchmarks.training.workloads`); return details for the row."""
 
     def phases(self) -> dict[str, Callable[[], Any]]:
-        """One optimiser step on the next batch as functions to call in this order."""
+        """Return one optimizer step on the next batch as functions to call in this order."""
 
     def values(self) -> np.ndarray:
-        """Loss, gradient norm and samples of the gradient on the first batch without dropout, fp64 (count,)."""
+        """Return loss, gradient norm and samples of the gradient on the first batch without dropout, fp64 (count,)."""
 
 
 class EmbedderPeer(Protocol):
-    """A model that gives a vector for each text, on the CPU with exactly so many threads.
+    """A model that computes one vector per text, on the CPU with an exact number of threads.
 
-    Args of the constructor: a sentence-transformers folder; what it computes in, "fp32", "bf16" or "int8"; the number
-    of threads; a folder for files of its own. `texts_of` reads what `open` is given.
+    Args of the constructor: a sentence-transformers folder; the dtype, "fp32", "bf16" or "int8"; the number of threads;
+    a folder for temporary files. `texts_of` decodes the argument of `open`.
     """
 
     def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None: ...
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
-        """Take the texts, untimed; what is returned stands in the row's details."""
+        """Read the texts, untimed; return details for the row."""
 
     def run(self) -> Any:
-        """What is timed: from the list of texts to their vectors."""
+        """Compute what is timed: the vectors of the list of texts."""
 
     def values(self, result: Any) -> np.ndarray:
-        """The vectors as fp32 (texts, width); not timed."""
+        """Return the vectors as fp32 (texts, width); not timed."""
 
 
+FASTBERT = (("fastbert",), ("fastbert-engine",))
 ENCODERS = ("torch", "transformers")
 SENTENCES = ("sentence-transformers", *ENCODERS)
 EXPORTED = ("onnx", "onnxruntime", *ENCODERS)
 
 REGISTRY: dict[str, dict[str, Entry]] = {
     "tokenizer": {
-        "fastbert": Entry("own", "Tokenizer", ("fastbert",), ("fastbert-engine",)),
+        "fastbert": Entry("fastbert_tokenizer", "Tokenizer", *FASTBERT),
         "nanotoken": Entry("nanotoken", "Tokenizer", ("nanotoken",), ("nanotoken",)),
         "flash_tokenizer": Entry("flash_tokenizer", "Tokenizer", ("flash_tokenizer",), ("flash-tokenizer",)),
         "huggingface": Entry(
-            "huggingface", "Tokenizer", ("tokenizers", "transformers"), ("tokenizers", "transformers")
+            "huggingface_tokenizer", "Tokenizer", ("tokenizers", "transformers"), ("tokenizers", "transformers")
         ),
     },
     "encoder": {
         **{
-            f"fastbert {dtype}": Entry("own_encoder", "Encoder", ("fastbert",), ("fastbert-engine",), {"dtype": dtype})
+            f"fastbert {dtype}": Entry(
+                "fastbert_encoder", "Encoder", ("fastbert",), ("fastbert-engine",), {"dtype": dtype}
+            )
             for dtype in ("fp32", "bf16", "int8")
         },
         **{
@@ -179,7 +183,9 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     },
     "training": {
         **{
-            f"fastbert {dtype}": Entry("own_training", "Step", ("fastbert",), ("fastbert-engine",), {"dtype": dtype})
+            f"fastbert {dtype}": Entry(
+                "fastbert_training", "Step", ("fastbert",), ("fastbert-engine",), {"dtype": dtype}
+            )
             for dtype in ("bf16", "fp32")
         },
         **{
@@ -190,9 +196,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     },
     "embed": {
         **{
-            f"fastbert {dtype}": Entry(
-                "own_embedder", "Embedder", ("fastbert",), ("fastbert-engine",), {"dtype": dtype}
-            )
+            f"fastbert {dtype}": Entry("fastbert_embedder", "Embedder", *FASTBERT, {"dtype": dtype})
             for dtype in ("fp32", "bf16", "int8")
         },
         **{
@@ -220,11 +224,11 @@ REGISTRY: dict[str, dict[str, Entry]] = {
             for dtype in dtypes
         },
     },
-    "product": {
-        f"{name} {dtype}": Entry("encoder_products", attribute, ("torch",), ("torch",), {"dtype": dtype})
+    "matmul": {
+        f"{name} {dtype}": Entry("matmul", attribute, ("torch",), ("torch",), {"dtype": dtype})
         for name, attribute, dtypes in (
-            ("fastbert", "Own", ("fp32", "bf16")),
-            ("torch", "Plain", ("fp32", "bf16")),
+            ("fastbert", "FastbertMatmul", ("fp32", "bf16")),
+            ("torch", "TorchMatmul", ("fp32", "bf16")),
             ("torch, oneDNN prepacked", "Prepacked", ("fp32", "bf16")),
             ("torch, MKL prepacked", "PrepackedMkl", ("fp32",)),
         )
@@ -234,39 +238,39 @@ REGISTRY: dict[str, dict[str, Entry]] = {
 
 
 def names(kind: str) -> list[str]:
-    """The contenders of a kind, ours first."""
+    """Return the contenders of a kind, fastbert first."""
     return list(_entries(kind))
 
 
 def missing(kind: str, name: str) -> str | None:
-    """The module that a contender lacks here, or None if it can be loaded."""
+    """Return the module that a contender lacks here, or None if it can be loaded."""
     return next((module for module in _entry(kind, name).needs if find_spec(module) is None), None)
 
 
 def load(kind: str, name: str) -> Any:
-    """A contender's adapter class."""
+    """Return a contender's adapter class."""
     entry = _entry(kind, name)
     return getattr(import_module(f"{__name__}.{entry.module}"), entry.attribute)
 
 
 def options(kind: str, name: str) -> dict[str, Any]:
-    """Arguments that a contender's constructor takes besides those of its kind."""
+    """Return the arguments of a contender's constructor besides those of its kind."""
     return dict(_entry(kind, name).options)
 
 
 def distributions(kind: str) -> tuple[str, ...]:
-    """The distributions whose versions belong to a measurement of this kind."""
-    found = [name for entry in _entries(kind).values() for name in entry.distributions]
-    return tuple(dict.fromkeys([*found, "numpy", "torch"]))
+    """Return the distributions whose versions are recorded with a measurement of this kind."""
+    all_names = [name for entry in _entries(kind).values() for name in entry.distributions]
+    return tuple(dict.fromkeys([*all_names, "numpy", "torch"]))
 
 
 def texts_of(arrays: Arrays) -> list[str]:
-    """The texts of an embedding workload: lines of UTF-8 in the array `texts`, uint8."""
+    """Return the texts of an embedding workload: lines of UTF-8 in the array `texts`, uint8."""
     return arrays["texts"].tobytes().decode().split("\n")
 
 
 def thread_environment(threads: int) -> dict[str, str]:
-    """Environment variables that make every library's pool this large; they count before it is first used."""
+    """Return environment variables that set every library's pool size; they apply before its first use."""
     pools = ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     return {
         **dict.fromkeys(pools, str(threads)),

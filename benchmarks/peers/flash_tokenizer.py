@@ -9,11 +9,11 @@ from pathlib import Path
 import flash_tokenizer
 import numpy as np
 
-UNLIMITED = 1 << 30  # its max_length cuts even where nothing is padded
+UNLIMITED = 1 << 30  # its max_length truncates even without padding
 
 
 class Tokenizer:
-    """`batch_encode` of its core, which leaves out the masks that its Python call adds as lists."""
+    """`batch_encode` of its core, which omits the masks that its Python call adds as lists."""
 
     dtype = "list"
 
@@ -41,4 +41,4 @@ class Tokenizer:
         return {"input_ids": np.asarray(encoding["input_ids"], np.int64), **masks}
 
     def forget(self) -> None:
-        """It has no caches."""
+        """Do nothing: it has no caches."""

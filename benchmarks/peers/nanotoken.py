@@ -1,4 +1,4 @@
-"""nanotoken: WordPiece in Rust with caches for each thread."""
+"""nanotoken: WordPiece in Rust with caches per thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Tokenizer:
-    """`encode_batch` into flat ids and offsets; with one thread on the calling one."""
+    """`encode_batch` to flat ids and offsets; with one thread on the calling one."""
 
     dtype = "uint32"
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime: the transformers model exported, its layers fused by the transformer optimiser, in fp32 or int8."""
+"""ONNX Runtime: the transformers model exported, its layers fused by the transformer optimizer, in fp32 or int8."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from fastbert.benchmarks.peers.transformers_encoder import load, padded, real_to
 
 
 class _Exported(torch.nn.Module):
-    """The model with tensors in and out by position, as the tracing exporter wants it."""
+    """The model with positional tensors as inputs and outputs, as the tracing exporter requires."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        found = self.model(input_ids=input_ids, attention_mask=attention_mask)
-        return found.last_hidden_state, found.pooler_output
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask)
+        return output.last_hidden_state, output.pooler_output
 
 
 class Encoder:
@@ -37,7 +37,7 @@ class Encoder:
         exported, fused, quantized = (scratch / f"{name}.onnx" for name in ("exported", "fused", "quantized"))
         self.fused = _export_fused(folder, exported, fused)
         if dtype == "int8":
-            # The shapes behind a fused operator cannot be inferred, and with them not the dtypes.
+            # Shapes and dtypes after a fused operator cannot be inferred.
             kind = {"DefaultTensorType": onnx.TensorProto.FLOAT}
             quantize_dynamic(fused, quantized, weight_type=QuantType.QInt8, extra_options=kind)
         options = onnxruntime.SessionOptions()
@@ -59,10 +59,10 @@ class Encoder:
 
 
 def _export_fused(folder: Path, exported: Path, fused: Path) -> dict[str, int]:
-    """Write the exported and the fused model; returns how often each fused operator occurs in it."""
+    """Write the exported and the fused model; return the number of each fused operator in it."""
     from onnxruntime.transformers import optimizer
 
-    # The optimiser knows the attention of the tracing exporter with eager attention, and no other.
+    # The optimizer only recognises the eager attention of the tracing exporter.
     model = load(folder, "eager")
     names = ["input_ids", "attention_mask"]
     example = tuple(torch.ones(2, 16, dtype=torch.int64) for _ in names)
@@ -79,7 +79,7 @@ def _export_fused(folder: Path, exported: Path, fused: Path) -> dict[str, int]:
             dynamic_axes={name: {0: "sequences", 1: "length"} for name in [*names, "last_hidden_state"]},
         )
     config = model.config
-    found = optimizer.optimize_model(
+    optimized = optimizer.optimize_model(
         str(exported),
         model_type="bert",
         num_heads=config.num_attention_heads,
@@ -87,5 +87,5 @@ def _export_fused(folder: Path, exported: Path, fused: Path) -> dict[str, int]:
         opt_level=0,
         use_gpu=False,
     )
-    found.save_model_to_file(str(fused))
-    return {name: count for name, count in found.get_fused_operator_statistics().items() if count}
+    optimized.save_model_to_file(str(fused))
+    return {name: count for name, count in optimized.get_fused_operator_statistics().items() if count}

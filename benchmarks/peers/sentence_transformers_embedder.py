@@ -1,7 +1,8 @@
-"""sentence-transformers' `encode`, with its own model or with the encoder exported to another runtime.
+"""sentence-transformers' `encode`, with its own model or with the encoder exported to a different runtime.
 
-Its ONNX and OpenVINO backends need packages that want an older transformers than the rest here, so their work is done
-by hand: the same export, the same tokenizer, texts sorted by length, padded batches, the mean of real tokens.
+Its ONNX and OpenVINO backends need packages that require an older transformers than the other contenders, so their
+steps are reproduced here: the same export, the same tokenizer, texts sorted by length, padded batches, the mean of real
+tokens.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ class Embedder:
         return self.model.encode(self.texts, batch_size=self.batch, show_progress_bar=False, convert_to_tensor=True)
 
     def values(self, result: Any) -> np.ndarray:
-        found: np.ndarray = result.float().numpy()
-        return found
+        vectors: np.ndarray = result.float().numpy()
+        return vectors
 
 
 class Exported(Embedder):
-    """The same around an encoder that another runtime computes."""
+    """The same pipeline around an encoder in a different runtime."""
 
     def __init__(self, folder: Path, *, dtype: str, batch: int, threads: int, scratch: Path) -> None:
         super().__init__(folder, dtype="fp32", batch=batch, threads=threads, scratch=scratch)
@@ -49,26 +50,26 @@ class Exported(Embedder):
         self.prepare()
 
     def prepare(self) -> None:
-        """Export and load."""
+        """Export and load the encoder."""
         raise NotImplementedError
 
     def hidden(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
-        """Last hidden states fp32 (texts, length, width) of `input_ids` and `attention_mask`."""
+        """Return last hidden states fp32 (texts, length, width) of `input_ids` and `attention_mask`."""
         raise NotImplementedError
 
     def run(self) -> Any:
         order = np.argsort([-len(text) for text in self.texts], kind="stable")
-        found: list[np.ndarray] = []
+        batches: list[np.ndarray] = []
         for first in range(0, len(order), self.batch):
             texts = [self.texts[i] for i in order[first : first + self.batch]]
-            read = self.tokenizer(texts, padding=True, truncation=True, max_length=self.longest, return_tensors="np")
-            inputs = {name: read[name].astype(np.int64) for name in ("input_ids", "attention_mask")}
+            encoded = self.tokenizer(texts, padding=True, truncation=True, max_length=self.longest, return_tensors="np")
+            inputs = {name: encoded[name].astype(np.int64) for name in ("input_ids", "attention_mask")}
             mask = inputs["attention_mask"][:, :, None].astype(np.float32)
             mean = (self.hidden(inputs) * mask).sum(axis=1) / mask.sum(axis=1)
-            found.append(mean / np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), 1e-12))
-        together = np.concatenate(found)
-        result = np.empty_like(together)
-        result[order] = together
+            batches.append(mean / np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), 1e-12))
+        vectors = np.concatenate(batches)
+        result = np.empty_like(vectors)
+        result[order] = vectors
         return torch.from_numpy(result)
 
 
@@ -82,8 +83,8 @@ class OnnxRuntime(Exported):
         self.session = encoder.session
 
     def hidden(self, inputs: dict[str, np.ndarray]) -> np.ndarray:
-        found: np.ndarray = self.session.run(None, inputs)[0]
-        return found
+        states: np.ndarray = self.session.run(None, inputs)[0]
+        return states
 
 
 class OpenVino(Exported):

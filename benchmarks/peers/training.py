@@ -1,4 +1,4 @@
-"""What contenders in training share: batches in turn, a step in phases, and the values that are compared."""
+"""The base of contenders in training: batches in rotation, a step in phases, and the values to be compared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRETRAINING, CLASSIFICATION = "BertForPreTraining", "BertForSequenceClassificati
 
 
 class PlainUpdate:
-    """What a step does to the weights, by torch alone: clip, fused AdamW, gradients dropped."""
+    """The weight update of a step, by torch alone: clipping, fused AdamW, gradients dropped."""
 
     def __init__(self, model: nn.Module, lr: float = LEARNING_RATE) -> None:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -38,13 +38,13 @@ class PlainUpdate:
         nn.utils.clip_grad_norm_(self.parameters, MOST_NORM)
 
     def step(self) -> None:
-        """AdamW, after which there are no gradients."""
+        """Take an AdamW step and drop the gradients."""
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
 
 class Peer:
-    """A model in training with its optimiser; subclasses say how it is loaded and fed."""
+    """A model in training with its optimizer; subclasses define how it is loaded and fed."""
 
     make_update: Callable[[nn.Module], Any] = PlainUpdate
     """Makes the object with `clip`, `step` and `optimizer`."""
@@ -59,33 +59,33 @@ class Peer:
         self.optimizer: torch.optim.Optimizer = self.update.optimizer
 
     def load(self, folder: Path, name: str) -> nn.Module:
-        """The model of this architecture, weights in fp32."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how to load {name}")
+        """Load the model of this architecture, weights in fp32."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement loading {name}")
 
     def prepare(self, arrays: Arrays) -> Any:
-        """A batch of a workload as this contender takes it."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it is fed")
+        """Convert a batch of a workload to this contender's form."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement batches")
 
     def loss(self, batch: Any) -> Tensor:
-        """The loss of a batch, fp32 scalar."""
-        raise NotImplementedError(f"{type(self).__name__} has no loss")
+        """Return the loss of a batch, fp32 scalar."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement a loss")
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
-        torch.manual_seed(0)  # of whoever draws dropout from torch
+        torch.manual_seed(0)  # for dropout drawn from torch
         self.batches = [self.prepare(batch) for batch in split(arrays)]
         self.next = 0
         return {}
 
     def phases(self) -> dict[str, Callable[[], Any]]:
         batch, self.next = self.batches[self.next], (self.next + 1) % len(self.batches)
-        found: dict[str, Tensor] = {}
+        results: dict[str, Tensor] = {}
 
         def forward() -> None:
-            found["loss"] = self._autocast_loss(batch)
+            results["loss"] = self._autocast_loss(batch)
 
         return {
             "forward": forward,
-            "backward": lambda: found.pop("loss").backward(),
+            "backward": lambda: results.pop("loss").backward(),
             "clip": self.update.clip,
             "optimizer": self.update.step,
         }
@@ -96,7 +96,7 @@ class Peer:
         loss.backward()
         gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         norms = torch.stack([gradient.double().norm() for gradient in gradients.values()])
-        # Evenly spaced, and by name: an embedding's gradient alone would be as large as a file of the model.
+        # Evenly spaced, and by name: whole gradients would be as large as the model.
         sampled = [gradients[name].flatten() for name in sorted(gradients)]
         sampled = [flat[:: max(1, flat.numel() // SAMPLES)].double() for flat in sampled]
         result = torch.cat([loss.detach().double()[None], norms.norm()[None], *sampled]).numpy()
@@ -111,15 +111,15 @@ class Peer:
 
 
 def architecture(folder: Path) -> str:
-    """The class that the model in a folder was saved from."""
-    found: str = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
-    return found
+    """Return the name of the class that the model in a folder was saved from."""
+    name: str = json.loads((folder / "config.json").read_text(encoding="utf-8"))["architectures"][0]
+    return name
 
 
 def split(arrays: Arrays) -> list[dict[str, np.ndarray]]:
-    """The batches of a workload: keys are the batch's number, a point and a name."""
-    found: dict[int, dict[str, np.ndarray]] = {}
+    """Return the batches of a workload; keys are the batch's number, a dot and a name."""
+    batches: dict[int, dict[str, np.ndarray]] = {}
     for key, values in arrays.items():
         number, _, name = key.partition(".")
-        found.setdefault(int(number), {})[name] = values
-    return [found[number] for number in sorted(found)]
+        batches.setdefault(int(number), {})[name] = values
+    return [batches[number] for number in sorted(batches)]

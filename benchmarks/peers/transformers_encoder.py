@@ -1,4 +1,4 @@
-"""transformers' BertModel on padded batches: as it is, accelerated, and compiled with frozen weights."""
+"""transformers' BertModel on padded batches: original, accelerated, and compiled with frozen weights."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def load(folder: Path, attention: str, dtype: torch.dtype = torch.float32) -> Any:
-    """The model in evaluation mode; also what other libraries convert."""
+    """Load the model in evaluation mode; other libraries convert it."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     return transformers.BertModel.from_pretrained(folder, dtype=dtype, attn_implementation=attention).eval()
 
 
 def padded(arrays: Arrays) -> dict[str, np.ndarray]:
-    """`input_ids` and `attention_mask`, int64 (sequences, padded length), padding at the end with id 0."""
+    """Return `input_ids` and `attention_mask`, int64 (sequences, padded length), padded at the end with id 0."""
     lengths, width = arrays["lengths"], int(arrays["padded_to"])
     real = np.arange(width) < lengths[:, None]
     ids = np.zeros(real.shape, np.int64)
@@ -32,7 +32,7 @@ def padded(arrays: Arrays) -> dict[str, np.ndarray]:
 
 
 def real_tokens(hidden: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-    """The rows of (sequences, length, width) that belong to real tokens: fp32 (tokens, width)."""
+    """Return the rows of (sequences, length, width) that belong to real tokens: fp32 (tokens, width)."""
     return np.asarray(hidden[attention_mask.astype(bool)], np.float32)
 
 
@@ -57,18 +57,18 @@ class Encoder:
 
 
 class AcceleratedEncoder(Encoder):
-    """The same model, in one line made fast: padded in, padded out. "int8" quantises weights that stay fp32."""
+    """The same model accelerated in one line: padded inputs and outputs. "int8" quantises weights that stay fp32."""
 
     def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None:
         import fastbert
 
-        kept = "fp32" if dtype == "int8" else dtype
-        super().__init__(folder, dtype=kept, attention="sdpa", threads=threads, scratch=scratch)
+        weight_dtype = "fp32" if dtype == "int8" else dtype
+        super().__init__(folder, dtype=weight_dtype, attention="sdpa", threads=threads, scratch=scratch)
         self.model = self.call = fastbert.accelerate(self.model, quantize="int8" if dtype == "int8" else None)
 
 
 class CompiledEncoder(Encoder):
-    """The same through `torch.compile` for each shape, weights frozen and prepacked by inductor."""
+    """The same through `torch.compile` per shape, weights frozen and prepacked by inductor."""
 
     shape: tuple[int, ...] = ()
 
@@ -88,5 +88,5 @@ class CompiledEncoder(Encoder):
         return {"compile_seconds": round(time.perf_counter() - began, 1)}
 
     def run(self) -> Any:
-        with torch.no_grad():  # inductor freezes nothing in inference mode's tensors
+        with torch.no_grad():  # inductor does not freeze tensors of inference mode
             return self.call(**self.inputs)

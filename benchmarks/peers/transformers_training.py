@@ -1,4 +1,4 @@
-"""transformers in training on padded batches: as its users run it, and compiled."""
+"""transformers in training on padded batches: eager and compiled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IGNORED = -100
 
 class Step(Peer):
     """The model of transformers with its default attention. Batches are padded to their longest sequence; labels of
-    masked-LM are -100 where there is none, so logits of every place are computed."""
+    masked-LM are -100 at other positions, so logits of every position are computed."""
 
     def load(self, folder: Path, name: str) -> nn.Module:
         transformers.logging.set_verbosity_error()
@@ -47,7 +47,7 @@ class Step(Peer):
 
 
 class CompiledStep(Step):
-    """The same through `torch.compile`; shapes of several batches are compiled as it sees fit."""
+    """The same through `torch.compile`, with its default handling of dynamic shapes."""
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
         details = super().open(arrays)

@@ -1,7 +1,7 @@
-"""A tokenizer as the benchmark asks it: opens texts, encodes them in every measured way, and says how long it took.
+"""A tokenizer as a contender: it opens texts, encodes them in every measured way, and returns the times.
 
-The object lives in the contender's own process or in the parent's (`fastbert.benchmarks.harness.isolation`), so its
-methods take and return what JSON can hold; ids go through files.
+The object lives in the contender's process or in the parent's (`fastbert.benchmarks.harness.isolation`), so its methods
+take and return JSON values; ids are passed as files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TokenizerContender:
         self.threads = threads
 
     def open(self, texts: str, vocab: str, lower_case: bool) -> dict[str, Any]:
-        """Read the texts and load the vocabulary; what follows is about these."""
+        """Read the texts and load the vocabulary for the calls that follow."""
         self.vocab, self.lower_case = Path(vocab), lower_case
         self.raw = [text.encode() for text in json.loads(Path(texts).read_text(encoding="utf-8"))]
         self.texts = self._fresh_texts()
@@ -50,7 +50,7 @@ class TokenizerContender:
         np.savez(path, ids=ids, offsets=offsets)
 
     def save_padded(self, path: str, length: int, count: int) -> bool:
-        """Write the padded arrays of the first texts side by side; False if the tokenizer makes no such arrays."""
+        """Write the padded arrays of the first texts side by side; return False if not supported."""
         arrays = self.tokenizer.encode_padded(self.texts[:count], length)
         if arrays is None:
             return False
@@ -59,20 +59,20 @@ class TokenizerContender:
         return True
 
     def time_load(self, vocab: str, lower_case: bool) -> Timing:
-        """Make a tokenizer from a vocab.txt."""
+        """Time the construction of a tokenizer from a vocab.txt."""
         return clock(lambda: self.make(Path(vocab), lower_case=lower_case, threads=self.threads))
 
     def time_cold(self) -> Timing:
-        """The first pass of a tokenizer that has encoded nothing yet, over strings that nobody has looked at."""
+        """Time the first pass of a new tokenizer over new string objects."""
         tokenizer, texts = self._fresh_tokenizer(), self._fresh_texts()
         return clock(lambda: tokenizer.encode(texts))
 
     def time_warm(self) -> Timing:
-        """Another pass over the same texts."""
+        """Time a repeated pass over the same texts."""
         return clock(lambda: self.tokenizer.encode(self.texts))
 
     def time_padded(self, length: int, count: int) -> Timing:
-        """Padded arrays of the first texts; every row of all three is touched at both ends."""
+        """Time padded arrays of the first texts; both ends of every row of all three are read."""
         texts = self.texts[:count]
 
         def encode() -> None:
@@ -83,24 +83,24 @@ class TokenizerContender:
         return clock(encode)
 
     def time_aligned(self) -> Timing:
-        """Another pass with the place in the text and the word of each token; ours only."""
+        """Time a repeated pass with the position and the word of each token; fastbert only."""
         return clock(lambda: self.tokenizer.encode_aligned(self.texts))
 
     def time_hostile(self, kind: str, size: int, seed: int) -> Timing:
-        """A hostile text by itself, not seen before."""
+        """Time a new hostile text by itself."""
         text = hostile_text(kind, size, seed, self._tokens())
         return clock(lambda: self.tokenizer.encode([text]))
 
     def time_part(self, start: int, size: int) -> Timing:
-        """A part of the opened texts as one text: what hostile text is compared with."""
+        """Time a part of the opened texts as one text, for comparison with hostile text."""
         text = b"\n".join(self.raw)[start : start + size].decode(errors="ignore")
         return clock(lambda: self.tokenizer.encode([text]))
 
     def grown_memory(self) -> int | None:
-        """Bytes by which the process has grown after two passes, results let go of; None where it cannot be known.
+        """Return the growth of the process in bytes after two passes, results released; None if unknown.
 
-        Only for a process in which nothing else has been measured; texts outside ASCII are left out, since Python keeps
-        another copy of them once their UTF-8 has been asked for.
+        Valid only in a process in which nothing else has been measured. Texts outside ASCII are left out, since Python
+        caches their UTF-8 form on first use.
         """
         texts = [text for text in self.texts if text.isascii()]
         self.tokenizer = self._fresh_tokenizer()
@@ -125,7 +125,7 @@ class TokenizerContender:
 
 
 def resident_bytes() -> int | None:
-    """Bytes of this process in memory, after what is free was given back; None away from Linux."""
+    """Return the resident bytes of this process, after trimming the heap; None except on Linux."""
     if not sys.platform.startswith("linux"):
         return None
     gc.collect()

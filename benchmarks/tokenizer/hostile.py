@@ -1,4 +1,4 @@
-"""Text that is made to be slow: seeded, of any size, one generator for each weakness a tokenizer may have."""
+"""Texts designed to be slow: seeded, of any size, one generator per possible weakness of a tokenizer."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Generator = Callable[[Rng, int, Sequence[str]], str]
 
 
 def draw(rng: Rng, characters: str, count: int) -> str:
-    """`count` characters, each drawn from a string."""
+    """Draw `count` characters from a string."""
     points = np.array([ord(character) for character in characters], "<u4")
     return points[rng.integers(len(points), size=count)].tobytes().decode("utf-32-le")
 
 
 def draw_words(rng: Rng, characters: str, size: int, mean: float) -> str:
-    """About `size` characters of random words whose lengths are geometric."""
+    """Draw about `size` characters of random words with geometric lengths."""
     text = np.frombuffer(draw(rng, characters, size).encode("utf-32-le"), "<u4").copy()
     text[rng.random(size) < 1 / (mean + 1)] = ord(" ")
     return text.tobytes().decode("utf-32-le")
@@ -50,25 +50,26 @@ def _words(characters: str, mean: float) -> Generator:
 
 
 def _pick(units: Sequence[str], separator: str = "") -> Generator:
-    """Units drawn at random, as many as fill the size."""
+    """Return a generator of random units that fill the size."""
 
     def generate(rng: Rng, size: int, vocab: Sequence[str]) -> str:
         mean = sum(len((unit + separator).encode()) for unit in units) / len(units)
-        chosen = rng.integers(len(units), size=int(size / mean) + 1)
-        return separator.join([units[index] for index in chosen])
+        indices = rng.integers(len(units), size=int(size / mean) + 1)
+        return separator.join([units[index] for index in indices])
 
     return generate
 
 
 def _prefix_words(rng: Rng, size: int, vocab: Sequence[str]) -> str:
-    """Words that begin like entries of the vocabulary and go on like others: long matches that fail late."""
+    """Generate words that start like one entry of the vocabulary and continue like another: long matches that fail
+    late."""
     entries = [token.removeprefix("##") for token in vocab if token.removeprefix("##").isalpha()]
     pairs = rng.integers(len(entries), size=(size // 8 + 1, 2))
-    return " ".join([f"{entries[one]}{entries[two][:-1]}" for one, two in pairs.tolist()])
+    return " ".join([f"{entries[first]}{entries[second][:-1]}" for first, second in pairs.tolist()])
 
 
 def _late_failures(rng: Rng, size: int, vocab: Sequence[str]) -> str:
-    """Chains of continuing pieces of up to 99 characters, ended by a character that no vocabulary has."""
+    """Generate chains of continuing pieces of up to 99 characters, ended by a character that no vocabulary has."""
     pieces = [token[2:] for token in vocab if token.startswith("##") and token[2:].isalpha()] or ["a"]
     words = []
     for _ in range(size // 100 + 1):
@@ -78,32 +79,32 @@ def _late_failures(rng: Rng, size: int, vocab: Sequence[str]) -> str:
 
 
 def _numbered(rng: Rng, size: int, vocab: Sequence[str]) -> str:
-    """Words that are all different, so that no cache of words helps."""
+    """Generate words that are all different, so that no cache of words helps."""
     start = int(rng.integers(1 << 40))
     return " ".join([f"{LETTERS[index % 26]}{start + index * 7919:x}" for index in range(size // 12 + 1)])
 
 
 def _same_length(rng: Rng, size: int, vocab: Sequence[str]) -> str:
-    """Different words of 15, 16 and 17 letters, around the size of a cache's key."""
+    """Generate different words of 15, 16 and 17 letters, around the size of a cache's key."""
     letters = draw(rng, LETTERS, size)
     lengths = rng.integers(15, 18, size=size // 16 + 1).cumsum().tolist()
     return " ".join([letters[begin:end] for begin, end in zip([0, *lengths], lengths)])
 
 
 def _marked_letters(rng: Rng, size: int, vocab: Sequence[str]) -> str:
-    """Letters with tens of combining marks in the wrong order."""
+    """Generate letters with tens of combining marks in the wrong order."""
     marks = draw(rng, MARKS, size)
     return "".join([f"{LETTERS[index % 26]}{marks[index * 30 : index * 30 + 30]}" for index in range(size // 60 + 1)])
 
 
 def _deleted_between(rng: Rng, size: int, vocab: Sequence[str]) -> str:
-    """Letters with characters in between that are deleted, which joins them."""
+    """Generate letters separated by characters that are deleted, which joins them."""
     letters, deleted = draw(rng, LETTERS + "  ", size // 3 + 1), draw(rng, DELETED, size // 3 + 1)
-    return "".join([one + two for one, two in zip(letters, deleted)])
+    return "".join([letter + mark for letter, mark in zip(letters, deleted)])
 
 
 def _families(rng: Rng, size: int, vocab: Sequence[str]) -> str:
-    """Emoji joined by zero-width joiners."""
+    """Generate emoji joined by zero-width joiners."""
     return "\u200d".join(draw(rng, PEOPLE, size // 6 + 1))
 
 
@@ -138,12 +139,12 @@ KINDS: dict[str, Generator] = {
 
 
 def read_tokens(vocab: Path) -> list[str]:
-    """The tokens of a vocab.txt."""
+    """Return the tokens of a vocab.txt."""
     return vocab.read_text(encoding="utf-8").split("\n")
 
 
 def hostile_text(kind: str, size: int, seed: int, vocab: Sequence[str]) -> str:
-    """A text of one kind, at most `size` bytes long and seldom much shorter; the same for the same arguments."""
+    """Return a text of one kind, at most `size` bytes long and seldom much shorter; the same for the same arguments."""
     rng = np.random.default_rng([seed, list(KINDS).index(kind)])
     # Generators count in characters or bytes, whichever is easier; with tiny vocabularies some fall short.
     text = KINDS[kind](rng, size, vocab).encode()
@@ -151,7 +152,7 @@ def hostile_text(kind: str, size: int, seed: int, vocab: Sequence[str]) -> str:
 
 
 def hostile_mixture(vocab: Path, size: int) -> list[str]:
-    """Texts of all kinds, equally much of each, `size` bytes together."""
+    """Return texts of all kinds in equal parts, `size` bytes in total."""
     tokens = read_tokens(vocab)
     share = size // len(KINDS)
     piece = min(share, 2000)

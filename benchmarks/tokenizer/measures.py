@@ -1,4 +1,4 @@
-"""What `bench_tokenizer` measures: each function makes the rows of one question, on contenders that take turns."""
+"""The measures of `bench_tokenizer`: each function returns the rows of one question, on contenders that take turns."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from typing import Any
 import numpy as np
 
 from fastbert.benchmarks import peers
-from fastbert.benchmarks.harness import measure as harness
+from fastbert.benchmarks.harness import measure
 from fastbert.benchmarks.harness.isolation import Contender, Isolated, Local
-from fastbert.benchmarks.harness.measure import OWN, Comparison, ContenderFailed, Row, Timing
+from fastbert.benchmarks.harness.measure import FASTBERT, Comparison, ContenderFailed, Row, Timing
 from fastbert.benchmarks.harness.texts import Vocabulary, Workload
 from fastbert.benchmarks.tokenizer.contender import save_texts
 from fastbert.benchmarks.tokenizer.hostile import KINDS
 
-HOME = "fastbert.benchmarks.tokenizer.contender:TokenizerContender"
+CLASS_PATH = "fastbert.benchmarks.tokenizer.contender:TokenizerContender"
 REFERENCE = "huggingface"
 PADDED_COMPARED = 1000
-HOSTILE_PATIENCE = 30.0  # seconds of timed work on hostile texts, for contenders other than us
+HOSTILE_PATIENCE = 30.0  # seconds of timed work on hostile texts, for contenders other than fastbert
 ENGLISH_PARTS = 5
 
 Say = Callable[[str], None]
 
 
 class Lineup:
-    """The contenders that take part, each with so many threads; whoever fails is named and sits out the workload."""
+    """The contenders that take part, each with the same number of threads; one that fails is reported and left out of
+    the workload."""
 
     def __init__(self, names: Sequence[str], threads: int, *, isolate: bool, folder: Path, say: Say) -> None:
         self.threads, self.isolate, self.folder, self.say = threads, isolate, folder, say
@@ -47,7 +48,7 @@ class Lineup:
             member.close()
 
     def open(self, workload: Workload) -> None:
-        """Give every contender the workload's texts and vocabulary."""
+        """Pass the workload's texts and vocabulary to every contender."""
         self.workload = workload
         self.active, self.comparisons, self.tokens = [], {}, None
         path = self.folder / "texts.json"
@@ -67,32 +68,32 @@ class Lineup:
             self.dtypes[name] = answer["dtype"]
 
     def compare(self) -> None:
-        """Compare everybody's ids with those of the reference (else ours), and say who differs where."""
+        """Compare all ids with those of the reference (else fastbert's), and report differences."""
         rows = self._collect("save_rows")
-        reference = REFERENCE if REFERENCE in rows else OWN if OWN in rows else next(iter(rows), None)
+        reference = REFERENCE if REFERENCE in rows else FASTBERT if FASTBERT in rows else next(iter(rows), None)
         if reference is None:
             return
         self.tokens = len(rows[reference][0])
-        self.comparisons = {name: harness.compare_rows(rows[reference], found) for name, found in rows.items()}
+        self.comparisons = {name: measure.compare_rows(rows[reference], values) for name, values in rows.items()}
         self._report(self.comparisons, reference, self.workload.name)
 
     def compare_padded(self, length: int) -> dict[str, Comparison]:
-        """The same for padded arrays, of the first texts; only those who make such arrays are in the answer."""
+        """Compare padded arrays of the first texts; the result has only contenders that support them."""
         rows = self._collect("save_padded", length=length, count=PADDED_COMPARED)
-        reference = REFERENCE if REFERENCE in rows else OWN
+        reference = REFERENCE if REFERENCE in rows else FASTBERT
         if reference not in rows:
             return {}
-        found = {name: harness.compare_rows(rows[reference], own, filler=0) for name, own in rows.items()}
-        self._report(found, reference, f"{self.workload.name}, padded")
-        return found
+        comparisons = {name: measure.compare_rows(rows[reference], values, filler=0) for name, values in rows.items()}
+        self._report(comparisons, reference, f"{self.workload.name}, padded")
+        return comparisons
 
     def measures(self, method: str, names: Iterable[str] | None = None, **arguments: Any) -> dict[str, Any]:
-        """A function for each active contender that returns the timing of a method."""
-        chosen = self.active if names is None else [name for name in names if name in self.active]
-        return {name: self._measure(name, method, arguments) for name in chosen}
+        """Return, per active contender, a function that returns the timing of a method."""
+        names_here = self.active if names is None else [name for name in names if name in self.active]
+        return {name: self._measure(name, method, arguments) for name in names_here}
 
     def drop(self, name: str, error: ContenderFailed) -> None:
-        """Leave a contender out of this workload; it is started anew for the next."""
+        """Leave a contender out of this workload; it is restarted for the next."""
         self.say(f"{name}: left out of {self.workload.name}: {error}")
         if name in self.active:
             self.active.remove(name)
@@ -101,14 +102,14 @@ class Lineup:
             member.close()
 
     def rows(self, what: str, timings: Mapping[str, Sequence[Timing]], **more: Any) -> list[Row]:
-        """Rows of the open workload: `what` says how it was measured."""
+        """Return rows of the open workload: `what` names the measure."""
         comparisons: Mapping[str, Comparison] = more.pop("comparisons", self.comparisons)
         options: dict[str, Any] = {"tokens": self.tokens, "text_bytes": self.workload.text_bytes, "dtype": self.dtypes}
-        return harness.make_rows(
+        return measure.make_rows(
             f"{self.workload.name}, {what}",
             timings,
             threads=self.threads,
-            differences={name: found.max_abs_difference for name, found in comparisons.items()},
+            differences={name: comparison.max_abs_difference for name, comparison in comparisons.items()},
             outputs={name: str(comparisons[name]) if name in comparisons else "not compared" for name in timings},
             **(options | more),
         )
@@ -116,8 +117,8 @@ class Lineup:
     def _start(self, name: str) -> Contender:
         arguments = {"name": name, "threads": self.threads}
         if self.isolate:
-            return Isolated(HOME, arguments, peers.thread_environment(self.threads))
-        return Local(HOME, arguments)
+            return Isolated(CLASS_PATH, arguments, peers.thread_environment(self.threads))
+        return Local(CLASS_PATH, arguments)
 
     def _measure(self, name: str, method: str, arguments: Mapping[str, Any]) -> Callable[[], Timing]:
         return lambda: Timing(*self.members[name].call(method, **arguments))
@@ -138,31 +139,33 @@ class Lineup:
         return rows
 
     def _report(self, comparisons: Mapping[str, Comparison], reference: str, where: str) -> None:
-        for name, found in comparisons.items():
-            if found.differing:
-                text = self.workload.texts[found.first or 0]
+        for name, comparison in comparisons.items():
+            if comparison.differing:
+                text = self.workload.texts[comparison.first or 0]
                 shown = ascii(text[:60]) + ("..." if len(text) > 60 else "")
-                self.say(f"{name}: {found} from {reference} ({where}); the first is number {found.first}: {shown}")
+                self.say(
+                    f"{name}: {comparison} from {reference} ({where}); the first is number {comparison.first}: {shown}"
+                )
 
 
 def cold_and_warm(lineup: Lineup, rounds: int, measures: Sequence[str]) -> list[Row]:
-    """The first pass of fresh tokenizers, and repeated passes of one."""
+    """Measure the first pass of new tokenizers, and repeated passes of one."""
     table = []
     if "cold" in measures:
-        timings = harness.interleave(lineup.measures("time_cold"), rounds, warming=False, failed=lineup.drop)
+        timings = measure.interleave(lineup.measures("time_cold"), rounds, warming=False, failed=lineup.drop)
         table += lineup.rows("cold", timings)
     if "warm" in measures:
-        timings = harness.interleave(lineup.measures("time_warm"), rounds, failed=lineup.drop)
+        timings = measure.interleave(lineup.measures("time_warm"), rounds, failed=lineup.drop)
         table += lineup.rows("warm", timings)
     return table
 
 
 def padded(lineup: Lineup, rounds: int, *, count: int, length: int = 512) -> list[Row]:
-    """Three int64 arrays (texts, length), cut and padded."""
+    """Measure three int64 arrays (texts, length), truncated and padded."""
     comparisons = lineup.compare_padded(length)
     count = min(count, len(lineup.workload.texts))
     measures = lineup.measures("time_padded", comparisons, length=length, count=count)
-    timings = harness.interleave(measures, rounds, failed=lineup.drop)
+    timings = measure.interleave(measures, rounds, failed=lineup.drop)
     text_bytes = sum(len(text.encode()) for text in lineup.workload.texts[:count])
     what = f"{count:,} padded to {length}"
     return lineup.rows(
@@ -171,54 +174,54 @@ def padded(lineup: Lineup, rounds: int, *, count: int, length: int = 512) -> lis
 
 
 def has_offsets() -> bool:
-    """Whether our tokenizer gives offsets and words of many texts as arrays."""
+    """Return whether fastbert's tokenizer returns offsets and words of many texts as arrays."""
     from fastbert.tokenizers import WordPieceTokenizer
 
     return hasattr(WordPieceTokenizer, "encode_aligned_ragged")
 
 
 def aligned(lineup: Lineup, rounds: int) -> list[Row]:
-    """Ours with offsets and word ids beside ours with ids alone."""
-    if OWN not in lineup.active or not has_offsets():
+    """Measure fastbert with offsets and word ids beside fastbert with ids alone."""
+    if FASTBERT not in lineup.active or not has_offsets():
         return []
-    more = f"{OWN}, offsets and words"
+    more = f"{FASTBERT}, offsets and words"
     measures = {
-        OWN: lineup.measures("time_warm", [OWN])[OWN],
-        more: lineup.measures("time_aligned", [OWN])[OWN],
+        FASTBERT: lineup.measures("time_warm", [FASTBERT])[FASTBERT],
+        more: lineup.measures("time_aligned", [FASTBERT])[FASTBERT],
     }
-    dtypes = dict.fromkeys(measures, lineup.dtypes[OWN])
-    return lineup.rows("offsets and words", harness.interleave(measures, rounds), dtype=dtypes)
+    dtypes = dict.fromkeys(measures, lineup.dtypes[FASTBERT])
+    return lineup.rows("offsets and words", measure.interleave(measures, rounds), dtype=dtypes)
 
 
-def threads(one: Lineup, many: Lineup, rounds: int) -> list[Row]:
-    """Warm passes with one thread and with several, in turns; `speed_up` is how much faster the several are."""
-    both = {(name, lineup.threads): measure for lineup in (one, many) for name, measure in _warm(lineup).items()}
+def threads(single: Lineup, several: Lineup, rounds: int) -> list[Row]:
+    """Measure warm passes with one thread and with several, in turns; `speed_up` is their ratio."""
+    both = {(name, lineup.threads): measure for lineup in (single, several) for name, measure in _warm(lineup).items()}
     keys = {f"{name} {count}": (name, count) for name, count in both}
     failed: list[str] = []
 
     def drop(key: str, error: ContenderFailed) -> None:
         failed.append(keys[key][0])
-        (one if keys[key][1] == one.threads else many).drop(keys[key][0], error)
+        (single if keys[key][1] == single.threads else several).drop(keys[key][0], error)
 
-    found = harness.interleave({key: both[keys[key]] for key in keys}, rounds, failed=drop)
-    parts: dict[int, dict[str, list[Timing]]] = {one.threads: {}, many.threads: {}}
-    for key, timings in found.items():
+    timings_by_key = measure.interleave({key: both[keys[key]] for key in keys}, rounds, failed=drop)
+    by_count: dict[int, dict[str, list[Timing]]] = {single.threads: {}, several.threads: {}}
+    for key, timings in timings_by_key.items():
         name, count = keys[key]
         if name not in failed:
-            parts[count][name] = timings
-    alone = {name: statistics.median(value.seconds for value in values) for name, values in parts[1].items()}
-    table = many.rows(f"warm, {many.threads} threads", parts[many.threads], comparisons=one.comparisons)
+            by_count[count][name] = timings
+    alone = {name: statistics.median(value.seconds for value in values) for name, values in by_count[1].items()}
+    table = several.rows(f"warm, {several.threads} threads", by_count[several.threads], comparisons=single.comparisons)
     return [_with(row, speed_up=round(alone[row.contender] * 1e3 / row.median_ms, 2)) for row in table]
 
 
 def load_times(lineup: Lineup, vocabularies: Sequence[Vocabulary], rounds: int) -> list[Row]:
-    """From a vocab.txt to a tokenizer."""
+    """Measure the construction of a tokenizer from a vocab.txt."""
     table = []
     for vocabulary in vocabularies:
         measures = lineup.measures("time_load", vocab=str(vocabulary.path), lower_case=vocabulary.lower_case)
-        timings = harness.interleave(measures, rounds, failed=lineup.drop)
+        timings = measure.interleave(measures, rounds, failed=lineup.drop)
         entries = vocabulary.path.read_bytes().count(b"\n")
-        table += harness.make_rows(
+        table += measure.make_rows(
             f"load {vocabulary.name}, {entries:,} entries",
             timings,
             dtype=lineup.dtypes,
@@ -229,30 +232,30 @@ def load_times(lineup: Lineup, vocabularies: Sequence[Vocabulary], rounds: int) 
 
 
 def memory(names: Sequence[str], counts: Sequence[int], workload: Workload, folder: Path, say: Say) -> dict[str, Any]:
-    """By contender: megabytes by which two passes let a process grow, for each thread. Always in fresh processes."""
+    """Return the growth of new processes over two passes by contender, in megabytes per thread."""
     grown: dict[str, Any] = {}
     for count in counts:
         with Lineup(names, count, isolate=True, folder=folder, say=say) as lineup:
             lineup.open(workload)
             for name in lineup.active:
-                found = lineup.members[name].call("grown_memory")
-                if found is not None:
-                    grown.setdefault(name, {})[count] = round(found / 1e6 / count, 1)
+                grown_bytes = lineup.members[name].call("grown_memory")
+                if grown_bytes is not None:
+                    grown.setdefault(name, {})[count] = round(grown_bytes / 1e6 / count, 1)
     for name, figures in grown.items():
-        shown = ", ".join(f"{value} MB a thread with {count}" for count, value in figures.items())
+        shown = ", ".join(f"{value} MB per thread with {count}" for count, value in figures.items())
         say(f"memory: {name} grew by {shown}")
     return grown
 
 
 def hostile(lineup: Lineup, *, count: int, size: int) -> list[Row]:
-    """Single texts made to be slow, each never seen before, beside a text in the workload's language of that size."""
+    """Measure single texts designed to be slow, each new, beside ordinary text of the workload of that size."""
     table = []
     for name in list(lineup.active):
         try:
             table += _hostile(lineup, name, count, size)
         except ContenderFailed as error:
             lineup.drop(name, error)
-    own = next((row.median_ms for row in table if row.contender == OWN), None)
+    own = next((row.median_ms for row in table if row.contender == FASTBERT), None)
     return [replace(row, ratio_to_fastbert=round(row.median_ms / own, 3) if own else None) for row in table]
 
 
@@ -267,8 +270,8 @@ def _hostile(lineup: Lineup, name: str, count: int, size: int) -> list[Row]:
     for index in range(count):
         kind = kinds[index % len(kinds)]
         timings.append(Timing(*member.call("time_hostile", kind=kind, size=size, seed=index)))
-        if name != OWN and sum(timing.seconds for timing in timings) > HOSTILE_PATIENCE:
-            lineup.say(f"{name}: {len(timings)} of {count} hostile texts took {HOSTILE_PATIENCE:.0f} s; it stops there")
+        if name != FASTBERT and sum(timing.seconds for timing in timings) > HOSTILE_PATIENCE:
+            lineup.say(f"{name}: {len(timings)} of {count} hostile texts took {HOSTILE_PATIENCE:.0f} s; stopped")
             break
     worst = max(range(len(timings)), key=lambda index: timings[index].seconds)
     by_kind: dict[str, float] = {}
@@ -277,7 +280,7 @@ def _hostile(lineup: Lineup, name: str, count: int, size: int) -> list[Row]:
         by_kind[kind] = max(by_kind.get(kind, 0.0), timing.seconds)
     ratio = timings[worst].seconds / plain
     megabytes = f"{size / 1e6:g} MB"
-    [row] = harness.make_rows(
+    [row] = measure.make_rows(
         f"{count} hostile texts of {megabytes}",
         {name: timings},
         dtype=lineup.dtypes,

@@ -1,4 +1,4 @@
-"""A model in training as the benchmark asks it: takes batches, says how long a step took, and what memory it needs."""
+"""A model in training as a contender: it takes steps on batches and reports their time and memory."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ import numpy as np
 from fastbert.benchmarks import peers
 from fastbert.benchmarks.cpu.contender import MOST_CALLS, TURN_SECONDS, CpuContender
 from fastbert.benchmarks.harness.measure import Timing, clock
-from fastbert.benchmarks.training import memory as training_memory
-from fastbert.benchmarks.training import profile as training_profile
-from fastbert.benchmarks.training import workloads
+from fastbert.benchmarks.training import memory, profile, workloads
 
-REHEARSAL = "rehearsal"  # the folder of the toy, in the model's
+REHEARSAL = "rehearsal"  # folder of the toy model, inside the model's
 AGREEMENT = 0.05
-MOST_WARMING = 8  # turns
-WARMING_SECONDS = 120.0  # no turn of warming begins after them
-PROFILED_SECONDS = 30.0  # of steps whose phases are timed, but at least one and at most so many steps:
+MOST_WARMING = 8  # rounds
+WARMING_SECONDS = 120.0  # no warm-up round starts later
+PROFILED_SECONDS = 30.0  # of timed steps: at least one, at most:
 MOST_PROFILED = 10
 
 
 class TrainingContender(CpuContender):
-    """One contender with a fixed number of threads, in a process of its own for each workload."""
+    """One contender with a fixed number of threads, in one process per workload."""
 
     def load(self) -> None:
-        """Read the model. What is in memory without it is known from before, when a toy has taken a step: libraries
-        load much of themselves late."""
+        """Read the model. The memory in use without it is measured after a step of a toy model, since libraries load
+        parts of themselves late."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         assert self.folder is not None
         make = peers.load(self.kind, self.name)
@@ -41,20 +39,20 @@ class TrainingContender(CpuContender):
             phase()
         del toy
         gc.collect()
-        self.before = training_memory.resident()
+        self.before = memory.resident()
         self.peer = make(self.folder, **options)
 
     def open(self, path: str) -> dict[str, Any]:
-        """Take the batches, compute what is compared, and take steps until two turns in a row agree.
+        """Read the batches, compute the values to be compared, and take steps until two rounds in a row agree.
 
-        A turn is a whole cycle of the batches, or several cycles if that is short.
+        A round is a whole cycle of the batches, or several cycles if that is short.
         """
         began = time.perf_counter()
         with np.load(path) as arrays:
             details = self.peer.open(dict(arrays))
-        # Now, since the first step changes the weights.
+        # Before the first step, which changes the weights.
         self.compared = self.peer.values()
-        self.counted_anew = training_memory.forget_high_water()
+        self.counted_anew = memory.forget_high_water()
         self.cycle = len(self.peer.batches)
         self.calls = self.cycle
         first = self.time().seconds
@@ -75,28 +73,28 @@ class TrainingContender(CpuContender):
         }
 
     def save(self, path: str) -> None:
-        """Write the values that are compared, fp64 (count,)."""
+        """Write the values to be compared, fp64 (count,)."""
         np.save(path, self.compared)
 
     def time(self) -> Timing:
-        """A turn: the mean of its steps."""
+        """Time one round: the mean of its steps."""
         total = clock(self._turn)
         return Timing(total.seconds / self.calls, total.processor_seconds / self.calls)
 
     def memory(self) -> dict[str, Any] | None:
-        """The high-water mark of the steps so far and its parts, in bytes; None away from Linux."""
-        peak = training_memory.high_water()
+        """Return the high-water mark of the steps so far and its parts, in bytes; None except on Linux."""
+        peak = memory.high_water()
         if peak is None or self.before is None:
             return None
         steps = (self.peer.phases() for _ in range(self.cycle))
-        parts = training_memory.account(self.peer.model, self.peer.optimizer, steps, self.before, peak)
+        parts = memory.account(self.peer.model, self.peer.optimizer, steps, self.before, peak)
         since = "after loading" if self.counted_anew else "the start of the process"
         return {"peak_bytes": peak, "parts_bytes": parts, "peak_since": since}
 
     def profile(self, step_ms: float) -> dict[str, Any]:
-        """Where the time of a step goes; how many are timed follows from what a step takes."""
+        """Return where the time of a step goes; the time of a step determines how many are timed."""
         rounds = max(1, min(MOST_PROFILED, math.floor(PROFILED_SECONDS * 1e3 / max(step_ms, 1e-3))))
-        return training_profile.profile(self.peer.phases, rounds)
+        return profile.profile(self.peer.phases, rounds)
 
     def _turn(self) -> None:
         for _ in itertools.repeat(None, self.calls):

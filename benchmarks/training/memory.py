@@ -1,8 +1,8 @@
-"""Where the memory of a training step goes: the process's high-water mark, part by part.
+"""Account for the memory of a training step: the process's high-water mark, part by part.
 
-The parts are those of the moment of a step when most is alive: after the forward pass, or after some gradient came into
-being. Tensors are counted by their storages, each once. `scratch` is what is left of the high-water mark: temporaries,
-buffers of libraries, and memory that an allocator keeps. So the parts add up to the peak.
+The parts are those at the moment of a step when most memory is in use: after the forward pass, or after a gradient was
+produced. Tensors are counted by their storages, each once. `scratch` is the remainder of the high-water mark:
+temporaries, buffers of libraries, and allocator reserves, so the parts add up to the peak.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from fastbert import _C
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 PARTS = ("weights", "weight_copies", "gradients", "optimizer", "activations", "scratch", "other")
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
-# Nodes between a weight and a copy of it in another dtype, as autocast makes them.
+# Autograd nodes between a weight and its copy in a different dtype, made by autocast.
 COPYING = re.compile(r"(ToCopy|T|View|Transpose|Permute)Backward\d*")
 
 
 def resident() -> int | None:
-    """Bytes of this process in memory; None away from Linux."""
+    """Return the resident bytes of this process; None except on Linux."""
     return _status("VmRSS")
 
 
 def high_water() -> int | None:
-    """The most bytes that this process had in memory since `forget_high_water`; None away from Linux."""
+    """Return the peak resident bytes of this process since `forget_high_water`; None except on Linux."""
     return _status("VmHWM")
 
 
 def forget_high_water() -> bool:
-    """Count the high-water mark anew from here; False where the system does not allow it."""
+    """Reset the high-water mark; return False if the system does not allow it."""
     try:
         CLEAR.write_text("5")
     except OSError:
@@ -47,12 +47,12 @@ def forget_high_water() -> bool:
 def _status(field: str) -> int | None:
     if not STATUS.exists():
         return None
-    found = re.search(rf"^{field}:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
-    return int(found[1]) << 10 if found else None
+    match = re.search(rf"^{field}:\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE)
+    return int(match[1]) << 10 if match else None
 
 
 class _Alive:
-    """Storages that somebody holds, each counted once however many hold it."""
+    """Storages in use, each counted once however many tensors refer to it."""
 
     def __init__(self) -> None:
         self.holders: dict[tuple[int, int], int] = {}
@@ -68,7 +68,7 @@ class _Alive:
 
 
 class _Saved:
-    """A tensor that autograd keeps for the backward pass."""
+    """A tensor saved by autograd for the backward pass."""
 
     def __init__(self, tensor: Tensor, alive: _Alive) -> None:
         self.tensor, self.alive, self.key = tensor, alive, _storage(tensor)
@@ -81,7 +81,7 @@ class _Saved:
 def parts_of_a_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, phases: dict[str, Callable[[], Any]]
 ) -> dict[str, int]:
-    """Take a step and return the bytes of weights, copies that autocast makes of them, gradients, optimiser state and
+    """Take a step and return the bytes of weights, copies of them made by autocast, gradients, optimizer state and
     activations at the moment when their sum is largest."""
     weights = {_storage(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     activations, casts = _Alive(), _Alive()
@@ -117,7 +117,7 @@ def parts_of_a_step(
                 phase()
             look()
             if name == "backward":
-                gradients.clear()  # what becomes of them is the optimiser's matter
+                gradients.clear()  # the optimizer releases them
     finally:
         for hook in hooks:
             hook.remove()
@@ -126,12 +126,12 @@ def parts_of_a_step(
     return best
 
 
-def _unwrap(kept: Tensor | _Saved) -> Tensor:
-    return kept.tensor if isinstance(kept, _Saved) else kept
+def _unwrap(saved: Tensor | _Saved) -> Tensor:
+    return saved.tensor if isinstance(saved, _Saved) else saved
 
 
 def _is_copy(tensor: Tensor, weights: Container[tuple[int, int]]) -> bool:
-    """Whether autograd made it by copying a weight."""
+    """Return whether autograd recorded the tensor as a copy of a weight."""
     node: Any = tensor.grad_fn
     copied = False
     while node is not None and COPYING.fullmatch(node.name()):
@@ -146,12 +146,12 @@ def _storage(tensor: Tensor) -> tuple[int, int]:
 
 
 def nbytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of some tensors' storages, each counted once."""
+    """Return the bytes of the tensors' storages, each counted once."""
     return sum(size for _, size in {_storage(tensor) for tensor in tensors})
 
 
 def tensors_in(values: Any) -> Iterator[Tensor]:
-    """The tensors in nested dictionaries, lists and tuples."""
+    """Yield the tensors in nested dictionaries, lists and tuples."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, dict):
@@ -162,12 +162,12 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 
 def packed_bytes() -> int:
-    """Bytes of all weights that are laid out for products of ours, whoever holds them."""
-    held = gc.get_referents(*gc.get_objects())
-    # The collector forgets tuples of what it does not follow.
-    held += gc.get_referents(*(value for value in held if type(value) is tuple))
-    found = {id(one): one for one in held if type(one) is _C.PackedWeight}
-    return sum(one.columns * one.depth * ELEMENT_BYTES[one.element] for one in found.values())
+    """Return the bytes of all prepacked weights, wherever they are referenced."""
+    objects = gc.get_referents(*gc.get_objects())
+    # The collector does not track tuples of untracked objects.
+    objects += gc.get_referents(*(value for value in objects if type(value) is tuple))
+    weights = {id(weight): weight for weight in objects if type(weight) is _C.PackedWeight}
+    return sum(weight.columns * weight.depth * ELEMENT_BYTES[weight.element] for weight in weights.values())
 
 
 def account(
@@ -177,9 +177,9 @@ def account(
     before: int,
     peak: int,
 ) -> dict[str, int]:
-    """`PARTS` in bytes, which add up to `peak`: of the largest of some steps; `before` was in memory before there was a
-    model."""
-    best = max((parts_of_a_step(model, optimizer, phases) for phases in steps), key=lambda found: sum(found.values()))
-    best["weight_copies"] += packed_bytes()  # which outlive a step, for the next
+    """Return `PARTS` in bytes, which add up to `peak`, for the largest of some steps; `before` was in use before there
+    was a model."""
+    best = max((parts_of_a_step(model, optimizer, phases) for phases in steps), key=lambda parts: sum(parts.values()))
+    best["weight_copies"] += packed_bytes()  # kept for the next step
     known = sum(best.values())
     return {**best, "scratch": peak - known - before, "other": before}

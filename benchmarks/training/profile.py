@@ -1,7 +1,7 @@
-"""Where the time of a training step goes: its phases by the clock, and by operation from torch's profiler.
+"""Profile a training step: its phases by the clock, and its operations by torch's profiler.
 
-Calls into the extension are given to the profiler by name while it runs, so what our kernels take is seen like torch's
-operations, wherever they are called from.
+While it runs, calls into the extension are announced to the profiler by name, so the time of native kernels is
+attributed like that of torch's operations, wherever they are called from.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fastbert.benchmarks.harness.measure import clock
 
 EXTENSION = "fastbert._C."
 REST = "rest"
-# The first that matches an operation's name (torch's without "aten::", ours without "fastbert._C.") has its time.
+# The first pattern that matches an operation's name, without "aten::" or "fastbert._C.", gets its time.
 OPERATIONS = (
     ("optimizer", r"_fused_adam|adam|Optimizer\."),
     ("clip", r"linalg_vector_norm|_foreach_norm|_foreach_mul_|gradient_norm|clip"),
     ("loss", r"_?log_softmax|nll_loss|cross_entropy|argmax"),
     ("embeddings", r"embedding|index_select"),
     ("attention", r"attention|_?(safe_)?softmax|bmm|baddbmm"),
-    ("products", r"mm$|addmm|product|mkldnn.*linear|linear$|quantize_rows|(re)?pack"),
+    ("matmuls", r"mm$|addmm|product|mkldnn.*linear|linear$|quantize_rows|(re)?pack"),
     ("norms", r"norm"),
     ("GELU", r"gelu"),
     ("dropout", r"bernoulli|dropout"),
@@ -39,9 +39,9 @@ PATTERNS = [(name, re.compile(pattern)) for name, pattern in OPERATIONS]
 
 
 def profile(phases: Callable[[], dict[str, Callable[[], Any]]], rounds: int) -> dict[str, Any]:
-    """`phases_ms`: the median milliseconds of each phase over `rounds` steps; `operations_ms`: what the operations of
-    one more step took, `rest` being autograd, Python and whatever is none of them; `profiled_ms`: that step, which the
-    profiler makes longer."""
+    """Return `phases_ms`, the median milliseconds of each phase over `rounds` steps; `operations_ms`, the times of the
+    operations of one more step, with `rest` for autograd, Python and everything else; and `profiled_ms`, the time of
+    that step, which the profiler makes longer."""
     times: dict[str, list[float]] = {}
     for _ in range(rounds):
         for name, phase in phases().items():
@@ -52,23 +52,23 @@ def profile(phases: Callable[[], dict[str, Callable[[], Any]]], rounds: int) -> 
         for phase in step.values():
             phase()
 
-    with watched_extension(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+    with watched_extension(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         whole = clock(run).seconds * 1e3
-    found = dict.fromkeys((name for name, _ in OPERATIONS), 0.0)
-    for event in seen.key_averages():
+    times_by_kind = dict.fromkeys((name for name, _ in OPERATIONS), 0.0)
+    for event in profiler.key_averages():
         name = operation_of(event.key)
         if name != REST:
-            found[name] += event.self_cpu_time_total / 1e3
-    found[REST] = max(0.0, whole - sum(found.values()))
+            times_by_kind[name] += event.self_cpu_time_total / 1e3
+    times_by_kind[REST] = max(0.0, whole - sum(times_by_kind.values()))
     return {
         "phases_ms": {name: _rounded(statistics.median(seconds) * 1e3) for name, seconds in times.items()},
-        "operations_ms": {name: _rounded(value) for name, value in found.items() if value > 0},
+        "operations_ms": {name: _rounded(value) for name, value in times_by_kind.items() if value > 0},
         "profiled_ms": _rounded(whole),
     }
 
 
 def operation_of(event: str) -> str:
-    """The kind of operation that an event of the profiler is."""
+    """Return the kind of operation of a profiler event."""
     if event.startswith(EXTENSION):
         name = event.removeprefix(EXTENSION)
     elif event.startswith(("aten::", "fastbert::", "Optimizer.")):
@@ -80,22 +80,22 @@ def operation_of(event: str) -> str:
 
 @contextmanager
 def watched_extension() -> Iterator[None]:
-    """Every function of the extension announces itself to torch's profiler until the end of the block."""
+    """Announce every function of the extension to torch's profiler until the end of the block."""
     functions = {name: value for name, value in vars(_C).items() if callable(value) and not isinstance(value, type)}
     announced = {id(function): _announced(name, function) for name, function in functions.items()}
-    replaced = []
-    # Wherever it is known by a name: modules may have taken functions out of the extension.
-    homes = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "fastbert"]
-    for home in homes:
-        for name, value in list(vars(home).items()):
+    originals = []
+    # In every module: some have imported functions from the extension.
+    modules = [entry for name, entry in list(sys.modules.items()) if name.split(".")[0] == "fastbert"]
+    for module in modules:
+        for name, value in list(vars(module).items()):
             if id(value) in announced:
-                replaced.append((home, name, value))
-                setattr(home, name, announced[id(value)])
+                originals.append((module, name, value))
+                setattr(module, name, announced[id(value)])
     try:
         yield
     finally:
-        for home, name, value in replaced:
-            setattr(home, name, value)
+        for module, name, value in originals:
+            setattr(module, name, value)
 
 
 def _announced(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""The training benchmark's rows as tables (speed, memory, where the time goes) and as a chart."""
+"""Show the training benchmark's rows as tables (speed, memory, profile) and as a chart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.benchmarks.cpu import report
-from fastbert.benchmarks.cpu.measures import Result, is_own
+from fastbert.benchmarks.cpu.lineup import Result, is_own
 from fastbert.benchmarks.harness.measure import Row
 from fastbert.benchmarks.training.memory import PARTS
 
@@ -19,7 +19,7 @@ MEGABYTE = 1e6
 
 
 def show(result: Result, console: Any = None) -> None:
-    """Print speed, then memory, then what was profiled."""
+    """Print speed, then memory, then the profiles."""
     from rich.console import Console
 
     console = console or Console(highlight=False)
@@ -32,18 +32,20 @@ def show(result: Result, console: Any = None) -> None:
             console.print(_grid(("peak", *map(title_of, PARTS)), [(row, _megabytes(row)) for row in measured]))
             console.print()
         profiled = [row for row in rows if "profile" in row.details]
-        for key, what in (("phases_ms", "ms of a step by phase"), ("operations_ms", "ms of a step by operation")):
+        for key, title in (("phases_ms", "ms per step by phase"), ("operations_ms", "ms per step by operation")):
             if profiled:
-                found = [row.details["profile"][key] for row in profiled]
-                names = tuple(dict.fromkeys(name for one in found for name in one))
-                cells = [[_share(one.get(name), sum(one.values())) for name in names] for one in found]
-                console.print(f"{workload}: {what}", style="bold", markup=False)
+                times = [row.details["profile"][key] for row in profiled]
+                names = tuple(dict.fromkeys(name for row_times in times for name in row_times))
+                cells = [
+                    [_share(row_times.get(name), sum(row_times.values())) for name in names] for row_times in times
+                ]
+                console.print(f"{workload}: {title}", style="bold", markup=False)
                 console.print(_grid(names, list(zip(profiled, cells))))
                 console.print()
 
 
 def title_of(part: str) -> str:
-    """A part of the memory in words."""
+    """Return a part of the memory in words."""
     return TITLES.get(part, part)
 
 
@@ -71,7 +73,7 @@ def _grid(names: Sequence[str], rows: Sequence[tuple[Row, Sequence[str]]]) -> An
 
 
 def chart(path: Path, result: Result, *, title: str) -> None:
-    """Draw a row of two panels for each workload: tokens a second, and the parts of the peak memory."""
+    """Draw a row of two panels per workload: tokens per second, and the parts of the peak memory."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -103,13 +105,13 @@ def _memory_panel(axis: Any, rows: Sequence[Row]) -> None:
         return
     rows = sorted(rows, key=lambda row: row.median_ms)  # as in the panel beside it
     longest = max(row.details["memory"]["peak_bytes"] for row in rows) / MEGABYTE
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         memory, left = row.details["memory"], 0.0
         for part, color in zip(PARTS, PART_COLORS):
             width = max(0.0, memory["parts_bytes"][part] / MEGABYTE)
-            axis.barh(place, width, left=left, color=color, edgecolor="white")
+            axis.barh(index, width, left=left, color=color, edgecolor="white")
             left += width
-        axis.text(left + 0.02 * longest, place, f"{memory['peak_bytes'] / MEGABYTE:,.0f}", va="center", fontsize=7)
+        axis.text(left + 0.02 * longest, index, f"{memory['peak_bytes'] / MEGABYTE:,.0f}", va="center", fontsize=7)
     axis.set_yticks(range(len(rows)), [row.contender for row in rows], fontsize=8)
     axis.invert_yaxis()
     axis.set_xlim(0, 1.18 * longest)

@@ -19,8 +19,8 @@ MASKED = 0.15
 CLS, SEP, MASK = 101, 102, 103  # in the released vocabularies
 LABELS = 2
 LONGEST = 128
-# Lengths exp(mean + deviation z), cut at both ends. Of sentences of Wikipedia, and of SST-2's training phrases, with
-# the released uncased vocabulary and both special tokens: padded to the longest of 32, 43 % and 34 % are real.
+# Lengths exp(mean + deviation z), clipped at both ends: of Wikipedia's sentences, and of SST-2's training phrases, with
+# the released uncased vocabulary and both special tokens. Padded to the longest of 32, 43 % and 34 % are real.
 WIKI_LENGTHS = (3.31, 0.46, 5, LONGEST)
 SST2_LENGTHS = (2.36, 0.68, 3, 66)
 WIKI_BATCHES, FINETUNE_BATCHES = 4, 8
@@ -34,20 +34,20 @@ LEARNED_FROM = 40_000  # sentences
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingWorkload(Workload):
-    """Batches that a model is trained on in turn; `tokens` and `operations` are the mean of a step."""
+    """Batches on which a model is trained in rotation; `tokens` and `operations` are the mean per step."""
 
     config: BertConfig
     classifies: bool = False
-    """Whether sequences are classified; else masked LM and next-sentence prediction."""
+    """Return whether sequences are classified; else masked LM and next-sentence prediction."""
     batches: int = 1
     checkpoint: Path | None = None
     """The weights to start from; None: random ones."""
 
 
 def pretraining(
-    name: str, what: str, config: BertConfig, batches: Sequence[Sequence[np.ndarray]], mask: int = MASK
+    name: str, description: str, config: BertConfig, batches: Sequence[Sequence[np.ndarray]], mask: int = MASK
 ) -> TrainingWorkload:
-    """Masked LM and next-sentence prediction on sequences of token ids, int64 (length,); `mask` is [MASK]'s id."""
+    """Return masked LM and next-sentence prediction on token ids, int64 (length,); `mask` is [MASK]'s id."""
     rng = np.random.default_rng(SEED)
     arrays = {}
     for number, sequences in enumerate(batches):
@@ -64,53 +64,53 @@ def pretraining(
             f"{number}.next_sentence_label": rng.integers(0, 2, len(sequences)),
             f"{number}.dropout_key": rng.integers(0, 1 << 62, len(sequences)),
         }
-    return _workload(name, what, config, arrays, len(batches))
+    return _workload(name, description, config, arrays, len(batches))
 
 
 def classification(
-    name: str, what: str, config: BertConfig, batches: Sequence[Sequence[np.ndarray]], checkpoint: Path | None
+    name: str, description: str, config: BertConfig, batches: Sequence[Sequence[np.ndarray]], checkpoint: Path | None
 ) -> TrainingWorkload:
-    """Sequence classification on sequences of token ids, int64 (length,)."""
+    """Return sequence classification on sequences of token ids, int64 (length,)."""
     rng = np.random.default_rng(SEED)
     arrays = {}
     for number, sequences in enumerate(batches):
         arrays |= {
             f"{number}.input_ids": np.concatenate(sequences),
-            f"{number}.lengths": np.array([len(one) for one in sequences], np.int64),
-            # A quarter: where a new head meets as many of both, gradients cancel and rounding is most of what is left.
+            f"{number}.lengths": np.array([len(ids) for ids in sequences], np.int64),
+            # A quarter: with equal numbers of both classes a new head's gradients cancel, and rounding dominates.
             f"{number}.classes": (np.arange(len(sequences)) % 4 == 3).astype(np.int64),
             f"{number}.dropout_key": rng.integers(0, 1 << 62, len(sequences)),
         }
-    workload = _workload(name, what, config, arrays, len(batches))
+    workload = _workload(name, description, config, arrays, len(batches))
     return replace(workload, classifies=True, checkpoint=checkpoint)
 
 
 def _workload(
-    name: str, what: str, config: BertConfig, arrays: dict[str, np.ndarray], batches: int
+    name: str, description: str, config: BertConfig, arrays: dict[str, np.ndarray], batches: int
 ) -> TrainingWorkload:
     lengths = [arrays[f"{number}.lengths"] for number in range(batches)]
-    tokens = sum(int(one.sum()) for one in lengths)
-    places = sum(len(one) * int(one.max()) for one in lengths)
+    tokens = sum(int(batch_lengths.sum()) for batch_lengths in lengths)
+    positions = sum(len(batch_lengths) * int(batch_lengths.max()) for batch_lengths in lengths)
     masked = [len(arrays.get(f"{number}.labels", ())) for number in range(batches)]
-    work = sum(step_operations(config, one.tolist(), count) for one, count in zip(lengths, masked))
+    work = sum(step_operations(config, batch_lengths.tolist(), count) for batch_lengths, count in zip(lengths, masked))
     several = f", mean of {batches} batches" if batches > 1 else ""
     return TrainingWorkload(
         name=name,
         tokens=round(tokens / batches),
         operations=work / batches,
         arrays=arrays,
-        note=f"{what}, {tokens / batches:,.0f} real tokens a step, {tokens / places:.0%} full{several}",
+        note=f"{description}, {tokens / batches:,.0f} real tokens per step, {tokens / positions:.0%} full{several}",
         config=config,
         batches=batches,
     )
 
 
 def step_operations(config: BertConfig, lengths: Sequence[int], masked: int) -> float:
-    """Useful multiplications and additions of a step's matrix products and attention: the forward pass, and twice as
-    much for the gradients of both factors of each product. Neither what is computed again nor what nothing reads is
-    counted: of the last layer, behind attention, all but first tokens and masked places.
+    """Count the useful operations of a step's matmuls and attention: the forward pass, and twice as much for the
+    gradients of both factors. Recomputation is not counted, nor are unused outputs: in the last layer, after attention,
+    all but first tokens and masked positions.
 
-    `masked` places have the vocabulary's logits; a classifier has its labels, next-sentence prediction two.
+    `masked` positions have the vocabulary's logits; a classifier has its labels, next-sentence prediction two.
     """
     width, tokens = config.hidden_size, sum(lengths)
     unread = tokens - min(tokens, len(lengths) + masked)
@@ -124,26 +124,26 @@ def step_operations(config: BertConfig, lengths: Sequence[int], masked: int) -> 
 def lognormal_batches(
     shape: tuple[float, float, int, int], batches: int, sequences: int, vocab_size: int
 ) -> list[list[np.ndarray]]:
-    """Random tokens in sequences whose lengths are lognormal: mean and deviation of the logarithm, least, most."""
+    """Return random tokens in sequences of lognormal lengths: mean and deviation of the logarithm, minimum, maximum."""
     mean, deviation, least, most = shape
-    drawn = np.random.default_rng(SEED).lognormal(mean, deviation, batches * sequences)
-    return random_batches(np.clip(np.rint(drawn), least, most).astype(np.int64), sequences, vocab_size)
+    lengths = np.random.default_rng(SEED).lognormal(mean, deviation, batches * sequences)
+    return random_batches(np.clip(np.rint(lengths), least, most).astype(np.int64), sequences, vocab_size)
 
 
 def random_batches(lengths: np.ndarray, sequences: int, vocab_size: int) -> list[list[np.ndarray]]:
-    """Random tokens between [CLS] and [SEP] in sequences of these lengths; the last batch may be smaller."""
+    """Return random tokens between [CLS] and [SEP] in sequences of these lengths; the last batch may be smaller."""
     rng = np.random.default_rng(SEED)
     first_id = FIRST_ID if vocab_size > 2 * FIRST_ID else 0
-    made = []
+    sequences_made = []
     for length in lengths:
         ids = rng.integers(first_id, vocab_size, int(length), dtype=np.int64)
         ids[0], ids[-1] = min(CLS, vocab_size - 1), min(SEP, vocab_size - 1)
-        made.append(ids)
-    return [made[first : first + sequences] for first in range(0, len(made), sequences)]
+        sequences_made.append(ids)
+    return [sequences_made[first : first + sequences] for first in range(0, len(sequences_made), sequences)]
 
 
 class TextBatches:
-    """Sentences drawn from all of a text, tokenized one a sequence: `batches`, and whose tokens they are."""
+    """Sentences drawn from a whole text, one per sequence: `batches`, and a description of text and vocabulary."""
 
     def __init__(self, text: Path, vocab: Path | None, batches: int, sequences: int) -> None:
         from fastbert.data.corpus import Corpus
@@ -151,45 +151,45 @@ class TextBatches:
 
         documents = Corpus.find(text, text_format="lines").documents()
         sentences = [sentence for document in documents for sentence in document]
-        wanted = batches * sequences
-        if len(sentences) < wanted:
-            raise UserError(f"--text {text}: holds {len(sentences)} sentences, one a line, but {wanted} are needed")
+        needed = batches * sequences
+        if len(sentences) < needed:
+            raise UserError(f"--text {text}: holds {len(sentences)} sentences, one per line, but {needed} are needed")
         order = np.random.default_rng(SEED).permutation(len(sentences))
         if vocab is None:
             learned = train_vocabulary([sentences[index] for index in order[:LEARNED_FROM]], LEARNED_VOCABULARY)
-            tokenizer, whose = WordPieceTokenizer(learned), "a vocabulary learned from it"
+            tokenizer, origin = WordPieceTokenizer(learned), "a vocabulary learned from it"
         else:
-            tokenizer, whose = WordPieceTokenizer.from_pretrained(vocab), vocab.name
-        ids, offsets = tokenizer.encode_ragged([sentences[index] for index in order[:wanted]], True, max_length=LONGEST)
-        made = [ids[start:end].astype(np.int64) for start, end in pairwise(offsets)]
-        self.batches = [made[first : first + sequences] for first in range(0, wanted, sequences)]
+            tokenizer, origin = WordPieceTokenizer.from_pretrained(vocab), vocab.name
+        ids, offsets = tokenizer.encode_ragged([sentences[index] for index in order[:needed]], True, max_length=LONGEST)
+        encoded = [ids[start:end].astype(np.int64) for start, end in pairwise(offsets)]
+        self.batches = [encoded[first : first + sequences] for first in range(0, needed, sequences)]
         self.vocab_size, self.mask = tokenizer.vocab_size, int(tokenizer.mask_token_id)
-        self.what = f"sentences of {text.name}, {whose}"
+        self.what = f"sentences of {text.name}, {origin}"
 
 
 def read_lengths(path: Path, most: int) -> np.ndarray:
-    """A file's lengths, one a line, in tokens with the special ones."""
+    """Return a file's lengths, one per line, in tokens including special ones."""
     try:
         require_regular_file(path)
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except FileNotFoundError:
-        raise UserError(f"--lengths {path}: no such file; give one with a length a line") from None
+        raise UserError(f"--lengths {path}: no such file; give one with one length per line") from None
     except (UnicodeDecodeError, IsADirectoryError):
-        raise UserError(f"--lengths {path}: not a text file; give one with a length a line") from None
-    found = []
+        raise UserError(f"--lengths {path}: not a text file; give one with one length per line") from None
+    lengths = []
     for number, line in enumerate(lines, 1):
         if not line:
             continue
         if not line.isascii() or not line.isdigit() or not 2 <= int(line) <= most:
-            raise UserError(f"--lengths {path}, line {number}: {line[:20]!r} is no length from 2 to {most}")
-        found.append(int(line))
-    if not found:
-        raise UserError(f"--lengths {path}: holds no length; give one a line")
-    return np.array(found, np.int64)
+            raise UserError(f"--lengths {path}, line {number}: {line[:20]!r} is not a length from 2 to {most}")
+        lengths.append(int(line))
+    if not lengths:
+        raise UserError(f"--lengths {path}: holds no length; give one per line")
+    return np.array(lengths, np.int64)
 
 
 def rehearsal(classifies: bool) -> TrainingWorkload:
-    """A step that is too small to matter, after which a process has loaded all that a step needs."""
+    """Return a negligible step, after which a process has loaded everything that a step needs."""
     config = BertConfig(vocab_size=99, hidden_size=64, num_hidden_layers=1, num_attention_heads=1, intermediate_size=64)
     batches = random_batches(np.array([5, 9]), 2, config.vocab_size)
     if classifies:
@@ -202,7 +202,7 @@ def rehearsal(classifies: bool) -> TrainingWorkload:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """Where the workloads take their model, lengths and text from; None: what is described above."""
+    """The model, lengths and text of the workloads; None: the defaults described above."""
 
     quick: bool = False
     model: str | None = None
@@ -213,7 +213,7 @@ class Sources:
 
 
 def builders(sources: Sources) -> dict[str, Callable[[], TrainingWorkload]]:
-    """The workloads by name, each made when it is called for."""
+    """Return the workloads by name, each as a function that builds it."""
     sequences, length = (4, 32) if sources.quick else (32, LONGEST)
     sizes = [sources.model] if sources.model else ["tiny"] if sources.quick else ["base", "mini"]
 
@@ -222,18 +222,18 @@ def builders(sources: Sources) -> dict[str, Callable[[], TrainingWorkload]]:
         batches = random_batches(np.full(sequences, length), sequences, config.vocab_size)
         return pretraining(name, f"BERT-{size}", config, batches)
 
-    found: dict[str, Callable[[], TrainingWorkload]] = {}
+    by_name: dict[str, Callable[[], TrainingWorkload]] = {}
     for size in sizes:
         name = f"{size} {sequences}x{length}"
-        found[name] = lambda size=size, name=name: full(size, name)
-    found["demo"] = lambda: _demonstration(sources.quick)
-    found["wiki-en"] = lambda: _sentences(sources, sizes[0], sequences)
-    found["finetune"] = lambda: _finetune(sources, sequences)
-    return found
+        by_name[name] = lambda size=size, name=name: full(size, name)
+    by_name["demo"] = lambda: _demonstration(sources.quick)
+    by_name["wiki-en"] = lambda: _sentences(sources, sizes[0], sequences)
+    by_name["finetune"] = lambda: _finetune(sources, sequences)
+    return by_name
 
 
 def _demonstration(quick: bool) -> TrainingWorkload:
-    """The model of `fastbert demo`, and sequences that fill its length as its text does."""
+    """Return the model of `fastbert demo`, with sequences that fill its length as its text does."""
     sequences, length = (4, 16) if quick else (BATCH_SIZE, round(DEMO_FULL * MAX_LENGTH))
     batches = random_batches(np.full(sequences, length), sequences, SHAPE.vocab_size)
     return pretraining("demo", "the demonstration's model", SHAPE, batches)
@@ -242,28 +242,28 @@ def _demonstration(quick: bool) -> TrainingWorkload:
 def _sentences(sources: Sources, size: str, sequences: int) -> TrainingWorkload:
     config, count = BertConfig.preset(size), 2 if sources.quick else WIKI_BATCHES
     if sources.text is None:
-        drawn = lognormal_batches(WIKI_LENGTHS, count, sequences, config.vocab_size)
-        return pretraining("wiki-en", f"BERT-{size}, lengths like Wikipedia's sentences", config, drawn)
-    read = TextBatches(sources.text, sources.vocab, count, sequences)
-    config = replace(config, vocab_size=max(config.vocab_size, read.vocab_size))
-    return pretraining("wiki-en", f"BERT-{size}, {read.what}", config, read.batches, read.mask)
+        batches = lognormal_batches(WIKI_LENGTHS, count, sequences, config.vocab_size)
+        return pretraining("wiki-en", f"BERT-{size}, lengths like Wikipedia's sentences", config, batches)
+    source = TextBatches(sources.text, sources.vocab, count, sequences)
+    config = replace(config, vocab_size=max(config.vocab_size, source.vocab_size))
+    return pretraining("wiki-en", f"BERT-{size}, {source.what}", config, source.batches, source.mask)
 
 
 def _finetune(sources: Sources, sequences: int) -> TrainingWorkload:
-    config, whose = FINETUNED, "6 x 384 classifier"
+    config, label = FINETUNED, "6 x 384 classifier"
     if sources.checkpoint is not None:
-        read = BertConfig.from_pretrained(sources.checkpoint)
-        config, whose = replace(read, num_labels=LABELS), f"classifier from {sources.checkpoint.name}"
+        loaded = BertConfig.from_pretrained(sources.checkpoint)
+        config, label = replace(loaded, num_labels=LABELS), f"classifier from {sources.checkpoint.name}"
     elif sources.quick:
         config = BertConfig.preset("tiny", num_labels=LABELS)
-        whose = "tiny classifier"
+        label = "tiny classifier"
     count = 2 if sources.quick else FINETUNE_BATCHES
     if sources.lengths is None:
         batches = lognormal_batches(SST2_LENGTHS, count, sequences, config.vocab_size)
-        whose += ", lengths like SST-2's"
+        label += ", lengths like SST-2's"
     else:
         lengths = read_lengths(sources.lengths, config.max_position_embeddings)
-        drawn = np.random.default_rng(SEED).choice(lengths, count * sequences)
-        batches = random_batches(drawn, sequences, config.vocab_size)
-        whose += f", lengths of {sources.lengths.name}"
-    return classification("finetune", whose, config, batches, sources.checkpoint)
+        drawn_lengths = np.random.default_rng(SEED).choice(lengths, count * sequences)
+        batches = random_batches(drawn_lengths, sequences, config.vocab_size)
+        label += f", lengths of {sources.lengths.name}"
+    return classification("finetune", label, config, batches, sources.checkpoint)

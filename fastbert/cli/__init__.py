@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import version
 
 # Command -> module and what it does; a blank line in the help separates the groups.
 GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
@@ -96,9 +97,7 @@ def _dispatch(words: list[str], quiet: bool) -> int:
         print(overview())
         return 0
     if words[0] in ("-V", "--version"):
-        from fastbert import __version__
-
-        print(f"fastbert {__version__}")
+        print(f"fastbert {version('fastbert-engine')}")
         return 0
     return _run(words[0], words[1:], quiet)
 

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from fastbert.cli.common import Bars
 from fastbert.config import PresetName
 from fastbert.errors import UserError
+from fastbert.io.progress import Bars
 
 # Flags that belong to some of the things to measure; the others take part in all.
 ONLY_FOR = {
@@ -22,7 +22,7 @@ ONLY_FOR = {
     "model": ("encoder", "training"),
     "workloads": ("encoder", "training"),
     "rounds": ("encoder", "training", "embed"),
-    "products": ("encoder",),
+    "matmuls": ("encoder",),
     "checkpoint": ("training",),
     "lengths": ("training",),
     "profile": ("training",),
@@ -41,7 +41,7 @@ class Config:
     quick: bool = False
     """Little to do and fewer rounds: 2 MB of text in all, or a tiny model."""
     json: Path | None = None
-    """File to write the rows to, each with machine, versions and commit."""
+    """File to write the rows to, with machine, versions and commit."""
     chart: Path | None = None
     """Picture to write: .png, .pdf or .svg."""
     data: Path | None = None
@@ -66,8 +66,8 @@ class Config:
     training: base mini demo wiki-en finetune."""
     rounds: int | None = None
     """encoder, training, embed: turns of each contender (default: 7; with --quick 3)."""
-    products: bool = False
-    """encoder: matrix products by themselves instead of the whole encoder."""
+    matmuls: bool = False
+    """encoder: matmuls instead of the whole encoder."""
     checkpoint: Path | None = None
     """training: folder of a model to fine-tune (default: random weights of MiniLM's size)."""
     lengths: Path | None = None
@@ -123,7 +123,7 @@ def _on_cpu(module: str, config: Config, given: dict[str, Any], quiet: bool) -> 
 
 
 def _measured(benchmark: Any, options: Any, quiet: bool) -> Any:
-    """What the benchmark's `run` returns, with a bar of its steps."""
+    """Run a benchmark with a progress bar over its steps."""
     with Bars(quiet) as bars:
         update: Any = None
 

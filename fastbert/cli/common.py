@@ -1,73 +1,20 @@
-"""What the commands share: progress on the terminal, results on standard output."""
+"""Required flags, and results on standard output."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from fastbert.errors import UserError
 
 
-def console(quiet: bool = False) -> Any:
-    """A rich console on standard error, silent when asked; bars show only on a terminal."""
-    from rich.console import Console
-
-    return Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
-
-
-class Bars:
-    """Progress bars for stages in bytes or items: on a terminal only, quiet when asked."""
-
-    def __init__(self, quiet: bool) -> None:
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-        self.console = console(quiet)
-        self.progress = Progress(
-            TextColumn("{task.description:<28}"),
-            BarColumn(bar_width=28),
-            TaskProgressColumn("{task.percentage:>3.0f} %", text_format_no_percentage="     "),
-            TextColumn("{task.fields[detail]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=self.console,
-            disable=quiet or not self.console.is_terminal,
-        )
-
-    def __enter__(self) -> Bars:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.progress.stop()
-
-    def stage(self, name: str, total: int | None) -> Callable[..., None]:
-        """Begin a stage of `total` bytes; returns a function to call with the bytes done (and a note to show)."""
-        task = self.progress.add_task(name, total=total, detail="")
-        return lambda done, detail="": self.progress.update(task, completed=done, detail=detail)
-
-    def waiting(self, name: str) -> Callable[..., None]:
-        """Begin a stage of unknown length; returns a function to call with the seconds so far, and `done=True` at the
-        end."""
-        task = self.progress.add_task(name, total=None, detail="")
-
-        def update(seconds: float, done: bool = False) -> None:
-            end = {"total": 1.0, "completed": 1.0, "detail": ""} if done else {"detail": f"{seconds:.0f} s"}
-            self.progress.update(task, **end)
-
-        return update
-
-    def message(self, text: str) -> None:
-        """A line that stays above the bars."""
-        self.console.print(text, markup=False)
-
-
 def require(value: Any, flag: str, meaning: str) -> Any:
-    """The value of a flag that must be given."""
+    """Return a flag's value. Raises UserError, with the flag's meaning, if it was left out."""
     if value is None or value == ():
         raise UserError(f"{flag} is missing: {meaning}")
     return value
 
 
 def output(text: str) -> None:
-    """A command's result on standard output."""
+    """Print a command's result on standard output."""
     sys.stdout.write(text + "\n")

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from fastbert.cli.common import console, output, require
+from fastbert.cli.common import output, require
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic
+from fastbert.io.progress import console
 
 if TYPE_CHECKING:
     from fastbert.checkpoints.convert import Report

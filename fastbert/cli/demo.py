@@ -1,11 +1,12 @@
-"""`fastbert demo`: see it work, from text to filled-in blanks, in three minutes."""
+"""`fastbert demo`: pre-train a small model from text and fill in blanks, in three minutes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastbert.cli.common import Bars, output
+from fastbert.cli.common import output
+from fastbert.io.progress import Bars
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,26 +17,25 @@ class Config:
     corpus: tuple[Path, ...] = ()
     """Your own text instead: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
     minutes: float | None = None
-    """Minutes of training; default: 4 million tokens, at most 2.5 minutes."""
+    """Minutes of training (default: 4 million tokens, at most 2.5 minutes)."""
     steps: int | None = None
-    """Optimiser steps instead of a time."""
+    """Optimiser steps, instead of --minutes."""
     out: Path | None = None
-    """Folder of the run; default: runs/demo, or runs/demo-2 and so on where that is taken."""
+    """Folder of the run (default: runs/demo, or runs/demo-2 and so on if that exists)."""
     seed: int = 0
-    """Seed of everything that is drawn at random."""
+    """Seed of all random numbers."""
     overwrite: bool = False
-    """Replace the run that is in --out."""
+    """Replace the run in --out."""
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
-    """Run the demonstration and print what came out."""
-    from fastbert.cli.pretrain import TrainingView
+    """Run the demonstration and print its result."""
+    from fastbert.cli.training_view import TrainingView
     from fastbert.training.demo import free_folder, run_demo
-    from fastbert.training.loop import Stopped
+    from fastbert.training.stopping import Stopped
 
     out = config.out or free_folder(Path("runs/demo"))
     with Bars(quiet) as bars:
-        view = TrainingView(bars, quiet)
         bars.message(
             f"fastbert demo: {'your text' if config.corpus else 'the English that comes with Python'} -> {out}"
         )
@@ -47,7 +47,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
                 steps=config.steps,
                 seed=config.seed,
                 overwrite=config.overwrite,
-                reporter=view.reporter(),
+                reporter=TrainingView(bars).reporter(),
             )
         except Stopped as stopped:
             bars.message(f"saved {stopped.saved}; continue with: fastbert pretrain --out {out} --resume")

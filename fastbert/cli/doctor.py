@@ -1,4 +1,4 @@
-"""`fastbert doctor`: what was built, which backend runs what, and why not the faster one."""
+"""`fastbert doctor`: what was built, which backend runs each operation, and why not a faster one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Config:
     json: bool = False
     """Write one JSON object instead of text."""
     tune: bool = False
-    """First measure kernel configurations on this machine's GPU or, without one, matrix products on its CPU, for some
-    minutes, and save what is faster than the shipped choice."""
+    """First measure kernel configurations on this machine's GPU or, without one, matrix products on its CPU (takes
+    minutes), and save those faster than the defaults."""
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
-    """Examine and print; 1 when something that fastbert cannot run without is missing."""
+    """Print the diagnosis; return 1 if torch or the C++ extension is missing."""
     from fastbert.doctor import examine
 
     if config.tune:
@@ -38,19 +38,19 @@ def run(config: Config, *, quiet: bool = False) -> int:
         print()
     else:
         _show(diagnosis)
-    return 0 if diagnosis.device and all(diagnosis.extension_parts.values()) else 1
+    return 0 if diagnosis.device and not diagnosis.extension_problem else 1
 
 
 def _tune(quiet: bool) -> None:
-    """Measure with a bar, and say in a line what came of it."""
+    """Measure kernel configurations with a bar, and print a summary."""
     import torch
 
-    from fastbert.cli.common import Bars
     from fastbert.errors import UserError
+    from fastbert.io.progress import Bars
     from fastbert.ops.dispatch import HAS_TRITON
 
     if not torch.cuda.is_available():
-        _tune_products(quiet)
+        _tune_matmul(quiet)
         return
     if not HAS_TRITON:
         raise UserError("cannot tune kernels: triton is not installed; `pip install 'fastbert-engine[gpu]'`")
@@ -66,13 +66,13 @@ def _tune(quiet: bool) -> None:
             steps[total](done, text)
 
         path, measured = tune.run(device, report)
-        bars.message(f"{len(measured)} configurations measured; those faster than the shipped ones are in {path}")
+        bars.message(f"{len(measured)} configurations measured; those faster than the defaults are in {path}")
 
 
-def _tune_products(quiet: bool) -> None:
-    """Measure the CPU's products with a bar, and say which are not as shipped."""
+def _tune_matmul(quiet: bool) -> None:
+    """Measure the CPU's matrix products with a bar, and print those whose choice differs from the default."""
     from fastbert import cpu_capability
-    from fastbert.cli.common import Bars
+    from fastbert.io.progress import Bars
     from fastbert.ops.native import matmul_table, matmul_tune
 
     with Bars(quiet) as bars:
@@ -80,25 +80,25 @@ def _tune_products(quiet: bool) -> None:
 
         def report(done: int, total: int, text: str) -> None:
             if not step:
-                step.append(bars.stage("tuning products", total))
+                step.append(bars.stage("tuning matrix products", total))
             step[0](done, text)
 
         path, trials = matmul_tune.run(report)
         changed = [
-            trial for trial in trials if trial.choice != matmul_table.SHIPPED[cpu_capability.level()][trial.element]
+            trial for trial in trials if trial.choice != matmul_table.DEFAULTS[cpu_capability.level()][trial.element]
         ]
         for trial in changed:
             shape = f"{trial.element} {trial.rows} x {trial.depth} x {trial.columns}"
             bars.message(
-                f"{shape}: {trial.choice}, {trial.own * 1e3:.2f} ms ours, {trial.library * 1e3:.2f} ms torch's"
+                f"{shape}: {trial.choice} (fastbert {trial.native * 1e3:.2f} ms, torch {trial.torch * 1e3:.2f} ms)"
             )
         bars.message(
-            f"{len(trials)} products measured, {len(changed)} choices are not the shipped ones; saved in {path}"
+            f"{len(trials)} products measured, {len(changed)} choices differ from the defaults; saved in {path}"
         )
 
 
 def _show(diagnosis: Diagnosis) -> None:
-    """Text on standard output, in colour on a terminal."""
+    """Print text to standard output, in colour on a terminal."""
     from rich.console import Console
     from rich.text import Text
 
@@ -116,7 +116,7 @@ def _show(diagnosis: Diagnosis) -> None:
 
 def _sections(diagnosis: Diagnosis) -> list[tuple[str, list[Row]]]:
     cpu, features = diagnosis.cpu, diagnosis.cpu.features
-    parts = [(part, "in the extension" if built else "missing") for part, built in diagnosis.extension_parts.items()]
+    problem = diagnosis.extension_problem
     threads = "torch is missing" if cpu.torch_threads is None else f"torch uses {_count(cpu.torch_threads, 'thread')}"
     usable = "" if cpu.usable_cores == cpu.logical_cores else f", {cpu.usable_cores:g} usable"
     sections = [
@@ -127,7 +127,7 @@ def _sections(diagnosis: Diagnosis) -> list[tuple[str, list[Row]]]:
                 ("model", f"{cpu.model} ({cpu.architecture})"),
                 ("cores", f"{cpu.logical_cores} logical{usable}; {threads}"),
                 ("kernels", f"{cpu.level or 'none':<7} {cpu.level_reason}"),
-                ("products", cpu.products),
+                ("matrix products", cpu.matmul),
                 ("can use", _names(features, True)),
                 ("cannot use", _names(features, False)),
             ],
@@ -142,7 +142,12 @@ def _sections(diagnosis: Diagnosis) -> list[tuple[str, list[Row]]]:
         ),
         (
             "Built",
-            [*parts, ("Triton kernels", _kernels(diagnosis)), ("configurations", diagnosis.kernel_configurations)],
+            [
+                ("C++ extension", f"does not load: {problem}" if problem else "loads"),
+                ("native kernels", _kernels(diagnosis.native_kernels, problem)),
+                ("Triton kernels", _kernels(diagnosis.triton_kernels, diagnosis.triton_reason)),
+                ("configurations", diagnosis.kernel_configurations),
+            ],
         ),
     ]
     if diagnosis.device:
@@ -157,9 +162,10 @@ def _names(features: dict[str, bool], usable: bool) -> str:
     return " ".join(names) or "-"
 
 
-def _kernels(diagnosis: Diagnosis) -> str:
-    names = ", ".join(diagnosis.triton_kernels) or "none"
-    return f"{names}: {diagnosis.triton_reason}" if diagnosis.triton_reason else names
+def _kernels(operations: tuple[str, ...], problem: str) -> str:
+    """Return the operations with a kernel, after the reason why it does not run."""
+    names = ", ".join(operations) or "none"
+    return f"not used, {problem}: {names}" if problem and operations else names
 
 
 def _count(number: int, noun: str) -> str:

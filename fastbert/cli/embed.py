@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fastbert.cli.common import Bars, output, require
+from fastbert.cli.common import output, require
+from fastbert.io.progress import Bars
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastbert.cli.common import Bars, output, require
+from fastbert.cli.common import output, require
 from fastbert.cli.model_flags import ModelFlags
 from fastbert.errors import UserError
+from fastbert.io.progress import Bars
+from fastbert.tasks.registry import TASKS, make_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,18 +52,21 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
 
 def _score(config: Config) -> dict[str, float]:
-    task = require(config.task, "--task", "classification, regression, tagging, span, choice or seq2seq")
+    name = require(config.task, "--task", ", ".join(TASKS))
     gold = require(config.gold, "--gold", "the file with the right answers")
     predictions = require(config.predictions, "--predictions", "the file to score")
-    if config.no_answer is not None and task != "span":
-        raise UserError(f"--no-answer {config.no_answer} is for --task span; leave it out")
-    from fastbert.tasks.prediction_files import read_no_answer_probabilities, read_predictions
-    from fastbert.tasks.scoring import read_gold, score_predictions
+    from fastbert.tasks.prediction_files import read_predictions
+    from fastbert.tasks.settings import TaskSettings
 
-    dataset = read_gold(task, gold, config.columns(), config.skip_bad)
-    predicted = read_predictions(predictions, task, dataset)
-    probabilities = None if config.no_answer is None else read_no_answer_probabilities(config.no_answer, dataset)
-    return score_predictions(task, dataset, predicted, probabilities)
+    task = make_task(name, TaskSettings(columns=config.columns(), skip_bad=config.skip_bad))
+    if config.no_answer is not None and not task.can_have_no_answer:
+        raise UserError(f"--no-answer {config.no_answer}: {name} has no questions without an answer; leave it out")
+    dataset = task.read_gold(gold)
+    predicted = read_predictions(predictions, name, dataset)
+    if config.no_answer is not None:
+        predicted = task.add_no_answer(config.no_answer, dataset, predicted)
+    scores: dict[str, float] = task.score(dataset, predicted)
+    return scores
 
 
 def _score_model(config: Config, quiet: bool) -> dict[str, float]:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fastbert.cli.common import Bars, output, require
+from fastbert.cli.common import output, require
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic
+from fastbert.io.progress import Bars
 
 if TYPE_CHECKING:
     from fastbert.features.tagging import Table7Row
@@ -125,8 +126,8 @@ def _run_table(config: Config, source: str, quiet: bool) -> int:
     if (out / "table7.json").exists() and not config.overwrite:
         raise UserError(f"{out / 'table7.json'} exists; give another folder, or --overwrite to replace it")
     from fastbert.features.tagging import FeatureTraining, table7
-    from fastbert.tasks.base import Columns
     from fastbert.tasks.readers.conll import read_conll
+    from fastbert.tasks.settings import Columns
 
     training = FeatureTraining(
         hidden_size=config.hidden_size,

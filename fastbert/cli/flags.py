@@ -10,11 +10,13 @@ import dataclasses
 import io
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
 from fastbert.errors import UserError
+from fastbert.tasks.registry import OneOf
 
 # Flags of every command. They are read before the command is known (see fastbert.cli.main), and listed in its help.
 COMMON = {
@@ -44,7 +46,7 @@ def parse(config: type[Any], command: str, flags: Sequence[str]) -> Any:
 
 def _as_shown(config: type) -> type:
     """`config` as its help shows it: nothing stands for `None`, empty and off. It does not check its values yet."""
-    hints = get_type_hints(config, include_extras=True)
+    hints = {name: _choices(hint) for name, hint in get_type_hints(config, include_extras=True).items()}
     shown: list[tuple[str, Any, Any]] = []
     for field in dataclasses.fields(config):
         if field.default is False:
@@ -65,8 +67,18 @@ def _as_shown(config: type) -> type:
     )
 
 
+def _choices(hint: Any) -> Any:
+    """Return a type in which strings annotated with `OneOf` are replaced by literals."""
+    if get_origin(hint) is Annotated:
+        one_of = next((note for note in hint.__metadata__ if isinstance(note, OneOf)), None)
+        return hint if one_of is None else Literal[tuple(one_of.registry)]
+    if get_origin(hint) is UnionType or get_origin(hint) is Union:
+        return Union[tuple(map(_choices, get_args(hint)))]  # noqa: UP007 (of a tuple)
+    return hint
+
+
 def _metavar(hint: Any) -> str:
-    """How the value of a flag that may be left out looks in the help: PATH, INT, {a,b}, PATH ..."""
+    """Return the placeholder of an optional flag's value in the help: PATH, INT, {a,b}, PATH ..."""
     if get_origin(hint) is Annotated:
         return _metavar(get_args(hint)[0])
     inner = [part for part in get_args(hint) if part not in (type(None), Ellipsis)]
@@ -80,7 +92,7 @@ def _metavar(hint: Any) -> str:
 
 
 def _one_line(box: str, command: str) -> str:
-    """What tyro's box of an error says, in one line."""
+    """Return the text of tyro's error box in one line."""
     # On a terminal the box has colours; without UTF-8 it has no border, and its title is a section of its own.
     rows = [row.strip("│ ") for row in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
     sections = re.split(r"^[─-]{10,}$|^╭.*╮$", "\n".join(rows), flags=re.MULTILINE)[1:] or [box]

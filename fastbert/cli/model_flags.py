@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from fastbert.finetuning.config import TaskName
+from fastbert.tasks.registry import TaskName
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class ModelFlags:
 
     def columns(self) -> Any:
         """The columns that were named."""
-        from fastbert.tasks.base import Columns
+        from fastbert.tasks.settings import Columns
 
         label = getattr(self, "label_column", None)
         return Columns(text=self.text_column, pair=self.pair_column, label=label, id=self.id_column)

@@ -1,4 +1,4 @@
-"""`fastbert plot`: compare runs in a picture."""
+"""`fastbert plot`: plot pre-training runs for comparison."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from fastbert.cli.common import output, require
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Draw the loss and accuracy of one run or several."""
+    """Plot the loss and accuracy of one or more pre-training runs."""
 
     runs: tuple[Path, ...] = ()
     """Folders of runs (or metrics.jsonl files)."""
     out: Path = Path("loss.png")
-    """The picture to write: .png, .pdf or .svg."""
+    """Image file to write: .png, .pdf or .svg."""
     x: Literal["step", "tokens", "seconds"] = "step"
-    """What the horizontal axis counts."""
+    """Unit of the horizontal axis."""
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
-    """Draw the picture."""
+    """Write the plot."""
     from fastbert.training.plot import plot_runs
 
-    plot_runs(require(config.runs, "--runs", "the folders of the runs to draw"), config.out, x_axis=config.x)
+    plot_runs(require(config.runs, "--runs", "the folders of the runs to plot"), config.out, x_axis=config.x)
     output(str(config.out))
     return 0

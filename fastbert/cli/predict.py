@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
-from fastbert.cli.common import Bars, output, require
+from fastbert.cli.common import output, require
 from fastbert.cli.model_flags import ModelFlags
 from fastbert.errors import UserError
+from fastbert.io.progress import Bars
+from fastbert.tasks.registry import PredictFlags
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(ModelFlags):
-    """Predict with a fine-tuned model: labels with probabilities, numbers, tags and entities, answers with their
-    place in the text, choices, or written text; a JSON object an example."""
+class _Files:
+    """Input and output."""
 
     text: str | None = None
-    """File with the examples, as in training but without labels; - for lines from standard input, the second text of a
-    pair behind a tab."""
+    """File with the examples, as in training but without labels; - reads lines from standard input, with a tab before
+    the second text of a pair."""
     out: Path | None = None
-    """File to write, .jsonl, or .json, .conll or .tsv where the task has such a form (default: standard output)."""
-    n_best: int | None = None
-    """Span: answers written for each question (default: as in training)."""
-    null_threshold: float | None = None
-    """Span: how much better than the best answer no answer must score to be given (default: as in training)."""
-    num_beams: int | None = None
-    """Sequence to sequence: hypotheses that beam search keeps (default: as in training)."""
+    """File to write: .jsonl, or .tsv, .txt, .json or .conll if the task has such a form (default: standard output)."""
     glue: str | None = None
-    """Name of the GLUE task whose test set --text is: writes TASK.tsv as GLUE's server wants it into the folder --out,
-    and submission.zip of all tasks that are there."""
+    """GLUE task whose test set --text is: writes TASK.tsv in the format of GLUE's server into the folder --out, and
+    submission.zip of all tasks in it."""
     overwrite: bool = False
     """Replace the file if it exists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(PredictFlags, ModelFlags, _Files):
+    """Predict with a fine-tuned model: labels with probabilities, numbers, tags and entities, answers with their
+    position in the text, choices, or written text; one JSON object per example."""
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
@@ -50,7 +51,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     elif out is not None and out.exists() and not config.overwrite:
         raise UserError(f"--out {out}: exists; replace it with --overwrite")
     with Bars(quiet) as bars:
-        trained = config.load(n_best=config.n_best, null_threshold=config.null_threshold, beams=config.num_beams)
+        trained = config.load(**{field.name: getattr(config, field.name) for field in fields(PredictFlags)})
         bars.message(f"{trained.task.name}: {trained.how}")
         if out is not None and config.glue is None:
             file_kind(out, trained.task.name)

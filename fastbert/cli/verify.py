@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from fastbert.cli.common import Bars, output, require
+from fastbert.cli.common import output, require
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic
+from fastbert.io.progress import Bars
 from fastbert.io.untrusted_input import open_regular
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def table(report: VerifyReport) -> str:
 
 
 def verdict(report: VerifyReport) -> str:
-    """Whether both agree, and by which measure."""
+    """Return whether both agree, and by which measure."""
     if report.dtype == "fp32":
         measure, found, bound = "difference", f"{report.max_abs_difference:.2g}", f"--tolerance {report.tolerance:g}"
         side = "is within" if report.agrees else "is over"

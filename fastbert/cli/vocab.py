@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
-from fastbert.cli.common import Bars, output, require
+from fastbert.cli.common import output, require
 from fastbert.errors import UserError
+from fastbert.io.progress import Bars
 
 if TYPE_CHECKING:
     from fastbert.models.base import PreTrainedModel
@@ -231,7 +232,7 @@ def _count(config: Config, bars: Bars, normalization: Normalization, holdout: fl
 
 
 def _source(config: Config, split: Split) -> dict[str, Any]:
-    """What was measured on, for the report."""
+    """Return the description of the measured text, for the report."""
     return {
         "corpus": [str(path) for path in config.corpus],
         "held_out": split.unit,

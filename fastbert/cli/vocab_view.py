@@ -81,7 +81,7 @@ def proposal_table(proposal: Proposal, rows: int, words: int) -> str:
 
 
 def choice(proposal: Proposal, rows: int, asked: int | str) -> str:
-    """How many words are added, and why."""
+    """Describe how many words are added, and why."""
     if not proposal.candidates:
         return "\nno word that is frequent enough splits; a lower --min-frequency or more text may give some"
     saved = proposal.saved(rows) / max(proposal.tokens, 1)
@@ -97,7 +97,7 @@ def choice(proposal: Proposal, rows: int, asked: int | str) -> str:
 
 
 def effect(before: CoverageReport, after: CoverageReport, changed: Sequence[ChangedWord], split: Split) -> str:
-    """What the extension changes on held-out text, and for words that it was not made for."""
+    """Describe the effect of the extension on held-out text and on words outside of it."""
     one_token = f"{_percent(before.pieces_per_word['1'])} -> {_percent(after.pieces_per_word['1'])}"
     unknown = f"{_percent(before.unknown_word_share)} -> {_percent(after.unknown_word_share)}"
     lines = [

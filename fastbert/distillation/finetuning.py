@@ -21,8 +21,8 @@ from fastbert.tokenizers import WordPieceTokenizer
 
 def load_teacher(task: Task[Any], folder: Path, tokenizer: WordPieceTokenizer) -> PreTrainedModel:
     """Load a teacher for a task. Raises `UserError` where its task, labels, vocabulary or length do not fit."""
-    if task.name == "seq2seq":
-        raise UserError(f"--teacher {folder}: supports tasks with classes, spans or numbers, not --task seq2seq")
+    if not task.can_distill:
+        raise UserError(f"--teacher {folder}: supports tasks with classes, spans or numbers, not --task {task.name}")
     teacher = task.head.from_pretrained(folder)
     if teacher.new_weights:
         raise UserError(f"--teacher {folder}: is not trained for {task.name}: it lacks {teacher.new_weights[0]}")
@@ -55,8 +55,8 @@ class DistillationLoss(nn.Module):
         """Return a batch's share of the mean loss over `items` labels, an fp32 scalar."""
         (teacher,) = self._teacher
         with torch.no_grad():
-            target = self.task.answer(teacher, batch, items, output_hidden_states=True)
-        output = self.task.answer(student, batch, items, output_hidden_states=True)
+            target = self.task.forward(teacher, batch, items, output_hidden_states=True)
+        output = self.task.forward(student, batch, items, output_hidden_states=True)
         if output.logits.shape[-1] == 1:
             soft = soft_regression_loss(output.logits, target.logits)
         else:

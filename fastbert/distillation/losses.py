@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastbert.errors import UserError
-from fastbert.models.bert.model import Layer
+from fastbert.models.bert.modules import Layer
 from fastbert.models.fusibility import project
 from fastbert.packing import PackedBatch
 
@@ -88,13 +88,13 @@ def attention_scores(layer: Layer, x: Tensor, batch: PackedBatch) -> Tensor:
 
     The scores are computed a second time here: the attention kernels never store them.
     """
-    attention = layer.attention.self
-    q, k = (project(linear, x).unflatten(-1, (layer.heads, -1)).float() for linear in (attention.query, attention.key))
+    attention, heads = layer.attention.self, layer.spec.self_attention.heads
+    q, k = (project(linear, x).unflatten(-1, (heads, -1)).float() for linear in (attention.query, attention.key))
     scores = [
         (torch.einsum("qhd,khd->hqk", q[start:end], k[start:end]) / q.shape[-1] ** 0.5).flatten(1)
         for start, end in pairwise(batch.cu_seqlens.tolist())
     ]
-    return torch.cat(scores, dim=1) if scores else q.new_empty(layer.heads, 0)
+    return torch.cat(scores, dim=1) if scores else q.new_empty(heads, 0)
 
 
 def _check_layers(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> None:

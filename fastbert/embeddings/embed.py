@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastbert.embeddings.batches import counted_tokens, packed
 from fastbert.embeddings.pooling import check_pooling, normalized, pool
-from fastbert.embeddings.rows import LONG, SPECIAL, Cutting, Rows, check_texts, counted_tokens, packed, read_rows
+from fastbert.embeddings.rows import LONG, SPECIAL, Cutting, Rows, check_texts, read_rows
 from fastbert.embeddings.settings import EmbedSettings
 from fastbert.errors import UserError
 from fastbert.models.bert.model import BertModel, first_indices
@@ -47,7 +48,7 @@ class EmbedOptions:
     """"mean" of a text's tokens, their "max" in each dimension, or the vector of its first token, "cls"; [CLS] and
     [SEP] are among the tokens."""
     normalize: bool | None = None
-    """Whether to divide vectors by their length."""
+    """Return whether to divide vectors by their length."""
     max_length: int | None = None
     """Tokens that the model sees at once, [CLS] and [SEP] included."""
     long: str = "truncate"
@@ -82,7 +83,7 @@ class Counts:
     """The tokens that were left of these."""
 
     def describe_truncated(self) -> str:
-        """Of how many texts the end was left out, in a sentence."""
+        """Return a sentence with the number of truncated texts."""
         return (
             f"{self.truncated:,} of {self.texts:,} texts were longer than {self.max_length:,} tokens and truncated"
             if self.truncated
@@ -211,7 +212,7 @@ class _Embedder:
             return self._finished(by_row, rows, texts)
 
     def _of_batch(self, rows: Rows, chosen: np.ndarray) -> Tensor:
-        """What each of the chosen rows contributes to its text's embedding, fp32 (rows, hidden_size)."""
+        """Return the contribution of each selected row to its text's embedding, fp32 (rows, hidden_size)."""
         batch = packed(rows, chosen, self.tokenizer.cls_token_id, self.tokenizer.sep_token_id).to(self.model.device)
         if self.pooling == "cls":
             return self.model.encode(batch, token_indices=first_indices(batch))[0].float()
@@ -233,7 +234,7 @@ class _Embedder:
 
 
 def settings_of(model: BertModel) -> EmbedSettings:
-    """What the folder said that the model came from, if `load_embedder` read it."""
+    """Return the settings of the model's folder, if `load_embedder` read it."""
     settings = model.embed_settings
     if settings is None:
         return EmbedSettings()
@@ -294,7 +295,7 @@ def _reporting(progress: bool | Callable[[int], None], total: int | None) -> Ite
     if not isinstance(progress, bool):
         yield progress
     elif progress:
-        from fastbert.cli.common import Bars
+        from fastbert.io.progress import Bars
 
         try:
             bars = Bars(quiet=False)
@@ -304,3 +305,6 @@ def _reporting(progress: bool | Callable[[int], None], total: int | None) -> Ite
             yield bars.stage("embedding", total)
     else:
         yield lambda done: None
+
+
+BertModel.embed_texts = staticmethod(embed)

@@ -10,11 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fastbert.errors import UserError
-from fastbert.packing import PackedBatch
 from fastbert.tokenizers import WordPieceTokenizer
 
 LONG = ("truncate", "windows", "error")
@@ -154,35 +151,3 @@ def windowed(ids: np.ndarray, begins: np.ndarray, sizes: np.ndarray, room: int) 
         ends=own_end,
         truncated=0,
     )
-
-
-def packed(rows: Rows, chosen: np.ndarray, cls: int, sep: int) -> PackedBatch:
-    """The chosen rows as one batch, between [CLS] and [SEP]."""
-    lengths = rows.lengths[chosen]
-    offsets = np.zeros(len(chosen) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    sequences = np.repeat(np.arange(len(chosen)), lengths)
-    positions = np.arange(offsets[-1]) - offsets[sequences]
-    # A row's special tokens lie in the ids too, or are other tokens where it was cut: they are written over these.
-    ids = rows.ids[np.repeat(rows.begins[chosen] - 1, lengths) + positions].astype(np.int64)
-    ids[offsets[:-1]], ids[offsets[1:] - 1] = cls, sep
-    return PackedBatch(
-        input_ids=torch.from_numpy(ids),
-        cu_seqlens=torch.from_numpy(offsets.astype(np.int32)),
-        max_seqlen=int(lengths.max()),
-        position_ids=torch.from_numpy(positions),
-        sequence_ids=torch.from_numpy(sequences),
-    )
-
-
-def counted_tokens(rows: Rows, chosen: np.ndarray) -> tuple[Tensor | None, Tensor]:
-    """The tokens of a batch of the chosen rows that count, int64, None for all; and where each row's begin and end
-    among them, int64 (rows + 1,)."""
-    lengths, counts = rows.lengths[chosen], (rows.ends - rows.firsts)[chosen]
-    offsets = np.zeros(len(chosen) + 1, dtype=np.int64)
-    np.cumsum(counts, out=offsets[1:])
-    if (counts == lengths).all():
-        return None, torch.from_numpy(offsets)
-    begins = np.cumsum(lengths) - lengths + rows.firsts[chosen]
-    within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
-    return torch.from_numpy(np.repeat(begins, counts) + within), torch.from_numpy(offsets)

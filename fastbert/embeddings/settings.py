@@ -52,7 +52,7 @@ class Dense:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x fp32 (texts, in) on the CPU -> (texts, out); a text's bits do not depend on the others."""
-        y = matmul.product(x, matmul.pack(self.weight, "fp32"), self.bias)
+        y = matmul.matmul(x, matmul.prepack(self.weight, "fp32"), self.bias)
         # In fp64, so that how torch cuts the work for its vector units is rounded away.
         y = y.double()
         return ACTIVATIONS[self.activation](y).float()
@@ -82,7 +82,7 @@ class EmbedSettings:
     pooling: str = "mean"
     """"cls", "mean" or "max"."""
     normalize: bool = False
-    """Whether vectors are divided by their length."""
+    """Return whether vectors are divided by their length."""
     max_length: int | None = None
     """Tokens of a text, [CLS] and [SEP] included; None: as many as tokenizer and model take."""
     prompts: Mapping[str, str] = field(default_factory=dict)

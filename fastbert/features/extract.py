@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fastbert.embeddings.batches import packed
 from fastbert.embeddings.embed import BATCH_TOKENS, inferring
-from fastbert.embeddings.rows import SPECIAL, Rows, check_texts, packed
+from fastbert.embeddings.rows import SPECIAL, Rows, check_texts
 from fastbert.errors import UserError
 from fastbert.models.bert.model import BertModel
 from fastbert.models.finite import check_finite

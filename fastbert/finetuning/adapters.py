@@ -1,8 +1,7 @@
-"""LoRA and IA3 on our models through peft, in peft's own files: what is trained is a hundredth of the model.
+"""LoRA and IA3 on fastbert models through peft, in peft's file format.
 
-Adapters are put into the model itself: it is used, trained and evaluated as before, and its layers run the forward of
-the modules that have one. The head is trained whole beside them. peft has no bottleneck adapters (Houlsby et al. 2019),
-so neither has this module; what comes nearest in size and use are LoRA and IA3.
+Adapters are inserted into the model itself, which is used, trained and evaluated as before; adapted layers run the
+forward of their modules. The head is trained with them. peft has no bottleneck adapters (Houlsby et al. 2019).
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ IA3_TARGETS, IA3_FEED_FORWARD = ("key", "value", "output.dense"), ("output.dense
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How many parameters are trained, those of the head included, of how many the model has without adapters."""
+    """The number of trained parameters, head included, and of the model's parameters without adapters."""
 
     trained: int
     model: int
 
     @property
     def share(self) -> float:
-        """Their quotient."""
+        """Return the trained fraction."""
         return self.trained / max(self.model, 1)
 
 
@@ -50,11 +49,11 @@ def add_lora(
     targets: Sequence[str] = ("query", "value"),
     dropout: float = 0.0,
 ) -> Any:
-    """Put LoRA (Hu et al. 2021) beside the modules whose names end in `targets`, linear layers or embeddings: to their
-    product W x comes (alpha / rank) B A x, of which A (rank, in) and B (out, rank) are trained, and with them the head.
+    """Add LoRA (Hu et al. 2021) to the modules whose names end in `targets`, linear layers or embeddings: W x becomes
+    W x + (alpha / rank) B A x, and A (rank, in), B (out, rank) and the head are trained.
 
-    Returns peft's model around `model`, for `save_adapter` and `merge`; `model` itself has the adapters from now on.
-    Raises `UserError` for numbers that make no sense, and for targets that the model does not have.
+    Return peft's wrapper of `model`, for `save_adapter` and `merge`; `model` itself is adapted in place. Raises
+    `UserError` for numbers out of range, and for targets that the model does not have.
     """
     peft = require_peft()
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
@@ -77,8 +76,8 @@ def add_ia3(
     targets: Sequence[str] = IA3_TARGETS,
     feed_forward: Sequence[str] = IA3_FEED_FORWARD,
 ) -> Any:
-    """Put IA3 (Liu et al. 2022) on the linear layers whose names end in `targets`: their outputs, or for those of
-    `feed_forward` their inputs, are multiplied by learned vectors. The rest is as in `add_lora`."""
+    """Add IA3 (Liu et al. 2022) to the linear layers whose names end in `targets`: learned vectors scale their outputs,
+    or for those of `feed_forward` their inputs. Otherwise as `add_lora`."""
     peft = require_peft()
     _check_targets(model, targets)
     if not set(feed_forward) <= set(targets):
@@ -90,34 +89,34 @@ def add_ia3(
 
 
 def head_of(model: PreTrainedModel) -> list[str]:
-    """The modules of a model that no encoder brings along, and so are trained whole: its head, unless it is tied to the
-    encoder, and a pooler that was made anew."""
+    """Return the names of the modules that are trained with adapters: the head, unless it is tied to the encoder, and a
+    newly initialised pooler."""
     if not isinstance(getattr(model, model.base_model_prefix, None), nn.Module):
         return []
     tied = {key.partition(".")[0] for key in model.tied_keys}
-    found = [name for name, child in model.named_children() if name not in (model.base_model_prefix, *tied)]
-    return [*found, "pooler"] if any("pooler." in name for name in model.new_weights) else found
+    names = [name for name, child in model.named_children() if name not in (model.base_model_prefix, *tied)]
+    return [*names, "pooler"] if any("pooler." in name for name in model.new_weights) else names
 
 
 def size_of(model: nn.Module) -> Size:
-    """Of a model with adapters: parameters that are trained, and those that it would have without them."""
+    """Return the numbers of parameters of a model with adapters: trained, and without the adapters."""
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    own = {
+    original = {
         id(parameter): parameter.numel()
         for name, parameter in model.named_parameters()
         if not any(part in name for part in (".lora_", ".ia3_", ".modules_to_save."))
     }
-    return Size(trained=trained, model=sum(own.values()))
+    return Size(trained=trained, model=sum(original.values()))
 
 
 def save_adapter(adapted: Any, folder: str | Path, base: str | None = None) -> list[str]:
-    """Write what `add_lora` or `add_ia3` returned in peft's own format, adapter_config.json with
-    adapter_model.safetensors, the head included, which `PeftModel.from_pretrained` puts on our model and on that of
-    transformers; beside them config.json, which says what the head is for. Returns the files.
+    """Write the result of `add_lora` or `add_ia3` in peft's format, head included: adapter_config.json and
+    adapter_model.safetensors, which `PeftModel.from_pretrained` loads into fastbert and transformers models, and
+    config.json with the head's labels. Return the names of the files.
 
-    `base` is the name or folder of the model below, for whoever reads the file.
+    `base` is the base model's name or folder, which is stored in the file.
     """
-    model = _own(adapted)
+    model = _base(adapted)
     if base is not None:
         for config in adapted.peft_config.values():
             config.base_model_name_or_path = base
@@ -131,8 +130,8 @@ def save_adapter(adapted: Any, folder: str | Path, base: str | None = None) -> l
 
 
 def load_adapter(model: PreTrainedModel, folder: str | Path, *, trained: bool = False) -> Any:
-    """Put adapters from a folder in peft's format on a model with the same weights as theirs; `trained`: to go on
-    training them. Returns what `add_lora` does.
+    """Load adapters in peft's format into a model with the weights they were trained on; `trained` continues their
+    training. Return the same as `add_lora`.
 
     Raises `UserError` for a folder without adapters, adapters of a kind other than LoRA and IA3, files that are damaged
     or pickled, and adapters that do not fit the model.
@@ -154,12 +153,12 @@ def load_adapter(model: PreTrainedModel, folder: str | Path, *, trained: bool = 
 
 
 def check_adapter(folder: Path) -> set[str]:
-    """The names of the tensors in a folder in peft's format, after a look at its files. Raises `UserError`."""
+    """Verify a folder in peft's format; return the names of its tensors. Raises `UserError`."""
     if not (folder / CONFIG_FILE).is_file():
         raise UserError(f"{folder}: holds no {CONFIG_FILE}; name a folder that save_adapter or peft wrote")
     verify_files(folder, ADAPTER, MODEL)
-    said = read_json_file(folder / CONFIG_FILE)
-    kind = said.get("peft_type") if isinstance(said, dict) else None
+    config = read_json_file(folder / CONFIG_FILE)
+    kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind not in KINDS:
         raise UserError(f"{folder / CONFIG_FILE}: peft_type {shown(kind)} is not read; {' and '.join(KINDS)} are")
     if not (folder / WEIGHTS_FILE).is_file():
@@ -170,11 +169,11 @@ def check_adapter(folder: Path) -> set[str]:
 
 
 def merge(adapted: Any, folder: str | Path | None = None) -> PreTrainedModel:
-    """The model with its adapters multiplied into its weights, and the trained head: a plain model again, written to
-    `folder` if one is named. The adapters are gone from it."""
-    kept = _own(adapted).new_weights
+    """Merge the adapters into the weights; return the plain model with the trained head. Write it to `folder` if
+    given."""
+    new_weights = _base(adapted).new_weights
     merged: PreTrainedModel = adapted.merge_and_unload(safe_merge=True)
-    merged.new_weights = kept
+    merged.new_weights = new_weights
     merged.tie_weights()
     prepacked_weights.forget(merged.parameters())
     for parameter in merged.parameters():
@@ -184,8 +183,8 @@ def merge(adapted: Any, folder: str | Path | None = None) -> PreTrainedModel:
     return merged
 
 
-def _own(adapted: Any) -> PreTrainedModel:
-    """Our model inside of peft's."""
+def _base(adapted: Any) -> PreTrainedModel:
+    """Return the fastbert model in peft's wrapper."""
     model = adapted.get_base_model() if hasattr(adapted, "get_base_model") else None
     if not isinstance(model, PreTrainedModel):
         raise UserError(
@@ -195,7 +194,7 @@ def _own(adapted: Any) -> PreTrainedModel:
 
 
 def _check_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
-    """Each target is the end of a module's name."""
+    """Raise `UserError` for a target that is not the end of a module's name."""
     if isinstance(targets, str) or not targets:
         raise UserError(f"targets={targets!r} must be a list of names, as ('query', 'value')")
     named = dict(model.named_modules())
@@ -210,16 +209,16 @@ def _check_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
 def _wrapped(peft: Any, model: PreTrainedModel, config: Any) -> Any:
     if any(name.endswith((".base_layer", ".modules_to_save")) for name, _ in model.named_modules()):
         raise UserError("the model has adapters already; merge them first")
-    with _told(model):
+    with _peft_errors(model):
         adapted = peft.get_peft_model(model, config)
-    # What was laid out of weights that were trained until now is of no use any more.
+    # Prepacked copies of weights that are no longer trained are stale.
     prepacked_weights.forget(model.parameters())
     return adapted
 
 
 @contextmanager
-def _told(model: PreTrainedModel) -> Iterator[None]:
-    """What peft cannot do with a model is the user's error."""
+def _peft_errors(model: PreTrainedModel) -> Iterator[None]:
+    """Raise peft's errors as `UserError`."""
     try:
         yield
     except (ValueError, TypeError) as error:
@@ -232,7 +231,7 @@ def _line(error: BaseException) -> str:
 
 
 def require_peft() -> Any:
-    """The package; UserError where it is missing."""
+    """Return the package peft. Raises `UserError` if it is missing."""
     try:
         import peft
     except ImportError:

@@ -1,47 +1,37 @@
-"""What a fine-tuning run is made of. Imports no torch: the command line is generated from this class."""
+"""The flags of a fine-tuning run. Imports no torch: the command line is generated from this class."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from fastbert.errors import UserError
+from fastbert.tasks.registry import TASKS, TaskFlags, TaskName, task_class
+from fastbert.training.run_config import RunConfig, flag, require
 
-TaskName = Literal["classification", "regression", "tagging", "span", "choice", "seq2seq"]
 PAPER_GRID: dict[str, tuple[float, ...]] = {"batch_size": (16, 32), "lr": (5e-5, 3e-5, 2e-5), "epochs": (2, 3, 4)}
 DEFAULTS: dict[str, tuple[float, ...]] = {"batch_size": (32,), "lr": (5e-5,), "epochs": (3,)}
-"""Hyper-parameters of a run that asks for none; and of Devlin et al. 2019, appendix A.3."""
-LENGTHS = {"span": 384}
-"""Tokens of a row by task, where 128 would be too few."""
-TASK_FLAGS = {
-    "span": ("stride", "max_answer_length", "n_best", "unanswerable", "null_threshold"),
-    "tagging": ("context_tokens",),
-    "seq2seq": ("decoder", "decoder_layers", "num_beams", "max_target_length"),
-}
-"""Flags that only one kind of task knows."""
-CHANGEABLE = frozenset(("seeds", "device", "log_every", "checkpoint_every", "out", "resume", "overwrite"))
-"""What a resumed run may have another value of; of the seeds only more."""
+"""Default hyper-parameters; the grid is that of Devlin et al. 2019, appendix A.3."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneConfig:
-    """Fine-tune a pre-trained encoder on a task: every combination of --lr, --batch-size and --epochs, --seeds times
-    each; the best model on the first --eval file is kept, with its scores and its predictions."""
+class _Files(RunConfig):
+    """The task, its files and their columns."""
 
     task: TaskName | None = None
-    """Kind of the task."""
+    """Task to train for."""
     model: str | None = None
-    """Folder of the pre-trained model, or its name in the Hub's cache."""
+    """Folder of the pre-trained model, or its Hub id in the local cache."""
     train: Path | None = None
-    """File with the training examples: a GLUE TSV, .tsv, .csv, .jsonl, .parquet, .conll or SQuAD .json, perhaps .gz or
-    .xz; or a folder of `datasets`, FOLDER#SPLIT where it holds several."""
+    """File with the training examples: a GLUE TSV, .tsv, .csv, .jsonl, .parquet, .conll or SQuAD .json, also .gz
+    or .xz of these; or a `datasets` folder, FOLDER#SPLIT if it holds several splits."""
     eval: tuple[Path, ...] = ()
-    """Files to evaluate on; the first decides which model is best."""
+    """Files to evaluate on; the first selects the best model."""
     validation_fraction: float | None = None
-    """Fraction of the training examples to evaluate on instead of training on them, where there is no --eval file."""
+    """Fraction of the training examples held out for evaluation, instead of --eval files."""
     out: Path = Path("runs/finetune")
     """Folder of the run: config, metrics, curves, results, predictions and the best model."""
     text_column: str | None = None
@@ -51,108 +41,98 @@ class FinetuneConfig:
     label_column: str | None = None
     """Column or key of the label (the tag, the target)."""
     id_column: str | None = None
-    """Column or key that names an example."""
+    """Column or key of an example's id."""
+    max_length: int | None = None
+    """Tokens per sequence, special tokens included (default: 128, span: 384); longer texts are cut, or windowed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneConfig(TaskFlags, _Files):
+    """Fine-tune a pre-trained encoder on a task: every combination of --lr, --batch-size and --epochs, with --seeds
+    seeds each. The best model on the first --eval file is kept, with its scores and predictions."""
+
+    CHANGEABLE: ClassVar = frozenset(["seeds", "device", "log_every", "checkpoint_every", "out", "resume", "overwrite"])
+
     epochs: tuple[float, ...] = ()
-    """Passes over the training set; several numbers are a grid (default: 3)."""
+    """Epochs; several values form a grid (default: 3)."""
     max_steps: int | None = None
-    """End after so many optimiser steps; the schedule follows."""
+    """Maximum number of optimiser steps; the schedule ends there."""
     batch_size: tuple[int, ...] = ()
-    """Examples per optimiser step; several numbers are a grid (default: 32)."""
+    """Examples per optimiser step; several values form a grid (default: 32)."""
     micro_batch: int | None = None
-    """Examples per forward and backward pass, where a whole batch does not fit (default: the whole batch)."""
+    """Examples per forward and backward pass (default: the whole batch)."""
     lr: tuple[float, ...] = ()
-    """Peak learning rate; several numbers are a grid (default: 5e-5)."""
+    """Peak learning rate; several values form a grid (default: 5e-5)."""
     grid: Literal["paper"] | None = None
     """Search the paper's grid: batches of 16 and 32, learning rates 5e-5, 3e-5 and 2e-5, 2 to 4 epochs."""
     seeds: int = 1
-    """Runs that differ in their seed alone; results have their mean and standard deviation."""
+    """Number of seeds per combination; results report mean and standard deviation over them."""
     seed: int = 0
-    """The first seed: of the head's weights, the order of the examples, and dropout."""
+    """First seed: of the head's weights, the order of the examples, and dropout."""
     metric: str | None = None
-    """Metric that decides which model is best (default: the task's first)."""
+    """Metric that selects the best model (default: the task's first)."""
     schedule: Literal["linear", "constant", "slanted-triangular"] = "linear"
-    """Learning rate behind the warm-up: linearly to zero, constant, or ULMFiT's (which has its own warm-up)."""
+    """Learning rate after the warm-up: linear decay to zero, constant, or ULMFiT's (which has its own warm-up)."""
     warmup: float = 0.1
-    """Fraction of the steps in which the learning rate rises."""
+    """Warm-up as a fraction of the steps."""
     weight_decay: float = 0.01
-    """AdamW's decoupled weight decay; none on biases and LayerNorm."""
+    """Decoupled weight decay of AdamW; not applied to biases and LayerNorm."""
     max_grad_norm: float = 1.0
-    """Gradients are clipped to this norm."""
+    """Norm that gradients are clipped to."""
     layer_decay: float = 1.0
-    """Learning rate of each layer as a fraction of that of the one above; ULMFiT takes 0.385 (1/2.6)."""
+    """Learning rate of each layer as a fraction of that of the layer above; 0.385 (1/2.6) in ULMFiT."""
     gradual_unfreezing: bool = False
-    """Train the head alone in the first epoch, and one layer more in each one after that (ULMFiT)."""
+    """Train only the head in the first epoch, and one more layer in each epoch after it (ULMFiT)."""
     frozen: bool = False
-    """Train the head alone; the encoder stays as it is."""
+    """Train only the head; the encoder is frozen."""
     reinit_layers: int = 0
-    """Draw the weights of so many of the top layers, and the pooler, anew before training."""
+    """Number of top layers to re-initialise before training, with the pooler."""
     dropout: float | None = None
-    """Dropout everywhere (default: as the model's config says)."""
+    """Dropout probability of all layers and the head (default: from the model's config)."""
     lora: int | None = None
-    """Train low-rank adapters of this rank and the head, through the package peft, instead of all weights."""
+    """Rank of LoRA adapters to train, with the head, instead of all weights (needs the package peft)."""
     early_stopping: int | None = None
-    """End after so many evaluations in a row without a better score."""
+    """Stop after this many evaluations without a better score."""
     eval_every: int | None = None
-    """Steps between evaluations (default: once an epoch)."""
-    max_length: int | None = None
-    """Tokens of a row, special ones included (default: 128, for span 384); longer texts are cut, or windows."""
-    stride: int = 128
-    """Span: tokens that neighbouring windows share."""
-    max_answer_length: int = 30
-    """Span: tokens of the longest answer."""
-    n_best: int = 20
-    """Span: answers written for each question."""
-    unanswerable: bool = False
-    """Span: some questions have no answer (SQuAD 2.0)."""
-    null_threshold: float = 0.0
-    """Span: how much better than the best answer no answer must score to be given."""
-    context_tokens: int = 0
-    """Tagging: tokens of the same document seen on each side of a sentence."""
-    decoder: Literal["decoder", "bert2bert", "prefix"] | None = None
-    """Sequence to sequence: a fresh decoder, one that begins as the encoder, or one stack with a prefix mask (default:
-    bert2bert; of a model that already writes, its own)."""
-    decoder_layers: int | None = None
-    """Sequence to sequence: layers of the decoder (default: as many as the encoder has)."""
-    num_beams: int = 1
-    """Sequence to sequence: hypotheses that beam search keeps; 1 is greedy."""
-    max_target_length: int = 64
-    """Sequence to sequence: tokens of the longest text that is written."""
+    """Steps between evaluations (default: once per epoch)."""
     teacher: str | None = None
-    """Folder of a trained model of the same task, whose predictions the model also learns from."""
+    """Folder of a teacher for distillation: a model trained on the same task."""
     student_layers: int | None = None
-    """Begin as every k-th layer of --model, this many in all."""
+    """Initialise the model with this many layers of --model, evenly spread."""
     distill: Literal["distilbert", "tinybert"] = "distilbert"
-    """What of the teacher is learnt: soft labels and hidden states, or also attention, layer by layer."""
+    """Distillation losses: soft targets and last hidden states, or all hidden states and attention scores too."""
     temperature: float = 2.0
-    """Softness of the teacher's labels."""
+    """Temperature of the teacher's soft targets."""
     soft_weight: float = 0.5
-    """Share of the teacher's labels in the loss; the rest is the training set's."""
+    """Weight of the soft targets in the loss, 0 to 1; the rest is the loss of the labels."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; auto takes a GPU when there is one."""
+    """Device to train on; auto selects a GPU if one is available."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Dtype of the matrix products; auto takes the fastest of the device and prints it. fp16 needs a GPU."""
+    """Dtype of matrix products; auto selects and prints the fastest on the device. fp16 needs a GPU."""
     checkpoint_activations: bool = False
-    """Keep only each layer's input and compute the rest again in the backward pass."""
+    """Store only each layer's input and recompute activations in the backward pass."""
     deterministic: bool = False
-    """Use deterministic algorithms only, on GPUs too."""
+    """Use only deterministic algorithms, also on GPUs."""
     store_delta: bool = False
-    """Write the best model as a delta to --model too: only what changed."""
+    """Also write the best model as a delta to --model."""
     strict: bool = False
-    """End at the first example that cannot be used (an answer that is not in its text), instead of counting them."""
+    """Fail on the first unusable example (an answer that is not in its text), instead of counting them."""
     skip_bad: bool = False
-    """Skip rows of files that cannot be read and report how many, instead of refusing the file."""
+    """Skip and count unreadable rows of a file, instead of refusing the file."""
     checkpoint_every: int | None = None
-    """Steps between checkpoints, from which --resume goes on after a crash (default: only when the run is stopped)."""
+    """Steps between checkpoints, for --resume after a crash (default: only when the run is stopped)."""
     log_every: int = 10
-    """Steps between lines of metrics.jsonl; the first step always has one."""
+    """Steps between lines of metrics.jsonl; the first step is always written."""
     resume: bool = False
-    """Continue the run in --out, or start it if there is none; trials that are finished are not repeated."""
+    """Continue the run in --out, or start it if there is none; finished trials are not repeated."""
     overwrite: bool = False
-    """Replace the run that is in --out."""
+    """Replace the run in --out."""
 
     def __post_init__(self) -> None:
+        if self.task is not None and self.task not in TASKS:
+            raise UserError(f"--task {self.task}: choose one of {', '.join(TASKS)}")
         for name in ("seeds", "log_every", "n_best", "max_answer_length", "num_beams", "max_target_length"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         optional = (
             "max_steps",
             "micro_batch",
@@ -164,30 +144,33 @@ class FinetuneConfig:
         )
         for name in (*optional, "decoder_layers"):
             value = getattr(self, name)
-            _require(value is None or value >= 1, name, value, "at least 1")
+            require(value is None or value >= 1, name, value, "at least 1")
         for name, least in (("epochs", 0), ("lr", 0), ("batch_size", 1)):
             for value in getattr(self, name):
                 good = least <= value < float("inf") and value > 0
-                _require(good, name, value, "at least 1" if least else "above 0 and finite")
+                require(good, name, value, "at least 1" if least else "above 0 and finite")
         for name in ("stride", "context_tokens", "reinit_layers", "weight_decay"):
-            _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        _require(0 <= self.warmup < 1, "warmup", self.warmup, "from 0 to below 1 (a fraction of the run)")
-        _require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "above 0")
-        _require(0 < self.layer_decay <= 1, "layer_decay", self.layer_decay, "above 0 and at most 1")
-        _require(self.dropout is None or 0 <= self.dropout < 1, "dropout", self.dropout, "from 0 to below 1")
-        _require(self.max_length is None or self.max_length >= 4, "max_length", self.max_length, "at least 4")
-        held = self.validation_fraction
-        _require(
-            held is None or 0 < held < 1, "validation_fraction", held, "between 0 and 1 (a fraction of the examples)"
+            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
+        require(0 <= self.warmup < 1, "warmup", self.warmup, "from 0 to below 1 (a fraction of the run)")
+        require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "above 0")
+        require(0 < self.layer_decay <= 1, "layer_decay", self.layer_decay, "above 0 and at most 1")
+        require(self.dropout is None or 0 <= self.dropout < 1, "dropout", self.dropout, "from 0 to below 1")
+        require(self.max_length is None or self.max_length >= 4, "max_length", self.max_length, "at least 4")
+        fraction = self.validation_fraction
+        require(
+            fraction is None or 0 < fraction < 1,
+            "validation_fraction",
+            fraction,
+            "between 0 and 1 (a fraction of the examples)",
         )
-        _require(self.temperature > 0, "temperature", self.temperature, "above 0")
-        _require(0 <= self.soft_weight <= 1, "soft_weight", self.soft_weight, "from 0 to 1")
-        _require(0 <= self.seed < 2**31, "seed", self.seed, "from 0 to 2^31 - 1")
-        _require(not math.isnan(self.null_threshold), "null_threshold", self.null_threshold, "a number")
+        require(self.temperature > 0, "temperature", self.temperature, "above 0")
+        require(0 <= self.soft_weight <= 1, "soft_weight", self.soft_weight, "from 0 to 1")
+        require(0 <= self.seed < 2**31, "seed", self.seed, "from 0 to 2^31 - 1")
+        require(not math.isnan(self.null_threshold), "null_threshold", self.null_threshold, "a number")
         self._check_together()
 
     def _check_together(self) -> None:
-        for one, other in (
+        for first, second in (
             ("resume", "overwrite"),
             ("frozen", "gradual_unfreezing"),
             ("frozen", "lora"),
@@ -197,39 +180,40 @@ class FinetuneConfig:
             ("lora", "student_layers"),
             ("lora", "teacher"),
         ):
-            if getattr(self, one) and getattr(self, other):
-                raise UserError(f"{_flag(one)} and {_flag(other)} exclude each other; leave one out")
+            if getattr(self, first) and getattr(self, second):
+                raise UserError(f"{flag(first)} and {flag(second)} exclude each other; leave one out")
         if self.grid:
-            given = [name for name in PAPER_GRID if getattr(self, name)]
-            if given:
-                raise UserError(f"--grid {self.grid} sets {' and '.join(map(_flag, given))} itself; leave one out")
+            names = [name for name in PAPER_GRID if getattr(self, name)]
+            if names:
+                raise UserError(f"--grid {self.grid} sets {' and '.join(map(flag, names))} itself; leave one out")
         if self.validation_fraction is not None and self.eval:
             raise UserError("--validation-fraction takes the place of --eval; leave one of the two out")
         if self.early_stopping is not None and not self.eval and self.validation_fraction is None:
             raise UserError("--early-stopping needs --eval, a file to score the model on, or --validation-fraction")
 
     def check_of_use(self) -> None:
-        """Refuse flags of a new run that would change nothing. Raises `UserError`."""
+        """Raise `UserError` for flags of a new run that would have no effect."""
         needs = [(name, "--teacher", bool(self.teacher)) for name in ("distill", "temperature", "soft_weight")]
         needs.append(("null_threshold", "--unanswerable", self.unanswerable))
+        defaults = {item.name: item.default for item in fields(self)}
         if self.task is not None:
-            needs += [
-                (name, f"--task {task}", self.task == task) for task, names in TASK_FLAGS.items() for name in names
-            ]
-        defaults = {one.name: one.default for one in fields(self)}
-        for name, needed, given in needs:
+            taken = {item.name for item in fields(task_class(self.task).settings_type)}
+            for task in TASKS:
+                names = {item.name for item in fields(task_class(task).settings_type)} - taken
+                needs += [(name, f"--task {task}", False) for name in defaults if name in names]
+        for name, needed, present in needs:
             value = getattr(self, name)
-            if not given and value != defaults[name]:
+            if not present and value != defaults[name]:
                 shown = "" if value is True else f" {value}"
-                raise UserError(f"{_flag(name)}{shown} changes nothing without {needed}; leave it out")
+                raise UserError(f"{flag(name)}{shown} changes nothing without {needed}; leave it out")
 
     @property
     def length(self) -> int:
-        """Tokens of a row."""
-        return self.max_length or LENGTHS.get(self.task or "", 128)
+        """Return the tokens per sequence."""
+        return self.max_length or task_class(self.task or "classification").default_length
 
     def trials(self) -> list[Trial]:
-        """Every combination of the grid with every seed, seeds innermost."""
+        """Return every combination of the grid with every seed, seeds innermost."""
         source = PAPER_GRID if self.grid else {name: getattr(self, name) or DEFAULTS[name] for name in DEFAULTS}
         combinations = product(source["lr"], source["batch_size"], source["epochs"])
         return [
@@ -238,53 +222,15 @@ class FinetuneConfig:
             for number in range(self.seeds)
         ]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The configuration as JSON can hold it."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> FinetuneConfig:
-        """What `to_dict` wrote; keys of newer versions are refused."""
-        unknown = sorted(values.keys() - {one.name for one in fields(cls)})
-        if unknown:
-            raise UserError(f"the run's configuration holds {', '.join(unknown)}, unknown here: update fastbert")
-        chosen = dict(values)
-        for name in ("train", "out"):
-            if chosen.get(name) is not None:
-                chosen[name] = Path(chosen[name])
-        for name in ("epochs", "batch_size", "lr"):
-            chosen[name] = tuple(chosen.get(name, ()))
-        chosen["eval"] = tuple(Path(path) for path in chosen.get("eval", ()))
-        return cls(**chosen)
-
-    def resumed_from(self, saved: FinetuneConfig) -> FinetuneConfig:
-        """The configuration to continue `saved` with: its own, where this one has the default.
-
-        Raises `UserError` for a flag that would make it another run. More seeds may be asked for.
-        """
-        merged: dict[str, Any] = {}
-        for one in fields(self):
-            given, held = getattr(self, one.name), getattr(saved, one.name)
-            if one.name in ("out", "resume", "overwrite"):
-                continue
-            if given in (one.default, held) or _same_files(given, held):
-                continue
-            if one.name not in CHANGEABLE:
-                raise UserError(
-                    f"{_flag(one.name)} {_shown(given)} differs from the run being resumed, which has {_shown(held)};"
-                    f" leave {_flag(one.name)} out, or start another run with another --out"
-                )
-            if one.name == "seeds" and given < held:
-                raise UserError(
-                    f"--seeds {given}: the run being resumed has {held}; leave --seeds out, or ask for more"
-                )
-            merged[one.name] = given
-        return replace(saved, **merged, out=self.out, resume=True, overwrite=False)
+    def check_change(self, name: str, value: Any, stored: Any) -> None:
+        """Refuse fewer seeds than the run has."""
+        if name == "seeds" and value < stored:
+            raise UserError(f"--seeds {value}: the run being resumed has {stored}; leave --seeds out, or ask for more")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One training of a run: a point of its grid, and a seed."""
+    """One training: a point of the grid, and a seed."""
 
     lr: float
     batch_size: int
@@ -293,34 +239,3 @@ class Trial:
 
     def __str__(self) -> str:
         return f"lr {self.lr:g}, batch {self.batch_size}, {self.epochs:g} epochs, seed {self.seed}"
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _same_files(given: Any, held: Any) -> bool:
-    """Tell whether two paths, or two lists of them, lead to the same files, from wherever the command was called."""
-    if isinstance(given, Path) and isinstance(held, Path):
-        return given.resolve() == held.resolve()
-    if isinstance(given, tuple) and isinstance(held, tuple) and len(given) == len(held):
-        return all(_same_files(one, other) for one, other in zip(given, held))
-    return False
-
-
-def _shown(value: Any) -> str:
-    """A flag's value as it is given on the command line."""
-    if value is None or value == ():
-        return "none"
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _require(holds: bool, name: str, value: object, range_in_words: str) -> None:
-    if not holds:
-        raise UserError(f"{_flag(name)} {value} must be {range_in_words}")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""The training of one trial: batches in the order of its seed, schedule, evaluations, the best model, a clean stop."""
+"""The training of one trial: batches in the order of its seed, schedule, evaluations, best model, and signals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from torch import Tensor
 from fastbert.errors import CheckpointError, UserError
 from fastbert.finetuning import order, recipe
 from fastbert.finetuning.config import FinetuneConfig, Trial
-from fastbert.finetuning.log import Log, Record, Reporter
 from fastbert.io.atomic_write import sync_tree
 from fastbert.io.checksums import sha256
 from fastbert.io.untrusted_input import read_json_file
@@ -25,18 +24,20 @@ from fastbert.tasks.predicting import autocast
 from fastbert.tasks.rows import Rows, TaskBatch, share_out
 from fastbert.training import checkpoint
 from fastbert.training.checkpoint import Checkpoints, require
+from fastbert.training.metrics import MetricsLog
 from fastbert.training.optimizer import GradientError, clip_gradients
+from fastbert.training.reporter import Record, Reporter
 from fastbert.training.stopping import Stopped, StopRequest
 
 logger = logging.getLogger("fastbert")
 Scores = dict[str, dict[str, float]]
 Objective = Callable[[Any, TaskBatch, int], Tensor]
-"""The loss of a batch, as `Task.loss` defines it; distillation has its own."""
+"""(model, batch, items) -> the loss of a batch: `Task.loss`, or that of distillation."""
 
 
 @dataclass
 class Progress:
-    """Where a trial is; what a checkpoint holds beside the tensors."""
+    """The progress of a trial, which checkpoints store beside the tensors."""
 
     step: int = 0
     tokens: int = 0
@@ -45,13 +46,13 @@ class Progress:
     best_step: int = 0
     best_scores: Scores | None = None
     since_best: int = 0
-    """Evaluations in a row that were not better."""
+    """Consecutive evaluations without a better score."""
     unlogged: list[float] = field(default_factory=list)
     """Losses since the last line of metrics.jsonl."""
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Progress:
-        """Read what a checkpoint holds. Raises `CheckpointError`."""
+        """Read the progress from a checkpoint's state. Raises `CheckpointError`."""
         none = type(None)
         values = {
             "step": require(state, "step", int),
@@ -70,7 +71,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class State:
-    """A trial's place in a checkpoint's state.json, with its types checked."""
+    """A trial's state in state.json of a checkpoint, with its types checked."""
 
     trial: Trial
     progress: Progress
@@ -86,23 +87,23 @@ class State:
         def read(state: dict[str, Any]) -> State:
             trial = require(state, "trial", dict)
             kinds = {"lr": float, "batch_size": int, "epochs": float, "seed": int}
-            own = cls(
+            trial_state = cls(
                 Trial(**{name: require(trial, name, kind) for name, kind in kinds.items()}),
                 Progress.of(require(state, "progress", dict)),
                 require(state, "best", dict),
                 require(state, "scaler", dict),
             )
-            if own.best != _hashes(best_folder(folder, own.progress.best_step)):
+            if trial_state.best != _hashes(best_folder(folder, trial_state.progress.best_step)):
                 raise CheckpointError(
-                    f"the best model that it names, of step {own.progress.best_step:,}, is missing or damaged"
+                    f"the best model that it names, of step {trial_state.progress.best_step:,}, is missing or damaged"
                 )
-            return own
+            return trial_state
 
         return read
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of each file of a folder; none of a folder that does not exist."""
+    """Return the SHA-256 of each file of a folder; nothing for a missing folder."""
     if not folder.is_dir():
         return {}
     return {
@@ -114,40 +115,40 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all trials of a run share."""
+    """What the trials of a run have in common."""
 
     config: FinetuneConfig
     rows: Rows
     objective: Objective
     items: Callable[[TaskBatch], int]
-    """The labels of a batch."""
+    """Counts the labels of a batch."""
     save: Callable[[Path], None]
-    """Writes the model as it is to a folder."""
+    """Writes the current model to a folder."""
     evaluate: Callable[[Any], Scores] | None
-    """Scores of a model by file; None where there is nothing to evaluate on."""
+    """Returns a model's scores by file; None without evaluation files."""
     choose: Callable[[Scores], float]
-    """What of the scores decides; higher is better."""
+    """Returns the score that selects the best model; higher is better."""
     folder: Path
     device: torch.device
     dtype: torch.dtype
-    log: Log
+    log: MetricsLog
     reporter: Reporter
     configuration: Mapping[str, Any] = field(default_factory=dict)
-    """What config.json says; checkpoints hold it too."""
+    """The content of config.json, which checkpoints store too."""
 
 
-KEPT = 2
-"""Checkpoints of a trial: the one before takes over where the newest is damaged."""
+KEEP = 2
+"""Checkpoints of a trial: the previous one is used if the newest is damaged."""
 BEST = "best-"
 
 
 def best_folder(folder: Path, step: int) -> Path:
-    """Where a trial keeps its best model, that of a step."""
+    """Return the folder of a trial's best model, that of a step."""
     return folder / f"{BEST}{step:08d}"
 
 
 def _best_step(folder: Path) -> int | None:
-    """The best step that a checkpoint names; None where its state cannot be read."""
+    """Return the best step that a checkpoint names; None if its state cannot be read."""
     try:
         state = read_json_file(folder / checkpoint.STATE)
         return Progress.of(state["progress"]).best_step
@@ -156,8 +157,10 @@ def _best_step(folder: Path) -> int | None:
 
 
 class Fit:
-    """One trial in memory: model, optimiser, and how far it has come. The best model so far lies in `best_folder`; the
-    one that a checkpoint names stays as long as the checkpoint, since a run that continues there may find another."""
+    """A trial in memory: model, optimiser and progress.
+
+    `best_folder` holds the best model so far. The best model that a checkpoint names is kept as long as the checkpoint,
+    since a run that is resumed there may select a different one."""
 
     def __init__(self, model: Any, trial: Trial, setting: Setting, stop: StopRequest) -> None:
         self.model, self.trial, self.setting, self.stop = model.to(setting.device), trial, setting, stop
@@ -170,20 +173,20 @@ class Fit:
         self.optimizer = recipe.optimizer(model, config, trial.lr)
         self.scaler = torch.amp.GradScaler(setting.device.type, enabled=setting.dtype == torch.float16)
         self.progress = Progress()
-        self.checkpoints = Checkpoints(setting.folder, KEPT)
-        self.named: dict[str, int] = {}  # checkpoint -> the best step that it names
-        self.hashes: tuple[int, dict[str, str]] = (0, {})  # a best step, and those of its model's files
+        self.checkpoints = Checkpoints(setting.folder, KEEP)
+        self.named: dict[str, int] = {}  # checkpoint -> its best step
+        self.hashes: tuple[int, dict[str, str]] = (0, {})  # the best step, and the SHA-256 of its files
         if config.checkpoint_activations:
             model.checkpoint_activations("layer")
 
     def _keep_best(self) -> None:
-        """Remove the best models that neither this trial nor a checkpoint of it names."""
-        there = self.checkpoints.names()
-        self.named = {name: step for name, step in self.named.items() if name in there}
+        """Remove best models that neither the trial nor one of its checkpoints names."""
+        present = self.checkpoints.names()
+        self.named = {name: step for name, step in self.named.items() if name in present}
         steps = {self.progress.best_step, *self.named.values()}
-        kept = {best_folder(self.setting.folder, step) for step in steps}
+        keep = {best_folder(self.setting.folder, step) for step in steps}
         for other in self.setting.folder.glob(f"{BEST}*"):
-            if other not in kept:
+            if other not in keep:
                 try:
                     shutil.rmtree(other)
                 except OSError as error:
@@ -197,16 +200,12 @@ class Fit:
         self._keep_best()
 
     def resume(self) -> None:
-        """Continue from the trial's newest whole checkpoint, if it has one."""
+        """Continue from the trial's newest whole checkpoint, if there is one."""
         loaded = self.checkpoints.load_last(State.reader(self.setting.folder))
         if loaded is None:
             return
         last, state = loaded
-        if self.scaler.is_enabled() and state.scaler:
-            try:
-                self.scaler.load_state_dict(state.scaler)
-            except (KeyError, TypeError) as error:
-                raise CheckpointError(f"{last.folder / checkpoint.STATE}: damaged (scaler: {error})") from None
+        checkpoint.restore_scaler(self.scaler, state.scaler, last.folder)
         checkpoint.restore(last, self.model, self.optimizer)
         self.progress, self.hashes = state.progress, (state.progress.best_step, state.best)
         self.named = {
@@ -217,7 +216,7 @@ class Fit:
         self._keep_best()
 
     def save(self) -> Path:
-        """Write a checkpoint of the present step."""
+        """Write a checkpoint of the current step; return its folder."""
         setting, step = self.setting, self.progress.best_step
         setting.log.sync()
         if step and self.hashes[0] != step:
@@ -239,23 +238,25 @@ class Fit:
         return saved
 
     def run(self) -> Progress:
-        """Train to the end, or until early stopping. Raises `Stopped` after a signal, when the state is saved, and
-        UserError when a gradient is not finite."""
+        """Train to the end, or until early stopping.
+
+        Raises `Stopped` after a signal, with the state saved, and `UserError` for a non-finite gradient.
+        """
         config, now, setting = self.setting.config, self.progress, self.setting
         every = config.eval_every or self.per_epoch
         pending: tuple[Record, Tensor] | None = None
-        epoch_known = -1
+        last_epoch = -1
         batches = order.batches(setting.rows.units, self.trial.batch_size, self.trial.seed, now.step, self.total)
         for epoch, units in batches:
-            if config.gradual_unfreezing and epoch != epoch_known:
+            if config.gradual_unfreezing and epoch != last_epoch:
                 layers = self.model.config.num_hidden_layers
                 recipe.freeze(self.model, recipe.unfrozen(epoch, layers))
-            epoch_known = epoch
+            last_epoch = epoch
             started = time.perf_counter()
             rate = self.trial.lr * recipe.factor(config.schedule, config.warmup, now.step, self.total)
             loss, tokens = self._step(epoch, units, rate)
             if pending is not None and setting.device.type != "cpu":
-                self._report(*pending)  # of the step before: the device is busy with this one meanwhile
+                self._report(*pending)  # the previous step, while the device computes this one
                 pending = None
             seconds = time.perf_counter() - started
             now.step, now.tokens, now.seconds = now.step + 1, now.tokens + tokens, now.seconds + seconds
@@ -279,18 +280,18 @@ class Fit:
         return now
 
     def _step(self, epoch: int, units: Any, rate: float) -> tuple[Tensor, int]:
-        """One optimiser step; returns its loss, a scalar, and the tokens it saw."""
+        """Take an optimiser step; return its loss, a scalar, and its number of tokens."""
         self.model.train()
         setting, rows = self.setting, self.setting.rows
         size = setting.config.micro_batch or len(units)
         keys = order.dropout_keys(units, self.trial.seed, epoch)
-        parts = [rows.batch(units[i : i + size], keys[i : i + size]) for i in range(0, len(units), size)]
-        parts = share_out(parts)
-        items = sum(setting.items(part) for part in parts)
+        batches = [rows.batch(units[i : i + size], keys[i : i + size]) for i in range(0, len(units), size)]
+        batches = share_out(batches)
+        items = sum(setting.items(batch) for batch in batches)
         total: Any = 0.0
-        for part in parts:
+        for batch in batches:
             with autocast(setting.device, setting.dtype):
-                loss = setting.objective(self.model, part.to(setting.device), max(items, 1))
+                loss = setting.objective(self.model, batch.to(setting.device), max(items, 1))
             self.scaler.scale(loss).backward()
             total = total + loss.detach()
         recipe.set_rates(self.optimizer, rate)
@@ -298,19 +299,19 @@ class Fit:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        return total, sum(part.inputs.num_tokens for part in parts)
+        return total, sum(batch.inputs.num_tokens for batch in batches)
 
     def _clip(self, loss: Tensor) -> None:
-        """Keep the norm of the gradient in bounds."""
-        most = self.setting.config.max_grad_norm
+        """Clip the gradient's norm."""
+        max_norm = self.setting.config.max_grad_norm
         if self.setting.device.type == "cpu":
             try:
-                self.optimizer.clip_gradients(most)
+                self.optimizer.clip_gradients(max_norm)
             except GradientError as error:
                 self._refuse(float(loss), f"; {error.where}")
             return
         self.scaler.unscale_(self.optimizer)
-        clip_gradients([p for p in self.model.parameters() if p.grad is not None], most)
+        clip_gradients([p for p in self.model.parameters() if p.grad is not None], max_norm)
 
     def _refuse(self, loss: float, where: str = "") -> NoReturn:
         raise UserError(
@@ -319,7 +320,7 @@ class Fit:
         )
 
     def _report(self, record: Record, loss: Tensor) -> None:
-        """Tell the step's loss, and now and then write a line: the mean since the last one."""
+        """Report a step; when a line of metrics.jsonl is due, write the mean loss since the last one."""
         record["loss"] = float(loss)
         if not math.isfinite(record["loss"]) and not self.scaler.is_enabled():
             self._refuse(record["loss"])
@@ -332,13 +333,13 @@ class Fit:
             window.clear()
 
     def _evaluate(self) -> bool:
-        """Score the model, keep it if it is the best yet; returns whether to go on."""
+        """Score the model, and save it if it is the best so far; return False to stop early."""
         now, setting = self.progress, self.setting
         assert setting.evaluate is not None
         scores = setting.evaluate(self.model)
         record = self._record("validation", epoch=now.step / self.per_epoch, scores=scores)
         setting.log.append(record)
-        setting.reporter.on_evaluation(record)
+        setting.reporter.on_validation(record)
         value = setting.choose(scores)
         if now.best is None or value > now.best:
             now.best, now.best_scores, now.since_best = value, scores, 0

@@ -1,4 +1,4 @@
-"""The order of the training examples and their dropout: functions of seed, epoch and example alone."""
+"""The order of training examples and their dropout keys, as functions of seed, epoch and example."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of `count` examples in an epoch, counted from 0; int64."""
+    """Return the order of `count` examples in an epoch, counted from 0: int64 (count,)."""
     return np.random.Generator(np.random.Philox(key=[seed, epoch])).permutation(count)
 
 
 def dropout_keys(units: np.ndarray, seed: int, epoch: int) -> np.ndarray:
-    """A key for each of these examples, int64: splitmix64 of seed, epoch and example."""
+    """Return a dropout key per example, int64: splitmix64 of seed, epoch and example."""
     with np.errstate(over="ignore"):
         start = _mixed(_mixed(np.array([seed], dtype=np.uint64)) + np.uint64(epoch))
         return _mixed(start + units.astype(np.uint64)).view(np.int64)
@@ -30,18 +30,18 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 
 
 def steps_of(count: int, batch_size: int, epochs: float, max_steps: int | None) -> tuple[int, int]:
-    """The optimiser steps of an epoch, whose last batch may be smaller, and of the whole training."""
+    """Return the optimiser steps per epoch, whose last batch may be smaller, and in total."""
     per_epoch = math.ceil(count / batch_size)
     total = math.ceil(round(per_epoch * epochs, 6))
     return per_epoch, total if max_steps is None else min(total, max_steps)
 
 
 def batches(count: int, batch_size: int, seed: int, first: int, total: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Epoch and examples of each step from `first` up to, but not including, `total`."""
+    """Yield the epoch and the examples of each step from `first` to `total` - 1."""
     per_epoch = math.ceil(count / batch_size)
-    order, known = np.empty(0, dtype=np.int64), -1
+    order, order_epoch = np.empty(0, dtype=np.int64), -1
     for step in range(first, total):
-        epoch, at = divmod(step, per_epoch)
-        if epoch != known:
-            order, known = permutation(count, seed, epoch), epoch
-        yield epoch, order[at * batch_size : (at + 1) * batch_size]
+        epoch, batch = divmod(step, per_epoch)
+        if epoch != order_epoch:
+            order, order_epoch = permutation(count, seed, epoch), epoch
+        yield epoch, order[batch * batch_size : (batch + 1) * batch_size]

@@ -1,4 +1,4 @@
-"""How weights begin and how fast each of them learns: schedules, layer-wise rates, freezing, re-initialisation."""
+"""Learning-rate schedules, layer-wise decay, freezing and re-initialisation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CUT_FRACTION, RATIO = 0.1, 32.0  # of ULMFiT's schedule (Howard and Ruder 2018, 
 
 
 def factor(schedule: str, warmup: float, step: int, total: int) -> float:
-    """The learning rate of a step, counted from 0, as a fraction of its peak.
+    """Return the learning rate of a step, counted from 0, as a fraction of the peak.
 
     linear: rises over the first `warmup` of the steps, then falls to zero; constant: does not fall; slanted-triangular:
     rises over the first tenth to the peak and falls to 1/32 of it.
@@ -35,18 +35,18 @@ def factor(schedule: str, warmup: float, step: int, total: int) -> float:
 
 
 def group_of(name: str, layers: int) -> int:
-    """Which group of layers a parameter belongs to, from the bottom: 0 the embeddings, 1 to `layers` the layers, then
-    the head with the pooler, and the decoder of a model that has one."""
+    """Return a parameter's group of layers: 0 for the embeddings, 1 to `layers` for the layers, `layers` + 1 for head,
+    pooler and decoder."""
     if name.startswith("decoder."):
         return layers + 1
-    found = _LAYER.search(name)
-    if found:
-        return int(found[1]) + 1
+    match = _LAYER.search(name)
+    if match:
+        return int(match[1]) + 1
     return 0 if "embeddings." in name else layers + 1
 
 
 def optimizer(model: nn.Module, config: FinetuneConfig, lr: float) -> AdamW:
-    """AdamW whose groups differ in weight decay and, with `layer_decay`, in their rate's share of the peak."""
+    """Return AdamW with parameter groups by weight decay and, with `layer_decay`, by depth."""
     layers: int = model.config.num_hidden_layers  # type: ignore[union-attr,assignment]
     groups: dict[tuple[int, bool], list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in model.named_parameters():
@@ -70,29 +70,29 @@ def optimizer(model: nn.Module, config: FinetuneConfig, lr: float) -> AdamW:
 
 
 def set_rates(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Use `lr` in the next step, each group its share of it."""
+    """Set the learning rate of each group to its share of `lr`."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["share"]
 
 
 def freeze(model: nn.Module, trained: Iterable[int]) -> None:
-    """Let only the parameters of these groups learn (`group_of`)."""
+    """Freeze all parameters but those of the given groups (`group_of`)."""
     layers: int = model.config.num_hidden_layers  # type: ignore[union-attr,assignment]
-    chosen = set(trained)
+    groups = set(trained)
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(group_of(name, layers) in chosen)
+        parameter.requires_grad_(group_of(name, layers) in groups)
 
 
 def unfrozen(epoch: int, layers: int) -> range:
-    """The groups that learn in an epoch of gradual unfreezing: the head, then one more group in each epoch."""
+    """Return the groups that are trained in an epoch of gradual unfreezing: the head, then one more per epoch."""
     return range(max(layers + 1 - epoch, 0), layers + 2)
 
 
-def start_anew(model: nn.Module, names: Iterable[str], std: float, seed: int) -> None:
-    """Draw weights as a new model's are, the same for a seed whatever was drawn before."""
-    generator, wanted = torch.Generator().manual_seed(seed), set(names)
+def reinitialise(model: nn.Module, names: Iterable[str], std: float, seed: int) -> None:
+    """Initialise the named weights like those of a new model, from `seed` alone."""
+    generator, selected = torch.Generator().manual_seed(seed), set(names)
     for name, parameter in model.named_parameters():
-        if name not in wanted:
+        if name not in selected:
             continue
         with torch.no_grad():
             if name.endswith("LayerNorm.weight"):
@@ -104,7 +104,7 @@ def start_anew(model: nn.Module, names: Iterable[str], std: float, seed: int) ->
 
 
 def top_layers(model: nn.Module, count: int) -> list[str]:
-    """The parameters of the topmost layers of the encoder, and of its pooler."""
+    """Return the names of the parameters of the encoder's top layers and of its pooler."""
     layers: int = model.config.num_hidden_layers  # type: ignore[union-attr,assignment]
     if count > layers:
         raise UserError(f"--reinit-layers {count}: the model has {layers} layers")

@@ -22,20 +22,21 @@ FILE, FORMAT_VERSION = "results.json", 1
 
 @dataclass(frozen=True, kw_only=True)
 class TrialResult:
-    """What a finished trial reached: the scores of its best step by file, None where there was nothing to evaluate."""
+    """The result of a finished trial; `scores` are those of its best step by file, None without evaluation files."""
 
     trial: Trial
     scores: Scores | None
     value: float | None
-    """The score that decides; None where there is none, as of predictions that are all the same."""
+    """The score that selects the best model; None where it is undefined, for constant predictions for example."""
     best_step: int
     steps: int
     tokens: int
     seconds: float
-    """Of training, evaluations left out."""
+    """Of training, without evaluations."""
 
     @classmethod
     def of(cls, trial: Trial, progress: Progress) -> TrialResult:
+        """Return the result of a trial with this progress."""
         return cls(
             trial=trial,
             scores=progress.best_scores,
@@ -48,21 +49,21 @@ class TrialResult:
 
 
 def point_of(trial: Trial) -> tuple[float, int, float]:
-    """The trial's place in the grid."""
+    """Return the trial's point of the grid."""
     return trial.lr, trial.batch_size, trial.epochs
 
 
 def best_point(results: Sequence[TrialResult]) -> list[TrialResult]:
-    """The results of the point of the grid that is best in the mean of its seeds; the first where all are equal."""
+    """Return the results of the grid point with the best mean over its seeds; the first of equal ones."""
     points: dict[Any, list[TrialResult]] = {}
     for result in results:
         points.setdefault(point_of(result.trial), []).append(result)
 
-    return max(points.values(), key=lambda some: fmean(_value(result) for result in some))
+    return max(points.values(), key=lambda point: fmean(_value(result) for result in point))
 
 
-def kept(results: Sequence[TrialResult]) -> TrialResult:
-    """The trial whose model is the run's: the best one, the first of those that are equally good."""
+def best_trial(results: Sequence[TrialResult]) -> TrialResult:
+    """Return the trial whose model the run keeps: the best, the first of equal ones."""
     return max(results, key=_value)
 
 
@@ -71,7 +72,7 @@ def _value(result: TrialResult) -> float:
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Mean, standard deviation (of a sample; 0 of a single value) and the values themselves."""
+    """Return mean, sample standard deviation (0 for a single value) and the values."""
     return {
         "mean": round(fmean(values), 4),
         "std": round(stdev(values), 4) if len(values) > 1 else 0.0,
@@ -80,7 +81,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 
 def summary(results: Sequence[TrialResult]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Of one point of the grid: file -> metric -> spread over its seeds. A metric that a seed lacks is left out."""
+    """Return file -> metric -> spread over the seeds of a grid point, without metrics that a seed lacks."""
     scored = [result.scores for result in results if result.scores is not None]
     if not scored:
         return {}
@@ -95,7 +96,7 @@ def summary(results: Sequence[TrialResult]) -> dict[str, dict[str, dict[str, Any
 
 
 def write(folder: Path, task: str, metric: str, results: Sequence[TrialResult], planned: int) -> None:
-    """Write results.json: of the best point, of each point of the grid, and of each trial."""
+    """Write results.json: the best point, each point of the grid, and each trial."""
     best = best_point(results)
     points = {point_of(result.trial): None for result in results}
     grid = [
@@ -110,7 +111,7 @@ def write(folder: Path, task: str, metric: str, results: Sequence[TrialResult], 
         "task": task,
         "metric": metric,
         "best": dict(zip(("lr", "batch_size", "epochs"), point_of(best[0].trial), strict=True)),
-        "model": asdict(kept(results).trial),
+        "model": asdict(best_trial(results).trial),
         "results": summary(best),
         "grid": grid,
         "trials": [asdict(result) for result in results],
@@ -120,19 +121,18 @@ def write(folder: Path, task: str, metric: str, results: Sequence[TrialResult], 
 
 
 def read(folder: Path) -> list[TrialResult]:
-    """The finished trials of a run; none where it has none yet. Raises `CheckpointError` for a file that has changed
-    since it was written."""
+    """Return the finished trials of a run. Raises `CheckpointError` for a changed file."""
     path = folder / FILE
     if not path.exists():
         return []
     try:
-        return [TrialResult(**{**one, "trial": Trial(**one["trial"])}) for one in _values(path)["trials"]]
+        return [TrialResult(**{**values, "trial": Trial(**values["trial"])}) for values in _values(path)["trials"]]
     except (KeyError, TypeError) as error:
         raise CheckpointError(f"{path}: damaged ({error}); start again with --overwrite") from None
 
 
 def metric(folder: Path) -> str:
-    """The metric that decides, of a run with results."""
+    """Return the metric that selects the best model of a run with results."""
     return str(_values(folder / FILE)["metric"])
 
 

@@ -1,4 +1,4 @@
-"""A whole fine-tuning run: from examples and a pre-trained model to the best model, its scores and its predictions."""
+"""Fine-tuning runs: from examples and a pre-trained model to the best model, its scores and its predictions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import math
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,37 +20,40 @@ from fastbert.distillation.finetuning import load_teacher
 from fastbert.errors import UserError
 from fastbert.finetuning import results, start
 from fastbert.finetuning.adapters import require_peft
-from fastbert.finetuning.config import CHANGEABLE, FinetuneConfig, Trial
-from fastbert.finetuning.curves import plot_run
+from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.fit import Fit, Scores, Setting, State, best_folder
-from fastbert.finetuning.log import Log, Record, Reporter
 from fastbert.finetuning.order import permutation
+from fastbert.finetuning.plot import plot_run
 from fastbert.finetuning.results import TrialResult
 from fastbert.finetuning.run_folder import NAMES, open_folder, record
 from fastbert.io.checksums import sha256
-from fastbert.io.locking import locked_folder
-from fastbert.tasks.base import Columns, Prediction, Task, TaskSettings
+from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset
 from fastbert.tasks.inference import SHORT_NAMES, ScoringDtype
 from fastbert.tasks.predicting import outputs_of
-from fastbert.tasks.registry import make_task, save_task
+from fastbert.tasks.prediction_format import Prediction
+from fastbert.tasks.registry import make_task, task_class
 from fastbert.tasks.rows import Rows
+from fastbert.tasks.settings import Columns, TaskSettings
+from fastbert.tasks.task_file import save_task
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.training import checkpoint
 from fastbert.training.device import choose_device, deterministic_algorithms
-from fastbert.training.run_files import remove_run
+from fastbert.training.metrics import MetricsLog
+from fastbert.training.reporter import Record, Reporter
+from fastbert.training.run_files import locked_run, remove_run
 from fastbert.training.run_record import check_configuration
 from fastbert.training.starting_weights import weights_fingerprint
 from fastbert.training.stopping import StopRequest
 
-HELD_OUT = "held-out"  # what results and predictions call the examples of --validation-fraction
-MOST_NAMED = 6  # new weights in a message
+HELD_OUT = "held-out"  # the name in results and predictions of the examples of --validation-fraction
+MAX_NAMES = 6  # of new weights in a message
 
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """Where the run is, its trials, the best point of its grid (file -> metric -> mean, std, value per seed), and the
+    """The run's folder, its trials, the best point of the grid (file -> metric -> mean, std, value per seed), and the
     trial whose model was kept."""
 
     folder: Path
@@ -80,9 +83,7 @@ def finetune(config: FinetuneConfig, reporter: Reporter | None = None) -> Finetu
     written. The same configuration and machine give the same model, bit for bit, also across interruptions.
     """
     reporter = reporter or Reporter()
-    if config.out.exists() and not config.out.is_dir():
-        raise UserError(f"--out {config.out}: is a file; give a folder")
-    with locked_folder(config.out, "wait for it to end, or choose another --out"):
+    with locked_run(config.out):
         config = open_folder(config, reporter.on_message)
         if config.resume and (done := _finished(config)) is not None:
             reporter.on_message(f"{config.out}: the run is finished; --seeds N adds more seeds")
@@ -92,10 +93,10 @@ def finetune(config: FinetuneConfig, reporter: Reporter | None = None) -> Finetu
 
 
 def _finished(config: FinetuneConfig) -> FinetuneResult | None:
-    """What the run left; None where a trial is still to be trained. Puts in order what a kill at the very end left."""
+    """Return the result of a finished run, None if trials are left. Completes a run that was killed at its very end."""
     out = config.out
     done = results.read(out)
-    if not {one.trial for one in done}.issuperset(config.trials()):
+    if not {result.trial for result in done}.issuperset(config.trials()):
         return None
     if not all((out / "model" / name).is_file() for name in ("config.json", "model.safetensors", "vocab.txt")):
         raise UserError(f"{out / 'model'}: the finished run's model is gone; train it again with --overwrite")
@@ -103,7 +104,7 @@ def _finished(config: FinetuneConfig) -> FinetuneResult | None:
 
 
 def _ended(out: Path, metric: str, done: list[TrialResult]) -> FinetuneResult:
-    """Draw the run's picture and remove its checkpoints; both are done once."""
+    """Plot the run and remove its checkpoints, unless that was done before."""
     if (out / "checkpoints").exists() or not (out / "loss.png").exists():
         with contextlib.suppress(UserError):
             plot_run(out, metric)
@@ -114,37 +115,22 @@ def _ended(out: Path, metric: str, done: list[TrialResult]) -> FinetuneResult:
         metric=metric,
         trials=done,
         best=best[0].trial,
-        kept=results.kept(done).trial,
+        kept=results.best_trial(done).trial,
         scores=results.summary(best),
         model=out / "model",
     )
 
 
 def task_settings(config: FinetuneConfig) -> TaskSettings:
-    """What of a run's flags the task wants to know."""
-    return TaskSettings(
-        max_length=config.length,
-        stride=config.stride,
-        n_best=config.n_best,
-        max_answer_length=config.max_answer_length,
-        null_threshold=config.null_threshold,
-        unanswerable=config.unanswerable,
-        context_tokens=config.context_tokens,
-        strict=config.strict,
-        skip_bad=config.skip_bad,
-        columns=Columns(
-            text=config.text_column, pair=config.pair_column, label=config.label_column, id=config.id_column
-        ),
-        metric=config.metric,
-        beams=config.num_beams,
-        max_target_length=config.max_target_length,
-        decoder=config.decoder,
-        decoder_layers=config.decoder_layers,
-    )
+    """Return the settings of a run's task: the flags of the same names, row length and columns."""
+    kind: type[TaskSettings] = task_class(config.task or "classification").settings_type
+    flags = {field.name: getattr(config, field.name) for field in fields(kind) if hasattr(config, field.name)}
+    columns = Columns(text=config.text_column, pair=config.pair_column, label=config.label_column, id=config.id_column)
+    return kind(**{**flags, "max_length": config.length, "columns": columns})
 
 
 class _Run:
-    """A run's data, read and encoded once, and its trials one after the other."""
+    """A run's data, read and encoded once, and its trials."""
 
     def __init__(self, config: FinetuneConfig, reporter: Reporter) -> None:
         self.config, self.reporter = config, reporter
@@ -153,16 +139,16 @@ class _Run:
         assert config.train is not None
         if config.lora is not None:
             require_peft()
-        self.place = find_source(config.model)
+        self.source = find_source(config.model)
         self.task: Task[Any] = make_task(config.task, task_settings(config))
         if self.task.main_metric not in self.task.metrics:
             raise UserError(f"--metric {config.metric}: {config.task} has {', '.join(self.task.metrics)}")
         train = self.task.read(str(config.train), labelled=True)
         self.task.learn_labels(train)
         train, held = _split(train, config.validation_fraction)
-        self.model_config = start.model_config(self.task, self.place, config)
-        self.tokenizer = WordPieceTokenizer.from_pretrained(self.place)
-        check_tokenizer(self.tokenizer, self.model_config.vocab_size, str(self.place))
+        self.model_config = start.model_config(self.task, self.source, config)
+        self.tokenizer = WordPieceTokenizer.from_pretrained(self.source)
+        check_tokenizer(self.tokenizer, self.model_config.vocab_size, str(self.source))
         evaluations = held + [self.task.read_gold(str(path)) for path in config.eval]
         self.rows = self.task.encode(train, self.tokenizer, labelled=True)
         names = [HELD_OUT] * len(held) + _names(config.eval)
@@ -185,37 +171,39 @@ class _Run:
             reporter.on_message(f"scores are computed in {self.scored.dtype}, as evaluate and predict do here")
         if self.teacher is not None:
             self.teacher.to(self.device)
-        counted = ", ".join(f"{len(one.dataset):,} in {one.name}" for one in self.evaluations) or "none to evaluate on"
-        kept = "" if self.rows.units == len(train) else f" in {self.rows.units:,} rows"
+        counted = (
+            ", ".join(f"{len(file.dataset):,} in {file.name}" for file in self.evaluations) or "none to evaluate on"
+        )
+        sequences = "" if self.rows.units == len(train) else f" in {self.rows.units:,} rows"
         reporter.on_message(
-            f"{len(train):,} training examples{kept}, {len(self.rows.input_ids):,} tokens; evaluation: {counted}"
+            f"{len(train):,} training examples{sequences}, {len(self.rows.input_ids):,} tokens; evaluation: {counted}"
         )
         if self.task.labels is not None:
             shown = ", ".join(self.task.labels[:10]) + (", ..." if len(self.task.labels) > 10 else "")
             reporter.on_message(f"{len(self.task.labels)} labels: {shown}")
 
     def _fingerprint(self) -> str:
-        """SHA-256 of the model's weights, its teacher's, and of all that is trained and evaluated on."""
-        found = hashlib.sha256()
-        for path in sorted({stored.file for stored in find_weights(self.place).tensors.values()}):
-            found.update(sha256(path).encode())
+        """Return the SHA-256 of the weights of model and teacher, and of all training and evaluation data."""
+        digest = hashlib.sha256()
+        for path in sorted({stored.file for stored in find_weights(self.source).tensors.values()}):
+            digest.update(sha256(path).encode())
         if self.teacher is not None:
-            found.update(weights_fingerprint(self.teacher).encode())
-        for one in (self.rows, *(one.rows for one in self.evaluations)):
-            for array in one.arrays():
-                found.update(np.ascontiguousarray(array).data)
-        for dataset in (one.dataset for one in self.evaluations):
-            found.update(repr(dataset.examples).encode())
-        return found.hexdigest()
+            digest.update(weights_fingerprint(self.teacher).encode())
+        for rows in (self.rows, *(file.rows for file in self.evaluations)):
+            for array in rows.arrays():
+                digest.update(np.ascontiguousarray(array).data)
+        for dataset in (file.dataset for file in self.evaluations):
+            digest.update(repr(dataset.examples).encode())
+        return digest.hexdigest()
 
     def _check_metric(self) -> None:
-        """Refuse a metric that the right answers themselves do not have, of one class for example."""
+        """Raise `UserError` for a metric that is undefined on the first file, with labels of one class for example."""
         metric = self.task.main_metric
-        for one in self.evaluations[:1]:
-            defined = self.task.perfect(one.dataset)
+        for file in self.evaluations[:1]:
+            defined = self.task.gold_scores(file.dataset)
             if metric not in defined:
                 raise UserError(
-                    f"--metric {metric}: is not defined on {one.dataset.path}, whose examples are all alike; choose one"
+                    f"--metric {metric}: is undefined on {file.dataset.path}, whose examples are all alike; choose one"
                     f" of {', '.join(name for name in self.task.metrics if name in defined) or 'another file'}"
                 )
 
@@ -232,9 +220,9 @@ class _Run:
         self.configuration = record(config, parts, self.tokenizer)
         trials = config.trials()
         done = results.read(out) if config.resume else []
-        finished = {one.trial for one in done}
+        finished = {result.trial for result in done}
         under_way = self._under_way() if config.resume else None
-        log = Log(out / "metrics.jsonl", _kept(finished, under_way) if config.resume else None)
+        log = MetricsLog(out / "metrics.jsonl", _kept(finished, under_way) if config.resume else None)
         stop = StopRequest(self.reporter.on_message)
         with stop.listening():
             for number, trial in enumerate(trials, start=1):
@@ -248,25 +236,25 @@ class _Run:
         return _ended(out, self.task.main_metric, done)
 
     def _under_way(self) -> State | None:
-        """Where the newest whole checkpoint stands. Raises `UserError` where it was written by another run."""
+        """Return the state of the newest whole checkpoint. Raises `UserError` if a different run wrote it."""
         folder, read = self.config.out / "checkpoints", State.reader(self.config.out / "checkpoints")
         last = checkpoint.last_state(folder, read)
         if last is None:
             return None
-        check_configuration(self.config.out, self.configuration, *last, CHANGEABLE)
+        check_configuration(self.config.out, self.configuration, *last, FinetuneConfig.CHANGEABLE)
         return read(last[1])
 
-    def _trial(self, trial: Trial, log: Log, stop: StopRequest, continued: bool) -> TrialResult:
-        """Train once, from the beginning or from its checkpoint."""
+    def _trial(self, trial: Trial, log: MetricsLog, stop: StopRequest, continued: bool) -> TrialResult:
+        """Train a trial, from the beginning or from its checkpoint."""
         folder = self.config.out / "checkpoints"
         if not continued:
             _discard(folder)
-        begun = start.begin_trial(self.task, self.place, self.config, trial.seed, self.teacher)
+        begun = start.begin_trial(self.task, self.source, self.config, trial.seed, self.teacher)
         model = begun.model
         if not continued and model.new_weights:
             names = model.new_weights
-            more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-            self.reporter.on_message(f"new weights: {', '.join(names[:MOST_NAMED])}{more}")
+            more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+            self.reporter.on_message(f"new weights: {', '.join(names[:MAX_NAMES])}{more}")
         setting = Setting(
             config=self.config,
             rows=self.rows,
@@ -288,24 +276,24 @@ class _Run:
         return TrialResult.of(trial, fit.run())
 
     def _evaluate(self, model: Any) -> Scores:
-        return {one.name: self.task.score(one.dataset, self._predict(model, one)) for one in self.evaluations}
+        return {file.name: self.task.score(file.dataset, self._predict(model, file)) for file in self.evaluations}
 
-    def _predict(self, model: Any, one: _Evaluation) -> list[Prediction]:
-        outputs = outputs_of(self.task, model, one.rows)
-        return self.task.decode(one.dataset, one.rows, outputs)
+    def _predict(self, model: Any, file: _Evaluation) -> list[Prediction]:
+        outputs = outputs_of(self.task, model, file.rows)
+        return self.task.decode(file.dataset, file.rows, outputs)
 
     def _choose(self, scores: Scores) -> float:
         first, metric = self.evaluations[0], self.task.main_metric
-        # What is defined of the right answers, but not of these predictions, which are all the same: the worst.
+        # A metric that is undefined for these predictions, since all are equal, counts as the worst score.
         return scores[first.name].get(metric, -math.inf)
 
     def _keep(self, done: Sequence[TrialResult]) -> None:
-        """If the newest trial is the best, its model becomes the run's, with its predictions."""
+        """Write the newest trial's model and predictions if it is the best trial."""
         newest = done[-1]
-        if results.kept(done) is not newest:
+        if results.best_trial(done) is not newest:
             return
         out, best = self.config.out, best_folder(self.config.out / "checkpoints", newest.best_step)
-        model = start.finished(self.task, self.place, self.config, newest.trial.seed, best)
+        model = start.finished(self.task, self.source, self.config, newest.trial.seed, best)
         with atomic_folder(out / "model") as folder:
             model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
@@ -314,32 +302,32 @@ class _Run:
             with atomic_folder(out / "adapter") as folder:
                 shutil.copytree(best, folder, dirs_exist_ok=True)
         if self.config.store_delta:
-            write_delta(out / "model", self.place, out / "model.delta", overwrite=True)
+            write_delta(out / "model", self.source, out / "model.delta", overwrite=True)
         if self.evaluations:
             from fastbert.tasks.prediction_files import write_predictions
 
             model.to(device=self.device, dtype=self.scored.weights)
             (out / "predictions").mkdir(exist_ok=True)
-            for one in self.evaluations:
-                path = out / "predictions" / f"{one.name}.jsonl"
-                write_predictions(path, self.task.name, one.dataset, self._predict(model, one))
+            for file in self.evaluations:
+                path = out / "predictions" / f"{file.name}.jsonl"
+                write_predictions(path, self.task.name, file.dataset, self._predict(model, file))
 
 
 def _split(train: Dataset[Any], fraction: float | None) -> tuple[Dataset[Any], list[Dataset[Any]]]:
-    """The training examples, and those held out of them, the same ones for every seed."""
+    """Split off a fraction of the training examples, the same for every seed."""
     if fraction is None:
         return train, []
     count = round(len(train) * fraction)
     if not 0 < count < len(train):
         raise UserError(f"--validation-fraction {fraction:g}: of {len(train)} examples in {train.path} that is {count}")
     chosen = set(permutation(len(train), 0, 0)[:count].tolist())
-    kept = tuple(example for index, example in enumerate(train) if index not in chosen)
+    rest = tuple(example for index, example in enumerate(train) if index not in chosen)
     held = tuple(example for index, example in enumerate(train) if index in chosen)
-    return Dataset(train.path, kept), [Dataset(train.path, held)]
+    return Dataset(train.path, rest), [Dataset(train.path, held)]
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """A name for each file that no other one has: its own, with as many of its folders' as that takes.
+    """Return a unique name for each file: its own, preceded by as many folders as needed.
 
     Raises UserError for a file that is given twice.
     """
@@ -355,22 +343,22 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _discard(folder: Path) -> None:
-    """Remove a folder at once: what a crash leaves of it has a name that nothing reads."""
-    gone = folder.with_name(f"{folder.name}.gone")
-    shutil.rmtree(gone, ignore_errors=True)
+    """Remove a folder under a different name, so that a crash leaves nothing that is read."""
+    removed = folder.with_name(f"{folder.name}.gone")
+    shutil.rmtree(removed, ignore_errors=True)
     if folder.exists():
-        folder.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        folder.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
 
 
 def _kept(finished: set[Trial], under_way: State | None) -> Callable[[Record], bool]:
-    """Which lines of metrics.jsonl a resumed run keeps."""
+    """Return a function that selects the lines of metrics.jsonl that a resumed run keeps."""
     names = ("lr", "batch_size", "epochs", "seed")
 
     def keep(record: Record) -> bool:
-        own, step = Trial(**{name: record[name] for name in names}), int(record["step"])
-        if under_way is not None and own == under_way.trial and own not in finished:
+        trial, step = Trial(**{name: record[name] for name in names}), int(record["step"])
+        if under_way is not None and trial == under_way.trial and trial not in finished:
             return step <= under_way.progress.step
-        return own in finished
+        return trial in finished
 
     return keep

@@ -1,4 +1,4 @@
-"""The folder of a fine-tuning run: whether one may begin or continue there, and what it was begun with."""
+"""The folder of a fine-tuning run: check that a run may start or continue there, and record its inputs."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 
 from fastbert.errors import UserError
 from fastbert.finetuning import results
-from fastbert.finetuning.config import CHANGEABLE, FinetuneConfig
+from fastbert.finetuning.config import FinetuneConfig
+from fastbert.tasks.registry import TASKS
 from fastbert.tokenizers import WordPieceTokenizer
-from fastbert.training import checkpoint, run_tokenizer
+from fastbert.training import run_tokenizer
 from fastbert.training.run_files import check_spared
-from fastbert.training.run_record import looks_like_run, plain, read_record, write_record
+from fastbert.training.run_record import looks_like_run, plain, read_record, stored_run, write_record
 from fastbert.training.run_tokenizer import keep_tokenizer
 
-# What a run leaves in its folder, and all that --overwrite removes.
+# All that a run writes to its folder, and that --overwrite removes.
 NAMES = (
     "config.json",
     "metrics.jsonl",
@@ -34,12 +35,12 @@ NAMES = (
 
 
 def open_folder(config: FinetuneConfig, on_message: Callable[[str], None]) -> FinetuneConfig:
-    """Refuse a folder that holds a run unless it is to be continued or replaced; returns the run's configuration, whose
-    `resume` tells whether there is one to continue."""
+    """Return the run's configuration, whose `resume` is set if there is a run to continue. Raises `UserError` for a
+    folder that holds a run, without --resume and --overwrite."""
     out = config.out
     holds_run = any((out / name).exists() for name in NAMES)
     if config.resume:
-        saved = _saved(out, on_message)
+        saved = stored_run(out, "finetune", FinetuneConfig.CHANGEABLE, on_message)
         if saved is not None:
             return config.resumed_from(_flags(saved, out))
         if holds_run:
@@ -48,7 +49,7 @@ def open_folder(config: FinetuneConfig, on_message: Callable[[str], None]) -> Fi
     if holds_run and not config.overwrite:
         raise UserError(f"--out {out}: already holds a run; continue it with --resume or replace it with --overwrite")
     for name, meaning in (
-        ("task", "classification, regression, tagging, span, choice or seq2seq"),
+        ("task", ", ".join(TASKS)),
         ("model", "the folder of a pre-trained model"),
         ("train", "a file with training examples"),
     ):
@@ -58,20 +59,10 @@ def open_folder(config: FinetuneConfig, on_message: Callable[[str], None]) -> Fi
     if holds_run:
         if not looks_like_run(out, "finetune"):  # so that --overwrite empties no other folder
             raise UserError(f"{out}: holds no fine-tuning run of fastbert; choose another --out")
-        given = [("--train", config.train), *(("--eval", path) for path in config.eval)]
-        given += [(f"--{name}", Path(place)) for name in ("model", "teacher") if (place := getattr(config, name))]
-        check_spared(out, NAMES, given)
+        inputs = [("--train", config.train), *(("--eval", path) for path in config.eval)]
+        inputs += [(f"--{name}", Path(path)) for name in ("model", "teacher") if (path := getattr(config, name))]
+        check_spared(out, NAMES, inputs)
     return config
-
-
-def _saved(out: Path, on_message: Callable[[str], None]) -> dict[str, Any] | None:
-    """What config.json says of the run, or a checkpoint where that is missing; None where there is no run."""
-    saved = read_record(out, "finetune", CHANGEABLE)
-    if saved is None and (last := checkpoint.last_state(out / "checkpoints")) is not None:
-        folder, state = last
-        on_message(f"{out / 'config.json'} is missing: the configuration is taken from {folder}")
-        return dict(checkpoint.require(state, "configuration", dict))
-    return saved
 
 
 def record(config: FinetuneConfig, parts: Mapping[str, Any], tokenizer: WordPieceTokenizer) -> dict[str, Any]:
@@ -82,7 +73,7 @@ def record(config: FinetuneConfig, parts: Mapping[str, Any], tokenizer: WordPiec
     Raises `UserError` where the run to be resumed has others.
     """
     parts = plain(parts)
-    before = read_record(config.out, "finetune", CHANGEABLE) if config.resume else None
+    before = read_record(config.out, "finetune", FinetuneConfig.CHANGEABLE) if config.resume else None
     if before is not None and before.get("data") != parts["data"]:
         raise UserError(
             f"--out {config.out}: was trained with another --model, --train or --eval than those files hold now;"
@@ -101,8 +92,8 @@ def record(config: FinetuneConfig, parts: Mapping[str, Any], tokenizer: WordPiec
 
 
 def read_run(folder: Path) -> FinetuneConfig:
-    """The configuration of the fine-tuning run in `folder`. Raises UserError where it holds something else."""
-    saved = read_record(folder, "finetune", CHANGEABLE)
+    """Return the configuration of the fine-tuning run in `folder`. Raises `UserError` where there is none."""
+    saved = read_record(folder, "finetune", FinetuneConfig.CHANGEABLE)
     if saved is None:
         raise UserError(f"{folder}: holds no fine-tuning run of fastbert; choose another --out")
     return _flags(saved, folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,7 @@ from fastbert.config import BertConfig
 from fastbert.errors import CheckpointError
 from fastbert.io.untrusted_input import shown
 
-if TYPE_CHECKING:
-    from fastbert.models.base import PreTrainedModel
-
 logger = logging.getLogger("fastbert")
-Model = TypeVar("Model", bound="PreTrainedModel")
 # A new head may have as many elements as the whole file, or this many.
 MAX_NEW_ELEMENTS = 1 << 24
 _TABLES = {
@@ -48,6 +44,28 @@ class _Uninitialised(TorchFunctionMode):
         if func in self.SKIPPED:
             return args[0] if args else (kwargs or {})["tensor"]
         return func(*args, **(kwargs or {}))
+
+
+class LoadableModel(nn.Module):
+    """What loading requires of a model: the interface that `fastbert.models.base.PreTrainedModel` implements."""
+
+    base_model_prefix: ClassVar[str]
+    """The prefix of the encoder's weights in a checkpoint of a model with a head."""
+    tied_keys: tuple[str, ...]
+    """Names of weights that repeat others and are not stored."""
+    config: BertConfig
+    new_weights: tuple[str, ...]
+    """Names of the weights that the files lacked, which were initialised."""
+
+    def tie_weights(self) -> None:
+        """Make tied parameters one and the same; models without any have nothing to do."""
+
+    def named_weights(self, weights: Weights) -> Weights:
+        """Return a checkpoint's weights by the names of this model; BERT's names need no change."""
+        return weights
+
+
+Model = TypeVar("Model", bound=LoadableModel)
 
 
 def outline(kind: Callable[[BertConfig], Model], config: BertConfig) -> Model:
@@ -94,7 +112,7 @@ def check_size(config: BertConfig, weights: Weights) -> None:
 
 
 def load(
-    model: PreTrainedModel, weights: Weights, dtype: torch.dtype | None, *, mapped: bool = True, warn: bool = True
+    model: LoadableModel, weights: Weights, dtype: torch.dtype | None, *, mapped: bool = True, warn: bool = True
 ) -> None:
     """Load weights into a model from `outline`; with `mapped`, tensors that can be mapped stay in their files.
 
@@ -130,13 +148,13 @@ def load(
     _report(model, weights.path, sorted(matched.keys() - shapes.keys() - set(model.tied_keys)))
 
 
-def model_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+def model_shapes(model: LoadableModel) -> dict[str, tuple[int, ...]]:
     """Return names and shapes of a model's weights, tied weights once."""
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in model.tied_keys}
 
 
 def _check(
-    model: PreTrainedModel, path: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, FileTensor]
+    model: LoadableModel, path: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, FileTensor]
 ) -> None:
     """Compare names, shapes and dtypes."""
     if not tensors:
@@ -154,7 +172,7 @@ def _check(
         )
 
 
-def check_tied(model: PreTrainedModel, weights: Weights, matched: Mapping[str, str]) -> None:
+def check_tied(model: LoadableModel, weights: Weights, matched: Mapping[str, str]) -> None:
     """Raise `CheckpointError` for a decoder that differs from the token embedding, if the model ties them."""
     table = next(iter(name for name in matched if name.endswith("embeddings.word_embeddings.weight")), None)
     if DECODER not in model.tied_keys or DECODER not in matched or table is None:
@@ -165,7 +183,7 @@ def check_tied(model: PreTrainedModel, weights: Weights, matched: Mapping[str, s
         )
 
 
-def _report(model: PreTrainedModel, path: Path, unused: list[str]) -> None:
+def _report(model: LoadableModel, path: Path, unused: list[str]) -> None:
     """Log the tensors that the model does not have, those of an encoder as a warning."""
     for level, names in (
         (logging.WARNING, [name for name in unused if is_encoders(name)]),
@@ -197,7 +215,7 @@ def materialise(model: nn.Module, dtype: torch.dtype, tensors: Mapping[str, Tens
             module._parameters[name] = parameters[id(parameter)]
 
 
-def initialise(model: PreTrainedModel, names: list[str]) -> None:
+def initialise(model: LoadableModel, names: list[str]) -> None:
     """Initialise the named weights, of a head that the checkpoint lacks, as in a new model."""
     std = model.config.initializer_range
     for name, parameter in model.named_parameters():

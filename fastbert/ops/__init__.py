@@ -1,4 +1,10 @@
-"""The operations of a BERT encoder on packed tokens: one name each, served by the backend that suits the device."""
+"""The operations of a BERT encoder on packed tokens, each on the backend that suits the device.
+
+Every registered operation is a function of its name here; those listed below have types.
+"""
+
+from collections.abc import Callable as _Callable
+from typing import Any as _Any
 
 from fastbert.ops.attention.op import attention
 from fastbert.ops.cross_entropy.op import linear_cross_entropy
@@ -24,3 +30,11 @@ __all__ = [
     "linear_cross_entropy",
     "softmax",
 ]
+
+
+def __getattr__(name: str) -> _Callable[..., _Any]:
+    from fastbert.ops.operation import operations
+
+    if name.startswith("_") or name not in operations():
+        raise AttributeError(f"module 'fastbert.ops' has no attribute {name!r}")
+    return operations()[name].function

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 BackendName = Literal["triton", "native", "eager"]
@@ -32,7 +33,7 @@ class Backend(Generic[Arguments]):
     composite: ClassVar[bool] = False
     """Whether `forward` consists of PyTorch operations, which have gradients, fakes and transforms of their own."""
     logs_fallback: ClassVar[bool] = False
-    """Whether an unsupported call is logged, once per reason."""
+    """Return whether an unsupported call is logged, once per reason."""
     summary: ClassVar[str] = ""
     """What `fastbert doctor` prints of a backend that supports a part of the calls."""
 
@@ -63,6 +64,13 @@ class Operation(Generic[Arguments]):
         self.backends: Mapping[str, Backend[Arguments]] = {backend.name: backend for backend in backends}
         _operations[name] = self
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The public function, which the `op` module beside the backends defines."""
+        package = type(next(iter(self.backends.values()))).__module__.rpartition(".")[0]
+        function: Callable[..., Any] = getattr(importlib.import_module(f"{package}.op"), self.name)
+        return function
+
     def backend(self, name: str) -> Any:
         """Return the backend that was chosen for a call: backward receives the name that forward ran with."""
         return self.backends[name]
@@ -78,9 +86,7 @@ def operation_named(name: str) -> Operation[Any]:
 
 def operations() -> dict[str, Operation[Any]]:
     """Return every operation by name, in alphabetical order, from all packages of `fastbert.ops`."""
-    import fastbert.ops as package
-
-    for module in pkgutil.iter_modules(package.__path__):
+    for module in pkgutil.iter_modules(sys.modules[__package__].__path__):
         if module.ispkg and module.name != "native":
-            importlib.import_module(f"{package.__name__}.{module.name}.op")
+            importlib.import_module(f"{__package__}.{module.name}.op")
     return dict(sorted(_operations.items()))

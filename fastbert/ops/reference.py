@@ -1,6 +1,6 @@
-"""The operations in plain eager torch: the oracle. Reads like the paper, no flags, no speed.
+"""The oracle: the operations in plain PyTorch, written like the papers' formulas, without regard to speed.
 
-Shapes: t tokens of all sequences, h heads, d width of a head, q and k tokens of one sequence as query and as key.
+Shapes: t tokens of all sequences, h heads, d head dimension, q and k the queries and keys of one sequence.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ DROPOUT_ROUNDS = 7
 def philox(
     counter: tuple[Tensor, Tensor, Tensor, Tensor | int], key: Tensor, rounds: int = 10
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Philox-4x32 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): four 32-bit words, as int64.
+    """Compute Philox-4x32 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): four words, int64.
 
-    `counter` holds four int64 tensors of 32-bit words (the last may be a number), `key` is int64 with 64 bits used;
+    `counter` holds four int64 tensors of 32-bit words (the last may be an integer), `key` is int64, all 64 bits of it;
     all broadcast.
     """
     c0, c1, c2, c3 = counter
@@ -35,7 +35,7 @@ def philox(
 
 
 def draws(rows: Tensor, heads: Tensor, site: int, key: Tensor, count: int) -> Tensor:
-    """The 16-bit draws of `count` blocks, in order: shape (*rows, count, 4, 2), where rows, heads and key broadcast."""
+    """Return the 16-bit draws of `count` blocks in order, (*rows, count, 4, 2); rows, heads and key broadcast."""
     blocks = torch.arange(count, device=key.device)
     rows, heads, key = (tensor.unsqueeze(-1) for tensor in (rows, heads, key))
     words = torch.stack(philox((blocks, rows, heads, site), key, DROPOUT_ROUNDS), dim=-1)
@@ -43,22 +43,22 @@ def draws(rows: Tensor, heads: Tensor, site: int, key: Tensor, count: int) -> Te
 
 
 def dropout_mask(drawn: Tensor, p: float) -> Tensor:
-    """1 / (1 - p) where an element is kept, 0 where it is dropped; p counts in steps of 1/65536."""
+    """Return 0 where an element is dropped, 1 / (1 - p) elsewhere; p is rounded to multiples of 1/65536."""
     threshold = min(round(p * 65536), 65535)
     return (drawn >= threshold).double() * (65536 / (65536 - threshold))
 
 
 def token_dropout_mask(width: int, p: float, key: Tensor, sequence: Tensor, position: Tensor, site: int) -> Tensor:
-    """Mask of dropout on token vectors, float64 (t, width); neighbouring columns take a block's draws in turn."""
+    """Return the mask of dropout on token vectors, float64 (t, width); adjacent columns use a block's draws in turn."""
     drawn = draws(position, torch.zeros_like(position), site, key[sequence], (width + 7) // 8)
     return dropout_mask(drawn.flatten(-3)[..., :width], p)
 
 
 def attention_dropout_mask(heads: int, queries: int, keys: int, p: float, key: Tensor, site: int) -> Tensor:
-    """Mask of dropout on the attention probabilities of one sequence, float64 (h, q, k); `key` is its scalar key.
+    """Return the mask of dropout on one sequence's probabilities, float64 (h, q, k); `key` is its scalar key.
 
-    32 keys share four blocks: key 8 i + 2 t + b takes half b of word i of block t, which is the order in which a matrix
-    unit hands its results to threads.
+    32 keys share four blocks: key 8 i + 2 t + b uses half b of word i of block t, the order in which the results of a
+    matrix unit are distributed over threads.
     """
     head = torch.arange(heads, device=key.device)[:, None]
     query = torch.arange(queries, device=key.device)[None, :]
@@ -68,12 +68,12 @@ def attention_dropout_mask(heads: int, queries: int, keys: int, p: float, key: T
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
-    """True where a query may see a key: the last query sees every key, as in a decoder that continues a longer past."""
+    """Return True where a query attends to a key; the last query attends to all, as in a decoder with past keys."""
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
 def attention_probabilities(scores_hqk: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax over the keys that `mask` leaves; a query that may see no key gets zeros."""
+    """Compute the softmax over the keys of `mask`; a query without a key gets zeros."""
     if mask is None:
         return scores_hqk.softmax(-1)
     probabilities_hqk = scores_hqk.masked_fill(~mask, -math.inf).softmax(-1)
@@ -94,7 +94,7 @@ def attention(
     bias: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """softmax(Q K^T / sqrt(d) + bias) V, each sequence on its own (Vaswani et al. 2017, section 3.2.1)."""
+    """Compute softmax(Q K^T / sqrt(d) + bias) V for each sequence (Vaswani et al. 2017, section 3.2.1)."""
     scale = 1 / math.sqrt(q_thd.shape[-1]) if scale is None else scale
     outputs = []
     for i in range(len(cu_seqlens_q) - 1):
@@ -109,31 +109,31 @@ def attention(
             mask = mask & (bias[:, :queries, :keys] != -math.inf)
         probabilities_hqk = attention_probabilities(scores_hqk, mask)
         if dropout_p and dropout_key is not None:
-            kept = attention_dropout_mask(heads, queries, keys, dropout_p, dropout_key[i], dropout_site)
-            probabilities_hqk = probabilities_hqk * kept.to(probabilities_hqk.dtype)
+            dropout = attention_dropout_mask(heads, queries, keys, dropout_p, dropout_key[i], dropout_site)
+            probabilities_hqk = probabilities_hqk * dropout.to(probabilities_hqk.dtype)
         outputs.append((probabilities_hqk @ v_hkd).transpose(0, 1))
     return torch.cat(outputs) if outputs else q_thd[:0]
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the last axis (Ba et al. 2016, equation 4)."""
+    """Compute (x - mean) / sqrt(variance + eps) * weight + bias over the last axis (Ba et al. 2016, equation 4)."""
     centred = x - x.mean(-1, keepdim=True)
     return centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + eps) * weight + bias
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """x * Phi(x), or its approximation by tanh (Hendrycks and Gimpel 2016)."""
+    """Compute x * Phi(x), or its approximation by tanh (Hendrycks and Gimpel 2016)."""
     if approximate == "tanh":
         return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
 
 
 def embed(input_ids: Tensor, token_type_ids: Tensor, position_ids: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
-    """Token + position + segment embedding (Devlin et al. 2019, section 3)."""
+    """Compute token + position + segment embedding (Devlin et al. 2019, section 3)."""
     words, positions, types = tables
     return words[input_ids] + positions[position_ids] + types[token_type_ids]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """-log softmax(logits)[label] of each row; smoothing mixes in the mean over the vocabulary."""
+    """Compute -log softmax(logits)[label] of each row; smoothing mixes in the mean over the vocabulary."""
     return F.cross_entropy(logits, labels, label_smoothing=label_smoothing, reduction="none")

@@ -1,1 +1,1 @@
-"""What a pre-trained encoder is used for."""
+"""Tasks: what pre-trained encoders are fine-tuned for."""

@@ -1,77 +1,38 @@
-"""What fine-tuning, evaluation and prediction need to know of a kind of task."""
+"""A task: everything that fine-tuning, evaluation and prediction look up by its name."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic
-
-import numpy as np
-from torch import Tensor
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
-from fastbert.models.base import PreTrainedModel
 from fastbert.tasks.examples import Dataset, E
-from fastbert.tasks.rows import Rows, TaskBatch
+from fastbert.tasks.prediction_format import Prediction, PredictionFormat
+from fastbert.tasks.settings import TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
 
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from fastbert.models.base import PreTrainedModel
+    from fastbert.tasks.rows import Rows, TaskBatch
+
 logger = logging.getLogger("fastbert")
-Prediction = dict[str, Any]
-"""What is predicted of an example, as JSON can hold it: `id`, and what the task says."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """The names of a table's columns or a JSON object's keys, where they are not those that readers look for."""
-
-    text: str | None = None
-    pair: str | None = None
-    label: str | None = None
-    id: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskSettings:
-    """How examples become rows, and rows predictions. Lengths are in tokens, special ones included."""
-
-    max_length: int = 128
-    stride: int = 128
-    """Span: tokens of the context that neighbouring windows share."""
-    n_best: int = 20
-    max_answer_length: int = 30
-    """Span: tokens of the longest answer."""
-    null_threshold: float = 0.0
-    """Span: an example has no answer where the score of none exceeds the best answer's by more than this."""
-    unanswerable: bool = False
-    """Span: contexts may hold no answer (SQuAD 2.0)."""
-    context_tokens: int = 0
-    """Tagging: tokens of the document's neighbouring sentences on each side, which get no tags."""
-    strict: bool = False
-    """End at the first example that cannot be used, instead of counting them and going on."""
-    skip_bad: bool = False
-    """Leave out rows of a file that cannot be read, with a report, instead of refusing the file."""
-    paired: bool | None = None
-    """Classification, regression: whether the training examples were pairs of texts; None if that is not known."""
-    columns: Columns = field(default_factory=Columns)
-    metric: str | None = None
-    """The metric by which models are chosen, where it is not the task's own."""
-    beams: int = 1
-    """Sequence to sequence: hypotheses that are kept at a time."""
-    max_target_length: int = 64
-    decoder: str | None = None
-    """Sequence to sequence: "decoder" for new layers beside the encoder, "bert2bert" for layers that begin as the
-    encoder's, "prefix" for one stack under a prefix mask; None for what the model is already, of BERT "bert2bert"."""
-    decoder_layers: int | None = None
-    """Sequence to sequence: layers of the decoder, where they are not as many as the encoder's."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a model says of a batch in training: its part of the loss, as `Task.loss` has it; the logits (rows, classes)
-    of what is a class, or (rows, 1) of numbers; packed hidden states before and behind each layer, if asked for."""
+class TaskOutput:
+    """A model's output for a training batch.
+
+    `loss` is the batch's share of the mean, as `Task.loss` returns it. `logits` are (rows, classes), or (rows, 1) for
+    numbers. `hidden_states` are packed, those of the embeddings and of every layer, if they were asked for.
+    """
 
     loss: Tensor
     logits: Tensor
@@ -79,84 +40,134 @@ class Answer:
 
 
 class Task(ABC, Generic[E]):
-    """A kind of task: reading, encoding, loss, decoding and scoring. The loop that trains is the same for all.
+    """A kind of task: reading, encoding, loss, decoding, scoring, and the form of its predictions.
 
-    `labels` are the classes in the order of the model's outputs: those of the training set, or of a trained model.
+    The training loop is the same for all tasks. `labels` are the classes in the order of the model's outputs, taken
+    from the training set or from a trained model; None if they are unknown or the task has none.
     """
 
     name: ClassVar[str]
-    head: ClassVar[type[PreTrainedModel]]
+    """The value of --task."""
+    head_name: ClassVar[str] = ""
+    """The model's class without its architecture, as in config.json's `architectures`: "ForTokenClassification". A task
+    that overrides `head` and loads models of any class leaves it empty."""
     metrics: ClassVar[tuple[str, ...]]
-    """The names of what `score` returns, the first of which chooses models. All are better when higher."""
+    """The names of the scores, the first of which chooses models. All are better when higher."""
+    prediction_format: ClassVar[PredictionFormat]
+    settings_type: ClassVar[type[TaskSettings]] = TaskSettings
+    """`TaskSettings`, or a subclass with the task's own flags."""
+    default_length: ClassVar[int] = 128
+    """Tokens per row, unless --max-length sets them."""
+    can_have_no_answer: ClassVar[bool] = False
+    """True if questions without an answer are scored by their probabilities (see `add_no_answer`)."""
+    can_distill: ClassVar[bool] = True
+    """True if students can learn from a teacher's logits (see `forward`) and have fewer layers."""
+    head_has_labels: ClassVar[bool] = True
+    """True if the head depends on the labels, so that a head trained with different labels is dropped."""
 
-    def __init__(self, settings: TaskSettings, labels: Sequence[str] | None = None) -> None:
+    def __init__(self, settings: TaskSettings | None = None, labels: Sequence[str] | None = None) -> None:
+        settings = TaskSettings() if settings is None else settings
+        if not isinstance(settings, self.settings_type):
+            settings = self.settings_type(
+                **{field.name: getattr(settings, field.name) for field in fields(TaskSettings)}
+            )
         self.settings = settings
         self.labels: tuple[str, ...] | None = None if labels is None else tuple(labels)
 
     @property
+    def head(self) -> type[PreTrainedModel]:
+        """The model's class."""
+        from fastbert import models
+
+        head: type[PreTrainedModel] = getattr(models, f"Bert{self.head_name}")
+        return head
+
+    @property
     def main_metric(self) -> str:
-        """The metric by which models are chosen."""
+        """The metric that chooses models."""
         return self.settings.metric or self.metrics[0]
 
     @abstractmethod
     def read(self, path: str, *, labelled: bool = True) -> Dataset[E]:
-        """The examples of a file; with `labelled`, one without a label is an error. UserError names file and line."""
+        """Read the examples of a file; with `labelled`, every example must have a label.
+
+        Raises UserError, naming file and line.
+        """
 
     def read_gold(self, path: str) -> Dataset[E]:
-        """The labelled examples of a file to score predictions of, whether or not they could be trained on."""
+        """Read labelled examples to score predictions against, including those that training could not use."""
         return self.read(path, labelled=True)
 
     def learn_labels(self, train: Dataset[E]) -> None:
         """Take the classes from the training set, unless they are known."""
 
     def check_labels(self, dataset: Dataset[E]) -> None:
-        """Refuse an example whose label no training example has, by file and line."""
+        """Raise UserError, naming file and line, for a label that no training example has."""
+
+    @classmethod
+    def labels_of(cls, config: BertConfig, folder: Path) -> tuple[str, ...] | None:
+        """Return the classes of another library's model. Raises UserError for a head that does not fit."""
+        return None
+
+    def base_config(self, folder: Path) -> BertConfig:
+        """Read the config of the pre-trained model in a folder."""
+        from fastbert.checkpoints.source import config_folder
+
+        return BertConfig.from_pretrained(config_folder(folder))
 
     def head_config(self, config: BertConfig) -> BertConfig:
-        """The encoder's config with what the head needs: number and names of the labels, kind of problem."""
+        """Return the encoder's config completed for the head: number and names of the labels, problem type."""
         if self.labels is None:
             return config
         return replace(config, num_labels=len(self.labels), label_names=self.labels)
 
     @abstractmethod
     def encode(self, dataset: Dataset[E], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
-        """The rows of a dataset; with `labelled` also their targets."""
+        """Return the rows of a dataset; with `labelled` also their targets."""
 
     @abstractmethod
     def items(self, batch: TaskBatch) -> int:
-        """The labels of a batch, over which its loss is a mean."""
+        """Return the number of labels in a batch, over which its loss is a mean."""
 
     @abstractmethod
     def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
-        """The sum of the losses of the batch's labels divided by `items`, fp32: its part of the mean over several."""
+        """Return the sum of the losses of the batch's labels divided by `items`, fp32: its share of the mean over
+        several batches."""
 
-    def answer(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> Answer:
-        """The loss with what it is made of; `options` are the model's own."""
+    def forward(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> TaskOutput:
+        """Return the loss with the logits behind it; `options` are passed to the model."""
         raise UserError(f"{self.name} has no logits of classes to learn from")
 
     @abstractmethod
     def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:
-        """What the model says of each row of a batch, for `decode`; fp32."""
+        """Return the model's output for each row of a batch, fp32, as `decode` reads it."""
 
     @abstractmethod
     def decode(self, dataset: Dataset[E], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
-        """A prediction for each example, from what the model said of each row."""
+        """Return the prediction for each example, from the outputs of all rows."""
 
     @abstractmethod
     def score(self, dataset: Dataset[E], predictions: Sequence[Prediction]) -> dict[str, float]:
-        """The metrics, by name, in percent where they are fractions (as GLUE and SQuAD publish them)."""
+        """Return the metrics by name, in percent if they are fractions (as GLUE and SQuAD publish them).
+
+        Predictions come from `decode` or from a file. Without `labels`, the classes are those of both.
+        """
 
     @abstractmethod
-    def right(self, example: E) -> Prediction:
-        """The prediction that a labelled example wants, as `score` reads it."""
+    def gold_prediction(self, example: E) -> Prediction:
+        """Return the correct prediction for a labelled example, as `score` reads it."""
 
-    def perfect(self, dataset: Dataset[E]) -> dict[str, float]:
-        """The score of predictions that are all right: the metrics that are defined on the dataset, and whose packages
-        are installed."""
-        return self.score(dataset, [self.right(example) for example in dataset])
+    def gold_scores(self, dataset: Dataset[E]) -> dict[str, float]:
+        """Return the scores of correct predictions: the metrics that are defined on the dataset, and whose packages are
+        installed."""
+        return self.score(dataset, [self.gold_prediction(example) for example in dataset])
 
-    def set_aside(self, message: str) -> None:
-        """Report examples that cannot be used, or end where --strict asks for it."""
+    def add_no_answer(self, path: Path, dataset: Dataset[E], predictions: list[Prediction]) -> list[Prediction]:
+        """Add to each prediction the probability that its question has no answer, from a file by id (SQuAD 2.0)."""
+        raise UserError(f"{path}: {self.name} has no questions without an answer")
+
+    def report_unusable(self, message: str) -> None:
+        """Log a message about examples that cannot be used, or raise it as UserError with `strict`."""
         if self.settings.strict:
             raise UserError(message)
         logger.warning("%s", message)

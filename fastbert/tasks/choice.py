@@ -7,27 +7,37 @@ example are a unit, over which the softmax goes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from fastbert.errors import UserError
-from fastbert.models.heads import BertForMultipleChoice
-from fastbert.tasks.base import Answer, Prediction, Task
-from fastbert.tasks.examples import ChoiceExample, Dataset
+from fastbert.tasks.base import Task, TaskOutput
+from fastbert.tasks.examples import ChoiceExample, Dataset, Example
+from fastbert.tasks.prediction_format import Prediction, PredictionFormat
+from fastbert.tasks.readers.cells import choice_of
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tokenizers import WordPieceTokenizer
 
-LEAST_LENGTH = 5  # the special tokens of a pair, and a token of each
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LEAST_LENGTH = 5  # the special tokens of a pair, and a token of each text
+
+
+def _checked_choice(value: Any, where: str, example: Example) -> int:
+    """Return a predicted choice. Raises UserError, naming the place, if the example has no such ending."""
+    assert isinstance(example, ChoiceExample)
+    return choice_of(value, where, "the predicted choice", len(example.endings))
 
 
 class Choice(Task[ChoiceExample]):
     """One of the endings of a prompt."""
 
     name = "choice"
-    head = BertForMultipleChoice
+    head_name = "ForMultipleChoice"
     metrics = ("accuracy",)
+    prediction_format = PredictionFormat("label", (".tsv", ".txt"), _checked_choice)
 
     def read(self, path: str, *, labelled: bool = True) -> Dataset[ChoiceExample]:
         from fastbert.tasks.readers.choices import read_choices
@@ -60,7 +70,7 @@ class Choice(Task[ChoiceExample]):
 
     @staticmethod
     def _choices(dataset: Dataset[ChoiceExample]) -> int:
-        """The number of choices of every example."""
+        """Return the number of choices, which is the same for every example."""
         if not len(dataset):
             raise UserError(f"{dataset.path} holds no question: name a file that does")
         choices = len(dataset[0].endings)
@@ -78,10 +88,12 @@ class Choice(Task[ChoiceExample]):
 
     @staticmethod
     def _labels(dataset: Dataset[ChoiceExample], choices: int) -> np.ndarray:
-        """The endings that are right, int64."""
+        """Return the numbers of the correct endings, int64."""
         for index, example in enumerate(dataset):
             if example.label is None:
-                raise UserError(f"{dataset.where(index)}: nothing says which ending is right: name the column")
+                raise UserError(
+                    f"{dataset.where(index)}: has no label that says which ending is correct: name its column"
+                )
             if not 0 <= example.label < choices:
                 raise UserError(
                     f"{dataset.where(index)}: the label {example.label} is none of the endings 0 to {choices - 1}"
@@ -91,33 +103,35 @@ class Choice(Task[ChoiceExample]):
     def items(self, batch: TaskBatch) -> int:
         return len(batch.targets["labels"])
 
-    def answer(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> Answer:
+    def forward(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> TaskOutput:
         labels = batch.targets["labels"]
         choices = len(batch.inputs) // len(labels)
-        found = model(batch.inputs, labels=labels, num_choices=choices, num_items_in_batch=items, **options)
-        return Answer(found.loss, found.logits, found.hidden_states or ())
+        output = model(batch.inputs, labels=labels, num_choices=choices, num_items_in_batch=items, **options)
+        return TaskOutput(output.loss, output.logits, output.hidden_states or ())
 
     def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
-        return self.answer(model, batch, items).loss
+        return self.forward(model, batch, items).loss
 
     def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:
-        """The score of each row, which stands for an ending, (1,)."""
+        """Return the score of each row, that is of each ending, (1,)."""
         return list(model(batch.inputs, num_choices=1).logits.float().cpu().numpy())
 
     def decode(self, dataset: Dataset[ChoiceExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
-        """The likeliest ending, and the probability of each."""
+        """Return the likeliest ending, and the probability of each."""
         logits = np.concatenate(outputs).astype(np.float64).reshape(-1, rows.per_unit)
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         probabilities = (weights / weights.sum(axis=1, keepdims=True)).tolist()
         return [
-            {"id": example.id, "label": label, "probabilities": of_endings}
-            for example, label, of_endings in zip(dataset, logits.argmax(axis=1).tolist(), probabilities, strict=True)
+            {"id": example.id, "label": label, "probabilities": row}
+            for example, label, row in zip(dataset, logits.argmax(axis=1).tolist(), probabilities, strict=True)
         ]
 
-    def right(self, example: ChoiceExample) -> Prediction:
+    def gold_prediction(self, example: ChoiceExample) -> Prediction:
         return {"id": example.id, "label": example.label}
 
     def score(self, dataset: Dataset[ChoiceExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         from fastbert.tasks.metrics.classification import choice_scores
 
-        return choice_scores([example.label for example in dataset], [one["label"] for one in predictions])
+        return choice_scores(
+            [example.label for example in dataset], [prediction["label"] for prediction in predictions]
+        )

@@ -1,4 +1,4 @@
-"""A class for each text or pair of texts: CoLA, SST-2, MRPC, QQP, QNLI, MNLI, RTE, WNLI, SNLI, stance, intents."""
+"""A class per text or pair of texts: CoLA, SST-2, MRPC, QQP, QNLI, MNLI, RTE, WNLI, SNLI, stance, intents."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from pathlib import Path
 
 import numpy as np
 
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
-from fastbert.models.heads import BertForSequenceClassification
-from fastbert.tasks.base import Prediction
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.metrics.classification import ordered
+from fastbert.tasks.prediction_format import Prediction, PredictionFormat
+from fastbert.tasks.readers.cells import class_name
 from fastbert.tasks.rows import Rows
 from fastbert.tasks.texts import TextTask
 from fastbert.tokenizers import WordPieceTokenizer
@@ -26,12 +27,12 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 def _refuse_scores(train: Dataset[TextExample]) -> None:
     """Raise UserError for labels that are scores: many different numbers, some of them fractions."""
-    found = {str(example.label) for example in train}
-    if len(found) <= MOST_SCORES or not all(map(_NUMBER.fullmatch, found)) or all("." not in one for one in found):
+    labels = {str(example.label) for example in train}
+    if len(labels) <= MOST_SCORES or not all(map(_NUMBER.fullmatch, labels)) or not any("." in name for name in labels):
         return
     index, label = next((i, str(e.label)) for i, e in enumerate(train) if "." in str(e.label))
     raise UserError(
-        f"{train.where(index)}: the label {label!r} is one of {len(found)} different numbers, which are scores rather"
+        f"{train.where(index)}: the label {label!r} is one of {len(labels)} different numbers, which are scores rather"
         " than classes; use --task regression"
     )
 
@@ -41,21 +42,23 @@ class Classification(TextTask):
     by their value."""
 
     name = "classification"
-    head = BertForSequenceClassification
     metrics = ("accuracy", "f1", "macro_f1", "matthews")
+    prediction_format = PredictionFormat(
+        "label", (".tsv", ".txt"), lambda value, where, example: class_name(value, where, "the predicted label")
+    )
 
     def learn_labels(self, train: Dataset[TextExample]) -> None:
         super().learn_labels(train)
         if self.labels is not None:
             return
         _refuse_scores(train)
-        found = {str(example.label) for example in train}
-        if len(found) < 2:
+        labels = {str(example.label) for example in train}
+        if len(labels) < 2:
             raise UserError(
-                f"{train.path}: all {len(train)} examples have the label {next(iter(found), None)!r}; training needs"
+                f"{train.path}: all {len(train)} examples have the label {next(iter(labels), None)!r}; training needs"
                 " two classes or more"
             )
-        self.labels = ordered(found)
+        self.labels = ordered(labels)
 
     def check_labels(self, dataset: Dataset[TextExample]) -> None:
         known = self._known()
@@ -71,6 +74,10 @@ class Classification(TextTask):
             raise UserError(
                 f"{dataset.where(index)}: the label {label!r} is not one of the training set's: {names}{meant}{more}"
             )
+
+    @classmethod
+    def labels_of(cls, config: BertConfig, folder: Path) -> tuple[str, ...] | None:
+        return tuple(config.id2label.values())
 
     def head_config(self, config: BertConfig) -> BertConfig:
         return replace(super().head_config(config), problem_type="single_label_classification")
@@ -102,11 +109,10 @@ class Classification(TextTask):
         from fastbert.tasks.metrics.classification import classification_scores
 
         gold = [str(example.label) for example in dataset]
-        return classification_scores(
-            gold, [str(one["label"]) for one in predictions], self._known(), where=dataset.path
-        )
+        predicted = [str(prediction["label"]) for prediction in predictions]
+        return classification_scores(gold, predicted, self.labels or ordered([*gold, *predicted]), where=dataset.path)
 
-    def right(self, example: TextExample) -> Prediction:
+    def gold_prediction(self, example: TextExample) -> Prediction:
         return {"id": example.id, "label": str(example.label)}
 
     def _known(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Examples of every kind of task: what readers make of a file and tasks turn into rows of tokens."""
+"""Examples of every kind of task, which readers return and tasks turn into rows of tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ class Example:
     """One example of a file."""
 
     id: str
-    """The file's own name for it, else its number in the file, from 0."""
+    """The id in the file, else the number in the file, from 0."""
     place: str
-    """Where in the file it is, for whoever has to mend it: `line 12`, or `question 56be4db0acb8001400a502ec`."""
+    """The position in the file, for error messages: `line 12`, or `question 56be4db0acb8001400a502ec`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextExample(Example):
-    """A text or a pair of texts; the label is a class as the file spells it, or a number (regression), or unknown."""
+    """A text or a pair of texts; the label is a class as spelled in the file, a number (regression), or None if
+    unknown."""
 
     text: str
     pair: str | None = None
@@ -30,7 +31,7 @@ class TextExample(Example):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedExample(Example):
-    """A sentence as words, with a tag each where they are known; `document` numbers the document it belongs to."""
+    """A sentence as words, with one tag per word or None if unknown; `document` is the number of its document."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...] | None = None
@@ -47,7 +48,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuestionExample(Example):
-    """A question about a context; no answers (`()`) mean that the context has none, None that they are unknown."""
+    """A question about a context; `answers` is `()` if the context has none, None if they are unknown."""
 
     question: str
     context: str
@@ -56,8 +57,8 @@ class QuestionExample(Example):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceExample(Example):
-    """A prompt and its possible endings. `start` is what every ending begins with (SWAG's `sent2`); `label` counts the
-    endings from 0."""
+    """A prompt and its possible endings. `start` is the beginning of every ending (SWAG's `sent2`); `label` is the
+    number of the correct ending, from 0."""
 
     prompt: str
     endings: tuple[str, ...]
@@ -67,7 +68,7 @@ class ChoiceExample(Example):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceExample(Example):
-    """A text and the text that is to be written for it, where it is known."""
+    """A text, and the text to write for it, None if unknown."""
 
     source: str
     target: str | None = None
@@ -75,7 +76,7 @@ class SequenceExample(Example):
 
 @dataclass(frozen=True)
 class Dataset(Generic[E]):
-    """The examples of a file, in its order."""
+    """The examples of a file, in the order of the file."""
 
     path: str
     examples: tuple[E, ...]
@@ -90,5 +91,5 @@ class Dataset(Generic[E]):
         return self.examples[index]
 
     def where(self, index: int) -> str:
-        """The place of an example, as errors name it: file and line."""
+        """Return the file and position of an example, for error messages."""
         return f"{self.path}, {self.examples[index].place}"

@@ -1,4 +1,4 @@
-"""Filling in blanks: what a masked language model thinks stands behind [MASK]."""
+"""Fill in blanks: the tokens that a masked language model predicts for [MASK]."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from fastbert.errors import UserError
 from fastbert.models.finite import check_finite
-from fastbert.models.heads import BertForMaskedLM, BertForPreTraining
+from fastbert.models.heads.pretraining import BertForMaskedLM, BertForPreTraining
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 
@@ -25,9 +25,9 @@ class Guess:
 def fill_mask(
     model: BertForMaskedLM | BertForPreTraining, tokenizer: WordPieceTokenizer, text: str, top_k: int = 5
 ) -> list[list[Guess]]:
-    """The `top_k` most probable tokens for each [MASK] in `text`, best first; one list a blank.
+    """Return the `top_k` most probable tokens for each [MASK] in `text`, best first; one list per blank.
 
-    Special tokens are no answer and are left out. Raises `UserError` when the text holds no [MASK], is longer than the
+    Special tokens are left out. Raises `UserError` when the text holds no [MASK], is longer than the
     model's positions, or `top_k` is out of range.
     """
     if any(name.startswith("cls.predictions") for name in model.new_weights):
@@ -46,20 +46,20 @@ def fill_mask(
     batch = tokenizer.pack([text], max_length=None).to(model.device)
     if batch.num_tokens > limit:
         raise UserError(f"the text has {batch.num_tokens} tokens, the model reads {limit}: shorten it")
-    places = (batch.input_ids == tokenizer.mask_token_id).nonzero().flatten()
-    if not len(places):
+    positions = (batch.input_ids == tokenizer.mask_token_id).nonzero().flatten()
+    if not len(positions):
         raise UserError(f"no {mask} in {text!r}: write {mask} where a word is to be filled in")
     model.eval()
     with torch.no_grad():
-        x, _ = model.bert.encode(batch, token_indices=places)
+        x, _ = model.bert.encode(batch, token_indices=positions)
         logits = model.cls.predictions(x).float()
     check_finite(model, logits, lambda _: repr(text))
     logits[:, tokenizer.all_special_ids] = float("-inf")
-    logits[:, len(tokenizer) :] = float("-inf")  # rows that only make the table's height a round number
-    found = logits.softmax(-1).topk(top_k)
+    logits[:, len(tokenizer) :] = float("-inf")  # rows that only pad the table
+    best = logits.softmax(-1).topk(top_k)
     pieces = text.split(mask)
     guesses = []
-    for blank, (values, ids) in enumerate(zip(found.values.tolist(), found.indices.tolist())):
+    for blank, (values, ids) in enumerate(zip(best.values.tolist(), best.indices.tolist())):
         before, after = mask.join(pieces[: blank + 1]), mask.join(pieces[blank + 1 :])
         tokens = tokenizer.convert_ids_to_tokens(ids)
         guesses.append(

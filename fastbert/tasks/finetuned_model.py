@@ -1,33 +1,27 @@
-"""A fine-tuned model with all that its folder says of its use."""
+"""Load a fine-tuned model with its task and tokenizer."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fastbert.checkpoints.source import config_folder, find_source
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.io.untrusted_input import read_json_file
-from fastbert.tasks.base import Columns, Task, TaskSettings
+from fastbert.tasks.base import Task
 from fastbert.tasks.inference import choose_inference
-from fastbert.tasks.registry import FILE, load_scored, load_task, make_task
+from fastbert.tasks.registry import task_class
+from fastbert.tasks.settings import Columns
+from fastbert.tasks.task_file import FILE, changed_settings, load_scored, load_task
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
-
-# Of the class that config.json names, where it names one.
-HEADS = {
-    "classification": "ForSequenceClassification",
-    "regression": "ForSequenceClassification",
-    "tagging": "ForTokenClassification",
-    "span": "ForQuestionAnswering",
-    "choice": "ForMultipleChoice",
-}
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A model in eval mode, its task and tokenizer, and what it multiplies where, in words."""
+    """A model in eval mode with its task and tokenizer; `how` describes the device and the dtype."""
 
     task: Task[Any]
     model: Any
@@ -46,32 +40,36 @@ def load_trained(
 ) -> Trained:
     """Load a fine-tuned model for prediction.
 
-    The folder's own file says which task it was trained for; `task` names it for models of other libraries, whose
-    labels are those of config.json. `settings` that are not None replace those of training. `dtype="auto"` is the one
-    that the run scored its model in, where the user chose it and the device is of the same kind, else the fastest here.
+    The folder's own file names the task it was trained for; `task` names it for models of other libraries, whose labels
+    are those of config.json. `settings` that are not None replace those of training. `dtype="auto"` is the dtype in
+    which the run scored its model, if the user chose it and the device is of the same kind, else the fastest here.
     Raises UserError for a folder that does not fit, and CheckpointError for damaged files.
     """
     folder = find_source(source)
-    given = {"columns": None if columns == Columns() else columns, **settings}
+    settings["columns"] = None if columns == Columns() else columns
     if task is None or (folder / FILE).is_file():
-        chosen = load_task(folder, **given)
+        chosen = load_task(folder, **settings)
         if task is not None and chosen.name != task:
             raise UserError(f"--task {task}: {folder} was trained for {chosen.name}; leave --task out")
     else:
-        config = BertConfig.from_pretrained(config_folder(folder))
-        if task == "regression" and config.num_labels != 1:
-            raise UserError(f"--task regression: {folder} has {config.num_labels} outputs, and a number is one")
-        named = read_json_file(config_folder(folder) / "config.json").get("architectures") or []
-        if named and task in HEADS and not any(HEADS[task] in str(name) for name in named):
-            raise UserError(f"--task {task}: {folder} holds a {named[0]}")
-        most = min(TaskSettings().max_length if task != "span" else 384, config.max_position_embeddings)
-        known = {name: value for name, value in given.items() if value is not None}
-        labels = tuple(config.id2label.values()) if task in ("classification", "tagging") else None
-        chosen = make_task(task, TaskSettings(**{"max_length": most, **known}), labels)
-    place, weights, why = choose_inference(device, dtype, load_scored(folder))
+        chosen = _foreign_task(folder, task, settings)
+    where, weights, why = choose_inference(device, dtype, load_scored(folder))
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
     model = chosen.head.from_pretrained(folder, dtype=weights)
     check_tokenizer(tokenizer, model.config.vocab_size, str(folder))
     if dtype == "int8":
         model.quantize("int8")
-    return Trained(chosen, model.to(place), tokenizer, f"on {place} in {why}")
+    return Trained(chosen, model.to(where), tokenizer, f"on {where} in {why}")
+
+
+def _foreign_task(folder: Path, name: str, settings: dict[str, Any]) -> Task[Any]:
+    """Return the task of a model that another library fine-tuned."""
+    kind = task_class(name)
+    config = BertConfig.from_pretrained(config_folder(folder))
+    labels = kind.labels_of(config, folder)
+    classes = read_json_file(config_folder(folder) / "config.json").get("architectures") or []
+    if classes and not any(kind.head_name in str(each) for each in classes):
+        raise UserError(f"--task {name}: {folder} holds a {classes[0]}")
+    length = min(kind.default_length, config.max_position_embeddings)
+    task: Task[Any] = kind(kind.settings_type(**{"max_length": length, **changed_settings(kind, settings)}), labels)
+    return task

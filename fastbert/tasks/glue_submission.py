@@ -1,4 +1,4 @@
-"""Predictions of GLUE's test sets in the format of its server: a file for each task, and all of them zipped."""
+"""Write predictions of GLUE's test sets in the format of its server: one file per task, and all of them zipped."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastbert.tasks.metrics.glue import GLUE, glue_name
 from fastbert.tasks.readers.cells import number
 
 if TYPE_CHECKING:
-    from fastbert.tasks.base import Prediction
+    from fastbert.tasks.prediction_format import Prediction
 
 logger = logging.getLogger("fastbert")
 ARCHIVE = "submission.zip"
@@ -34,22 +34,22 @@ ROWS = {
 }
 _THREE = ("entailment", "neutral", "contradiction")
 _TWO = ("entailment", "not_entailment")
-# What the server reads, by task; the others are 0 and 1, and STS-B a number.
+# Labels on the server, by task; for the others they are 0 and 1, for STS-B numbers.
 WORDS = {"MNLI-m": _THREE, "MNLI-mm": _THREE, "AX": _THREE, "QNLI": _TWO, "RTE": _TWO}
 LOWEST, HIGHEST = 0.0, 5.0  # of STS-B
 
 
 def write_submission(folder: str | Path, predictions: Mapping[str, Sequence[Prediction]]) -> Path:
-    """Write `CoLA.tsv`, `MNLI-m.tsv` ... and `submission.zip` with all of them; returns the latter's path.
+    """Write `CoLA.tsv`, `MNLI-m.tsv` ... and `submission.zip` with all of them; return the path of the archive.
 
     `predictions` are those of the official test sets, in their order, by task. Rows are numbered from 0. STS-B's scores
-    are cut to 0 to 5 and have three decimals. Files of other tasks that the folder holds already are zipped with them.
-    A file of another length than the official one, and a task that is left out, are no errors but named in the log.
-    Raises UserError for a label that the server does not know.
+    are clipped to 0 to 5 and have three decimals. Files of other tasks in the folder are zipped too. A file whose
+    length is not the official one, and a missing task, are logged as warnings. Raises UserError for a label that the
+    server does not accept.
     """
     texts: dict[str, str] = {}
-    for given, items in predictions.items():
-        task = glue_name(given)
+    for name, items in predictions.items():
+        task = glue_name(name)
         if f"{task}.tsv" in texts:
             raise UserError(f"two sets of predictions for {task}: leave one out")
         if len(items) != ROWS[task]:
@@ -73,12 +73,12 @@ def write_submission(folder: str | Path, predictions: Mapping[str, Sequence[Pred
 
 
 def _cell(task: str, prediction: Mapping[str, Any], where: str) -> str:
-    """A prediction as the server reads it."""
+    """Return a prediction in the server's form."""
     if task == "STS-B":
         score = number(prediction.get("score", prediction.get("label")), where, "the predicted score")
         return f"{min(max(score, LOWEST), HIGHEST):.3f}"
     known = WORDS.get(task, ("0", "1"))
     label = str(prediction.get("label"))
     if label not in known:
-        raise UserError(f"{where}: {label!r} is no label of the server's {task}, which knows {', '.join(known)}")
+        raise UserError(f"{where}: {label!r} is not a label of {task} on the server, which accepts {', '.join(known)}")
     return label

@@ -1,4 +1,4 @@
-"""Where a trained model computes, and what it multiplies."""
+"""The device and dtype of inference."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ class ScoringDtype:
     device: str
     """cpu or cuda."""
     chosen: bool
-    """Whether the user chose the dtype; else it was the fastest for inference on that device."""
+    """True if the user chose the dtype, False if it was the fastest for inference on that device."""
 
     @classmethod
     def of_run(cls, device: torch.device, dtype: str) -> ScoringDtype:
-        """Return what a run with `--dtype` scores in: that dtype, or for auto the choice of `choose_inference`."""
+        """Return the dtype in which a run with `--dtype` scores: that one, or for auto the choice of
+        `choose_inference`."""
         chosen = dtype != "auto"
         name = dtype if chosen else SHORT_NAMES[fastest_dtype(device)[0]]
         return cls(dtype=name, device=device.type, chosen=chosen)
 
     @property
     def weights(self) -> torch.dtype:
-        """The dtype as torch names it."""
+        """The dtype in torch."""
         return LONG_NAMES[self.dtype]
 
 
@@ -46,13 +47,13 @@ def choose_inference(device: str, dtype: str, scored: ScoringDtype | None = None
     """
     has_gpu = torch.cuda.is_available()
     if device == "cuda" and not has_gpu:
-        raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
+        raise UserError("--device cuda: torch finds no GPU; use --device cpu")
     if device == "auto":
         device = "cuda" if has_gpu and dtype != "int8" else "cpu"
     if dtype == "int8":
         if device != "cpu":
             raise UserError("--dtype int8 is for CPUs; use --device cpu, or --dtype bf16")
-        weights, reason = torch.bfloat16, "int8"  # what lies between the products is then half as large
+        weights, reason = torch.bfloat16, "int8"  # activations between the products are then half as large
     elif dtype == "auto" and scored is not None and scored.chosen and scored.device == device:
         weights, reason = scored.weights, f"{scored.dtype} (the dtype of its run)"
     elif dtype == "auto":

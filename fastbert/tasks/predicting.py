@@ -1,4 +1,4 @@
-"""What a model says of rows: packed batches of about equal length, longest first, in any order the same."""
+"""Predict: run a model over rows in packed batches of about equal length, longest first."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from fastbert.models.finite import refuse_non_finite
-from fastbert.tasks.base import Prediction, Task
+from fastbert.tasks.base import Task
 from fastbert.tasks.examples import Dataset
+from fastbert.tasks.prediction_format import Prediction
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
@@ -20,7 +21,7 @@ BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 
 
 def autocast(device: torch.device, dtype: torch.dtype) -> contextlib.AbstractContextManager[Any]:
-    """Products in `dtype`; nothing to do for fp32."""
+    """Return a context that multiplies in `dtype`; it does nothing for fp32."""
     return torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
@@ -34,23 +35,25 @@ def outputs_of(
     progress: Callable[[int], None] = lambda rows: None,
     source: Callable[[int], str] = "example {} (counted from 0)".format,
 ) -> list[np.ndarray]:
-    """The outputs of each row, in the order of the rows; `progress` is told the rows done. Leaves the model in eval
-    mode. Raises `UserError` for outputs that are NaN or infinite, which names a tensor of the model or, by `source`,
-    the example."""
+    """Return the outputs of each row, in the order of the rows; leaves the model in eval mode.
+
+    `progress` is called with the number of rows done. Raises `UserError` for NaN or infinite outputs, naming a tensor
+    of the model or, by `source`, the example.
+    """
     model.eval()
     device, done = model.device, 0
     most = batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cpu"])
     outputs: list[Any] = [None] * len(rows)
     with torch.no_grad(), autocast(device, dtype):
-        for chosen in rows.by_length(most):
-            batch = TaskBatch(inputs=rows.packed(chosen).to(device), targets={})
-            found = task.outputs(model, batch)
-            for row, values in zip(chosen.tolist(), found, strict=True):
+        for indices in rows.by_length(most):
+            batch = TaskBatch(inputs=rows.packed(indices).to(device), targets={})
+            batch_outputs = task.outputs(model, batch)
+            for row, values in zip(indices.tolist(), batch_outputs, strict=True):
                 outputs[row] = values
-            if not np.isfinite(np.concatenate([values.ravel() for values in found])).all():
-                bad = next(row for row in chosen.tolist() if not np.isfinite(outputs[row]).all())
+            if not np.isfinite(np.concatenate([values.ravel() for values in batch_outputs])).all():
+                bad = next(row for row in indices.tolist() if not np.isfinite(outputs[row]).all())
                 refuse_non_finite(model, source(int(rows.examples[bad])))
-            done += len(chosen)
+            done += len(indices)
             progress(done)
     return outputs
 
@@ -65,7 +68,7 @@ def predict(
     batch_tokens: int | None = None,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> list[Prediction]:
-    """A prediction for each example of a dataset, whose labels are not looked at."""
+    """Return a prediction for each example of a dataset, without reading labels."""
     check_tokenizer(tokenizer, model.config.vocab_size)
     rows = task.encode(dataset, tokenizer, labelled=False)
     outputs = outputs_of(

@@ -1,37 +1,41 @@
-"""Examples as rows of tokens, laid end to end, and the batches that are made of them."""
+"""Examples as rows of tokens, laid end to end, and the batches made of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from fastbert.packing import PackedBatch
+from fastbert.tasks.ragged import runs
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from fastbert.packing import PackedBatch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TaskBatch:
-    """What a model sees at once: the packed rows, their targets by name, and for sequence to sequence the packed rows
-    of the decoder."""
+    """The packed rows of a forward pass, their targets by name, and for sequence to sequence the decoder's rows."""
 
     inputs: PackedBatch
     targets: dict[str, Tensor]
     decoder: PackedBatch | None = None
     token_share: float = 1.0
-    """Of a part of a batch: its share of the batch's tokens."""
+    """Of a micro-batch: its share of the batch's tokens."""
     pair_share: float = 1.0
-    """And of the pairs of tokens that see each other."""
+    """Of a micro-batch: its share of the pairs of tokens that attend to each other."""
 
     @property
     def pairs(self) -> int:
-        """Pairs of tokens of one row."""
+        """The number of pairs of tokens in the same row."""
         return int(self.inputs.cu_seqlens.diff().long().square().sum())
 
     def to(self, device: torch.device | str) -> TaskBatch:
-        """The batch on another device."""
+        """Return the batch on a different device."""
         return replace(
             self,
             inputs=self.inputs.to(device),
@@ -40,12 +44,12 @@ class TaskBatch:
         )
 
 
-def share_out(parts: Sequence[TaskBatch]) -> list[TaskBatch]:
-    """The parts of a batch, which know what shares of it they are."""
-    tokens, pairs = sum(part.inputs.num_tokens for part in parts), sum(part.pairs for part in parts)
+def share_out(batches: Sequence[TaskBatch]) -> list[TaskBatch]:
+    """Set `token_share` and `pair_share` of the micro-batches of a batch."""
+    tokens, pairs = sum(batch.inputs.num_tokens for batch in batches), sum(batch.pairs for batch in batches)
     return [
-        replace(part, token_share=part.inputs.num_tokens / max(tokens, 1), pair_share=part.pairs / max(pairs, 1))
-        for part in parts
+        replace(batch, token_share=batch.inputs.num_tokens / max(tokens, 1), pair_share=batch.pairs / max(pairs, 1))
+        for batch in batches
     ]
 
 
@@ -55,8 +59,8 @@ class Rows:
 
     `input_ids` and `token_type_ids` are int32 (tokens,), `offsets` int64 (rows + 1,), `examples` int64 (rows,) the
     example of the dataset that each row belongs to (sorted; an example may have several rows: windows, choices).
-    `per_unit` rows next to each other are trained on together: the choices of a question. `unit_targets` have an item
-    a unit, `token_targets` an item a token. `decoder`: the decoder's rows, one for each row here.
+    `per_unit` adjacent rows are trained on together: the choices of a question. `unit_targets` have one item per unit,
+    `token_targets` one per token. `decoder`: the decoder's rows, as many as there are rows here.
     """
 
     input_ids: np.ndarray
@@ -73,16 +77,16 @@ class Rows:
 
     @property
     def units(self) -> int:
-        """What a training batch is counted in."""
+        """The number of units, in which training batches are counted."""
         return len(self) // self.per_unit
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each row."""
+        """The number of tokens of each row."""
         return np.diff(self.offsets)
 
     def arrays(self) -> Iterator[np.ndarray]:
-        """All that the rows are made of."""
+        """Yield all arrays that the rows are made of."""
         for value in vars(self).values():
             if isinstance(value, np.ndarray):
                 yield value
@@ -92,32 +96,39 @@ class Rows:
                 yield from value.arrays()
 
     def batch(self, units: np.ndarray, keys: np.ndarray | None = None) -> TaskBatch:
-        """The units of these numbers, in this order, with their targets; `keys`, int64, one a unit, decide dropout."""
+        """Return the units of these numbers, in this order, with their targets; `keys`, int64, one per unit, seed
+        dropout."""
+        import torch
+
         rows = (units[:, None] * self.per_unit + np.arange(self.per_unit)).ravel()
         row_keys = None if keys is None else (keys[:, None] + np.arange(self.per_unit)).ravel()
-        places, targets = self._places(rows), {}
+        tokens, targets = self._tokens(rows), {}
         for name, values in self.unit_targets.items():
             targets[name] = torch.from_numpy(values[units])
         for name, values in self.token_targets.items():
-            targets[name] = torch.from_numpy(values[places])
+            targets[name] = torch.from_numpy(values[tokens])
         decoder = None if self.decoder is None else self.decoder.packed(rows, row_keys)
         return TaskBatch(inputs=self.packed(rows, row_keys), targets=targets, decoder=decoder)
 
     def packed(self, rows: np.ndarray, keys: np.ndarray | None = None) -> PackedBatch:
-        """The rows of these numbers, in this order, without targets."""
-        places, lengths = self._places(rows), self.lengths[rows]
+        """Return the rows of these numbers, in this order, without targets."""
+        import torch
+
+        from fastbert.packing import PackedBatch
+
+        tokens, lengths = self._tokens(rows), self.lengths[rows]
         cu_seqlens = np.zeros(len(rows) + 1, dtype=np.int32)
         np.cumsum(lengths, out=cu_seqlens[1:])
         return PackedBatch(
-            input_ids=torch.from_numpy(self.input_ids[places].astype(np.int64)),
-            token_type_ids=torch.from_numpy(self.token_type_ids[places].astype(np.int64)),
+            input_ids=torch.from_numpy(self.input_ids[tokens].astype(np.int64)),
+            token_type_ids=torch.from_numpy(self.token_type_ids[tokens].astype(np.int64)),
             cu_seqlens=torch.from_numpy(cu_seqlens),
             max_seqlen=int(lengths.max(initial=0)),
             dropout_key=None if keys is None else torch.from_numpy(keys.astype(np.int64)),
         )
 
     def by_length(self, batch_tokens: int) -> Iterator[np.ndarray]:
-        """All rows, longest first, in groups of at most `batch_tokens` tokens; a longer row stands alone."""
+        """Yield all rows, longest first, in groups of at most `batch_tokens` tokens; a longer row stands alone."""
         order = np.argsort(-self.lengths, kind="stable")
         ends = np.cumsum(self.lengths[order])
         first = done = 0
@@ -126,8 +137,6 @@ class Rows:
             yield order[first:last]
             first, done = last, int(ends[last - 1])
 
-    def _places(self, rows: np.ndarray) -> np.ndarray:
-        """Where the tokens of these rows are, in the order of the rows."""
-        lengths = self.lengths[rows]
-        ends = np.cumsum(lengths)
-        return np.arange(ends[-1] if len(ends) else 0) + np.repeat(self.offsets[rows] - (ends - lengths), lengths)
+    def _tokens(self, rows: np.ndarray) -> np.ndarray:
+        """Return the indices of the tokens of these rows, in the order of the rows."""
+        return runs(self.offsets[rows], self.lengths[rows])

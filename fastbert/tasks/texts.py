@@ -1,24 +1,27 @@
-"""Texts and pairs of texts as rows of tokens: what classification and regression share."""
+"""Texts and pairs of texts as rows of tokens, for classification and regression."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 
 from fastbert.errors import UserError
-from fastbert.tasks.base import Answer, Task
+from fastbert.tasks.base import Task, TaskOutput
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.readers.tables import name_of
 from fastbert.tasks.rows import Rows, TaskBatch
+from fastbert.tasks.settings import TaskSettings
 from fastbert.tasks.text_files import STDIN
 from fastbert.tokenizers import WordPieceTokenizer
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 def _mismatch(paired: bool, path: str) -> str:
-    """Say what is wrong with examples of which the model was trained on the other kind."""
+    """Return the message for single texts and a model of pairs, or the reverse."""
     if paired:
         return (
             "is a pair of texts, and the model was trained on single texts; name a file of single texts, or the column"
@@ -32,10 +35,21 @@ def _mismatch(paired: bool, path: str) -> str:
     return f"is a single text, and the model was trained on pairs; {cure}"
 
 
-class TextTask(Task[TextExample]):
-    """A task that says one thing of a text or a pair of texts."""
+@dataclass(frozen=True, kw_only=True)
+class TextSettings(TaskSettings):
+    """Settings of a task on texts."""
 
-    regression = False
+    paired: bool | None = None
+    """True if the training examples were pairs of texts, False if single texts, None if unknown."""
+
+
+class TextTask(Task[TextExample]):
+    """A task with one label per text or pair of texts."""
+
+    head_name = "ForSequenceClassification"
+    settings_type = TextSettings
+    regression: ClassVar[bool] = False
+    settings: TextSettings
 
     def read(self, path: str, *, labelled: bool = True) -> Dataset[TextExample]:
         from fastbert.tasks.readers.texts import read_texts
@@ -49,13 +63,13 @@ class TextTask(Task[TextExample]):
         )
 
     def learn_labels(self, train: Dataset[TextExample]) -> None:
-        """Record whether the training examples are pairs, which the trained model then requires."""
+        """Record if the training examples are pairs, which the trained model then requires."""
         if len(train):
             self.settings = replace(self.settings, paired=train[0].pair is not None)
 
     def rows(self, dataset: Dataset[TextExample], tokenizer: WordPieceTokenizer) -> Rows:
-        """`[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]` of each example, cut to `max_length`, the longer text of
-        a pair first."""
+        """Return a row `[CLS] text [SEP]` or `[CLS] text [SEP] pair [SEP]` per example, cut to `max_length`, the longer
+        text of a pair first."""
         pairs = [example.pair for example in dataset]
         paired = pairs[0] is not None if pairs else False
         for index, pair in enumerate(pairs):
@@ -80,12 +94,12 @@ class TextTask(Task[TextExample]):
     def items(self, batch: TaskBatch) -> int:
         return len(batch.inputs)
 
-    def answer(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> Answer:
-        found = model(batch.inputs, labels=batch.targets["labels"], num_items_in_batch=items, **options)
-        return Answer(found.loss, found.logits, found.hidden_states or ())
+    def forward(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> TaskOutput:
+        output = model(batch.inputs, labels=batch.targets["labels"], num_items_in_batch=items, **options)
+        return TaskOutput(output.loss, output.logits, output.hidden_states or ())
 
-    def loss(self, model: Any, batch: TaskBatch, items: int) -> torch.Tensor:
-        return self.answer(model, batch, items).loss
+    def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
+        return self.forward(model, batch, items).loss
 
     def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:
         return list(model(batch.inputs).logits.float().cpu().numpy())

@@ -1,9 +1,9 @@
-"""Checkpoints that are whole or absent: safetensors and JSON in a folder that gets its name last.
+"""Checkpoints that are complete or absent: safetensors and JSON in a folder that is renamed last.
 
 `checkpoints/step-00001000/` holds `model.safetensors`, `optimizer.safetensors`, `state.json` and `manifest.json` with
 the SHA-256 of each. The folder is written under a temporary name, every file and the folder are flushed to the disk,
-and then it is renamed: whatever is found under a final name was written to its end. It is renamed again before it is
-removed. Nothing is pickled.
+and then it is renamed: a folder with a final name is complete. It is renamed again before it is removed. Nothing is
+pickled.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ Kinds = type | tuple[type, ...]
 
 
 class NewerFormat(CheckpointError):
-    """A checkpoint was written by a newer fastbert; nothing is wrong with it."""
+    """A checkpoint was written by a newer fastbert; it is not damaged."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was read back: the folder it came from, tensors by name, and the state of the run."""
+    """A checkpoint in memory: its folder, its tensors by name, and the state of the run."""
 
     folder: Path
     model: dict[str, Tensor]
@@ -56,7 +56,7 @@ class Checkpoint:
 
 
 def model_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The model's tensors on the CPU, tied ones once."""
+    """Return the model's tensors on the CPU, without tied copies."""
     return {
         name: tensor.detach().cpu().contiguous()
         for name, tensor in model.state_dict().items()
@@ -65,7 +65,7 @@ def model_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def optimizer_tensors(model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state as `<field>/<parameter name>` on the CPU."""
+    """Return the optimiser's state as `<field>/<parameter name>` on the CPU."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         f"{field}/{names[id(parameter)]}": torch.as_tensor(value).detach().cpu().contiguous()
@@ -75,12 +75,14 @@ def optimizer_tensors(model: PreTrainedModel, optimizer: torch.optim.Optimizer) 
 
 
 def restore(checkpoint: Checkpoint, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
-    """Put a checkpoint's tensors back; every parameter must be there, in its shape and dtype."""
-    own = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in model.tied_keys}
-    if own.keys() != checkpoint.model.keys():
-        difference = sorted(own.keys() ^ checkpoint.model.keys())
-        raise CheckpointError(f"{checkpoint.folder}: belongs to another model ({difference[0]} is in only one of them)")
-    for name, tensor in own.items():
+    """Restore a model and an optimiser from a checkpoint. Raises `CheckpointError` for other names or shapes."""
+    tensors = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if name not in model.tied_keys}
+    if tensors.keys() != checkpoint.model.keys():
+        difference = sorted(tensors.keys() ^ checkpoint.model.keys())
+        raise CheckpointError(
+            f"{checkpoint.folder}: belongs to a different model ({difference[0]} is in only one of them)"
+        )
+    for name, tensor in tensors.items():
         if tensor.shape != checkpoint.model[name].shape:
             shapes = f"{tuple(checkpoint.model[name].shape)}, the model has {tuple(tensor.shape)}"
             raise CheckpointError(f"{checkpoint.folder}: {name} has shape {shapes}")
@@ -91,13 +93,13 @@ def restore(checkpoint: Checkpoint, model: PreTrainedModel, optimizer: torch.opt
     parameters = dict(model.named_parameters())
     for name in fields:
         if name not in parameters:
-            raise CheckpointError(f"{checkpoint.folder}: belongs to another model (its optimiser knows {shown(name)})")
+            raise CheckpointError(f"{checkpoint.folder}: belongs to a different model (optimiser: {shown(name)})")
         for field, value in fields[name].items():
             if value.dim() and value.shape != parameters[name].shape:
                 shapes = f"{tuple(value.shape)}, the model has {tuple(parameters[name].shape)}"
                 raise CheckpointError(f"{checkpoint.folder}: {shown(field)} of {name} has shape {shapes}")
     with torch.no_grad():
-        for name, tensor in own.items():
+        for name, tensor in tensors.items():
             tensor.copy_(checkpoint.model[name])
     for name, parameter in parameters.items():
         state = {
@@ -109,23 +111,32 @@ def restore(checkpoint: Checkpoint, model: PreTrainedModel, optimizer: torch.opt
             state["step"] = state["step"].to(parameter.device)
 
 
+def restore_scaler(scaler: torch.amp.GradScaler, state: dict[str, Any], folder: Path) -> None:
+    """Restore the loss scale of fp16 training from a checkpoint's state."""
+    if scaler.is_enabled() and state:
+        try:
+            scaler.load_state_dict(state)
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"{folder / STATE}: damaged (scaler: {error})") from None
+
+
 class Checkpoints:
-    """The checkpoints of a run, of which the `keep` newest whole ones are kept."""
+    """The checkpoints of a run; the `keep` newest whole ones are kept."""
 
     def __init__(self, root: Path, keep: int) -> None:
         self.root, self.keep = root, keep
-        # What is known to be whole, as its files were when they were written or compared with their manifest.
+        # Sizes and times of the files of verified checkpoints.
         self._whole: dict[str, tuple[tuple[int, int], ...]] = {}
 
     def save(self, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> Path:
-        """Write `step-<state["step"]>` and remove what is older than the newest whole ones; returns its folder.
+        """Write `step-<state["step"]>` and remove old checkpoints; return its folder.
 
-        Raises `CheckpointError` when the disk refuses (full, read-only): the checkpoints before it stay whole.
+        Raises `CheckpointError` for a full or read-only disk; earlier checkpoints stay whole.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         final = self.root / f"step-{state['step']:08d}"
-        for left in self.root.glob(".step-*"):  # by a run that was killed
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in self.root.glob(".step-*"):  # of a killed run
+            shutil.rmtree(leftover, ignore_errors=True)
         partial = self.root / f".{final.name}.partial"
         try:
             if final.exists():
@@ -142,25 +153,25 @@ class Checkpoints:
                 f"{final}: the checkpoint could not be written ({error}); those before it are whole."
                 " Free some disk space and continue with --resume"
             ) from error
-        self._whole[final.name] = _look(final)
+        self._whole[final.name] = _file_stats(final)
         self._prune()
         return final
 
     def load_last(self, read_state: Callable[[dict[str, Any]], State]) -> tuple[Checkpoint, State] | None:
-        """Load the newest checkpoint that is whole, and its state as `read_state` reads it; see `load_last`."""
+        """Load the newest whole checkpoint, and its state as `read_state` returns it; see `load_last`."""
         loaded = _newest(self.root, lambda folder: _read(folder, read_state))
         if loaded is not None:
-            self._whole[loaded[0].folder.name] = _look(loaded[0].folder)
+            self._whole[loaded[0].folder.name] = _file_stats(loaded[0].folder)
         return loaded
 
     def names(self) -> list[str]:
-        """The names of the folders that are there, oldest first."""
+        """Return the names of the checkpoints, oldest first."""
         return [folder.name for folder in find(self.root)]
 
     def _is_whole(self, folder: Path) -> bool:
-        """Compare a checkpoint with its manifest, unless that was done and its files have not been touched since."""
+        """Verify a checkpoint, unless its files are unchanged since they were written or verified."""
         try:
-            if self._whole.get(folder.name) != (now := _look(folder)):
+            if self._whole.get(folder.name) != (now := _file_stats(folder)):
                 check(folder)
                 self._whole[folder.name] = now
         except (CheckpointError, OSError):
@@ -168,7 +179,7 @@ class Checkpoints:
         return True
 
     def _prune(self) -> None:
-        """Remove what is older than the `keep` newest whole checkpoints; what cannot be removed is reported."""
+        """Remove all but the `keep` newest whole checkpoints; report failures."""
         whole = 0
         for folder in reversed(find(self.root)):
             if whole < self.keep:
@@ -181,9 +192,9 @@ class Checkpoints:
 
     def _remove(self, folder: Path) -> None:
         self._whole.pop(folder.name, None)
-        gone = folder.with_name(f".{folder.name}.gone")
-        folder.rename(gone)
-        shutil.rmtree(gone)
+        removed = folder.with_name(f".{folder.name}.gone")
+        folder.rename(removed)
+        shutil.rmtree(removed)
 
 
 def _write(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
@@ -198,18 +209,17 @@ def _write(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimize
     sync(folder)
 
 
-def _look(folder: Path) -> tuple[tuple[int, int], ...]:
-    """Sizes and times of a checkpoint's files: what changes with them, at the price of a look."""
-    found = [os.stat(folder / name) for name in FILES]
-    return tuple((one.st_size, one.st_mtime_ns) for one in found)
+def _file_stats(folder: Path) -> tuple[tuple[int, int], ...]:
+    """Return the sizes and times of a checkpoint's files."""
+    stats = [os.stat(folder / name) for name in FILES]
+    return tuple((stat.st_size, stat.st_mtime_ns) for stat in stats)
 
 
 def find(root: Path) -> list[Path]:
-    """The checkpoint folders under `root`, oldest first."""
+    """Return the checkpoint folders under `root`, oldest first."""
     if not root.is_dir():
         return []
-    found = [path for path in root.iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name)]
-    return sorted(found, key=_step)
+    return sorted((path for path in root.iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name)), key=_step)
 
 
 def _step(folder: Path) -> int:
@@ -224,7 +234,7 @@ def check(folder: Path) -> None:
 
 
 def _manifest(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file, as the manifest has them."""
+    """Return the SHA-256 of each file from the manifest."""
     manifest = read_json_file(folder / MANIFEST)
     if not isinstance(manifest, dict):
         raise CheckpointError(f"{folder / MANIFEST}: damaged ({shown(manifest)} is not an object)")
@@ -246,13 +256,13 @@ def _check_version(folder: Path, version: Any) -> None:
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of a regular file, in hexadecimal; a pipe or a device is refused."""
+    """Return the SHA-256 of a regular file, in hexadecimal; pipes and devices are refused."""
     digest, memory = hashlib.sha256(), memoryview(bytearray(_CHUNK))
     with UntrustedFile(path) as file:
         for offset in range(0, file.size, _CHUNK):
-            part = memory[: min(_CHUNK, file.size - offset)]
-            file.read_into(part, offset)
-            digest.update(part)
+            chunk = memory[: min(_CHUNK, file.size - offset)]
+            file.read_into(chunk, offset)
+            digest.update(chunk)
     return digest.hexdigest()
 
 
@@ -275,7 +285,7 @@ def load_state(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder / STATE}: damaged ({shown(state)} is not an object)")
     _check_version(folder, state.get("format_version"))
     if require(state, "step", int) != _step(folder):
-        raise CheckpointError(f"{folder}: holds step {state['step']:,}; it was renamed or exchanged")
+        raise CheckpointError(f"{folder}: holds step {state['step']:,}; it was renamed or replaced")
     return state
 
 
@@ -294,10 +304,10 @@ def require(state: Mapping[str, Any], name: str, kinds: Kinds) -> Any:
 
 
 def load_last(root: Path) -> Checkpoint | None:
-    """Load the newest checkpoint that is whole; damaged ones, and those of a newer fastbert, are reported and passed
-    over. None when there is no folder.
+    """Load the newest whole checkpoint; damaged ones, and those of a newer fastbert, are reported and skipped. None if
+    there is no checkpoint.
 
-    Raises `CheckpointError` when there are checkpoints and none can be used.
+    Raises `CheckpointError` if there are checkpoints but none can be used.
     """
     return _newest(root, load)
 
@@ -328,7 +338,7 @@ def _accept(folder: Path, state: dict[str, Any], read_state: Callable[[dict[str,
 
 
 def _newest(root: Path, read: Callable[[Path], State]) -> State | None:
-    """What `read` makes of the newest checkpoint that it does not refuse."""
+    """Return `read` of the newest checkpoint that it does not refuse."""
     refused: list[CheckpointError] = []
     for folder in reversed(find(root)):
         try:

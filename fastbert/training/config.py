@@ -1,138 +1,139 @@
-"""What a pre-training run is made of. Imports no torch: the command line is generated from this class."""
+"""The flags of a pre-training run. Imports no torch: the command line is generated from this class."""
 
 from __future__ import annotations
 
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 from fastbert.config import PRESETS
 from fastbert.errors import UserError
+from fastbert.training.run_config import RunConfig, require
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop"]
-CHANGEABLE = frozenset(
-    ("steps", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs", "log_every")
-) | {"out", "data", "tokenizer", "resume", "overwrite"}
-"""What a resumed run may have another value of: how long, where and how often; and where its input lies, of which
-checkpoints hold hashes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainConfig:
+class PretrainConfig(RunConfig):
     """Pre-train a BERT encoder from raw text: vocabulary, token shards, training, checkpoints and a loss curve in one
     folder. Defaults are the paper's (Devlin et al. 2019, appendix A.2) except the sequence length."""
+
+    # How long, where and how often; and the paths of inputs, whose hashes checkpoints hold.
+    CHANGEABLE: ClassVar = frozenset(
+        ("steps", "hours", "device", "eval_every", "checkpoint_every", "keep_checkpoints", "cuda_graphs", "log_every")
+    ) | {"out", "data", "tokenizer", "resume", "overwrite"}
 
     corpus: tuple[Path, ...] = ()
     """Text to train on: files, folders or globs of .txt and .jsonl, also .gz and .xz of these."""
     data: Path | None = None
     """Token shards written by `fastbert prepare`, instead of --corpus."""
     model: str = "base"
-    """Size of the model: tiny, mini, small, medium, base or large; or the path of a config.json."""
+    """Model size (tiny, mini, small, medium, base or large), or the path of a config.json."""
     out: Path = Path("runs/pretrain")
-    """Folder of the run: config, vocabulary, metrics, loss curve, checkpoints and the trained model."""
+    """Folder of the run: config, tokenizer, metrics, loss curve, checkpoints and the trained model."""
     tokenizer: Path | None = None
-    """Folder or vocab.txt of the tokenizer; without it a vocabulary is built from the corpus."""
+    """Folder or vocab.txt of the tokenizer (default: a vocabulary is built from the corpus)."""
     vocab_size: int = 30522
-    """Entries of the vocabulary that is built when no --tokenizer is given."""
+    """Entries of the vocabulary that is built without --tokenizer."""
     cased: bool = False
-    """Keep capitals and accents in the vocabulary that is built."""
+    """Build a cased vocabulary: keep capitals and accents."""
     text_format: Literal["auto", "lines", "paragraphs", "prose"] = "auto"
-    """Layout of .txt files: a sentence a line, a paragraph a line, or wrapped prose; auto looks at each file."""
+    """Layout of .txt files: one sentence per line, one paragraph per line, or wrapped prose; auto detects it."""
     text_key: str = "text"
     """Key that holds a document's text in .jsonl files."""
     objective: Objective = "mlm+nsp"
     """Masked LM with next-sentence prediction, masked LM alone, or masked LM with sentence-order prediction."""
     teacher: str | None = None
-    """Folder of a pre-trained model, whose predictions and hidden states the model also learns from."""
+    """Folder of a pre-trained teacher for distillation."""
     student_layers: int | None = None
-    """Begin as every k-th layer of --teacher, this many in all, instead of with random weights."""
+    """Initialise the model with this many layers of --teacher, evenly spread, instead of random weights."""
     distill: Literal["distilbert", "tinybert"] = "distilbert"
-    """What of the teacher is learnt: soft predictions and last hidden states, or every layer and its attention too."""
+    """Distillation losses: soft targets and last hidden states, or all hidden states and attention scores too."""
     temperature: float = 2.0
-    """Softness of the teacher's predictions."""
+    """Temperature of the teacher's soft targets."""
     soft_weight: float = 0.5
-    """Share of the teacher's predictions in the loss; the rest is the text's."""
+    """Weight of the soft targets in the loss, 0 to 1; the rest is the masked-LM loss."""
     mask_prob: float = 0.15
-    """Fraction of the tokens that are predicted."""
+    """Fraction of the tokens that are masked and predicted."""
     whole_word: bool = False
-    """Mask all pieces of a word together."""
+    """Whole-word masking: mask all pieces of a word together."""
     short_sequence_prob: float = 0.1
-    """Fraction of the samples that aim at a random length below the maximum."""
+    """Fraction of the samples with a random target length below the maximum."""
     steps: int | None = None
-    """Optimiser steps; without --steps and --hours, one epoch."""
+    """Optimiser steps (default: one epoch, unless --hours is given)."""
     hours: float | None = None
-    """Training time in hours; the schedule follows the clock. With --steps too, whichever ends first."""
+    """Training time in hours; the schedule follows the clock. With --steps, whichever ends first."""
     batch_size: int = 256
-    """Sequences per optimiser step (effective: accumulated over micro-batches)."""
+    """Effective batch size: sequences per optimiser step, accumulated over micro-batches."""
     micro_batch: int | None = None
-    """Sequences per forward and backward pass; default: 32 on a CPU, the whole batch on a GPU."""
+    """Sequences per forward and backward pass (default: 32 on a CPU, the whole batch on a GPU)."""
     max_length: int = 128
     """Tokens per sequence, special tokens included."""
     lr: float = 1e-4
     """Peak learning rate."""
     warmup: float = 0.1
-    """Fraction of the run in which the learning rate rises; then it falls linearly to zero."""
+    """Warm-up as a fraction of the run; after it the learning rate decays linearly to zero."""
     weight_decay: float = 0.01
-    """AdamW's decoupled weight decay; none on biases and LayerNorm."""
+    """Decoupled weight decay of AdamW; not applied to biases and LayerNorm."""
     max_grad_norm: float = 1.0
-    """Gradients are clipped to this norm."""
+    """Norm that gradients are clipped to."""
     seed: int = 0
-    """Seed of the weights, the split, the pairs, the masks and dropout."""
+    """Seed of the weights, the validation split, sentence pairs, masks and dropout."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train; auto takes a GPU when there is one."""
+    """Device to train on; auto selects a GPU if one is available."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Dtype of the matrix products; auto takes the fastest of the device and prints it. fp16 needs a GPU."""
+    """Dtype of matrix products; auto selects and prints the fastest on the device. fp16 needs a GPU."""
     checkpoint_activations: bool = False
-    """Keep only each layer's input and compute the rest again in the backward pass: less memory, a third more time."""
+    """Store only each layer's input and recompute activations in the backward pass: less memory, a third more time."""
     checkpoint_mode: Literal["layer", "selective"] = "layer"
-    """What --checkpoint-activations computes again: a whole layer, or only what is cheap beside its matrix products."""
+    """What --checkpoint-activations recomputes: whole layers, or only operations that are cheap next to matmuls."""
     cuda_graphs: bool = False
-    """Capture the training step in CUDA graphs, one for each size of batch; saves the host's time on a GPU."""
+    """Capture the training step in CUDA graphs, one per batch size: less host time per step on a GPU."""
     deterministic: bool = False
-    """Use deterministic algorithms only, on GPUs too."""
+    """Use only deterministic algorithms, also on GPUs."""
     validation_fraction: float = 0.1
     """Fraction of the documents held out for validation."""
     eval_every: int | None = None
-    """Steps between validations; default: ten in a run."""
+    """Steps between validations (default: ten validations per run)."""
     eval_samples: int = 1024
-    """Validation sequences that are looked at each time, at most."""
+    """Maximum number of sequences per validation."""
     checkpoint_every: int | None = None
-    """Steps between checkpoints; default: twenty in a run, and every 1000 steps."""
+    """Steps between checkpoints (default: twenty per run, and every 1000 steps)."""
     keep_checkpoints: int = 2
-    """Checkpoints kept; older ones are removed."""
+    """Number of newest checkpoints to keep."""
     log_every: int = 10
-    """Steps between lines of metrics.jsonl; the first step always has one."""
+    """Steps between lines of metrics.jsonl; the first step is always written."""
     resume: bool = False
-    """Continue the run in --out from its last whole checkpoint, or start it if there is none; flags left at their
-    defaults are the run's own."""
+    """Continue the run in --out from its last whole checkpoint, or start it if there is none; flags at their defaults
+    are taken from the run."""
     overwrite: bool = False
-    """Replace the run that is in --out."""
+    """Replace the run in --out."""
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "max_length", "eval_samples", "keep_checkpoints", "log_every", "vocab_size"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("steps", "micro_batch", "eval_every", "checkpoint_every"):
             value = getattr(self, name)
-            _require(value is None or value >= 1, name, value, "at least 1")
-        _require(self.hours is None or self.hours > 0, "hours", self.hours, "above 0")
-        _require(0 < self.mask_prob <= 1, "mask_prob", self.mask_prob, "above 0 and at most 1")
-        _require(0 <= self.short_sequence_prob <= 1, "short_sequence_prob", self.short_sequence_prob, "from 0 to 1")
-        _require(0 < self.lr < float("inf"), "lr", self.lr, "above 0 and finite")
-        _require(0 <= self.warmup < 1, "warmup", self.warmup, "from 0 to below 1 (a fraction of the run)")
-        _require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
-        _require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "above 0")
-        _require(
+            require(value is None or value >= 1, name, value, "at least 1")
+        require(self.hours is None or self.hours > 0, "hours", self.hours, "above 0")
+        require(0 < self.mask_prob <= 1, "mask_prob", self.mask_prob, "above 0 and at most 1")
+        require(0 <= self.short_sequence_prob <= 1, "short_sequence_prob", self.short_sequence_prob, "from 0 to 1")
+        require(0 < self.lr < float("inf"), "lr", self.lr, "above 0 and finite")
+        require(0 <= self.warmup < 1, "warmup", self.warmup, "from 0 to below 1 (a fraction of the run)")
+        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+        require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "above 0")
+        require(
             self.student_layers is None or self.student_layers >= 1, "student_layers", self.student_layers, "at least 1"
         )
-        _require(self.temperature > 0, "temperature", self.temperature, "above 0")
-        _require(0 <= self.soft_weight <= 1, "soft_weight", self.soft_weight, "from 0 to 1")
-        _require(0 < self.validation_fraction < 1, "validation_fraction", self.validation_fraction, "between 0 and 1")
-        _require(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
+        require(self.temperature > 0, "temperature", self.temperature, "above 0")
+        require(0 <= self.soft_weight <= 1, "soft_weight", self.soft_weight, "from 0 to 1")
+        require(0 < self.validation_fraction < 1, "validation_fraction", self.validation_fraction, "between 0 and 1")
+        require(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
         shortest = 3 if self.objective == "mlm" else 5
-        _require(self.max_length >= shortest, "max_length", self.max_length, f"at least {shortest}")
+        require(self.max_length >= shortest, "max_length", self.max_length, f"at least {shortest}")
         if self.resume and self.overwrite:
             raise UserError(
-                "--resume and --overwrite exclude each other: the first continues the run, the second drops it"
+                "--resume and --overwrite exclude each other: the first continues the run, the second replaces it"
             )
         if self.student_layers is not None and self.teacher is None:
             raise UserError("--student-layers takes layers of a --teacher; name its folder")
@@ -147,85 +148,19 @@ class PretrainConfig:
                 f"--model {self.model!r} is neither a size ({', '.join(PRESETS)}) nor the path of a config.json"
             )
 
-    def to_dict(self) -> dict[str, Any]:
-        """The configuration as JSON can hold it."""
-        return {name: _plain(value) for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> PretrainConfig:
-        """What `to_dict` wrote; keys of newer versions are refused."""
-        known = {item.name for item in fields(cls)}
-        unknown = sorted(values.keys() - known)
-        if unknown:
-            raise UserError(f"the run's configuration holds {', '.join(unknown)}, unknown here: update fastbert")
-        chosen = dict(values)
-        for name in ("data", "out", "tokenizer"):
-            if chosen.get(name) is not None:
-                chosen[name] = Path(chosen[name])
-        if "corpus" in chosen:
-            chosen["corpus"] = tuple(Path(path) for path in chosen["corpus"])
-        return cls(**chosen)
-
-    def resumed_from(self, saved: PretrainConfig) -> PretrainConfig:
-        """The configuration to continue `saved` with: its own, where this one has the default.
-
-        Raises `UserError` for a flag that would make it another run; see `CHANGEABLE`.
-        """
-        merged = {item.name: getattr(saved, item.name) for item in fields(self)}
-        for item in fields(self):
-            given, held = getattr(self, item.name), merged[item.name]
-            default = item.default if item.default is not MISSING else None
-            if given in (default, held) or _same_files(given, held):
-                continue
-            if item.name not in CHANGEABLE:
-                flag = "--" + item.name.replace("_", "-")
-                raise UserError(
-                    f"{flag} {_shown(given)} differs from the run being resumed, which has {_shown(held)};"
-                    f" leave {flag} out, or start another run with another --out"
-                )
-            merged[item.name] = given
-        return PretrainConfig(**{**merged, "out": self.out, "resume": True, "overwrite": False})
-
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How long a run lasts: optimiser steps, seconds of training, or whichever ends first."""
+    """The length of a run: optimiser steps, seconds of training, or whichever ends first."""
 
     steps: int | None
-    seconds: float | None = field(default=None)
+    seconds: float | None = None
 
     def progress(self, steps: float, seconds: float) -> float:
-        """The finished fraction of the run, 0 to 1."""
+        """Return the finished fraction of the run, 0 to 1."""
         fractions = [0.0]
         if self.steps is not None:
             fractions.append(steps / self.steps)
         if self.seconds is not None:
             fractions.append(seconds / self.seconds)
         return min(max(fractions), 1.0)
-
-
-def _require(holds: bool, name: str, value: object, range_in_words: str) -> None:
-    if not holds:
-        raise UserError(f"--{name.replace('_', '-')} {value} must be {range_in_words}")
-
-
-def _same_files(given: Any, held: Any) -> bool:
-    """Tell whether two lists of paths lead to the same files, from wherever the command was called."""
-    if not isinstance(given, tuple) or not isinstance(held, tuple):
-        return False
-    return [path.resolve() for path in given] == [path.resolve() for path in held]
-
-
-def _shown(value: Any) -> str:
-    """A flag's value as it is given on the command line."""
-    if value is None or value == ():
-        return "none"
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value

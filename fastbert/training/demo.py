@@ -1,4 +1,4 @@
-"""The demonstration: a small BERT pre-trained on text that every machine has, in minutes."""
+"""The demonstration: pre-train a small BERT on text that ships with Python, in minutes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fastbert.data.corpus import Corpus
 from fastbert.data.python_text import python_documents
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import atomic_write
-from fastbert.models.heads import BertForPreTraining
+from fastbert.models.heads.pretraining import BertForPreTraining
 from fastbert.tasks.fill_mask import Guess, fill_mask
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training.config import PretrainConfig
-from fastbert.training.loop import Reporter
 from fastbert.training.pretrain import PretrainResult, pretrain
+from fastbert.training.reporter import Reporter
 
 # Tuned for the lowest loss that two CPU cores reach within the time. Against the 4-layer "mini" at length 128: half the
-# layers see twice the text, short sequences leave the plateau of word frequencies sooner, and a small
-# vocabulary meets each of its pieces often enough to learn it.
+# layers process twice the text, short sequences leave the plateau of word frequencies sooner, and the pieces of a
+# small vocabulary occur often enough to be learned.
 SHAPE = BertConfig(vocab_size=2048, hidden_size=256, num_hidden_layers=2, num_attention_heads=4, intermediate_size=1024)
 BATCH_SIZE = 32
 MAX_LENGTH = 64
@@ -30,7 +30,7 @@ LEARNING_RATE = 1e-3
 TOKEN_BUDGET = 4_000_000
 MINUTES = 2.5
 CORPUS_BYTES = 6_000_000
-# The prompts are about what the Python text speaks of.
+# On topics of the Python text.
 PROMPTS = (
     "If the file does not exist, an exception is [MASK].",
     "Return a new [MASK] with the given shape and type.",
@@ -42,7 +42,7 @@ WORDS_IN_PROMPT = range(7, 16)
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The pre-training result, and what the model put in the blanks of each prompt."""
+    """The pre-training result, and the model's candidates for the blank of each prompt."""
 
     run: PretrainResult
     blanks: list[tuple[str, list[Guess]]]
@@ -109,7 +109,7 @@ def refuse_existing(out: Path, overwrite: bool) -> None:
 
 
 def free_folder(base: Path) -> Path:
-    """`base`, or `base-2`, `base-3`, ...: the first that does not exist yet."""
+    """Return `base`, or `base-2`, `base-3`, ...: the first that does not exist."""
     number, folder = 1, base
     while folder.exists():
         number += 1
@@ -118,7 +118,7 @@ def free_folder(base: Path) -> Path:
 
 
 def write_corpus(documents: Iterable[list[str]], path: Path, report: Callable[[int], None]) -> Path:
-    """Write documents as a text file, a sentence per line and a blank line between documents."""
+    """Write documents to a text file: one sentence per line, a blank line between documents."""
     path.parent.mkdir(parents=True, exist_ok=True)
     written = 0
     with atomic_write(path) as partial, partial.open("w", encoding="utf-8") as file:
@@ -129,7 +129,7 @@ def write_corpus(documents: Iterable[list[str]], path: Path, report: Callable[[i
 
 
 def prompts_from(corpus: Corpus, tokenizer: WordPieceTokenizer) -> list[str]:
-    """The first sentences of medium length in a corpus, each with its longest known word blanked."""
+    """Return the first sentences of medium length in a corpus, each with its longest known word masked."""
     prompts: list[str] = []
     for document in corpus.documents():
         for sentence in document:

@@ -1,4 +1,4 @@
-"""Where a run trains, and in which dtype it multiplies."""
+"""The device of a run, and the dtype of its matrix products."""
 
 from __future__ import annotations
 
@@ -14,32 +14,31 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def choose_device(device: str, dtype: str, on_message: Callable[[str], None]) -> tuple[torch.device, torch.dtype]:
-    """The device (auto, cpu or cuda) and the dtype of matrix products (auto or one of `DTYPES`); `auto` is the fastest,
-    and is reported."""
+    """Return the device (auto, cpu or cuda) and the dtype of matrix products (auto or one of `DTYPES`); `auto` selects
+    the fastest. Both are reported."""
     name = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError(
             "--device cuda: torch finds no CUDA device here; use --device cpu or install a CUDA build of torch"
         )
-    place = torch.device(name)
+    selected = torch.device(name)
     if dtype == "auto":
-        chosen, reason = fastest_dtype(place, training=True)
+        chosen, reason = fastest_dtype(selected, training=True)
     else:
         chosen, reason = DTYPES[dtype], "as asked"
-    if chosen == torch.float16 and place.type == "cpu":
+    if chosen == torch.float16 and selected.type == "cpu":
         raise UserError("--dtype fp16 needs a GPU; on a CPU use bf16 or fp32")
-    where = torch.cuda.get_device_name(place) if name == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    where = torch.cuda.get_device_name(selected) if name == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     short = next(key for key, value in DTYPES.items() if value == chosen)
     on_message(f"training on {where} in {short} ({reason})")
-    return place, chosen
+    return selected, chosen
 
 
 @contextmanager
 def deterministic_algorithms(required: bool) -> Iterator[None]:
-    """Within the block torch uses deterministic algorithms only, if that is required.
+    """Use only deterministic algorithms within the block, if required.
 
-    Nothing is called where nothing changes: setting the mode, to whatever value, imports torch's compiler, which takes
-    seconds.
+    torch's mode is set only if it changes: setting it, to any value, imports torch's compiler, which takes seconds.
     """
     before = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()

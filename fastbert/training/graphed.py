@@ -1,8 +1,8 @@
-"""The optimiser step as CUDA graphs: one for forward and backward of each size of micro-batch, one for the update.
+"""The optimiser step as CUDA graphs: one for forward and backward per size of micro-batch, one for the update.
 
 What changes from step to step lies in tensors with fixed addresses: the batch with its dropout keys, the weights of the
-two losses, the learning rate, the gradients and the sums that are reported. The host starts graphs and never waits for
-what is in them; what a step found is read when the next one has been started.
+two losses, the learning rate, the gradients and the sums that are reported. The host launches graphs without a
+host-device sync; a step's statistics are read after the next step has been launched.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fastbert.graphs import (
     present_fields,
     settings,
 )
-from fastbert.models.heads import BertForPreTraining
+from fastbert.models.heads.pretraining import BertForPreTraining
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
 from fastbert.training.metrics import Totals
@@ -36,17 +36,17 @@ from fastbert.training.step_loss import loss_weights, micro_batch_loss
 
 
 def reason_not_captured(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why a training step there is not captured; None where it is."""
+    """Return why a training step cannot be captured, None if it can."""
     if device.type != "cuda":
         return f"there are no CUDA graphs on a device of type {device.type}"
     if dtype == torch.float16:
-        return "fp16 scales its loss by what the last step found, so the host must wait for each step; bf16 does not"
+        return "fp16 scales its loss by the result of the last step, so the host must wait for each step; bf16 does not"
     return None
 
 
 @dataclass(frozen=True)
 class FilledBatch:
-    """A micro-batch, and the same filled up to its bucket."""
+    """A micro-batch, and the same padded to its bucket."""
 
     real: PackedBatch
     filled: PackedBatch
@@ -54,12 +54,12 @@ class FilledBatch:
 
     @property
     def num_tokens(self) -> int:
-        """The real tokens."""
+        """Return the number of real tokens."""
         return self.real.num_tokens
 
 
 class StepStats:
-    """What a step found, on its way to the host: sums of losses and counts, and the norm of the gradient."""
+    """Statistics of a step, copied to the host asynchronously: sums of losses, counts, and the gradient's norm."""
 
     def __init__(self, numbers: Tensor, has_pairs: bool) -> None:
         self.has_pairs = has_pairs
@@ -68,17 +68,17 @@ class StepStats:
             self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             self._host.copy_(numbers, non_blocking=True)
             self._arrived = torch.cuda.Event()
-            self._arrived.record(torch.cuda.current_stream(numbers.device))  # the present device may be another
+            self._arrived.record(torch.cuda.current_stream(numbers.device))  # the current device may differ
         else:
             self._host = numbers.clone()
 
     def wait(self) -> None:
-        """Until the step has been computed."""
+        """Wait until the step has been computed."""
         if self._arrived is not None:
             self._arrived.synchronize()
 
     def read(self) -> tuple[PreTrainingOutput, float]:
-        """Sums and counts as `Totals` takes them (fp64 scalars on the host), and the gradient's norm."""
+        """Return sums and counts for `Totals` (fp64 scalars on the host), and the gradient's norm."""
         self.wait()
         *sums, norm = self._host.unbind()
         output = PreTrainingOutput()
@@ -90,9 +90,9 @@ class StepStats:
 class GraphedStep:
     """One optimiser step of pre-training: gradients of all micro-batches, clipped, and AdamW's update.
 
-    Equal to the step without graphs but for the rounding of products with more rows (`Buckets` fill batches up). The
-    first batch of a bucket is computed and then recorded. A gradient that is not finite changes no weight; `StepStats`
-    tell of it. The optimiser becomes a capturable one, with its learning rate in a tensor. Parameters that no batch has
+    Equal to the step without graphs but for the rounding of products with more rows (`Buckets` pad batches). The first
+    batch of a bucket is computed and then recorded. A non-finite gradient changes no weight and is reported in
+    `StepStats`. The optimiser becomes capturable, with its learning rate in a tensor. Parameters that no batch has
     used so far have no gradient, and AdamW leaves them alone; once used, a step that does not use them counts as a
     gradient of zero. `dtype` is autocast's, fp32 or bf16.
     """
@@ -111,7 +111,7 @@ class GraphedStep:
         device = next(model.parameters()).device
         reason = reason_not_captured(device, dtype)
         if recorder is None and reason is not None:
-            raise UserError(f"a graphed step cannot be recorded: {reason}; take the ordinary step")
+            raise UserError(f"a graphed step cannot be recorded: {reason}; use the ordinary step")
         self.model, self.optimizer, self.max_grad_norm, self.dtype = model, optimizer, max_grad_norm, dtype
         self.buckets, self.device = buckets or Buckets(), device
         recorder = recorder or CudaRecorder(device)
@@ -122,14 +122,14 @@ class GraphedStep:
         self._numbers = torch.zeros(len(Totals.NAMES) + 1, dtype=torch.float64, device=device)
         self._uses = Uses()
         self._gradients: list[Tensor | None] = []
-        self._look_at_model()
+        self._remember_addresses()
 
     def prepare(self, batch: PackedBatch) -> FilledBatch:
-        """Fill a micro-batch up to its bucket; in page-locked memory if it goes from the host to a GPU."""
+        """Pad a micro-batch to its bucket, in pinned memory if it is copied from the host to a GPU."""
         if batch.dropout_key is None:
-            raise UserError("the batch has no dropout_key, from which a recorded step draws its masks: give it one")
+            raise UserError("the batch has no dropout_key, from which a recorded step draws its masks; add one")
         if batch.masked_positions is None or batch.labels is None:
-            raise UserError("the batch has no masked_positions with labels: there is nothing to learn from it")
+            raise UserError("the batch has no masked_positions with labels: there is nothing to train on")
         bucket = self.buckets.of(batch)
         filled = bucket.fill(batch)
         if self.device.type == "cuda" and batch.device.type == "cpu":
@@ -137,23 +137,23 @@ class GraphedStep:
         return FilledBatch(batch, filled, bucket)
 
     def __call__(self, batches: Sequence[FilledBatch], lr: float) -> StepStats:
-        """Take one step with the learning rate `lr`. Nothing here waits for the device, but recording does."""
+        """Take a step with the learning rate `lr`, without a host-device sync except for recording."""
         if (
             self._weights.moved()
-            or any(p.grad is not own for p, own in zip(self._parameters, self._gradients))
+            or any(p.grad is not gradient for p, gradient in zip(self._parameters, self._gradients))
             or self._has_other_settings()
         ):
             self.forget()
         if not self.model.training:
             self.model.train()
-        for place, weight in enumerate(loss_weights([batch.real for batch in batches])):
-            self._loss_weights[place].fill_(weight)
+        for index, weight in enumerate(loss_weights([batch.real for batch in batches])):
+            self._loss_weights[index].fill_(weight)
         set_learning_rate(self.optimizer, lr)
         try:
             for batch in batches:
                 self._run_pass(batch)
         except BaseException:
-            # What the first micro-batches left must not be part of the next step.
+            # Gradients of the first micro-batches must not be part of the next step.
             self.optimizer.zero_grad(set_to_none=False)
             self._sums.zero_()
             raise
@@ -174,20 +174,20 @@ class GraphedStep:
             self._uses.add(batch.bucket, "eager", self._passes.refused)
 
     def _pass(self, batch: PackedBatch | None) -> None:
-        """Forward and backward of one micro-batch; gradients and sums are added to what is there."""
-        # Autocast would keep its copies of the weights, and use them in the next step, were it on outside as well.
+        """Run forward and backward of a micro-batch; accumulate gradients and sums."""
+        # Without cache_enabled=False an outer autocast would reuse its cast weights in the next step.
         with torch.autocast(
             self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32, cache_enabled=False
         ):
             output = self.model(batch)
         micro_batch_loss(output, self._loss_weights[0], self._loss_weights[1]).backward()
-        for place, name in enumerate(Totals.NAMES):
+        for index, name in enumerate(Totals.NAMES):
             value = getattr(output, name)
             if value is not None:
-                self._sums[place].add_(value.detach())
+                self._sums[index].add_(value.detach())
 
     def _update(self, _: PackedBatch | None) -> None:
-        """Clip, update, and leave gradients and sums at zero for the next step, at the same addresses."""
+        """Clip, update, and zero gradients and sums in place for the next step."""
         norm = clip_gradients(self._parameters, self.max_grad_norm)
         self._skip.copy_(norm.isfinite().logical_not())
         self.optimizer.step()
@@ -197,23 +197,24 @@ class GraphedStep:
         self._sums.zero_()
 
     def forget(self) -> None:
-        """Drop all graphs. Done here when weights have moved and after `optimizer.load_state_dict`; needed when single
-        tensors of the optimiser's state were replaced."""
+        """Drop all graphs. Automatic after weights have moved and after `optimizer.load_state_dict`; required after
+        single tensors of the optimiser's state were replaced.
+        """
         self._passes.forget()
         self._updates.forget()
         if self._has_other_settings():
             self._skip, self._lr = make_capturable(self.optimizer, self.device)
-        self._look_at_model()
+        self._remember_addresses()
 
     def _has_other_settings(self) -> bool:
-        """Whether the optimiser has other parameter groups than those that were made capturable."""
+        """Return True if the optimiser's parameter groups are not those that were made capturable."""
         return any(group["lr"] is not self._lr for group in self.optimizer.param_groups)
 
-    def _look_at_model(self) -> None:
-        """Keep what the graphs rely on: where the weights lie, and the gradients, whose memory they write to."""
+    def _remember_addresses(self) -> None:
+        """Store what the graphs depend on: the addresses of weights, and the gradients that they write."""
         self._weights, self._parameters = Weights(self.model), list(self.model.parameters())
         self._gradients = [p.grad for p in self._parameters]
 
     def report(self) -> list[Use]:
-        """How the micro-batches of each bucket ran so far, and why."""
+        """Return how the micro-batches of each bucket ran so far, and why."""
         return self._uses.report()

@@ -1,4 +1,4 @@
-"""The kernel configurations of a run: recorded when it starts and used again when it is resumed, so that bits stay."""
+"""The kernel configurations of a run: recorded at its start and used again on --resume, for equal bits."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ FILE = "kernels.json"
 def kernels_of_run(
     folder: Path, device: torch.device, on_message: Callable[[str], None], *, architecture: str | None = None
 ) -> Iterator[None]:
-    """Within the block, kernels are configured as RUN/kernels.json says, which is written if it is not there.
+    """Use the kernel configurations of RUN/kernels.json within the block; write the file if it is missing.
 
-    Nothing happens on a device without Triton kernels. `architecture` is asked of the device unless it is given.
+    No effect on a device without Triton kernels. `architecture` defaults to the device's.
     """
     if architecture is None and (device.type != "cuda" or not HAS_TRITON):
         yield
@@ -36,7 +36,7 @@ def kernels_of_run(
             tables = tuning.load(path)
         except UserError:
             on_message(
-                f"{path} is damaged or belongs to other kernels than these: the run goes on with the present"
+                f"{path} is damaged or belongs to different kernels: the run continues with the current"
                 " configurations, and may differ in its last bits"
             )
     if name not in tables:

@@ -1,4 +1,4 @@
-"""What a run reports: one JSON object a line in metrics.jsonl."""
+"""The metrics of a run: one JSON object per line of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,9 +24,9 @@ logger = logging.getLogger("fastbert")
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """A line of metrics.jsonl. Losses in nats a prediction; `tokens` and `seconds` of training so far.
+    """A line of metrics.jsonl. Losses are in nats per prediction; `tokens` and `seconds` count training so far.
 
-    `nsp_loss` and `nsp_accuracy` are None without sentence pairs, and speak of sentence order with `mlm+sop`.
+    `nsp_loss` and `nsp_accuracy` are None without sentence pairs, and those of sentence order with `mlm+sop`.
     """
 
     step: int
@@ -43,7 +43,7 @@ class Metrics:
 
 
 class Totals:
-    """Sums of losses and counts over batches, kept on the device until they are asked for."""
+    """Sums of losses and counts over batches, kept on the device until they are read."""
 
     NAMES = ("mlm_loss_sum", "mlm_count", "mlm_correct", "nsp_loss_sum", "nsp_count", "nsp_correct")
 
@@ -61,13 +61,13 @@ class Totals:
         self.sums = tensors if self.sums is None else [a + b for a, b in zip(self.sums, tensors)]
 
     def to_state(self) -> dict[str, Any]:
-        """Return the sums, exactly, as JSON can hold them."""
+        """Return the exact sums as JSON can store them."""
         sums = None if self.sums is None else [float(value).hex() for value in self.sums]
         return {"sums": sums, "has_pairs": self.has_pairs}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Totals:
-        """Return what `to_state` described. Raises `CheckpointError`."""
+        """Return the totals that `to_state` stored. Raises `CheckpointError`."""
         totals = cls()
         sums, totals.has_pairs = state.get("sums"), state.get("has_pairs") is True
         if sums is None:
@@ -83,7 +83,7 @@ class Totals:
         return totals
 
     def read(self) -> dict[str, Any]:
-        """Means of the losses and accuracies, under the names of `Metrics`."""
+        """Return mean losses and accuracies, under the names of `Metrics`."""
         if self.sums is None:
             raise AssertionError("no batch was added")
         mlm_loss, mlm_count, mlm_correct, nsp_loss, nsp_count, nsp_correct = (float(value) for value in self.sums)
@@ -98,29 +98,29 @@ class Totals:
         }
 
 
-class LineLog:
+class MetricsLog:
     """Appends objects to a metrics.jsonl, one per line."""
 
     def __init__(self, path: Path, keep: Callable[[dict[str, Any]], bool] | None) -> None:
-        """Begin the file anew, or with those lines of an earlier start that `keep` accepts."""
+        """Start an empty file, or one with the lines of an earlier start that `keep` accepts."""
         self.path = path
         write_atomic(path, "" if keep is None else "".join(_kept_lines(path, keep)))
 
-    def write(self, values: Mapping[str, Any]) -> None:
-        """Write one line and hand it to the system, so that a killed run loses none."""
+    def append(self, values: Mapping[str, Any]) -> None:
+        """Append a line and pass it to the system, so that a killed run loses none."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line_of(values))
 
     def sync(self) -> None:
-        """Wait until all lines are on the disk: a checkpoint vouches for those up to its step."""
+        """Flush all lines to the disk, as a checkpoint requires for those up to its step."""
         with self.path.open("a", encoding="utf-8") as file:
             os.fsync(file.fileno())
 
 
 def _kept_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> Iterator[str]:
-    """The lines that an earlier start left and `keep` accepts, as they are; unreadable ones are reported and dropped.
+    """Yield the lines of an earlier start that `keep` accepts; unreadable ones are reported and dropped.
 
-    The last line may have been cut short by a kill, which nobody needs to hear of.
+    A last line that a kill has cut short is dropped without a report.
     """
     if not path.exists():
         return
@@ -128,7 +128,7 @@ def _kept_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> Iterator[
         with UntrustedFile(path) as file:
             text = file.read(0, file.size).decode("utf-8", "replace")
     except CheckpointError as error:
-        logger.warning("%s; metrics.jsonl begins anew", error)
+        logger.warning("%s; metrics.jsonl starts empty", error)
         return
     *lines, _ = text.split("\n")
     for number, line in enumerate(lines, start=1):
@@ -142,53 +142,38 @@ def _kept_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> Iterator[
             yield f"{line}\n"
 
 
-class MetricsLog(LineLog):
-    """The metrics.jsonl of a pre-training run; a resumed one first drops the lines after its checkpoint."""
-
-    def __init__(self, path: Path, resumed_step: int | None) -> None:
-        super().__init__(path, None if resumed_step is None else lambda record: Metrics(**record).step <= resumed_step)
-
-    def append(self, metrics: Metrics) -> None:
-        """Write one line."""
-        self.write(asdict(metrics))
-
-
 def line_of(values: Mapping[str, Any]) -> str:
-    """A line of a metrics.jsonl; what is not finite is null there."""
+    """Format a line of metrics.jsonl; non-finite numbers become null."""
     plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
     return json.dumps(plain) + "\n"
 
 
-def read_records(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """The objects of a metrics.jsonl with their lines, from 1; a last line cut short by a kill is left out."""
+def read_records(path: Path, make: Callable[[dict[str, Any]], Any] = dict) -> list[Any]:
+    """Read the lines of a metrics.jsonl, each as `make` returns it; a last line that a kill has cut short is skipped.
+
+    Raises `UserError` for a line that is not a JSON object, or that `make` refuses with a TypeError.
+    """
     if not path.exists():
         return []
     require_regular_file(path)
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    records: list[tuple[int, dict[str, Any]]] = []
+    records = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            records.append((number, json.loads(line)))
-        except (ValueError, RecursionError):
-            if number < len(lines):
+            records.append(make(json.loads(line)))
+        except (ValueError, RecursionError, TypeError) as error:
+            if number < len(lines) or isinstance(error, TypeError):
                 raise UserError(f"{path}: line {number} is not a metrics record") from None
     return records
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """The lines of a pre-training run's metrics.jsonl."""
-    records: list[Metrics] = []
-    for number, values in read_records(path):
-        try:
-            records.append(Metrics(**values))
-        except TypeError:
-            raise UserError(f"{path}: line {number} is not a metrics record") from None
-    return records
+    """Read the lines of a pre-training run's metrics.jsonl."""
+    return read_records(path, lambda values: Metrics(**values))
 
 
 def last_of(records: Iterable[Metrics], split: str) -> Metrics | None:
-    """The last record of a split."""
-    found = [record for record in records if record.split == split]
-    return found[-1] if found else None
+    """Return the last record of a split."""
+    return next((record for record in reversed(list(records)) if record.split == split), None)

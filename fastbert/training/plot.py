@@ -1,9 +1,10 @@
-"""The loss curve of one run, or of several to compare."""
+"""Plots of the loss and accuracy of pre-training runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import atomic_write
@@ -11,10 +12,10 @@ from fastbert.training.metrics import Metrics, read_metrics
 
 
 def plot_runs(runs: Sequence[Path], out: Path, *, unigram: float | None = None, x_axis: str = "step") -> Path:
-    """Draw masked-LM loss, accuracy and, where there is one, next-sentence accuracy of each run into `out` (PNG, PDF or
+    """Plot masked-LM loss, accuracy and, where there is one, next-sentence accuracy of each run to `out` (PNG, PDF or
     SVG by its ending).
 
-    `unigram` draws the cross-entropy that word frequencies alone reach, in nats; `x_axis` is `"step"`, `"tokens"` or
+    `unigram` adds a line at the cross-entropy of word frequencies alone, in nats; `x_axis` is `"step"`, `"tokens"` or
     `"seconds"`. Raises `UserError` for a run without metrics.
     """
     from matplotlib.figure import Figure
@@ -22,7 +23,7 @@ def plot_runs(runs: Sequence[Path], out: Path, *, unigram: float | None = None, 
     if x_axis not in ("step", "tokens", "seconds"):
         raise UserError(f"x axis {x_axis!r} is not one of step, tokens, seconds")
     if not out.name:
-        raise UserError(f"{str(out)!r} is no file name; end it in .png, .pdf or .svg")
+        raise UserError(f"{str(out)!r} is not a file name; end it in .png, .pdf or .svg")
     histories = {run: read_metrics(run / "metrics.jsonl" if run.is_dir() else run) for run in runs}
     for run, history in histories.items():
         if not history:
@@ -36,22 +37,33 @@ def plot_runs(runs: Sequence[Path], out: Path, *, unigram: float | None = None, 
         train = [record for record in history if record.split == "train"]
         held_out = [record for record in history if record.split == "validation"]
         for axes, field, marker in ((loss_axes, "mlm_loss", "o"), (accuracy_axes, "mlm_accuracy", "o")):
-            curve(axes, train, x_axis, field, color=color, alpha=0.45, label=f"{name} masked LM, training".strip())
+            _plot(axes, train, x_axis, field, color=color, alpha=0.45, label=f"{name} masked LM, training".strip())
             label = f"{name} masked LM, validation".strip()
-            curve(axes, held_out, x_axis, field, color=color, marker=marker, markersize=4, label=label)
+            _plot(axes, held_out, x_axis, field, color=color, marker=marker, markersize=4, label=label)
         if pairs:
             label = f"{name} sentence pairs, validation".strip()
             style = {"color": color, "marker": "s", "markersize": 3, "linestyle": "--", "label": label}
-            curve(accuracy_axes, held_out, x_axis, "nsp_accuracy", **style)
+            _plot(accuracy_axes, held_out, x_axis, "nsp_accuracy", **style)
     if unigram is not None:
         loss_axes.axhline(unigram, color="0.4", linestyle=":", label=f"word frequencies alone ({unigram:.2f})")
     titles = {"step": "optimiser step", "tokens": "tokens", "seconds": "seconds of training"}
     loss_axes.set(title="loss on masked tokens", xlabel=titles[x_axis], ylabel="nats per masked token")
     accuracy_axes.set(title="accuracy", xlabel=titles[x_axis], ylabel="fraction correct", ylim=(0, 1))
     for axes in (loss_axes, accuracy_axes):
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        finish_axes(axes, legend=True)
+    return save_figure(figure, out)
+
+
+def finish_axes(axes: Any, *, legend: bool) -> None:
+    """Apply the style of all plots: a light grid, no frame on the top and right."""
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if legend:
         axes.legend(frameon=False, fontsize=8)
+
+
+def save_figure(figure: Any, out: Path) -> Path:
+    """Replace an image as a whole. Raises `UserError` for a name whose ending matplotlib does not support."""
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
         with atomic_write(out) as partial:
@@ -61,9 +73,9 @@ def plot_runs(runs: Sequence[Path], out: Path, *, unigram: float | None = None, 
     return out
 
 
-def curve(axes: object, records: Sequence[Metrics], x_axis: str, field: str, **style: object) -> None:
-    """One line of a picture, through the records that have the field."""
+def _plot(axes: Any, records: Sequence[Metrics], x_axis: str, field: str, **style: object) -> None:
+    """Plot a field of the records that have it."""
     points = [(getattr(record, x_axis), getattr(record, field)) for record in records]
     points = [point for point in points if point[1] is not None]
     if points:
-        axes.plot(*zip(*points), **style)  # type: ignore[attr-defined]
+        axes.plot(*zip(*points), **style)

@@ -1,4 +1,4 @@
-"""A whole pre-training run: from text to a trained model in one folder, begun or continued."""
+"""Pre-training runs: from text to a trained model in one folder, started or resumed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
@@ -24,18 +23,18 @@ from fastbert.distillation.pretraining import PretrainingDistillationLoss, load_
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import sync, sync_tree
 from fastbert.io.checksums import sha256
-from fastbert.io.locking import locked_folder
-from fastbert.models.heads import BertForPreTraining
-from fastbert.packing import PackedBatch
+from fastbert.models.heads.pretraining import BertForPreTraining
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.training import train_vocabulary
+from fastbert.training.batches import PretrainingBatches
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.device import choose_device, deterministic_algorithms
 from fastbert.training.kernel_table import kernels_of_run
-from fastbert.training.loop import Reporter, Trainer
+from fastbert.training.loop import Trainer
 from fastbert.training.metrics import Metrics
 from fastbert.training.plot import plot_runs
-from fastbert.training.run_files import check_spared, remove_run
+from fastbert.training.reporter import Reporter
+from fastbert.training.run_files import check_spared, locked_run, remove_run
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
 from fastbert.training.run_tokenizer import FOLDER, keep_tokenizer
 from fastbert.training.starting_weights import weights_fingerprint
@@ -45,33 +44,13 @@ DISTILLATION = "distillation"  # in the student, so that the projection is train
 
 @dataclass(frozen=True)
 class PretrainResult:
-    """Where the run is, its last validation, and what word frequencies alone reach on the same held-out text (nats)."""
+    """The run's folder, its last validation, and the cross-entropy of word frequencies on the same text, in nats."""
 
     folder: Path
     validation: Metrics
     unigram_cross_entropy: float
     loss_curve: Path
     model: Path
-
-
-class _Batches:
-    """`PretrainingData` in the form the training loop asks for."""
-
-    def __init__(self, train: PretrainingData, validation: PretrainingData) -> None:
-        self.train, self.validation = train, validation
-
-    def training_step(self, step: int, batch_size: int, micro_batch: int) -> list[PackedBatch]:
-        first, end = step * batch_size, (step + 1) * batch_size
-        return [
-            self.train.samples(range(start, min(start + micro_batch, end))) for start in range(first, end, micro_batch)
-        ]
-
-    def validation_batches(self, samples: int, micro_batch: int) -> list[PackedBatch]:
-        chosen = np.arange(min(samples, self.validation.samples_per_epoch(0)))
-        return [
-            self.validation.batch(0, chosen[start : start + micro_batch])
-            for start in range(0, len(chosen), micro_batch)
-        ]
 
 
 def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> PretrainResult:
@@ -84,9 +63,7 @@ def pretrain(config: PretrainConfig, reporter: Reporter | None = None) -> Pretra
     --hours the schedule follows the clock, and no two runs are equal).
     """
     reporter = reporter or Reporter()
-    if config.out.exists() and not config.out.is_dir():
-        raise UserError(f"--out {config.out}: is a file; give a folder")
-    with locked_folder(config.out, "wait for it to end, or choose another --out"):
+    with locked_run(config.out):
         run = open_folder(config, reporter)
         if run.finished and (done := _result_of(run)) is not None:
             reporter.on_message(f"{config.out}: the run is finished; --steps N trains it further")
@@ -138,7 +115,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         model.add_module(DISTILLATION, distillation)
     trainer = Trainer(
         model,
-        _Batches(data["train"], data["validation"]),
+        PretrainingBatches(data["train"], data["validation"]),
         config,
         budget,
         device=device,
@@ -167,7 +144,7 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
         with kernels_of_run(config.out, device, reporter.on_message):
             validation = trainer.run()
     except (Exception, KeyboardInterrupt):
-        # A picture of what there is helps to see why a run ended early; failing to draw it must not hide the reason.
+        # The plot helps to understand why a run ended early; an error of plotting must not hide the reason.
         with contextlib.suppress(OSError, UserError):
             plot_runs([config.out], loss_curve, unigram=unigram)
         raise
@@ -184,12 +161,12 @@ def _pretrain(run: Run, device: torch.device, dtype: torch.dtype, reporter: Repo
 
 
 def _result_of(run: Run) -> PretrainResult | None:
-    """What the finished run left; None where some of it is gone."""
+    """Return the result of a finished run, None if some of its files are missing."""
     out, finished = run.config.out, run.finished
     assert finished is not None
     model, loss_curve = out / "model", out / LOSS_CURVE
-    left = [model / "config.json", model / "model.safetensors", model / "vocab.txt", loss_curve]
-    if not all(path.is_file() for path in left):
+    files = [model / "config.json", model / "model.safetensors", model / "vocab.txt", loss_curve]
+    if not all(path.is_file() for path in files):
         return None
     try:
         validation = Metrics(**finished["validation"])
@@ -199,20 +176,20 @@ def _result_of(run: Run) -> PretrainResult | None:
 
 
 def _bind_teacher(run: Run, teacher: BertForPreTraining | None) -> None:
-    """Record the teacher's weights. Raises `UserError` where the run was begun with others."""
-    found = None if teacher is None else weights_fingerprint(teacher)
-    if run.teacher not in (None, found):
+    """Record the fingerprint of the teacher's weights. Raises `UserError` if the run began with different weights."""
+    fingerprint = None if teacher is None else weights_fingerprint(teacher)
+    if run.teacher not in (None, fingerprint):
         raise UserError(
-            f"--teacher {run.config.teacher}: has other weights than when the run began; put those back, or start"
+            f"--teacher {run.config.teacher}: has different weights than when the run began; put those back, or start"
             " another run with another --out"
         )
-    run.teacher = found
+    run.teacher = fingerprint
 
 
 def _new_config(
     config: PretrainConfig, tokenizer: WordPieceTokenizer, teacher: BertForPreTraining | None
 ) -> BertConfig:
-    """That of a model of its own, or of one that begins as some layers of its teacher."""
+    """Return the config of the model: that of --model, or the teacher's with fewer layers."""
     if teacher is None or config.student_layers is None:
         return model_config(config, tokenizer.vocab_size)
     if config.max_length > teacher.config.max_position_embeddings:
@@ -222,8 +199,9 @@ def _new_config(
 
 
 def model_config(config: PretrainConfig, vocab_size: int | None) -> BertConfig:
-    """The model that a run trains: a published size with the run's vocabulary, or the given config.json, which must
-    agree with length and vocabulary (None where that is not known yet)."""
+    """Return the config of the model to train: a preset with the run's vocabulary, or the given config.json.
+
+    Raises `UserError` if the config.json does not agree with --max-length, or with `vocab_size` unless that is None."""
     if config.model in PRESETS:
         bert = BertConfig.preset(config.model, **({} if vocab_size is None else {"vocab_size": vocab_size}))
     else:
@@ -242,7 +220,7 @@ def model_config(config: PretrainConfig, vocab_size: int | None) -> BertConfig:
 
 
 def _check_inputs(config: PretrainConfig) -> None:
-    """Find what is wrong with the input before a run is replaced, and before hours of preparing are spent."""
+    """Raise `UserError` for invalid inputs, before a run is replaced and before hours of preparation."""
     if config.resume:
         return
     model_config(config, None)
@@ -254,10 +232,10 @@ def _check_inputs(config: PretrainConfig) -> None:
         model_config(config, WordPieceTokenizer.from_pretrained(config.tokenizer).vocab_size)
     if not config.overwrite:
         return
-    given = [("--data", config.data), ("--tokenizer", config.tokenizer)]
-    given += [] if config.model in PRESETS else [("--model", Path(config.model))]
-    given += [] if config.teacher is None else [("--teacher", Path(config.teacher))]
-    check_spared(config.out, (*RUN_FILES, *RUN_FOLDERS), [*given, *(("--corpus", path) for path in config.corpus)])
+    inputs = [("--data", config.data), ("--tokenizer", config.tokenizer)]
+    inputs += [] if config.model in PRESETS else [("--model", Path(config.model))]
+    inputs += [] if config.teacher is None else [("--teacher", Path(config.teacher))]
+    check_spared(config.out, (*RUN_FILES, *RUN_FOLDERS), [*inputs, *(("--corpus", path) for path in config.corpus)])
     if config.tokenizer is not None and config.tokenizer.resolve() == config.out.resolve():
         check_spared(config.out.parent, (config.out.name,), [("--tokenizer", config.tokenizer)])
 
@@ -285,34 +263,34 @@ def _new_tokenizer(config: PretrainConfig, reporter: Reporter) -> WordPieceToken
 
 
 def _shards(run: Run, tokenizer: WordPieceTokenizer, reporter: Reporter) -> TokenShards:
-    """The token shards to train on: those given, those of an earlier start of this run, or new ones."""
+    """Return the token shards to train on: those of --data, those of an earlier start of the run, or new ones."""
     config = run.config
     folder = config.data if config.data is not None else config.out / "data"
-    shards = TokenShards.open(folder) if config.data is not None else _own_shards(run, folder, reporter)
+    shards = TokenShards.open(folder) if config.data is not None else _stored_shards(run, folder, reporter)
     if shards is None:
         corpus = _corpus(config)
         report = reporter.on_stage("tokenizing", corpus.total_bytes)
         shards = prepare(corpus, tokenizer, folder, overwrite=True, progress=lambda done, sentences: report(done))
     if shards.fingerprint != tokenizer.fingerprint:
         raise UserError(
-            f"{folder}: was tokenized with another vocabulary than {config.tokenizer or config.out / FOLDER};"
+            f"{folder}: was tokenized with a different vocabulary than {config.tokenizer or config.out / FOLDER};"
             " prepare it again with this tokenizer, or leave --tokenizer out"
         )
-    found = sha256(folder / INDEX)
-    if run.data not in (None, found):
+    fingerprint = sha256(folder / INDEX)
+    if run.data not in (None, fingerprint):
         what = "holds" if config.data is not None else "the corpus gives"
         raise UserError(
             f"{folder}: {what} other token shards than the run began with; put the run's own back, or start another run"
             " with another --out"
         )
     if run.data is None:
-        run.data = found
+        run.data = fingerprint
         run.write()
     return shards
 
 
-def _own_shards(run: Run, folder: Path, reporter: Reporter) -> TokenShards | None:
-    """The shards that an earlier start of the run completed; None where there are none that are whole."""
+def _stored_shards(run: Run, folder: Path, reporter: Reporter) -> TokenShards | None:
+    """Return the shards that an earlier start of the run completed, None if they are missing or damaged."""
     if run.data is None or not folder.exists():
         return None
     try:
@@ -336,7 +314,7 @@ def _sentences(corpus: Corpus, reporter: Reporter) -> Iterator[str]:
 
 
 def _budget(config: PretrainConfig, data: PretrainingData) -> Budget:
-    """How long to train: as asked, else one epoch."""
+    """Return the length of the run: --steps and --hours, else one epoch."""
     steps = config.steps
     if steps is None and config.hours is None:
         steps = math.ceil(data.samples_per_epoch(0) / config.batch_size)

@@ -1,4 +1,4 @@
-"""The folder of a pre-training run: whether one may begin or continue there, and how far its stages have come."""
+"""The folder of a pre-training run: check that a run may start or continue there, and record completed stages."""
 
 from __future__ import annotations
 
@@ -8,27 +8,22 @@ from typing import Any
 
 from fastbert.errors import UserError
 from fastbert.tokenizers import WordPieceTokenizer
-from fastbert.training import checkpoint, run_tokenizer
-from fastbert.training.config import CHANGEABLE, PretrainConfig
+from fastbert.training import run_tokenizer
+from fastbert.training.config import PretrainConfig
 from fastbert.training.kernel_table import FILE as KERNEL_TABLE
-from fastbert.training.loop import Reporter
-from fastbert.training.run_record import looks_like_run, read_record, write_record
+from fastbert.training.reporter import Reporter
+from fastbert.training.run_record import looks_like_run, read_record, stored_run, write_record
 
 LOSS_CURVE = "loss.png"
-# What a run leaves in its folder, and all that --overwrite removes.
-RUN_FILES = (
-    "config.json",
-    run_tokenizer.VOCABULARY,
-    "metrics.jsonl",
-    LOSS_CURVE,
-    KERNEL_TABLE,
-)
+# All that a run writes to its folder, and that --overwrite removes.
+RUN_FILES = ("config.json", run_tokenizer.VOCABULARY, "metrics.jsonl", LOSS_CURVE, KERNEL_TABLE)
+_STAGES = {"model": dict, "vocabulary": str, "data": str, "teacher": str, "finished": dict}
 RUN_FOLDERS = ("checkpoints", "model", "data", run_tokenizer.FOLDER)
 
 
 @dataclass
 class Run:
-    """A run's flags, and what config.json holds beside them: each is None until that stage of the run is complete."""
+    """A run's flags, and the results of its stages in config.json, each None until the stage is complete."""
 
     config: PretrainConfig
     model: dict[str, Any] | None = None
@@ -39,32 +34,30 @@ class Run:
 
     @classmethod
     def of(cls, config: PretrainConfig, saved: dict[str, Any]) -> Run:
-        """Read what `write` wrote, or what a checkpoint holds of it. Raises `UserError`."""
+        """Return the run that `write` or a checkpoint stored. Raises `UserError`."""
         try:
-            parts = {"model": dict, "vocabulary": str, "data": str, "teacher": str, "finished": dict}
-            kept = {name: saved[name] for name in parts if saved.get(name) is not None}
-            wrong = next((name for name, value in kept.items() if not isinstance(value, parts[name])), None)
+            stages = {name: saved[name] for name in _STAGES if saved.get(name) is not None}
+            wrong = next((name for name, value in stages.items() if not isinstance(value, _STAGES[name])), None)
             if wrong is not None:
-                raise TypeError(f"{wrong} is {kept[wrong]!r}")
-            return cls(config.resumed_from(PretrainConfig.from_dict(saved["run"])), **kept)
+                raise TypeError(f"{wrong} is {stages[wrong]!r}")
+            return cls(config.resumed_from(PretrainConfig.from_dict(saved["run"])), **stages)
         except TypeError as error:
             raise UserError(f"{config.out / 'config.json'}: not a run's configuration ({error})") from None
 
     @property
     def flags(self) -> dict[str, Any]:
-        """The flags as config.json and checkpoints hold them."""
+        """Return the flags as config.json and checkpoints store them."""
         return replace(self.config, resume=False, overwrite=False).to_dict()
 
     def write(self) -> None:
-        """Write config.json: when the run begins, when a stage is complete, and when it is resumed, since --steps and
-        others may be new."""
-        parts = {name: getattr(self, name) for name in ("model", "vocabulary", "data", "teacher", "finished")}
+        """Write config.json: at the start, after each stage, and on --resume, which may change --steps and others."""
         self.config.out.mkdir(parents=True, exist_ok=True)
-        write_record(self.config.out, {"run": self.flags, **parts})
+        write_record(self.config.out, {"run": self.flags, **{name: getattr(self, name) for name in _STAGES}})
 
 
 def open_folder(config: PretrainConfig, reporter: Reporter) -> Run:
-    """The run to start or to continue. Refuses a folder that holds a run unless it is to be continued or replaced."""
+    """Return the run to start or to continue. Raises `UserError` for a folder that holds a run, without --resume and
+    --overwrite."""
     out, missing = config.out, "nothing to train on"
     if config.resume:
         run = _run_to_resume(config, reporter)
@@ -83,36 +76,29 @@ def open_folder(config: PretrainConfig, reporter: Reporter) -> Run:
 
 
 def _holds_run(out: Path) -> bool:
-    """Tell whether training has begun in a folder, or something else lies there under the name of its files."""
+    """Return True if training has started in a folder, or files with the names of a run's are there."""
     if any((out / name).exists() for name in ("checkpoints", "metrics.jsonl")):
         return True
     if not (out / "config.json").exists():
         return False
-    # A run that ended while its vocabulary and shards were made has nothing that is worth a refusal.
+    # A run that ended before training, while its vocabulary and shards were made, may be replaced.
     try:
-        saved = read_record(out, "run", CHANGEABLE)
+        saved = read_record(out, "run", PretrainConfig.CHANGEABLE)
     except UserError:
         return True
     return saved is None or saved["model"] is not None
 
 
 def _run_to_resume(config: PretrainConfig, reporter: Reporter) -> Run | None:
-    """The run that is to be continued, with the flags that are new; None where there is none."""
-    out = config.out
-    saved = read_record(out, "run", CHANGEABLE)
+    """Return the run to continue, with changed flags applied; None where there is none."""
+    saved = stored_run(config.out, "run", PretrainConfig.CHANGEABLE, reporter.on_message)
     if saved is None:
-        last = checkpoint.last_state(out / "checkpoints")
-        if last is None:
-            return None
-        folder, state = last
-        reporter.on_message(f"{out / 'config.json'} is missing: the configuration is taken from {folder}")
-        held = checkpoint.require(state, "configuration", dict)
-        saved = {**held, "vocabulary": state.get("vocabulary"), "data": state.get("data")}
+        return None
     run = Run.of(config, saved)
     before = PretrainConfig.from_dict(saved["run"])
     if config.tokenizer not in (None, before.tokenizer) and run.vocabulary is not None:
-        given = WordPieceTokenizer.from_pretrained(config.tokenizer)
-        if given.fingerprint != run.vocabulary:
+        tokenizer = WordPieceTokenizer.from_pretrained(config.tokenizer)
+        if tokenizer.fingerprint != run.vocabulary:
             raise UserError(f"--tokenizer {config.tokenizer}: has a different vocabulary than the run; leave it out")
     if (run.config.steps, run.config.hours) != (before.steps, before.hours):
         run.finished = None
@@ -120,8 +106,8 @@ def _run_to_resume(config: PretrainConfig, reporter: Reporter) -> Run | None:
 
 
 def read_run(folder: Path) -> PretrainConfig:
-    """The configuration of the run in `folder`."""
-    saved = read_record(folder, "run", CHANGEABLE)
+    """Return the configuration of the run in `folder`. Raises `UserError` where there is none."""
+    saved = read_record(folder, "run", PretrainConfig.CHANGEABLE)
     if saved is None:
         raise UserError(f"{folder / 'config.json'}: no such file; name the folder of a run")
     return Run.of(PretrainConfig(out=folder), saved).config

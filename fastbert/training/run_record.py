@@ -1,11 +1,11 @@
-"""RUN/config.json: the configuration of a run, sealed by its own SHA-256 and compared with its checkpoints."""
+"""RUN/config.json: the configuration of a run, with its own SHA-256, compared with that of its checkpoints."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import platform
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +22,19 @@ _SEAL = "sha256"
 
 
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values as they come back from a JSON file."""
+    """Return the values as read back from a JSON file."""
     copied: dict[str, Any] = json.loads(json.dumps(values))
     return copied
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with their own SHA-256 beside them."""
+    """Return the values with their SHA-256."""
     copied = plain(values)
     return {**copied, _SEAL: _digest(copied)}
 
 
 def is_sealed(values: Mapping[str, Any]) -> bool:
-    """Tell whether nothing has changed since `sealed`."""
+    """Return True if the values are unchanged since `sealed`."""
     return values.get(_SEAL) == _digest({name: value for name, value in values.items() if name != _SEAL})
 
 
@@ -54,8 +54,8 @@ def read_record(folder: Path, run: str, changeable: Collection[str]) -> dict[str
 
     A run may be continued with other values of the `changeable` flags.
 
-    Raises `UserError` for a file that is something else, was written by a newer fastbert, or has changed since it was
-    written; where a checkpoint holds the configuration too, the message names what differs.
+    Raises `UserError` for a different kind of file, one of another version, and one that was changed since it was
+    written; where a checkpoint stores the configuration too, the message names the difference.
     """
     path = folder / FILE
     if not path.exists():
@@ -85,18 +85,32 @@ def read_record(folder: Path, run: str, changeable: Collection[str]) -> dict[str
     return saved
 
 
+def stored_run(
+    folder: Path, run: str, changeable: Collection[str], on_message: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """Return what config.json holds of a run, or, where that is missing, its newest whole checkpoint; None where there
+    is neither. Raises `UserError` as `read_record` does."""
+    saved = read_record(folder, run, changeable)
+    if saved is not None or (last := checkpoint.last_state(folder / "checkpoints")) is None:
+        return saved
+    source, state = last
+    on_message(f"{folder / FILE} is missing: the configuration is taken from {source}")
+    stored = checkpoint.require(state, "configuration", dict)
+    return {**stored, "vocabulary": state.get("vocabulary"), "data": state.get("data")}
+
+
 def _reason(error: CheckpointError, path: Path) -> str:
     return str(error).removeprefix(f"{path}: ")
 
 
 def _cure(folder: Path) -> str:
     if checkpoint.find(folder / "checkpoints"):
-        return "put the run's own back, or delete it to go on with what its checkpoints say"
+        return "put the run's own back, or delete it to continue with the configuration of its checkpoints"
     return "put the run's own back, or start again with another --out"
 
 
 def looks_like_run(folder: Path, run: str) -> bool:
-    """Tell whether a folder holds a run of this kind, damaged or of any version: one that --overwrite may remove."""
+    """Return True if a folder holds a run of this kind, damaged or of any version, which --overwrite may remove."""
     try:
         saved = read_json_file(folder / FILE)
     except CheckpointError:
@@ -105,26 +119,22 @@ def looks_like_run(folder: Path, run: str) -> bool:
 
 
 def check_configuration(
-    folder: Path, saved: Mapping[str, Any], place: Path, state: Mapping[str, Any], except_for: Collection[str]
+    folder: Path, saved: Mapping[str, Any], source: Path, state: Mapping[str, Any], except_for: Collection[str]
 ) -> None:
-    """Refuse a config.json that contradicts the configuration in a checkpoint's state, flags in `except_for` aside.
-
-    Raises `UserError`, which names the first value that differs.
-    """
-    held = checkpoint.require(state, "configuration", dict)
-    for part, values in held.items():
-        own = saved.get(part)
-        if not isinstance(values, dict):
-            names: Iterable[str] = () if own == values else ("",)
-            pairs = {"": (own, values)}
+    """Raise `UserError` if config.json differs from the configuration in the state of the checkpoint `source`, flags in
+    `except_for` aside; the message names the first difference."""
+    for section, expected in checkpoint.require(state, "configuration", dict).items():
+        actual = saved.get(section)
+        if isinstance(expected, dict):
+            actual = actual if isinstance(actual, dict) else {}
+            names = [name for name in sorted(expected.keys() | actual.keys()) if name not in except_for]
+            pairs = [(name, actual.get(name), expected.get(name)) for name in names]
         else:
-            own = own if isinstance(own, dict) else {}
-            pairs = {name: (own.get(name), values.get(name)) for name in sorted(values.keys() | own.keys())}
-            names = (name for name, (one, other) in pairs.items() if one != other and name not in except_for)
-        for name in names:
-            one, other = (json.dumps(value) for value in pairs[name])
-            label = name or part
-            raise UserError(
-                f"{folder / FILE}: says {label}={one}, but {place} was written with {label}={other}; put"
-                f" {label}={other} back, or delete {FILE} to go on with what the checkpoint says"
-            )
+            pairs = [(section, actual, expected)]
+        for name, value, stored in pairs:
+            if value != stored:
+                value, stored = json.dumps(value), json.dumps(stored)
+                raise UserError(
+                    f"{folder / FILE}: says {name}={value}, but {source} was written with {name}={stored}; put"
+                    f" {name}={stored} back, or delete {FILE} to continue with the checkpoint's configuration"
+                )

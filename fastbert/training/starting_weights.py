@@ -1,4 +1,4 @@
-"""The weights that a run starts from or learns from: they must be finite, and the same ones when it is resumed."""
+"""Checks of the weights that a run starts from: finite, and unchanged on --resume."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fastbert.errors import UserError
 from fastbert.models.finite import first_non_finite
 
 
-def require_finite(model: nn.Module, place: Path | str) -> None:
-    """Raise `UserError`, which names the tensor, if a weight that was read from `place` is NaN or infinite."""
+def require_finite(model: nn.Module, source: Path | str) -> None:
+    """Raise `UserError`, which names the tensor, if a weight that was read from `source` is NaN or infinite."""
     name = first_non_finite(model)
     if name is not None:
         raise UserError(
-            f"{place}: {name} holds NaN or infinity, so nothing can be learnt from this model; restore its files, or"
+            f"{source}: {name} holds NaN or infinity, so this model cannot be trained from; restore its files, or"
             " name another model"
         )
 

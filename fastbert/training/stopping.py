@@ -1,4 +1,4 @@
-"""A clean way to stop: the first SIGINT or SIGTERM lets a step end, a second SIGINT stops at once."""
+"""Signals: after the first SIGINT or SIGTERM the current step ends, a second SIGINT stops at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 class Stopped(Exception):
-    """A signal asked the run to stop; its state is saved. `signal` is the signal's number."""
+    """A signal stopped the run, with its state saved. `signal` is the signal's number."""
 
     def __init__(self, number: int, saved: Path) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}; continue with --resume")
@@ -19,7 +19,7 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """What signals have asked of a run: `number` is the one that asked it to stop, None while it may go on."""
+    """The request to stop a run: `number` is the signal received, None if there was none."""
 
     def __init__(self, on_message: Callable[[str], None]) -> None:
         self.number: int | None = None
@@ -27,10 +27,10 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen to signals for as long as the block lasts."""
+        """Handle signals within the block."""
         try:
-            previous = {number: signal.signal(number, self._asked) for number in (signal.SIGINT, signal.SIGTERM)}
-        except ValueError:  # signals belong to the main thread; elsewhere the caller stops the run
+            previous = {number: signal.signal(number, self._receive) for number in (signal.SIGINT, signal.SIGTERM)}
+        except ValueError:  # not the main thread: the caller handles signals
             yield
             return
         try:
@@ -39,7 +39,7 @@ class StopRequest:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def _asked(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         if self.number is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.number = number

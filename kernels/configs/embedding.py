@@ -1,7 +1,7 @@
-"""The shipped configurations of the embedding kernels, by the padded width of a row.
+"""The default configurations of the embedding kernels, by the padded width of a row.
 
-Rows stay whole in registers. Dropout shares a block of random numbers among eight columns, and narrower rows than 32
-would leave lanes idle, so a row is padded to that at least.
+Whole rows stay in registers. Dropout shares a block of random numbers among eight columns, and rows narrower than 32
+would leave lanes idle, so a row is padded to at least 32.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ NARROWEST, WIDEST = 32, 8192
 
 
 def _rows(elements: int, num_warps: int, registers: dict[int, int] | None = None) -> dict[str, Config]:
-    """Whole rows for about `elements` elements a program, a quarter of it where narrow rows need a pointer each; from
-    twice as wide rows on, more warps. `registers`: the most of a thread by width, where ptxas would spill.
+    """Return configurations of about `elements` elements per program, with more warps from twice as wide rows on.
+
+    Narrow rows, which need a pointer each, get a quarter of the elements. `registers`: limit per thread by width, where
+    ptxas would spill.
     """
     table = {}
     width = NARROWEST
@@ -30,7 +32,7 @@ def _rows(elements: int, num_warps: int, registers: dict[int, int] | None = None
 
 
 def _runs(warp: int) -> dict[str, Config]:
-    """One warp of `warp` lanes a program, each of which reads 16 bytes of a row."""
+    """Return configurations of one warp of `warp` lanes per program; each lane reads 16 bytes of a row."""
     table = {}
     width = NARROWEST
     while width <= WIDEST:
@@ -42,7 +44,7 @@ def _runs(warp: int) -> dict[str, Config]:
 
 
 def _joins(num_warps: int) -> dict[str, Config]:
-    """Few programs have much to read, so those that have read many rows at a time."""
+    """Return configurations that read many rows at a time: few programs have anything to join."""
     table = {}
     width = NARROWEST
     while width <= WIDEST:
@@ -62,7 +64,7 @@ def _table(num_warps: int, warp: int) -> Table:
 
 
 def _blackwell() -> Table:
-    """The widest rows need more than the 128 registers that 16 warps leave a thread."""
+    """Return a table whose widest rows have 8 warps: they need more than the 128 registers that 16 leave a thread."""
     table = _table(4, 32)
     backward = table["embedding_backward"]
     widest = {shape: replace(backward[shape], num_warps=8) for shape in (f"half-{WIDEST}", f"ieee-{WIDEST}")}
@@ -73,10 +75,10 @@ TABLES: dict[str, Table] = {
     **{target: _table(4, 32) for target in ("sm_80", "sm_86", "sm_90", "sm_120")},
     "sm_100": _blackwell(),
     "gfx942": _table(2, 64),
-    # It takes as long for a wide row as for a narrow one.
+    # The interpreter takes as long for a wide row as for a narrow one.
     "interpreter": _table(4, 256),
 }
-# The sizes that the kernels are written for.
+# The values that the kernels support.
 SIZES = {
     "BLOCK_M": tuple(1 << power for power in range(8)),
     "BLOCK_N": tuple(1 << power for power in range(5, 14)),

@@ -1,8 +1,8 @@
-"""The shipped configurations of the LayerNorm kernels.
+"""The default configurations of the LayerNorm kernels.
 
-Whole rows stay in registers, so a class has as many columns as its widest row. Forward has 16 elements a thread, two
-accesses of 16 bytes to bf16 rows. Backward keeps up to three sums for each of its elements: it has 8 a thread, but for
-the widest rows, and the loads of the blocks ahead wait in shared memory.
+Whole rows stay in registers, so a class has as many columns as its widest row. Forward has 16 elements per thread, two
+accesses of 16 bytes to bf16 rows. Backward accumulates up to three sums per element: it has 8 elements per thread, but
+for the widest rows, and the loads of the blocks ahead are buffered in shared memory.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ NARROWEST, WIDEST = 32, 8192
 
 
 def _registers(threads: int, warps: int, arithmetic: str, width: int) -> int:
-    """The most that a thread may have, 0 for no limit: one is set where ptxas, left alone, spills to run more warps."""
-    if threads == 64:  # AMD's compiler takes no limit
+    """Return the limit per thread, 0 for none: it is set where ptxas would otherwise spill to run more warps."""
+    if threads == 64:  # AMD's compiler has no such limit
         return 0
     if warps > 8:
         return 128
@@ -24,7 +24,7 @@ def _registers(threads: int, warps: int, arithmetic: str, width: int) -> int:
 
 
 def _forward(threads: int, least: int) -> dict[str, Config]:
-    """`threads` of a warp; `least` elements a program."""
+    """Return configurations by shape class for warps of `threads` and at least `least` elements per program."""
     table = {}
     width = NARROWEST
     while width <= WIDEST:
@@ -37,13 +37,13 @@ def _forward(threads: int, least: int) -> dict[str, Config]:
 
 
 def _backward(threads: int, least: int, memory: int) -> dict[str, Config]:
-    """`memory`: of a multiprocessor, in bytes, for the loads ahead of the two programs that it has."""
+    """Return configurations by shape class; two programs buffer their loads in `memory` bytes of a multiprocessor."""
     table = {}
     width = NARROWEST
     while width <= WIDEST:
         elements = max(width, least)
         for arithmetic, size in (("half", 2), ("ieee", 4)):
-            # Three tensors are read; fewer blocks than fit are ahead where that is no power of two.
+            # Three tensors are read; the number of blocks ahead is rounded down to a power of two.
             stages = min(max(memory // (2 * 3 * elements * size), 1), 4) if width < WIDEST else 1
             constants = {"BLOCK_M": elements // width, "BLOCK_N": width, "STAGES": 1 << (stages.bit_length() - 1)}
             warps = min(elements // 8, 512) // threads
@@ -70,10 +70,10 @@ TABLES: dict[str, Table] = {
     "sm_100": _table(200 * 1024),
     "sm_120": _table(96 * 1024),
     "gfx942": _table(64 * 1024, threads=64),
-    # It takes as long for a large block as for a small one.
+    # The interpreter takes as long for a large block as for a small one.
     "interpreter": _table(96 * 1024, least=16384),
 }
-# The sizes that the kernels are written for.
+# The values that the kernels support.
 SIZES = {
     "BLOCK_M": tuple(1 << power for power in range(10)),
     "BLOCK_N": tuple(1 << power for power in range(5, 14)),

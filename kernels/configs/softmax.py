@@ -1,7 +1,7 @@
-"""The shipped configurations of the softmax kernels.
+"""The default configurations of the softmax kernels.
 
-Whole rows stay in registers up to the widest class; the class behind it holds all longer rows, read in blocks. Dropout
-shares blocks of random numbers among 32 keys, so a row is padded to that at least.
+Whole rows stay in registers up to the widest class; the class after it holds all longer rows, read in blocks. Dropout
+shares blocks of random numbers among 32 keys, so a row is padded to at least 32.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ NARROWEST, WIDEST = 32, 16384
 
 
 def _softmax(elements: int, num_warps: int) -> dict[str, Config]:
-    """Rows for about `elements` elements a program, and a proportion of warps that holds for longer rows too.
+    """Return configurations of about `elements` elements per program, with warps in proportion for longer rows.
 
-    Narrow rows have a pointer each, which takes registers: a quarter of the elements for them.
+    Narrow rows have a pointer each, which occupies registers: they get a quarter of the elements.
     """
     table = {}
     width = NARROWEST
@@ -36,5 +36,5 @@ TABLES: dict[str, Table] = {
     **{target: _table(4) for target in ("sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "interpreter")},
     "gfx942": _table(2),
 }
-# The sizes that the kernels are written for.
+# The values that the kernels support.
 SIZES = {"BLOCK_M": tuple(1 << power for power in range(9)), "BLOCK_N": tuple(1 << power for power in range(5, 15))}

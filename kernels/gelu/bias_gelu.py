@@ -148,7 +148,7 @@ def backward(
     return _backward(grad, x, bias, tanh, None, bias is not None if sums is None else sums)
 
 
-def backward_again(grad: Tensor, x: Tensor, tanh: bool) -> tuple[Tensor, Tensor, Tensor]:
+def backward_with_output(grad: Tensor, x: Tensor, tanh: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return, for a call without a bias, the gradient of x, the result of forward, and the gradient's sums."""
     y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     dx, sums = _backward(grad, x, None, tanh, y, True)

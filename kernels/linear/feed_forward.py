@@ -33,4 +33,4 @@ def down_projection_backward(grad: Tensor, weight: Tensor, u: Tensor, tanh: bool
     """
     if _fuses(grad, weight):
         return linear.linear_gelu_backward(grad, weight, u, tanh)
-    return bias_gelu.backward_again(grad @ weight, u, tanh)
+    return bias_gelu.backward_with_output(grad @ weight, u, tanh)

@@ -11,7 +11,7 @@ from embedding import random_texts, saved, small_model, small_tokenizer
 
 from fastbert.benchmarks import bench_embed, peers
 from fastbert.benchmarks.bench_embed import Options
-from fastbert.benchmarks.cpu import embed_contender, measures, peak
+from fastbert.benchmarks.cpu import embed_contender, lineup, peak
 from fastbert.benchmarks.cpu.embed_contender import EmbedContender
 from fastbert.benchmarks.harness import measure
 from fastbert.errors import UserError
@@ -83,8 +83,8 @@ def test_every_adapter_gives_the_vectors_of_the_reference(name: str, model: Path
     assert found[1].shape == (40, 32)
     if name.startswith("onnxruntime int8"):  # as exact as it is
         return
-    dtype = measures.dtype_of("embed", name)
-    assert measures.compare(*found, dtype, "reference").outputs in measure.AGREEING
+    dtype = lineup.dtype_of("embed", name)
+    assert lineup.compare(*found, dtype, "reference").outputs in measure.AGREEING
 
 
 def test_rows_say_how_many_texts_a_second(model: Path, seed: int, tmp_path: Path) -> None:
@@ -100,7 +100,9 @@ def test_rows_say_how_many_texts_a_second(model: Path, seed: int, tmp_path: Path
     assert row.details["texts_per_second"] == pytest.approx(12 / row.median_ms * 1e3, rel=1e-3)
     assert f"{row.details['texts_per_second']:,.0f} texts/s" in row.details["note"]
     bench_embed.publish(result, options, tmp_path / "rows.json", None)
-    assert json.loads((tmp_path / "rows.json").read_text())[0]["machine"]
+    record = json.loads((tmp_path / "rows.json").read_text())
+    assert (record["benchmark"], len(record["rows"])) == ("embed", 1)
+    assert record["machine"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +110,7 @@ def test_rows_say_how_many_texts_a_second(model: Path, seed: int, tmp_path: Path
     [
         ({"model": "tiny"}, "--folder"),
         ({"texts": 0}, "--texts 0"),
-        ({"contenders": ("nobody",)}, "no contender is called like 'nobody'"),
+        ({"contenders": ("nobody",)}, "no contender has 'nobody' in its name"),
     ],
 )
 def test_wrong_options_are_named(options: dict, words: str) -> None:

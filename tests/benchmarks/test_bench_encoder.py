@@ -17,14 +17,10 @@ from rich.console import Console
 
 from fastbert.benchmarks import bench_encoder, peers
 from fastbert.benchmarks.bench_encoder import Options
-from fastbert.benchmarks.cpu import command as cpu_command
-from fastbert.benchmarks.cpu import measures as cpu_measures
-from fastbert.benchmarks.cpu import peak as cpu_peak
-from fastbert.benchmarks.cpu import report
-from fastbert.benchmarks.cpu import workloads as cpu_workloads
+from fastbert.benchmarks.cpu import command, lineup, peak, report, workloads
 from fastbert.benchmarks.cpu.contender import CpuContender
-from fastbert.benchmarks.cpu.measures import Absent, Result
-from fastbert.benchmarks.harness import measure
+from fastbert.benchmarks.cpu.lineup import Absent, Result
+from fastbert.benchmarks.harness import measure, records
 from fastbert.benchmarks.harness.measure import Row, Timing
 from fastbert.benchmarks.peers import Entry
 from fastbert.config import BertConfig
@@ -32,7 +28,7 @@ from fastbert.errors import UserError
 
 TOY = BertConfig(vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
 DESIGNED = {"workload", "contender", "median_ms", "p20", "p80", "tokens_per_second", "ratio_to_fastbert"}
-DESIGNED |= {"max_abs_difference", "dtype", "threads", "machine", "versions", "commit"}
+DESIGNED |= {"max_abs_difference", "dtype", "threads"}
 COMPILED = ("torch.compile fp32", "torch.compile bf16")
 
 
@@ -52,9 +48,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything small: the model, the batches, the peak."""
     monkeypatch.setattr(Options, "config", TOY)
-    batches = [cpu_workloads.batch("toy", [3, 7, 1], 8, TOY), cpu_workloads.batch("one", [5], 5, TOY)]
-    monkeypatch.setattr(cpu_workloads, "batches", lambda config, quick: batches)
-    monkeypatch.setattr(cpu_peak, "COPY_BYTES", 1 << 20)
+    batches = [workloads.batch("toy", [3, 7, 1], 8, TOY), workloads.batch("one", [5], 5, TOY)]
+    monkeypatch.setattr(workloads, "batches", lambda config, quick: batches)
+    monkeypatch.setattr(peak, "COPY_BYTES", 1 << 20)
 
 
 def row(contender: str, milliseconds: float, dtype: str = "fp32", outputs: str = "close") -> Row:
@@ -77,11 +73,11 @@ def row(contender: str, milliseconds: float, dtype: str = "fp32", outputs: str =
 
 
 def test_lognormal_lengths_fill_as_much_as_is_said() -> None:
-    lengths = cpu_workloads.lognormal_lengths(32, 128)
+    lengths = workloads.lognormal_lengths(32, 128)
     assert sum(lengths) / (32 * 128) == pytest.approx(0.37, abs=0.002)
     assert max(lengths) == 128
     assert min(lengths) > 5
-    assert lengths == cpu_workloads.lognormal_lengths(32, 128)
+    assert lengths == workloads.lognormal_lengths(32, 128)
 
 
 @pytest.mark.parametrize("lengths", [pytest.param([12], id="one"), pytest.param([8, 8, 8], id="three")])
@@ -91,7 +87,7 @@ def test_operations_are_those_that_torch_counts(lengths: list[int], model: Path)
     adapter = peers.load("encoder", "transformers eager fp32")(
         model, dtype="fp32", attention="eager", threads=1, scratch=model
     )
-    workload = cpu_workloads.batch("full", lengths, lengths[0], TOY)
+    workload = workloads.batch("full", lengths, lengths[0], TOY)
     adapter.open(workload.arrays)
     with FlopCounterMode(display=False) as counted, torch.no_grad():
         adapter.call(**adapter.inputs)
@@ -99,7 +95,7 @@ def test_operations_are_those_that_torch_counts(lengths: list[int], model: Path)
 
 
 def test_quick_workloads_have_the_names_of_the_others() -> None:
-    names = [workload.name for workload in cpu_workloads.batches(TOY, quick=True)]
+    names = [workload.name for workload in workloads.batches(TOY, quick=True)]
     assert names == ["lognormal", "full-128", "full-512", "latency-16", "latency-128"]
 
 
@@ -118,7 +114,7 @@ def test_every_adapter_gives_the_hidden_states_of_real_tokens(name: str, model: 
     if peers.missing("encoder", name):
         pytest.skip(f"{name} is not installed")
     path = tmp_path / "workload.npz"
-    cpu_workloads.batch("toy", [3, 7, 1], 8, TOY).save(path)
+    workloads.batch("toy", [3, 7, 1], 8, TOY).save(path)
     found = {}
     for index, one in enumerate(("transformers eager fp32", name)):
         contender = CpuContender("encoder", one, str(model), 1, str(tmp_path / "scratch"))
@@ -133,15 +129,15 @@ def test_every_adapter_gives_the_hidden_states_of_real_tokens(name: str, model: 
     expected, values = found.values()
     assert values.dtype == np.float32
     assert values.shape == (11, TOY.hidden_size)
-    verdict = cpu_measures.compare(expected, values, cpu_measures.dtype_of("encoder", name), "reference")
+    verdict = lineup.compare(expected, values, lineup.dtype_of("encoder", name), "reference")
     assert verdict.outputs in measure.AGREEING
 
 
-@pytest.mark.parametrize("name", peers.names("product"))
+@pytest.mark.parametrize("name", peers.names("matmul"))
 def test_every_product_is_the_product(name: str, tmp_path: Path) -> None:
-    [workload, *_] = cpu_workloads.products(TOY, quick=True)
-    make = peers.load("product", name)
-    adapter = make(None, threads=1, scratch=tmp_path, **peers.options("product", name))
+    [workload, *_] = workloads.matmuls(TOY, quick=True)
+    make = peers.load("matmul", name)
+    adapter = make(None, threads=1, scratch=tmp_path, **peers.options("matmul", name))
     try:
         assert adapter.open(workload.arrays) == {"weights": TOY.num_hidden_layers}
     except RuntimeError as error:
@@ -151,9 +147,7 @@ def test_every_product_is_the_product(name: str, tmp_path: Path) -> None:
     x, bias = workload.arrays["x"].astype(np.float64), workload.arrays["bias"]
     for weight in workload.arrays["weight"]:
         exact = (x @ weight.T.astype(np.float64) + bias).astype(np.float32)
-        verdict = cpu_measures.compare(
-            exact, adapter.values(adapter.run()), peers.options("product", name)["dtype"], ""
-        )
+        verdict = lineup.compare(exact, adapter.values(adapter.run()), peers.options("matmul", name)["dtype"], "")
         assert verdict.outputs in measure.AGREEING
 
 
@@ -165,7 +159,7 @@ def test_verdicts(seed: int) -> None:
     expected = rng.standard_normal((4, 300)).astype(np.float32)
 
     def said(found: np.ndarray, dtype: str = "fp32") -> str:
-        return cpu_measures.compare(expected, found, dtype, "reference").outputs
+        return lineup.compare(expected, found, dtype, "reference").outputs
 
     assert said(expected) == "equal"
     assert said(expected * np.float32(1.0001)) == "close"
@@ -188,12 +182,12 @@ def test_ratios_are_to_our_best_that_agrees_and_to_ours_in_the_same_dtype() -> N
         row("other fp32", 20.0),
         row("other int8", 3.0, "int8"),
     ]
-    found = {one.contender: one for one in cpu_measures.with_ratios(rows)}
+    found = {one.contender: one for one in lineup.with_ratios(rows)}
     assert found["other fp32"].ratio_to_fastbert == 5.0
     assert found["other fp32"].details["ratio_to_same_dtype"] == 2.0
     assert found["other int8"].details["ratio_to_same_dtype"] == 3.0
     assert found["fastbert bf16"].ratio_to_fastbert == 1.0
-    alone = cpu_measures.with_ratios([row("other bf16", 1.0, "bf16")])[0]
+    alone = lineup.with_ratios([row("other bf16", 1.0, "bf16")])[0]
     assert (alone.ratio_to_fastbert, alone.details["ratio_to_same_dtype"]) == (None, None)
 
 
@@ -201,7 +195,7 @@ def test_the_peak_of_a_dtype_is_the_best_that_may_serve_it() -> None:
     units = {name: {"source": name.upper(), "work": 100.0} for name in ("fp32", "bf16", "int8", "copy")}
     seconds = {"fp32": 1.0, "bf16": 2.0, "int8": 0.5, "copy": 4.0}
     timings = {name: [Timing(value, 0.0), Timing(3 * value, 0.0)] for name, value in seconds.items()}
-    assert cpu_peak.best(units, timings) == {
+    assert peak.best(units, timings) == {
         "fp32": (100.0, "fp32: FP32"),
         "bf16": (100.0, "fp32: FP32"),
         "int8": (200.0, "int8: INT8"),
@@ -212,14 +206,13 @@ def test_the_peak_of_a_dtype_is_the_best_that_may_serve_it() -> None:
 def test_the_extension_s_own_peak_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
     from fastbert import _C
 
-    monkeypatch.setattr(cpu_peak, "COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(peak, "COPY_BYTES", 1 << 20)
     monkeypatch.setattr(
         _C, "cpu_peak", lambda dtype, threads, seconds: {"fp32": 1e9, "bf16": 4e9}.get(dtype, 8e9), raising=False
     )
-    peak = cpu_peak.Peak(1)
-    units = peak.open()
-    found = cpu_peak.best(units, {what: [peak.time(what)] for what in units})
-    assert {what: round(found[what][0]) for what in cpu_peak.DTYPES} == {
+    units = (one_thread := peak.Peak(1)).open()
+    found = peak.best(units, {what: [one_thread.time(what)] for what in units})
+    assert {what: round(found[what][0]) for what in peak.DTYPES} == {
         "fp32": 10**9,
         "bf16": 4 * 10**9,
         "int8": 8 * 10**9,
@@ -264,7 +257,7 @@ def test_from_end_to_end(monkeypatch: pytest.MonkeyPatch, toy: None, tmp_path: P
     entries["absent bf16"] = Entry("fake", "Fake", ("no_such_module",), (), {"dtype": "bf16"})
     kept = {name: peers.REGISTRY["encoder"][name] for name in ("fastbert fp32", "fastbert bf16")}
     monkeypatch.setitem(peers.REGISTRY, "encoder", kept | entries)
-    monkeypatch.setitem(cpu_measures.REFERENCES, "encoder", ("absent bf16", "fastbert fp32"))
+    monkeypatch.setitem(lineup.REFERENCES, "encoder", ("absent bf16", "fastbert fp32"))
     load = peers.load
     monkeypatch.setattr(peers, "load", lambda kind, name: Fake if name in entries else load(kind, name))
     said: list[str] = []
@@ -297,7 +290,9 @@ def test_from_end_to_end(monkeypatch: pytest.MonkeyPatch, toy: None, tmp_path: P
     monkeypatch.setattr(peers, "distributions", lambda kind: ("torch",))
     path, picture = tmp_path / "new" / "rows.json", tmp_path / "chart.png"
     bench_encoder.publish(result, options, path, picture)
-    objects = json.loads(path.read_text())
+    record = json.loads(path.read_text())
+    assert set(record) >= set(records.FIELDS)
+    objects = record["rows"]
     assert len(objects) == len(result.rows) + len(result.absent)
     assert all(set(one) >= DESIGNED for one in objects)
     assert [one["median_ms"] for one in objects if one["outputs"] == "not measured"] == [None] * len(result.absent)
@@ -318,8 +313,7 @@ def test_a_table_of_nothing_but_absent_contenders(tmp_path: Path) -> None:
     printed = io.StringIO()
     report.show(result, Console(file=printed))
     assert "other fp32" in printed.getvalue()
-    report.write(tmp_path / "rows.json", result, ("torch",))
-    [one] = json.loads((tmp_path / "rows.json").read_text())
+    [one] = report.record_rows(result)
     assert one["details"] == {"reason": "not installed (no module other)"}
 
 
@@ -376,9 +370,9 @@ def children_of(pid: int) -> list[str]:
         pytest.param({"threads": 0}, "--threads 0 must be from 1", id="threads"),
         pytest.param({"rounds": 0}, "--rounds 0 must be at least 1", id="rounds"),
         pytest.param(
-            {"contenders": ("nano",)}, "no contender is called like 'nano'; there are fastbert", id="contender"
+            {"contenders": ("nano",)}, "no contender has 'nano' in its name; there are fastbert", id="contender"
         ),
-        pytest.param({"workloads": ("none",), "model": "tiny"}, "no workload is called like 'none'", id="workload"),
+        pytest.param({"workloads": ("none",), "model": "tiny"}, "no workload has 'none' in its name", id="workload"),
     ],
 )
 def test_wrong_options_are_one_line(options: dict[str, Any], message: str) -> None:
@@ -388,9 +382,9 @@ def test_wrong_options_are_one_line(options: dict[str, Any], message: str) -> No
 
 def test_a_picture_that_cannot_be_written_is_refused_before_the_measurement(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--chart rows.txt must end in .png"):
-        cpu_command.check_files(None, Path("rows.txt"))
+        command.check_files(None, Path("rows.txt"))
     with pytest.raises(UserError, match="is a folder"):
-        cpu_command.check_files(tmp_path, None)
+        command.check_files(tmp_path, None)
 
 
 def test_the_command(
@@ -403,19 +397,20 @@ def test_the_command(
 
     def measured(options: Options, say: Any, progress: Any) -> Result:
         seen.append(options)
-        return Result(cpu_measures.with_ratios([row("fastbert fp32", 2.0)]), [])
+        return Result(lineup.with_ratios([row("fastbert fp32", 2.0)]), [])
 
-    monkeypatch.setattr(cpu_measures, "with_ratios", lambda rows: [with_rate(one) for one in rows])
+    monkeypatch.setattr(lineup, "with_ratios", lambda rows: [with_rate(one) for one in rows])
     monkeypatch.setattr(bench_encoder, "run", measured)
     flags = ["--device", "cpu", "--rounds", "1", "--contenders", "fastbert", "--json", str(tmp_path / "rows.json")]
     assert main(["bench", "encoder", *flags]) == 0
     assert seen == [Options(device="cpu", rounds=1, contenders=("fastbert",))]
     assert "fastbert fp32" in capsys.readouterr().out
-    assert json.loads((tmp_path / "rows.json").read_text())[0]["contender"] == "fastbert fp32"
+    record = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["contender"] for row in record["rows"]] == ["fastbert fp32"]
     assert main(["bench", "encoder", "--vocab", "x"]) == 2
     assert "--vocab belongs to `fastbert bench tokenizer`" in capsys.readouterr().err
-    assert main(["bench", "--products"]) == 2
-    assert "--products belongs to `fastbert bench encoder`" in capsys.readouterr().err
+    assert main(["bench", "--matmuls"]) == 2
+    assert "--matmuls belongs to `fastbert bench encoder`" in capsys.readouterr().err
 
 
 def with_rate(one: Row) -> Row:

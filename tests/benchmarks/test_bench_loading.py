@@ -20,7 +20,7 @@ def test_both_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setattr(bench_loading, "WORKLOADS", {"first-sentence": bench_loading.WORKLOADS["first-sentence"]})
     file = tmp_path / "rows.json"
     assert bench_loading.main(["--model", "tiny", "--rounds", "1", "--threads", "1", "--json", str(file)]) == 0
-    rows = {row["contender"]: row for row in json.loads(file.read_text())}
+    rows = {row["contender"]: row for row in json.loads(file.read_text())["rows"]}
     assert rows.keys() == {"fastbert", "transformers"}
     for row in rows.values():
         assert (row["workload"], row["outputs"], row["threads"]) == ("first-sentence", "close", 1)

@@ -12,8 +12,7 @@ from fastbert.benchmarks import bench_tokenizer, peers
 from fastbert.benchmarks.bench_tokenizer import Options
 from fastbert.benchmarks.harness import texts
 from fastbert.benchmarks.harness.texts import Vocabulary, Workload
-from fastbert.benchmarks.tokenizer import hostile
-from fastbert.benchmarks.tokenizer import measures as tokenizer_measures
+from fastbert.benchmarks.tokenizer import hostile, measures
 from fastbert.errors import UserError
 from fastbert.tokenizers import WordPieceTokenizer
 
@@ -65,7 +64,7 @@ def test_a_peer_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp
     rows = bench_tokenizer.run(small(tmp_path, vocab, contenders=("fastbert", "nanotoken")), said.append)
     assert {row.contender for row in rows} == {"fastbert"}
     assert [line for line in said if "nanotoken" in line] == [
-        "nanotoken: not installed (no module no_such_module); it is left out"
+        "nanotoken: not installed (no module no_such_module); left out"
     ]
 
 
@@ -144,7 +143,7 @@ def test_all_measures_on_the_text_inside_of_python(tmp_path: Path) -> None:
     assert len(worst.details["worst_over_plain_by_kind"]) == len(hostile.KINDS)
     assert worst.details["worst_over_plain"] == max(worst.details["worst_over_plain_by_kind"].values())
     bench_tokenizer.publish(rows, tmp_path / "rows.json", None)
-    assert len(json.loads((tmp_path / "rows.json").read_text())) == len(rows)
+    assert len(json.loads((tmp_path / "rows.json").read_text())["rows"]) == len(rows)
 
 
 def test_isolated_contenders_agree_with_local_ones(tmp_path: Path, vocab: Path) -> None:
@@ -152,12 +151,12 @@ def test_isolated_contenders_agree_with_local_ones(tmp_path: Path, vocab: Path) 
     rows = bench_tokenizer.run(small(tmp_path, vocab, isolate=True, **options), lambda line: None)
     assert all(row.outputs == "equal" for row in rows)
     [own] = [row for row in rows if row.contender == "fastbert"]
-    assert set(own.details["memory_megabytes_a_thread"]) <= {1, 2}
+    assert set(own.details["memory_megabytes_per_thread"]) <= {1, 2}
 
 
 def test_a_contender_that_breaks_sits_out(tmp_path: Path, vocab: Path) -> None:
     said: list[str] = []
-    with tokenizer_measures.Lineup(["fastbert"], 1, isolate=False, folder=tmp_path, say=said.append) as lineup:
+    with measures.Lineup(["fastbert"], 1, isolate=False, folder=tmp_path, say=said.append) as lineup:
         lineup.open(workload(tmp_path / "absent.txt"))
         assert lineup.active == []
         assert said[0].startswith("fastbert: left out of sentences: ")
@@ -264,7 +263,7 @@ def test_the_command_prints_a_table_and_writes_files(
     printed = capsys.readouterr()
     assert "lines.txt, lines, cold" in printed.out
     assert "50 texts" in printed.err
-    assert json.loads((tmp_path / "rows.json").read_text())[0]["contender"] == "fastbert"
+    assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["contender"] == "fastbert"
     assert (tmp_path / "chart.png").stat().st_size > 10_000
     assert main(["bench", "--text", str(text)]) == 2
     assert "--text and --vocab belong together" in capsys.readouterr().err

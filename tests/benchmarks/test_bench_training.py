@@ -14,26 +14,20 @@ from rich.console import Console
 
 from fastbert.benchmarks import bench_training, peers
 from fastbert.benchmarks.bench_training import Options
-from fastbert.benchmarks.cpu import peak as cpu_peak
-from fastbert.benchmarks.cpu.measures import Absent, Result
-from fastbert.benchmarks.harness import measure
+from fastbert.benchmarks.cpu import peak
+from fastbert.benchmarks.cpu.lineup import Absent, Result
+from fastbert.benchmarks.harness import measure, records
 from fastbert.benchmarks.peers.training import split
-from fastbert.benchmarks.training import contender as training_contender
-from fastbert.benchmarks.training import curve as training_curve
-from fastbert.benchmarks.training import measures as training_measures
-from fastbert.benchmarks.training import memory as training_memory
-from fastbert.benchmarks.training import profile as training_profile
-from fastbert.benchmarks.training import report
-from fastbert.benchmarks.training import workloads as training_workloads
+from fastbert.benchmarks.training import contender, lineup, loss_curve, memory, profile, report, workloads
 from fastbert.benchmarks.training.contender import TrainingContender
-from fastbert.benchmarks.training.curve import Curves
+from fastbert.benchmarks.training.loss_curve import Curves
 from fastbert.benchmarks.training.workloads import Sources, TrainingWorkload
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 
 TOY = BertConfig(vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
 DESIGNED = {"workload", "contender", "median_ms", "p20", "p80", "tokens_per_second", "ratio_to_fastbert"}
-DESIGNED |= {"max_abs_difference", "dtype", "threads", "machine", "versions", "commit"}
+DESIGNED |= {"max_abs_difference", "dtype", "threads"}
 PHASES = {"forward", "backward", "clip", "optimizer"}
 ALWAYS = [name for name in peers.names("training") if "compile" not in name]
 COMPILED = [name for name in peers.names("training") if "compile" in name]
@@ -48,10 +42,10 @@ def _threads() -> Iterator[None]:
 
 def toy_workload(classifies: bool = False, lengths: tuple[int, ...] = (3, 7, 5, 9)) -> TrainingWorkload:
     """Two batches of two sequences."""
-    batches = training_workloads.random_batches(np.array(lengths), 2, TOY.vocab_size)
+    batches = workloads.random_batches(np.array(lengths), 2, TOY.vocab_size)
     if classifies:
-        return training_workloads.classification("classes", "toy", TOY, batches, None)
-    return training_workloads.pretraining("toy", "toy", TOY, batches)
+        return workloads.classification("classes", "toy", TOY, batches, None)
+    return workloads.pretraining("toy", "toy", TOY, batches)
 
 
 def text_file(path: Path, seed: int, documents: int = 30) -> Path:
@@ -82,22 +76,22 @@ def test_operations_are_those_that_torch_counts(classifies: bool, tmp_path: Path
     given |= {"labels": labels} if classifies else {"labels": given["input_ids"], "next_sentence_label": labels}
     with FlopCounterMode(display=False) as counted:
         model(**given).loss.backward()
-    operations = training_workloads.step_operations(TOY, [8, 8], 0 if classifies else 16)
+    operations = workloads.step_operations(TOY, [8, 8], 0 if classifies else 16)
     # Of a classifier's 16 tokens 14 are not read from the last layer, of which transformers computes them all.
     unread = 14 * 3 * 2 * TOY.hidden_size * (TOY.hidden_size + 2 * TOY.intermediate_size) if classifies else 0
     assert operations + unread == counted.get_total_flops()
 
 
 def test_lengths_fill_padded_batches_as_much_as_is_said() -> None:
-    for shape, share in ((training_workloads.WIKI_LENGTHS, 0.43), (training_workloads.SST2_LENGTHS, 0.34)):
-        found = training_workloads.lognormal_batches(shape, 200, 32, 99)
+    for shape, share in ((workloads.WIKI_LENGTHS, 0.43), (workloads.SST2_LENGTHS, 0.34)):
+        found = workloads.lognormal_batches(shape, 200, 32, 99)
         lengths = np.array([[len(one) for one in batch] for batch in found])
         assert (lengths.mean(1) / lengths.max(1)).mean() == pytest.approx(share, abs=0.03)
         assert shape[2] <= lengths.min() <= lengths.max() <= shape[3]
 
 
 def test_a_step_of_each_workload_is_said_and_masked() -> None:
-    found = training_workloads.builders(Sources(quick=True))
+    found = workloads.builders(Sources(quick=True))
     assert list(found) == ["tiny 4x32", "demo", "wiki-en", "finetune"]
     workload = found["tiny 4x32"]()
     [batch] = split(workload.arrays)
@@ -105,17 +99,17 @@ def test_a_step_of_each_workload_is_said_and_masked() -> None:
     assert "100% full" in workload.note
     masked = batch["masked_positions"]
     assert len(masked) == round(0.15 * 128)
-    assert set(batch["input_ids"][masked]) == {training_workloads.MASK}
-    assert training_workloads.MASK not in batch["labels"]
+    assert set(batch["input_ids"][masked]) == {workloads.MASK}
+    assert workloads.MASK not in batch["labels"]
     assert found["finetune"]().classifies
-    names = list(training_workloads.builders(Sources()))
+    names = list(workloads.builders(Sources()))
     assert names == ["base 32x128", "mini 32x128", "demo", "wiki-en", "finetune"]
-    assert list(training_workloads.builders(Sources(model="small"))) == ["small 32x128", "demo", "wiki-en", "finetune"]
+    assert list(workloads.builders(Sources(model="small"))) == ["small 32x128", "demo", "wiki-en", "finetune"]
 
 
 def test_sentences_of_a_text_are_samples(tmp_path: Path, seed: int) -> None:
     path = text_file(tmp_path / "text.txt", seed)
-    workload = training_workloads.builders(Sources(quick=True, text=path))["wiki-en"]()
+    workload = workloads.builders(Sources(quick=True, text=path))["wiki-en"]()
     assert "sentences of text.txt, a vocabulary learned from it" in workload.note
     batches = split(workload.arrays)
     assert [len(batch["lengths"]) for batch in batches] == [4, 4]
@@ -127,14 +121,14 @@ def test_sentences_of_a_text_are_samples(tmp_path: Path, seed: int) -> None:
         assert len(ids) == ends[-1]
     short = tmp_path / "short.txt"
     short.write_text("One sentence.\n")
-    with pytest.raises(UserError, match=r"--text .*short.txt: holds 1 sentences, one a line, but 8 are needed"):
-        training_workloads.builders(Sources(quick=True, text=short))["wiki-en"]()
+    with pytest.raises(UserError, match=r"--text .*short.txt: holds 1 sentences, one per line, but 8 are needed"):
+        workloads.builders(Sources(quick=True, text=short))["wiki-en"]()
 
 
 def test_lengths_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "lengths.txt"
     path.write_text("7\n\n9\n")
-    workload = training_workloads.builders(Sources(quick=True, lengths=path))["finetune"]()
+    workload = workloads.builders(Sources(quick=True, lengths=path))["finetune"]()
     assert {int(one) for batch in split(workload.arrays) for one in batch["lengths"]} <= {7, 9}
     assert "lengths of lengths.txt" in workload.note
 
@@ -142,10 +136,10 @@ def test_lengths_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param(b"7\nx\n", "line 2: 'x' is no length from 2 to 512", id="word"),
-        pytest.param(b"513\n", "line 1: '513' is no length", id="long"),
-        pytest.param(b"1\n", "line 1: '1' is no length", id="short"),
-        pytest.param("\u0663\n".encode(), "is no length", id="arabic digit"),
+        pytest.param(b"7\nx\n", "line 2: 'x' is not a length from 2 to 512", id="word"),
+        pytest.param(b"513\n", "line 1: '513' is not a length", id="long"),
+        pytest.param(b"1\n", "line 1: '1' is not a length", id="short"),
+        pytest.param("\u0663\n".encode(), "is not a length", id="arabic digit"),
         pytest.param(b"\n\n", "holds no length", id="empty"),
         pytest.param(b"\xff\xfe7", "not a text file", id="binary"),
     ],
@@ -154,14 +148,14 @@ def test_wrong_lengths_name_the_line(content: bytes, message: str, tmp_path: Pat
     path = tmp_path / "lengths.txt"
     path.write_bytes(content)
     with pytest.raises(UserError, match=message):
-        training_workloads.read_lengths(path, 512)
+        workloads.read_lengths(path, 512)
 
 
 def test_a_checkpoint_is_what_all_start_from(tmp_path: Path) -> None:
     from fastbert import BertForMaskedLM, BertForSequenceClassification
 
     BertForMaskedLM(TOY).save_pretrained(tmp_path / "checkpoint")
-    workload = training_workloads.builders(Sources(quick=True, checkpoint=tmp_path / "checkpoint"))["finetune"]()
+    workload = workloads.builders(Sources(quick=True, checkpoint=tmp_path / "checkpoint"))["finetune"]()
     assert workload.config == TOY
     assert all(batch["input_ids"].max() < TOY.vocab_size for batch in split(workload.arrays))
     saved = bench_training.save_model(tmp_path / "model", replace(workload, checkpoint=tmp_path / "checkpoint"))
@@ -204,7 +198,7 @@ def test_every_contender_takes_the_same_step(name: str, classifies: bool, tmp_pa
         assert all(parameter.grad is None for parameter in contender.peer.model.parameters())
     expected, values = found["transformers fp32"], found[name]
     dtype = peers.options("training", name)["dtype"]
-    verdict = training_measures.compare(expected, values, dtype, "transformers fp32")
+    verdict = lineup.compare(expected, values, dtype, "transformers fp32")
     assert verdict.outputs in measure.AGREEING, verdict
 
 
@@ -216,7 +210,7 @@ def test_verdicts(seed: int) -> None:
         found = expected.copy()
         for place, factor in changes.items():
             found[int(place[1:])] *= factor
-        return training_measures.compare(expected, found, dtype, "reference").outputs
+        return lineup.compare(expected, found, dtype, "reference").outputs
 
     assert said() == "equal"
     assert said(_0=1 + 1e-6, _1=1 + 1e-4) == "close"
@@ -225,8 +219,8 @@ def test_verdicts(seed: int) -> None:
     assert said("bf16", _1=1.05) == "gradient norm off by 0.05, more than 0.03"
     assert said(_0=float("nan")) == "loss or gradients are not finite"
     turned = np.concatenate((expected[:2], expected[:1:-1]))
-    assert "gradient's cosine" in training_measures.compare(expected, turned, "bf16", "").outputs
-    assert training_measures.compare(expected, expected[:9], "fp32", "").outputs == "9 compared values, not 302"
+    assert "gradient's cosine" in lineup.compare(expected, turned, "bf16", "").outputs
+    assert lineup.compare(expected, expected[:9], "fp32", "").outputs == "9 compared values, not 302"
 
 
 # Losses
@@ -235,7 +229,7 @@ def test_verdicts(seed: int) -> None:
 def test_curves_are_compared_smoothed() -> None:
     reference = [10.0] * 20
     other = [10.0] * 9 + [12.0] + [10.0] * 9 + [11.0]
-    found = training_curve.compare("other", other, reference)
+    found = loss_curve.compare("other", other, reference)
     assert found.final_loss == 10.5
     assert found.final_off == pytest.approx(0.05)
     assert found.drift == pytest.approx(0.1)
@@ -243,7 +237,7 @@ def test_curves_are_compared_smoothed() -> None:
 
 def test_a_loss_curve_from_end_to_end(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Options, "curve_config", TOY)
-    monkeypatch.setattr(training_curve, "SEQUENCES", 4)
+    monkeypatch.setattr(loss_curve, "SEQUENCES", 4)
     text = text_file(tmp_path / "text.txt", seed)
     options = Options(loss_curve=6, text=text, threads=1)
     steps: list[tuple[int, int]] = []
@@ -251,7 +245,7 @@ def test_a_loss_curve_from_end_to_end(tmp_path: Path, seed: int, monkeypatch: py
     assert isinstance(found, Curves)
     assert steps[-1] == (24, 24)
     curves = {one.name: one for one in found.curves}
-    assert list(curves) == list(training_curve.KINDS)
+    assert list(curves) == list(loss_curve.KINDS)
     assert found.config.hidden_dropout_prob == found.config.attention_probs_dropout_prob == 0
     reference = curves["eager fp32"]
     assert (reference.final_off, reference.drift) == (0, 0)
@@ -264,12 +258,13 @@ def test_a_loss_curve_from_end_to_end(tmp_path: Path, seed: int, monkeypatch: py
 
     bench_training.publish(found, options, tmp_path / "curve.json", tmp_path / "curve.png")
     record = json.loads((tmp_path / "curve.json").read_text())
-    assert {one["name"] for one in record["loss_curve"]} == set(curves)
-    assert record["steps"] == len(record["loss_curve"][0]["losses"]) == 6
-    assert {"machine", "versions", "commit", "threads", "model"} <= set(record)
+    assert set(record) >= set(records.FIELDS)
+    assert {row["name"] for row in record["rows"]} == set(curves)
+    assert record["settings"]["steps"] == len(record["rows"][0]["losses"]) == 6
+    assert {"threads", "model"} <= set(record["settings"])
     assert (tmp_path / "curve.png").stat().st_size > 10_000
     printed = io.StringIO()
-    training_curve.show(found, Console(file=printed, width=120))
+    loss_curve.show(found, Console(file=printed, width=120))
     assert "loss over 6 steps" in printed.getvalue()
     assert "fastbert bf16" in printed.getvalue()
 
@@ -281,11 +276,11 @@ def test_a_loss_curve_from_end_to_end(tmp_path: Path, seed: int, monkeypatch: py
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything small: the batches, the peak, the turns."""
     made = {"toy": toy_workload, "classes": lambda: toy_workload(True)}
-    monkeypatch.setattr(training_workloads, "builders", lambda sources: made)
-    monkeypatch.setattr(cpu_peak, "COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(cpu_peak, "NATIVE_SECONDS", 0.01)
-    monkeypatch.setattr(training_contender, "TURN_SECONDS", 0.01)
-    monkeypatch.setattr(training_contender, "MOST_PROFILED", 2)
+    monkeypatch.setattr(workloads, "builders", lambda sources: made)
+    monkeypatch.setattr(peak, "COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(peak, "NATIVE_SECONDS", 0.01)
+    monkeypatch.setattr(contender, "TURN_SECONDS", 0.01)
+    monkeypatch.setattr(contender, "MOST_PROFILED", 2)
 
 
 def test_from_end_to_end(toy: None, tmp_path: Path) -> None:
@@ -309,20 +304,22 @@ def test_from_end_to_end(toy: None, tmp_path: Path) -> None:
         assert set(details["profile"]["phases_ms"]) == PHASES
         if "memory" in details:
             parts = details["memory"]["parts_bytes"]
-            assert set(parts) == set(training_memory.PARTS)
+            assert set(parts) == set(memory.PARTS)
             assert sum(parts.values()) == details["memory"]["peak_bytes"]
             assert parts["weights"] > 4 * TOY.num_parameters()
             assert parts["optimizer"] > 8 * TOY.num_parameters()
 
     json_file, picture = tmp_path / "new" / "rows.json", tmp_path / "chart.png"
     bench_training.publish(result, options, json_file, picture)
-    objects = json.loads(json_file.read_text())
+    record = json.loads(json_file.read_text())
+    assert set(record) >= set(records.FIELDS)
+    objects = record["rows"]
     assert len(objects) == 4
     assert all(set(one) >= DESIGNED for one in objects)
     assert picture.stat().st_size > 10_000
     printed = io.StringIO()
     report.show(result, Console(file=printed, width=200))
-    for heading in ("toy: peak memory, MB", "ms of a step by phase", "ms of a step by operation"):
+    for heading in ("toy: peak memory, MB", "ms per step by phase", "ms per step by operation"):
         assert heading in printed.getvalue()
 
 
@@ -338,14 +335,14 @@ def test_a_contender_that_cannot_be_had_is_listed(toy: None, monkeypatch: pytest
     reason = "not installed (no module no_such_module)"
     assert result.absent == [Absent("classes", "transformers bf16", "bf16", reason)]
     bench_training.publish(result, options, tmp_path / "rows.json", None)
-    assert json.loads((tmp_path / "rows.json").read_text())[-1]["details"] == {"reason": reason}
+    assert json.loads((tmp_path / "rows.json").read_text())["rows"][-1]["details"] == {"reason": reason}
 
 
 def test_what_is_explained_may_fail_without_losing_the_times(toy: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("no profiler here")
 
-    monkeypatch.setattr(training_profile, "profile", broken)
+    monkeypatch.setattr(profile, "profile", broken)
     options = Options(
         rounds=1, threads=1, isolate=False, profile=True, contenders=("fastbert fp32",), workloads=("classes",)
     )
@@ -366,11 +363,11 @@ def test_what_is_explained_may_fail_without_losing_the_times(toy: None, monkeypa
         pytest.param({"model": "huge"}, "--model huge is not one of tiny, mini", id="model"),
         pytest.param({"threads": 0}, "--threads 0 must be from 1", id="threads"),
         pytest.param({"rounds": 0}, "--rounds 0 must be at least 1", id="rounds"),
-        pytest.param({"contenders": ("nano",)}, "no contender is called like 'nano'; there are fastbert", id="who"),
-        pytest.param({"workloads": ("none",)}, "no workload is called like 'none'; there are base", id="workload"),
+        pytest.param({"contenders": ("nano",)}, "no contender has 'nano' in its name; there are fastbert", id="who"),
+        pytest.param({"workloads": ("none",)}, "no workload has 'none' in its name; there are base", id="workload"),
         pytest.param({"loss_curve": 0}, "--loss-curve 0 must be from 1 to", id="no steps"),
-        pytest.param({"loss_curve": 5, "profile": True}, "--profile has no part in --loss-curve", id="curve"),
-        pytest.param({"loss_curve": 5, "rounds": 2}, "--rounds has no part in --loss-curve", id="curve rounds"),
+        pytest.param({"loss_curve": 5, "profile": True}, "--profile does not apply to --loss-curve", id="curve"),
+        pytest.param({"loss_curve": 5, "rounds": 2}, "--rounds does not apply to --loss-curve", id="curve rounds"),
         pytest.param({"text": Path("nowhere.txt")}, "--text nowhere.txt: no such file", id="text"),
         pytest.param({"lengths": Path("nowhere.txt")}, "--lengths nowhere.txt: no such file", id="lengths"),
         pytest.param({"checkpoint": Path("nowhere")}, "nowhere: no such file; a model folder", id="checkpoint"),
@@ -396,7 +393,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
 
     def measured(options: Options, say: Any, progress: Any = None) -> Curves:
         seen.append(options)
-        return Curves([training_curve.compare("eager fp32", [2.0, 1.0], [2.0, 1.0])], TOY)
+        return Curves([loss_curve.compare("eager fp32", [2.0, 1.0], [2.0, 1.0])], TOY)
 
     monkeypatch.setattr(bench_training, "run", measured)
     flags = ["--loss-curve", "2", "--model", "mini", "--json", str(tmp_path / "curve.json")]
@@ -404,11 +401,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert bench_training.main(flags) == 0
     assert seen == [Options(loss_curve=2, model="mini")] * 2
     assert "eager fp32" in capsys.readouterr().out
-    assert json.loads((tmp_path / "curve.json").read_text())["steps"] == 2
+    assert json.loads((tmp_path / "curve.json").read_text())["settings"]["steps"] == 2
     assert main(["bench", "encoder", "--profile"]) == 2
     assert "--profile belongs to `fastbert bench training`" in capsys.readouterr().err
-    assert main(["bench", "training", "--products"]) == 2
-    assert "--products belongs to `fastbert bench encoder`" in capsys.readouterr().err
+    assert main(["bench", "training", "--matmuls"]) == 2
+    assert "--matmuls belongs to `fastbert bench encoder`" in capsys.readouterr().err
     assert main(["bench", "--loss-curve", "3"]) == 2
     assert "--loss-curve belongs to `fastbert bench training`" in capsys.readouterr().err
     assert main(["bench", "training", "--chart", "rows.txt"]) == 2

@@ -1,14 +1,12 @@
-"""Weights that stay in their files: what is written to them, what goes again, and what the file keeps."""
+"""Weights mapped from files: writes stay in memory, results are those of weights that were read."""
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from fastbert import BertConfig, BertModel
-from fastbert.io import mmap
-from fastbert.ops.native import mapped_weights, prepacked_weights
+from fastbert.ops.native import prepacked_weights
 
 pytestmark = pytest.mark.usefixtures("unchecked_folders")
 
@@ -31,8 +29,7 @@ def test_writes_stay_in_memory_and_outlive_the_copies(folder: Path) -> None:
     model = BertModel.from_pretrained(folder)
     weight = model.encoder.layer[0].output.dense.weight
     weight[3, 5:9] = 7.0
-    first = model(batch()).last_hidden_state  # packs the weights, whose pages may go then
-    mapped_weights.give_back(model.parameters())
+    first = model(batch()).last_hidden_state
     assert weight[3, 5:9].tolist() == [7.0] * 4
     assert torch.equal(model(batch()).last_hidden_state, first)
     prepacked_weights.forget(model.parameters())
@@ -67,29 +64,3 @@ def test_training_a_mapped_model(folder: Path) -> None:
             found.append(loss.item())
         losses.append(found)
     assert losses[0] == losses[1]
-
-
-def test_pages_of_a_file_go_and_those_that_were_written_to_stay(tmp_path: Path) -> None:
-    if not Path("/proc/self/pagemap").exists():
-        pytest.skip("needs Linux's pagemap")
-    (tmp_path / "numbers").write_bytes(np.arange(1 << 20, dtype=np.float32).tobytes())
-    numbers = mmap.map_file(tmp_path / "numbers").view(torch.float32)
-    numbers.sum()
-    begin = numbers.data_ptr()
-    assert not mapped_weights._is_written(begin, begin + (1 << 20))
-    mapped_weights.give_back([numbers[: 1 << 18]])
-    assert numbers[77] == 77.0
-    numbers[5000] = -1.0
-    assert mapped_weights._is_written(begin, begin + (1 << 20))
-    mapped_weights.give_back([numbers[: 1 << 18]])
-    assert numbers[5000] == -1.0
-    assert numbers[5001] == 5001.0
-    ranges = len(mmap.ranges)
-    del numbers
-    assert len(mmap.ranges) == ranges - 1
-
-
-def test_tensors_of_ones_own_are_left_alone() -> None:
-    tensor = torch.ones(1 << 20)
-    mapped_weights.give_back([tensor, torch.empty(0)])
-    assert tensor.min() == 1.0

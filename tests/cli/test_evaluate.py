@@ -79,7 +79,10 @@ def test_columns_and_probabilities(tmp_path: Path, capsys: pytest.CaptureFixture
         (("--task", "span"), "--gold is missing"),
         (("--task", "span", "--gold", "g.json"), "--predictions is missing"),
         (("--task", "span", "--gold", "g.json", "--predictions", "p.json"), "g.json: no such file"),
-        (("--task", "choice", "--gold", "g", "--predictions", "p", "--no-answer", "n.json"), "is for --task span"),
+        (
+            ("--task", "choice", "--gold", "g", "--predictions", "p", "--no-answer", "n.json"),
+            "n.json: choice has no questions without an answer",
+        ),
         (("--task", "poetry"), "poetry"),
         (("--glue", "nowhere"), "--glue nowhere: no such folder"),
         (("--glue", ".", "--task", "span"), "leave --task, --gold, --model and --predictions out"),

@@ -258,7 +258,7 @@ def test_wrong_input_is_one_line_and_leaves_nothing(
 def test_an_interrupt_while_learning_leaves_nothing(
     general: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fastbert.cli.common import Bars
+    from fastbert.io.progress import Bars
 
     def waiting(bars: Bars, name: str):
         return lambda seconds, done=False: os.kill(os.getpid(), signal.SIGINT)

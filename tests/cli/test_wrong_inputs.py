@@ -17,8 +17,10 @@ pytest.importorskip("tyro", reason="the command line needs tyro")
 
 from fastbert import BertConfig, WordPieceTokenizer
 from fastbert.cli import main
-from fastbert.tasks.base import TaskSettings
-from fastbert.tasks.registry import make_task, save_task
+from fastbert.tasks.registry import make_task
+from fastbert.tasks.settings import TaskSettings
+from fastbert.tasks.task_file import save_task
+from fastbert.tasks.texts import TextSettings
 
 SQUAD = json.dumps(
     {"data": [{"paragraphs": [{"context": "a b", "qas": [{"id": "q", "question": "?", "answers": []}]}]}]}
@@ -192,9 +194,9 @@ TABLE: dict[str, tuple[str, dict[str, str | bytes], tuple[str, ...]]] = {
     ),
 }
 MODELS = {
-    "texts": ("classification", TaskSettings(max_length=32, paired=False), ("bad", "good")),
-    "pairs": ("classification", TaskSettings(max_length=32, paired=True), ("bad", "good")),
-    "scores": ("regression", TaskSettings(max_length=32, paired=True), None),
+    "texts": ("classification", TextSettings(max_length=32, paired=False), ("bad", "good")),
+    "pairs": ("classification", TextSettings(max_length=32, paired=True), ("bad", "good")),
+    "scores": ("regression", TextSettings(max_length=32, paired=True), None),
     "tags": ("tagging", TaskSettings(max_length=32), ("B-GOOD", "O")),
 }
 

@@ -20,14 +20,15 @@ from fastbert import WordPieceTokenizer
 from fastbert.errors import UserError
 from fastbert.finetuning import start
 from fastbert.finetuning.config import FinetuneConfig
-from fastbert.finetuning.log import Reporter, read_log
 from fastbert.finetuning.run import FinetuneResult, _Run, finetune, task_settings
 from fastbert.finetuning.run_folder import read_run
 from fastbert.models.seq2seq.config import SequenceConfig
-from fastbert.tasks.base import TaskSettings
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.registry import make_task
+from fastbert.tasks.settings import TaskSettings
 from fastbert.training import checkpoint
+from fastbert.training.metrics import read_records
+from fastbert.training.reporter import Reporter
 from fastbert.training.run_record import sealed
 from fastbert.training.stopping import Stopped
 
@@ -83,7 +84,7 @@ def test_a_run_learns_and_leaves_its_files(place: Path, tmp_path: Path) -> None:
     stored = json.loads((run / "results.json").read_text())
     assert stored["results"]["dev.tsv"]["accuracy"] == result.scores["dev.tsv"]["accuracy"]
     assert stored["finished"] is True
-    lines = read_log(run / "metrics.jsonl")
+    lines = read_records(run / "metrics.jsonl")
     assert [line["step"] for line in lines if line["split"] == "train"] == [1, 10, 20, 30, 36]
     assert [line["step"] for line in lines if line["split"] == "validation"] == [12, 24, 36]
     predictions = [json.loads(line) for line in (run / "predictions" / "dev.tsv.jsonl").read_text().splitlines()]
@@ -211,7 +212,7 @@ def test_micro_batches_change_nothing_but_rounding(place: Path, tmp_path: Path) 
     losses = []
     for name, size in (("whole", None), ("parts", 5)):
         finetune(config(place, tmp_path / name, micro_batch=size, epochs=(1.0,), lr=(1e-4,), log_every=1, dropout=0.0))
-        losses.append([x["loss"] for x in read_log(tmp_path / name / "metrics.jsonl") if x["split"] == "train"])
+        losses.append([x["loss"] for x in read_records(tmp_path / name / "metrics.jsonl") if x["split"] == "train"])
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
@@ -531,7 +532,7 @@ def test_a_metric_that_is_not_defined(place: Path, tmp_path: Path) -> None:
     path = tmp_path / "dev.tsv"
     path.write_text("label\tsentence\ngood\ta day\ngood\tthe road\n")
     message = wrong(place, tmp_path, metric="matthews", eval=(path,), epochs=(0.1,))
-    assert f"--metric matthews: is not defined on {path}" in message
+    assert f"--metric matthews: is undefined on {path}" in message
 
 
 def test_a_gradient_that_is_not_finite(place: Path, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_top_layers_are_drawn_anew_and_nothing_else() -> None:
     one = model(layers=3)
     before = {name: p.detach().clone() for name, p in one.named_parameters()}
     names = recipe.top_layers(one, 2)
-    recipe.start_anew(one, names, 0.02, seed=3)
+    recipe.reinitialise(one, names, 0.02, seed=3)
     changed = {name for name, p in one.named_parameters() if not torch.equal(p, before[name])}
     weights = {name for name in names if name.endswith("weight") and "LayerNorm" not in name}
     assert changed == weights
@@ -99,9 +99,9 @@ def test_new_weights_depend_on_their_seed_alone() -> None:
     first, second = model(), model()
     for one in (first, second):
         torch.manual_seed(id(one) % 1000)
-        recipe.start_anew(one, ["classifier.weight"], 0.02, seed=5)
+        recipe.reinitialise(one, ["classifier.weight"], 0.02, seed=5)
     assert torch.equal(first.classifier.weight, second.classifier.weight)
-    recipe.start_anew(second, ["classifier.weight"], 0.02, seed=6)
+    recipe.reinitialise(second, ["classifier.weight"], 0.02, seed=6)
     assert not torch.equal(first.classifier.weight, second.classifier.weight)
 
 

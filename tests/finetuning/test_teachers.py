@@ -119,7 +119,7 @@ def test_parts_of_a_batch_are_its_whole(task: str, place: Path) -> None:
     whole = rows.batch(torch.arange(7).numpy())
     items = one.items(whole)
     parts = share_out([rows.batch(torch.arange(a, b).numpy()) for a, b in ((0, 3), (3, 7))])
-    for loss in (one.loss, lambda model, batch, items: one.answer(model, batch, items).loss, *losses):
+    for loss in (one.loss, lambda model, batch, items: one.forward(model, batch, items).loss, *losses):
         total = sum(loss(student, part, items) for part in parts)
         torch.testing.assert_close(total, loss(student, whole, items), atol=1e-5, rtol=1e-5)
 
@@ -141,7 +141,7 @@ def test_teachers_that_do_not_fit(place: Path, teacher: Path, tmp_path: Path) ->
 
 
 def test_a_students_run_continues_bit_for_bit(place: Path, teacher: Path, tmp_path: Path) -> None:
-    from fastbert.finetuning.log import Reporter
+    from fastbert.training.reporter import Reporter
     from fastbert.training.stopping import Stopped
 
     flags = {"model": str(teacher), "teacher": str(teacher), "student_layers": 2, "distill": "tinybert"}

@@ -14,7 +14,7 @@ from torch import nn
 from fastbert import BertConfig, BertForPreTraining, BertModel, use_backend
 from fastbert.errors import UserError
 from fastbert.models.bert import model as bert
-from fastbert.models.bert.model import Layer
+from fastbert.models.bert.modules import Layer
 from fastbert.models.layers import layer_batch
 from fastbert.ops.encoder_layer import op
 from fastbert.packing import PackedBatch

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fastbert import BertConfig, BertForPreTraining, BertForSequenceClassification, PackedBatch, use_backend
 from fastbert.errors import UserError
-from fastbert.models.bert.model import Layer
+from fastbert.models.bert.modules import Layer
 from fastbert.models.layers import layer_batch
 from fastbert.ops.encoder_layer import native_training
 from fastbert.ops.native import caching_allocator, matmul_table
@@ -33,12 +33,12 @@ FACTOR = 3.0
 @pytest.fixture(autouse=True)
 def own_products(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Products of this processor's level are ours, also where the shipped table leaves fp32 to the library."""
-    shipped = {level: dict.fromkeys(table, matmul_table.OWN) for level, table in matmul_table.SHIPPED.items()}
-    monkeypatch.setattr(matmul_table, "SHIPPED", shipped)
-    matmul_table.forget()
+    shipped = {level: dict.fromkeys(table, matmul_table.NATIVE) for level, table in matmul_table.DEFAULTS.items()}
+    monkeypatch.setattr(matmul_table, "DEFAULTS", shipped)
+    matmul_table.clear_cache()
     yield
     monkeypatch.undo()
-    matmul_table.forget()
+    matmul_table.clear_cache()
 
 
 @pytest.fixture(params=[name for name in cpu_kernels.KERNELS if name != "avx512-vnni"])

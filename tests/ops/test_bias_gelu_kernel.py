@@ -217,7 +217,7 @@ def test_refuses_what_it_does_not_serve(seed: int) -> None:
 @pytest.mark.parametrize("shape", [(1, 8), (130, 1000), (0, 16)], ids=str)
 def test_backward_can_give_the_result_again(shape: tuple[int, int], seed: int) -> None:
     x, grad = random(shape, seed), random(shape, seed + 1)
-    dx, y, sums = kernels.backward_again(grad, x, False)
+    dx, y, sums = kernels.backward_with_output(grad, x, False)
     assert torch.equal(y, kernels.forward(x, None, False))
     expected = kernels.backward(grad, x, None, False, sums=True)
     assert torch.equal(dx, expected[0])

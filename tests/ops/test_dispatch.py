@@ -89,8 +89,7 @@ def test_backward_runs_on_the_backend_of_its_forward(backward_runs: list[str], s
 def test_a_fallback_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(dispatch, "HAS_TRITON", True)
-    monkeypatch.setattr("fastbert.ops.triton_backend.HAS_TRITON", True)
-    monkeypatch.setattr(dispatch, "_said", set())
+    monkeypatch.setattr(dispatch, "_logged", set())
     monkeypatch.setitem(dispatch.PREFERENCE, "cpu", ("triton", "eager"))
     x = torch.randn(3, 8, dtype=torch.float64)
     with caplog.at_level("WARNING", logger="fastbert"):

@@ -11,7 +11,7 @@ from fences import Fenced
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastbert.ops.native.matmul import pack, product
+from fastbert.ops.native.matmul import matmul, prepack
 
 SHAPES = [
     pytest.param(0, 64, 32, id="no-row"),
@@ -46,7 +46,7 @@ def test_is_as_accurate_as_torch(rows: int, depth: int, columns: int, activation
     x, weight, bias = problem(rows, depth, columns, seed)
     counted = rows > 0 and cpu_kernels.in_software("amx")
     executed = emulator.executed() if counted else 0
-    ours = product(x, pack(weight, "bf16"), bias.float(), activation)
+    ours = matmul(x, prepack(weight, "bf16"), bias.float(), activation)
     if counted:
         assert emulator.executed() > executed, "no tile instruction ran"
     eager, exact = F.linear(x, weight, bias), F.linear(x.double(), weight.double(), bias.double())
@@ -60,7 +60,7 @@ def test_is_as_accurate_as_torch(rows: int, depth: int, columns: int, activation
 def test_sums_are_of_fp32(seed: int) -> None:
     """Results in fp32 have no error of bf16."""
     x, weight, bias = problem(45, 700, 70, seed)
-    ours = product(x, pack(weight, "bf16"), bias.float(), out_dtype=torch.float32)
+    ours = matmul(x, prepack(weight, "bf16"), bias.float(), out_dtype=torch.float32)
     eager = F.linear(x.float(), weight.float(), bias.float())
     exact = F.linear(x.double(), weight.double(), bias.double())
     assert_as_accurate(ours, eager, exact, factor=4.0)
@@ -70,21 +70,21 @@ def test_integers_are_summed_exactly(seed: int) -> None:
     """Small integers have one right answer: every row, column and step of the depth is in its place."""
     generator = torch.Generator().manual_seed(seed)
     x, weight = (torch.randint(-9, 10, (n, 200), generator=generator).bfloat16() for n in (71, 100))
-    ours = product(x, pack(weight, "bf16"), out_dtype=torch.float32)
+    ours = matmul(x, prepack(weight, "bf16"), out_dtype=torch.float32)
     assert torch.equal(ours, x.float() @ weight.float().T)
 
 
 def test_a_row_has_the_same_bits_in_any_batch_and_on_any_threads(seed: int) -> None:
     x, weight, bias = problem(75, 200, 130, seed)
-    packed = pack(weight, "bf16")
-    whole = product(x, packed, bias.float(), "gelu")
+    packed = prepack(weight, "bf16")
+    whole = matmul(x, packed, bias.float(), "gelu")
     # Blocks of one tile of rows and of two, and every place in them.
     for first, last in ((0, 1), (7, 8), (3, 19), (20, 37), (20, 53), (1, 75)):
-        assert torch.equal(product(x[first:last], packed, bias.float(), "gelu"), whole[first:last]), (first, last)
+        assert torch.equal(matmul(x[first:last], packed, bias.float(), "gelu"), whole[first:last]), (first, last)
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        assert torch.equal(product(x, packed, bias.float(), "gelu"), whole)
+        assert torch.equal(matmul(x, packed, bias.float(), "gelu"), whole)
     finally:
         torch.set_num_threads(threads)
 
@@ -93,18 +93,18 @@ def test_a_row_has_the_same_bits_in_any_batch_and_on_any_threads(seed: int) -> N
 @pytest.mark.parametrize("rows", [3, 19, 50])
 def test_nothing_behind_an_argument_is_touched(rows: int, depth: int, seed: int) -> None:
     x, weight, bias = problem(rows, depth, 37, seed)
-    packed = pack(weight, "bf16")
-    expected = product(x, packed, bias.float())
+    packed = prepack(weight, "bf16")
+    expected = matmul(x, packed, bias.float())
     given, out = Fenced(x), Fenced(torch.full((rows, 37), torch.nan, dtype=torch.bfloat16))
-    product(given.tensor, packed, Fenced(bias.float()).tensor, out=out.tensor)
+    matmul(given.tensor, packed, Fenced(bias.float()).tensor, out=out.tensor)
     assert torch.equal(out.tensor, expected)
 
 
 def test_a_nan_stays_in_its_row(seed: int) -> None:
     x, weight, _ = problem(35, 70, 40, seed)
-    finite = product(x, pack(weight, "bf16"))
+    finite = matmul(x, prepack(weight, "bf16"))
     x[20, 69] = torch.nan
-    broken = product(x, pack(weight, "bf16"))
+    broken = matmul(x, prepack(weight, "bf16"))
     assert broken[20].isnan().all()
     others = torch.arange(35) != 20
     assert torch.equal(broken[others], finite[others])

@@ -83,7 +83,7 @@ def every_operation(o: Operands) -> dict[str, list[Tensor]]:
         "linear": gradients(
             ops.linear(o.x, o.square, o.bias, activation="gelu"), o.grad, o.x, o.square, o.bias
         ),
-        "int8": [matmul.product(o.x, matmul.pack(o.square, "int8"))],
+        "int8": [matmul.matmul(o.x, matmul.prepack(o.square, "int8"))],
         "linear_cross_entropy": [loss.count, loss.correct, *gradients(loss.loss_sum, o.grad[0, 0], o.x, o.vocabulary)],
         "attention": gradients(ops.attention(q, k, v, bias=o.head_bias, **problem), o.heads_grad, o.heads, o.head_bias),
         "softmax": gradients(ops.softmax(o.scores), o.scores_grad, o.scores),

@@ -6,7 +6,7 @@ import cpu_kernels
 import pytest
 import torch
 from fences import Fenced
-from row_kernels import DTYPES, LEVELS, NAMES, Draw, apart, check, wide
+from rowwise_kernels import DTYPES, LEVELS, NAMES, Draw, apart, check, wide
 from torch import Tensor
 
 from fastbert import _C, ops, use_backend

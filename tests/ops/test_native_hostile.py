@@ -53,9 +53,9 @@ def test_products_of_negated_views(element: str, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, weight, bias = (torch.randn(*shape, generator=generator) for shape in ((5, 32), (48, 32), (48,)))
     residual = torch.randn(5, 48, generator=generator)
-    plain = matmul.product(-x, matmul.pack(-weight, element), -bias, residual=-residual)
+    plain = matmul.matmul(-x, matmul.prepack(-weight, element), -bias, residual=-residual)
     x, weight, bias, residual = (torch._neg_view(values) for values in (x, weight, bias, residual))
-    views = matmul.product(x, matmul.pack(weight, element), bias, residual=residual)
+    views = matmul.matmul(x, matmul.prepack(weight, element), bias, residual=residual)
     assert torch.equal(views, plain)
 
 
@@ -72,9 +72,9 @@ GIVEN_BACK: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "gelu_layer_norm": lambda b: ops.gelu_layer_norm(torch.randn(3, 64), b, torch.ones(64), torch.zeros(64)),
     "attention": lambda b: _of_attention(b.view(2, 4, 8)),
-    "product": lambda b: matmul.product(torch.randn(3, 32), matmul.pack(torch.randn(64, 32), "fp32"), b),
-    "norm": lambda b: matmul.product(
-        torch.randn(3, 32), matmul.pack(torch.randn(64, 32), "fp32"), norm=(torch.ones(64), b, 1e-12)
+    "product": lambda b: matmul.matmul(torch.randn(3, 32), matmul.prepack(torch.randn(64, 32), "fp32"), b),
+    "norm": lambda b: matmul.matmul(
+        torch.randn(3, 32), matmul.prepack(torch.randn(64, 32), "fp32"), norm=(torch.ones(64), b, 1e-12)
     ),
 }
 

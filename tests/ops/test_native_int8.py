@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fastbert import _C
 from fastbert.errors import UserError
-from fastbert.ops.native.matmul import pack, product, quantize_rows
+from fastbert.ops.native.matmul import matmul, prepack, quantize_rows
 
 SHAPES = [
     pytest.param(0, 64, 32, id="no-row"),
@@ -39,7 +39,7 @@ def integers(generator: torch.Generator, rows: int, width: int, lowest: int = -1
 
 def pack_integers(weight: Tensor) -> _C.PackedWeight:
     """A weight of integers whose scale is 1: each row has a 127."""
-    packed = pack(weight.float(), "int8")
+    packed = prepack(weight.float(), "int8")
     assert packed.scales == [1.0] * len(weight)
     return packed
 
@@ -138,12 +138,12 @@ def test_ties_go_to_even_and_strides_are_followed() -> None:
 def test_a_row_that_is_not_finite_gives_nan_and_no_other(value: float, place: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, weight = torch.randn(5, 37, generator=generator), torch.randn(9, 37, generator=generator)
-    finite = product(x, pack(weight, "int8"))
+    finite = matmul(x, prepack(weight, "int8"))
     x[2, place] = value
     whole, scales = quantize_rows(x)
     assert scales[2].isnan()
     assert not whole[2].any()
-    broken = product(x, pack(weight, "int8"))
+    broken = matmul(x, prepack(weight, "int8"))
     assert broken[2].isnan().all()
     others = torch.arange(5) != 2
     assert torch.equal(broken[others], finite[others])
@@ -166,17 +166,17 @@ def test_products_follow_the_definition(dtype: torch.dtype, activation: str | No
     weight, bias = torch.randn(columns, depth, generator=generator), torch.randn(columns, generator=generator)
     residual = torch.randn(rows, columns, generator=generator).to(dtype)
     gain, shift = torch.randn(columns, generator=generator), torch.randn(columns, generator=generator)
-    packed = pack(weight, "int8")
+    packed = prepack(weight, "int8")
     (x_q, x_scale), (w_q, w_scale) = quantized(x), quantized_weight(weight)
     exact = (x_q.double() @ w_q.double().T) * x_scale.double()[:, None] * w_scale.double() + bias.double()
     if activation:
         exact = F.gelu(exact, approximate="tanh" if activation == "gelu_tanh" else "none")
     exact = exact + residual.double()
     step = torch.finfo(dtype).eps
-    ours = product(x, packed, bias, activation, residual)
+    ours = matmul(x, packed, bias, activation, residual)
     assert ours.dtype == dtype
     torch.testing.assert_close(ours.double(), exact, rtol=max(step, 1e-5), atol=2e-5)
-    ours = product(x, packed, bias, activation, residual, (gain, shift, 1e-12), torch.float32)
+    ours = matmul(x, packed, bias, activation, residual, (gain, shift, 1e-12), torch.float32)
     exact = F.layer_norm(exact, (columns,), gain.double(), shift.double(), 1e-12)
     torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=2e-5)
 
@@ -184,14 +184,14 @@ def test_products_follow_the_definition(dtype: torch.dtype, activation: str | No
 def test_a_row_has_the_same_bits_in_any_batch_and_on_any_threads(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     x, weight = torch.randn(75, 200, generator=generator), torch.randn(130, 200, generator=generator)
-    packed, bias = pack(weight, "int8"), torch.randn(130, generator=generator)
-    whole = product(x, packed, bias, "gelu", out_dtype=torch.bfloat16)
+    packed, bias = prepack(weight, "int8"), torch.randn(130, generator=generator)
+    whole = matmul(x, packed, bias, "gelu", out_dtype=torch.bfloat16)
     for first, last in ((0, 1), (7, 8), (3, 19), (20, 37), (20, 53), (1, 75)):
-        assert torch.equal(product(x[first:last], packed, bias, "gelu", out_dtype=torch.bfloat16), whole[first:last])
+        assert torch.equal(matmul(x[first:last], packed, bias, "gelu", out_dtype=torch.bfloat16), whole[first:last])
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        assert torch.equal(product(x, packed, bias, "gelu", out_dtype=torch.bfloat16), whole)
+        assert torch.equal(matmul(x, packed, bias, "gelu", out_dtype=torch.bfloat16), whole)
     finally:
         torch.set_num_threads(threads)
 
@@ -200,10 +200,10 @@ REFUSED: list[tuple[str, Callable[[], object]]] = [
     ("x has dtype", lambda: quantize_rows(torch.zeros(2, 3, dtype=torch.float16))),
     ("x has shape", lambda: quantize_rows(torch.zeros(3))),
     ("x has strides", lambda: quantize_rows(torch.zeros(3, 4).T)),
-    ("x has shape", lambda: product(torch.zeros(2, 3), pack(torch.zeros(4, 5), "int8"))),
-    ("activation=", lambda: product(torch.zeros(2, 5), pack(torch.zeros(4, 5), "int8"), None, "relu")),
-    ("bias is", lambda: product(torch.zeros(2, 5), pack(torch.zeros(4, 5), "int8"), torch.zeros(5))),
-    ("out_dtype=", lambda: product(torch.zeros(2, 5), pack(torch.zeros(4, 5), "int8"), out_dtype=torch.int8)),
+    ("x has shape", lambda: matmul(torch.zeros(2, 3), prepack(torch.zeros(4, 5), "int8"))),
+    ("activation=", lambda: matmul(torch.zeros(2, 5), prepack(torch.zeros(4, 5), "int8"), None, "relu")),
+    ("bias is", lambda: matmul(torch.zeros(2, 5), prepack(torch.zeros(4, 5), "int8"), torch.zeros(5))),
+    ("out_dtype=", lambda: matmul(torch.zeros(2, 5), prepack(torch.zeros(4, 5), "int8"), out_dtype=torch.int8)),
 ]
 
 

@@ -7,7 +7,7 @@ import cpu_kernels
 import pytest
 import torch
 from accuracy import assert_as_accurate
-from products import BF16, DTYPES, FP32, LEVELS, drawn
+from matmuls import BF16, DTYPES, FP32, LEVELS, drawn
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -34,7 +34,7 @@ Gradients = tuple[Tensor, ...]
 def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which of our products ran."""
     names: list[str] = []
-    for name in ("product", "gradient_product"):
+    for name in ("matmul", "weight_gradient"):
         original = getattr(matmul, name)
 
         def counted(*arguments: object, _name: str = name, _original: object = original, **options: object) -> object:
@@ -94,7 +94,7 @@ def test_gradients_of_masters_are_never_rounded(activation: str | None, seed: in
     tensors, upstream = operands(seed, 301, 40, 70), drawn(seed + 3, 301, 40)
     with use_backend("native"), torch.autocast("cpu", BF16):
         y, gradients = run(tensors, upstream, activation, True)
-    assert used == ["product", "product", "gradient_product"]
+    assert used == ["matmul", "matmul", "weight_gradient"]
     assert y.dtype == BF16
     assert [gradient.dtype for gradient in gradients] == [FP32] * 3
     with torch.autocast("cpu", BF16):
@@ -115,9 +115,9 @@ def test_only_what_is_wanted_is_computed(wanted: tuple[int, ...], seed: int, use
     leaves = [torch.nn.Parameter(tensor, i in wanted) for i, tensor in enumerate(tensors)]
     with use_backend("native"):
         y = ops.linear(*leaves, activation="gelu")
-    assert used == ["product"]
+    assert used == ["matmul"]
     found = torch.autograd.grad(y, [leaves[i] for i in wanted], upstream)
-    assert used[1:] == ["product"] * (0 in wanted) + ["gradient_product"] * (1 in wanted)
+    assert used[1:] == ["matmul"] * (0 in wanted) + ["weight_gradient"] * (1 in wanted)
     _, eager = run(tensors, upstream, "gelu", False)
     _, exact = run(tuple(t.double() for t in tensors), upstream.double(), "gelu", False)
     for i, gradient in zip(wanted, found, strict=True):
@@ -160,7 +160,7 @@ def test_without_a_bias(seed: int) -> None:
 @pytest.mark.parametrize("own", [True, False], ids=["ours", "torch"])
 def test_the_table_chooses(own: bool, seed: int, used: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Products are ours for parameters where the table prefers that, but not for a few outputs."""
-    monkeypatch.setattr(matmul_table, "prefers_own", lambda *arguments: own)
+    monkeypatch.setattr(matmul_table, "prefers_native", lambda *arguments: own)
     x, weight, bias = operands(seed, 20, 40, 50)
     for kind, outputs, ours in (
         (torch.nn.Parameter, 40, own),
@@ -171,14 +171,14 @@ def test_the_table_chooses(own: bool, seed: int, used: list[str], monkeypatch: p
         given = kind(weight[:outputs]).requires_grad_()
         y = ops.linear(x, given, bias[:outputs])
         torch.autograd.grad(y, given, drawn(seed, 20, outputs))
-        assert used == (["product", "gradient_product"] if ours else [])
+        assert used == (["matmul", "weight_gradient"] if ours else [])
 
 
 def test_copies_are_used_until_a_step_changes_the_weight(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forward and backward each use one copy of the parameter however often it is multiplied, and never a stale one."""
     packs = []
-    pack = prepacked_weights._joined
-    monkeypatch.setattr(prepacked_weights, "_joined", lambda *a: packs.append(a[3]) or pack(*a))
+    pack = prepacked_weights._pack_in_place
+    monkeypatch.setattr(prepacked_weights, "_pack_in_place", lambda *a: packs.append(a[3]) or pack(*a))
     weight = torch.nn.Parameter(drawn(seed, 40, 50))
     x, upstream = drawn(seed, 20, 50).requires_grad_(), drawn(seed, 20, 40)
     optimizer = torch.optim.SGD([weight], lr=1.0)

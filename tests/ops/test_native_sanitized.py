@@ -27,7 +27,8 @@ BUILT_FROM = [
 ]
 SANITIZERS = "-fsanitize=address,undefined"
 APART = ("test_native_processes.py", "test_native_sanitized.py")  # of these, processes of their own are the matter
-GROWS = "tests/ops/test_memory.py::test_two_thousand_steps_of_any_size_do_not_grow"  # what is freed is kept for a while
+# Freed memory is quarantined for a while.
+GROWS = "tests/ops/test_caching_allocator.py::test_two_thousand_steps_of_any_size_do_not_grow"
 FILES = [
     *(
         str(file.relative_to(ROOT))
@@ -37,8 +38,8 @@ FILES = [
     "tests/models/test_native_layer.py",
     "tests/models/test_native_training.py",
     "tests/models/test_read_rows.py",
-    "tests/ops/test_memory.py",
-    "tests/ops/test_packed_weights.py",
+    "tests/ops/test_caching_allocator.py",
+    "tests/ops/test_prepacked_weights.py",
     "tests/training/test_native_adamw.py",
 ]
 

@@ -22,9 +22,9 @@ from task_twins import (
 )
 
 from fastbert.errors import UserError
-from fastbert.tasks.base import TaskSettings
 from fastbert.tasks.choice import Choice
 from fastbert.tasks.examples import ChoiceExample, Dataset
+from fastbert.tasks.settings import TaskSettings
 
 
 def prompt(text: str, *endings: str, start: str = "", label: int | None = 0, number: int = 0) -> ChoiceExample:
@@ -134,7 +134,7 @@ def test_accuracy_counts_the_endings_that_are_right() -> None:
         ),
         ([prompt("a", "b")], r"choices.tsv, line 2: 1 endings leave no choice"),
         ([prompt("a")], r"choices.tsv, line 2: 0 endings leave no choice"),
-        ([prompt("a", "b", "c", label=None)], r"choices.tsv, line 2: nothing says which ending is right"),
+        ([prompt("a", "b", "c", label=None)], r"choices.tsv, line 2: has no label that says which ending is correct"),
         ([prompt("a", "b", "c", label=2)], r"choices.tsv, line 2: the label 2 is none of the endings 0 to 1"),
         ([prompt("a", "b", "c", label=-1)], r"choices.tsv, line 2: the label -1 is none"),
     ],

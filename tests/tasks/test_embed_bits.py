@@ -62,19 +62,22 @@ def test_a_saved_table_that_prefers_the_library_for_some_rows_changes_no_bits(
         pytest.skip("on this processor the library multiplies floats")
     model, tokenizer, texts = small_model(seed), small_tokenizer(), random_texts(seed, TEXTS)
     before = model.embed(texts, tokenizer)
-    monkeypatch.setattr(matmul_table, "_prefers_own", lambda element, kind, *shape: kind != "rows<=64")
-    monkeypatch.setattr(matmul_table, "_prefers_own_layer", lambda element, kind, *shape: kind != "rows<=64")
+    monkeypatch.setattr(matmul_table, "_prefers_native", lambda element, kind, *shape: kind != "rows<=64")
+    monkeypatch.setattr(matmul_table, "_prefers_native_layer", lambda element, kind, *shape: kind != "rows<=64")
     torch.testing.assert_close(model.embed(texts, tokenizer, batch_tokens=50), before, rtol=0, atol=0)
 
 
 def test_products_are_ours_inside_alone_and_on_this_thread_alone(kernel: str) -> None:
-    outside = matmul_table.prefers_own("fp32", 7, 32, 32), matmul_table.prefers_own_layer("fp32", 7, 32, 72)
+    outside = matmul_table.prefers_native("fp32", 7, 32, 32), matmul_table.prefers_native_layer("fp32", 7, 32, 72)
     with matmul_table.same_in_every_batch():
-        inside = matmul_table.prefers_own("fp32", 7, 32, 32), matmul_table.prefers_own_layer("fp32", 7, 32, 72)
-        assert matmul_table.prefers_own("int8", 7, 32, 32)
+        inside = matmul_table.prefers_native("fp32", 7, 32, 32), matmul_table.prefers_native_layer("fp32", 7, 32, 72)
+        assert matmul_table.prefers_native("int8", 7, 32, 32)
         assert dispatch.forced() is None
     assert inside == ((kernel != "portable"),) * 2
-    assert outside == (matmul_table.prefers_own("fp32", 7, 32, 32), matmul_table.prefers_own_layer("fp32", 7, 32, 72))
+    assert outside == (
+        matmul_table.prefers_native("fp32", 7, 32, 32),
+        matmul_table.prefers_native_layer("fp32", 7, 32, 72),
+    )
 
 
 def test_hidden_layers_with_hooks_keep_their_bits_too(seed: int) -> None:

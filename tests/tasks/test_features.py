@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from fastbert import BertModel, PackedBatch, WordPieceTokenizer
 from fastbert.errors import UserError
 from fastbert.features.extract import Features, choose_layers, extract, extract_chunks, hidden_states
-from fastbert.features.files import KINDS, FeatureFile
+from fastbert.features.files import FeatureFile
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +188,7 @@ def fail_after(file: FeatureFile, features: Features) -> None:
         raise KeyError
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FeatureFile.suffixes)
 def test_files_hold_what_was_appended(
     kind: str, model: BertModel, tokenizer: WordPieceTokenizer, tmp_path: Path
 ) -> None:

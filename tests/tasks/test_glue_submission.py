@@ -45,15 +45,15 @@ def test_whole_test_sets_are_no_reason_to_warn(tmp_path: Path, caplog: pytest.Lo
         (
             "RTE",
             labels("entailment", "1"),
-            r"RTE.tsv, line 3: '1' is no label of the server's RTE, which knows ent",
+            r"RTE.tsv, line 3: '1' is not a label of RTE on the server, which accepts ent",
         ),
-        ("SST-2", labels("positive"), r"SST-2.tsv, line 2: 'positive' is no label"),
+        ("SST-2", labels("positive"), r"SST-2.tsv, line 2: 'positive' is not a label of SST-2"),
         (
             "STS-B",
             [{"id": "0", "score": float("nan")}],
             r"STS-B.tsv, line 2: the predicted score must be a finite",
         ),
-        ("SNLI", labels("neutral"), "'SNLI' is no task of GLUE"),
+        ("SNLI", labels("neutral"), "'SNLI' is not a task of GLUE"),
     ],
 )
 def test_what_the_server_does_not_know(

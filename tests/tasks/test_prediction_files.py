@@ -187,7 +187,7 @@ def test_the_last_column_of_conll_is_the_prediction(tmp_path: Path) -> None:
         pytest.param(
             "span", "p.json", '{"q1": "x"}', r"p.json: no prediction for 1 of 2 examples, the first: 'q2'", id="q"
         ),
-        pytest.param("span", "p.json", '{"q1": "x",\n "q1": "y"}', r"p.json, key q1: is there twice", id="same-key"),
+        pytest.param("span", "p.json", '{"q1": "x",\n "q1": "y"}', r"p.json, key q1: is repeated", id="same-key"),
         pytest.param(
             "span", "p.json", '{"q1": "x", "q2": 3}', r"p.json, key q2: the predicted text must be a string", id="int"
         ),

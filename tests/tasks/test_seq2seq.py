@@ -16,9 +16,8 @@ from fastbert import BertConfig, BertModel, WordPieceTokenizer
 from fastbert.errors import UserError
 from fastbert.models import loading
 from fastbert.models.seq2seq.config import SequenceConfig
-from fastbert.tasks.base import TaskSettings
 from fastbert.tasks.examples import Dataset, SequenceExample
-from fastbert.tasks.seq2seq import SequenceToSequence
+from fastbert.tasks.seq2seq.task import SequenceSettings, SequenceToSequence
 
 WORDS = tuple("abcdefgh")
 TOKENIZER = WordPieceTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, ",", "."])
@@ -55,7 +54,7 @@ def turned_around(count: int, seed: int) -> Dataset[SequenceExample]:
 
 
 def task(**settings: Any) -> SequenceToSequence:
-    return SequenceToSequence(TaskSettings(**{"max_length": 16, "max_target_length": 10, **settings}))
+    return SequenceToSequence(SequenceSettings(**{"max_length": 16, "max_target_length": 10, **settings}))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -122,9 +121,9 @@ def test_long_targets_are_counted_or_refused() -> None:
 
 def test_what_a_task_cannot_do() -> None:
     for settings, message in (
-        ({"beams": 0}, "beams=0 must be an integer of at least 1"),
-        ({"max_target_length": 1}, "max_target_length=1 must be"),
-        ({"max_length": 1}, "max_length=1 has no room for the 2 special tokens"),
+        ({"num_beams": 0}, "num_beams=0 must be at least 1"),
+        ({"max_target_length": 1}, "max_target_length=1 must be at least 2"),
+        ({"max_length": 1}, "max_length=1 must be at least 2"),
     ):
         with pytest.raises(UserError, match=message):
             task(**settings)
@@ -132,7 +131,7 @@ def test_what_a_task_cannot_do() -> None:
         ({"decoder": "gru"}, "kind='gru' is not one of decoder, bert2bert, prefix"),
         ({"decoder_layers": 9}, "decoder_layers=9 is more than"),
         ({"max_target_length": 34}, "max_target_length=34 needs 33 positions, and the model has 32"),
-        ({"decoder": "prefix", "max_target_length": 19}, "behind sources of max_length=16 needs 33 positions"),
+        ({"decoder": "prefix", "max_target_length": 19}, "after sources of max_length=16 needs 33 positions"),
     ):
         with pytest.raises(UserError, match=message):
             task(**settings).head_config(CONFIG)
@@ -147,7 +146,7 @@ def test_what_a_task_cannot_do() -> None:
 def test_texts_of_ragged_rows_at_the_limits(kind: str, beams: int) -> None:
     """An empty source, one that is cut, a single row, and no row at all; the longest that positions hold."""
     most = 18 if kind == "prefix" else 33
-    own = task(decoder=kind, beams=beams, max_target_length=most)
+    own = task(decoder=kind, num_beams=beams, max_target_length=most)
     texts = dataset(("", None), ("a , b .", None), (" ".join(WORDS * 4), None))
     rows = own.encode(texts, TOKENIZER, labelled=False)
     config = own.head_config(CONFIG)

@@ -16,9 +16,9 @@ from task_twins import WORDS, all_outputs, batches, gradient_difference, our_tok
 
 from fastbert.errors import UserError
 from fastbert.packing import IGNORE_INDEX
-from fastbert.tasks.base import TaskSettings
 from fastbert.tasks.examples import Dataset, TaggedExample
-from fastbert.tasks.tagging import Tagging, TagRows
+from fastbert.tasks.settings import TaskSettings
+from fastbert.tasks.tagging.task import Tagging, TaggingSettings, TagRows
 
 TAGS = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
 ODD = ["", "\u200b", "\x00", "a" * 150, "ab" * 45, "\u0301", "\ue000"]  # words that become no token, or one, or many
@@ -39,7 +39,7 @@ def dataset(*examples: TaggedExample) -> Dataset[TaggedExample]:
 
 
 def task(max_length: int = 128, **options: Any) -> Tagging:
-    return Tagging(TaskSettings(max_length=max_length, **options), TAGS)
+    return Tagging(TaggingSettings(max_length=max_length, **options), TAGS)
 
 
 def random_dataset(seed: int, count: int = 80, words: int = 30) -> Dataset[TaggedExample]:
@@ -69,7 +69,7 @@ def their_rows(data: Dataset[TaggedExample], reference: Any, max_length: int) ->
 def labels_of(rows: TagRows) -> list[list[int]]:
     """A label for each token of each row."""
     flat = np.full(len(rows.input_ids), IGNORE_INDEX)
-    flat[np.repeat(rows.offsets[:-1], np.diff(rows.word_offsets)) + rows.places] = rows.labels
+    flat[np.repeat(rows.offsets[:-1], np.diff(rows.word_offsets)) + rows.positions] = rows.labels
     return [flat[begin:end].tolist() for begin, end in zip(rows.offsets, rows.offsets[1:])]
 
 
@@ -149,7 +149,7 @@ def test_every_word_is_tagged_once_in_windows_of_any_size(seed: int, max_length:
     firsts = [tokenizer.encode(word, add_special_tokens=False)[:1] for word in words]
     assert rows.words.tolist() == [index for index, first in enumerate(firsts) if first]
     row = np.repeat(np.arange(len(rows)), np.diff(rows.word_offsets))
-    tokens = rows.input_ids[rows.offsets[row] + rows.places]
+    tokens = rows.input_ids[rows.offsets[row] + rows.positions]
     assert [[token] for token in tokens.tolist()] == [first for first in firsts if first]
     assert [TAGS[label] for label in rows.labels] == [tags[word] for word in rows.words]
     assert (np.diff(rows.word_offsets) > 0).all()
@@ -206,7 +206,7 @@ def test_a_long_sentence_is_tagged_where_its_words_see_most() -> None:
     rows = task(42).encode(data, our_tokenizer(), labelled=True)
     assert len(rows) > 5
     assert rows.words.tolist() == list(range(100))
-    margin = np.minimum(rows.places - 1, 40 - rows.places)
+    margin = np.minimum(rows.positions - 1, 40 - rows.positions)
     inner = (rows.words >= 3) & (rows.words < 97)
     assert margin[inner].min() >= 3
 
@@ -341,7 +341,7 @@ def test_real_tags_come_back_from_their_own_labels(
     data_dir: Path, released_tokenizer: Any, archive: str, entities: bool
 ) -> None:
     train, test = (read(data_dir, archive, f"{part}.conll") for part in ("train", "test"))
-    tagging = Tagging(TaskSettings(max_length=64, context_tokens=20))
+    tagging = Tagging(TaggingSettings(max_length=64, context_tokens=20))
     tagging.learn_labels(train)
     tagging.check_labels(test)
     assert tagging.labels is not None

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fastbert.benchmarks.training.loss_curves import backends, curve, distance
+from fastbert.benchmarks.training.backend_losses import backends, curve, distance
 
 GPU = torch.cuda.is_available()
 # The interpreter divides with numpy, which warns of what a GPU does in silence.

@@ -16,9 +16,10 @@ from fastbert.distillation.pretraining import PretrainingDistillationLoss
 from fastbert.errors import UserError
 from fastbert.models import BertForPreTraining
 from fastbert.training.config import PretrainConfig
-from fastbert.training.loop import Reporter, Stopped
 from fastbert.training.pretrain import pretrain
+from fastbert.training.reporter import Reporter
 from fastbert.training.step_loss import micro_batch_loss
+from fastbert.training.stopping import Stopped
 
 WORDS = [f"{a}{b}" for a in "abcdef" for b in "uvwxyz"]
 
@@ -111,7 +112,7 @@ def test_an_interrupted_student_continues_bit_for_bit(place: Path, tmp_path: Pat
     pretrain(config(place, tmp_path / "whole", **flags))
 
     def stop(metrics: Any, progress: float) -> None:
-        if metrics.step == 5:
+        if metrics["step"] == 5:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Stopped):

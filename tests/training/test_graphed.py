@@ -18,7 +18,9 @@ from fastbert.models import BertForPreTraining
 from fastbert.packing import PackedBatch
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.graphed import GraphedStep, reason_not_captured
-from fastbert.training.loop import Reporter, Stopped, Trainer, TrainingError
+from fastbert.training.loop import Trainer, TrainingError
+from fastbert.training.reporter import Reporter
+from fastbert.training.stopping import Stopped
 
 BERT = BertConfig(
     vocab_size=150, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
@@ -93,7 +95,7 @@ class Run:
             optimizer._norm = norm
 
     def on_step(self, metrics, finished: float) -> None:
-        self.reported.append(timeless({**metrics.__dict__, "finished": finished}))
+        self.reported.append(timeless({**metrics, "finished": finished}))
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {name: value.detach().cpu().clone() for name, value in self.trainer.model.state_dict().items()}
@@ -182,7 +184,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, seed: int) -> Non
     first, second = (Run(tmp_path / "parts", Data(seed), COARSE) for _ in range(2))
 
     def stop(metrics, finished: float) -> None:
-        if metrics.step == 2:
+        if metrics["step"] == 2:
             first.trainer.stop.number = signal.SIGINT
 
     first.trainer.reporter.on_step = stop

@@ -51,7 +51,7 @@ def test_a_table_of_other_kernels_is_said_and_replaced(tmp_path: Path, monkeypat
     with kernels_of_run(run, CPU, messages.append, architecture="sm_90"):
         pass
     assert len(messages) == 1
-    assert "kernels.json is damaged or belongs to other kernels" in messages[0]
+    assert "kernels.json is damaged or belongs to different kernels" in messages[0]
     with kernels_of_run(run, CPU, messages.append, architecture="sm_90"):
         pass
     assert len(messages) == 1

@@ -344,9 +344,9 @@ def test_packed_copies_equal_fresh_ones_after_each_step(level: str, shapes: list
     optimizer = AdamW(own, **OPTIONS, weight_decay=0.1)
 
     def copies() -> list:
-        found = [prepacked_weights.packed(p, element, transposed) for p in own for transposed in (False, True)]
+        found = [prepacked_weights.prepacked(p, element, transposed) for p in own for transposed in (False, True)]
         for transposed in (False, True):
-            found += prepacked_weights.packed_together(own, (2, 1), element, transposed)
+            found += prepacked_weights.prepacked_group(own, (2, 1), element, transposed)
         return found
 
     places = [id(one) for one in copies()]
@@ -359,27 +359,27 @@ def test_packed_copies_equal_fresh_ones_after_each_step(level: str, shapes: list
         assert [id(one) for one in held] == places, "packed again instead of written anew"
         plain = [p.detach() for p in own]
         joined = [torch.cat(plain[:2]), plain[2]]
-        fresh = [matmul.pack(p, element, transposed) for p in plain for transposed in (False, True)]
-        fresh += [matmul.pack(p, element, transposed) for transposed in (False, True) for p in joined]
+        fresh = [matmul.prepack(p, element, transposed) for p in plain for transposed in (False, True)]
+        fresh += [matmul.prepack(p, element, transposed) for transposed in (False, True) for p in joined]
         assert all(bytes(one) == bytes(two) for one, two in zip(held, fresh, strict=True))
         del held, fresh
 
 
 def test_a_copy_that_somebody_holds_is_left_as_it_was(seed: int) -> None:
     weight = nn.Parameter(Draw(seed)(64, 48))
-    held = prepacked_weights.packed(weight, "fp32")
+    held = prepacked_weights.prepacked(weight, "fp32")
     before = bytes(held)
     optimizer = AdamW([weight], **OPTIONS)
     weight.grad = torch.ones_like(weight)
     optimizer.step()
     assert bytes(held) == before
-    assert bytes(prepacked_weights.packed(weight, "fp32")) == bytes(matmul.pack(weight, "fp32"))
+    assert bytes(prepacked_weights.prepacked(weight, "fp32")) == bytes(matmul.prepack(weight, "fp32"))
 
 
 def test_copies_that_nobody_asks_for_are_dropped(seed: int) -> None:
     weight = nn.Parameter(Draw(seed)(64, 48))
     optimizer = AdamW([weight], **OPTIONS)
-    prepacked_weights.packed(weight, "fp32")
+    prepacked_weights.prepacked(weight, "fp32")
     weight.grad = torch.ones_like(weight)
     optimizer.step()
     assert weight in prepacked_weights._copies
@@ -406,8 +406,8 @@ def test_nothing_beyond_a_tensor_is_touched(level: str, size: int, behind: bool,
 def test_the_extension_refuses_copies_that_do_not_fit() -> None:
     x = torch.ones(5, 64)
     places, step = [x[i].data_ptr() for i in range(4)], x[4].data_ptr()
-    packed = matmul.pack(torch.ones(8, 8), "fp32")
-    integers = matmul.pack(torch.ones(8, 8), "int8")
+    packed = matmul.prepack(torch.ones(8, 8), "fp32")
+    integers = matmul.prepack(torch.ones(8, 8), "int8")
     settings = [(1e-2, 0.9, 0.999, 1e-6, 0.1)]
     for copy_of, rows, columns in itertools.product(
         [(packed, False, 0, 1), (packed, True, 0, 5), (integers, False, 0, 0), (packed, False, 3, 0)], [8], [8]

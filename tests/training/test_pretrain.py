@@ -21,9 +21,11 @@ from fastbert.errors import CheckpointError, CorpusError, UserError
 from fastbert.models import BertForPreTraining
 from fastbert.training import checkpoint
 from fastbert.training.config import PretrainConfig
-from fastbert.training.loop import Reporter, Stopped, TrainingError
+from fastbert.training.loop import TrainingError
 from fastbert.training.metrics import read_metrics
 from fastbert.training.pretrain import pretrain
+from fastbert.training.reporter import Reporter
+from fastbert.training.stopping import Stopped
 
 KEYS = {
     "step", "split", "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "tokens", "tokens_per_second",
@@ -91,7 +93,7 @@ def stop_at(step: int, *numbers: int) -> Reporter:
     """A reporter that sends this process signals in the given step, SIGINT if none is named."""
 
     def on_step(metrics, progress) -> None:
-        if metrics.step == step:
+        if metrics["step"] == step:
             for number in numbers or (signal.SIGINT,):
                 os.kill(os.getpid(), number)
 

@@ -60,7 +60,7 @@ def _of_bert(config: SequenceConfig, weights: Weights, own: Collection[str]) -> 
 
 
 def _bert_name(name: str, config: SequenceConfig) -> str | None:
-    """What BERT calls the weight with which one of ours begins; None for what begins anew."""
+    """Return BERT's name of the weight that initialises one of ours; None for weights that are drawn."""
     if name.startswith("encoder."):
         return name.removeprefix("encoder.")
     if name.startswith(_HEAD):

@@ -1,1 +1,1 @@
-"""The vocabulary product fused with cross-entropy."""
+"""The vocabulary matmul fused with cross-entropy."""

@@ -35,7 +35,7 @@ class Native(NativeBackend[CrossEntropyArguments]):
         dtype = matmul_dtype(x)
         if dtype not in DTYPES:
             return Reason(f"autocast multiplies {dtype}, not bfloat16 or float32")
-        if not matmul_table.prefers_own(DTYPES[dtype], x.shape[0], *weight.shape):
+        if not matmul_table.prefers_native(DTYPES[dtype], x.shape[0], *weight.shape):
             return Reason("the table of matmuls prefers PyTorch's")
         return None
 
@@ -58,22 +58,22 @@ class Native(NativeBackend[CrossEntropyArguments]):
         dbias = torch.zeros(len(weight) if mask.bias else 0, dtype=torch.float32, device="cpu")
         if not rows and mask.weight:
             dweight.zero_()
-        prepacked = prepacked_weights.packed(weight, element)
+        prepacked = prepacked_weights.prepacked(weight, element)
         chunk = max(MIN_ROWS, LOGITS_BYTES // max(1, len(weight) * x.element_size()))
         for first in range(0, rows, chunk):
             part = slice(first, min(rows, first + chunk))
             logits = caching_allocator.empty((part.stop - first, len(weight)), x.dtype)
-            matmul.product(x[part], prepacked, bias, out=logits)
+            matmul.matmul(x[part], prepacked, bias, out=logits)
             _C.cross_entropy(
                 (logits.data_ptr(), element, len(weight)), len(logits), len(weight), labels[part].data_ptr(), *options,
                 any(mask), losses[part].data_ptr(), correct[part].data_ptr(),
             )  # fmt: skip
             if mask.x:
-                transposed = prepacked_weights.packed(weight, element, transposed=True)
-                matmul.product(logits, transposed, out=dx[part])
+                transposed = prepacked_weights.prepacked(weight, element, transposed=True)
+                matmul.matmul(logits, transposed, out=dx[part])
             sums = None
             if mask.weight:
-                sums = matmul.gradient_product(logits, x[part], sums=mask.bias, out=dweight, accumulate=first > 0)[1]
+                sums = matmul.weight_gradient(logits, x[part], sums=mask.bias, out=dweight, accumulate=first > 0)[1]
             if mask.bias:
                 dbias += logits.sum(0, dtype=torch.float32) if sums is None else sums
         count = (labels != options.ignore_index).sum()

@@ -92,7 +92,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return loss_sum, count, correct, and the gradients of loss_sum by x (in its dtype), weight and bias (fp32).
 
-    The gradients that are not wanted are empty.
+    Gradients without their flag are empty.
     """
     options = LossOptions(ignore_index, label_smoothing, z_loss)
     results: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor] = LINEAR_CROSS_ENTROPY.backend(backend).forward(

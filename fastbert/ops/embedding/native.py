@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
-from fastbert.ops.dropout.arguments import TokenDropout
 from fastbert.ops.embedding.arguments import EmbeddingArguments
 from fastbert.ops.native import rowwise, rowwise_gradients
 from fastbert.ops.native.backend import NativeBackend
@@ -17,6 +14,8 @@ from fastbert.ops.operation import Reason
 
 class Native(NativeBackend[EmbeddingArguments]):
     """Any number of tables, all bf16 or all fp32; sum and statistics in fp32."""
+
+    backward = staticmethod(rowwise_gradients.embedding_gradients)
 
     def supports(self, arguments: EmbeddingArguments) -> Reason | None:
         """Support tables of one dtype, bf16 or fp32, outside of compilers, tracers and transforms."""
@@ -36,17 +35,3 @@ class Native(NativeBackend[EmbeddingArguments]):
     def forward_rows(self, arguments: EmbeddingArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Return the result, and mean and rstd fp32 (tokens,), which are empty without `save`."""
         return rowwise.embedding_forward(*arguments, save)
-
-    def backward(
-        self,
-        grad: Tensor,
-        ids: Sequence[Tensor],
-        tables: Sequence[Tensor],
-        mean: Tensor,
-        rstd: Tensor,
-        weight: Tensor,
-        dropout: TokenDropout | None,
-        needs_gradient: Sequence[bool],
-    ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Return the gradients of tables, empty where not needed, and of weight and bias in the dtype of weight."""
-        return rowwise_gradients.embedding_gradients(grad, ids, tables, mean, rstd, weight, dropout, needs_gradient)

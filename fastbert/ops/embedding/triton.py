@@ -64,7 +64,5 @@ class Triton(TritonBackend[EmbeddingArguments]):
         inputs = kernel_inputs(dropout)
         # One pass computes the gradients of all tables.
         dtables, dweight, dbias = kernels.backward(grad, list(ids), list(tables), mean, rstd, weight, inputs)
-        dtables = [
-            dtable if needed else dtable.new_empty(0) for dtable, needed in zip(dtables, needs_gradient, strict=True)
-        ]
-        return dtables, dweight, dbias
+        needed = [x if needs else x.new_empty(0) for x, needs in zip(dtables, needs_gradient, strict=True)]
+        return needed, dweight, dbias

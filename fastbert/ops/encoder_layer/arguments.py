@@ -70,7 +70,7 @@ class LayerBatch:
 
     @property
     def drops(self) -> bool:
-        """Whether anything is dropped."""
+        """Return whether anything is dropped."""
         return bool(self.attention_p or self.attention_output_p or self.output_p)
 
     def token_dropout(self, site: Site, layer: int = 0, p: float | None = None) -> TokenDropout | None:
@@ -114,15 +114,15 @@ class EncoderLayerArguments(NamedTuple):
     layer_index: int
     dtype: torch.dtype
     tf32: bool = False
-    """Whether fp32 matmuls may round their operands to tf32."""
+    """Return whether fp32 matmuls may round their operands to tf32."""
     int8: bool = False
-    """Whether inference without dropout is quantised."""
+    """Return whether inference without dropout is quantised."""
     recompute: bool = False
-    """Whether backward computes LayerNorms again instead of keeping their outputs."""
+    """Return whether backward computes LayerNorms again instead of keeping their outputs."""
 
     @property
     def needs_backward(self) -> bool:
-        """Whether a backward pass may follow."""
+        """Return whether a backward pass may follow."""
         return torch.is_grad_enabled() and (
             self.x.requires_grad or any(tensor.requires_grad for tensor in self.parameters)
         )

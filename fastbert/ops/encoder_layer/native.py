@@ -61,6 +61,6 @@ def unsupported_layer(
         return Reason(f"matmuls are {dtype}, heads {spec.self_attention.head_dim} wide (at most {MAX_HEAD_DIM})")
     if any(w.dtype not in DTYPES or w.device.type != "cpu" or w.layout != torch.strided for w in parameters):
         return Reason("a parameter is not strided bfloat16 or float32 on a CPU")
-    if int8 or matmul_table.prefers_own_layer(DTYPES[dtype], tokens, width, len(parameters.intermediate)):
+    if int8 or matmul_table.prefers_native_layer(DTYPES[dtype], tokens, width, len(parameters.intermediate)):
         return None
     return Reason("the matmul table prefers torch's library for a layer of this size")

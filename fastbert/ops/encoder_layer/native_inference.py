@@ -52,7 +52,7 @@ def _run(
     weights = LayerParameters(*parameters)
     if x.stride(-1) != 1:
         x = x.contiguous()
-    products = prepacked_weights.packed_together(weights.matrices, (3, 1, 1, 1), element, rows=x.shape[0])
+    products = prepacked_weights.prepacked_group(weights.matrices, (3, 1, 1, 1), element, rows=x.shape[0])
     vectors = [
         vector if vector.is_contiguous() else vector.contiguous()
         for vector in (

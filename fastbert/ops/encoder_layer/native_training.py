@@ -47,7 +47,7 @@ class _Matrices(NamedTuple):
 
 def _prepacked(arguments: EncoderLayerArguments, transposed: bool = False) -> _Matrices:
     matrices, element = arguments.parameters.matrices, DTYPES[arguments.dtype]
-    return _Matrices(*prepacked_weights.packed_together(matrices, (3, 1, 1, 1), element, transposed=transposed))
+    return _Matrices(*prepacked_weights.prepacked_group(matrices, (3, 1, 1, 1), element, transposed=transposed))
 
 
 def _eps(arguments: EncoderLayerArguments) -> float:
@@ -62,7 +62,7 @@ def forward(arguments: EncoderLayerArguments, save: int) -> list[Tensor]:
     keep, eps = save != SAVE_NOTHING, _eps(arguments)
     matrices = _prepacked(arguments)
     buffers.address("x", x)
-    rows = matmul.together(x)
+    rows = matmul.row_contiguous(x)
     tokens, width = x.shape
     biases = (w.query_bias, w.key_bias, w.value_bias)
     for bias in biases:
@@ -92,7 +92,7 @@ def backward(arguments: EncoderLayerArguments, grad: Tensor, saved: list[Tensor]
     x, w, spec, batch, index, dtype, *_ = arguments
     qkv, context, lse, z1, mean1, rstd1, u, z2, mean2, rstd2, *rest = saved
     buffers.address("x", x)
-    qkv, context, u, *rest = (matmul.together(tensor) for tensor in (qkv, context, u, *rest))
+    qkv, context, u, *rest = (matmul.row_contiguous(tensor) for tensor in (qkv, context, u, *rest))
     matrices = _prepacked(arguments, transposed=True)
     _check_unchanged([qkv, context, u, z1, z2, *rest], lse, matrices, arguments)
     if rest:
@@ -116,7 +116,7 @@ def backward(arguments: EncoderLayerArguments, grad: Tensor, saved: list[Tensor]
     shape = attention.q.shape
     dcontext = batch.scatter(_matmul(do, matrices.attention_output), len(x), caching_allocator.zeros)
     dqkv = native_attention.backward_joined(attention, context.view(shape), lse, dcontext.view(shape)).flatten(1)
-    rows = matmul.together(x).to(dtype)
+    rows = matmul.row_contiguous(x).to(dtype)
     dw, db = _weight_gradient(dqkv, rows, w.query, mask.projections, sums=mask.projection_biases)
     if not mask.x:
         return [x.new_empty(0), dw, db, dwo, sums1, dw1, db1, dw2, sums2]
@@ -161,8 +161,10 @@ def _feed_forward(
     f, h = caching_allocator.empty(y1.shape, y1.dtype), caching_allocator.empty((min(tokens, CHUNK), inner), y1.dtype)
     for chunk in _chunks(tokens):
         h_chunk, u_chunk = h[: chunk.stop - chunk.start], None if u is None else u[chunk]
-        matmul.multiply(y1[chunk], matrices.intermediate, h_chunk, bias, activation=activation, before=u_chunk)
-        matmul.multiply(h_chunk, matrices.output, f[chunk])
+        matmul.matmul_unchecked(
+            y1[chunk], matrices.intermediate, h_chunk, bias, activation=activation, pre_activation=u_chunk
+        )
+        matmul.matmul_unchecked(h_chunk, matrices.output, f[chunk])
     return u, f
 
 
@@ -190,11 +192,11 @@ def _feed_forward_backward(
     for chunk in _chunks(tokens):
         count, accumulate = chunk.stop - chunk.start, chunk.start > 0
         du_chunk, h_chunk = du[:count], h[:count]
-        matmul.multiply_gelu_gradient(df[chunk], matrices.output, u[chunk], tanh, du_chunk, h_chunk)
+        matmul.matmul_gelu_backward_unchecked(df[chunk], matrices.output, u[chunk], tanh, du_chunk, h_chunk)
         if mask.output:
-            matmul.multiply_transposed(df[chunk], h_chunk, dw2, None, accumulate)
+            matmul.weight_gradient_unchecked(df[chunk], h_chunk, dw2, None, accumulate)
         if mask.intermediate:
-            matmul.multiply_transposed(du_chunk, y1[chunk], dw1, sums, accumulate)
+            matmul.weight_gradient_unchecked(du_chunk, y1[chunk], dw1, sums, accumulate)
             db1 += sums
         else:
             db1 += du_chunk.sum(0, dtype=torch.float32)
@@ -204,12 +206,12 @@ def _feed_forward_backward(
 
 def _matmul(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, *, dtype: torch.dtype | None = None) -> Tensor:
     out = caching_allocator.empty((x.shape[0], weight.columns), x.dtype if dtype is None else dtype)
-    return matmul.multiply(x, weight, out, bias)
+    return matmul.matmul_unchecked(x, weight, out, bias)
 
 
 def _add_matmul(total: Tensor, x: Tensor, weight: PackedWeight) -> Tensor:
     """Return total + x weight^T, written over `total`."""
-    return matmul.multiply(x, weight, total, residual=total)
+    return matmul.matmul_unchecked(x, weight, total, residual=total)
 
 
 def _weight_gradient(
@@ -221,5 +223,5 @@ def _weight_gradient(
         return weight.new_empty(0), columns
     gradient = caching_allocator.empty((grad.shape[1], x.shape[1]), torch.float32)
     columns = caching_allocator.empty((grad.shape[1] if sums else 0,), torch.float32)
-    matmul.multiply_transposed(grad, x, gradient, columns if sums else None)
+    matmul.weight_gradient_unchecked(grad, x, gradient, columns if sums else None)
     return gradient.to(weight.dtype), columns

@@ -46,7 +46,7 @@ class Native(NativeBackend[LinearArguments]):
             return Reason("weight is no parameter: a prepacked copy of it may never be used again")
         if min(weight.shape) < MIN_TRAINED_SIZE and dispatch.needs_backward(x, weight, bias):
             return Reason(f"weight has fewer than {MIN_TRAINED_SIZE} inputs or outputs, and a backward pass may follow")
-        if not matmul_table.prefers_own(buffers.DTYPES[dtype], math.prod(x.shape[:-1]), *weight.shape):
+        if not matmul_table.prefers_native(buffers.DTYPES[dtype], math.prod(x.shape[:-1]), *weight.shape):
             return Reason("the table of matmuls prefers PyTorch's")
         return None
 
@@ -54,8 +54,8 @@ class Native(NativeBackend[LinearArguments]):
         """Return activation(x weight^T + bias), rounded once, without a backward pass."""
         x, weight, bias, activation = arguments
         dtype, rows = matmul_dtype(x), arguments.rows
-        prepacked = prepacked_weights.packed(weight, buffers.DTYPES[dtype], rows=len(rows))
-        y = matmul.product(matmul.together(rows), prepacked, bias, activation, out_dtype=dtype)
+        prepacked = prepacked_weights.prepacked(weight, buffers.DTYPES[dtype], rows=len(rows))
+        y = matmul.matmul(matmul.row_contiguous(rows), prepacked, bias, activation, out_dtype=dtype)
         return y.view(arguments.output_shape)
 
     def forward(self, arguments: LinearArguments) -> tuple[Tensor, Tensor]:
@@ -63,9 +63,9 @@ class Native(NativeBackend[LinearArguments]):
         x, weight, bias, activation = arguments
         shape = len(x), len(weight)
         u = caching_allocator.empty(shape if activation else (0, shape[1]), x.dtype)
-        prepacked = prepacked_weights.packed(weight, buffers.DTYPES[x.dtype])
+        prepacked = prepacked_weights.prepacked(weight, buffers.DTYPES[x.dtype])
         y = caching_allocator.empty(shape, x.dtype)
-        matmul.product(x, prepacked, bias, activation, out=y, before=u if activation else None)
+        matmul.matmul(x, prepacked, bias, activation, out=y, pre_activation=u if activation else None)
         return y, u
 
     def backward(
@@ -75,13 +75,13 @@ class Native(NativeBackend[LinearArguments]):
         x, weight, bias, activation = arguments
         if activation and u.shape[1]:
             grad = gelu_backward(grad, u, None, activation == "gelu_tanh", sums=False)[0]
-        grad = matmul.together(grad)
+        grad = matmul.row_contiguous(grad)
         dx, dweight, dbias = x.new_empty(0), weight.new_empty(0), x.new_empty(0, dtype=torch.float32)
         if mask.x:
-            prepacked = prepacked_weights.packed(weight, buffers.DTYPES[x.dtype], transposed=True)
-            dx = matmul.product(grad, prepacked, out=caching_allocator.empty(tuple(x.shape), x.dtype))
+            prepacked = prepacked_weights.prepacked(weight, buffers.DTYPES[x.dtype], transposed=True)
+            dx = matmul.matmul(grad, prepacked, out=caching_allocator.empty(tuple(x.shape), x.dtype))
         if mask.weight:
-            dweight, sums = matmul.gradient_product(grad, x, sums=mask.bias)
+            dweight, sums = matmul.weight_gradient(grad, x, sums=mask.bias)
             dbias = dbias if sums is None else sums
         elif mask.bias:
             dbias = grad.sum(0, dtype=torch.float32)

@@ -43,7 +43,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation:
     if backend is _NATIVE and buffers.direct(x, weight, bias):
         if not dispatch.needs_backward(x, weight, bias):
             return _NATIVE.infer(arguments)
-        rows = matmul.together(arguments.rows.to(matmul_dtype(x)))
+        rows = matmul.row_contiguous(arguments.rows.to(matmul_dtype(x)))
         y, _ = _linear_native(rows, weight, bias, activation)
     elif backend is _TRITON:
         if not _TRITON.fuses(arguments):

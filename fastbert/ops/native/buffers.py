@@ -1,4 +1,4 @@
-"""Which tensors the C++ kernels of the `native` backend support, and how they reach them."""
+"""Tensors as the C++ kernels of the `native` backend read them: supported dtypes, addresses, direct calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from fastbert.errors import UserError
 from fastbert.ops.operation import Reason
 
-# What the kernels serve, by the names that the extension has for it.
+# The dtypes of the kernels, and their names in the extension.
 DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
@@ -28,24 +28,24 @@ def unsupported(*tensors: Tensor | None) -> Reason | None:
 
 
 def address(name: str, tensor: Tensor | None) -> int:
-    """Where a tensor's memory begins, 0 for None; UserError where it was given back, which kernels take for None."""
+    """Return the address of a tensor, 0 for None. Raises UserError for freed storage, which has address 0 too."""
     if tensor is None:
         return 0
-    place = tensor.data_ptr()
-    if tensor.numel() and (not place or was_freed(tensor)):
+    pointer = tensor.data_ptr()
+    if tensor.numel() and (not pointer or was_freed(tensor)):
         raise UserError(f"{name} of shape {tuple(tensor.shape)} has no storage: its memory was given back")
-    return place
+    return pointer
 
 
 def was_freed(view: Tensor) -> bool:
-    """Whether a tensor is a part, not at the beginning, of memory that was given back: its address is not 0 then."""
+    """Return whether a view with an offset has freed storage: its address is not 0 then."""
     return view.storage_offset() != 0 and not view.untyped_storage().data_ptr()
 
 
 def direct(*tensors: Tensor | None) -> bool:
-    """Whether a kernel may be called at once: plain tensors, and nothing that watches torch's dispatcher.
+    """Return whether a kernel may be called past torch's dispatcher: plain tensors, no modes, tracers or transforms.
 
-    Otherwise the call goes through an operator that torch knows, which costs about ten microseconds.
+    Other calls need an operator, which takes about ten microseconds longer.
     """
     if (
         torch.compiler.is_compiling()
@@ -62,5 +62,5 @@ def direct(*tensors: Tensor | None) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether a call is inside vmap, grad or another of torch.func's transforms, for which there is no rule here."""
+    """Return whether a call is inside vmap, grad or another transform of torch.func, which kernels do not support."""
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None

@@ -1,7 +1,7 @@
-"""Memory for tensors that come and go with every step of training, used again by the next step.
+"""A caching allocator for tensors on the CPU that live for a part of a training step.
 
-The first touch of fresh memory costs several times what later ones do, and torch gives large tensors fresh memory each
-time. Tensors made here keep theirs until the last tensor on the same storage dies; then the next one gets it, warm.
+The first write to fresh memory takes several times as long as later ones, and torch allocates fresh memory for large
+tensors every time. Memory allocated here is cached when its last tensor is freed, and reused by the next one.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch.utils.dlpack import from_dlpack
 
 from fastbert import _C
 
-# Smaller ones are as fast by torch, which takes them from the C library's warm lists.
+# Smaller tensors are as fast by torch, from the free lists of the C library.
 SMALL_BYTES = 64 << 10
-# As much as an address reaches: more is an error, which torch words.
-_MOST_BYTES = 1 << 47
-# DLPack's names: code, bits, and bytes of an element.
+# The address space: for more, torch raises the error.
+_MAX_BYTES = 1 << 47
+# DLPack's code and bits, and the bytes of an element.
 _TYPES = {
     torch.float32: (2, 32, 4),
     torch.bfloat16: (4, 16, 2),
@@ -33,13 +33,13 @@ _TYPES = {
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A contiguous tensor on the CPU that nobody wrote; NaN where torch fills such memory, in deterministic runs.
+    """Return an uninitialised contiguous tensor on the CPU, filled with NaN where torch fills such tensors.
 
-    Raises MemoryError or RuntimeError with the size where the system has no memory for it.
+    Raises MemoryError or RuntimeError with the size if the system is out of memory.
     """
     code, bits, size = _TYPES.get(dtype, (0, 0, 0))
     count = math.prod(shape)
-    if not SMALL_BYTES <= count * size < _MOST_BYTES or torch._C._len_torch_dispatch_stack():
+    if not SMALL_BYTES <= count * size < _MAX_BYTES or torch._C._len_torch_dispatch_stack():
         return torch.empty(shape, dtype=dtype, device="cpu")
     tensor = from_dlpack(_C.pool_tensor(shape, count * size, code, bits))
     poisoned = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
@@ -49,23 +49,24 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """As `empty`, of zeros."""
+    """Return a contiguous tensor of zeros on the CPU."""
     return empty(shape, dtype).zero_()
 
 
 def statistics() -> dict[str, int]:
-    """Bytes `in_use` by tensors, `free` but kept warm for the next ones, and the `peak` of those in use; `blocks`."""
+    """Return the bytes `in_use`, `free` in the cache, and at the `peak` of use, and the number of `blocks`."""
     return _C.pool_statistics()
 
 
 def reset_peak() -> None:
-    """Count the `peak` from now on."""
+    """Reset the `peak` to the bytes in use."""
     _C.pool_reset_peak()
 
 
 def release() -> None:
-    """Give all that no tensor uses back to the system.
+    """Free the cache.
 
-    What 2,048 tensors in a row did not need goes by itself, so that one huge batch does not hold its memory for ever.
+    Blocks that 2,048 successive allocations did not use are freed anyway, so that one huge batch does not hold its
+    memory forever.
     """
     _C.pool_release()

@@ -1,8 +1,8 @@
-"""Matrix products of packed tokens on CPUs, with weights that are laid out once.
+"""Matmuls on CPUs with prepacked weights.
 
-A row's result has the same bits in every batch, on any number of threads. Sums are fp32, in the order of the depth, or
-exact, of integers to which each row is rounded with a scale of its own; bias, GELU, residual and LayerNorm follow in
-fp32 before the one rounding to the result's dtype.
+A row's result has the same bits in every batch and on any number of threads. Sums are fp32 in the order of the depth,
+or exact for int8 operands with one scale per row; bias, GELU, residual and LayerNorm follow in fp32 before the result
+is rounded once to its dtype.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _ELEMENTS = ("bf16", "fp32", "int8")
 _ACTIVATIONS = ("gelu", "gelu_tanh")
 
 
-def pack(weight: Tensor, element: str, transposed: bool = False) -> PackedWeight:
-    """A copy of `weight` (out, in), bf16 or fp32, as products read it, in elements `"bf16"`, `"fp32"` or `"int8"`.
+def prepack(weight: Tensor, element: str, transposed: bool = False) -> PackedWeight:
+    """Return a prepacked copy of `weight` (out, in), bf16 or fp32, in elements `"bf16"`, `"fp32"` or `"int8"`.
 
-    bf16 rounds to nearest. int8 has one scale an output, the row's largest magnitude / 127; an output whose weights
+    bf16 rounds to nearest. int8 has one scale per output, the row's largest magnitude / 127; an output whose weights
     have a NaN or an infinity is NaN. The copy does not follow later changes of `weight`. `transposed`, for bf16 and
-    fp32, is the weight's transpose: the operand of dx = dy weight.
+    fp32, packs the weight's transpose, the operand of dx = dy weight.
     Raises UserError, a ValueError, that names the wrong argument.
     """
     if element not in _ELEMENTS:
@@ -44,14 +44,14 @@ def pack(weight: Tensor, element: str, transposed: bool = False) -> PackedWeight
 def repack(
     packed: PackedWeight, weight: Tensor, first: int, last: int, *, offset: int = 0, transposed: bool = False
 ) -> None:
-    """Write rows first..last of `weight` (out, in), which has changed, into its packed copy, bf16 or fp32.
+    """Rewrite rows first..last of `weight` (out, in) in its prepacked copy, bf16 or fp32.
 
-    `offset` is the weight's first row among those of the copy, where several weights were packed one below the other;
-    `transposed` must be what the copy was made with. The result has the bits that `pack` would give.
+    `offset` is the weight's first row in the copy, for weights that were concatenated; `transposed` must be as in
+    `prepack`. The result has the bits of a new copy.
     Raises UserError, a ValueError, that names the wrong argument.
     """
     if packed.element == "int8":
-        raise UserError("packed holds int8: such copies are made as a whole, by pack()")
+        raise UserError("packed holds int8: prepack() the whole weight again")
     weight = weight.detach().resolve_neg()
     rows, width = (packed.depth, packed.columns) if transposed else (packed.columns, packed.depth)
     _check_matrix("weight", weight, (weight.shape[0] if weight.dim() else 0, width))
@@ -64,10 +64,10 @@ def repack(
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x (rows, width), bf16 or fp32, as integers (rows, width) in int8 and scales (rows,) in fp32: x ~ integer * scale.
+    """Quantize x (rows, width), bf16 or fp32, to int8 (rows, width) and fp32 scales (rows,): x ~ integer * scale.
 
-    scale = max |x| / 127 of the row; integer = x * (127 / max |x|), rounded to nearest, ties to even. A row of zeros
-    has scale 0, as have rows below 2^-100 throughout; a row with a NaN or an infinity has scale NaN and zeros.
+    scale = max |x| / 127 of the row; integer = x * (127 / max |x|), rounded to nearest, ties to even. A row whose
+    magnitudes are all below 2^-100 has scale 0; a row with a NaN or an infinity has scale NaN and zeros.
     Raises UserError, a ValueError, that names the wrong argument.
     """
     x = x.detach().resolve_neg()
@@ -79,7 +79,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return integers, scales
 
 
-def product(
+def matmul(
     x: Tensor,
     packed: PackedWeight,
     bias: Tensor | None = None,
@@ -89,17 +89,17 @@ def product(
     out_dtype: torch.dtype | None = None,
     *,
     out: Tensor | None = None,
-    before: Tensor | None = None,
+    pre_activation: Tensor | None = None,
     blocking: tuple[int, int] = (0, 0),
 ) -> Tensor:
-    """norm(activation(x weight^T + bias) + residual): x (rows, in), bias (out,), residual and result (rows, out).
+    """Return norm(activation(x weight^T + bias) + residual), (rows, out).
 
-    x and residual are bf16 or fp32 with neighbouring elements in a row; `activation` is None, `"gelu"` (by erf) or
-    `"gelu_tanh"`; `norm` is LayerNorm's (weight, bias or None, eps). Where `packed` holds int8, x is rounded by
-    `quantize_rows`, and a row with a NaN or an infinity gives NaN. The result has `out_dtype`, by default x's, or is
-    written to `out`, which may be `residual` itself. `before` (rows, out), of the result's dtype, is written too: x
-    weight^T + bias, rounded, of which the activation is then computed. `blocking` (rows, columns) that a thread keeps
-    in its second cache changes the time only; zeros choose.
+    x (rows, in) and residual (rows, out) are bf16 or fp32 with contiguous rows, bias is (out,); `activation` is None,
+    `"gelu"` (by erf) or `"gelu_tanh"`; `norm` is the (weight, bias or None, eps) of LayerNorm. Where `packed` holds
+    int8, x is rounded by `quantize_rows`, and a row with a NaN or an infinity gives NaN. The result has `out_dtype`,
+    by default the dtype of x, or is written to `out`, which may be `residual` itself. With `pre_activation` (rows,
+    out), of the result's dtype, x weight^T + bias is rounded and written there, and the activation computed from it.
+    `blocking` (rows, columns), the block that a thread keeps in its L2 cache, changes the time only; zeros choose it.
     Raises UserError, a ValueError, that names the wrong argument.
     """
     if activation is not None and activation not in _ACTIVATIONS:
@@ -122,11 +122,11 @@ def product(
         residual = residual.detach().resolve_neg()
         _check_matrix("residual", residual, (rows, columns))
         if _overlap(out, residual) and _matrix(out) != _matrix(residual):
-            raise UserError("out lies in the memory of residual: give it memory of its own, or residual itself")
-    if before is not None:
+            raise UserError("out overlaps residual in memory: pass separate memory, or residual itself")
+    if pre_activation is not None:
         if activation is None or norm is not None:
-            raise UserError("before is kept of products with an activation and without norm")
-        _check_result("before", before, (rows, columns), out.dtype, x=x, out=out, residual=residual)
+            raise UserError("pre_activation needs an activation, and no norm")
+        _check_result("pre_activation", pre_activation, (rows, columns), out.dtype, x=x, out=out, residual=residual)
     bias = None if bias is None else _vector("bias", bias, columns)
     scale = None
     if norm is not None:
@@ -151,25 +151,25 @@ def product(
         norm=scale,
         row_scales=0 if row_scales is None else row_scales.data_ptr(),
         blocking=blocking,
-        before=None if before is None else _matrix(before),
+        before=None if pre_activation is None else _matrix(pre_activation),
     )
     return out
 
 
-def gelu_gradient_product(
+def matmul_gelu_backward(
     x: Tensor,
     packed: PackedWeight,
     u: Tensor,
     tanh: bool,
     *,
     out: Tensor | None = None,
-    again: Tensor | None = None,
+    activation_out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """du = (x weight^T) GELU'(u) and h = GELU(u), for the gradient x weight^T (rows, out) of h; u (rows, out).
+    """Return du = (x weight^T) GELU'(u) and h = GELU(u), for the gradient x weight^T (rows, out) of h; u (rows, out).
 
     x, u and both results have one dtype, bf16 or fp32; sums, GELU and its derivative are fp32, each result is rounded
-    once, and h has the bits that `product` with an activation gives for a `before` of u. `tanh` is GELU's
-    approximation. Results are written to `out` (du) and `again` (h), one of which may be u itself.
+    once, and h has the bits of `matmul` with an activation and a `pre_activation` of u. `tanh` selects GELU's
+    approximation. Results are written to `out` (du) and `activation_out` (h), one of which may be u itself.
     Raises UserError, a ValueError, that names the wrong argument.
     """
     x, u = x.detach().resolve_neg(), u.detach().resolve_neg()
@@ -181,24 +181,25 @@ def gelu_gradient_product(
     if u.dtype != x.dtype:
         raise UserError(f"u has dtype {u.dtype}, x {x.dtype}: cast one")
     out = caching_allocator.empty((rows, columns), x.dtype) if out is None else out
-    again = caching_allocator.empty((rows, columns), x.dtype) if again is None else again
-    for name, result, others in (("out", out, {}), ("again", again, {"out": out})):
+    if activation_out is None:
+        activation_out = caching_allocator.empty((rows, columns), x.dtype)
+    for name, result, others in (("out", out, {}), ("activation_out", activation_out, {"out": out})):
         _check_result(name, result, (rows, columns), x.dtype, x=x, **others)
         if _overlap(result, u) and _matrix(result) != _matrix(u):
-            raise UserError(f"{name} lies in the memory of u: give it memory of its own, or u itself")
-    multiply_gelu_gradient(x, packed, u, tanh, out, again)
-    return out, again
+            raise UserError(f"{name} overlaps u in memory: pass separate memory, or u itself")
+    matmul_gelu_backward_unchecked(x, packed, u, tanh, out, activation_out)
+    return out, activation_out
 
 
-def gradient_product(
+def weight_gradient(
     a: Tensor, b: Tensor, *, sums: bool = False, out: Tensor | None = None, accumulate: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """(a^T b, sums of a's columns): the gradients of a weight and a bias, for a (tokens, out) and b (tokens, in).
+    """Return a^T b (out, in) and the column sums of a (out,): the gradients of a weight and a bias.
 
-    a and b are both bf16 or both fp32, with neighbouring elements in a row. Products and sums are fp32 and never
-    rounded: the first result is (out, in), the second (out,), or None without `sums`. The first is written to `out`,
-    which may be a range of rows of a larger tensor, or added to what it holds with `accumulate`. The tokens are cut in
-    chunks by their number alone, so the result has the same bits on any number of threads.
+    a (tokens, out) and b (tokens, in) are both bf16 or both fp32, with contiguous rows. Sums are fp32 and never rounded
+    to less; the second result is None without `sums`. The first is written to `out`, which may be a range of rows of a
+    larger tensor, or added to it with `accumulate`. Tokens are split into chunks by their number alone, so the result
+    has the same bits on any number of threads.
     Raises UserError, a ValueError, that names the wrong argument.
     """
     a, b = a.detach().resolve_neg(), b.detach().resolve_neg()
@@ -206,7 +207,7 @@ def gradient_product(
     tokens, rows = a.shape
     _check_matrix("b", b, None, f"({tokens}, in)")
     if b.shape[0] != tokens:
-        raise UserError(f"b has shape {tuple(b.shape)}: it must be ({tokens}, in), a row for each of a")
+        raise UserError(f"b has shape {tuple(b.shape)}: it must be ({tokens}, in), one row per row of a")
     if b.dtype != a.dtype:
         raise UserError(f"b has dtype {b.dtype}, a {a.dtype}: cast one")
     columns = b.shape[1]
@@ -214,20 +215,20 @@ def gradient_product(
         buffers.address(name, tensor)
     if out is None:
         if accumulate:
-            raise UserError("accumulate adds to out: give it")
+            raise UserError("accumulate adds to out: pass it")
         out = caching_allocator.empty((rows, columns), torch.float32)
     _check_result("out", out, (rows, columns), torch.float32, a=a, b=b)
     buffers.address("out", out)
     total = caching_allocator.empty((rows,), torch.float32) if sums else None
-    multiply_transposed(a, b, out, total, accumulate)
+    weight_gradient_unchecked(a, b, out, total, accumulate)
     return out, total
 
 
-# Without the checks of the above, which take longer than small products: for matrices that the caller made, of the
-# right shapes and dtypes, in memory of their own, elements of a row side by side.
+# Without the checks of the above, which take longer than small matmuls: for matrices that the caller has allocated, of
+# the right shapes and dtypes, in separate memory, with contiguous rows.
 
 
-def multiply(
+def matmul_unchecked(
     x: Tensor,
     packed: PackedWeight,
     out: Tensor,
@@ -235,9 +236,9 @@ def multiply(
     *,
     activation: str | None = None,
     residual: Tensor | None = None,
-    before: Tensor | None = None,
+    pre_activation: Tensor | None = None,
 ) -> Tensor:
-    """`product` of floats, written to `out`."""
+    """Write `matmul` of floats to `out`, and return it."""
     bias = None if bias is None else _vector("bias", bias, packed.columns)
     _native_product(
         _matrix(x),
@@ -247,13 +248,15 @@ def multiply(
         bias=0 if bias is None else bias.data_ptr(),
         activation=activation,
         residual=None if residual is None else _matrix(residual),
-        before=None if before is None else _matrix(before),
+        before=None if pre_activation is None else _matrix(pre_activation),
     )
     return out
 
 
-def multiply_gelu_gradient(x: Tensor, packed: PackedWeight, u: Tensor, tanh: bool, out: Tensor, again: Tensor) -> None:
-    """`gelu_gradient_product`, written to `out` and `again`."""
+def matmul_gelu_backward_unchecked(
+    x: Tensor, packed: PackedWeight, u: Tensor, tanh: bool, out: Tensor, activation_out: Tensor
+) -> None:
+    """Write `matmul_gelu_backward` to `out` and `activation_out`."""
     _native_product(
         _matrix(x),
         x.shape[0],
@@ -261,12 +264,12 @@ def multiply_gelu_gradient(x: Tensor, packed: PackedWeight, u: Tensor, tanh: boo
         _matrix(out),
         activation="gelu_tanh_gradient" if tanh else "gelu_gradient",
         before=_matrix(u),
-        again=_matrix(again),
+        again=_matrix(activation_out),
     )
 
 
-def multiply_transposed(a: Tensor, b: Tensor, out: Tensor, sums: Tensor | None, accumulate: bool = False) -> None:
-    """`gradient_product`, written or added to `out`, and the sums of a's columns to `sums`."""
+def weight_gradient_unchecked(a: Tensor, b: Tensor, out: Tensor, sums: Tensor | None, accumulate: bool = False) -> None:
+    """Write `weight_gradient` to `out`, or add it, and write the column sums of a to `sums`."""
     _native_gradient_product(
         _matrix(a),
         _matrix(b),
@@ -279,48 +282,45 @@ def multiply_transposed(a: Tensor, b: Tensor, out: Tensor, sums: Tensor | None, 
     )
 
 
-def together(rows: Tensor) -> Tensor:
-    """rows (rows, width) as products take them: elements of a row side by side, rows apart; a copy only where they are
-    not."""
+def row_contiguous(rows: Tensor) -> Tensor:
+    """Return a matrix with contiguous rows that do not overlap, a copy only if it must be."""
     return rows if rows.stride(1) == 1 and rows.stride(0) >= rows.shape[1] else rows.contiguous()
 
 
 def _check_result(
     name: str, tensor: Tensor, shape: tuple[int, int], dtype: torch.dtype | None = None, **others: Tensor | None
 ) -> None:
-    """Refuse what cannot be written to, or lies in the memory of others."""
+    """Raise UserError for a result that cannot be written, or overlaps others in memory."""
     _check_matrix(name, tensor, shape)
     if dtype not in (None, tensor.dtype):
         raise UserError(f"{name} has dtype {tensor.dtype}: it must be {dtype}")
     if tensor.is_neg():
-        raise UserError(f"{name} is a negated view: give it memory of its own")
-    for other, theirs in others.items():
-        if theirs is not None and _overlap(tensor, theirs):
-            raise UserError(f"{name} lies in the memory of {other}: give it memory of its own")
+        raise UserError(f"{name} is a negated view: pass separate memory")
+    for other_name, other in others.items():
+        if other is not None and _overlap(tensor, other):
+            raise UserError(f"{name} overlaps {other_name} in memory: pass separate memory")
 
 
-def _check_matrix(name: str, tensor: Tensor, shape: tuple[int, int] | None, meant: str = "(out, in)") -> None:
-    """Refuse what is no matrix in this machine's memory whose rows lie apart and whole."""
+def _check_matrix(name: str, tensor: Tensor, shape: tuple[int, int] | None, expected: str = "(out, in)") -> None:
+    """Raise UserError for anything but a matrix on the CPU with contiguous rows that do not overlap."""
     if not tensor.is_cpu or tensor.layout != torch.strided:
         raise UserError(f"{name} is on {tensor.device} ({tensor.layout}): it must be a dense tensor on the CPU")
     if tensor.dtype not in DTYPES:
         raise UserError(f"{name} has dtype {tensor.dtype}: it must be torch.bfloat16 or torch.float32")
     if tensor.dim() != 2 or (shape is not None and tuple(tensor.shape) != shape):
-        raise UserError(f"{name} has shape {tuple(tensor.shape)}: it must be {shape or meant}")
+        raise UserError(f"{name} has shape {tuple(tensor.shape)}: it must be {shape or expected}")
     if (tensor.shape[1] > 1 and tensor.stride(1) != 1) or (tensor.shape[0] > 1 and tensor.stride(0) < tensor.shape[1]):
-        raise UserError(
-            f"{name} has strides {tensor.stride()}: the elements of a row must lie together; use contiguous()"
-        )
+        raise UserError(f"{name} has strides {tensor.stride()}: rows must be contiguous; use contiguous()")
 
 
 def _matrix(tensor: Tensor) -> tuple[int, str, int]:
-    # The stride of a single row may be anything.
+    # A single row may have any stride.
     stride = tensor.stride(0) if tensor.shape[0] > 1 else tensor.shape[1]
     return tensor.data_ptr(), DTYPES[tensor.dtype], stride
 
 
 def _vector(name: str, tensor: Tensor, width: int) -> Tensor:
-    """A contiguous fp32 copy, or the tensor itself."""
+    """Return a vector in contiguous fp32, a copy only if it must be."""
     tensor = tensor.detach()
     if tensor.device.type != "cpu" or not tensor.dtype.is_floating_point or tuple(tensor.shape) != (width,):
         raise UserError(
@@ -332,7 +332,7 @@ def _vector(name: str, tensor: Tensor, width: int) -> Tensor:
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether the spans of two tensors' elements meet."""
+    """Return whether the spans of two tensors' elements overlap."""
 
     def span(tensor: Tensor) -> tuple[int, int]:
         begin, _, stride = _matrix(tensor)

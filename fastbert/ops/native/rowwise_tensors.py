@@ -76,11 +76,15 @@ def as_rows(x: Tensor) -> tuple[Tensor, int, int]:
 
 def as_vectors(weight: Tensor, bias: Tensor, x_bias: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None, str]:
     """Return vectors, contiguous and of one dtype, and the name of that dtype."""
-    for name, vector in (("weight", weight), ("bias", bias), ("x_bias", x_bias)):
-        buffers.address(name, vector)
-    if weight.dtype != bias.dtype or (x_bias is not None and x_bias.dtype != bias.dtype):
-        weight, bias, x_bias = weight.float(), bias.float(), None if x_bias is None else x_bias.float()
-    x_bias = None if x_bias is None else x_bias.contiguous()
+    buffers.address("weight", weight)
+    buffers.address("bias", bias)
+    same = weight.dtype == bias.dtype
+    if x_bias is not None:
+        buffers.address("x_bias", x_bias)
+        same = same and x_bias.dtype == bias.dtype
+        x_bias = (x_bias if same else x_bias.float()).contiguous()
+    if not same:
+        weight, bias = weight.float(), bias.float()
     return weight.contiguous(), bias.contiguous(), x_bias, DTYPES[weight.dtype]
 
 

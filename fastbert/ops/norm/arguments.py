@@ -15,44 +15,37 @@ from fastbert.ops.dropout.arguments import TokenDropout
 
 
 class LayerNormArguments(NamedTuple):
-    """LayerNorm of x with weight, bias and eps."""
-
-    x: Tensor
-    weight: Tensor
-    bias: Tensor
-    eps: float
-
-    def check(self) -> None:
-        """Raise UserError for shapes, dtypes, devices and numbers that no backend supports."""
-        _check(self.x, {"weight": self.weight, "bias": self.bias}, self.eps)
-
-
-class DropoutAddLayerNormArguments(NamedTuple):
-    """LayerNorm of residual + dropout(x + x_bias); with a `dropout` x and residual are (tokens, width)."""
+    """LayerNorm of residual + dropout(x + x_bias), or of x alone; with a `dropout` x is (tokens, width)."""
 
     x: Tensor
     x_bias: Tensor | None
-    residual: Tensor
+    residual: Tensor | None
     weight: Tensor
     bias: Tensor
     eps: float
     dropout: TokenDropout | None
 
+    @property
+    def is_sum(self) -> bool:
+        """Return whether anything is added to x or dropped from it."""
+        return self.residual is not None or self.x_bias is not None or self.dropout is not None
+
     def check(self) -> None:
         """Raise UserError for shapes, dtypes, devices and numbers that no backend supports."""
         x, residual = self.x, self.residual
-        _check(x, {"weight": self.weight, "bias": self.bias, "x_bias": self.x_bias}, self.eps, optional="x_bias")
-        if residual.shape != x.shape or not residual.dtype.is_floating_point:
-            raise UserError(
-                f"residual must be floating of the shape of x, {tuple(x.shape)}, not"
-                f" {residual.dtype} {tuple(residual.shape)}"
-            )
-        _check_device("residual", residual, x)
-        if self.dropout is None:
-            return
-        if x.dim() != 2:
-            raise UserError(f"with token_dropout x must be (tokens, width), not of shape {tuple(x.shape)}")
-        self.dropout.check(x)
+        vectors = {"weight": self.weight, "bias": self.bias}
+        _check(x, vectors if self.x_bias is None else vectors | {"x_bias": self.x_bias}, self.eps)
+        if residual is not None:
+            if residual.shape != x.shape or not residual.dtype.is_floating_point:
+                raise UserError(
+                    f"residual must be floating of the shape of x, {tuple(x.shape)}, not"
+                    f" {residual.dtype} {tuple(residual.shape)}"
+                )
+            _check_device("residual", residual, x)
+        if self.dropout is not None:
+            if x.dim() != 2:
+                raise UserError(f"with token_dropout x must be (tokens, width), not of shape {tuple(x.shape)}")
+            self.dropout.check(x)
 
 
 class GeluLayerNormArguments(NamedTuple):
@@ -67,19 +60,17 @@ class GeluLayerNormArguments(NamedTuple):
 
     def check(self) -> None:
         """Raise UserError for shapes, dtypes, devices and numbers that no backend supports."""
-        vectors = {"bias": self.x_bias, "weight": self.weight, "norm_bias": self.bias}
-        _check(self.x, vectors, self.eps, optional="bias")
+        vectors = {"weight": self.weight, "norm_bias": self.bias}
+        _check(self.x, vectors if self.x_bias is None else {"bias": self.x_bias} | vectors, self.eps)
 
 
-def _check(x: Tensor, vectors: dict[str, Tensor | None], eps: float, optional: str = "") -> None:
-    """Raise UserError for x, vectors or eps that no backend supports; the vector named `optional` may be None."""
+def _check(x: Tensor, vectors: dict[str, Tensor], eps: float) -> None:
+    """Raise UserError for x, vectors or eps that no backend supports."""
     if x.dim() == 0 or not x.dtype.is_floating_point:
         raise UserError(f"x must be floating of shape (..., width), not {x.dtype} {tuple(x.shape)}")
     width, device = x.shape[-1], x.device
     for name, vector in vectors.items():
         if vector is None:
-            if name == optional:
-                continue
             raise UserError(f"{name} is None: it must be floating of shape ({width},), the last axis of x")
         if vector.dim() != 1 or vector.shape[0] != width or not vector.dtype.is_floating_point:
             raise UserError(

@@ -10,27 +10,21 @@ from fastbert.ops.autocast import without_autocast
 from fastbert.ops.dropout.op import dropout
 from fastbert.ops.gelu.arguments import BiasGeluArguments
 from fastbert.ops.gelu.eager import Eager as EagerBiasGelu
-from fastbert.ops.norm.arguments import DropoutAddLayerNormArguments, GeluLayerNormArguments, LayerNormArguments
+from fastbert.ops.norm.arguments import GeluLayerNormArguments, LayerNormArguments
 from fastbert.ops.operation import EagerBackend
 
 
 class EagerLayerNorm(EagerBackend[LayerNormArguments]):
-    """LayerNorm whose statistics and vectors are used in fp32, or in float64 if one of the dtypes is."""
+    """LayerNorm in fp32, or in float64 if one of the dtypes is, of a sum that is rounded to the dtype of x."""
 
-    def forward(self, arguments: LayerNormArguments) -> Tensor:
-        """Return the norm, shape and dtype of x."""
-        return _layer_norm(*arguments)
-
-
-class EagerDropoutAddLayerNorm(EagerBackend[DropoutAddLayerNormArguments]):
-    """LayerNorm of a sum that is rounded to the dtype of x at each step."""
-
-    def forward(self, arguments: DropoutAddLayerNormArguments, return_sum: bool) -> tuple[Tensor, Tensor]:
+    def forward(self, arguments: LayerNormArguments, return_sum: bool) -> tuple[Tensor, Tensor]:
         """Return the norm and the sum, shape and dtype of x."""
         x, x_bias, residual, weight, bias, eps, token_dropout = arguments
         if x_bias is not None:
             x = x + x_bias.to(x.dtype)
-        total = dropout(x, token_dropout) + residual.to(x.dtype)
+        total = dropout(x, token_dropout)
+        if residual is not None:
+            total = total + residual.to(x.dtype)
         return _layer_norm(total, weight, bias, eps), total
 
 

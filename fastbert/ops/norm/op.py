@@ -11,16 +11,14 @@ from fastbert.ops import dispatch
 from fastbert.ops.custom_op import operator
 from fastbert.ops.dropout.arguments import TokenDropout, flatten, rebuild
 from fastbert.ops.gelu.arguments import check_approximation
-from fastbert.ops.norm.arguments import DropoutAddLayerNormArguments, GeluLayerNormArguments, LayerNormArguments
-from fastbert.ops.norm.eager import EagerDropoutAddLayerNorm, EagerGeluLayerNorm, EagerLayerNorm
-from fastbert.ops.norm.native import NativeDropoutAddLayerNorm, NativeGeluLayerNorm, NativeLayerNorm
-from fastbert.ops.norm.triton import TritonDropoutAddLayerNorm, TritonGeluLayerNorm, TritonLayerNorm
+from fastbert.ops.norm.arguments import GeluLayerNormArguments, LayerNormArguments
+from fastbert.ops.norm.eager import EagerGeluLayerNorm, EagerLayerNorm
+from fastbert.ops.norm.native import NativeGeluLayerNorm, NativeLayerNorm
+from fastbert.ops.norm.triton import TritonGeluLayerNorm, TritonLayerNorm
 from fastbert.ops.operation import Operation
 
 LAYER_NORM = Operation("layer_norm", EagerLayerNorm(), NativeLayerNorm(), TritonLayerNorm())
-DROPOUT_ADD_LAYER_NORM = Operation(
-    "dropout_add_layer_norm", EagerDropoutAddLayerNorm(), NativeDropoutAddLayerNorm(), TritonDropoutAddLayerNorm()
-)
+DROPOUT_ADD_LAYER_NORM = Operation("dropout_add_layer_norm", EagerLayerNorm(), NativeLayerNorm(), TritonLayerNorm())
 GELU_LAYER_NORM = Operation("gelu_layer_norm", EagerGeluLayerNorm(), NativeGeluLayerNorm(), TritonGeluLayerNorm())
 
 
@@ -34,12 +32,12 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-12) -> T
     Both save x and two fp32 numbers per row for backward, and sum the gradients of weight and bias in fp32 and in the
     same order on every run. Raises UserError, a ValueError, that names the wrong argument.
     """
-    arguments = LayerNormArguments(x, weight, bias, eps)
+    arguments = LayerNormArguments(x, None, None, weight, bias, eps, None)
     arguments.check()
     backend = dispatch.select_backend(LAYER_NORM, x.device, arguments)
     save = not backend.composite and dispatch.needs_backward(x, weight, bias)
     if backend.composite or (backend.name == "native" and not save):
-        output: Tensor = backend.forward(arguments)
+        output: Tensor = backend.forward(arguments, False)[0]
         return output
     dispatch.refuse_forward_mode("layer_norm")
     rows = x.reshape(-1, x.shape[-1])
@@ -98,7 +96,7 @@ def dropout_add_layer_norm(
     """
     if token_dropout is not None and token_dropout.p == 0.0:
         token_dropout = None
-    arguments = DropoutAddLayerNormArguments(x, x_bias, residual, weight, bias, eps, token_dropout)
+    arguments = LayerNormArguments(x, x_bias, residual, weight, bias, eps, token_dropout)
     arguments.check()
     backend = dispatch.select_backend(DROPOUT_ADD_LAYER_NORM, x.device, arguments)
     training = not backend.composite and dispatch.needs_backward(x, residual, weight, bias, x_bias)
@@ -150,10 +148,9 @@ def _layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor, eps: float, save: bool, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y (rows, width), and mean and rstd fp32 (rows,), which are empty without `save`."""
-    results: tuple[Tensor, Tensor, Tensor] = LAYER_NORM.backend(backend).forward_rows(
-        LayerNormArguments(x, weight, bias, eps), save
-    )
-    return results
+    arguments = LayerNormArguments(x, None, None, weight, bias, eps, None)
+    y, _, mean, rstd = LAYER_NORM.backend(backend).forward_rows(arguments, save)
+    return y, mean, rstd
 
 
 @_layer_norm.register_fake
@@ -166,8 +163,9 @@ def _layer_norm_backward(
     grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Return dx, and dweight and dbias as the rows of one fp32 tensor: results of an operator must not share memory."""
-    gradients: tuple[Tensor, Tensor] = LAYER_NORM.backend(backend).backward(grad, x, mean, rstd, weight)
-    return gradients
+    gradients = LAYER_NORM.backend(backend).backward
+    dx, _, sums = gradients(grad, None, x, mean, rstd, weight, None, x_bias=False, residual=False)
+    return dx, sums
 
 
 @_layer_norm_backward.register_fake
@@ -209,10 +207,9 @@ def _dropout_add_layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return y and the rounded sum (rows, width), mean and rstd fp32 (rows,); all but y are empty without `save`."""
     dropout = rebuild(p, key, sequence_ids, offsets, site)
-    arguments = DropoutAddLayerNormArguments(x, x_bias, residual, weight, bias, eps, dropout)
-    results: tuple[Tensor, Tensor, Tensor, Tensor]
-    results = DROPOUT_ADD_LAYER_NORM.backend(backend).forward_rows(arguments, save)
-    return results
+    arguments = LayerNormArguments(x, x_bias, residual, weight, bias, eps, dropout)
+    y, total, mean, rstd = DROPOUT_ADD_LAYER_NORM.backend(backend).forward_rows(arguments, save)
+    return y, total, mean, rstd
 
 
 @_dropout_add_layer_norm.register_fake
@@ -240,7 +237,7 @@ def _dropout_add_layer_norm_backward(
     """Return dx; dresidual, empty where it equals dx; dweight, dbias and, with x_bias, dx_bias as fp32 rows."""
     dropout = rebuild(p, key, sequence_ids, offsets, site)
     dx, dresidual, sums = DROPOUT_ADD_LAYER_NORM.backend(backend).backward(
-        grad, grad_total, total, mean, rstd, weight, dropout, has_x_bias
+        grad, grad_total, total, mean, rstd, weight, dropout, x_bias=has_x_bias, residual=True
     )
     return dx, dx.new_empty(0) if dresidual is None else dresidual, sums
 
@@ -288,10 +285,9 @@ def _gelu_layer_norm(
     x: Tensor, x_bias: Tensor | None, weight: Tensor, bias: Tensor, eps: float, tanh: bool, save: bool, backend: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return y (rows, width), and mean and rstd of the GELU, fp32 (rows,), which are empty without `save`."""
-    results: tuple[Tensor, Tensor, Tensor] = GELU_LAYER_NORM.backend(backend).forward_rows(
-        GeluLayerNormArguments(x, x_bias, weight, bias, eps, tanh), save
-    )
-    return results
+    arguments = GeluLayerNormArguments(x, x_bias, weight, bias, eps, tanh)
+    y, mean, rstd = GELU_LAYER_NORM.backend(backend).forward_rows(arguments, save)
+    return y, mean, rstd
 
 
 @_gelu_layer_norm.register_fake
@@ -304,9 +300,8 @@ def _gelu_layer_norm_backward(
     grad: Tensor, x: Tensor, x_bias: Tensor | None, mean: Tensor, rstd: Tensor, weight: Tensor, tanh: bool, backend: str
 ) -> tuple[Tensor, Tensor]:
     """Return dx; dweight, dbias and, with x_bias, dx_bias as rows of one fp32 tensor."""
-    gradients: tuple[Tensor, Tensor]
-    gradients = GELU_LAYER_NORM.backend(backend).backward(grad, x, x_bias, mean, rstd, weight, tanh)
-    return gradients
+    dx, sums = GELU_LAYER_NORM.backend(backend).backward(grad, x, x_bias, mean, rstd, weight, tanh)
+    return dx, sums
 
 
 @_gelu_layer_norm_backward.register_fake

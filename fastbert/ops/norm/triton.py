@@ -7,43 +7,20 @@ from torch import Tensor
 from fastbert.kernels.configs.norm import WIDEST
 from fastbert.ops.dropout.arguments import TokenDropout
 from fastbert.ops.dropout.triton import kernel_inputs
-from fastbert.ops.norm.arguments import DropoutAddLayerNormArguments, GeluLayerNormArguments, LayerNormArguments
+from fastbert.ops.norm.arguments import GeluLayerNormArguments, LayerNormArguments
 from fastbert.ops.operation import Reason
 from fastbert.ops.triton_backend import TritonBackend, unsupported_dtype
 
 
 class TritonLayerNorm(TritonBackend[LayerNormArguments]):
-    """bf16, fp16 and fp32; fp32 arithmetic, nothing rounded before the result."""
-
-    def supports(self, arguments: LayerNormArguments) -> Reason | None:
-        """Support half precision and fp32 up to WIDEST columns on GPUs, and in Triton's interpreter."""
-        return _unsupported(arguments.x, arguments.weight, arguments.bias)
-
-    def forward_rows(self, arguments: LayerNormArguments, save: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the norm, and mean and rstd fp32 (rows,), which are empty without `save`."""
-        from fastbert.kernels.norm import layer_norm as kernels
-
-        x, weight, bias, eps = arguments
-        y, _, mean, rstd = kernels.forward(x, None, None, weight, bias, eps, None, save)
-        return y, mean, rstd
-
-    def backward(self, grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return dx, and dweight and dbias as the rows of one fp32 tensor."""
-        from fastbert.kernels.norm import layer_norm as kernels
-
-        dx, _, sums = kernels.backward(grad, None, x, mean, rstd, weight, None, x_bias=False, residual=False)
-        return dx, sums
-
-
-class TritonDropoutAddLayerNorm(TritonBackend[DropoutAddLayerNormArguments]):
     """bf16, fp16 and fp32; fp32 arithmetic, in which the sum alone is rounded before the result."""
 
-    def supports(self, arguments: DropoutAddLayerNormArguments) -> Reason | None:
+    def supports(self, arguments: LayerNormArguments) -> Reason | None:
         """Support half precision and fp32 up to WIDEST columns on GPUs, and in Triton's interpreter."""
         x, x_bias, residual, weight, bias, _, _ = arguments
         return _unsupported(x, weight, bias, residual, x_bias)
 
-    def forward_rows(self, arguments: DropoutAddLayerNormArguments, save: bool) -> tuple[Tensor, ...]:
+    def forward_rows(self, arguments: LayerNormArguments, save: bool) -> tuple[Tensor, ...]:
         """Return norm, sum, and mean and rstd fp32 (rows,); all but the norm are empty without `save`."""
         from fastbert.kernels.norm import layer_norm as kernels
 
@@ -59,13 +36,18 @@ class TritonDropoutAddLayerNorm(TritonBackend[DropoutAddLayerNormArguments]):
         rstd: Tensor,
         weight: Tensor,
         dropout: TokenDropout | None,
+        *,
         x_bias: bool,
+        residual: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return dx; dresidual, None where it equals dx; dweight, dbias and, with x_bias, dx_bias as fp32 rows."""
+        """Return dx, dresidual, and the rows dweight, dbias and, with x_bias, dx_bias of one fp32 tensor.
+
+        dresidual is None without a residual, and where it equals dx.
+        """
         from fastbert.kernels.norm import layer_norm as kernels
 
         inputs = kernel_inputs(dropout)
-        return kernels.backward(grad, grad_total, total, mean, rstd, weight, inputs, x_bias=x_bias, residual=True)
+        return kernels.backward(grad, grad_total, total, mean, rstd, weight, inputs, x_bias=x_bias, residual=residual)
 
 
 class TritonGeluLayerNorm(TritonBackend[GeluLayerNormArguments]):

@@ -47,5 +47,6 @@ class Triton(TritonBackend[SoftmaxArguments]):
 def _inputs(arguments: SoftmaxArguments) -> Any:
     from fastbert.kernels.softmax import softmax as kernels
 
-    scores, mask, scale, dropout_p, dropout_key, dropout_site = arguments
-    return kernels.SoftmaxInputs(scores, mask, scale, dropout_key, *quantized(dropout_p), dropout_site)
+    return kernels.SoftmaxInputs(
+        *arguments[:3], arguments.dropout_key, *quantized(arguments.dropout_p), arguments.dropout_site
+    )

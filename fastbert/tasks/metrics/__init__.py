@@ -1,1 +1,1 @@
-"""The metrics of the tasks, by the field's own libraries."""
+"""Metrics of the tasks, computed by the standard libraries."""

@@ -13,21 +13,21 @@ from fastbert.tasks.metrics.library import library
 logger = logging.getLogger("fastbert")
 EVALUATION_SET = "the evaluation set"
 
-# How files name the class that F1 is about, where there are two.
+# Names of the positive class in binary classification.
 POSITIVE = ("1", "entailment", "true", "yes", "positive", "pos", "duplicate", "paraphrase", "acceptable")
 
 
 def ordered(labels: Iterable[str]) -> tuple[str, ...]:
-    """Labels in the order of the model's outputs: numbers by their value, else as strings."""
-    found = set(labels)
-    if all(label.removeprefix("-").isdecimal() for label in found):
-        return tuple(sorted(found, key=lambda label: (int(label), label)))
-    return tuple(sorted(found))
+    """Return labels in the order of the model's outputs: numbers by their value, else sorted as strings."""
+    names = set(labels)
+    if all(name.removeprefix("-").isdecimal() for name in names):
+        return tuple(sorted(names, key=lambda name: (int(name), name)))
+    return tuple(sorted(names))
 
 
 def positive_class(labels: Sequence[str]) -> str:
-    """The one of two labels whose F1 counts: the one that is named like it (`1`, `entailment`, `true`, `yes`,
-    `positive`, ...), else the second in order."""
+    """Return the positive class of two labels: the one with a usual name (`1`, `entailment`, `true`, `yes`, `positive`,
+    ...), else the second in order."""
     named = [label for label in labels if label.lower() in POSITIVE]
     return named[0] if len(named) == 1 else labels[1]
 
@@ -35,11 +35,11 @@ def positive_class(labels: Sequence[str]) -> str:
 def classification_scores(
     gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str], *, where: str = EVALUATION_SET
 ) -> dict[str, float]:
-    """`accuracy`, `f1`, `macro_f1` and `matthews`, in percent.
+    """Compute `accuracy`, `f1`, `macro_f1` and `matthews`, in percent.
 
     `f1` is that of the `positive_class` if there are two labels, else `macro_f1`: the mean over the classes that occur
-    in `gold` or `predicted`. A class of `labels` without a gold example is named in the log. Where all gold examples
-    are of one class, Matthews' correlation is not defined: it is left out, and the log says so. `where`: the file.
+    in `gold` or `predicted`. A class of `labels` without a gold example is logged. If all gold examples are of
+    one class, Matthews' correlation is undefined and left out, with a warning. `where`: the file.
     """
     _same_length(gold, predicted)
     sklearn = library("sklearn.metrics")
@@ -65,19 +65,19 @@ def classification_scores(
 
 
 def choice_scores(gold: Sequence[int | None], predicted: Sequence[int]) -> dict[str, float]:
-    """`accuracy` in percent, of the numbers of endings."""
+    """Compute `accuracy` in percent, of the numbers of endings."""
     _same_length(gold, predicted)
-    right = sum(one == other for one, other in zip(gold, predicted, strict=True))
-    return {"accuracy": 100 * right / len(gold)}
+    correct = sum(a == b for a, b in zip(gold, predicted, strict=True))
+    return {"accuracy": 100 * correct / len(gold)}
 
 
 def regression_scores(
     gold: Sequence[float], predicted: Sequence[float], *, where: str = EVALUATION_SET
 ) -> dict[str, float]:
-    """`pearson_spearman`, the mean of `pearson` and `spearman`, in percent; and `mse`, in squares of the labels' unit.
+    """Compute `pearson_spearman`, the mean of `pearson` and `spearman`, in percent; and `mse`, in the labels' unit
+    squared.
 
-    Where all gold or all predicted numbers are the same, correlations are not defined: they are left out, and the log
-    says so.
+    If all gold or all predicted numbers are equal, correlations are undefined and left out, with a warning.
     """
     _same_length(gold, predicted)
     stats = library("scipy.stats")
@@ -89,7 +89,7 @@ def regression_scores(
             logger.warning("%s: %s: correlations are not defined and left out", where, count)
             return scores
     with warnings.catch_warnings():
-        # A spread of a few rounding errors is next to none, as scipy warns; what it then says may be nan.
+        # scipy warns of a spread of a few rounding errors, and may then return NaN.
         warnings.simplefilter("ignore")
         pearson, spearman = float(stats.pearsonr(x, y)[0]), float(stats.spearmanr(x, y)[0])
     if not np.isfinite([pearson, spearman]).all():

@@ -1,10 +1,10 @@
-"""GLUE's tasks: their metrics, and the average over them by the two conventions that are in use.
+"""GLUE's tasks: their metrics, and their average by the two common conventions.
 
-- `paper`, that of BERT's Table 1: the mean of nine numbers, MNLI's two test sets counted apart and WNLI left out; F1 of
-  MRPC and QQP, Spearman of STS-B, Matthews of CoLA, accuracy of the others.
+- `paper`, that of BERT's Table 1: the mean of nine numbers, MNLI's two test sets counted separately and WNLI left out;
+  F1 of MRPC and QQP, Spearman of STS-B, Matthews of CoLA, accuracy of the others.
 - `official`, that of the leaderboard: the mean over nine tasks, WNLI among them, where a task with two metrics (MRPC
   and QQP: F1 and accuracy; STS-B: Pearson and Spearman) or two test sets (MNLI) counts with their mean. The
-  diagnostics, AX, stand apart.
+  diagnostics, AX, are not counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Convention = Literal["paper", "official"]
 
 @dataclass(frozen=True, kw_only=True)
 class GlueTask:
-    """A task of GLUE: the metrics by which each convention judges it, the mean of them where there are two."""
+    """A task of GLUE: the metrics of each convention, whose mean counts."""
 
     paper: tuple[str, ...] = ("accuracy",)
     official: tuple[str, ...] = ("accuracy",)
@@ -48,38 +48,38 @@ _PLAIN |= {"stsb": "STS-B", "mnli": "MNLI-m", "mnlimatched": "MNLI-m", "mnlimism
 
 
 def glue_name(name: str) -> str:
-    """GLUE's own name of a task, however it is spelled: `sst2`, `mnli_mm`, `STS-B`."""
-    found = _PLAIN.get("".join(filter(str.isalnum, name)).lower())
-    if found is None:
-        raise UserError(f"{name!r} is no task of GLUE; these are: {', '.join(GLUE)}")
-    return found
+    """Return GLUE's own name of a task in any spelling: `sst2`, `mnli_mm`, `STS-B`. Raises UserError."""
+    task = _PLAIN.get("".join(filter(str.isalnum, name)).lower())
+    if task is None:
+        raise UserError(f"{name!r} is not a task of GLUE, which are: {', '.join(GLUE)}")
+    return task
 
 
 def glue_numbers(
     results: Mapping[str, float | Mapping[str, float]], convention: Convention = "paper"
 ) -> dict[str, float]:
-    """The number of each task: of its metrics, in percent, or the number itself where it is given."""
+    """Return one number per task: the mean of its metrics, in percent, or the result itself if it is a number."""
     numbers: dict[str, float] = {}
-    for given, result in results.items():
-        name = glue_name(given)
+    for spelling, result in results.items():
+        name = glue_name(spelling)
         if name in numbers:
             raise UserError(f"two results for {name}: leave one out")
         if not isinstance(result, Mapping):
             numbers[name] = float(result)
             continue
-        wanted = getattr(GLUE[name], convention)
-        missing = [metric for metric in wanted if metric not in result]
+        metrics = getattr(GLUE[name], convention)
+        missing = [metric for metric in metrics if metric not in result]
         if missing:
             raise UserError(
                 f"{name}: no {' and no '.join(missing)} among its results ({', '.join(result) or 'none'}), which the"
                 f" {convention} average needs"
             )
-        numbers[name] = sum(result[metric] for metric in wanted) / len(wanted)
+        numbers[name] = sum(result[metric] for metric in metrics) / len(metrics)
     return numbers
 
 
 def glue_average(results: Mapping[str, float | Mapping[str, float]], convention: Convention = "paper") -> float:
-    """The average over GLUE by a convention; `results` are by task, each its metrics or its number, in percent."""
+    """Compute the average over GLUE; `results` maps each task to its metrics or its number, in percent."""
     if convention not in AVERAGED:
         raise UserError(f"convention={convention!r} must be one of {', '.join(AVERAGED)}")
     numbers = glue_numbers(results, convention)

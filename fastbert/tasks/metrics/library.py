@@ -1,4 +1,4 @@
-"""The libraries that measure: optional, imported when they are needed."""
+"""Optional libraries of metrics, imported on first use."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from fastbert.errors import UserError
 
-# The packages that are not called as their modules are.
+# Packages whose name differs from their module's.
 PACKAGES = {"sklearn": "scikit-learn", "rouge_score": "rouge-score"}
 
 
 def library(name: str) -> Any:
-    """A module of the extra `tasks`. Raises UserError, with the package to install, where it is missing."""
+    """Import a module of the extra `tasks`. Raises UserError, naming the package to install, if it is missing."""
     package = PACKAGES.get(name.partition(".")[0], name.partition(".")[0])
     try:
         return import_module(name)

@@ -20,17 +20,17 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalized(answer: str) -> str:
-    """What of an answer is compared: lower case, without ASCII punctuation, articles and extra white space."""
+    """Return an answer as it is compared: lower case, without ASCII punctuation, articles and extra white space."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def exact_match(predicted: str, gold: str) -> float:
-    """1 where two answers are the same once `normalized`, else 0."""
+    """Return 1 if two answers are equal once `normalized`, else 0."""
     return float(normalized(predicted) == normalized(gold))
 
 
 def word_f1(predicted: str, gold: str, *, empty_equals_empty: bool = False) -> float:
-    """F1 over the words that two answers share. Of two without words it is 0 in SQuAD 1.1, and in 2.0 1."""
+    """Compute F1 over the words that two answers share; for two without words it is 0 in SQuAD 1.1 and 1 in 2.0."""
     x, y = normalized(predicted).split(), normalized(gold).split()
     if empty_equals_empty and not (x and y):
         return float(x == y)
@@ -47,13 +47,13 @@ def squad_scores(
     no_answer_probabilities: Mapping[str, float] | None = None,
     threshold: float = 1.0,
 ) -> dict[str, float]:
-    """`f1` and `exact_match`, the best over a question's gold answers, in percent.
+    """Compute `f1` and `exact_match`, the best over a question's gold answers, in percent.
 
-    A dataset in which a question has no answer is scored by the rules of SQuAD 2.0, where the right answer to it is the
-    empty text: then also `HasAns_f1`, `HasAns_exact`, `NoAns_f1` and `NoAns_exact`, of the questions with and without.
-    With `no_answer_probabilities`, an answer whose question's lies above `threshold` counts as none, and `best_f1`,
-    `best_exact` are the scores under the best threshold: `best_f1_thresh`, `best_exact_thresh`, no percentages. A
-    question without prediction counts as wrong, and the log says so.
+    A dataset in which a question has no answer is scored by the rules of SQuAD 2.0, where the correct answer to it is
+    the empty text; the result then also has `HasAns_f1`, `HasAns_exact`, `NoAns_f1` and `NoAns_exact`, of the questions
+    with and without an answer. With `no_answer_probabilities`, an answer whose question's lies above `threshold` counts
+    as none, and `best_f1`, `best_exact` are the scores under the best threshold: `best_f1_thresh`, `best_exact_thresh`
+    (not percentages). A question without a prediction counts as wrong, with a warning.
     """
     missing = [example.id for example in dataset if example.id not in predictions]
     if missing:
@@ -74,26 +74,28 @@ def squad_scores(
         if chosen.any():
             result |= {f"{name}_{kind}": 100 * float(np.mean(scores[kind][chosen])) for kind in ("f1", "exact")}
     if no_answer_probabilities is not None:
-        said = np.array([bool(predictions.get(example.id)) for example in dataset])
+        answered = np.array([bool(predictions.get(example.id)) for example in dataset])
         for kind in ("f1", "exact"):
-            best, at = _best_threshold(dataset, raw[kind], answerable, said, no_answer_probabilities)
+            best, at = _best_threshold(dataset, raw[kind], answerable, answered, no_answer_probabilities)
             result |= {f"best_{kind}": best, f"best_{kind}_thresh": at}
     return result
 
 
 def thresholded_scores(dataset: Dataset[QuestionExample], predictions: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """`squad_scores` of predictions as they were decided, with the best that another threshold would have reached: of
-    each question's `best_answer`, by how much better no answer scores (`null_score_difference`)."""
-    decided = squad_scores(dataset, {str(one["id"]): str(one["text"]) for one in predictions})
-    answers = {str(one["id"]): str(one.get("best_answer", one["text"])) for one in predictions}
-    differences = {str(one["id"]): float(one["null_score_difference"]) for one in predictions}
+    """Compute `squad_scores` of predictions, and the best scores under any threshold on `null_score_difference`, above
+    which each question's `best_answer` is replaced by no answer."""
+    decided = squad_scores(dataset, {str(prediction["id"]): str(prediction["text"]) for prediction in predictions})
+    answers = {
+        str(prediction["id"]): str(prediction.get("best_answer", prediction["text"])) for prediction in predictions
+    }
+    differences = {str(prediction["id"]): float(prediction["null_score_difference"]) for prediction in predictions}
     best = squad_scores(dataset, answers, differences, math.inf)
     return decided | {name: value for name, value in best.items() if name.startswith("best_")}
 
 
 def _gold(example: QuestionExample, has_none: bool) -> Sequence[str]:
     texts = [answer.text for answer in example.answers or ()]
-    # An article alone is no answer to SQuAD 2.0's script.
+    # SQuAD 2.0's script drops answers that are an article alone.
     return [text for text in texts if normalized(text)] or [""] if has_none else texts
 
 
@@ -102,7 +104,7 @@ def _is_answerable(example: QuestionExample) -> bool:
 
 
 def _best(example: QuestionExample, predicted: str | None, has_none: bool) -> tuple[float, float]:
-    """Exact match and F1 with the gold answer that suits best."""
+    """Return exact match and F1 with the best-matching gold answer."""
     if predicted is None:
         return 0.0, 0.0
     gold = _gold(example, has_none)
@@ -114,19 +116,21 @@ def _best_threshold(
     dataset: Dataset[QuestionExample],
     scores: np.ndarray,
     answerable: np.ndarray,
-    said: np.ndarray,
+    answered: np.ndarray,
     probabilities: Mapping[str, float],
 ) -> tuple[float, float]:
-    """The best score in percent that a threshold gives, and the threshold: answers are admitted one by one, from the
-    least probability that there is none, and each gains its score, or loses the point for silence where silence was
-    right."""
-    places = {example.id: i for i, example in enumerate(dataset)}
-    order = sorted((name for name in probabilities if name in places), key=lambda name: probabilities[name])
-    chosen = np.array([places[name] for name in order], dtype=np.int64)
-    gains = np.where(answerable, scores, -said.astype(np.float64))[chosen]
-    silent = float((~answerable).sum())
-    totals = silent + np.cumsum(gains)
-    if not len(totals) or totals.max() <= silent:
-        return 100 * silent / len(dataset), 0.0
+    """Return the best score in percent over all thresholds, and the threshold.
+
+    Answers are admitted one by one, in order of the probability that there is none; each adds its score, or loses the
+    point of a question without an answer.
+    """
+    indices = {example.id: i for i, example in enumerate(dataset)}
+    order = sorted((name for name in probabilities if name in indices), key=lambda name: probabilities[name])
+    chosen = np.array([indices[name] for name in order], dtype=np.int64)
+    gains = np.where(answerable, scores, -answered.astype(np.float64))[chosen]
+    unanswered = float((~answerable).sum())
+    totals = unanswered + np.cumsum(gains)
+    if not len(totals) or totals.max() <= unanswered:
+        return 100 * unanswered / len(dataset), 0.0
     first = int(totals.argmax())
     return 100 * float(totals[first]) / len(dataset), float(probabilities[order[first]])

@@ -15,11 +15,11 @@ logger = logging.getLogger("fastbert")
 def tagging_scores(
     gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], *, where: str = "the evaluation set"
 ) -> dict[str, float]:
-    """`accuracy` over words; where the gold tags follow a scheme of entities also `f1`, `precision` and `recall` of
-    whole entities and `f1_TYPE` of each type, in percent.
+    """Compute `accuracy` over words; if the gold tags follow a scheme of entities also `f1`, `precision` and `recall`
+    of whole entities and `f1_TYPE` of each type, in percent.
 
-    Entities are those of seqeval's default mode, which are those of conlleval: what a scheme does not allow is read
-    leniently, so that `I-` after `O` begins an entity.
+    Entities are those of seqeval's default mode and of conlleval: invalid tags are read leniently, so that `I-` after
+    `O` begins an entity.
     """
     lengths = [len(tags) for tags in gold]
     if lengths != [len(tags) for tags in predicted]:
@@ -27,8 +27,8 @@ def tagging_scores(
     words = sum(lengths)
     if not words:
         raise ValueError("there are no tags to compare")
-    right = sum(a == b for one, other in zip(gold, predicted) for a, b in zip(one, other))
-    accuracy = 100 * right / words
+    correct = sum(a == b for tags, predictions in zip(gold, predicted) for a, b in zip(tags, predictions))
+    accuracy = 100 * correct / words
     scheme = scheme_of(gold)
     if scheme is None:
         return {"accuracy": accuracy}

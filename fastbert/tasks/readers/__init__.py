@@ -1,1 +1,1 @@
-"""Readers of the files that tasks come in."""
+"""Readers of task files."""

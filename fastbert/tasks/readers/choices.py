@@ -13,7 +13,7 @@ from fastbert.tasks.readers.tables import Names, Row, Table, name_of, read_table
 from fastbert.tasks.text_files import whole_characters
 
 if TYPE_CHECKING:
-    from fastbert.tasks.base import Columns
+    from fastbert.tasks.settings import Columns
 
 PROMPTS = ("sent1", "prompt", "ctx", "premise", "context", "question")
 STARTS = ("sent2",)
@@ -94,7 +94,7 @@ def _columns(table: Table, columns: Columns, labelled: bool) -> tuple[int, int |
 
 
 def _endings(table: Table) -> Callable[[Row], tuple[str, ...]]:
-    """What takes the endings from a row."""
+    """Return the function that reads the endings of a row."""
     place = table.first(LISTS)
     if place is not None:
         return lambda row: _listed(table, row, place)

@@ -1,4 +1,7 @@
-"""Words with tags: CoNLL's columns of every year, CoNLL-U, and JSON objects or Arrow columns of two lists."""
+"""Read words with tags: CoNLL's columns of every year, CoNLL-U, and JSON objects or Arrow columns of two lists.
+
+One file: the layouts differ in a line or two each, and share the walk over lines and its errors.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from fastbert.tasks.readers.tags import OUTSIDE, count_invalid, is_entity_tag, s
 from fastbert.tasks.text_files import STDIN, numbered_lines, whole_characters
 
 if TYPE_CHECKING:
-    from fastbert.tasks.base import Columns
+    from fastbert.tasks.settings import Columns
 
 logger = logging.getLogger("fastbert")
 DOCUMENT = "-DOCSTART-"
@@ -133,7 +136,7 @@ def read_conll(path: str, columns: Columns, *, labelled: bool, skip_bad: bool | 
 
 
 def _is_running(lines: Lines, columns: Columns) -> bool:
-    """Whether lines are sentences to tag, and not a word each: some have several words, and none has columns."""
+    """Return whether lines are sentences to tag, and not a word each: some have several words, and none has columns."""
     texts = [line for _, line in lines]
     return columns.text is None and not any("\t" in line for line in texts) and any(len(x.split()) > 1 for x in texts)
 
@@ -155,7 +158,7 @@ def _split(line: str, by_tabs: bool, collapsed: bool) -> list[str]:
 
 
 def _is_mark(line: str) -> bool:
-    """Whether a line begins a document, however its columns are separated."""
+    """Return whether a line begins a document, however its columns are separated."""
     return line.startswith(DOCUMENT) and line.split()[0] == DOCUMENT
 
 
@@ -317,7 +320,7 @@ def _problem(cells: Sequence[str], line: str, form: _Columns) -> str | None:
 
 
 def _is_comment(line: str, by_tabs: bool) -> bool:
-    """Whether a line before a sentence's first word is a comment; `#` may also be that word."""
+    """Return whether a line before a sentence's first word is a comment; `#` may also be that word."""
     if by_tabs:
         return line.startswith("# ") and "\t" not in line
     return _COMMENT.match(line) is not None

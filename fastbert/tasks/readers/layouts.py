@@ -18,7 +18,7 @@ from fastbert.tasks.readers.tables import Names, Row, Table, kind_of, name_of
 from fastbert.tasks.text_files import STDIN
 
 if TYPE_CHECKING:
-    from fastbert.tasks.base import Columns
+    from fastbert.tasks.settings import Columns
 
 logger = logging.getLogger("fastbert")
 

@@ -13,7 +13,7 @@ from fastbert.tasks.readers.tables import Row, Table, name_of, read_lines, read_
 from fastbert.tasks.text_files import STDIN
 
 if TYPE_CHECKING:
-    from fastbert.tasks.base import Columns
+    from fastbert.tasks.settings import Columns
 
 PAIRS = (
     ("source", "target"),

@@ -28,7 +28,7 @@ def read_squad(
     path: str,
     *,
     labelled: bool,
-    set_aside: Callable[[str], None],
+    report: Callable[[str], None],
     spans: bool = True,
     skip_bad: bool | None = None,
 ) -> Dataset[QuestionExample]:
@@ -36,7 +36,7 @@ def read_squad(
 
     With `labelled` and `spans`, every answer is the context's own text at its `start`. One that is not there, but
     within the words that it touches, is moved, as BERT's own reader tolerates it; white space need not agree. What is
-    nowhere is left out, with its question if nothing remains; one call of `set_aside` counts them and names the first.
+    nowhere is left out, with its question if nothing remains; one call of `report` counts them and names the first.
     Without `spans` answers stay as the file has them, which is what scoring compares with. Without `labelled` they are
     not looked at. Raises UserError, naming file and question, unless `skip_bad` leaves bad questions out.
     """
@@ -63,7 +63,7 @@ def read_squad(
         raise UserError(f"{name}, line 1: has no questions; name a file that does")
     if lost:
         own, answer = lost[0]
-        set_aside(
+        report(
             f"{name}: {len(lost)} answers are not in their context where `answer_start` says, the first that of"
             f" question {own}: {answer.text[:60]!r} at {answer.start}; left out, with {without} questions that have no"
             " other answer"

@@ -20,7 +20,7 @@ _ENTITY = re.compile(r"[BIESLU]-.+", re.DOTALL)
 
 
 def is_entity_tag(tag: str) -> bool:
-    """Whether a tag is one of a scheme: `O`, or a place, a hyphen and a type."""
+    """Return whether a tag is one of a scheme: `O`, or a place, a hyphen and a type."""
     return tag == OUTSIDE or _ENTITY.fullmatch(tag) is not None
 
 

@@ -27,7 +27,7 @@ from fastbert.tasks.readers.tables import (
 from fastbert.tasks.text_files import STDIN, whole_characters
 
 if TYPE_CHECKING:
-    from fastbert.tasks.base import Columns
+    from fastbert.tasks.settings import Columns
 
 logger = logging.getLogger("fastbert")
 

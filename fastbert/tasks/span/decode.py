@@ -1,8 +1,8 @@
-"""The best spans of each question over all windows of its context, as transformers' example for SQuAD finds them.
+"""Find the best spans of each question over all windows of its context, as transformers' example for SQuAD does.
 
-Of each row the `n_best` tokens of the largest start and of the largest end logits are paired; a pair is an answer if
-both are in the context and it is neither backwards nor too long; its score is the sum of the two. Rows of an example
-compete. Only where no pair is an answer, which transformers answers with "empty", all spans of the rows are compared.
+In each row, the `n_best` tokens with the largest start logits are paired with those with the largest end logits; a pair
+is an answer if both are in the context and it is neither backwards nor too long; its score is the sum of the two. The
+rows of an example compete. If no pair is an answer, for which transformers returns "empty", all spans are compared.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fastbert.tasks.base import Prediction
 from fastbert.tasks.examples import Dataset, QuestionExample
+from fastbert.tasks.prediction_format import Prediction
 from fastbert.tasks.ragged import bounds, runs
 from fastbert.tasks.span.rows import NOWHERE, SpanRows
 
@@ -25,7 +25,7 @@ FIRST_MARK = "\u0300"
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """How answers are looked for; without `null_threshold` each question has one."""
+    """The limits of the search; without `null_threshold` each question has an answer."""
 
     n_best: int
     max_answer_length: int
@@ -34,23 +34,23 @@ class Search:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Spans:
-    """Spans that may be answers: the example, the score (fp32), the first character and the one behind the last."""
+    """Candidate answers: the example, the score (fp32), the first character and the end (exclusive)."""
 
     examples: np.ndarray
     scores: np.ndarray
     begins: np.ndarray
     ends: np.ndarray
 
-    def __getitem__(self, chosen: np.ndarray) -> Spans:
+    def __getitem__(self, indices: np.ndarray) -> Spans:
         return Spans(
-            examples=self.examples[chosen],
-            scores=self.scores[chosen],
-            begins=self.begins[chosen],
-            ends=self.ends[chosen],
+            examples=self.examples[indices],
+            scores=self.scores[indices],
+            begins=self.begins[indices],
+            ends=self.ends[indices],
         )
 
     def and_(self, other: Spans) -> Spans:
-        """These and others."""
+        """Return these spans followed by others."""
         return Spans(
             examples=np.concatenate((self.examples, other.examples)),
             scores=np.concatenate((self.scores, other.scores)),
@@ -62,16 +62,15 @@ class Spans:
 def find_answers(
     dataset: Dataset[QuestionExample], rows: SpanRows, outputs: Sequence[np.ndarray], search: Search
 ) -> list[Prediction]:
-    """A prediction for each example, in their order; `outputs`: the logits (2, tokens) of each row."""
+    """Return a prediction for each example, in their order; `outputs`: the logits (2, tokens) of each row."""
     predictions: list[Prediction] = []
     for first, last in _groups(rows.examples):
-        chosen = np.arange(first, last)
-        padded = _Padded(rows, chosen, np.concatenate(outputs[first:last], axis=1))
+        padded = _Padded(rows, np.arange(first, last), np.concatenate(outputs[first:last], axis=1))
         spans = padded.pairs(search)
         missing = np.setdiff1d(padded.examples, spans.examples)
         if len(missing):
             spans = spans.and_(padded.best_spans(np.isin(padded.examples, missing), search))
-        # By example, best first; those of one score in the order of rows and of their logits' ranks.
+        # By example, best first; equal scores in the order of rows and of their logits' ranks.
         spans = spans[np.lexsort((-spans.scores, spans.examples))]
         examples = np.arange(rows.examples[first], rows.examples[last - 1] + 1)
         limits = np.searchsorted(spans.examples, np.append(examples, examples[-1] + 1))
@@ -82,7 +81,7 @@ def find_answers(
 
 
 def _groups(examples: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Rows in groups of about `AT_ONCE` that do not part an example."""
+    """Yield groups of about `AT_ONCE` rows, with all rows of an example in the same group."""
     begins = np.concatenate(([0], np.flatnonzero(np.diff(examples)) + 1, [len(examples)]))
     first = 0
     while first < len(examples):
@@ -93,31 +92,31 @@ def _groups(examples: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 class _Padded:
-    """Rows side by side in a table, filled up with logits of -inf."""
+    """Rows as a padded matrix, with logits of -inf at padding."""
 
-    def __init__(self, rows: SpanRows, chosen: np.ndarray, logits: np.ndarray) -> None:
-        lengths = rows.lengths[chosen]
-        self.examples = rows.examples[chosen]
+    def __init__(self, rows: SpanRows, indices: np.ndarray, logits: np.ndarray) -> None:
+        lengths = rows.lengths[indices]
+        self.examples = rows.examples[indices]
         inside = np.arange(lengths.max()) < lengths[:, None]
         self.begins, self.ends = np.full(inside.shape, NOWHERE), np.full(inside.shape, NOWHERE)
-        tokens = slice(rows.offsets[chosen[0]], rows.offsets[chosen[-1] + 1])
+        tokens = slice(rows.offsets[indices[0]], rows.offsets[indices[-1] + 1])
         self.begins[inside], self.ends[inside] = rows.begins[tokens], rows.ends[tokens]
         self.logits = np.full((2, *inside.shape), -np.inf, dtype=np.float32)
         self.logits[:, inside] = logits
 
     def pairs(self, search: Search) -> Spans:
-        """The pairs of likely starts and likely ends that may be answers."""
+        """Return the pairs of likely starts and likely ends that may be answers."""
         tokens = [_largest(logits, search.n_best) for logits in self.logits]
         start, end = tokens[0][:, :, None], tokens[1][:, None, :]
-        in_context = [np.take_along_axis(self.begins, chosen, axis=1) != NOWHERE for chosen in tokens]
+        in_context = [np.take_along_axis(self.begins, columns, axis=1) != NOWHERE for columns in tokens]
         fits = (end >= start) & (end - start < search.max_answer_length)
         fits &= in_context[0][:, :, None] & in_context[1][:, None, :]
         row, i, j = np.nonzero(fits)
         return self._spans(row, tokens[0][row, i], tokens[1][row, j])
 
-    def best_spans(self, wanted: np.ndarray, search: Search) -> Spans:
-        """The best span of each of the wanted rows, of all there are in its context."""
-        rows = np.flatnonzero(wanted)
+    def best_spans(self, mask: np.ndarray, search: Search) -> Spans:
+        """Return the best of all spans in the context of each row in the mask."""
+        rows = np.flatnonzero(mask)
         outside = self.begins[rows] == NOWHERE
         start, end = (np.where(outside, -np.inf, logits[rows]) for logits in self.logits)
         width = start.shape[1]
@@ -128,8 +127,8 @@ class _Padded:
             score = scores[np.arange(len(rows)), at]
             better = score > best
             best[better], first[better], last[better] = score[better], at[better], at[better] + more
-        found = best > -np.inf
-        return self._spans(rows[found], first[found], last[found])
+        exists = best > -np.inf
+        return self._spans(rows[exists], first[exists], last[exists])
 
     def _spans(self, rows: np.ndarray, first: np.ndarray, last: np.ndarray) -> Spans:
         return Spans(
@@ -140,18 +139,18 @@ class _Padded:
         )
 
     def null_scores(self) -> np.ndarray:
-        """The score of no answer for each example: the least of its rows', at their [CLS]."""
+        """Return the score of no answer for each example: the smallest of its rows', at their [CLS]."""
         of_rows = self.logits[0, :, 0] + self.logits[1, :, 0]
         least: np.ndarray = np.minimum.reduceat(of_rows, np.flatnonzero(np.diff(self.examples, prepend=-1)))
         return least
 
 
 def _largest(logits: np.ndarray, count: int) -> np.ndarray:
-    """The places of the largest logits of each row, largest first."""
+    """Return the columns of the largest logits of each row, largest first."""
     count = min(count, logits.shape[1])
-    places = np.argpartition(-logits, count - 1, axis=1)[:, :count]
-    order = np.argsort(-np.take_along_axis(logits, places, axis=1), axis=1, kind="stable")
-    return np.take_along_axis(places, order, axis=1)
+    columns = np.argpartition(-logits, count - 1, axis=1)[:, :count]
+    order = np.argsort(-np.take_along_axis(logits, columns, axis=1), axis=1, kind="stable")
+    return np.take_along_axis(columns, order, axis=1)
 
 
 def _predictions(
@@ -162,7 +161,7 @@ def _predictions(
     null_scores: np.ndarray,
     search: Search,
 ) -> Iterator[Prediction]:
-    """Predictions from the best spans of each example, which lie between its limits."""
+    """Yield predictions from the best spans of each example, which lie between its limits."""
     scores, begins, ends = spans.scores.tolist(), spans.begins.tolist(), spans.ends.tolist()
     bound, nulls = limits.tolist(), null_scores.tolist()
     for number, index in enumerate(examples.tolist()):
@@ -175,20 +174,20 @@ def _predictions(
 
 
 def _character_end(text: str, end: int) -> int:
-    """The end of the character that ends here, with the accents behind it, which belong to no token."""
+    """Return the end of the character that ends here, including combining marks after it, which belong to no token."""
     while end < len(text) and text[end] >= FIRST_MARK and unicodedata.category(text[end]) in ("Mn", "Me"):
         end += 1
     return end
 
 
 def _prediction(name: str, best: list[dict[str, Any]], null_score: float, search: Search) -> Prediction:
-    """The prediction of one example from its answers, best first."""
+    """Return the prediction for one example from its answers, best first."""
     nothing: dict[str, Any] = {"text": "", "start": None, "end": None, "score": null_score}
     answer = best[0] if best else nothing
     more: dict[str, Any] = {}
     if search.null_threshold is not None:
-        # No answer is one of the best, wherever it comes among them.
-        better = sum(one["score"] >= null_score for one in best)
+        # No answer is listed among the best, by its score.
+        better = sum(candidate["score"] >= null_score for candidate in best)
         best = [*best[:better], nothing, *best[better:]]
         best = best[: search.n_best] if better < search.n_best else best
         more = {"null_score_difference": null_score - answer["score"], "best_answer": answer["text"]}
@@ -196,9 +195,11 @@ def _prediction(name: str, best: list[dict[str, Any]], null_score: float, search
             answer = nothing
     if not best:
         best = [nothing]
-    weights = np.exp(np.array([one["score"] for one in best]) - max(one["score"] for one in best))
-    for one, probability in zip(best, (weights / weights.sum()).tolist(), strict=True):
-        one["probability"] = probability
-    answer.setdefault("probability", 0.0)  # 2.0 with n_best=1, where the answer did not stay among the best
+    weights = np.exp(
+        np.array([candidate["score"] for candidate in best]) - max(candidate["score"] for candidate in best)
+    )
+    for candidate, probability in zip(best, (weights / weights.sum()).tolist(), strict=True):
+        candidate["probability"] = probability
+    answer.setdefault("probability", 0.0)  # SQuAD 2.0 with n_best=1, if the answer is not among the best
     chosen = {key: answer[key] for key in ("text", "start", "end", "probability")}
     return {"id": name, **chosen, "n_best": best, **more}

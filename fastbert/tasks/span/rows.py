@@ -19,8 +19,8 @@ NOWHERE = -1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SpanRows(Rows):
-    """Rows with the place of each token in its context: the first character, and the one behind the last; -1 for what
-    is none of the context. int32 (tokens,)."""
+    """Rows with the position of each token in its context: the first character, and the end (exclusive); -1 for tokens
+    outside the context. int32 (tokens,)."""
 
     begins: np.ndarray
     ends: np.ndarray
@@ -28,7 +28,7 @@ class SpanRows(Rows):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contexts:
-    """The tokens of contexts, each context once: context c has `offsets[c]` up to `offsets[c + 1]`."""
+    """The tokens of all different contexts: context c has `offsets[c]` up to `offsets[c + 1]`."""
 
     ids: np.ndarray
     begins: np.ndarray
@@ -37,19 +37,19 @@ class Contexts:
     of_examples: np.ndarray
     """The context of each example."""
     characters: int
-    """Of the longest context."""
+    """Characters of the longest context."""
 
     def spans(self, starts: np.ndarray, stops: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The first and the last token that hold any of the characters `starts` up to `stops` of each example, counted
-        in the tokens of all contexts; the first is behind the last where no token holds any."""
-        # Characters counted through all contexts rise from token to token, except where a tokenizer reorders
-        # combining marks; running extremes rise always, and a search in them finds the same token.
+        """Return the first and the last token that overlap the characters `starts` up to `stops` of each example, as
+        indices into the tokens of all contexts; the first is after the last if no token overlaps."""
+        # Character positions over all contexts increase from token to token, except where a tokenizer reorders
+        # combining marks; running extremes always increase, and a search in them finds the same token.
         stride = self.characters + 2
         base = np.repeat(np.arange(len(self.offsets) - 1) * stride, np.diff(self.offsets))
         ends = np.maximum.accumulate(base + self.ends)
         begins = np.minimum.accumulate((base + self.begins)[::-1])[::-1]
         base = self.of_examples * stride
-        # Beyond the context there is no token of it: these searches must not reach the next one's.
+        # The searches must not reach the tokens of the next context.
         low, high = self.offsets[:-1][self.of_examples], self.offsets[1:][self.of_examples]
         first = np.searchsorted(ends, base + np.clip(starts, 0, stride - 1), side="right")
         last = np.searchsorted(begins, base + np.clip(stops, 0, stride - 1), side="left") - 1
@@ -75,8 +75,8 @@ def read_contexts(dataset: Dataset[QuestionExample], tokenizer: WordPieceTokeniz
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Windows:
-    """Which part of its context each row has, int64 (rows,): its example, the tokens of the question, where the part
-    begins in the tokens of all contexts, and how many tokens it has."""
+    """The window of each row, int64 (rows,): its example, the number of tokens of the question, the window's first
+    token among those of all contexts, and its number of tokens."""
 
     examples: np.ndarray
     questions: np.ndarray
@@ -84,8 +84,8 @@ class Windows:
     sizes: np.ndarray
 
     def targets(self, first: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where in each row the spans from the tokens `first` to `last` of each example begin and end; 0, [CLS], in
-        rows that do not hold the whole span."""
+        """Return start and end in each row of the spans from token `first` to `last` of each example; 0, [CLS], in rows
+        without the whole span."""
         first, last = first[self.examples], last[self.examples]
         whole = (first <= last) & (first >= self.begins) & (last < self.begins + self.sizes)
         before = self.questions + 2 - self.begins
@@ -95,11 +95,11 @@ class Windows:
 def cut_windows(
     dataset: Dataset[QuestionExample], contexts: Contexts, questions: np.ndarray, max_length: int, stride: int
 ) -> Windows:
-    """The windows of every example, of which neighbours share `stride` tokens; the last one is what is left."""
+    """Return the windows of every example; neighbours share `stride` tokens, and the last one is the remainder."""
     room = max_length - SPECIAL - questions
     whole = np.diff(contexts.offsets)[contexts.of_examples]
     long = whole > room
-    # The room must hold a token, and windows must go on.
+    # There must be room for a token, and windows must advance.
     least = np.where(long, stride + 1, 1)
     if (room < least).any():
         index = int(np.argmax(room < least))
@@ -129,7 +129,7 @@ def lay_out(
     tokenizer: WordPieceTokenizer,
     targets: dict[str, np.ndarray],
 ) -> SpanRows:
-    """The rows of windows; an example's question begins at `question_begins` of `question_ids`."""
+    """Return the rows of windows; an example's question begins at `question_begins` of `question_ids`."""
     offsets = bounds(windows.questions + windows.sizes + SPECIAL)
     begin = offsets[:-1]
     input_ids = np.full(offsets[-1], tokenizer.sep_token_id, dtype=np.int32)

@@ -1,59 +1,89 @@
-"""Span question answering, as SQuAD 1.1 and 2.0: where in a context the answer to a question stands.
+"""Span question answering, as in SQuAD 1.1 and 2.0: the span of a context that answers a question.
 
 The recipe of BERT's own code and of transformers' example (Devlin et al. 2019, sections 4.2 and 4.3): the question
-first, the context second, long contexts in windows, an answer that a window does not hold whole at its [CLS].
+first, the context second, long contexts in windows, and [CLS] as the target of windows without the whole answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
-from fastbert.models.heads import BertForQuestionAnswering
-from fastbert.packing import pad
-from fastbert.tasks.base import Answer, Prediction, Task, TaskSettings
+from fastbert.tasks.base import Task, TaskOutput
 from fastbert.tasks.examples import Dataset, QuestionExample
+from fastbert.tasks.prediction_format import Prediction, PredictionFormat
+from fastbert.tasks.readers.cells import number
 from fastbert.tasks.rows import Rows, TaskBatch
+from fastbert.tasks.settings import TaskSettings
 from fastbert.tasks.span.decode import Search, find_answers
+from fastbert.tasks.span.flags import SpanFlags
 from fastbert.tasks.span.rows import QUESTION_LENGTH, Contexts, SpanRows, Windows, cut_windows, lay_out, read_contexts
 from fastbert.tokenizers import WordPieceTokenizer
 
-BEHIND = -1e4  # the logit of a place behind a row's end, where shorter rows stand beside longer ones
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PADDING_LOGIT = -1e4  # of positions after a row's end
+NO_ANSWER = "null_score_difference"  # by how much the score of no answer exceeds the best answer's
+NO_ANSWER_PROBABILITY = "no_answer_probability"
+BEST = "best_answer"  # the best text, also if no answer is predicted
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanSettings(TaskSettings, SpanFlags):
+    """Settings of span question answering."""
+
+
+def _details(record: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return how sure a prediction is that there is no answer, and the best answer."""
+    if NO_ANSWER not in record:
+        return {}
+    details: dict[str, Any] = {NO_ANSWER: number(record[NO_ANSWER], where, NO_ANSWER)}
+    if isinstance(record.get(BEST), str):
+        details[BEST] = record[BEST]
+    return details
 
 
 class SpanAnswers(Task[QuestionExample]):
     """Answers as spans of their contexts."""
 
     name = "span"
-    head = BertForQuestionAnswering
+    head_name = "ForQuestionAnswering"
     metrics = ("f1", "exact_match")
+    prediction_format = PredictionFormat("text", (".json",), details=_details)
+    settings_type = SpanSettings
+    default_length = 384
+    can_have_no_answer = True
+    settings: SpanSettings
 
-    def __init__(self, settings: TaskSettings, labels: Sequence[str] | None = None) -> None:
+    def __init__(self, settings: TaskSettings | None = None, labels: Sequence[str] | None = None) -> None:
         super().__init__(settings, None)
         for name, least in (("stride", 0), ("n_best", 1), ("max_answer_length", 1)):
-            if getattr(settings, name) < least:
-                raise UserError(f"{name}={getattr(settings, name)} must be at least {least}")
+            value = getattr(self.settings, name)
+            if value < least:
+                raise UserError(f"{name}={value} must be at least {least}")
 
     def read(self, path: str, *, labelled: bool = True) -> Dataset[QuestionExample]:
         from fastbert.tasks.readers.squad import read_squad
 
-        return read_squad(path, labelled=labelled, set_aside=self.set_aside, skip_bad=self.settings.skip_bad)
+        return read_squad(path, labelled=labelled, report=self.report_unusable, skip_bad=self.settings.skip_bad)
 
     def read_gold(self, path: str) -> Dataset[QuestionExample]:
-        """Answers as the file has them, wherever they stand."""
+        """Read answers as they are in the file, without looking for them in their contexts."""
         from fastbert.tasks.readers.squad import read_squad
 
-        return read_squad(path, labelled=True, set_aside=self.set_aside, spans=False, skip_bad=self.settings.skip_bad)
+        return read_squad(
+            path, labelled=True, report=self.report_unusable, spans=False, skip_bad=self.settings.skip_bad
+        )
 
     def head_config(self, config: BertConfig) -> BertConfig:
-        """A start and an end, which have no names."""
+        """Return the config with two outputs, start and end, which have no names."""
         return replace(config, num_labels=2, label_names=None)
 
     def encode(self, dataset: Dataset[QuestionExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> SpanRows:
@@ -69,7 +99,7 @@ class SpanAnswers(Task[QuestionExample]):
     def _targets(
         self, dataset: Dataset[QuestionExample], contexts: Contexts, windows: Windows
     ) -> dict[str, np.ndarray]:
-        """Where the first answer of each example stands in each of its windows."""
+        """Return start and end of each example's first answer in each of its windows."""
         starts, stops = np.zeros(len(dataset), dtype=np.int64), np.zeros(len(dataset), dtype=np.int64)
         answered = np.zeros(len(dataset), dtype=bool)
         for index, example in enumerate(dataset):
@@ -80,7 +110,7 @@ class SpanAnswers(Task[QuestionExample]):
                 answered[index] = True
                 starts[index], stops[index] = answer.start, answer.start + len(answer.text)
         first, last = contexts.spans(starts, stops)
-        # An answer that begins before its context, or has no characters, stands nowhere.
+        # An answer that begins before its context, or has no characters, is nowhere.
         first = np.where(answered & (starts >= 0) & (starts < stops), first, last + 1)
         start, end = windows.targets(first, last)
         self._report(dataset, windows, answered, first <= last, start > 0)
@@ -94,7 +124,7 @@ class SpanAnswers(Task[QuestionExample]):
         inside: np.ndarray,
         held: np.ndarray,
     ) -> None:
-        """Count the examples that are trained on as if they had no answer, and name the first of each kind."""
+        """Report the examples that are trained on as if they had no answer: their number and the first of each kind."""
         windowed = np.zeros(len(dataset), dtype=bool)
         windowed[windows.examples[held]] = True
         kinds = [
@@ -106,25 +136,29 @@ class SpanAnswers(Task[QuestionExample]):
             ),
         ]
         if not self.settings.unanswerable:
-            kinds.append((~answered, "have no answer", "say that contexts may hold none (unanswerable)"))
-        for wrong, what, cure in kinds:
-            if wrong.any():
-                self.set_aside(
-                    f"{dataset.where(int(wrong.argmax()))}: the first of {int(wrong.sum())} questions (of"
-                    f" {len(dataset)}) that {what}, and point to [CLS]: {cure}"
+            kinds.append((~answered, "have no answer", "allow that with unanswerable"))
+        for mask, problem, cure in kinds:
+            if mask.any():
+                self.report_unusable(
+                    f"{dataset.where(int(mask.argmax()))}: the first of {int(mask.sum())} questions (of"
+                    f" {len(dataset)}) that {problem}, and point to [CLS]: {cure}"
                 )
 
     def items(self, batch: TaskBatch) -> int:
         return len(batch.inputs)
 
-    def answer(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> Answer:
-        """Logits are those of the starts of all rows, then those of the ends, over the places of a row."""
+    def forward(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> TaskOutput:
+        """Return the loss, and the logits of all rows' starts followed by those of their ends, (2 rows, positions)."""
+        import torch
+
+        from fastbert.packing import pad
+
         start, end = batch.targets["start"], batch.targets["end"]
-        found = model(batch.inputs, start_positions=start, end_positions=end, **options)
+        output = model(batch.inputs, start_positions=start, end_positions=end, **options)
         slots = batch.inputs.sequence_ids * batch.inputs.max_seqlen + batch.inputs.offsets_in_sequence
         shape = (len(batch.inputs), batch.inputs.max_seqlen)
-        logits = [pad(one.float(), slots, shape, fill=BEHIND) for one in (found.start_logits, found.end_logits)]
-        return Answer(found.loss * (len(batch.inputs) / items), torch.cat(logits), found.hidden_states or ())
+        logits = [pad(x.float(), slots, shape, fill=PADDING_LOGIT) for x in (output.start_logits, output.end_logits)]
+        return TaskOutput(output.loss * (len(batch.inputs) / items), torch.cat(logits), output.hidden_states or ())
 
     def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
         start, end = batch.targets["start"], batch.targets["end"]
@@ -132,16 +166,16 @@ class SpanAnswers(Task[QuestionExample]):
         return mean * (len(batch.inputs) / items)
 
     def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:
-        """The logits of start and end at each token of a row, (2, tokens)."""
-        found = model(batch.inputs)
-        logits = np.stack([x.float().cpu().numpy() for x in (found.start_logits, found.end_logits)])
+        """Return the logits of start and end at each token of a row, (2, tokens)."""
+        output = model(batch.inputs)
+        logits = np.stack([x.float().cpu().numpy() for x in (output.start_logits, output.end_logits)])
         return np.split(logits, batch.inputs.cu_seqlens.cpu().numpy()[1:-1], axis=1)
 
     def decode(self, dataset: Dataset[QuestionExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
-        """The best answer of each example, as the characters `start` up to `end` of its context, and the next best.
+        """Return the best answer of each example, the characters `start` up to `end` of its context, and the next best.
 
         Probabilities are over the best. With `unanswerable` there is also `null_score_difference`, the score of no
-        answer less the best answer's; an answer of no text, whose start and end are None, is that there is none.
+        answer minus the best answer's; an empty text, whose start and end are None, predicts that there is no answer.
         """
         assert isinstance(rows, SpanRows)
         settings = self.settings
@@ -152,13 +186,25 @@ class SpanAnswers(Task[QuestionExample]):
         )
         return find_answers(dataset, rows, outputs, search)
 
-    def right(self, example: QuestionExample) -> Prediction:
+    def gold_prediction(self, example: QuestionExample) -> Prediction:
         text = example.answers[0].text if example.answers else ""
-        return {"id": example.id, "text": text, "best_answer": text, "null_score_difference": 0.0}
+        return {"id": example.id, "text": text} | ({BEST: text, NO_ANSWER: 0.0} if self.settings.unanswerable else {})
+
+    def add_no_answer(
+        self, path: Path, dataset: Dataset[QuestionExample], predictions: list[Prediction]
+    ) -> list[Prediction]:
+        from fastbert.tasks.prediction_files import read_no_answer_probabilities
+
+        probabilities = read_no_answer_probabilities(path, dataset)
+        return [{**prediction, NO_ANSWER_PROBABILITY: probabilities[prediction["id"]]} for prediction in predictions]
 
     def score(self, dataset: Dataset[QuestionExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         from fastbert.tasks.metrics.questions import squad_scores, thresholded_scores
 
-        if self.settings.unanswerable:
+        texts = {prediction["id"]: prediction["text"] for prediction in predictions}
+        if all(NO_ANSWER_PROBABILITY in prediction for prediction in predictions):
+            probabilities = {prediction["id"]: prediction[NO_ANSWER_PROBABILITY] for prediction in predictions}
+            return squad_scores(dataset, texts, probabilities)
+        if all(NO_ANSWER in prediction for prediction in predictions):
             return thresholded_scores(dataset, predictions)
-        return squad_scores(dataset, {prediction["id"]: prediction["text"] for prediction in predictions})
+        return squad_scores(dataset, texts)

@@ -51,7 +51,7 @@ def test_what_is_missing_is_named() -> None:
         glue_average(dict.fromkeys(TASKS, 1.0), "official")
     with pytest.raises(UserError, match=r"STS-B: no spearman among its results \(pearson\)"):
         glue_average(METRICS | {"STS-B": {"pearson": 1.0}})
-    with pytest.raises(UserError, match="'SQuAD' is no task of GLUE"):
+    with pytest.raises(UserError, match="'SQuAD' is not a task of GLUE"):
         glue_average(METRICS | {"SQuAD": 1.0})
     with pytest.raises(UserError, match="two results for CoLA"):
         glue_average(METRICS | {"cola": 1.0})

@@ -98,6 +98,6 @@ def test_random_thresholds_against_trying_each(seed: int) -> None:
 def test_published_predictions_have_their_published_scores(tmp_path: Path, data_dir: Path) -> None:
     gold = task_file(data_dir, "squad", "dev-v1.1.rebuilt.json", tmp_path)
     predictions = json.loads(Path(task_file(data_dir, "squad", "bert_ensemble_predictions.json", tmp_path)).read_text())
-    dataset = read_squad(gold, labelled=True, set_aside=lambda message: None, spans=False)
+    dataset = read_squad(gold, labelled=True, report=lambda message: None, spans=False)
     scores = squad_scores(dataset, predictions)
     assert {name: round(value, 2) for name, value in scores.items()} == {"exact_match": 86.21, "f1": 92.20}

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from fastbert.errors import UserError
-from fastbert.tasks.base import Columns
 from fastbert.tasks.readers import arrow_files
 from fastbert.tasks.readers.choices import read_choices
 from fastbert.tasks.readers.conll import read_conll
 from fastbert.tasks.readers.squad import read_squad
 from fastbert.tasks.readers.texts import read_texts
+from fastbert.tasks.settings import Columns
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra [data]")
 parquet_files = pytest.importorskip("pyarrow.parquet")
@@ -125,7 +125,7 @@ def test_tags_choices_and_questions(tmp_path: Path, kind: str | None) -> None:
 
     answers = {"text": ["c"], "answer_start": [0]}
     path = parquet(tmp_path / "q.parquet", {"id": ["q"], "question": ["b?"], "context": ["c d"], "answers": [answers]})
-    found = read_squad(str(path), labelled=True, set_aside=lambda message: None)
+    found = read_squad(str(path), labelled=True, report=lambda message: None)
     assert found[0].answers is not None
     assert found[0].answers[0].text == "c"
 

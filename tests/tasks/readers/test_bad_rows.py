@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from fastbert.errors import UserError
-from fastbert.tasks.base import Columns
 from fastbert.tasks.readers.choices import read_choices
 from fastbert.tasks.readers.conll import read_conll
 from fastbert.tasks.readers.sequences import read_sequences
 from fastbert.tasks.readers.squad import read_squad
 from fastbert.tasks.readers.tables import read_table
 from fastbert.tasks.readers.texts import read_texts
+from fastbert.tasks.settings import Columns
 
 
 def texts(path: str, skip_bad: bool) -> Any:
@@ -38,7 +38,7 @@ def sequences(path: str, skip_bad: bool) -> Any:
 
 
 def questions(path: str, skip_bad: bool) -> Any:
-    return read_squad(path, labelled=True, set_aside=lambda message: None, skip_bad=skip_bad)
+    return read_squad(path, labelled=True, report=lambda message: None, skip_bad=skip_bad)
 
 
 QUESTION = {"id": "a", "question": "b?", "context": "c d", "answers": [{"text": "c", "answer_start": 0}]}

@@ -7,8 +7,8 @@ import pytest
 from task_data import task_file
 
 from fastbert.errors import UserError
-from fastbert.tasks.base import Columns
 from fastbert.tasks.readers.choices import read_choices
+from fastbert.tasks.settings import Columns
 
 SWAG = ",video-id,sent1,sent2,ending0,ending1,ending2,ending3,label\n"
 

@@ -6,10 +6,10 @@ import pytest
 from task_data import task_file
 
 from fastbert.errors import UserError
-from fastbert.tasks.base import Columns
 from fastbert.tasks.examples import Dataset, TaggedExample
 from fastbert.tasks.readers.conll import read_conll
 from fastbert.tasks.readers.tags import scheme_of
+from fastbert.tasks.settings import Columns
 
 
 def read(

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from fastbert.errors import UserError
-from fastbert.tasks.base import Columns
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.readers.texts import read_texts
+from fastbert.tasks.settings import Columns
 
 
 def read(path: Path, *, labelled: bool = True, regression: bool = False, **columns: str) -> Dataset[TextExample]:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from fastbert.errors import UserError
-from fastbert.tasks.base import Columns
 from fastbert.tasks.readers.sequences import read_sequences
+from fastbert.tasks.settings import Columns
 
 
 def write(folder: Path, name: str, text: str) -> str:

@@ -27,7 +27,7 @@ def written(folder: Path, *questions: dict[str, Any], context: object = CONTEXT)
 
 def read(path: str, *, labelled: bool = True, spans: bool = True) -> tuple[Dataset[QuestionExample], list[str]]:
     said: list[str] = []
-    return read_squad(path, labelled=labelled, set_aside=said.append, spans=spans), said
+    return read_squad(path, labelled=labelled, report=said.append, spans=spans), said
 
 
 def test_both_versions(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_answers_that_are_nowhere_are_counted_and_the_first_is_named(tmp_path: P
         raise UserError(message)
 
     with pytest.raises(UserError, match="4 answers"):
-        read_squad(path, labelled=True, set_aside=strict)
+        read_squad(path, labelled=True, report=strict)
     with pytest.raises(UserError, match=r"question c ff.: no answer is in its context"):
         read(written(tmp_path, question("c", ("Elbe", 5))))
 

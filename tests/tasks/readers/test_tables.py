@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from fastbert.errors import UserError
-from fastbert.tasks.base import Columns
 from fastbert.tasks.readers.choices import read_choices
 from fastbert.tasks.readers.conll import read_conll
 from fastbert.tasks.readers.sequences import read_sequences
 from fastbert.tasks.readers.squad import read_squad
 from fastbert.tasks.readers.tables import json_values, read_json, read_table
 from fastbert.tasks.readers.texts import read_texts
+from fastbert.tasks.settings import Columns
 
 ROWS = [("1", 'He said "no'), ("0", '"all" quoted"'), ("1", "a\u2028b \x85 c\x0b")]
 
@@ -126,7 +126,7 @@ READERS: dict[str, Callable[[str, bool], object]] = {
     "texts": lambda path, labelled: read_texts(path, Columns(), labelled=labelled, regression=False),
     "numbers": lambda path, labelled: read_texts(path, Columns(), labelled=labelled, regression=True),
     "conll": lambda path, labelled: read_conll(path, Columns(), labelled=labelled),
-    "squad": lambda path, labelled: read_squad(path, labelled=labelled, set_aside=lambda message: None),
+    "squad": lambda path, labelled: read_squad(path, labelled=labelled, report=lambda message: None),
     "choices": lambda path, labelled: read_choices(path, Columns(), labelled=labelled),
     "sequences": lambda path, labelled: read_sequences(path, Columns(), labelled=labelled),
 }

@@ -9,9 +9,9 @@ import pytest
 from task_data import task_file
 
 from fastbert.errors import UserError
-from fastbert.tasks.base import Columns
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.readers.texts import read_texts
+from fastbert.tasks.settings import Columns
 
 
 def read(path: Path | str, *, labelled: bool = True, regression: bool = False, **columns: str) -> Dataset[TextExample]:

@@ -1,0 +1,87 @@
+"""The matmuls of an encoder alone: x weight^T + bias, fastbert's and torch's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fastbert.benchmarks.peers import Arrays
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Matmul:
+    """A matmul whose weights rotate from call to call, as in a model's layers."""
+
+    def __init__(self, folder: None, *, dtype: str, threads: int, scratch: Path) -> None:
+        torch.set_num_threads(threads)
+        self.dtype = DTYPES[dtype]
+
+    def open(self, arrays: Arrays) -> dict[str, Any]:
+        x, weights, self.bias = (torch.from_numpy(arrays[name]).to(self.dtype) for name in ("x", "weight", "bias"))
+        self.x, self.calls = x, 0
+        with torch.no_grad():
+            self.weights = [self.prepare(weight.clone()) for weight in weights]
+        return {"weights": len(self.weights)}
+
+    def run(self) -> Tensor:
+        with torch.no_grad():
+            weight = self.weights[self.calls % len(self.weights)]
+            self.calls += 1
+            return self.matmul(weight)
+
+    def values(self, result: Tensor) -> np.ndarray:
+        values: np.ndarray = result.float().numpy()
+        return values
+
+    def prepare(self, weight: Tensor) -> Any:
+        """Convert a weight to the form that `matmul` reads."""
+        return torch.nn.Parameter(weight, requires_grad=False)
+
+    def matmul(self, weight: Any) -> Tensor:
+        raise NotImplementedError
+
+
+class FastbertMatmul(Matmul):
+    """`fastbert.ops.linear`."""
+
+    def matmul(self, weight: Any) -> Tensor:
+        from fastbert import ops
+
+        return ops.linear(self.x, weight, self.bias)
+
+
+class TorchMatmul(Matmul):
+    """`torch.nn.functional.linear`."""
+
+    def matmul(self, weight: Any) -> Tensor:
+        return torch.nn.functional.linear(self.x, weight, self.bias)
+
+
+class Prepacked(Matmul):
+    """oneDNN with a prepacked weight: what inductor calls for frozen bf16 weights."""
+
+    def prepare(self, weight: Tensor) -> Any:
+        return torch.ops.mkldnn._reorder_linear_weight(weight, len(self.x))
+
+    def matmul(self, weight: Any) -> Tensor:
+        values: Tensor = torch.ops.mkldnn._linear_pointwise(self.x, weight, self.bias, "none", [], "")
+        return values
+
+
+class PrepackedMkl(Matmul):
+    """MKL with a prepacked weight: what inductor calls for frozen fp32 weights."""
+
+    def prepare(self, weight: Tensor) -> Any:
+        if not torch.backends.mkl.is_available():
+            raise NotImplementedError("this build of torch has no MKL")
+        return torch.ops.mkl._mkl_reorder_linear_weight(weight, len(self.x)), weight
+
+    def matmul(self, weight: Any) -> Tensor:
+        packed, original = weight
+        values: Tensor = torch.ops.mkl._mkl_linear(self.x, packed, original, self.bias, len(self.x))
+        return values

@@ -1,0 +1,1 @@
+"""Models in use: several tasks on one encoder."""

@@ -1,0 +1,197 @@
+"""Several tasks on one encoder in memory: weights that a task has not changed are the base's own.
+
+A task comes as a delta file, as adapters, or as a folder with a fine-tuned model. Each becomes a model of its own whose
+unchanged parameters are the same objects as everyone's, so changing from one task to another costs nothing, and what
+kernels lay out of shared weights is laid out once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastbert.checkpoints.convert import MODEL_CLASSES, choose_class, listed_classes
+from fastbert.checkpoints.delta.files import open_delta
+from fastbert.checkpoints.delta.tensors import find_base, fingerprint, tensors_of
+from fastbert.checkpoints.key_mapping import is_encoders, match
+from fastbert.checkpoints.manifest import check_fingerprint
+from fastbert.checkpoints.source import config_folder, find_source, find_weights
+from fastbert.config import BertConfig
+from fastbert.errors import CheckpointError, UserError
+from fastbert.models import loading
+from fastbert.models.base import PreTrainedModel
+from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers.files import TOKENIZER_FILE, VOCAB_FILE
+from fastbert.tokenizers.fit import check_tokenizer
+
+ADAPTERS = "adapter_config.json"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ServedTask:
+    """A task's model, in eval mode, and its tokenizer."""
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: WordPieceTokenizer
+    own_bytes: int
+    """What it takes beside the base."""
+
+
+class ServedTasks:
+    """One base and the tasks on it, by name.
+
+    `tasks = ServedTasks("base"); tasks.add("sentiment", "sentiment.delta"); tasks.use("sentiment").model(batch)`.
+    `dtype` is that of all weights (None: as in the files). Nothing here is trained: parameters want no gradient.
+    """
+
+    def __init__(self, base: str | Path, *, dtype: torch.dtype | None = None) -> None:
+        self.folder = config_folder(find_source(base))
+        self.dtype = dtype
+        self._tensors = tensors_of(find_weights(find_source(base)))
+        self._sha256 = fingerprint(self._tensors)
+        self._shared: dict[str, nn.Parameter] = {}
+        self._tasks: dict[str, ServedTask] = {}
+        self._current: str | None = None
+
+    def add(self, name: str, source: str | Path) -> ServedTask:
+        """Load a task under a name: a delta file, a folder of adapters with the config.json that `save_adapter` wrote,
+        or a model's folder. Raises `UserError` for a name that is taken, and for what does not belong to the base."""
+        if name in self._tasks:
+            raise UserError(f"task {name!r} is there already; give another name, or remove it first")
+        place = Path(source)
+        if place.is_file():
+            task = self._of_delta(name, place)
+        elif (place / ADAPTERS).is_file():
+            task = self._of_adapters(name, place)
+        else:
+            task = self._of_folder(name, config_folder(find_source(source)))
+        self._tasks[name] = task
+        return task
+
+    def use(self, name: str) -> ServedTask:
+        """Make a task the current one, and return it."""
+        if name not in self._tasks:
+            raise UserError(f"no task {name!r}; there are {', '.join(map(repr, self._tasks)) or 'none'}")
+        self._current = name
+        return self._tasks[name]
+
+    @property
+    def current(self) -> ServedTask:
+        """The task that was last used."""
+        if self._current is None:
+            raise UserError("no task is in use; choose one with use(name)")
+        return self._tasks[self._current]
+
+    def remove(self, name: str) -> None:
+        """Let go of a task and of what is its own."""
+        if self._tasks.pop(name, None) is None:
+            raise UserError(f"no task {name!r}; there are {', '.join(map(repr, self._tasks)) or 'none'}")
+        if self._current == name:
+            self._current = None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tasks
+
+    @property
+    def shared_bytes(self) -> int:
+        """Return the bytes of the weights that all tasks share."""
+        return sum(parameter.nbytes for parameter in self._shared.values())
+
+    def _of_delta(self, name: str, file: Path) -> ServedTask:
+        delta = open_delta(file)
+        tensors = delta.tensors(self._tensors, self._sha256)
+        shared = {
+            entry.name: entry.base for entry in delta.entries if entry.coding == "same" and entry.base is not None
+        }
+        # The readers of configurations and tokenizers take files.
+        with TemporaryDirectory() as folder:
+            for carried in delta.files:
+                (Path(folder) / carried.name).write_bytes(delta.content(carried, self.folder))
+            return self._task(name, self._model(Path(folder), tensors, shared, file), Path(folder))
+
+    def _of_folder(self, name: str, folder: Path) -> ServedTask:
+        tensors, shared = tensors_of(find_weights(folder)), {}
+        for own, tensor in tensors.items():
+            other = find_base(own, tensor, self._tensors)
+            if other is not None and torch.equal(tensor, self._tensors[other]):
+                shared[own] = other
+        return self._task(name, self._model(folder, tensors, shared, folder), folder)
+
+    def _of_adapters(self, name: str, folder: Path) -> ServedTask:
+        from fastbert.finetuning.adapters import load_adapter, merge
+
+        if not (folder / "config.json").is_file():
+            raise UserError(f"{folder}: says nothing of the head; put the config.json of the fine-tuned model there")
+        shared = {own: own for own in self._tensors}
+        model = self._model(folder, self._tensors, shared, folder, new_head=True)
+        adapted = load_adapter(model, folder)
+        for part in model.modules():
+            # Merging writes to these, which others share.
+            below = getattr(part, "base_layer", None)
+            if isinstance(below, nn.Module):
+                for own, parameter in below.named_parameters():
+                    below.register_parameter(own, nn.Parameter(parameter.detach().clone()))
+        return self._task(name, merge(adapted), folder)
+
+    def _model(
+        self,
+        folder: Path,
+        tensors: Mapping[str, Tensor],
+        shared: Mapping[str, str],
+        place: Path,
+        new_head: bool = False,
+    ) -> PreTrainedModel:
+        """The model that a folder's config.json describes, of these tensors, some of which are the base's."""
+        from fastbert import models
+
+        config = BertConfig.from_pretrained(folder)
+        named = [kind for kind in listed_classes(folder) if kind in MODEL_CLASSES]
+        kind = named[0] if new_head and named else choose_class(tensors, named)
+        model: PreTrainedModel = loading.outline(getattr(models, kind), config)
+        own = loading.model_shapes(model)
+        matched = match(tensors, own, model.base_model_prefix, place)
+        given: dict[str, Tensor] = {}
+        for key, shape in own.items():
+            if key in matched and tuple(tensors[matched[key]].shape) == shape:
+                given[key] = self._parameter(tensors[matched[key]], shared.get(matched[key]))
+            elif not new_head or is_encoders(key):
+                raise CheckpointError(f"{place}: lacks {key} in the shape {shape} that {kind} needs")
+        loading.materialise(model, next(iter(given.values())).dtype, given)
+        missing = [key for key in own if key not in given]
+        loading.initialise(model, missing)
+        return model.eval()
+
+    def _parameter(self, tensor: Tensor, base: str | None) -> nn.Parameter:
+        """A parameter that is everyone's, if it is the base's."""
+        if base is not None and base in self._shared:
+            return self._shared[base]
+        values = tensor if self.dtype is None or not tensor.is_floating_point() else tensor.to(self.dtype)
+        parameter = nn.Parameter(values, requires_grad=False)
+        if base is not None:
+            self._shared[base] = parameter
+        return parameter
+
+    def _task(self, name: str, model: PreTrainedModel, folder: Path) -> ServedTask:
+        shared = {id(parameter) for parameter in self._shared.values()}
+        own: dict[int, Any] = {id(one): one for one in model.parameters() if id(one) not in shared}
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+        has_own = any((folder / file).is_file() for file in (VOCAB_FILE, TOKENIZER_FILE))
+        tokenizer = WordPieceTokenizer.from_pretrained(folder if has_own else self.folder)
+        check_tokenizer(tokenizer, model.config.vocab_size, str(folder))
+        check_fingerprint(folder, tokenizer.fingerprint, str(folder if has_own else self.folder))
+        size = sum(parameter.nbytes for parameter in own.values())
+        return ServedTask(name=name, model=model.eval(), tokenizer=tokenizer, own_bytes=size)

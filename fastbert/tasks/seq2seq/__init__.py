@@ -1,0 +1,1 @@
+"""Sequence to sequence: a text written for each text."""

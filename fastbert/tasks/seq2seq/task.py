@@ -1,0 +1,202 @@
+"""Sequence to sequence: a text per text, such as a summary or a translation, by a decoder or a prefix mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fastbert.config import BertConfig
+from fastbert.errors import UserError
+from fastbert.tasks.base import Task
+from fastbert.tasks.examples import Dataset, SequenceExample
+from fastbert.tasks.prediction_format import Prediction, PredictionFormat
+from fastbert.tasks.rows import Rows, TaskBatch
+from fastbert.tasks.seq2seq.flags import SequenceFlags
+from fastbert.tasks.settings import TaskSettings
+from fastbert.tokenizers import WordPieceTokenizer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fastbert.models.base import PreTrainedModel
+    from fastbert.models.seq2seq.config import SequenceConfig
+
+SPECIAL = 2  # tokens around a text: [CLS] and [SEP]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceSettings(TaskSettings, SequenceFlags):
+    """Settings of sequence to sequence."""
+
+
+class SequenceToSequence(Task[SequenceExample]):
+    """Write `[CLS] target [SEP]` for `[CLS] source [SEP]`, each cut to its length; targets that are cut are reported.
+
+    `encode` sets the tokenizer, which `head_config` and `decode` need.
+    """
+
+    name = "seq2seq"
+    metrics = ("rougeL", "rouge1", "rouge2", "bleu")
+    prediction_format = PredictionFormat("text", (".txt",))
+    settings_type = SequenceSettings
+    can_distill = False
+    head_has_labels = False
+    settings: SequenceSettings
+
+    def __init__(self, settings: TaskSettings | None = None, labels: Sequence[str] | None = None) -> None:
+        super().__init__(settings, labels)
+        for name, least in (("max_length", SPECIAL), ("max_target_length", SPECIAL), ("num_beams", 1)):
+            value = getattr(self.settings, name)
+            if value < least:
+                raise UserError(f"{name}={value} must be at least {least}")
+        self.tokenizer: WordPieceTokenizer | None = None
+
+    @property
+    def head(self) -> type[PreTrainedModel]:
+        from fastbert.models.seq2seq.model import BertForSequenceToSequence
+
+        return BertForSequenceToSequence
+
+    def read(self, path: str, *, labelled: bool = True) -> Dataset[SequenceExample]:
+        from fastbert.tasks.readers.sequences import read_sequences
+
+        return read_sequences(path, self.settings.columns, labelled=labelled, skip_bad=self.settings.skip_bad)
+
+    def base_config(self, folder: Path) -> BertConfig:
+        """Read the config of an encoder, or of a model that already writes."""
+        from fastbert.checkpoints.source import config_folder
+        from fastbert.models.seq2seq.config import SequenceConfig
+
+        return SequenceConfig.of_writer(config_folder(folder)) or super().base_config(folder)
+
+    def head_config(self, config: BertConfig) -> SequenceConfig:
+        from fastbert.models.seq2seq.config import SequenceConfig
+
+        settings, tokenizer = self.settings, self.tokenizer
+        begin = None if tokenizer is None else tokenizer.cls_token_id
+        end = None if tokenizer is None else tokenizer.sep_token_id
+        if isinstance(config, SequenceConfig):
+            self._check_same(config)
+            config = replace(config, begin_token_id=begin, end_token_id=end) if tokenizer else config
+        else:
+            config = SequenceConfig(
+                **{field.name: getattr(config, field.name) for field in fields(BertConfig)},
+                kind=settings.decoder or "bert2bert",
+                decoder_layers=settings.decoder_layers,
+                begin_token_id=begin,
+                end_token_id=end,
+            )
+        positions = settings.max_target_length - 1
+        flags = f"max_target_length={settings.max_target_length}"
+        if config.kind == "prefix":
+            positions += settings.max_length - 1
+            flags += f" after sources of max_length={settings.max_length}"
+        if positions > config.max_position_embeddings:
+            raise UserError(
+                f"{flags} needs {positions} positions, and the model has {config.max_position_embeddings}: use shorter"
+                " lengths"
+            )
+        return config
+
+    def _check_same(self, config: SequenceConfig) -> None:
+        """Raise UserError for flags of a different decoder than a model that already writes has."""
+        kind, layers = self.settings.decoder, self.settings.decoder_layers
+        if kind not in (None, config.kind):
+            raise UserError(f"--decoder {kind}: the model already writes, as {config.kind}; leave --decoder out")
+        if layers not in (None, config.decoder.num_hidden_layers):
+            count = config.decoder.num_hidden_layers
+            raise UserError(f"--decoder-layers {layers}: the model's decoder has {count}; leave --decoder-layers out")
+
+    def encode(self, dataset: Dataset[SequenceExample], tokenizer: WordPieceTokenizer, *, labelled: bool) -> Rows:
+        self.tokenizer = tokenizer
+        sources = [example.source for example in dataset]
+        numbers = np.arange(len(dataset), dtype=np.int64)
+        rows = _rows(*tokenizer.encode_ragged(sources, True, max_length=self.settings.max_length), numbers)
+        if not labelled:
+            return rows
+        targets = []
+        for index, example in enumerate(dataset):
+            if example.target is None:
+                raise UserError(f"{dataset.where(index)}: has no target to learn; give it one, or leave it out")
+            targets.append(example.target)
+        ids, offsets = self._cut(dataset, *tokenizer.encode_ragged(targets, True))
+        return _rows(rows.input_ids, rows.offsets, numbers, decoder=_rows(ids, offsets, numbers))
+
+    def _cut(
+        self, dataset: Dataset[SequenceExample], ids: np.ndarray, offsets: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Cut targets to `max_target_length` tokens, the last of which is still [SEP]."""
+        most, lengths = self.settings.max_target_length, np.diff(offsets)
+        longer = np.flatnonzero(lengths > most)
+        if not len(longer):
+            return ids, offsets
+        first = int(longer[0])
+        others = f", and so are {len(longer) - 1:,} more" if len(longer) > 1 else ""
+        self.report_unusable(
+            f"{dataset.where(first)}: the target has {lengths[first]:,} tokens, more than max_target_length={most}, and"
+            f" is cut{others}"
+        )
+        # The last kept token makes room for [SEP].
+        position = np.arange(len(ids)) - np.repeat(offsets[:-1], lengths)
+        is_last = position == np.repeat(lengths, lengths) - 1
+        kept = (position < most - 1) | is_last
+        return ids[kept], np.concatenate(([0], np.cumsum(np.minimum(lengths, most)))).astype(np.int64)
+
+    def items(self, batch: TaskBatch) -> int:
+        assert batch.decoder is not None
+        return batch.decoder.num_tokens - len(batch.decoder)
+
+    def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
+        losses = model.losses(batch.inputs, batch.decoder)
+        mean: Tensor = losses.loss_sum / items
+        return mean
+
+    def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:
+        """Return for each row its score followed by the generated ids, which fp32 represents exactly."""
+        from fastbert.models.seq2seq.generation import GenerationSettings
+
+        begin, end = self._known_tokenizer().cls_token_id, self._known_tokenizer().sep_token_id
+        how = GenerationSettings(beams=self.settings.num_beams, max_target_length=self.settings.max_target_length)
+        generated = model.generate(batch.inputs, settings=how, begin=begin, end=end)
+        return [
+            np.array([score, *tokens], dtype=np.float32)
+            for score, tokens in zip(generated.scores, generated.tokens, strict=True)
+        ]
+
+    def decode(self, dataset: Dataset[SequenceExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
+        ids = [output[1:].astype(np.int64).tolist() for output in outputs]
+        tokenizer = self._known_tokenizer()
+        texts = [tokenizer.decode(row, skip_special_tokens=True, clean_up_tokenization_spaces=True) for row in ids]
+        return [
+            {"id": example.id, "text": text, "score": float(output[0])}
+            for example, text, output in zip(dataset, texts, outputs, strict=True)
+        ]
+
+    def gold_prediction(self, example: SequenceExample) -> Prediction:
+        return {"id": example.id, "text": example.target or ""}
+
+    def score(self, dataset: Dataset[SequenceExample], predictions: Sequence[Prediction]) -> dict[str, float]:
+        if not len(dataset):
+            raise UserError(f"{dataset.path}: holds no example to score")
+        gold = []
+        for index, example in enumerate(dataset):
+            if example.target is None:
+                raise UserError(f"{dataset.where(index)}: has no target to score against")
+            gold.append(example.target)
+        from fastbert.tasks.metrics.generation import generation_scores
+
+        scores: dict[str, float] = generation_scores(gold, [str(prediction["text"]) for prediction in predictions])
+        return scores
+
+    def _known_tokenizer(self) -> WordPieceTokenizer:
+        if self.tokenizer is None:
+            raise AssertionError("encode sets the tokenizer")
+        return self.tokenizer
+
+
+def _rows(ids: np.ndarray, offsets: np.ndarray, examples: np.ndarray, decoder: Rows | None = None) -> Rows:
+    return Rows(input_ids=ids, token_type_ids=np.zeros_like(ids), offsets=offsets, examples=examples, decoder=decoder)

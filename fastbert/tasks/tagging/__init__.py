@@ -1,0 +1,1 @@
+"""Tagging: a tag for each word of a sentence."""

@@ -1,0 +1,97 @@
+"""The flags of a run as a frozen dataclass: stored as JSON, and compared with the stored ones on --resume.
+
+Imports no torch: command lines are generated from the subclasses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from fastbert.errors import UserError
+
+
+class RunConfig:
+    """Base of `PretrainConfig` and `FinetuneConfig`, which are frozen dataclasses with `out`, `resume`, `overwrite`."""
+
+    CHANGEABLE: ClassVar[frozenset[str]]
+    """Flags that may have a different value when a run is resumed."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the configuration as JSON can store it."""
+        return {name: _plain(value) for name, value in asdict(self).items()}  # type: ignore[call-overload]
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Return the configuration that `to_dict` stored. Raises `UserError` for unknown keys of a newer version."""
+        types = {item.name: str(item.type) for item in fields(cls)}  # type: ignore[arg-type]
+        unknown = sorted(values.keys() - types.keys())
+        if unknown:
+            raise UserError(f"the run's configuration holds {', '.join(unknown)}, unknown here: update fastbert")
+        return cls(**{name: _typed(value, types[name]) for name, value in values.items()})
+
+    def resumed_from(self, saved: Self) -> Self:
+        """Return the configuration to continue `saved` with: its own, where this one has the default.
+
+        Raises `UserError` for a flag that would make it a different run; see `CHANGEABLE`.
+        """
+        merged = {item.name: getattr(saved, item.name) for item in fields(saved)}  # type: ignore[arg-type]
+        for item in fields(self):  # type: ignore[arg-type]
+            value, stored = getattr(self, item.name), merged[item.name]
+            if item.name in ("out", "resume", "overwrite") or value in (item.default, stored):
+                continue
+            if _same_files(value, stored):
+                continue
+            if item.name not in self.CHANGEABLE:
+                name = flag(item.name)
+                raise UserError(
+                    f"{name} {_shown(value)} differs from the run being resumed, which has {_shown(stored)};"
+                    f" leave {name} out, or start another run with another --out"
+                )
+            self.check_change(item.name, value, stored)
+            merged[item.name] = value
+        return type(self)(**{**merged, "out": getattr(self, "out"), "resume": True, "overwrite": False})  # noqa: B009
+
+    def check_change(self, name: str, value: Any, stored: Any) -> None:
+        """Raise `UserError` where a changeable flag cannot have this value in a resumed run."""
+
+
+def flag(name: str) -> str:
+    """Return a field's name as a flag of the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def require(holds: bool, name: str, value: object, range_in_words: str) -> None:
+    """Raise `UserError`, which names the flag, unless its value is in range."""
+    if not holds:
+        raise UserError(f"{flag(name)} {value} must be {range_in_words}")
+
+
+def _same_files(value: Any, stored: Any) -> bool:
+    """Tell whether two paths, or two lists of them, lead to the same files, whatever the current directory was."""
+    if isinstance(value, Path) and isinstance(stored, Path):
+        return value.resolve() == stored.resolve()
+    if isinstance(value, tuple) and isinstance(stored, tuple) and len(value) == len(stored):
+        return all(_same_files(a, b) for a, b in zip(value, stored, strict=True))
+    return False
+
+
+def _shown(value: Any) -> str:
+    """Format a flag's value as on the command line."""
+    if value is None or value == ():
+        return "none"
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _typed(value: Any, annotation: str) -> Any:
+    """Return a JSON value as the type that a field's annotation names: paths and tuples."""
+    if annotation.startswith("tuple"):
+        return tuple(Path(item) if "Path" in annotation else item for item in value)
+    return Path(value) if "Path" in annotation and value is not None else value

@@ -1,0 +1,427 @@
+"""The row-wise C++ kernels of CPUs at every dispatch level, against float64 and eager torch."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cpu_kernels
+import pytest
+import torch
+from accuracy import assert_as_accurate
+from fences import Fenced
+from rowwise_kernels import DTYPES, LEVELS, NAMES, Draw, apart, check, wide
+from torch import Tensor
+
+from fastbert import _C, ops, use_backend
+from fastbert.errors import UserError
+
+SHAPES = [
+    pytest.param(0, 64, id="no-row"),
+    pytest.param(1, 1, id="one-element"),
+    pytest.param(300, 1, id="width-1"),
+    pytest.param(1, 768, id="one-row"),
+    pytest.param(37, 7, id="width-7"),
+    pytest.param(37, 33, id="width-33"),
+    pytest.param(128, 768, id="base-width"),
+    pytest.param(5, 1023, id="odd-width"),
+    pytest.param(4097, 17, id="4097-rows"),
+    pytest.param(1, 50_003, id="a-row-beyond-the-near-caches"),
+]
+WEIGHTS = [
+    pytest.param((torch.float32, torch.float32), id="fp32-weights"),
+    pytest.param((torch.bfloat16, torch.bfloat16), id="bf16-weights"),
+    pytest.param((torch.bfloat16, torch.float32), id="mixed-weights"),
+]
+
+
+@pytest.fixture(params=LEVELS, autouse=True)
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every test runs at every level that this processor has, without gradients."""
+    with cpu_kernels.running(request.param), torch.no_grad():
+        yield request.param
+
+
+def arguments(operation: str, rows: int, width: int, dtype: torch.dtype, seed: int, *weights: torch.dtype) -> list[Any]:
+    """Tensors for `call`: first what has rows, then vectors; softmax takes a mask instead."""
+    draw = Draw(seed)
+    first, second = weights or (torch.float32, torch.float32)
+    x, other = draw.normal(rows, width, dtype=dtype), draw.normal(rows, width, dtype=dtype)
+    weight, bias, x_bias = (draw.normal(width, dtype=kind) for kind in (first, second, second))
+    match operation:
+        case "layer_norm":
+            return [x, weight, bias]
+        case "dropout_add_layer_norm":
+            return [x, other, weight, bias, x_bias]
+        case "bias_gelu" | "bias_gelu_tanh":
+            return [2 * x, x_bias]
+        case "gelu_layer_norm":
+            return [x, x_bias, weight, bias]
+    return [x[None, None], other[None, None] > -1.0]
+
+
+def call(operation: str, given: list[Any]) -> tuple[Tensor, ...]:
+    match operation:
+        case "layer_norm":
+            return (ops.layer_norm(*given),)
+        case "dropout_add_layer_norm":
+            return ops.dropout_add_layer_norm(*given[:4], x_bias=given[4], return_sum=True)
+        case "bias_gelu":
+            return (ops.bias_gelu(*given),)
+        case "bias_gelu_tanh":
+            return (ops.bias_gelu(*given, "tanh"),)
+        case "gelu_layer_norm":
+            return (ops.gelu_layer_norm(*given),)
+    return (ops.softmax(*given, scale=0.7),)
+
+
+OPERATIONS = ["layer_norm", "dropout_add_layer_norm", "bias_gelu", "bias_gelu_tanh", "gelu_layer_norm", "softmax"]
+ROWWISE = OPERATIONS[:-1]
+
+
+def forced(operation: str, given: list[Any], backend: str = "native") -> tuple[Tensor, ...]:
+    with use_backend(backend):  # type: ignore[arg-type]
+        return call(operation, given)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), SHAPES)
+def test_is_as_accurate_as_torch(operation: str, dtype: torch.dtype, rows: int, width: int, seed: int) -> None:
+    given = arguments(operation, rows, width, dtype, seed)
+    results = (forced(operation, given), forced(operation, given, "eager"), forced(operation, wide(given), "eager"))
+    for ours, eager, exact in zip(*results, strict=True):
+        check(ours, eager, exact, operation)
+
+
+@pytest.mark.parametrize("operation", ROWWISE)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kinds", WEIGHTS)
+def test_weights_of_any_dtype(operation: str, dtype: torch.dtype, kinds: Any, seed: int) -> None:
+    given = arguments(operation, 40, 65, dtype, seed, *kinds)
+    alike = [given[0], *(x if x.dim() > 1 else x.float() for x in given[1:])]
+    # The same numbers in fp32 are the same call.
+    for one, other in zip(forced(operation, given), forced(operation, alike), strict=True):
+        assert one.dtype == dtype
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_far_from_zero_keep_their_digits(dtype: torch.dtype, seed: int) -> None:
+    draw = Draw(seed)
+    x = (draw.normal(64, 768) + 1e4).to(dtype)
+    weight, bias = draw.normal(768), draw.normal(768)
+    with use_backend("native"):
+        ours = ops.layer_norm(x, weight, bias)
+    with use_backend("eager"):
+        exact = ops.layer_norm(x.double(), weight.double(), bias.double())
+    assert_as_accurate(ours, exact.to(dtype), exact)
+
+
+def test_rows_of_one_value_give_the_bias(seed: int) -> None:
+    values = torch.tensor([0.0, 1.0, -3.1, 1e4, 123456.7, 1e-20])
+    bias = Draw(seed).normal(771)
+    with use_backend("native"):
+        y = ops.layer_norm(values[:, None].repeat(1, 771), torch.ones(771), bias)
+    assert torch.equal(y, bias.expand_as(y))
+
+
+def bits(x: Tensor) -> Tensor:
+    """bf16 numbers as integers in the order of the numbers."""
+    whole = x.view(torch.int16).int()
+    return torch.where(whole < 0, -(whole & 0x7FFF), whole)
+
+
+def exact_gelu(x: Tensor, approximate: str) -> Tensor:
+    """In float64, without cancellation far below zero; the limit 0 at -infinity."""
+    x = x.double()
+    if approximate == "none":
+        y = x * torch.special.erfc(-x / math.sqrt(2.0)) / 2.0
+    else:
+        y = x / (1.0 + torch.exp(-2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+    return torch.where(x == -math.inf, 0.0, y)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_of_every_bf16(approximate: str) -> None:
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    with use_backend("native"):
+        y = ops.bias_gelu(x, None, approximate)
+        also = ops.bias_gelu(x[:, None], torch.zeros(1), approximate)[:, 0]
+    exact = exact_gelu(x, approximate).bfloat16()
+    assert torch.equal(y.isnan(), x.isnan())
+    number = ~x.isnan()
+    assert torch.equal(also[number], y[number])
+    assert int((bits(y[number]) - bits(exact[number])).abs().max()) <= 1
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu_of_a_dense_grid(approximate: str) -> None:
+    x = torch.linspace(-16.0, 16.0, 2**18 + 1)
+    with use_backend("native"):
+        y = ops.bias_gelu(x, None, approximate)
+    assert float((y.double() - exact_gelu(x, approximate)).abs().div(x.abs().clamp(min=1.0)).max()) < 5e-7
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_same_bits_on_every_run_and_any_threads(operation: str, dtype: torch.dtype, seed: int) -> None:
+    given = arguments(operation, 333, 769, dtype, seed)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        first, again = forced(operation, given), forced(operation, given)
+        torch.set_num_threads(1)
+        alone = forced(operation, given)
+    finally:
+        torch.set_num_threads(threads)
+    for a, b, c in zip(first, again, alone, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
+
+
+@pytest.mark.parametrize("operation", ROWWISE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_knows_nothing_of_its_neighbours(operation: str, dtype: torch.dtype, seed: int) -> None:
+    given = arguments(operation, 9, 131, dtype, seed)
+    together = forced(operation, given)
+    spoilt = [x.clone() for x in given]
+    spoilt[0][3] = torch.nan
+    spoilt[0][5, 7] = math.inf
+    for whole, partly in zip(together, forced(operation, spoilt), strict=True):
+        kept = [0, 1, 2, 4, 6, 7, 8]
+        assert torch.equal(whole[kept], partly[kept])
+        assert partly[3].isnan().all()
+    for row in range(9):
+        alone = forced(operation, [x[row : row + 1] if x.dim() == 2 else x for x in given])
+        for whole, part in zip(together, alone, strict=True):
+            assert torch.equal(whole[row : row + 1], part)
+
+
+def batched(x: Tensor) -> Tensor:
+    padded = torch.full((2, x.shape[0], x.shape[1]), torch.nan, dtype=x.dtype)
+    padded[:, :-1] = x[:-1]
+    return padded[:, :-1]
+
+
+LAYOUTS = [
+    pytest.param(apart, id="rows-apart"),
+    pytest.param(lambda x: x.t().contiguous().t(), id="elements-apart"),
+    pytest.param(lambda x: x[:1].expand_as(x), id="one-row-many-times"),
+    pytest.param(lambda x: x.flatten().as_strided(x.shape, (3, 1)), id="rows-inside-each-other"),
+    pytest.param(batched, id="batches-apart"),
+    pytest.param(lambda x: x[0], id="one-dimension"),
+]
+
+
+@pytest.mark.parametrize("operation", ROWWISE)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_of_any_strides(operation: str, layout: Callable[[Tensor], Tensor], seed: int) -> None:
+    given = [layout(x) if x.dim() == 2 else x for x in arguments(operation, 11, 37, torch.bfloat16, seed)]
+    for strided, plain in zip(forced(operation, given), forced(operation, [x.clone() for x in given]), strict=True):
+        assert strided.is_contiguous()
+        assert torch.equal(strided, plain)
+
+
+def test_arguments_may_share_memory(seed: int) -> None:
+    x = Draw(seed).normal(12, 12)
+    given = [x, x, x[3], x[:, 4], x[0]]
+    for ours, expected in zip(
+        forced("dropout_add_layer_norm", given), forced("dropout_add_layer_norm", [one.clone() for one in given])
+    ):
+        assert torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("keys", [1, 5, 16, 33, 200])
+@pytest.mark.parametrize("form", ["none", "keys", "queries", "batch", "all", "one", "apart"])
+def test_softmax_masks(dtype: torch.dtype, keys: int, form: str, seed: int) -> None:
+    draw = Draw(seed)
+    scores = draw.normal(3, 2, 5, keys, dtype=dtype)
+    shapes = {"keys": (keys,), "queries": (5, 1), "batch": (3, 1, 1, keys), "all": (3, 2, 5, keys), "one": (1, 1, 1, 1)}
+    mask = draw.normal(*shapes[form]) > -0.5 if form in shapes else None
+    if form == "apart":
+        mask = (draw.normal(keys, 5) > -0.5).t()
+    both = {}
+    for backend in ("native", "eager"):
+        with use_backend(backend):  # type: ignore[arg-type]
+            both[backend] = ops.softmax(scores, mask, scale=-1.5)
+    with use_backend("eager"):
+        exact = ops.softmax(scores.double(), mask, scale=-1.5)
+    check(both["native"], both["eager"], exact, "softmax")
+
+
+def test_softmax_of_rows_without_a_key_and_of_what_is_no_number(seed: int) -> None:
+    scores = Draw(seed).normal(1, 1, 6, 37)
+    scores[0, 0, 0] = -math.inf
+    scores[0, 0, 1, 30] = math.nan
+    scores[0, 0, 2, 36] = math.inf
+    scores[0, 0, 3] = -1000.0 + scores[0, 0, 3]
+    scores[0, 0, 4, 1:] = -math.inf
+    mask = torch.ones(6, 37, dtype=torch.bool)
+    mask[5] = False
+    with use_backend("native"):
+        y = ops.softmax(scores, mask)[0, 0]
+    assert (y[[0, 5]] == 0.0).all()
+    assert y[[1, 2]].isnan().all()
+    torch.testing.assert_close(y[3], scores[0, 0, 3].softmax(-1))
+    assert y[4].tolist() == [1.0] + [0.0] * 36
+
+
+def test_softmax_of_scores_of_any_strides(seed: int) -> None:
+    scores = Draw(seed).normal(3, 5, 2, 33)
+    mask = scores.transpose(1, 2) > -1.0
+    with use_backend("native"):
+        for one in (
+            scores.transpose(1, 2),
+            scores.transpose(2, 3),
+            scores[:, :, :, 1:30],
+            scores[:1].expand(4, 5, 2, 33),
+        ):
+            assert torch.equal(ops.softmax(one), ops.softmax(one.contiguous()))
+        turned = scores.transpose(1, 2)
+        assert torch.equal(ops.softmax(turned, mask), ops.softmax(turned.contiguous(), mask.contiguous()))
+
+
+@pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vectors", DTYPES)
+@pytest.mark.parametrize("width", [1, 7, 15, 33, 48, 771])
+def test_nothing_outside_is_touched(
+    behind: bool, dtype: torch.dtype, vectors: torch.dtype, width: int, seed: int
+) -> None:
+    draw, rows = Draw(seed), 5
+    x, residual, y, total = (Fenced(draw.normal(rows, width, dtype=dtype), behind) for _ in range(4))
+    weight, bias, x_bias = (Fenced(draw.normal(width, dtype=vectors), behind) for _ in range(3))
+    mean, rstd = (Fenced(torch.zeros(rows), behind) for _ in range(2))
+    head, norm = (rows, width, NAMES[dtype]), (weight.address, bias.address, NAMES[vectors], 1e-12)
+    kept = (mean.address, rstd.address)
+
+    def expect(*names: Tensor) -> None:
+        for fenced, values in zip((y, total), names):
+            assert torch.equal(fenced.tensor, values)
+
+    with use_backend("native"):
+        _C.layer_norm(*head, x.address, width, *norm, y.address, *kept)
+        expect(ops.layer_norm(x.tensor, weight.tensor, bias.tensor))
+        _C.sum_layer_norm(
+            *head,
+            x.address,
+            width,
+            residual.address,
+            width,
+            x_bias.address,
+            *norm,
+            None,
+            total.address,
+            y.address,
+            *kept,
+        )
+        expect(*call("dropout_add_layer_norm", [one.tensor for one in (x, residual, weight, bias, x_bias)]))
+        for tanh in (False, True):
+            gelu = (*head, x.address, width, x_bias.address)
+            _C.bias_gelu(*gelu, NAMES[vectors], tanh, y.address)
+            expect(ops.bias_gelu(x.tensor, x_bias.tensor, "tanh" if tanh else "none"))
+            _C.gelu_layer_norm(*gelu, *norm, tanh, y.address, *kept)
+            expect(
+                ops.gelu_layer_norm(
+                    x.tensor, x_bias.tensor, weight.tensor, bias.tensor, 1e-12, "tanh" if tanh else "none"
+                )
+            )
+        mask = Fenced(draw.normal(rows, width) > -0.5, behind)
+        sizes = (1, 1, rows, width)
+        _C.softmax(
+            sizes,
+            NAMES[dtype],
+            x.address,
+            mask.tensor[None, None].stride(),
+            mask.address,
+            (0, 0, width, 1),
+            0.5,
+            None,
+            y.address,
+        )
+        expect(ops.softmax(x.tensor[None, None], mask.tensor, scale=0.5)[0, 0])
+
+
+REFUSED = [
+    pytest.param(lambda: ops.layer_norm(torch.randn(3, 8).half(), *unit()), "float16", id="fp16"),
+    pytest.param(lambda: ops.layer_norm(torch.randn(3, 8), *(v.double() for v in unit())), "float64", id="fp64-weight"),
+    pytest.param(lambda: ops.layer_norm(torch.randn(3, 0), torch.ones(0), torch.ones(0)), "no element", id="width-0"),
+    pytest.param(lambda: torch.func.vmap(lambda x: ops.layer_norm(x, *unit()))(torch.randn(3, 8)), "", id="vmap"),
+    pytest.param(lambda: ops.bias_gelu(torch._neg_view(torch.randn(3)), None), "class", id="negated-view"),
+]
+
+
+def unit() -> tuple[Tensor, Tensor]:
+    return torch.ones(8), torch.zeros(8)
+
+
+@pytest.mark.parametrize(("function", "reason"), REFUSED)
+def test_eager_torch_serves_the_rest_unless_native_was_forced(
+    function: Callable[[], Tensor], reason: str, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    chosen = function()
+    torch.manual_seed(seed)
+    with use_backend("eager"):
+        eager = function()
+    torch.testing.assert_close(chosen, eager)
+    assert chosen.requires_grad == eager.requires_grad
+    with use_backend("native"), pytest.raises(UserError, match=f"native.*{reason}"):
+        function()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace", "ignore::torch.jit.TracerWarning")
+def test_negated_views_and_traces_are_right(seed: int) -> None:
+    x = Draw(seed).normal(4, 8)
+    torch.testing.assert_close(ops.bias_gelu(torch._neg_view(x), None), torch.nn.functional.gelu(-x))
+    traced = torch.jit.trace(lambda x: ops.layer_norm(x, *unit()), (x,), check_trace=False)
+    torch.testing.assert_close(traced(x + x.exp()), torch.nn.functional.layer_norm(x + x.exp(), (8,), *unit(), 1e-12))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_is_chosen_where_no_gradient_is_wanted(operation: str, seed: int) -> None:
+    given = arguments(operation, 33, 129, torch.bfloat16, seed)
+    for chosen, native in zip(call(operation, given), forced(operation, given), strict=True):
+        assert torch.equal(chosen, native)
+        assert not chosen.requires_grad
+
+
+def test_compiled_calls_stay_with_torch(level: str, seed: int) -> None:
+    if level != "portable":
+        pytest.skip("no kernel runs, so one level is enough")
+    given = arguments("dropout_add_layer_norm", 5, 40, torch.bfloat16, seed)
+    compiled = torch.compile(lambda: call("dropout_add_layer_norm", given), backend="aot_eager", fullgraph=True)
+    for one, eager in zip(compiled(), forced("dropout_add_layer_norm", given, "eager"), strict=True):
+        assert torch.equal(one, eager)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        pytest.param({0: -1}, "rows=-1", id="rows"),
+        pytest.param({1: 0}, "width=0", id="width"),
+        pytest.param({2: "fp16"}, "'fp16' must be 'fp32' or 'bf16'", id="dtype"),
+        pytest.param({3: 0}, "address", id="x"),
+        pytest.param({5: 0}, "address", id="weight"),
+        pytest.param({7: "int8"}, "'int8'", id="dtype-of-vectors"),
+        pytest.param({9: 0}, "address", id="y"),
+        pytest.param({10: 8}, "address of mean or rstd", id="mean-alone"),
+    ],
+)
+def test_the_binding_refuses_what_would_crash(change: dict[int, Any], message: str) -> None:
+    x, y, one = torch.zeros(2, 4), torch.zeros(2, 4), torch.ones(4)
+    given = [2, 4, "fp32", x.data_ptr(), 4, one.data_ptr(), one.data_ptr(), "fp32", 1e-12, y.data_ptr(), 0, 0]
+    _C.layer_norm(*given)
+    for place, value in change.items():
+        given[place] = value
+    with pytest.raises(ValueError, match=message):
+        _C.layer_norm(*given)
+
+
+def test_tensors_of_another_device_are_refused_by_name() -> None:
+    x, (weight, bias) = torch.randn(3, 8), unit()
+    with pytest.raises(UserError, match="weight is on meta"):
+        ops.layer_norm(x, weight.to("meta"), bias)
+    with use_backend("native"), pytest.raises(UserError, match="meta"):
+        ops.layer_norm(x.to("meta"), weight.to("meta"), bias.to("meta"))

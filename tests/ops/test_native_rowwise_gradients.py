@@ -1,0 +1,413 @@
+"""Gradients of the row-wise C++ kernels of CPUs at every dispatch level, against float64 and eager torch."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cpu_kernels
+import pytest
+import torch
+from fences import Fenced
+from rowwise_kernels import DTYPES, LEVELS, NAMES, Draw, apart, check
+from torch import Tensor
+
+from fastbert import _C, ops, use_backend
+from fastbert.errors import UserError
+from fastbert.ops.dropout.arguments import TokenDropout, quantized
+from fastbert.ops.native import rowwise, rowwise_gradients
+
+SITE = 259
+SHAPES = [
+    pytest.param(0, 64, id="no-row"),
+    pytest.param(1, 1, id="one-element"),
+    pytest.param(65, 1, id="width-1"),
+    pytest.param(1, 768, id="one-row"),
+    pytest.param(130, 33, id="width-33"),
+    pytest.param(128, 768, id="base-width"),
+    pytest.param(5, 1023, id="odd-width"),
+    pytest.param(4097, 17, id="4097-rows"),
+]
+
+
+@pytest.fixture(params=LEVELS, autouse=True)
+def level(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every test runs at every level that this processor has."""
+    with cpu_kernels.running(request.param):
+        yield request.param
+
+
+def dropping(rows: int, seed: int, p: float = 0.2) -> TokenDropout:
+    """Of sequences with 7 tokens; ids of both dtypes."""
+    key = torch.randint(-(2**63), 2**63 - 1, (rows // 7 + 1,), generator=torch.Generator().manual_seed(seed))
+    token = torch.arange(rows)
+    return TokenDropout(p, key, token // 7, (token % 7).int(), SITE)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    return (ops.layer_norm(x, weight, bias),)
+
+
+def of_sum(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, x_bias: Tensor) -> tuple[Tensor, ...]:
+    return ops.dropout_add_layer_norm(x, residual, weight, bias, x_bias=x_bias, return_sum=True)
+
+
+def of_dropped(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, x_bias: Tensor) -> tuple[Tensor, ...]:
+    dropout = dropping(x.shape[0], x.shape[1])
+    return ops.dropout_add_layer_norm(x, residual, weight, bias, token_dropout=dropout, x_bias=x_bias, return_sum=True)
+
+
+def gelu(x: Tensor, x_bias: Tensor) -> tuple[Tensor, ...]:
+    return (ops.bias_gelu(x, x_bias),)
+
+
+def gelu_tanh(x: Tensor, x_bias: Tensor) -> tuple[Tensor, ...]:
+    return (ops.bias_gelu(x, x_bias, "tanh"),)
+
+
+def gelu_alone(x: Tensor) -> tuple[Tensor, ...]:
+    return (ops.bias_gelu(x, None),)
+
+
+def gelu_norm(x: Tensor, weight: Tensor, bias: Tensor, x_bias: Tensor) -> tuple[Tensor, ...]:
+    return (ops.gelu_layer_norm(x, x_bias, weight, bias),)
+
+
+def gelu_norm_alone(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    return (ops.gelu_layer_norm(x, None, weight, bias, approximate="tanh"),)
+
+
+def dropout(x: Tensor) -> tuple[Tensor, ...]:
+    return (ops.dropout(x, dropping(x.shape[0], x.shape[1])),)
+
+
+FUNCTIONS = [layer_norm, of_sum, of_dropped, gelu, gelu_tanh, gelu_alone, gelu_norm, gelu_norm_alone, dropout]
+Function = Callable[..., tuple[Tensor, ...]]
+
+
+def inputs(function: Function, rows: int, width: int, dtype: torch.dtype, seed: int, *kinds: torch.dtype) -> list[Any]:
+    """Tensors by the names of the function's arguments; vectors of one dtype, or of two in turn."""
+    draw = Draw(seed)
+    made = {
+        "x": draw.normal(rows, width).mul(2.0).add(0.5).to(dtype),
+        "residual": draw.normal(rows, width, dtype=dtype),
+        "weight": draw.normal(width).add(1.0),
+        "bias": draw.normal(width),
+        "x_bias": draw.normal(width),
+    }
+    vectors = [name for name, x in made.items() if x.dim() == 1]
+    for i, name in enumerate(vectors):
+        made[name] = made[name].to((kinds or (dtype,))[i % len(kinds or (dtype,))])
+    return [made[name] for name in function.__annotations__ if name != "return"]
+
+
+def upstream(function: Function, rows: int, width: int, dtype: torch.dtype, seed: int) -> list[Tensor]:
+    draw = Draw(seed + 1)
+    return [draw.normal(rows, width, dtype=dtype) for _ in range(2 if function in (of_sum, of_dropped) else 1)]
+
+
+def run(function: Function, given: list[Tensor], grads: list[Tensor], backend: str | None = "native") -> list[Tensor]:
+    """Results, then gradients of all arguments."""
+    leaves = [x.detach().requires_grad_() for x in given]
+    with use_backend(backend):  # type: ignore[arg-type]
+        results = function(*leaves)
+        found = torch.autograd.grad(results, leaves, [g.to(y.dtype) for g, y in zip(grads, results)])
+    return [*(y.detach() for y in results), *found]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), SHAPES)
+def test_gradients_are_as_accurate_as_torchs(
+    function: Function, dtype: torch.dtype, rows: int, width: int, seed: int
+) -> None:
+    if width == 1 and "norm" in function.__name__:
+        pytest.skip("the norm of one element is constant, and eager torch's gradient is what rounding leaves")
+    given, grads = inputs(function, rows, width, dtype, seed), upstream(function, rows, width, dtype, seed)
+    ours, eager = run(function, given, grads), run(function, given, grads, "eager")
+    exact = run(function, [x.double() for x in given], [g.double() for g in grads], "eager")
+    for i, (a, b, c) in enumerate(zip(ours, eager, exact, strict=True)):
+        check(a, b, c, f"{function.__name__}: result or gradient {i}")
+
+
+@pytest.mark.parametrize("function", [of_dropped, gelu, gelu_norm])
+def test_vectors_of_other_dtypes(function: Function, seed: int) -> None:
+    kinds = (torch.float32, torch.bfloat16)
+    given = inputs(function, 70, 65, torch.bfloat16, seed, *kinds)
+    grads = upstream(function, 70, 65, torch.bfloat16, seed)
+    alike = [x if x.dim() > 1 else x.float() for x in given]
+    for x, one, other in zip([*grads, *given], run(function, given, grads), run(function, alike, grads), strict=True):
+        assert one.dtype == x.dtype
+        # The same numbers in fp32 are the same call, but for the dtype of the vectors' gradients.
+        assert torch.equal(one, other.to(one.dtype))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_same_bits_on_every_run_and_any_threads(function: Function, dtype: torch.dtype, seed: int) -> None:
+    given, grads = inputs(function, 333, 769, dtype, seed), upstream(function, 333, 769, dtype, seed)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        first, again = run(function, given, grads), run(function, given, grads)
+        torch.set_num_threads(1)
+        alone = run(function, given, grads)
+    finally:
+        torch.set_num_threads(threads)
+    for a, b, c in zip(first, again, alone, strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
+
+
+LAYOUTS = [
+    pytest.param(apart, id="rows-apart"),
+    pytest.param(lambda x: x.t().contiguous().t(), id="elements-apart"),
+    pytest.param(lambda x: x[:1].expand_as(x), id="one-row-many-times"),
+    pytest.param(lambda x: x[:1, :1].expand_as(x), id="one-element-many-times"),
+]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_and_gradients_of_any_strides(function: Function, layout: Callable[[Tensor], Tensor], seed: int) -> None:
+    given = inputs(function, 71, 37, torch.bfloat16, seed)
+    grads = [layout(g) for g in upstream(function, 71, 37, torch.bfloat16, seed)]
+    strided = [layout(x) if x.dim() == 2 else x for x in given]
+    plain = run(function, [x.clone(memory_format=torch.contiguous_format) for x in strided], [g.clone() for g in grads])
+    for one, other in zip(run(function, strided, grads), plain, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_row_knows_nothing_of_its_neighbours(function: Function, seed: int) -> None:
+    given, grads = inputs(function, 9, 131, torch.float32, seed), upstream(function, 9, 131, torch.float32, seed)
+    spoilt = [x.clone() for x in given]
+    spoilt[0][3] = torch.nan
+    kept = [0, 1, 2, 4, 5, 6, 7, 8]
+    rows = [i for i, x in enumerate([*grads, *given]) if x.dim() == 2]
+    whole, partly = run(function, given, grads), run(function, spoilt, grads)
+    for i in rows:
+        assert torch.equal(whole[i][kept], partly[i][kept])
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_slope_of_a_dense_grid(approximate: str, dtype: torch.dtype) -> None:
+    x = torch.cat([torch.linspace(-16.0, 16.0, 2**16 + 1), torch.tensor([-1e30, -200.0, 200.0, 1e30])]).to(dtype)
+    found = rowwise_gradients.gelu_backward(torch.ones_like(x), x, None, approximate == "tanh", False)[0]
+    leaf = x.double().clamp(-100.0, 100.0).requires_grad_()
+    torch.nn.functional.gelu(leaf, approximate=approximate).sum().backward()
+    assert float((found.double() - leaf.grad).abs().max()) < (1e-6 if dtype == torch.float32 else 4.5e-3)
+    infinite = torch.tensor([-math.inf, math.inf, math.nan], dtype=dtype)
+    slopes = rowwise_gradients.gelu_backward(torch.ones_like(infinite), infinite, None, approximate == "tanh", False)[0]
+    assert slopes[:2].tolist() == pytest.approx([0.0, 1.0], abs=1e-6)
+    assert slopes[2].isnan()
+
+
+@pytest.mark.parametrize("tanh", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gelu_comes_again_as_it_was(tanh: bool, biased: bool, dtype: torch.dtype, seed: int) -> None:
+    draw = Draw(seed)
+    x, grad, bias = draw.normal(130, 75, dtype=dtype), draw.normal(130, 75, dtype=dtype), draw.normal(75)
+    bias = bias if biased else None
+    dx, sums, y = rowwise_gradients.gelu_backward(grad, x, bias, tanh, True, True)
+    with torch.no_grad():
+        assert torch.equal(y, rowwise.bias_gelu(x, bias, tanh))
+    alone = rowwise_gradients.gelu_backward(grad, x, bias, tanh, False)
+    assert torch.equal(alone[0], dx)
+    assert alone[1:] == (None, None)
+    torch.testing.assert_close(sums, dx.double().sum(0).float(), rtol=0.0, atol=2e-5 if dtype.itemsize == 4 else 0.1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_forward_keeps(dtype: torch.dtype, seed: int) -> None:
+    draw = Draw(seed)
+    x, residual = draw.normal(40, 96, dtype=dtype), draw.normal(40, 96, dtype=dtype)
+    weight, bias, x_bias = draw.normal(96), draw.normal(96), draw.normal(96)
+    drops = dropping(40, seed)
+    y, total, mean, rstd = rowwise.norm_forward(x, x_bias, residual, weight, bias, 1e-5, drops, True)
+    _, keep = quantized(drops.p)
+    masked = (x.float() + x_bias) * (ops.dropout(torch.ones(40, 96), drops) != 0) * keep
+    close = {"rtol": 1e-6 if dtype == torch.float32 else 1e-2, "atol": 1e-6}
+    torch.testing.assert_close(total, (masked + residual.float()).to(dtype), **close)
+    again, same, *statistics = rowwise.norm_forward(total, None, None, weight, bias, 1e-5, None, True)
+    assert torch.equal(y, again)
+    assert same is total
+    for one, other in zip((mean, rstd), statistics):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(mean, total.float().mean(1), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(rstd, (total.double().var(1, correction=0) + 1e-5).rsqrt().float(), rtol=1e-6, atol=0.0)
+    quick = rowwise.norm_forward(x, x_bias, residual, weight, bias, 1e-5, drops, False)
+    assert torch.equal(quick[0], y)
+    assert [len(one) for one in quick[1:]] == [0, 0, 0]
+
+
+def test_without_dropout_the_gradients_of_x_and_residual_are_one(seed: int) -> None:
+    draw = Draw(seed)
+    grad, beside, total = (draw.normal(20, 33) for _ in range(3))
+    mean, rstd, weight = draw.normal(20), draw.normal(20).abs(), draw.normal(33)
+    dx, none, sums = rowwise_gradients.norm_gradients(
+        grad, beside, total, mean, rstd, weight, None, x_bias=True, residual=True
+    )
+    assert none is None
+    torch.testing.assert_close(sums[2], dx.sum(0))
+    drops = dropping(20, seed)
+    dropped, dresidual, _ = rowwise_gradients.norm_gradients(
+        grad, beside, total, mean, rstd, weight, drops, x_bias=False, residual=True
+    )
+    assert torch.equal(dresidual, dx)
+    assert torch.equal(dropped, ops.dropout(dx, drops))
+
+
+@pytest.mark.parametrize("result", [0, 1])
+@pytest.mark.parametrize("function", [of_sum, of_dropped])
+def test_either_result_may_take_the_gradient(function: Function, result: int, seed: int) -> None:
+    given, grad = inputs(function, 20, 96, torch.float32, seed), Draw(seed + 1).normal(20, 96)
+
+    def gradients(dtype: torch.dtype, backend: str) -> list[Tensor | None]:
+        leaves = [x.to(dtype).requires_grad_() for x in given]
+        with use_backend(backend):  # type: ignore[arg-type]
+            y = function(*leaves)[result]
+            return list(torch.autograd.grad(y, leaves, grad.to(dtype), allow_unused=True))
+
+    ours, eager, exact = (
+        gradients(torch.float32, "native"), gradients(torch.float32, "eager"), gradients(torch.float64, "eager")
+    )  # fmt: skip
+    for a, b, c in zip(ours, eager, exact, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None and b is not None and c is not None:
+            check(a, b, c, "gradient")
+
+
+def test_a_gradient_of_a_gradient_is_refused(seed: int) -> None:
+    for function in (layer_norm, of_dropped, gelu, gelu_norm):
+        leaves = [x.requires_grad_() for x in inputs(function, 5, 16, torch.float32, seed)]
+        y = function(*leaves)[0]
+        (dx,) = torch.autograd.grad(y, leaves[0], torch.ones_like(y), create_graph=True)
+        with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+            torch.autograd.grad(dx.square().sum(), leaves[0])
+
+
+@pytest.mark.parametrize("with_all", [False, True], ids=["bare", "bias-and-dropout"])
+def test_the_operators_keep_their_promises(with_all: bool, level: str, seed: int) -> None:
+    if level != "portable":
+        pytest.skip("what is asked is of Python, so one level is enough")
+    x, residual, weight, bias, x_bias = (one.requires_grad_() for one in inputs(of_sum, 5, 40, torch.float32, seed))
+    draw, operators = Draw(seed), torch.ops.fastbert
+    grad, mean, rstd = draw.normal(5, 40), draw.normal(5), draw.normal(5)
+    bare = [one.detach() for one in (x, x_bias, weight)]
+    drops = dropping(5, seed)
+    parts = (
+        (drops.p, drops.key, drops.sequence_ids, drops.offsets, drops.site) if with_all else (0.0, None, None, None, 0)
+    )
+    optional = x_bias if with_all else None
+    torch.library.opcheck(operators.layer_norm.default, (x, weight, bias, 1e-5, True, "native"))
+    torch.library.opcheck(operators.layer_norm_backward.default, (grad, bare[0], mean, rstd, bare[2], "native"))
+    torch.library.opcheck(
+        operators.dropout_add_layer_norm.default, (x, optional, residual, weight, bias, 1e-5, *parts, True, "native")
+    )
+    arguments = (grad, grad if with_all else None, bare[0], mean, rstd, bare[2], *parts, with_all, "native")
+    torch.library.opcheck(operators.dropout_add_layer_norm_backward.default, arguments)
+    arguments = (x, optional, weight, bias, 1e-5, with_all, True, "native")
+    torch.library.opcheck(operators.gelu_layer_norm.default, arguments)
+    arguments = (grad, bare[0], bare[1] if with_all else None, mean, rstd, bare[2], with_all, "native")
+    torch.library.opcheck(operators.gelu_layer_norm_backward.default, arguments)
+    torch.library.opcheck(operators.bias_gelu.default, (x, optional, with_all, "native"))
+    torch.library.opcheck(
+        operators.bias_gelu_backward.default,
+        (grad, bare[0], bare[1] if with_all else None, with_all, with_all, "native"),
+    )
+    if with_all:
+        torch.library.opcheck(operators.dropout.default, (x, *parts[1:4], drops.p, drops.site, "native"))
+
+
+@pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 7, 15, 33, 48, 771])
+def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, width: int, seed: int) -> None:
+    draw, rows = Draw(seed), 5
+    x, grad, beside, dx, dresidual, y = (Fenced(draw.normal(rows, width, dtype=dtype), behind) for _ in range(6))
+    weight, bias = (Fenced(draw.normal(width, dtype=dtype), behind) for _ in range(2))
+    mean, rstd, sums, column = (
+        Fenced(draw.normal(*shape).abs(), behind) for shape in ((rows,), (rows,), (3, width), (width,))
+    )
+    drops = dropping(rows, seed)
+    key, sequence, offset = (Fenced(one, behind) for one in (drops.key, drops.sequence_ids, drops.offsets))
+    threshold, keep = quantized(drops.p)
+    dropout = (
+        key.address, len(drops.key), sequence.address, True, offset.address, False, SITE, threshold, keep
+    )  # fmt: skip
+    head, statistics = (rows, width, NAMES[dtype]), (mean.address, rstd.address)
+    _C.norm_gradients(
+        *head, grad.address, width, beside.address, width, x.address, width, *statistics, weight.address,
+        NAMES[dtype], dropout, dx.address, dresidual.address, True, sums.address,
+    )  # fmt: skip
+    expected = rowwise_gradients.norm_gradients(
+        grad.tensor, beside.tensor, x.tensor, mean.tensor, rstd.tensor, weight.tensor, drops, x_bias=True, residual=True
+    )
+    assert all(torch.equal(one.tensor, two) for one, two in zip((dx, dresidual, sums), expected))
+    _C.drop(*head, x.address, width, dropout, y.address)
+    assert torch.equal(y.tensor, ops.dropout(x.tensor, drops))
+    for tanh in (False, True):
+        _C.gelu_gradient(
+            *head, grad.address, width, x.address, width, bias.address, NAMES[dtype], tanh,
+            dx.address, y.address, column.address,
+        )  # fmt: skip
+        again = rowwise_gradients.gelu_backward(grad.tensor, x.tensor, bias.tensor, tanh, True, True)
+        assert all(torch.equal(one.tensor, two) for one, two in zip((dx, column, y), again))
+        _C.gelu_norm_gradients(
+            *head, grad.address, width, x.address, width, bias.address, weight.address, NAMES[dtype], tanh,
+            *statistics, dx.address, sums.address,
+        )  # fmt: skip
+        of_norm = rowwise_gradients.gelu_norm_gradients(
+            grad.tensor, x.tensor, bias.tensor, mean.tensor, rstd.tensor, weight.tensor, tanh
+        )
+        assert torch.equal(dx.tensor, of_norm[0])
+        assert torch.equal(sums.tensor, of_norm[1])
+
+
+@pytest.mark.parametrize("wrong", [-1, 3])
+def test_a_sequence_without_a_key_is_named(wrong: int, seed: int) -> None:
+    x, drops, unit = Draw(seed).normal(20, 8), dropping(20, seed), (torch.ones(8), torch.zeros(8))
+    ids = drops.sequence_ids.clone()
+    ids[17] = wrong
+    bad = TokenDropout(drops.p, drops.key, ids, drops.offsets, SITE)
+    for call in (
+        lambda: ops.dropout(x, bad),
+        lambda: ops.dropout_add_layer_norm(x, x, *unit, token_dropout=bad),
+        lambda: ops.embedding_layer_norm([torch.zeros(20).long()], [x], *unit, token_dropout=bad),
+    ):
+        with pytest.raises(UserError, match=rf"token_dropout.sequence_ids\[17\]={wrong} has no key: .* below 3"):
+            call()
+
+
+@pytest.mark.parametrize("width", [1, 33, 768])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_drops_what_a_mask_drops(width: int, dtype: torch.dtype, seed: int) -> None:
+    x, drops = Draw(seed).normal(30, width, dtype=dtype), dropping(30, seed)
+    with use_backend("eager"):
+        mask = ops.dropout(torch.ones(30, width), drops)
+    assert torch.equal(ops.dropout(x, drops), (x.float() * mask).to(dtype))
+    leaf = x.requires_grad_()
+    y = ops.dropout(leaf, drops)
+    (dx,) = torch.autograd.grad(y, leaf, torch.ones_like(y), create_graph=True)
+    assert torch.equal(dx, mask.to(dtype))
+
+
+@pytest.mark.parametrize("function", [of_dropped, gelu, gelu_norm, dropout])
+def test_is_chosen_where_a_gradient_is_wanted(function: Function, seed: int) -> None:
+    given, grads = inputs(function, 33, 129, torch.bfloat16, seed), upstream(function, 33, 129, torch.bfloat16, seed)
+    for chosen, native in zip(run(function, given, grads, None), run(function, given, grads), strict=True):
+        assert torch.equal(chosen, native)
+
+
+def test_backward_may_run_outside_of_the_backend_of_its_forward(seed: int) -> None:
+    given, grads = inputs(of_dropped, 20, 40, torch.float32, seed), upstream(of_dropped, 20, 40, torch.float32, seed)
+    leaves = [x.requires_grad_() for x in given]
+    expected = run(of_dropped, given, grads)[2:]
+    for backward in ("eager", None):
+        with use_backend("native"):
+            results = of_dropped(*leaves)
+        with use_backend(backward):  # type: ignore[arg-type]
+            found = torch.autograd.grad(results, leaves, grads)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
