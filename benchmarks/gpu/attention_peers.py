@@ -183,7 +183,7 @@ class Peer:
     call: Callable[[Inputs], Tensor]
     padded: bool = True
     compares: bool = True
-    """Return whether its result without dropout is to be compared."""
+    """Whether its result without dropout is to be compared."""
 
 
 def eager_attention(

@@ -31,7 +31,7 @@ class Measured:
     gigabytes_per_second: float | None = None
     host_us: float
     host_bound: bool
-    """Return whether the device waited for Python: then the time is that of the host."""
+    """Whether the device waited for Python: then the time is that of the host."""
 
     def as_json(self) -> dict[str, Any]:
         """Return a flat object with the row's own names."""

@@ -38,7 +38,7 @@ class TrainingWorkload(Workload):
 
     config: BertConfig
     classifies: bool = False
-    """Return whether sequences are classified; else masked LM and next-sentence prediction."""
+    """Whether sequences are classified; else masked LM and next-sentence prediction."""
     batches: int = 1
     checkpoint: Path | None = None
     """The weights to start from; None: random ones."""

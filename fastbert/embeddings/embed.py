@@ -1,8 +1,8 @@
-"""Embeddings: one vector a text, from texts in any number, in any order, in bounded memory.
+"""Embeddings: one vector per text, for any number of texts in any order, in bounded memory.
 
-Texts are read a chunk at a time, tokenized on another thread while the model runs on the chunk before, sorted by length
-and packed, so that nothing is computed for padding. On CPUs all products are ours, and a text has the same bits
-whatever the others are and however they are batched; `fastbert.ops.native.matmul_table` names the exceptions.
+Texts are read in chunks, tokenized on a second thread while the model runs on the previous chunk, sorted by length and
+packed, so that nothing is computed for padding. On CPUs a text's vector has the same bits in every batch, because all
+matrix products are fastbert's own; `fastbert.ops.native.matmul_table` names the exceptions.
 """
 
 from __future__ import annotations
@@ -31,33 +31,31 @@ from fastbert.tokenizers.fit import check_tokenizer
 
 logger = logging.getLogger("fastbert")
 
-# Tokens that the model computes at a time: few enough for their activations to stay in a CPU's caches, or enough to
-# fill a GPU.
+# Tokens per batch: few enough for their activations to stay in a CPU's caches, or enough to fill a GPU.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
-# What is read before it is sorted, computed and handed over; a longer text is a chunk of its own.
+# Texts per chunk, which is read, sorted and computed at a time; a longer text is a chunk of its own.
 CHUNK_TEXTS = {"cpu": 1024, "cuda": 32768}
 CHUNK_CHARACTERS = 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedOptions:
-    """How texts become vectors; None means "as the model's folder says" (`fastbert.embeddings.folder`), and where
-    the model came from none: the mean, as it is, of as many tokens as tokenizer and model take."""
+    """How texts become vectors. None stands for the settings in the model's folder (`fastbert.embeddings.folder`), and
+    without settings for the mean, not normalised, of as many tokens as tokenizer and model allow."""
 
     pooling: str | None = None
     """"mean" of a text's tokens, their "max" in each dimension, or the vector of its first token, "cls"; [CLS] and
     [SEP] are among the tokens."""
     normalize: bool | None = None
-    """Return whether to divide vectors by their length."""
+    """True divides vectors by their length."""
     max_length: int | None = None
-    """Tokens that the model sees at once, [CLS] and [SEP] included."""
+    """Tokens per model input, [CLS] and [SEP] included."""
     long: str = "truncate"
-    """What happens to longer texts: they are cut ("truncate"), pooled over overlapping windows ("windows"), or are an
-    "error"."""
+    """Longer texts are cut ("truncate"), pooled over overlapping windows ("windows"), or refused ("error")."""
     batch_tokens: int | None = None
-    """Tokens that are computed at a time; None: 4,096, on a GPU 65,536."""
+    """Tokens per batch; None: 4,096, on a GPU 65,536."""
     prompt: str | None = None
-    """Name of the folder's prompt that is put before each text; None: its default one, if it has one."""
+    """Name of the folder's prompt that precedes each text; None: its default prompt, if it has one."""
 
     def __post_init__(self) -> None:
         if self.pooling is not None:
@@ -72,18 +70,18 @@ class EmbedOptions:
 
 @dataclass
 class Counts:
-    """What an embedder has seen so far."""
+    """The progress of an embedder."""
 
     texts: int = 0
     tokens: int = 0
-    """Tokens that were computed, special ones and the overlaps of windows included."""
+    """Computed tokens, including special ones and the overlaps of windows."""
     truncated: int = 0
-    """Texts of which tokens were left out."""
+    """Truncated texts."""
     max_length: int = 0
-    """The tokens that were left of these."""
+    """The tokens that remain of truncated texts."""
 
     def describe_truncated(self) -> str:
-        """Return a sentence with the number of truncated texts."""
+        """Return the number of truncated texts in a sentence."""
         return (
             f"{self.truncated:,} of {self.texts:,} texts were longer than {self.max_length:,} tokens and truncated"
             if self.truncated
@@ -100,27 +98,27 @@ def embed(
     counts: Counts | None = None,
     **options: Any,
 ) -> Tensor:
-    """The embeddings of texts, fp32 (texts, hidden_size) on the CPU, in the order of the texts.
+    """Return the embeddings of texts, fp32 (texts, hidden_size) on the CPU, in the order of the texts.
 
-    `options` are those of `EmbedOptions`. The model computes where it is and in its dtype, quantised if it is,
+    `options` are those of `EmbedOptions`. The model computes on its device and in its dtype, quantised if it is,
     without dropout and gradients; sums of pooling are fp32. `progress` shows a bar, or is called with the number of
-    texts done. `counts`, if given, is filled; without it a warning says how many texts were truncated.
+    texts done. `counts` is updated; without it the number of truncated texts is logged as a warning.
 
-    With `long="windows"` a longer text is seen in windows of `max_length` tokens, spread evenly over it, of which
-    neighbours share at least a quarter. What two windows share counts from each up to its middle, so "mean" and "max"
-    see each token once, where most of its surroundings are in sight; "cls" is the mean of the windows' first tokens.
+    With `long="windows"` a longer text is split into windows of `max_length` tokens, spread evenly over it, of which
+    neighbours share at least a quarter. Each window counts up to the middle of an overlap, so that "mean" and "max" use
+    each token once, where it has most context; "cls" is the mean of the windows' first tokens.
 
-    Raises UserError for wrong options, for what is no text, by its index, and for a tokenizer whose size is not the
-    model's (`fastbert.tokenizers.fit`).
+    Raises UserError for wrong options, for an item that is not a text, by its index, and for a tokenizer whose size is
+    not the model's (`fastbert.tokenizers.fit`).
     """
     counted = Counts() if counts is None else counts
     chunks = embed_chunks(model, texts, tokenizer, EmbedOptions(**options), counted)
     total = len(texts) if isinstance(texts, Sized) else None
     with _reporting(progress, total) as report:
-        found = _collected(chunks, total, report)
+        vectors = _collected(chunks, total, report)
     if counts is None and counted.truncated:
         logger.warning("%s", counted.describe_truncated())
-    return torch.empty(0, _width(model)) if found is None else found
+    return torch.empty(0, _width(model)) if vectors is None else vectors
 
 
 def embed_chunks(
@@ -130,9 +128,9 @@ def embed_chunks(
     options: EmbedOptions | None = None,
     counts: Counts | None = None,
 ) -> Iterator[Tensor]:
-    """Like `embed`, the embeddings of some thousand texts after the other: for more than fits into memory.
+    """Yield the embeddings of some thousand texts at a time, for more than fits into memory; see `embed`.
 
-    The model may be used in between; options are checked at once.
+    The model may be used in between. Options are checked at once.
     """
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise UserError(f"texts must be a list of strings or another iterable, not {type(texts).__name__}")
@@ -141,7 +139,7 @@ def embed_chunks(
 
 
 class _Embedder:
-    """A model with all that is decided once."""
+    """A model with the options resolved."""
 
     def __init__(self, model: BertModel, tokenizer: WordPieceTokenizer, options: EmbedOptions, counts: Counts) -> None:
         settings = settings_of(model)
@@ -150,9 +148,9 @@ class _Embedder:
         self.pooling = settings.pooling if options.pooling is None else options.pooling
         self.normalize = settings.normalize if options.normalize is None else options.normalize
         self.prompt = settings.prompt(options.prompt)
-        place = model.device.type
-        self.batch_tokens = options.batch_tokens or BATCH_TOKENS.get(place, BATCH_TOKENS["cpu"])
-        self.chunk_texts = CHUNK_TEXTS.get(place, CHUNK_TEXTS["cpu"])
+        device = model.device.type
+        self.batch_tokens = options.batch_tokens or BATCH_TOKENS.get(device, BATCH_TOKENS["cpu"])
+        self.chunk_texts = CHUNK_TEXTS.get(device, CHUNK_TEXTS["cpu"])
         self.cutting = Cutting(
             max_length=_limit(model, tokenizer, options.max_length, settings.max_length),
             long=options.long,
@@ -162,21 +160,21 @@ class _Embedder:
 
     def run(self, texts: Iterable[str]) -> Iterator[Tensor]:
         chunks, first = self._chunks(texts), 0
-        with ThreadPoolExecutor(1, thread_name_prefix="fastbert-embed") as aside:
+        with ThreadPoolExecutor(1, thread_name_prefix="fastbert-embed") as executor:
             chunk = next(chunks, None)
             rows = None if chunk is None else self._read(chunk, first)
             while chunk is not None and rows is not None:
                 first += len(chunk)
                 following = next(chunks, None)
-                ahead = None if following is None else aside.submit(self._read, following, first)
-                found = self._vectors(rows, len(chunk))
+                ahead = None if following is None else executor.submit(self._read, following, first)
+                vectors = self._vectors(rows, len(chunk))
                 begin = first - len(chunk)
-                check_finite(self.model, found, lambda row: f"texts[{begin + row}]")  # noqa: B023 - called at once
+                check_finite(self.model, vectors, lambda row: f"texts[{begin + row}]")  # noqa: B023 - called at once
                 self.counts.texts += len(chunk)
                 self.counts.tokens += int(rows.lengths.sum())
                 self.counts.truncated += rows.truncated
                 chunk, rows = following, None
-                yield found
+                yield vectors
                 rows = None if ahead is None else ahead.result()
 
     def _chunks(self, texts: Iterable[str]) -> Iterator[list[str]]:
@@ -199,42 +197,42 @@ class _Embedder:
         return read_rows(self.tokenizer, chunk, self.cutting, first)
 
     def _vectors(self, rows: Rows, texts: int) -> Tensor:
-        """The embeddings of so many texts from their rows."""
+        """Return the embeddings of this number of texts from their rows."""
         order, pooled = [], []
         with inferring(self.model), matmul_table.same_in_every_batch():
-            for chosen in rows.batches(self.batch_tokens):
-                order.append(chosen)
-                pooled.append(self._of_batch(rows, chosen))
-        place = torch.from_numpy(np.concatenate(order))
+            for indices in rows.batches(self.batch_tokens):
+                order.append(indices)
+                pooled.append(self._pooled_batch(rows, indices))
+        row_indices = torch.from_numpy(np.concatenate(order))
         with torch.no_grad():
-            together = torch.cat(pooled).cpu()
-            by_row = torch.empty_like(together).index_copy_(0, place, together)
+            sorted_rows = torch.cat(pooled).cpu()
+            by_row = torch.empty_like(sorted_rows).index_copy_(0, row_indices, sorted_rows)
             return self._finished(by_row, rows, texts)
 
-    def _of_batch(self, rows: Rows, chosen: np.ndarray) -> Tensor:
-        """Return the contribution of each selected row to its text's embedding, fp32 (rows, hidden_size)."""
-        batch = packed(rows, chosen, self.tokenizer.cls_token_id, self.tokenizer.sep_token_id).to(self.model.device)
+    def _pooled_batch(self, rows: Rows, indices: np.ndarray) -> Tensor:
+        """Return the contribution of each row to its text's embedding, fp32 (rows, hidden_size)."""
+        batch = packed(rows, indices, self.tokenizer.cls_token_id, self.tokenizer.sep_token_id).to(self.model.device)
         if self.pooling == "cls":
             return self.model.encode(batch, token_indices=first_indices(batch))[0].float()
-        counted, offsets = counted_tokens(rows, chosen)
-        wanted = None if counted is None else counted.to(batch.device)
-        return pool(self.model.encode(batch, token_indices=wanted)[0], offsets.to(batch.device), self.pooling)
+        counted, offsets = counted_tokens(rows, indices)
+        tokens = None if counted is None else counted.to(batch.device)
+        return pool(self.model.encode(batch, token_indices=tokens)[0], offsets.to(batch.device), self.pooling)
 
     def _finished(self, by_row: Tensor, rows: Rows, texts: int) -> Tensor:
-        """From rows to texts, and all that follows pooling."""
+        """Combine the rows of each text, and apply the steps after pooling."""
         begins = np.searchsorted(rows.texts, np.arange(texts + 1))
         offsets = torch.from_numpy(begins)
-        found = by_row if len(by_row) == texts else pool(by_row, offsets, self.pooling)
+        vectors = by_row if len(by_row) == texts else pool(by_row, offsets, self.pooling)
         if self.pooling != "max":
-            each = np.ones(len(rows.texts), dtype=np.int64) if self.pooling == "cls" else rows.ends - rows.firsts
-            found = found / torch.from_numpy(np.add.reduceat(each, begins[:-1])).float()[:, None]
+            sizes = np.ones(len(rows.texts), dtype=np.int64) if self.pooling == "cls" else rows.ends - rows.firsts
+            vectors = vectors / torch.from_numpy(np.add.reduceat(sizes, begins[:-1])).float()[:, None]
         for dense in self.settings.dense:
-            found = dense(found)
-        return normalized(found) if self.normalize else found
+            vectors = dense(vectors)
+        return normalized(vectors) if self.normalize else vectors
 
 
 def settings_of(model: BertModel) -> EmbedSettings:
-    """Return the settings of the model's folder, if `load_embedder` read it."""
+    """Return the model's settings, which `load_embedder` reads from its folder, or the defaults."""
     settings = model.embed_settings
     if settings is None:
         return EmbedSettings()
@@ -244,13 +242,14 @@ def settings_of(model: BertModel) -> EmbedSettings:
     return settings
 
 
-def _limit(model: BertModel, tokenizer: WordPieceTokenizer, asked: int | None, of_folder: int | None) -> int:
+def _limit(model: BertModel, tokenizer: WordPieceTokenizer, max_length: int | None, default: int | None) -> int:
     positions = model.config.max_position_embeddings
-    if asked is not None and asked > positions:
+    if max_length is not None and max_length > positions:
         raise UserError(
-            f"max_length={asked} is more than the {positions} positions of the model: use long='windows' for long texts"
+            f"max_length={max_length} is more than the {positions} positions of the model: use long='windows' for long"
+            " texts"
         )
-    return asked or min(of_folder or tokenizer.model_max_length, positions)
+    return max_length or min(default or tokenizer.model_max_length, positions)
 
 
 def _width(model: BertModel) -> int:
@@ -260,7 +259,7 @@ def _width(model: BertModel) -> int:
 
 @contextlib.contextmanager
 def inferring(model: BertModel) -> Iterator[None]:
-    """Without gradients and dropout; modules that were in training mode are so again afterwards."""
+    """Disable gradients and dropout; modules return to training mode afterwards if they were in it."""
     training = [module for module in model.modules() if module.training]
     if training:
         model.eval()
@@ -273,20 +272,20 @@ def inferring(model: BertModel) -> Iterator[None]:
 
 
 def _collected(chunks: Iterator[Tensor], total: int | None, report: Callable[[int], None]) -> Tensor | None:
-    """The chunks in one tensor; without a total they are held twice for a moment. None where there are none."""
-    found: Tensor | None = None
+    """Concatenate the chunks; None if there are none. Without a total they are in memory twice for a moment."""
+    vectors: Tensor | None = None
     pieces: list[Tensor] = []
     done = 0
     for chunk in chunks:
         if total is None or len(chunk) == total:
             pieces.append(chunk)
         else:
-            found = chunk.new_empty(total, chunk.shape[1]) if found is None else found
-            found[done : done + len(chunk)] = chunk
+            vectors = chunk.new_empty(total, chunk.shape[1]) if vectors is None else vectors
+            vectors[done : done + len(chunk)] = chunk
         done += len(chunk)
         report(done)
-    if found is not None:
-        return found[:done]
+    if vectors is not None:
+        return vectors[:done]
     return None if not pieces else pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 

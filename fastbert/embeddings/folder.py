@@ -1,8 +1,8 @@
-"""Folders of sentence-transformers and of plain models, read for embeddings.
+"""Load an embedder from a folder of sentence-transformers or of a plain model.
 
-`modules.json` lists what a sentence-transformers model is made of, each with a folder of its own: the encoder, pooling,
-perhaps linear layers, perhaps division by the length. What is none of these is refused by name. Nothing is imported or
-executed that a folder names.
+`modules.json` lists the modules of a sentence-transformers model, each with its folder: the encoder, pooling, optional
+linear layers, optional normalisation. Other modules are refused by name. Nothing that a folder names is imported or
+executed.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from fastbert.models.bert.model import BertModel
 from fastbert.tokenizers import WordPieceTokenizer
 
 MOST_WIDTH = 1 << 16
-MOST_PROMPT = 10_000  # characters, which go before each of a chunk's texts
+MOST_PROMPT = 10_000  # characters, which precede each text of a chunk
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-# Releases before 6 have a key for each way to pool.
+# Releases before 6 have one key per pooling.
 OLD_POOLINGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -42,61 +42,63 @@ OLD_POOLINGS = {
 def load_embedder(
     source: str | Path, *, dtype: torch.dtype | None = None
 ) -> tuple[BertModel, WordPieceTokenizer, EmbedSettings]:
-    """A model in eval mode, its tokenizer, and what its folder says of embeddings, which `model.embed` then follows.
+    """Load a model in eval mode, its tokenizer, and its settings, which `model.embed` follows.
 
-    `source` is a folder of sentence-transformers, or a plain Hugging Face one, whose embeddings are the mean of all
-    tokens, or the name of either in the Hub's local cache. Raises UserError for parts that are not supported, by name,
-    and CheckpointError for damaged files.
+    `source` is a folder of sentence-transformers, a plain Hugging Face folder (whose embeddings are the mean of all
+    tokens), or the name of either in the Hub's local cache. Raises UserError for unsupported modules, by name, and
+    CheckpointError for damaged files.
     """
     folder = find_source(source)
     if not folder.is_dir():
-        raise UserError(f"{folder}: is no folder; name that of a sentence-transformers or Hugging Face model")
+        raise UserError(f"{folder}: is not a folder; name that of a sentence-transformers or Hugging Face model")
     verify_files(folder, EMBEDDER)
-    place, settings, lower_case = read_settings(folder)
-    model = BertModel.from_pretrained(place, dtype=dtype)
+    encoder_folder, settings, lower_case = read_settings(folder)
+    model = BertModel.from_pretrained(encoder_folder, dtype=dtype)
     settings.check_width(model.config.hidden_size, str(folder))
     model.embed_settings = settings
-    tokenizer = WordPieceTokenizer.from_pretrained(place)
+    tokenizer = WordPieceTokenizer.from_pretrained(encoder_folder)
     if lower_case and not tokenizer.do_lower_case:
-        # Accents stay, as sentence-transformers has it, unless the tokenizer says otherwise.
+        # As in sentence-transformers, accents stay unless the tokenizer strips them.
         options = {"do_lower_case": True, "strip_accents": bool(tokenizer.strip_accents)}
-        tokenizer = WordPieceTokenizer.from_pretrained(place, **options)
+        tokenizer = WordPieceTokenizer.from_pretrained(encoder_folder, **options)
     return model, tokenizer, settings
 
 
 def read_settings(folder: Path) -> tuple[Path, EmbedSettings, bool]:
-    """The folder that holds the encoder, how its vectors become embeddings, and whether texts are lower-cased."""
-    place, found = folder, dict[str, Any]()
+    """Return the encoder's folder, the settings, and True if texts are lower-cased."""
+    encoder_folder, values = folder, dict[str, Any]()
     dense: list[Dense] = []
-    if not os.path.lexists(folder / MODULES):  # what lies beside a plain model is not looked at
-        return place, EmbedSettings(), False
+    if not os.path.lexists(folder / MODULES):  # other files of a plain model are not read
+        return encoder_folder, EmbedSettings(), False
     for index, (kind, where) in enumerate(read_modules(folder)):
         if (kind == "Transformer") != (index == 0):
-            raise _refused(folder, kind, "the first module must be a Transformer, and no other one")
+            raise _refused(folder, kind, "only the first module must be a Transformer")
         if kind == "Transformer":
-            place = where
-        elif kind == "Pooling" and "pooling" not in found:
-            found["pooling"] = _pooling(where)
-        elif kind == "Dense" and "pooling" in found and not found.get("normalize"):
+            encoder_folder = where
+        elif kind == "Pooling" and "pooling" not in values:
+            values["pooling"] = _pooling(where)
+        elif kind == "Dense" and "pooling" in values and not values.get("normalize"):
             dense.append(_dense(where))
-        elif kind == "Normalize" and "pooling" in found:
+        elif kind == "Normalize" and "pooling" in values:
             if os.path.lexists(where / "config.json"):
                 _check_names(where / "config.json", "Normalize")
-            found["normalize"] = True
+            values["normalize"] = True
         elif kind != "Dropout":  # which does nothing in inference
             known = "Transformer, Pooling, Dense and Normalize, in this order"
             raise _refused(folder, kind, f"supported are {known}")
-    if "pooling" not in found:
+    if "pooling" not in values:
         raise UserError(f"{folder / MODULES}: names no Pooling, so the model has no embeddings of texts")
-    encoder = next((_object(place / name) for name in ENCODER_CONFIGS if os.path.lexists(place / name)), {})
+    encoder = next(
+        (_object(encoder_folder / name) for name in ENCODER_CONFIGS if os.path.lexists(encoder_folder / name)), {}
+    )
     prompts = _object(folder / PROMPTS) if os.path.lexists(folder / PROMPTS) else {}
     settings = EmbedSettings(
-        **found,
+        **values,
         **_prompts(prompts, folder / PROMPTS),
         dense=tuple(dense),
-        max_length=_length(encoder.get("max_seq_length"), place),
+        max_length=_length(encoder.get("max_seq_length"), encoder_folder),
     )
-    return place, settings, bool(encoder.get("do_lower_case"))
+    return encoder_folder, settings, bool(encoder.get("do_lower_case"))
 
 
 def _refused(folder: Path, kind: str, why: str) -> UserError:
@@ -118,8 +120,8 @@ def _pooling(folder: Path) -> str:
         )
     if config.get("include_prompt") is False:
         raise UserError(f"{path}: leaves the tokens of a prompt out of pooling (include_prompt), which is unsupported")
-    found: str = modes[0]
-    return found
+    pooling: str = modes[0]
+    return pooling
 
 
 def _dense(folder: Path) -> Dense:
@@ -138,9 +140,9 @@ def _dense(folder: Path) -> Dense:
     shape = (config.get("out_features"), config.get("in_features"))
     if not all(isinstance(size, int) and 0 < size <= MOST_WIDTH for size in shape):
         raise CheckpointError(f"{path}: out_features and in_features {shown(shape)} must be from 1 to {MOST_WIDTH:,}")
-    wanted = {"linear.weight": shape, "linear.bias": shape[:1]}
+    expected = {"linear.weight": shape, "linear.bias": shape[:1]}
     for name, tensor in stored.items():
-        if name not in wanted or tensor.shape != wanted[name] or tensor.dtype not in _FLOATS:
+        if name not in expected or tensor.shape != expected[name] or tensor.dtype not in _FLOATS:
             raise CheckpointError(
                 f"{weights}: holds {shown(name)} of {tensor.dtype} {shown(tensor.shape)}, but {path.name} says"
                 f" linear.weight {shown(shape)} and perhaps linear.bias, in floats"
@@ -153,7 +155,7 @@ def _dense(folder: Path) -> Dense:
 
 
 def _check_names(path: Path, kind: str) -> dict[str, Any]:
-    """The config of a module that turns embeddings of texts into others, and nothing else."""
+    """Return the config of a module that maps embeddings of texts. Raises UserError for other inputs or outputs."""
     config = _object(path)
     for key in ("module_input_name", "module_output_name"):
         if config.get(key) not in (None, "sentence_embedding"):
@@ -170,7 +172,7 @@ def _prompts(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: prompts must be texts by name, the default one ({shown(default)}) among them")
     longest = max(map(len, prompts.values()), default=0)
     if longest > MOST_PROMPT:
-        raise CheckpointError(f"{path}: a prompt of {longest:,} characters, where at most {MOST_PROMPT:,} are believed")
+        raise CheckpointError(f"{path}: a prompt of {longest:,} characters, more than the limit of {MOST_PROMPT:,}")
     return {"prompts": prompts, "default_prompt": default}
 
 

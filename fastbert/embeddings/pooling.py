@@ -1,7 +1,6 @@
-"""From the vectors of tokens to one vector a text, with the same bits in every batch.
+"""Pool the vectors of tokens into one vector per text, with the same bits in every batch.
 
-Sums are taken token by token, and norms by halving the width: no order depends on how many texts are at hand, as that
-of torch's own sums does.
+Sums run token by token, and norms halve the width: unlike in torch's own sums, no order depends on the number of texts.
 """
 
 from __future__ import annotations
@@ -13,31 +12,31 @@ from torch.nn import functional as F
 from fastbert.errors import UserError
 
 POOLINGS = ("cls", "mean", "max")
-SMALLEST_NORM = 1e-12  # vectors below it are divided by it, as in torch.nn.functional.normalize
+SMALLEST_NORM = 1e-12  # smaller norms are replaced by it, as in torch.nn.functional.normalize
 
 
 def check_pooling(pooling: str) -> None:
-    """Refuse what is no way to pool."""
+    """Raise UserError for an unknown pooling."""
     if pooling not in POOLINGS:
         raise UserError(f"pooling={pooling!r} must be {', '.join(map(repr, POOLINGS[:-1]))} or {POOLINGS[-1]!r}")
 
 
 def pool(vectors: Tensor, offsets: Tensor, pooling: str) -> Tensor:
-    """vectors (tokens, width) of any floating dtype -> fp32 (rows, width): the sum of each row's vectors, or with "max"
-    their maximum.
+    """Compute the sum of each row's vectors, or with "max" their maximum: (tokens, width) of any floating dtype -> fp32
+    (rows, width).
 
     offsets int64 (rows + 1,): row i has `vectors[offsets[i] : offsets[i + 1]]`, at least one. A NaN makes its row NaN.
     """
     vectors = vectors.float()
     if pooling == "max":
         return torch.segment_reduce(vectors, "max", offsets=offsets)
-    # A bag is summed in the order of its indices, whatever the other bags are.
+    # A bag is summed in the order of its indices, independently of the other bags.
     index = torch.arange(len(vectors), device=vectors.device)
     return F.embedding_bag(index, vectors, offsets[:-1], mode="sum")
 
 
 def normalized(vectors: Tensor) -> Tensor:
-    """vectors fp32 (rows, width), each divided by its Euclidean norm, or by 1e-12 where that is larger."""
+    """Divide each vector, fp32 (rows, width), by its Euclidean norm, or by 1e-12 if that is larger."""
     squares = vectors.double().square()
     while (width := squares.shape[1]) > 1:
         half = width // 2

@@ -1,7 +1,7 @@
-"""Texts as rows of tokens, and rows as packed batches: what an embedder does before the model runs.
+"""Texts as rows of tokens, the first step of an embedder.
 
-A row is what the model sees at once: a text, the beginning of a long one, or one of its windows. Each row contributes
-the vectors of a range of its tokens, so that of overlapping windows each token of the text counts once.
+A row is a model input: a text, the beginning of a long one, or one of its windows. Each row contributes the vectors of
+a range of its tokens, so that each token of a text counts once in overlapping windows.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ SHOWN = 40  # characters of a text in an error
 
 @dataclass(frozen=True, kw_only=True)
 class Cutting:
-    """What happens to texts of more than `max_length` tokens, special ones included: one of `LONG`."""
+    """The treatment of texts of more than `max_length` tokens, special ones included: one of `LONG`."""
 
     max_length: int
     long: str
     left: bool = False
-    """Truncation takes from the beginning."""
+    """Truncation removes the beginning."""
 
     @property
     def room(self) -> int:
-        """Tokens of a row besides the special ones."""
+        """The number of tokens per row besides the special ones."""
         return self.max_length - SPECIAL
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rows:
-    """Rows of some texts, int64 arrays with an item a row: `texts` (sorted), where its tokens without the special ones
-    begin in `ids` and how many they are, and the range of the row's tokens (0 is [CLS]) that counts."""
+    """Rows of some texts, int64 arrays with one item per row: `texts` (sorted), the begin and number of its tokens in
+    `ids` without the special ones, and the range of the row's tokens that count (0 is [CLS])."""
 
     ids: np.ndarray
     texts: np.ndarray
@@ -46,15 +46,16 @@ class Rows:
     firsts: np.ndarray
     ends: np.ndarray
     truncated: int
-    """Texts of which tokens were left out."""
+    """The number of truncated texts."""
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each row, special ones included."""
+        """The number of tokens of each row, special ones included."""
         return self.sizes + SPECIAL
 
     def batches(self, batch_tokens: int) -> Iterator[np.ndarray]:
-        """Rows by length, longest first, in groups of at most `batch_tokens` tokens; a longer row stands alone."""
+        """Yield rows by length, longest first, in groups of at most `batch_tokens` tokens; a longer row stands
+        alone."""
         lengths = self.lengths
         order = np.argsort(-lengths, kind="stable")
         ends = np.cumsum(lengths[order])
@@ -66,11 +67,11 @@ class Rows:
 
 
 def read_rows(tokenizer: WordPieceTokenizer, texts: Sequence[str], cutting: Cutting, first: int = 0) -> Rows:
-    """Tokenize texts, the first of which is text `first` to the reader of an error."""
-    # One token more than is kept tells a text that is longer.
+    """Tokenize texts, the first of which is number `first` in errors."""
+    # One token more than is kept identifies longer texts.
     most = None if cutting.long == "windows" or cutting.left else cutting.max_length + 1
     try:
-        # The model has the other cores.
+        # The model uses the other cores.
         ids, offsets = tokenizer.encode_ragged(texts, True, max_length=most, threads=1)
     except TypeError:
         check_texts(texts, first)
@@ -88,22 +89,21 @@ def read_rows(tokenizer: WordPieceTokenizer, texts: Sequence[str], cutting: Cutt
     begins, numbers = offsets[:-1] + 1, np.arange(len(sizes))
     if cutting.long == "windows" and long.any():
         return windowed(ids, begins, sizes, cutting.room)
-    kept = np.minimum(sizes, cutting.room)
-    begins = begins + (sizes - kept) if cutting.left else begins
-    nothing = np.zeros_like(kept)
+    kept_sizes = np.minimum(sizes, cutting.room)
+    begins = begins + (sizes - kept_sizes) if cutting.left else begins
     return Rows(
         ids=ids,
         texts=numbers,
         begins=begins,
-        sizes=kept,
-        firsts=nothing,
-        ends=kept + SPECIAL,
+        sizes=kept_sizes,
+        firsts=np.zeros_like(kept_sizes),
+        ends=kept_sizes + SPECIAL,
         truncated=int(long.sum()),
     )
 
 
 def check_texts(texts: Sequence[object], first: int = 0) -> None:
-    """Refuse what is no text, by its index."""
+    """Raise UserError, with its index, for an item that is not a text."""
     for index, text in enumerate(texts, first):
         if not isinstance(text, str):
             raise UserError(f"texts[{index}] must be a string, not {type(text).__name__}")
@@ -115,8 +115,8 @@ def check_texts(texts: Sequence[object], first: int = 0) -> None:
 
 
 def window_starts(size: int, room: int) -> np.ndarray:
-    """Where the windows of a text of `size` tokens begin, each `room` tokens wide: spread evenly, neighbours share at
-    least a quarter."""
+    """Return the begins of the windows of a text of `size` tokens, each `room` tokens wide: spread evenly, with
+    neighbours sharing at least a quarter."""
     if size <= room:
         return np.zeros(1, dtype=np.int64)
     shared = room // 4
@@ -125,10 +125,13 @@ def window_starts(size: int, room: int) -> np.ndarray:
 
 
 def windowed(ids: np.ndarray, begins: np.ndarray, sizes: np.ndarray, room: int) -> Rows:
-    """Windows of the long texts, the others whole. What two windows share counts from each up to its middle, where
-    tokens see as much before as behind them; [CLS] counts from the first window, [SEP] from the last."""
+    """Return windows of the long texts, and the others whole.
+
+    The overlap of two windows counts up to its middle in the first and from there in the second, so that tokens have
+    context on both sides; [CLS] counts in the first window, [SEP] in the last.
+    """
     starts = [window_starts(size, room) for size in sizes.tolist()]
-    counts = np.array([len(one) for one in starts])
+    counts = np.array([len(offsets) for offsets in starts])
     texts = np.repeat(np.arange(len(sizes)), counts)
     start = np.concatenate(starts)
     is_first, is_last = np.zeros(len(texts), dtype=bool), np.zeros(len(texts), dtype=bool)
@@ -136,18 +139,18 @@ def windowed(ids: np.ndarray, begins: np.ndarray, sizes: np.ndarray, room: int) 
     is_last[last] = True
     is_first[last - counts + 1] = True
     width = np.minimum(sizes, room)[texts]
-    # Between a window and the next of the same text: the middle of what they share, counted in the text's tokens.
+    # The middle of the overlap of a window and the next of the same text, in tokens of the text.
     middle = (start[1:] + start[:-1] + width[:-1]) // 2
-    own_end = np.where(is_last, width + SPECIAL, 1)
-    own_end[:-1] += np.where(is_last[:-1], 0, middle - start[:-1])
-    own_first = np.where(is_first, 0, 1)
-    own_first[1:] += np.where(is_first[1:], 0, middle - start[1:])
+    counted_end = np.where(is_last, width + SPECIAL, 1)
+    counted_end[:-1] += np.where(is_last[:-1], 0, middle - start[:-1])
+    counted_first = np.where(is_first, 0, 1)
+    counted_first[1:] += np.where(is_first[1:], 0, middle - start[1:])
     return Rows(
         ids=ids,
         texts=texts,
         begins=begins[texts] + start,
         sizes=width,
-        firsts=own_first,
-        ends=own_end,
+        firsts=counted_first,
+        ends=counted_end,
         truncated=0,
     )

@@ -1,4 +1,5 @@
-"""How a model's embeddings are made: what sentence-transformers keeps in the small files beside the weights."""
+"""Settings of a model's embeddings: pooling, prompts, normalisation and dense layers, as sentence-transformers stores
+them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import atomic_write, write_json_atomic
 from fastbert.ops.native import matmul
 
-# By the names of torch's modules.
+# By name of torch's modules.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "Identity": lambda x: x,
     "Tanh": torch.tanh,
@@ -33,7 +34,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """activation(x weight^T + bias) behind pooling: weight (out, in) and bias (out,) or None, fp32 on the CPU."""
+    """activation(x weight^T + bias) after pooling: weight (out, in) and bias (out,) or None, fp32 on the CPU."""
 
     weight: Tensor
     bias: Tensor | None
@@ -51,14 +52,14 @@ class Dense:
             raise UserError(f"a Dense has the activation {self.activation!r}; known are {', '.join(ACTIVATIONS)}")
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x fp32 (texts, in) on the CPU -> (texts, out); a text's bits do not depend on the others."""
+        """Apply the layer: fp32 (texts, in) on the CPU -> (texts, out); a text's bits do not depend on the others."""
         y = matmul.matmul(x, matmul.prepack(self.weight, "fp32"), self.bias)
-        # In fp64, so that how torch cuts the work for its vector units is rounded away.
+        # In fp64, so that rounding hides how torch divides the work over its vector units.
         y = y.double()
         return ACTIVATIONS[self.activation](y).float()
 
     def describe(self) -> dict[str, Any]:
-        """Its config.json in sentence-transformers."""
+        """Return its config.json of sentence-transformers."""
         home = "torch.nn.modules.linear" if self.activation == "Identity" else "torch.nn.modules.activation"
         return {
             "in_features": self.weight.shape[1],
@@ -68,7 +69,7 @@ class Dense:
         }
 
     def save(self, folder: Path) -> None:
-        """Write its weights and its config as sentence-transformers has them."""
+        """Write its weights and config in the format of sentence-transformers."""
         write_json_atomic(folder / "config.json", self.describe())
         tensors = {"linear.weight": self.weight, "linear.bias": self.bias}
         with atomic_write(folder / WEIGHTS) as partial:
@@ -77,20 +78,20 @@ class Dense:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EmbedSettings:
-    """What a folder says of its embeddings; what it leaves open is as sentence-transformers takes it."""
+    """Settings of embeddings; defaults are those of sentence-transformers."""
 
     pooling: str = "mean"
     """"cls", "mean" or "max"."""
     normalize: bool = False
-    """Return whether vectors are divided by their length."""
+    """True if vectors are divided by their length."""
     max_length: int | None = None
-    """Tokens of a text, [CLS] and [SEP] included; None: as many as tokenizer and model take."""
+    """Tokens per text, [CLS] and [SEP] included; None: as many as tokenizer and model allow."""
     prompts: Mapping[str, str] = field(default_factory=dict)
-    """Texts that are put before those to embed, by name."""
+    """Prefixes of the texts to embed, by name."""
     default_prompt: str | None = None
-    """The prompt that is used when none is named."""
+    """The prompt that is used if none is named."""
     dense: tuple[Dense, ...] = ()
-    """Layers behind pooling, before vectors are divided by their length."""
+    """Layers after pooling and before normalisation."""
 
     def __post_init__(self) -> None:
         check_pooling(self.pooling)
@@ -104,21 +105,21 @@ class EmbedSettings:
             self.prompt(self.default_prompt)
 
     def check_width(self, width: int, place: str) -> None:
-        """Raise UserError, with the place, where a Dense does not take what the model or the Dense before it gives."""
+        """Raise UserError if a Dense does not take the output width of the model or of the previous Dense."""
         for index, dense in enumerate(self.dense):
             if dense.weight.shape[1] != width:
                 raise UserError(f"{place}: Dense {index} takes {dense.weight.shape[1]} numbers, but gets {width}")
             width = len(dense.weight)
 
     def check_folder(self, folder: Path) -> None:
-        """Raise UserError where something is in the way of what `save` writes, before anything is written."""
+        """Raise UserError, before anything is written, if a link or a file is in the way of `save`."""
         for name, _ in self._parts():
             place = folder / name
             if name and os.path.lexists(place) and (place.is_symlink() or not place.is_dir()):
                 raise UserError(f"{place}: is a link or a file, where a module's folder belongs; move it away")
 
     def prompt(self, name: str | None) -> str:
-        """The text of a prompt: the default one's without a name, "" where there is none."""
+        """Return the text of a prompt: by default that of the default prompt, "" if there is none."""
         name = self.default_prompt if name is None else name
         if name is None:
             return ""
@@ -128,10 +129,11 @@ class EmbedSettings:
         return self.prompts[name]
 
     def save(self, folder: Path, width: int) -> None:
-        """Write them beside a model of `width` hidden units, as sentence-transformers of any release reads them.
+        """Write the settings next to a model of `width` hidden units, readable by all releases of
+        sentence-transformers.
 
-        `modules.json`, by which a folder is one of its models, comes last, and a file has its name when it is whole.
-        Raises `CheckpointError` where the disk refuses.
+        `modules.json`, which makes a folder a sentence-transformers model, is written last, and every file is written
+        atomically. Raises `CheckpointError` if writing fails.
         """
         self.check_width(width, str(folder))
         self.check_folder(folder)
@@ -158,7 +160,7 @@ class EmbedSettings:
             ) from error
 
     def _files(self) -> list[str]:
-        """The files in the folders of the modules."""
+        """Return the files in the modules' folders."""
         files = []
         for name, kind in self._parts()[1:]:
             files += [f"{name}/config.json"] if kind != "Normalize" else []
@@ -166,7 +168,7 @@ class EmbedSettings:
         return files
 
     def _parts(self) -> list[tuple[str, str]]:
-        """The folders of the modules, and their kinds."""
+        """Return the modules' folders and kinds."""
         kinds = ["Pooling", *["Dense"] * len(self.dense), *["Normalize"] * self.normalize]
         return [("", "Transformer"), *((f"{index}_{kind}", kind) for index, kind in enumerate(kinds, 1))]
 
@@ -176,6 +178,6 @@ def _described(tensor: Tensor) -> str:
 
 
 def _pooling_modes(pooling: str) -> dict[str, bool]:
-    """The keys of releases before 6, which later ones know too."""
+    """Return the keys of releases before 6, which later ones read too."""
     keys = {"cls": "cls_token", "mean": "mean_tokens", "max": "max_tokens"}
     return {f"pooling_mode_{key}": mode == pooling for mode, key in keys.items()}

@@ -1,4 +1,4 @@
-"""From a file of texts to a file of vectors, in bounded memory."""
+"""Embed a file of texts into a file of vectors, in bounded memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastbert.tokenizers import WordPieceTokenizer
 
 @dataclass(frozen=True)
 class Report:
-    """What was written: its counts, the vectors' width, and how long it took."""
+    """A written file: its counts, the vectors' width, and the time it took."""
 
     counts: Counts
     width: int

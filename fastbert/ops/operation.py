@@ -33,7 +33,7 @@ class Backend(Generic[Arguments]):
     composite: ClassVar[bool] = False
     """Whether `forward` consists of PyTorch operations, which have gradients, fakes and transforms of their own."""
     logs_fallback: ClassVar[bool] = False
-    """Return whether an unsupported call is logged, once per reason."""
+    """Whether an unsupported call is logged, once per reason."""
     summary: ClassVar[str] = ""
     """What `fastbert doctor` prints of a backend that supports a part of the calls."""
 

@@ -67,7 +67,7 @@ TABLE: dict[str, tuple[str, dict[str, str | bytes], tuple[str, ...]]] = {
     "a-csv-to-tagging": (
         f"{TRAIN} tagging --train {{t.csv}}",
         {"t.csv": "text,label\nthe day was,bad\n"},
-        ("t.csv: tagging reads no .csv", "give a word per line"),
+        ("t.csv: tagging does not read .csv", "give one word per line"),
     ),
     "words-without-tags": (
         f"{TRAIN} tagging --train {{t.conll}}",
@@ -101,7 +101,7 @@ TABLE: dict[str, tuple[str, dict[str, str | bytes], tuple[str, ...]]] = {
     "classes-to-regression": (
         f"{TRAIN} regression --train {{t.tsv}}",
         {"t.tsv": "text\tlabel\nthe day\tbad\na road\tgood\n"},
-        ("t.tsv, line 2: 'label' must be a finite number, and 'bad' is none", "--task classification"),
+        ("t.tsv, line 2: 'label' must be a finite number, and 'bad' is not", "--task classification"),
     ),
     "squad-to-classification": (
         f"{TRAIN} classification --train {{t.json}}",

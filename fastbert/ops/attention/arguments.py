@@ -31,7 +31,7 @@ class AttentionArguments:
     bias: Tensor | None
     scale: float
     tf32: bool
-    """Return whether fp32 matmuls may round their operands to tf32."""
+    """Whether fp32 matmuls may round their operands to tf32."""
 
     @property
     def sequences(self) -> int:

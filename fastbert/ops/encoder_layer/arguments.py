@@ -114,11 +114,11 @@ class EncoderLayerArguments(NamedTuple):
     layer_index: int
     dtype: torch.dtype
     tf32: bool = False
-    """Return whether fp32 matmuls may round their operands to tf32."""
+    """Whether fp32 matmuls may round their operands to tf32."""
     int8: bool = False
-    """Return whether inference without dropout is quantised."""
+    """Whether inference without dropout is quantised."""
     recompute: bool = False
-    """Return whether backward computes LayerNorms again instead of keeping their outputs."""
+    """Whether backward computes LayerNorms again instead of keeping their outputs."""
 
     @property
     def needs_backward(self) -> bool:

@@ -32,7 +32,7 @@ class AttentionSpec:
     position: Literal["none", "rotary", "alibi", "relative", "disentangled"] = "none"
     """Position encoding inside attention; "none" where positions are added to the embeddings."""
     projection_bias: bool = True
-    """Return whether the query, key and value projections have biases."""
+    """Whether the query, key and value projections have biases."""
     output_bias: bool = True
     scale: float | None = None
     """Factor of the scores; None: 1 / sqrt(head_dim)."""

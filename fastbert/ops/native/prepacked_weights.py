@@ -46,7 +46,7 @@ class _Copies:
     state: tuple[Any, ...] | None
     """State of the weights when they were packed; None: stale."""
     used: bool = True
-    """Return whether the copies were used since the weights last changed."""
+    """Whether the copies were used since the weights last changed."""
     content_hash: int | None = None
     """Hash of all bytes of the weights when they were packed; None if it was not computed."""
 

@@ -1,8 +1,8 @@
-"""Columns of parquet and Arrow files and of data set folders as the library `datasets` leaves them.
+"""Columns of parquet and Arrow files, and of data set folders of the library `datasets`.
 
-A folder holds what `save_to_disk` writes (`state.json` or `dataset_dict.json` beside Arrow files) or what the Hub
-serves (`data/train-00000-of-00001.parquet`). `FOLDER#train` names one of several splits. Integers of a class feature
-become the names of the classes; its -1, which stands for no label, becomes None.
+A folder is one that `save_to_disk` writes (`state.json` or `dataset_dict.json` and Arrow files) or a copy from the
+Hub (`data/train-00000-of-00001.parquet`). `FOLDER#train` names one of several splits. Integers of a class feature
+become the names of the classes; -1, which means no label, becomes None.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fastbert.io.untrusted_input import read_json_file
 
 KINDS = (".parquet", ".arrow")
 README = "README.md"
-MOST_README = 1 << 20  # bytes that are looked at
+MOST_README = 1 << 20  # bytes that are read
 _SHARD = re.compile(r"(?:(?P<split>.+?)-)?\d+(?:-of-\d+)?(?:-[0-9a-f]{8,})?")
 _CACHED = re.compile(r".+-(?P<split>[a-z_]+)(?:-\d+-of-\d+)?")  # ag_news-train-00000-of-00002.arrow
 _CLASS = re.compile(r"\s*'?(\d+)'?:\s*(\S.*?)\s*")
@@ -40,28 +40,28 @@ class Columns:
 
 @dataclass(frozen=True)
 class _Shards:
-    """The files of a split, and the classes that the folder names for its columns."""
+    """The files of a split, and the classes that the folder lists for its columns."""
 
     files: tuple[Path, ...]
     classes: Mapping[str, Names]
 
 
 def is_arrow(path: str | Path) -> bool:
-    """Return whether a path names a parquet or Arrow file, or a folder, perhaps with the name of a split."""
-    place, _ = _split_of(str(path))
-    return place.is_dir() or place.suffix.lower() in KINDS
+    """Return True if a path names a parquet or Arrow file, or a folder, perhaps with the name of a split."""
+    file, _ = _split_of(str(path))
+    return file.is_dir() or file.suffix.lower() in KINDS
 
 
 def read_columns(path: str | Path) -> Columns:
     """Read all columns of a parquet or Arrow file, or of a split of a folder.
 
-    Raises UserError for a missing pyarrow, a damaged file, and a folder whose split is not clear.
+    Raises UserError for a missing pyarrow, a damaged file, and a folder whose split is ambiguous.
     """
-    place, split = _split_of(str(path))
-    if place.is_dir():
-        shards = _of_folder(place, split)
-    elif place.is_file():
-        shards = _Shards((place,), {})
+    source, split = _split_of(str(path))
+    if source.is_dir():
+        shards = _of_folder(source, split)
+    elif source.is_file():
+        shards = _Shards((source,), {})
     else:
         raise UserError(f"{path}: no such file")
     tables = [_table(file) for file in shards.files]
@@ -74,13 +74,13 @@ def read_columns(path: str | Path) -> Columns:
                 f" {shards.files[0].name}; keep such files in separate folders"
             )
         classes = {**shards.classes, **_classes_of_schema(table)}
-        for name, found in zip(names, values):
-            found.extend(_values(file, name, table.column(name), classes.get(name)))
+        for name, column in zip(names, values):
+            column.extend(_values(file, name, table.column(name), classes.get(name)))
     return Columns(str(path), names, tuple(values))
 
 
 def _split_of(path: str) -> tuple[Path, str | None]:
-    """Separate `FOLDER#train`; a folder of that very name is that folder."""
+    """Split `FOLDER#train` into folder and split, unless a folder has that very name."""
     folder, sign, split = path.rpartition("#")
     if sign and not Path(path).exists() and Path(folder).is_dir():
         return Path(folder), split
@@ -92,7 +92,7 @@ def _of_folder(folder: Path, split: str | None) -> _Shards:
     if not splits:
         raise UserError(
             f"{folder}: is a folder without state.json, dataset_dict.json or .parquet files; name a file, or a folder"
-            " that `datasets` has written"
+            " written by `datasets`"
         )
     if split is None and len(splits) > 1:
         raise UserError(
@@ -102,9 +102,9 @@ def _of_folder(folder: Path, split: str | None) -> _Shards:
     if chosen not in splits:
         raise UserError(f"{folder}: has no split {chosen!r}; it holds {', '.join(splits)}")
     files = splits[chosen]
-    for place in (files[0].parent, folder):
-        if (place / "dataset_info.json").is_file():
-            return _Shards(files, _classes(_object(place / "dataset_info.json").get("features")))
+    for parent in (files[0].parent, folder):
+        if (parent / "dataset_info.json").is_file():
+            return _Shards(files, _classes(_object(parent / "dataset_info.json").get("features")))
     readme = folder / README
     return _Shards(files, _classes_of_readme(readme) if readme.is_file() else {})
 
@@ -118,7 +118,7 @@ def _splits(folder: Path) -> dict[str, tuple[Path, ...]]:
         if not isinstance(names, list) or not all(isinstance(name, str) and _is_plain(name) for name in names):
             raise UserError(f"{folder / 'dataset_dict.json'}: holds no list of names under 'splits'; save it again")
         return {name: _saved(folder / name) for name in names}
-    found: dict[str, list[Path]] = {}
+    splits: dict[str, list[Path]] = {}
     for pattern in ("*.parquet", "*/*.parquet", "*/*/*.parquet", "*.arrow"):
         for file in sorted(folder.glob(pattern)):
             if file.name.startswith("cache-"):
@@ -126,21 +126,21 @@ def _splits(folder: Path) -> dict[str, tuple[Path, ...]]:
             inside = [part for part in file.parent.relative_to(folder).parts if part != "data"]
             pattern_of = _SHARD if file.suffix == ".parquet" else _CACHED
             match = pattern_of.fullmatch(file.stem)
-            own = file.stem if match is None else match["split"]
-            found.setdefault("/".join([*inside, own] if own else inside) or "all", []).append(file)
-    return {name: tuple(files) for name, files in found.items()}
+            name = file.stem if match is None else match["split"]
+            splits.setdefault("/".join([*inside, name] if name else inside) or "all", []).append(file)
+    return {name: tuple(files) for name, files in splits.items()}
 
 
 def _saved(folder: Path) -> tuple[Path, ...]:
-    """Return the files of a data set that `save_to_disk` has written."""
+    """Return the files of a data set written by `save_to_disk`."""
     path = folder / "state.json"
     if not path.is_file():
-        raise UserError(f"{path}: no such file, so the data set is not whole; save it again")
+        raise UserError(f"{path}: no such file, so the data set is incomplete; save it again")
     state = _object(path)
     if state.get("_indices_data_files"):
         raise UserError(f"{folder}: selects rows by an index; call flatten_indices() and save it again")
     named = state.get("_data_files")
-    files = [one.get("filename") if isinstance(one, dict) else None for one in named or ()]
+    files = [entry.get("filename") if isinstance(entry, dict) else None for entry in named or ()]
     if not isinstance(named, list) or not files or not all(isinstance(name, str) and _is_plain(name) for name in files):
         raise UserError(f"{path}: holds no list of files under '_data_files'; save the data set again")
     return tuple(folder / str(name) for name in files)
@@ -154,14 +154,14 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _is_plain(name: str) -> bool:
-    """Return whether a name that a file gives stays within its folder."""
+    """Return True if a file name stays within its folder."""
     return name not in ("", ".", "..") and Path(name).name == name
 
 
 def _table(file: Path) -> Any:
     """Read a file as a pyarrow Table."""
     if not file.is_file():
-        raise UserError(f"{file}: no such file, so the data set is not whole; download or save it again")
+        raise UserError(f"{file}: no such file, so the data set is incomplete; download or save it again")
     pyarrow, parquet = _pyarrow(file)
     try:
         if file.suffix.lower() == ".parquet":
@@ -174,7 +174,7 @@ def _table(file: Path) -> Any:
                 return pyarrow.ipc.open_file(source).read_all()
     except (pyarrow.ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0][:200]
-        raise UserError(f"{file}: no intact {file.suffix} file ({reason}); copy or download it again") from None
+        raise UserError(f"{file}: not an intact {file.suffix} file ({reason}); copy or download it again") from None
 
 
 def _pyarrow(file: Path) -> tuple[Any, Any]:
@@ -193,7 +193,7 @@ def _values(file: Path, name: str, column: Any, classes: Names | None) -> list[A
         values: list[Any] = column.to_pylist()
     except (ValueError, OverflowError) as error:
         reason = str(error).partition("\n")[0][:200]
-        raise UserError(f"{file}: column {name!r} cannot be read ({reason}); leave it out or save it anew") from None
+        raise UserError(f"{file}: column {name!r} cannot be read ({reason}); leave it out or save it again") from None
     return values if classes is None else list(_named(file, name, values, classes))
 
 
@@ -212,7 +212,7 @@ def _named(file: Path, name: str, values: Sequence[Any], classes: Names) -> Iter
 
 
 def _classes_of_schema(table: Any) -> dict[str, Names]:
-    """Return the classes that `datasets` keeps in a file's schema."""
+    """Return the classes that `datasets` stores in a file's schema."""
     raw = (table.schema.metadata or {}).get(b"huggingface")
     try:
         content = json.loads(raw) if raw else {}
@@ -223,8 +223,8 @@ def _classes_of_schema(table: Any) -> dict[str, Names]:
 
 
 def _classes(features: Any) -> dict[str, Names]:
-    """Return the names of classes by column, of lists of classes too."""
-    found: dict[str, Names] = {}
+    """Return the names of classes by column, also for lists of classes."""
+    classes_of: dict[str, Names] = {}
     for column, feature in features.items() if isinstance(features, dict) else ():
         while True:
             if isinstance(feature, list) and len(feature) == 1:
@@ -236,8 +236,8 @@ def _classes(features: Any) -> dict[str, Names]:
         names = feature.get("names") if isinstance(feature, dict) else None
         is_classes = isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
         if is_classes and isinstance(names, list) and all(isinstance(name, str) for name in names):
-            found[column] = tuple(names)
-    return found
+            classes_of[column] = tuple(names)
+    return classes_of
 
 
 def _classes_of_readme(path: Path) -> dict[str, Names]:
@@ -246,14 +246,14 @@ def _classes_of_readme(path: Path) -> dict[str, Names]:
         text = file.read(MOST_README).decode("utf-8", errors="replace")
     if not text.startswith("---"):
         return {}
-    found: dict[str, list[str]] = {}
+    classes_of: dict[str, list[str]] = {}
     column = ""
     for line in text.split("\n---", 1)[0].splitlines():
         named, listed = _NAME.fullmatch(line), _CLASS.fullmatch(line)
         if named is not None:
             column = named[1].strip("'\"")
         elif line.strip() == "class_label:":
-            found[column] = []
-        elif listed is not None and column in found and int(listed[1][:9]) == len(found[column]):
-            found[column].append(listed[2].strip("'\""))
-    return {name: tuple(classes) for name, classes in found.items() if classes}
+            classes_of[column] = []
+        elif listed is not None and column in classes_of and int(listed[1][:9]) == len(classes_of[column]):
+            classes_of[column].append(listed[2].strip("'\""))
+    return {name: tuple(classes) for name, classes in classes_of.items() if classes}

@@ -14,8 +14,8 @@ NAMED = 3  # bad rows that a message describes
 class BadRows:
     """Collect the bad rows of a file.
 
-    `with bad.row(number):` records a `UserError` raised inside as the problem of that row and continues behind the
-    block. `skip` is the value of `--skip-bad`, None where the command has no such flag.
+    `with bad.row(number):` records a `UserError` raised inside as the problem of that row and continues after the
+    block. `skip` is the value of `--skip-bad`, None if the command has no such flag.
     """
 
     def __init__(self, path: str, *, skip: bool | None = None, unit: str = "row") -> None:
@@ -30,11 +30,11 @@ class BadRows:
         return number in self._problems
 
     def add(self, number: int, problem: str) -> None:
-        """Record what is wrong with a row, place first (`line 3: ...`); of several problems the first is kept."""
+        """Record the problem of a row, after its position (`line 3: ...`); only the first problem of a row is kept."""
         self._problems.setdefault(number, problem.removeprefix(f"{self.path}, "))
 
     def row(self, number: int) -> BadRows:
-        """Return the context in which a row is read."""
+        """Return the context manager in which a row is read."""
         self._number = number
         return self
 
@@ -52,12 +52,12 @@ class BadRows:
         return sorted(self._problems)
 
     def settle(self, good: int) -> None:
-        """Report the bad rows where they are skipped and `good` rows are left; raise one UserError otherwise."""
+        """Log the bad rows if they are skipped and `good` rows are left; otherwise raise one UserError."""
         count, unit = len(self._problems), self.unit
         if not count:
             return
         named = [self._problems[number] for number in sorted(self._problems)[:NAMED]]
-        # A problem ends with its cure; several problems share one where they have the same.
+        # A problem ends with its cure, which several problems may share.
         cures = {problem.partition("; ")[2] for problem in named}
         cure = cures.pop() if len(cures) == 1 else "correct them"
         listed = "; ".join(problem.partition("; ")[0] for problem in named)

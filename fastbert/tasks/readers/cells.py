@@ -1,4 +1,4 @@
-"""What a cell says, checked: a class, a number, a choice; and the names of a table's rows."""
+"""Check the value of a cell: a class, a number, a choice; and the ids of a table's rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def class_name(value: Any, where: str, name: str) -> str:
-    """A label that must be the name of a class; JSON may hold an integer or a truth value."""
+    """Return a label that must be the name of a class; JSON may hold an integer or a boolean. Raises UserError."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
@@ -30,19 +30,19 @@ def class_name(value: Any, where: str, name: str) -> str:
 
 
 def number(value: Any, where: str, name: str) -> float:
-    """A label that must be a finite number."""
+    """Return a label that must be a finite number. Raises UserError."""
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
         value = float(value)
     # An integer of JSON may be larger than any float.
     if isinstance(value, bool) or not isinstance(value, int | float) or not -1e300 < value < 1e300:
         shown = repr(value) if len(repr(value)) < 50 else "it"
         cure = "; use --task classification for classes" if isinstance(value, str) and value.strip() else "; correct it"
-        raise UserError(f"{where}: {name} must be a finite number, and {shown} is none{cure}")
+        raise UserError(f"{where}: {name} must be a finite number, and {shown} is not{cure}")
     return float(value)
 
 
 def choice_of(value: Any, where: str, name: str, choices: int) -> int:
-    """The number of a choice, from 0."""
+    """Return the number of a choice, from 0. Raises UserError."""
     if isinstance(value, str) and value.strip().isdecimal() and value.isascii():
         value = int(value) if len(value) < 10 else choices
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < choices:
@@ -53,20 +53,20 @@ def choice_of(value: Any, where: str, name: str, choices: int) -> int:
 
 
 def row_ids(table: Table, rows: Sequence[tuple[int, Row]], column: str | None) -> list[str]:
-    """The names of numbered rows: what the column says that the user named, else one of the usual names if its cells
-    are unique, else their numbers."""
+    """Return the ids of numbered rows: those of the user's column, else of a column with a usual name if they are
+    unique, else the numbers."""
     numbers = [str(i) for i, _ in rows]
-    place = table.first(IDS) if column is None else table.named(column, "--id-column")
-    if place is None:
+    index = table.first(IDS) if column is None else table.named(column, "--id-column")
+    if index is None:
         return numbers
     lines: dict[str, int] = {}
     for _, row in rows:
-        value = row.cells[place]
+        value = row.cells[index]
         if column is None and (not isinstance(value, str | int) or value == ""):
             return numbers
-        name = class_name(value, table.where(row), table.column(place))
+        name = class_name(value, table.where(row), table.column(index))
         if name in lines:
-            message = f"{table.where(row)}: {table.column(place)} {name!r} is also that of {table.unit} {lines[name]}"
+            message = f"{table.where(row)}: {table.column(index)} {name!r} is also that of {table.unit} {lines[name]}"
             if column is not None:
                 raise UserError(f"{message}; name a column of unique ids with --id-column")
             logger.warning("%s; the examples are numbered instead", message)

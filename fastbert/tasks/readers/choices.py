@@ -24,12 +24,12 @@ CODAH_WIDTH = 7  # category, prompt, four endings, label
 def read_choices(
     path: str, columns: Columns, *, labelled: bool, skip_bad: bool | None = None
 ) -> Dataset[ChoiceExample]:
-    """The examples of a file: SWAG's CSV or JSON (`sent1`, `sent2`, `ending0` ..., `label`), CODAH's TSV without a
+    """Read the examples of a file: SWAG's CSV or JSON (`sent1`, `sent2`, `ending0` ..., `label`), CODAH's TSV without a
     header, or objects of `prompt` and `endings` or `choices`, a list, or `choice1`, `choice2` ...; labels are from 0.
 
-    `columns` name others for the prompt (text), what all endings begin with (pair), label and id. All examples have as
-    many endings. Without `labelled`, labels are not looked at. Raises UserError with file and line, unless `skip_bad`
-    leaves bad rows out.
+    `columns` name others for the prompt (text), the beginning of all endings (pair), label and id. All examples have
+    the same number of endings. Without `labelled`, labels are not read. Raises UserError with file and line, unless
+    `skip_bad` leaves bad rows out.
     """
     bad = BadRows(name_of(path), skip=skip_bad)
     table = read_table(path, is_header=_is_header, bad=bad)
@@ -39,7 +39,7 @@ def read_choices(
     endings_of = _endings(table)
     ids = row_ids(table, table.numbered(bad), columns.id)
     examples: list[ChoiceExample] = []
-    for row, own in zip(table.rows, ids):
+    for row, name in zip(table.rows, ids):
         with bad.row(row.line):
             endings = endings_of(row)
             if examples and len(endings) != len(examples[0].endings):
@@ -49,7 +49,7 @@ def read_choices(
                 )
             examples.append(
                 ChoiceExample(
-                    id=own,
+                    id=name,
                     place=table.place(row),
                     prompt=table.text(row, prompt),
                     endings=endings,
@@ -61,12 +61,12 @@ def read_choices(
     return Dataset(table.path, tuple(examples))
 
 
-def _label(table: Table, row: Row, place: int, choices: int) -> int:
-    return choice_of(row.cells[place], table.where(row), table.column(place), choices)
+def _label(table: Table, row: Row, index: int, choices: int) -> int:
+    return choice_of(row.cells[index], table.where(row), table.column(index), choices)
 
 
 def _is_header(cells: Names) -> bool:
-    """CODAH has no names, but a number at the end of seven cells."""
+    """Return False for CODAH, which has no names but a number at the end of seven cells."""
     return not (len(cells) == CODAH_WIDTH and cells[-1].strip() in ("0", "1", "2", "3"))
 
 
@@ -78,7 +78,7 @@ def _columns(table: Table, columns: Columns, labelled: bool) -> tuple[int, int |
     if prompt is None:
         raise UserError(
             f"{table.path}, line 1: which column holds the prompt is not clear ({table.shape}); name it with"
-            " --text-column, what endings begin with by --pair-column, the rest by --label-column and --id-column"
+            " --text-column, the beginning of endings by --pair-column, the rest by --label-column and --id-column"
         )
     start = table.first(STARTS)
     if columns.pair is not None:
@@ -94,35 +94,35 @@ def _columns(table: Table, columns: Columns, labelled: bool) -> tuple[int, int |
 
 
 def _endings(table: Table) -> Callable[[Row], tuple[str, ...]]:
-    """Return the function that reads the endings of a row."""
-    place = table.first(LISTS)
-    if place is not None:
-        return lambda row: _listed(table, row, place)
+    """Return a function that reads the endings of a row."""
+    index = table.first(LISTS)
+    if index is not None:
+        return lambda row: _listed(table, row, index)
     if table.names is None:
-        places = list(range(2, CODAH_WIDTH - 1))
+        indices = list(range(2, CODAH_WIDTH - 1))
     else:
-        places = []
+        indices = []
         for pattern, first in (("ending{}", 0), ("ending{}", 1), ("choice{}", 0), ("choice{}", 1)):
-            while not places or places[-1] is not None:
-                found = table.find(pattern.format(first + len(places)))
-                if found is None:
+            while not indices or indices[-1] is not None:
+                column = table.find(pattern.format(first + len(indices)))
+                if column is None:
                     break
-                places.append(found)
-            if places:
+                indices.append(column)
+            if indices:
                 break
-    if len(places) < 2:
+    if len(indices) < 2:
         raise UserError(
             f"{table.path}, line 1: no endings ({table.shape}); they must be in columns ending0, ending1 ... or"
             f" choice1, choice2 ..., or in a list, {' or '.join(LISTS)}"
         )
-    return lambda row: tuple(table.text(row, place) for place in places)
+    return lambda row: tuple(table.text(row, index) for index in indices)
 
 
-def _listed(table: Table, row: Row, place: int) -> tuple[str, ...]:
-    value = row.cells[place]
+def _listed(table: Table, row: Row, index: int) -> tuple[str, ...]:
+    value = row.cells[index]
     if not isinstance(value, list) or len(value) < 2 or not all(isinstance(item, str) for item in value):
-        raise UserError(f"{table.where(row)}: {table.column(place)} must be a list of two or more strings; correct it")
+        raise UserError(f"{table.where(row)}: {table.column(index)} must be a list of two or more strings; correct it")
     for i, item in enumerate(value):
         if not item.strip():
-            raise UserError(f"{table.where(row)}: item {i} of {table.column(place)} is empty; fill it in")
+            raise UserError(f"{table.where(row)}: item {i} of {table.column(index)} is empty; fill it in")
     return tuple(map(whole_characters, value))

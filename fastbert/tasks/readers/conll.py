@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,15 @@ from fastbert.errors import UserError
 from fastbert.tasks.examples import Dataset, TaggedExample
 from fastbert.tasks.readers.arrow_files import is_arrow
 from fastbert.tasks.readers.bad_rows import BadRows
-from fastbert.tasks.readers.layouts import MORE_SINGLES, SINGLES
+from fastbert.tasks.readers.conll_columns import (
+    BLANKS,
+    TEXT_NAMES,
+    ConllColumns,
+    Lines,
+    find_columns,
+    is_comment,
+    is_document_mark,
+)
 from fastbert.tasks.readers.tables import Row, Table, name_of, opened, plain_name, read_table
 from fastbert.tasks.readers.tags import OUTSIDE, count_invalid, is_entity_tag, scheme_of
 from fastbert.tasks.text_files import STDIN, numbered_lines, whole_characters
@@ -25,33 +32,13 @@ if TYPE_CHECKING:
     from fastbert.tasks.settings import Columns
 
 logger = logging.getLogger("fastbert")
-DOCUMENT = "-DOCSTART-"
-CONLL_U_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
-# What the columns after the word are called, by the number of columns of a file.
-COLUMN_NAMES = {
-    2: ("word", "tag"),
-    3: ("word", "upos", "xpos"),
-    4: ("word", "pos", "chunk", "ner"),  # CoNLL-2000 and -2003
-    10: CONLL_U_COLUMNS,
-}
-# Comments of CoNLL-U. Lines like `# NN O` and `#1` are words, where blanks part the columns.
-_COMMENT = re.compile(r"#\s+(newdoc|newpar)\b|#\s+[\w.:-]+\s+=(\s|$)")
 _NEW_DOCUMENT = re.compile(r"#\s+newdoc\b")
 _SENTENCE_ID = re.compile(r"#\s+sent_id\s*=\s*(\S.*?)\s*$")
-_NO_WORD = re.compile(
-    r"\d+[-.]\d+"
-)  # CoNLL-U's ids of words that are several tokens, and of words that are not written
+# CoNLL-U's ids of words that are several tokens, and of words that are not written.
+_NO_WORD = re.compile(r"\d+[-.]\d+")
 WORD_KEYS = ("words", "tokens")
 TAG_KEYS = ("ner_tags", "tags", "pos_tags", "upos", "labels")
-BESIDE_ENTITIES = ("ner_tags", "pos_tags", "upos")  # of several lists of tags, those of entities are meant
-# The words of a header, of columns of words and of texts, and of columns of tags.
-TEXT_NAMES = frozenset((*SINGLES, *MORE_SINGLES))
-WORD_NAMES = frozenset(("word", "words", "token", "tokens", "form"))
-TAG_NAMES = frozenset(("tag", "tags", "label", "labels", "class", "category", "sentiment", "ner", "ner_tag", "ner_tags",
-                       "pos", "pos_tag", "pos_tags", "upos", "xpos", "chunk", "chunk_tag", "entity"))  # fmt: skip
-_BLANKS = re.compile(r"[ \t]+")  # no other white space separates columns
-Lines = Sequence[tuple[int, str]]
-Cells = list[tuple[int, list[str]]]  # of lines, by their numbers
+BESIDE_ENTITIES = ("ner_tags", "pos_tags", "upos")  # of several lists of tags, those of entities are used
 
 
 @dataclass
@@ -65,46 +52,19 @@ class _Sentence:
     tags: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """How the lines of a file are split, and which columns count; `header` is the number of a line of names."""
-
-    by_tabs: bool
-    collapsed: bool
-    width: int
-    example: int
-    """The first line of that width."""
-    word: int
-    tag: int | None
-    is_conll_u: bool
-    header: int | None
-    split: dict[int, list[str]]
-    """The cells of the lines of that width."""
-
-    def cells(self, number: int, line: str) -> list[str]:
-        """Return the cells of a line; separators that repeat count once where they would make it ragged."""
-        if number in self.split:
-            return self.split[number]
-        cells = _split(line, self.by_tabs, self.collapsed)
-        if len(cells) != self.width and self.by_tabs:
-            full = _split(line, self.by_tabs, True)
-            cells = full if len(full) == self.width else cells
-        return cells
-
-
 def read_conll(path: str, columns: Columns, *, labelled: bool, skip_bad: bool | None = None) -> Dataset[TaggedExample]:
-    """The sentences of a file: a word per line, its columns separated by TABs (by blanks where most lines have none),
-    an empty line between sentences. `-DOCSTART-` and `# newdoc` begin a document; without them all sentences are of
-    one. Separators may repeat.
+    """Read the sentences of a file: one word per line, columns separated by TABs (by spaces if most lines have none),
+    and an empty line between sentences. `-DOCSTART-` and `# newdoc` begin a document; without them all sentences are of
+    the same one. Separators may repeat.
 
     The word is in the first column and the tag in the last, in CoNLL-U in `form` and `upos`. `columns.text` and
-    `columns.label` name others: by number, from 1, or `upos`, `xpos`, `pos`, `chunk`, `ner` where the number of columns
-    says which one it is. `.jsonl`, `.json`, `.parquet` and folders of `datasets` hold lists: `words` or `tokens`, and
+    `columns.label` name others: by number, from 1, or `upos`, `xpos`, `pos`, `chunk`, `ner` if the number of columns
+    determines them. `.jsonl`, `.json`, `.parquet` and folders of `datasets` hold lists: `words` or `tokens`, and
     `tags` or `ner_tags`.
 
-    Without `labelled` tags are not looked at, and standard input or a `.txt` may have a sentence per line, its words
-    separated by blanks. Tags that the scheme does not allow are counted and reported.
-    Raises UserError, with file and line, for damage and for bad lines, unless `skip_bad` leaves these out.
+    Without `labelled`, tags are not read, and standard input or a `.txt` may have one sentence per line, with words
+    separated by spaces. Tags that are invalid in their scheme are counted and reported.
+    Raises UserError, with file and line, for damage, and for bad lines unless `skip_bad` leaves them out.
     """
     name = name_of(path)
     bad = BadRows(name, skip=skip_bad, unit="line")
@@ -113,21 +73,21 @@ def read_conll(path: str, columns: Columns, *, labelled: bool, skip_bad: bool | 
     else:
         if plain_name(path).endswith(".csv"):
             raise UserError(
-                f"{path}: tagging reads no .csv; give a word per line with its tag, or JSON lines of 'tokens' and"
-                " 'tags'"
+                f"{path}: tagging does not read .csv; give one word per line with its tag, or JSON lines of 'tokens'"
+                " and 'tags'"
             )
         with opened(path) as stream:
             lines = list(numbered_lines(stream, name, bad.add))
         first = next((line for _, line in lines if line.strip()), "")
         if first.lstrip().startswith("{") and str(path) == STDIN:
-            raise UserError("standard input, line 1: is JSON; tagging reads a word a line there, or a .jsonl file")
+            raise UserError("standard input, line 1: is JSON; give one word per line there, or a .jsonl file")
         is_text = str(path) == STDIN or plain_name(path).endswith(".txt")
         if not labelled and is_text and _is_running(lines, columns):
             examples = _of_running_text(lines)
         else:
             examples = _of_lines(name, lines, columns, labelled, bad)
     if labelled:
-        examples = _with_right_tags(examples, bad)
+        examples = _without_odd_tags(examples, bad)
     bad.settle(len(examples))
     dataset = Dataset(name, tuple(example for _, example in examples))
     if labelled:
@@ -136,13 +96,13 @@ def read_conll(path: str, columns: Columns, *, labelled: bool, skip_bad: bool | 
 
 
 def _is_running(lines: Lines, columns: Columns) -> bool:
-    """Return whether lines are sentences to tag, and not a word each: some have several words, and none has columns."""
+    """Return True if lines are sentences instead of words: some have several words, and none has columns."""
     texts = [line for _, line in lines]
     return columns.text is None and not any("\t" in line for line in texts) and any(len(x.split()) > 1 for x in texts)
 
 
 def _of_running_text(lines: Lines) -> list[tuple[int, TaggedExample]]:
-    """A sentence per line, its words separated by blanks."""
+    """Read one sentence per line, with words separated by spaces."""
     numbered = [(number, line.split()) for number, line in lines if line.strip()]
     return [
         (number, TaggedExample(id=str(index), place=f"line {number}", words=tuple(words)))
@@ -150,23 +110,11 @@ def _of_running_text(lines: Lines) -> list[tuple[int, TaggedExample]]:
     ]
 
 
-def _split(line: str, by_tabs: bool, collapsed: bool) -> list[str]:
-    if not by_tabs:
-        return _BLANKS.split(line.strip(" \t"))
-    cells = line.split("\t")
-    return [cell for cell in cells if cell.strip()] if collapsed else cells
-
-
-def _is_mark(line: str) -> bool:
-    """Return whether a line begins a document, however its columns are separated."""
-    return line.startswith(DOCUMENT) and line.split()[0] == DOCUMENT
-
-
 def _of_lines(
     name: str, lines: Lines, columns: Columns, labelled: bool, bad: BadRows
 ) -> list[tuple[int, TaggedExample]]:
-    form = _form(name, lines, columns, labelled, bad)
-    sentences = _sentences(lines, form, bad)
+    layout = find_columns(name, lines, columns, labelled, bad)
+    sentences = _sentences(lines, layout, bad)
     names = [sentence.name for sentence in sentences]
     has_names = None not in names and len(set(names)) == len(names)
     return [
@@ -176,7 +124,7 @@ def _of_lines(
                 id=str(sentence.name) if has_names else str(index),
                 place=f"line {sentence.line}",
                 words=tuple(sentence.words),
-                tags=None if form.tag is None else tuple(sentence.tags),
+                tags=None if layout.tag is None else tuple(sentence.tags),
                 document=sentence.document,
             ),
         )
@@ -184,98 +132,19 @@ def _of_lines(
     ]
 
 
-def _form(name: str, lines: Lines, columns: Columns, labelled: bool, bad: BadRows) -> _Columns:
-    """Find out how lines are split and which columns count. Raises UserError for a file that holds no words and tags,
-    such as a table of texts and labels."""
-    filled = [(number, line) for number, line in lines if line.strip() and not _is_mark(line)]
-    tabbed = sum("\t" in line.strip() for _, line in filled if not line.startswith("# "))
-    by_tabs = 2 * tabbed >= sum(not line.startswith("# ") for _, line in filled) > 0
-    numbered = [(number, line) for number, line in filled if not _is_comment(line, by_tabs)]
-    if not numbered:
-        bad.settle(0)
-        raise UserError(f"{name}, line 1: the file has no words; name one with a word per line")
-    collapsed, rows = _uniform(numbered, by_tabs)
-    first, cells = rows[0]
-    width = len(cells)
-    is_conll_u = width == 10 and by_tabs and cells[0][:1].isdecimal()
-    word = 1 if is_conll_u else 0
-    # The last column, but for separators at the end of every line.
-    last = max((place for place in range(width) if any(row[place].strip() for _, row in rows)), default=0)
-    header = _header(name, rows, word, last, any(not line.strip() for _, line in lines))
-    named = [cell.strip().lower() for cell in cells] if header is not None else ()
-    if columns.text is not None:
-        word = _place(name, columns.text, width, "--text-column", named)
-    tag = None
-    if labelled:
-        tag = CONLL_U_COLUMNS.index("upos") if is_conll_u else last
-        if columns.label is not None:
-            tag = _place(name, columns.label, width, "--label-column", named)
-        elif tag == word:
-            raise UserError(f"{name}, line {first}: has one column, so words and no tags; add a column of tags")
-    if by_tabs and not is_conll_u:
-        _refuse_texts(name, [(number, row[word]) for number, row in rows if number != header], lines)
-    return _Columns(by_tabs, collapsed, width, first, word, tag, is_conll_u, header, dict(rows))
-
-
-def _uniform(numbered: Lines, by_tabs: bool) -> tuple[bool, Cells]:
-    """Split lines as most of them have the same number of columns. Return whether separators that repeat count once
-    for that, and the cells of those lines."""
-    found: list[tuple[bool, Cells]] = []
-    for collapsed in (False, True) if by_tabs else (False,):
-        rows = [(number, _split(line, by_tabs, collapsed)) for number, line in numbered]
-        counts = Counter(len(cells) for _, cells in rows)
-        width = max(counts, key=lambda one: (counts[one], one > 1))
-        found.append((collapsed, [(number, cells) for number, cells in rows if len(cells) == width]))
-        if len(counts) == 1:
-            break
-    return max(found, key=lambda one: len(one[1]))
-
-
-def _header(name: str, rows: Cells, word: int, tag: int, has_gaps: bool) -> int | None:
-    """Return the number of the first line if it holds names of columns. Raises UserError for those of a table."""
-    number, cells = rows[0]
-    own = [cell.strip().lower() for cell in cells]
-    if word == tag or own[tag] not in TAG_NAMES or any(row[tag] == cells[tag] for _, row in rows[1:]):
-        return None
-    if own[word] in TEXT_NAMES and not has_gaps:
-        raise UserError(
-            f"{name}, line {number}: {cells[word]!r} and {cells[tag]!r} are the names of a table of texts and labels;"
-            " use --task classification, or give a word per line with its tag, and an empty line between sentences"
-        )
-    if own[word] not in WORD_NAMES | TEXT_NAMES:
-        return None
-    logger.warning("%s, line %d: holds names of columns (%s); left out", name, number, ", ".join(cells))
-    return number
-
-
-def _refuse_texts(name: str, words: Sequence[tuple[int, str]], lines: Lines) -> None:
-    """Raise UserError for texts in the place of words: most have blanks inside."""
-    long = [(number, word) for number, word in words if " " in word.strip()]
-    # Some words have one, such as numbers and names; without an empty line all would be of one sentence.
-    has_gaps = any(not line.strip() for _, line in lines)
-    least = len(words) if has_gaps else 0
-    blanks = sum(word.strip().count(" ") for _, word in long)
-    if 2 * len(long) > len(words) and blanks >= max(2 * least, 2):
-        number, text = long[0]
-        raise UserError(
-            f"{name}, line {number}: {text[:40]!r} is a text of several words, as most are here; use --task"
-            " classification for texts and labels, or give a word per line with its tag"
-        )
-
-
-def _sentences(lines: Lines, form: _Columns, bad: BadRows) -> list[_Sentence]:
-    """The sentences that have words; what is no line of words goes to `bad`."""
+def _sentences(lines: Lines, layout: ConllColumns, bad: BadRows) -> list[_Sentence]:
+    """Return the sentences that have words; bad lines go to `bad`."""
     sentences: list[_Sentence] = []
     document, begun = 0, False  # `begun`: the document has sentences
-    inside = False  # of a sentence: a comment is a word there
+    inside = False  # a sentence, in which `#` is a word
     sentence = _Sentence(0)
     for number, line in lines:
-        starts = not inside and _is_comment(line, form.by_tabs)
+        starts = not inside and is_comment(line, layout.by_tabs)
         if starts and not _NEW_DOCUMENT.match(line):
-            found = _SENTENCE_ID.match(line)
-            sentence.name = found[1] if found else sentence.name
+            match = _SENTENCE_ID.match(line)
+            sentence.name = match[1] if match else sentence.name
             continue
-        marks_document = starts or _is_mark(line)
+        marks_document = starts or is_document_mark(line)
         if marks_document or not line.strip():
             if sentence.words:
                 sentences.append(sentence)
@@ -286,55 +155,37 @@ def _sentences(lines: Lines, form: _Columns, bad: BadRows) -> list[_Sentence]:
                 document, begun = document + 1, False
             sentence.document = document
             continue
-        if number == form.header:
+        if number == layout.header:
             continue
         inside = True
-        cells = form.cells(number, line)
-        problem = _problem(cells, line, form)
+        cells = layout.cells(number, line)
+        problem = _problem(cells, line, layout)
         if problem is not None:
             bad.add(number, f"line {number}: {problem}")
             continue
-        if form.is_conll_u and _NO_WORD.fullmatch(cells[0]):
+        if layout.is_conll_u and _NO_WORD.fullmatch(cells[0]):
             continue
         sentence.line = sentence.line or number
-        sentence.words.append(cells[form.word])
-        if form.tag is not None:
-            sentence.tags.append(cells[form.tag])
+        sentence.words.append(cells[layout.word])
+        if layout.tag is not None:
+            sentence.tags.append(cells[layout.tag])
     if sentence.words:
         sentences.append(sentence)
     return sentences
 
 
-def _problem(cells: Sequence[str], line: str, form: _Columns) -> str | None:
-    """Say what is wrong with a line of words."""
-    if len(cells) != form.width:
-        cure = "give each word as many, and an empty line between sentences"
-        if form.by_tabs and "\t" not in line and len(_BLANKS.split(line.strip())) == form.width:
+def _problem(cells: Sequence[str], line: str, layout: ConllColumns) -> str | None:
+    """Return the problem of a line of words, None if it has none."""
+    if len(cells) != layout.width:
+        cure = "give each word the same number, and an empty line between sentences"
+        if layout.by_tabs and "\t" not in line and len(BLANKS.split(line.strip())) == layout.width:
             cure = "separate its columns by TABs as the others are"
-        return f"has {len(cells)} columns, not {form.width} as line {form.example} has; {cure}"
-    for place in (form.word,) if form.tag is None else (form.word, form.tag):
-        is_unused = form.is_conll_u and _NO_WORD.fullmatch(cells[0])
-        if not is_unused and not cells[place].strip():
-            return f"column {place + 1} is empty; fill it in"
+        return f"has {len(cells)} columns, not {layout.width} as line {layout.example} has; {cure}"
+    for index in (layout.word,) if layout.tag is None else (layout.word, layout.tag):
+        is_unused = layout.is_conll_u and _NO_WORD.fullmatch(cells[0])
+        if not is_unused and not cells[index].strip():
+            return f"column {index + 1} is empty; fill it in"
     return None
-
-
-def _is_comment(line: str, by_tabs: bool) -> bool:
-    """Return whether a line before a sentence's first word is a comment; `#` may also be that word."""
-    if by_tabs:
-        return line.startswith("# ") and "\t" not in line
-    return _COMMENT.match(line) is not None
-
-
-def _place(name: str, column: str, width: int, flag: str, named: Sequence[str] = ()) -> int:
-    """The place of a column that the user names by number or name."""
-    if column.isascii() and column.isdecimal() and len(column) < 10 and 1 <= int(column) <= width:
-        return int(column) - 1
-    names = tuple(named) or COLUMN_NAMES.get(width, ())
-    if column.lower() in names:
-        return names.index(column.lower())
-    known = f", or {', '.join(names)}" if names else ""
-    raise UserError(f"{name}, line 1: no column {column!r}; give {flag} a number from 1 to {width}{known}")
 
 
 def _of_objects(path: str, columns: Columns, labelled: bool, bad: BadRows) -> list[tuple[int, TaggedExample]]:
@@ -345,60 +196,60 @@ def _of_objects(path: str, columns: Columns, labelled: bool, bad: BadRows) -> li
     examples: list[tuple[int, TaggedExample]] = []
     ids: dict[str, int] = {}
     for i, row in table.numbered(bad):
-        own = str(i) if name is None or row.cells[name] is None else whole_characters(str(row.cells[name]))
+        id_ = str(i) if name is None or row.cells[name] is None else whole_characters(str(row.cells[name]))
         with bad.row(row.line):
-            if own in ids:
+            if id_ in ids:
                 raise UserError(
-                    f"{table.where(row)}: the id {own!r} is also that of line {ids[own]}; give each its own"
+                    f"{table.where(row)}: the id {id_!r} is also that of line {ids[id_]}; give each its own"
                 )
-            ids[own] = row.line
-            spelled = _strings(table, row, words)
-            tagged = None if tags is None else _strings(table, row, tags)
-            if tagged is not None and len(tagged) != len(spelled):
+            ids[id_] = row.line
+            word_list = _strings(table, row, words)
+            tag_list = None if tags is None else _strings(table, row, tags)
+            if tag_list is not None and len(tag_list) != len(word_list):
                 raise UserError(
-                    f"{table.where(row)}: has {len(tagged)} tags for {len(spelled)} words; give each word one"
+                    f"{table.where(row)}: has {len(tag_list)} tags for {len(word_list)} words; give each word one"
                 )
-            examples.append((row.line, TaggedExample(id=own, place=table.place(row), words=spelled, tags=tagged)))
+            examples.append((row.line, TaggedExample(id=id_, place=table.place(row), words=word_list, tags=tag_list)))
     return examples
 
 
 def _key(table: Table, named: str | None, usual: Sequence[str], flag: str) -> int:
     if named is not None:
         return table.named(named, flag)
-    found = [name for name in usual if table.find(name) is not None]
-    if len(found) > 1 and found[0] == BESIDE_ENTITIES[0] and set(found) <= set(BESIDE_ENTITIES):
-        logger.warning("%s: tags from %r; %s takes %s", table.path, found[0], flag, " or ".join(map(repr, found[1:])))
-        found = found[:1]
-    if not found and table.first(tuple(TEXT_NAMES)) is not None:
+    names = [name for name in usual if table.find(name) is not None]
+    if len(names) > 1 and names[0] == BESIDE_ENTITIES[0] and set(names) <= set(BESIDE_ENTITIES):
+        logger.warning("%s: tags from %r; %s takes %s", table.path, names[0], flag, " or ".join(map(repr, names[1:])))
+        names = names[:1]
+    if not names and table.first(tuple(TEXT_NAMES)) is not None:
         raise UserError(
             f"{table.path}, line 1: holds texts, not lists of words ({table.shape}); use --task classification for"
             f" texts and labels, or name the list with {flag}"
         )
-    if len(found) != 1:
+    if len(names) != 1:
         raise UserError(f"{table.path}, line 1: not one key of {', '.join(usual)} ({table.shape}); name it with {flag}")
-    return table.named(found[0], flag)
+    return table.named(names[0], flag)
 
 
-def _strings(table: Table, row: Row, place: int) -> tuple[str, ...]:
-    value: Any = row.cells[place]
+def _strings(table: Table, row: Row, index: int) -> tuple[str, ...]:
+    value: Any = row.cells[index]
     if not isinstance(value, list) or not value:
         raise UserError(
-            f"{table.where(row)}: {table.column(place)} must be a list of strings that is not empty; correct it"
+            f"{table.where(row)}: {table.column(index)} must be a list of strings that is not empty; correct it"
         )
     strings = [str(item) if isinstance(item, int) and not isinstance(item, bool) else item for item in value]
     for i, item in enumerate(strings):
         if not isinstance(item, str) or not item.strip():
             raise UserError(
-                f"{table.where(row)}: item {i + 1} of {table.column(place)} must be a string of characters; correct it"
+                f"{table.where(row)}: item {i + 1} of {table.column(index)} must be a string of characters; correct it"
             )
     return tuple(map(whole_characters, strings))
 
 
-def _with_right_tags(examples: Sequence[tuple[int, TaggedExample]], bad: BadRows) -> list[tuple[int, TaggedExample]]:
-    """The sentences whose tags are all of a scheme, where those of others are; the rest goes to `bad`."""
-    found = {tag for _, example in examples for tag in example.tags or ()}
-    odd = {tag for tag in found if not is_entity_tag(tag)}
-    if not odd or OUTSIDE not in found or not any(tag.startswith("B-") for tag in found):
+def _without_odd_tags(examples: Sequence[tuple[int, TaggedExample]], bad: BadRows) -> list[tuple[int, TaggedExample]]:
+    """Return the sentences whose tags follow a scheme, if most sentences do; the others go to `bad`."""
+    tags = {tag for _, example in examples for tag in example.tags or ()}
+    odd = {tag for tag in tags if not is_entity_tag(tag)}
+    if not odd or OUTSIDE not in tags or not any(tag.startswith("B-") for tag in tags):
         return list(examples)
     kept = []
     for line, example in examples:
@@ -411,7 +262,7 @@ def _with_right_tags(examples: Sequence[tuple[int, TaggedExample]], bad: BadRows
 
 
 def _report_scheme(dataset: Dataset[TaggedExample]) -> None:
-    """Count the tags that their scheme does not allow."""
+    """Log the number of tags that are invalid in their scheme."""
     sentences = [example.tags or () for example in dataset]
     scheme = scheme_of(sentences)
     if scheme is None:

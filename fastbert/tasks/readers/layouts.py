@@ -1,7 +1,7 @@
-"""The columns of a table that hold the text, its pair and the label: by flags, by names, by shape, or as the only ones
+"""Find the columns of a table that hold the text, its pair and the label: by flags, names, shape, or as the only ones
 left.
 
-Columns that are not known by their names are reported in one line of the log, each with the reason.
+Columns without a usual name are reported in one log line, each with the reason.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CLASSES = ("gold_label", "label", "Label", "is_duplicate", "Quality", "class", "
 NUMBERS = ("score", "similarity_score", "label")
 KNOWN = frozenset((*(name for pair in PAIRS for name in pair), *SINGLES, *CLASSES, *NUMBERS, *IDS))
 
-# Names that count where none of the above stands in a header, in whatever case.
+# Names that count if a header has none of the above, in any case.
 MORE_PAIRS = (
     ("premise", "hypothesis"),
     ("sentence1", "sentence2"),
@@ -69,12 +69,12 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,4}")
 _NAME = re.compile(r"\w{0,40}")
 _DECIMAL = re.compile(r"[+-]?[0-9]*\.?[0-9]+")
 MOST_WIDE = 4  # columns of class, title and texts, as Yahoo Answers has them
-# Columns of splits, dates and addresses: a target only where a flag says so.
+# Columns of splits, dates and addresses: labels only if a flag names them.
 NO_LABELS = frozenset(("split", "fold", "subset", "partition", "date", "year", "time", "timestamp", "url", "link"))
-FEW_ROWS = 10  # among which all classes may differ
-MANY_ROWS = 100  # among which some must agree
+FEW_ROWS = 10  # in which all classes may differ
+MANY_ROWS = 100  # in which some classes must repeat
 
-# Columns that only files of another task have.
+# Columns that only files of other tasks have.
 OTHER_TASKS = (
     ("choice", frozenset(("ending0", "endings", "choices", "choice1"))),
     ("tagging", frozenset(("tokens", "words", "ner_tags"))),
@@ -86,7 +86,7 @@ BY_FLAG, BY_NAME, LEFT = "by its flag", "by its name", "the only other column"
 
 @dataclass(frozen=True)
 class Layout:
-    """The columns by their places; several of `texts` are joined by a blank into one."""
+    """The indices of the columns; several `texts` are joined by spaces into one."""
 
     texts: tuple[int, ...]
     pair: int | None = None
@@ -96,21 +96,21 @@ class Layout:
         """Return a row's text. Raises UserError where it is missing, unless `empty` allows that."""
         if len(self.texts) == 1:
             return table.text(row, self.texts[0], empty=empty)
-        parts = [table.text(row, place, empty=True) for place in self.texts]
+        parts = [table.text(row, index, empty=True) for index in self.texts]
         return " ".join(filter(str.strip, parts)) or table.text(row, self.texts[-1], empty=empty)
 
 
 def is_header(cells: Names, columns: Columns, *, has_names: bool = True) -> bool:
-    """Return whether a first row holds names: those of flags, or names that the field uses.
+    """Return True if a first row holds names: those of flags, or usual ones.
 
-    `has_names=False` is for files whose rows are texts or pairs by their form, where a word like "question" may be one.
+    `has_names=False` is for files of texts or pairs without a header, in which a word like "question" may be a text.
     """
     named = {name for name in (columns.text, columns.pair, columns.label, columns.id) if name is not None}
-    places = {name for name in named if name.isdecimal()}
-    if KNOWN & set(cells) or named != places:
+    numbers = {name for name in named if name.isdecimal()}
+    if KNOWN & set(cells) or named != numbers:
         return True
-    if places:  # numbers are names only where the whole header is numbered
-        return places <= set(cells) and all(cell.isdecimal() for cell in cells)
+    if numbers:  # numbers are names only if the whole header is numbered
+        return numbers <= set(cells) and all(cell.isdecimal() for cell in cells)
     known = [cell.strip().lower() in MORE for cell in cells]
     if not has_names or len(cells) < 2 or any(_DECIMAL.fullmatch(cell.strip()) for cell in cells):
         return False
@@ -119,14 +119,14 @@ def is_header(cells: Names, columns: Columns, *, has_names: bool = True) -> bool
 
 
 def is_plain(path: str) -> bool:
-    """Return whether a file has no header by its form: standard input, and lines of text."""
+    """Return True for files without a header: standard input, and lines of text."""
     return path == STDIN or kind_of(path) == ".txt"
 
 
 def find_layout(table: Table, columns: Columns, *, labelled: bool, regression: bool) -> Layout:
-    """Find the columns; `labelled` asks for a label, a number with `regression`.
+    """Find the columns; `labelled` requires a label, a number with `regression`.
 
-    Raises UserError where the names leave it open which column is meant.
+    Raises UserError if the names are ambiguous.
     """
     if table.names is None and not any((columns.text, columns.pair, columns.label)):
         shaped = _by_shape(table, labelled)
@@ -136,14 +136,14 @@ def find_layout(table: Table, columns: Columns, *, labelled: bool, regression: b
 
 
 def is_cola(table: Table) -> bool:
-    """Return whether a table is one of CoLA's labelled ones: no header, the sentence in the last of four columns."""
+    """Return True for CoLA's labelled tables: no header, the sentence in the last of four columns."""
     if table.names is not None or table.width != COLA_WIDTH:
         return False
     return all(row.cells[COLA_LABEL] in ("0", "1") and _MARK.fullmatch(row.cells[2].strip()) for row in table.rows)
 
 
 def _by_shape(table: Table, labelled: bool) -> Layout | None:
-    """Return the columns of a table without a header, if its shape leaves no doubt."""
+    """Return the columns of a table without a header, if its shape is unambiguous."""
     if is_cola(table):
         cola = Layout((COLA_TEXT,), None, COLA_LABEL)
         if labelled:
@@ -153,7 +153,7 @@ def _by_shape(table: Table, labelled: bool) -> Layout | None:
         return Layout((0,), 1 if table.width == 2 else None)
     if not 2 <= table.width <= MOST_WIDE:
         return None
-    counted = [place for place in range(table.width) if _holds_classes(table, place)]
+    counted = [index for index in range(table.width) if _holds_classes(table, index)]
     if counted == [0] and (table.width == 2 or kind_of(table.path) == ".csv"):
         layout = Layout(tuple(range(1, table.width)), None, 0)
     elif counted == [1] and table.width == 2:
@@ -165,29 +165,31 @@ def _by_shape(table: Table, labelled: bool) -> Layout | None:
     return layout
 
 
-def _holds_classes(table: Table, place: int) -> bool:
-    """Return whether a column holds small whole numbers that do not merely count the rows."""
-    values = [row.cells[place].strip() for row in table.rows]
+def _holds_classes(table: Table, index: int) -> bool:
+    """Return True if a column holds small integers that are not merely row numbers."""
+    values = [row.cells[index].strip() for row in table.rows]
     if not all(map(_INTEGER.fullmatch, values)):
         return False
     return len(values) <= FEW_ROWS or len(set(values)) < len(values)
 
 
 def _report(table: Table, layout: Layout, reasons: Mapping[str, str], kind: str = "class") -> None:
-    """Log one line with the columns that were taken, and why."""
+    """Log one line with the columns that are used, and why."""
     if layout.pair is not None:
-        places = [("first text", layout.texts, "text"), ("second text", (layout.pair,), "pair")]
+        roles = [("first text", layout.texts, "text"), ("second text", (layout.pair,), "pair")]
     else:
-        places = [("text", layout.texts, "text")]
+        roles = [("text", layout.texts, "text")]
     if layout.label is not None:
-        places.append((kind, (layout.label,), "label"))
-    listed = [f"{role} from {' and '.join(map(table.column, own))} ({reasons[reason]})" for role, own, reason in places]
+        roles.append((kind, (layout.label,), "label"))
+    listed = [
+        f"{role} from {' and '.join(map(table.column, columns))} ({reasons[reason]})" for role, columns, reason in roles
+    ]
     logger.warning("%s: took %s; flags like --text-column name others", table.path, ", ".join(listed))
 
 
 class _Finder:
-    """The search for the columns of one table; `reasons` holds why each was taken, `is_usual` whether all are as usual,
-    so that there is nothing to report."""
+    """The search for the columns of one table; `reasons` are those of its columns, `is_usual` is True while there is
+    nothing to report."""
 
     def __init__(self, table: Table, columns: Columns, labelled: bool, regression: bool) -> None:
         self.table, self.columns, self.labelled, self.regression = table, columns, labelled, regression
@@ -195,15 +197,15 @@ class _Finder:
         self.is_usual = True
 
     def layout(self) -> Layout:
-        """Return the columns. Raises UserError where they are not clear."""
+        """Return the columns. Raises UserError if they are ambiguous."""
         texts, pair = self._texts()
         label = self._label()
         taken = {*texts, pair, label} - {None}
-        rest = [place for place in range(self.table.width) if place not in taken and not self._is_id(place)]
+        rest = [index for index in range(self.table.width) if index not in taken and not self._is_id(index)]
         names = self.table.names
         left = rest[0] if len(rest) == 1 and names is not None else None
         if left is not None and names is not None and not self.is_usual and len(names[left].split()) > 2:
-            left = None  # a text, whose row was taken for a header because of a word beside it
+            left = None  # a text, in a row taken for a header because of a different word in it
         if not texts and label is not None and left is not None:
             self._take("text", LEFT)
             texts = (left,)
@@ -220,12 +222,12 @@ class _Finder:
         return layout
 
     def _take(self, role: str, reason: str) -> None:
-        """Record a column that is not one of the usual names."""
+        """Record a column without a usual name."""
         self.reasons[role] = reason
         self.is_usual = self.is_usual and reason == BY_FLAG
 
     def _texts(self) -> tuple[tuple[int, ...], int | None]:
-        """Return the places of the texts and of the pair."""
+        """Return the columns of the texts and of the pair."""
         table, columns = self.table, self.columns
         pair = None
         if columns.pair is not None:
@@ -236,13 +238,13 @@ class _Finder:
             return (table.named(columns.text, "--text-column"),), pair
         if is_cola(table):
             return (COLA_TEXT,), pair
-        found = [one for one in PAIRS if self._has(one, table.find)]
+        pairs = [names for names in PAIRS if self._has(names, table.find)]
         singles = [name for name in SINGLES if table.find(name) is not None]
-        if not found and not singles:
+        if not pairs and not singles:
             return self._texts_by_more_names(pair)
-        if len(found) == 1 and pair is None:
-            return (table.named(found[0][0], "--text-column"),), table.named(found[0][1], "--pair-column")
-        if not found and len(singles) == 1:
+        if len(pairs) == 1 and pair is None:
+            return (table.named(pairs[0][0], "--text-column"),), table.named(pairs[0][1], "--pair-column")
+        if not pairs and len(singles) == 1:
             return (table.named(singles[0], "--text-column"),), pair
         raise self._unclear()
 
@@ -255,7 +257,7 @@ class _Finder:
             if self._has(names, self._like):
                 self._take("text", "by their names, joined by a blank")
                 return tuple(map(self._sure, names)), pair
-        singles = [place for name in MORE_SINGLES if (place := self._like(name)) is not None]
+        singles = [index for name in MORE_SINGLES if (index := self._like(name)) is not None]
         if len(singles) > 1:
             raise self._unclear()
         if singles:
@@ -273,7 +275,7 @@ class _Finder:
         if known is not None:
             return known
         more = MORE_NUMBERS if self.regression else MORE_CLASSES
-        known = next((place for place in map(self._like, more) if place is not None), None)
+        known = next((index for index in map(self._like, more) if index is not None), None)
         if known is not None and self.labelled:
             self._take("label", BY_NAME)
         return known
@@ -282,31 +284,32 @@ class _Finder:
         return all(find(name) is not None for name in names)
 
     def _like(self, name: str) -> int | None:
-        """Return the place of the one column of a name, in whatever case."""
+        """Return the index of the one column of a name, in whatever case."""
         names = self.table.names or ()
-        places = [place for place, own in enumerate(names) if own.strip().lower() == name]
-        return places[0] if len(places) == 1 else None
+        indices = [index for index, column in enumerate(names) if column.strip().lower() == name]
+        return indices[0] if len(indices) == 1 else None
 
     def _sure(self, name: str) -> int:
-        place = self._like(name)
-        assert place is not None
-        return place
+        index = self._like(name)
+        assert index is not None
+        return index
 
-    def _is_id(self, place: int) -> bool:
-        """Return whether a column only numbers or names the rows."""
-        name = (self.table.names or ())[place] if self.table.names is not None else ""
-        if self.columns.id is not None and self.table.find(self.columns.id) == place:
+    def _is_id(self, index: int) -> bool:
+        """Return True if a column holds ids or row numbers."""
+        name = (self.table.names or ())[index] if self.table.names is not None else ""
+        if self.columns.id is not None and self.table.find(self.columns.id) == index:
             return True
-        return name.lower() in {"", *(one.lower() for one in IDS)} or name.lower().startswith("unnamed:")
+        return name.lower() in {"", *(usual.lower() for usual in IDS)} or name.lower().startswith("unnamed:")
 
-    def _may_be_label(self, place: int) -> bool:
-        """Return whether a column without a known name can hold labels: no scores for classes, no value per row."""
-        name = (self.table.names or ())[place].strip().lower()
+    def _may_be_label(self, index: int) -> bool:
+        """Return True if a column without a usual name can hold labels: not scores for classes, not one value per
+        row."""
+        name = (self.table.names or ())[index].strip().lower()
         if name in NO_LABELS:
             return False
         if self.regression:
             return True
-        values: list[Any] = [row.cells[place] for row in self.table.rows]
+        values: list[Any] = [row.cells[index] for row in self.table.rows]
         differ = len({str(value) for value in values})
         return name not in (*NUMBERS, *MORE_NUMBERS) and not (len(values) >= MANY_ROWS and differ == len(values))
 
@@ -324,27 +327,27 @@ class _Finder:
         )
 
     def _separator_hint(self) -> str:
-        """Say which name the file should have, if it seems to have one column only because of its name."""
+        """Return the suffix that the file should have, if it seems to have one column only because of its suffix."""
         names = self.table.names or tuple(map(str, self.table.rows[0].cells))
         if len(names) != 1 or self.table.path == name_of(STDIN):
             return ""
         kind = kind_of(self.table.path)
-        for separator, said, other in (("\t", "TABs", ".tsv"), (",", "commas", ".csv")):
-            if separator in names[0] and kind in (".tsv", ".csv") and kind != other:
-                return f"its cells seem to be separated by {said}: rename it to {other}, or "
+        for separator, word, suffix in (("\t", "TABs", ".tsv"), (",", "commas", ".csv")):
+            if separator in names[0] and kind in (".tsv", ".csv") and kind != suffix:
+                return f"its cells seem to be separated by {word}: rename it to {suffix}, or "
         return "its cells seem to be separated by semicolons: use commas, or " if ";" in names[0] else ""
 
     def _no_label(self, left: int | None) -> UserError:
         path, kind = self.table.path, "numbers" if self.regression else "classes"
         message = f"{path}, line 1: no column of {kind} is known by its name ({self.table.shape})"
-        score = next((place for place in map(self._like, MORE_NUMBERS) if place is not None), None)
+        score = next((index for index in map(self._like, MORE_NUMBERS) if index is not None), None)
         if not self.regression and score is not None:
             return UserError(
                 f"{message}, and {self.table.column(score)} is one of numbers; use --task regression, or name another"
                 " with --label-column"
             )
         if left is not None and (self.table.names or ())[left].strip().lower() in NO_LABELS:
-            message += f", and {self.table.column(left)} is hardly what is learned"
+            message += f", and {self.table.column(left)} is unlikely to be the label"
         elif left is not None:
-            message += f", and {self.table.column(left)} has another value in each of the {len(self.table.rows)} rows"
+            message += f", and {self.table.column(left)} differs in each of the {len(self.table.rows)} rows"
         return UserError(f"{message}; name it with --label-column; without labels a file is for fastbert predict")

@@ -1,4 +1,4 @@
-"""Texts and what is to be written for them: tables, JSON lines, or two files of lines that belong together."""
+"""Texts and their targets: tables, JSON lines, or two parallel files of lines."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ NESTED = "translation"  # {"translation": {"en": ..., "de": ...}}, as the datase
 def read_sequences(
     path: str, columns: Columns, *, labelled: bool, skip_bad: bool | None = None
 ) -> Dataset[SequenceExample]:
-    """The examples of a file: a table or JSON lines of source and target by their usual names or by `columns` (text,
-    label, id), or two files of lines, `a.en,a.de`. Without `labelled`, targets are not looked at, sources may be empty,
-    and plain lines (`.txt`, or `-` for standard input) are sources. Raises UserError with file and
-    line, unless `skip_bad` leaves bad rows out.
+    """Read the examples of a file: a table or JSON lines of source and target by their usual names or by `columns`
+    (text, label, id), or two files of lines, `a.en,a.de`. Without `labelled`, targets are not read, sources may be
+    empty, and plain lines (`.txt`, or `-` for standard input) are sources. Raises UserError with file and line, unless
+    `skip_bad` leaves bad rows out.
     """
     files = path.split(",")
     if len(files) > 1 and not Path(path).exists():
@@ -46,14 +46,14 @@ def read_sequences(
     table = _flat(table, columns)
     if not table.rows:
         raise UserError(f"{table.path}, line 1: has a header and no rows; add examples or name another file")
-    source, target = _places(table, columns, labelled)
+    source, target = _columns(table, columns, labelled)
     ids = row_ids(table, table.numbered(bad), columns.id)
     examples = []
-    for own, row in zip(ids, table.rows):
+    for name, row in zip(ids, table.rows):
         with bad.row(row.line):
             examples.append(
                 SequenceExample(
-                    id=own,
+                    id=name,
                     place=table.place(row),
                     source=table.text(row, source, empty=not labelled),
                     target=None if target is None else table.text(row, target),
@@ -65,7 +65,7 @@ def read_sequences(
     return Dataset(table.path, tuple(examples))
 
 
-def _places(table: Table, columns: Columns, labelled: bool) -> tuple[int, int | None]:
+def _columns(table: Table, columns: Columns, labelled: bool) -> tuple[int, int | None]:
     if columns.text is None and columns.label is None:
         if table.names is None and table.width == 1 and not labelled:
             return 0, None
@@ -85,23 +85,23 @@ def _places(table: Table, columns: Columns, labelled: bool) -> tuple[int, int | 
 
 
 def _flat(table: Table, columns: Columns) -> Table:
-    """The table of the objects under `translation`, where that is all there is."""
-    place = table.find(NESTED)
-    if place is None or columns.text is None or table.find(columns.text) is not None:
+    """Return the table of the objects under `translation`, if the named column is in there."""
+    index = table.find(NESTED)
+    if index is None or columns.text is None or table.find(columns.text) is not None:
         return table
     names: dict[str, None] = {}
     for row in table.rows:
-        if not isinstance(row.cells[place], dict):
+        if not isinstance(row.cells[index], dict):
             raise UserError(f"{table.where(row)}: {NESTED!r} must be an object of texts by language")
-        names.update(dict.fromkeys(row.cells[place]))
-    rows = [Row(row.line, tuple(map(row.cells[place].get, names))) for row in table.rows]
+        names.update(dict.fromkeys(row.cells[index]))
+    rows = [Row(row.line, tuple(map(row.cells[index].get, names))) for row in table.rows]
     return Table(table.path, tuple(names), rows, unit=table.unit)
 
 
 def _parallel(
     path: str, files: list[str], columns: Columns, labelled: bool, skip_bad: bool | None
 ) -> Dataset[SequenceExample]:
-    """Two files of lines, the first with the sources."""
+    """Read two files of lines, the first with the sources."""
     if len(files) != 2 or STDIN in files:
         raise UserError(f"{path}: must be one file, or two with a comma between them, source and target")
     if any((columns.text, columns.label, columns.id)):
@@ -112,7 +112,7 @@ def _parallel(
         line = min(len(sources), len(targets)) + 1
         raise UserError(
             f"{files[0]} has {len(sources)} lines and {files[1]} {len(targets)}: from line {line} on there is no pair;"
-            " both must have as many"
+            " both must have the same number"
         )
     examples = []
     bad = BadRows(files[0], skip=skip_bad, unit="pair")

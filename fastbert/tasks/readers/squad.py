@@ -17,7 +17,7 @@ from fastbert.tasks.text_files import whole_characters
 
 @dataclass(frozen=True)
 class _Question:
-    """A question as the file has it, and where."""
+    """A question of a file, and its position."""
 
     where: str
     fields: Mapping[str, Any]
@@ -32,13 +32,14 @@ def read_squad(
     spans: bool = True,
     skip_bad: bool | None = None,
 ) -> Dataset[QuestionExample]:
-    """The questions of a file, in its order: SQuAD's JSON, or JSON lines of `id`, `question`, `context`, `answers`.
+    """Read the questions of a file, in its order: SQuAD's JSON, or JSON lines of `id`, `question`, `context`,
+    `answers`.
 
-    With `labelled` and `spans`, every answer is the context's own text at its `start`. One that is not there, but
-    within the words that it touches, is moved, as BERT's own reader tolerates it; white space need not agree. What is
-    nowhere is left out, with its question if nothing remains; one call of `report` counts them and names the first.
-    Without `spans` answers stay as the file has them, which is what scoring compares with. Without `labelled` they are
-    not looked at. Raises UserError, naming file and question, unless `skip_bad` leaves bad questions out.
+    With `labelled` and `spans`, every answer is the context's own text at its `start`. An answer that is not there but
+    within the words it overlaps is moved, as in BERT's own reader; white space may differ. An answer that is nowhere is
+    left out, with its question if none remains; one call of `report` counts them and names the first. Without `spans`
+    answers stay as they are in the file, for scoring. Without `labelled` they are not read. Raises UserError, naming
+    file and question, unless `skip_bad` leaves bad questions out.
     """
     name = name_of(path)
     is_lines = is_arrow(path) or plain_name(path).endswith((".jsonl", ".ndjson"))
@@ -51,9 +52,9 @@ def read_squad(
         with bad.row(number):
             example = _example(name, question, seen, labelled)
             if example.answers and spans:
-                found = [(answer, _located(example.context, answer)) for answer in example.answers]
-                lost.extend((example.id, answer) for answer, at in found if at is None)
-                example = replace(example, answers=tuple(at for _, at in found if at is not None))
+                located = [(answer, _located(example.context, answer)) for answer in example.answers]
+                lost.extend((example.id, answer) for answer, span in located if span is None)
+                example = replace(example, answers=tuple(span for _, span in located if span is not None))
                 if not example.answers:
                     without += 1
                     continue
@@ -62,11 +63,11 @@ def read_squad(
         bad.settle(0)
         raise UserError(f"{name}, line 1: has no questions; name a file that does")
     if lost:
-        own, answer = lost[0]
+        question_id, answer = lost[0]
         report(
             f"{name}: {len(lost)} answers are not in their context where `answer_start` says, the first that of"
-            f" question {own}: {answer.text[:60]!r} at {answer.start}; left out, with {without} questions that have no"
-            " other answer"
+            f" question {question_id}: {answer.text[:60]!r} at {answer.start}; left out, with {without} questions"
+            " that have no other answer"
         )
     bad.settle(len(examples))
     if not examples:
@@ -77,17 +78,17 @@ def read_squad(
 
 
 def _example(name: str, question: _Question, seen: dict[str, str], labelled: bool) -> QuestionExample:
-    """A question with the answers that the file gives it; `seen` holds where ids stand. Raises UserError."""
-    own = question.fields.get("id")
-    if isinstance(own, int) and not isinstance(own, bool):
-        own = str(own)
-    if not isinstance(own, str) or not own:
+    """Return a question with its answers; `seen` holds the positions of ids. Raises UserError."""
+    id_ = question.fields.get("id")
+    if isinstance(id_, int) and not isinstance(id_, bool):
+        id_ = str(id_)
+    if not isinstance(id_, str) or not id_:
         raise UserError(f"{question.where}: has no id; give every question its own")
-    own = whole_characters(own)
-    place = f"question {own}"
-    if own in seen:
-        raise UserError(f"{question.where}: the id {own} is also that of {seen[own]}; give every question its own")
-    seen[own] = question.where.removeprefix(f"{name}, ")
+    id_ = whole_characters(id_)
+    place = f"question {id_}"
+    if id_ in seen:
+        raise UserError(f"{question.where}: the id {id_} is also that of {seen[id_]}; give every question its own")
+    seen[id_] = question.where.removeprefix(f"{name}, ")
     text = question.fields.get("question")
     if not isinstance(text, str) or not text.strip():
         raise UserError(f"{name}, {place}: has no text under 'question'; give it one or leave it out")
@@ -95,7 +96,7 @@ def _example(name: str, question: _Question, seen: dict[str, str], labelled: boo
         raise UserError(f"{name}, {place}: its context is empty; fill it in or leave it out")
     answers = _answers(f"{name}, {place}", question.fields) if labelled else None
     return QuestionExample(
-        id=own, place=place, question=whole_characters(text), context=question.context, answers=answers
+        id=id_, place=place, question=whole_characters(text), context=question.context, answers=answers
     )
 
 
@@ -131,21 +132,21 @@ def _of_lines(path: str) -> Iterator[_Question]:
 
 
 def _answers(where: str, fields: Mapping[str, Any]) -> tuple[Answer, ...]:
-    """The answers as the file has them."""
+    """Return the answers as they are in the file."""
     impossible = fields.get("is_impossible")
-    given = fields.get("answers")
-    if isinstance(given, dict):  # as the datasets library writes them: lists of texts and of starts
-        texts, starts = given.get("text"), given.get("answer_start")
+    raw = fields.get("answers")
+    if isinstance(raw, dict):  # as the datasets library writes them: lists of texts and of starts
+        texts, starts = raw.get("text"), raw.get("answer_start")
         if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
             raise UserError(f"{where}: its 'answers' must hold lists of the same length, 'text' and 'answer_start'")
-        given = [{"text": text, "answer_start": start} for text, start in zip(texts, starts)]
-        impossible = not given if impossible is None else impossible
+        raw = [{"text": text, "answer_start": start} for text, start in zip(texts, starts)]
+        impossible = not raw if impossible is None else impossible
     if impossible:
         return ()
-    if not isinstance(given, list) or not given:
-        raise UserError(f'{where}: has no answers; where there is none, say so with "is_impossible": true')
+    if not isinstance(raw, list) or not raw:
+        raise UserError(f'{where}: has no answers; mark a question without an answer with "is_impossible": true')
     answers = []
-    for answer in given:
+    for answer in raw:
         text = answer.get("text") if isinstance(answer, dict) else None
         start = answer.get("answer_start") if isinstance(answer, dict) else None
         if not isinstance(text, str) or not isinstance(start, int) or isinstance(start, bool):
@@ -157,19 +158,19 @@ def _answers(where: str, fields: Mapping[str, Any]) -> tuple[Answer, ...]:
 
 
 def _located(context: str, answer: Answer) -> Answer | None:
-    """The answer as the context spells it, where it is; None where it is not."""
+    """Return the answer with the spelling and position it has in the context; None if it is not there."""
     first, last = answer.start, answer.start + len(answer.text)
     if not 0 <= first < len(context):
         return None
     if context[first:last] == answer.text and not answer.text[0].isspace() and not answer.text[-1].isspace():
         return answer
     pattern = re.compile(r"\s+".join(map(re.escape, answer.text.split())))
-    found = pattern.match(context, first + len(answer.text) - len(answer.text.lstrip()))
-    if found is None:
-        # The words that the span touches, as BERT's reader compares them.
+    match = pattern.match(context, first + len(answer.text) - len(answer.text.lstrip()))
+    if match is None:
+        # The words that the span overlaps, as BERT's reader compares them.
         while first > 0 and not context[first - 1].isspace():
             first -= 1
         while last < len(context) and not context[last].isspace():
             last += 1
-        found = pattern.search(context, first, last)
-    return None if found is None else Answer(found[0], found.start())
+        match = pattern.search(context, first, last)
+    return None if match is None else Answer(match[0], match.start())

@@ -42,7 +42,7 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row: the line at which it begins, from 1, and its cells: strings, or whatever JSON holds, None if absent."""
+    """A row: the line at which it begins, from 1, and its cells: strings, or any values of JSON, None if absent."""
 
     line: int
     cells: tuple[Any, ...]
@@ -50,8 +50,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a file. `names`: the columns, None without a header; `skipped`: ragged rows that were forgiven;
-    `unit`: what a row's number counts."""
+    """The rows of a file. `names`: the columns, None without a header; `skipped`: ragged rows that were tolerated;
+    `unit`: the unit of a row's number."""
 
     path: str
     names: Names | None
@@ -60,25 +60,25 @@ class Table:
     unit: str = "line"
 
     def place(self, row: Row) -> str:
-        """A row's place in the file."""
+        """Return a row's position in the file."""
         return f"{self.unit} {row.line}"
 
     def where(self, row: Row) -> str:
-        """A row, as errors name it."""
+        """Return the file and position of a row, for error messages."""
         return f"{self.path}, {self.unit} {row.line}"
 
     def numbered(self, bad: BadRows) -> list[tuple[int, Row]]:
-        """Number the rows from 0 as the file has them, bad ones counted in."""
+        """Number the rows from 0 in the order of the file, bad ones included."""
         skipped = bad.numbers()
         return [(number + bisect_left(skipped, row.line), row) for number, row in enumerate(self.rows)]
 
     @property
     def width(self) -> int:
-        """Columns."""
+        """The number of columns."""
         return len(self.names) if self.names is not None else len(self.rows[0].cells) if self.rows else 0
 
     def find(self, name: str) -> int | None:
-        """The place of the column of this name, else of this number, from 1; None if there is none."""
+        """Return the index of the column with this name, else with this number, from 1; None if there is none."""
         if self.names is not None and name in self.names:
             return self.names.index(name)
         if name.isascii() and name.isdecimal() and len(name) < 10 and 1 <= int(name) <= self.width:
@@ -86,31 +86,31 @@ class Table:
         return None
 
     def first(self, names: Sequence[str]) -> int | None:
-        """The place of the first of these columns that there is."""
+        """Return the index of the first of these columns that exists."""
         if self.names is None:
             return None
-        return next((place for place in map(self.find, names) if place is not None), None)
+        return next((index for index in map(self.find, names) if index is not None), None)
 
     def named(self, name: str, flag: str) -> int:
-        """`find` for a column that the user named by this flag."""
-        place = self.find(name)
-        if place is None:
+        """Find a column that the user named by a flag. Raises UserError if it does not exist."""
+        index = self.find(name)
+        if index is None:
             raise UserError(f"{self.path}, line 1: no column {name!r} ({self.shape}); name another with {flag}")
-        return place
+        return index
 
     @property
     def shape(self) -> str:
-        """The columns in words, for errors."""
+        """The columns, for error messages."""
         if self.names is None:
             cells = ", ".join(repr(str(cell)[:20]) for cell in self.rows[0].cells[:20])
             return f"its cells: {cells}; columns go by such names, or by numbers from 1"
         more = ", ..." if len(self.names) > 20 else ""
         return f"columns: {', '.join(name or repr(name) for name in self.names[:20]) or 'none'}{more}"
 
-    def text(self, row: Row, place: int, *, empty: bool = False) -> str:
-        """A cell that must hold a text; with `empty`, perhaps one of no characters. Raises UserError."""
-        value = row.cells[place]
-        name = self.column(place)
+    def text(self, row: Row, index: int, *, empty: bool = False) -> str:
+        """Return a cell that must be a text; `empty` allows an empty one. Raises UserError."""
+        value = row.cells[index]
+        name = self.column(index)
         if value is None and not empty:
             raise UserError(f"{self.where(row)}: has no {name}; give every row one")
         if value is None:
@@ -121,9 +121,9 @@ class Table:
             raise UserError(f"{self.where(row)}: {name} is empty; fill it in or leave the row out")
         return whole_characters(value)
 
-    def column(self, place: int) -> str:
-        """A column, as errors name it."""
-        return f"column {place + 1}" if self.names is None else repr(self.names[place])
+    def column(self, index: int) -> str:
+        """Return a column's name, for error messages."""
+        return f"column {index + 1}" if self.names is None else repr(self.names[index])
 
 
 def read_table(
@@ -133,17 +133,18 @@ def read_table(
     forgives: Callable[[Names], bool] = lambda names: False,
     bad: BadRows | None = None,
 ) -> Table:
-    """Read a table. `is_header` is asked whether the first row of a `.tsv`, `.csv` or `.txt` holds names, and
-    `forgives` whether under such names rows of another length are to be kept apart. A JSON object's keys are columns.
+    """Read a table. `is_header` returns True if the first row of a `.tsv`, `.csv` or `.txt` holds names, and `forgives`
+    if rows of a different length are tolerated under such names. The keys of JSON objects are columns.
 
-    `.txt`, and standard input (`-`), hold JSON lines if the first begins with a brace, else lines whose cells TABs
-    part; an empty line is a text where lines have one cell. `bad` takes the rows that are ragged, no JSON or not UTF-8,
-    for the caller to settle; without it they raise UserError, which names file and line, as whatever is damaged does.
+    `.txt`, and standard input (`-`), hold JSON lines if the first begins with a brace, else lines with cells
+    separated by TABs; an empty line is a text if lines have one cell. `bad` collects the rows that are ragged, not JSON
+    or not UTF-8, for the caller to settle. Raises UserError, naming file and line, for damage, and for bad rows without
+    `bad`.
     """
-    found = BadRows(name_of(path)) if bad is None else bad
-    table = _read(path, is_header, forgives, found)
+    problems = BadRows(name_of(path)) if bad is None else bad
+    table = _read(path, is_header, forgives, problems)
     if bad is None or not table.rows:
-        found.settle(len(table.rows))
+        problems.settle(len(table.rows))
     return table
 
 
@@ -159,28 +160,28 @@ def _read(
         return Table(name, columns.names, rows, unit="row")
     with opened(path) as stream:
         if kind == ".json":
-            return _of_records(name, _without_squad(name, json_values(_whole_text(stream, name), name)), bad)
+            return _table_of_records(name, _without_squad(name, json_values(_whole_text(stream, name), name)), bad)
         if kind == ".csv":
-            return _of_rows(name, _csv_rows(stream, name), is_header, forgives, bad)
+            return _table_of_rows(name, _csv_rows(stream, name), is_header, forgives, bad)
         if kind == ".tsv":
             cells = (Row(i, tuple(line.split("\t"))) for i, line in numbered_lines(stream, name, bad.add) if line)
-            return _of_rows(name, cells, is_header, forgives, bad)
+            return _table_of_rows(name, cells, is_header, forgives, bad)
         lines = list(numbered_lines(stream, name, bad.add))
     first = next((line for _, line in lines if line.strip()), "")
     if first.lstrip().startswith("{") or kind == ".jsonl":
-        return _of_records(name, json_lines(lines, name, bad), bad)
+        return _table_of_records(name, json_lines(lines, name, bad), bad)
     is_plain = "\t" not in first
     cells = (Row(i, tuple(line.split("\t"))) for i, line in lines if line or is_plain)
-    return _of_rows(name, cells, is_header, forgives, bad)
+    return _table_of_rows(name, cells, is_header, forgives, bad)
 
 
 def name_of(path: str | Path) -> str:
-    """A file, as errors name it."""
+    """Return a file's name, for error messages."""
     return "standard input" if str(path) == STDIN else str(path)
 
 
 def plain_name(path: str | Path) -> str:
-    """The file's name in lower case, without what says that it is compressed."""
+    """Return the file's name in lower case, without the suffix of a compression."""
     plain = Path(path).name.lower()
     for compression in COMPRESSIONS:
         plain = plain.removesuffix(compression)
@@ -188,7 +189,7 @@ def plain_name(path: str | Path) -> str:
 
 
 def kind_of(path: str | Path) -> str:
-    """The kind of table that a path names."""
+    """Return the kind of table that a path names, as its suffix. Raises UserError for an unknown one."""
     if str(path) == STDIN:
         return ".txt"
     kind = Path(plain_name(path)).suffix
@@ -204,7 +205,7 @@ def kind_of(path: str | Path) -> str:
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[Any]:
-    """The bytes of a file, unpacked, or of standard input."""
+    """Open a file, decompressed, or standard input, as bytes."""
     if str(path) == STDIN:
         yield standard_input()
         return
@@ -219,13 +220,13 @@ def opened(path: str | Path) -> Iterator[Any]:
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The lines of a file of text, whatever its name."""
+    """Return the lines of a text file, whatever its suffix."""
     with opened(path) as stream:
         return list(utf8_lines(stream, name_of(path)))
 
 
 def read_json(path: str | Path) -> Any:
-    """The one JSON value of a file."""
+    """Return the single JSON value of a file. Raises UserError."""
     name = name_of(path)
     with opened(path) as stream:
         text = _whole_text(stream, name)
@@ -238,7 +239,8 @@ def read_json(path: str | Path) -> Any:
 
 
 def json_lines(lines: Iterable[tuple[int, str]], name: str, bad: BadRows | None = None) -> Iterator[tuple[int, Any]]:
-    """The values of JSON lines with the line of each. What is no JSON goes to `bad`, or raises UserError without it."""
+    """Yield the values of JSON lines with their line numbers. Other lines go to `bad`, or raise UserError without
+    it."""
     for number, line in lines:
         if not line.strip():
             continue
@@ -254,7 +256,7 @@ def json_lines(lines: Iterable[tuple[int, str]], name: str, bad: BadRows | None 
 
 
 def refuse_squad(name: str, line: int, value: Any) -> None:
-    """Raise UserError for the object that a file of SQuAD holds."""
+    """Raise UserError for the object in a SQuAD file."""
     data = value.get("data") if isinstance(value, dict) else None
     if isinstance(data, list) and data and isinstance(data[0], dict) and "paragraphs" in data[0]:
         raise UserError(
@@ -270,37 +272,37 @@ def _without_squad(name: str, records: Iterator[tuple[int, Any]]) -> Iterator[tu
 
 
 def json_values(text: str, name: str) -> Iterator[tuple[int, Any]]:
-    """The values of a JSON array, or of values that follow each other, with the line at which each begins."""
+    """Yield the values of a JSON array, or of consecutive values, with the line at which each begins."""
     decoder, end, line, counted = json.JSONDecoder(), len(text), 1, 0
-    place = _skip_space(text, 0)
-    inside = text.startswith("[", place)
-    place = _skip_space(text, place + 1) if inside else place
+    position = _skip_space(text, 0)
+    inside = text.startswith("[", position)
+    position = _skip_space(text, position + 1) if inside else position
     between = False  # after a value of the array
-    while place < end:
-        line, counted = line + text.count("\n", counted, place), place
-        if inside and (text[place] == "]" or (between and text[place] == ",")):
-            inside, between = text[place] != "]", False
-            place = _skip_space(text, place + 1)
-            if not inside and place < end:
-                line += text.count("\n", counted, place)
+    while position < end:
+        line, counted = line + text.count("\n", counted, position), position
+        if inside and (text[position] == "]" or (between and text[position] == ",")):
+            inside, between = text[position] != "]", False
+            position = _skip_space(text, position + 1)
+            if not inside and position < end:
+                line += text.count("\n", counted, position)
                 raise UserError(f"{name}, line {line}: something follows the end of the JSON array")
             continue
         try:
             if between:
                 raise ValueError("a comma is missing")
-            value, place = decoder.raw_decode(text, place)
+            value, position = decoder.raw_decode(text, position)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{name}, line {line}: not JSON ({error})") from None
         yield line, value
-        place, between = _skip_space(text, place), inside
+        position, between = _skip_space(text, position), inside
     if inside:
         raise UserError(f"{name}, line {line}: the JSON array does not end; copy or download the file again")
 
 
-def _skip_space(text: str, place: int) -> int:
-    while place < len(text) and text[place] in " \t\r\n":
-        place += 1
-    return place
+def _skip_space(text: str, position: int) -> int:
+    while position < len(text) and text[position] in " \t\r\n":
+        position += 1
+    return position
 
 
 def _whole_text(stream: Any, name: str) -> str:
@@ -308,7 +310,7 @@ def _whole_text(stream: Any, name: str) -> str:
 
 
 def _csv_rows(stream: Any, name: str) -> Iterator[Row]:
-    # The limit, 128 KiB by default, is one of the whole process.
+    # The limit, 128 KiB by default, is process-wide.
     csv.field_size_limit(max(csv.field_size_limit(), MOST_FIELD))
     rows = csv.reader(io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""), strict=True)
     begins = 1
@@ -323,7 +325,7 @@ def _csv_rows(stream: Any, name: str) -> Iterator[Row]:
         raise UserError(f"{name}, after line {rows.line_num}: not UTF-8 ({error.reason}); save it as UTF-8") from None
 
 
-def _of_rows(
+def _table_of_rows(
     name: str,
     rows: Iterator[Row],
     is_header: Callable[[Names], bool],
@@ -361,21 +363,21 @@ def _no_name_twice(name: str, line: int, names: Sequence[str]) -> None:
         seen.add(column)
 
 
-def _of_records(name: str, records: Iterator[tuple[int, Any]], bad: BadRows) -> Table:
-    found: list[tuple[int, dict[str, Any]]] = []
+def _table_of_records(name: str, records: Iterator[tuple[int, Any]], bad: BadRows) -> Table:
+    objects: list[tuple[int, dict[str, Any]]] = []
     names: dict[str, None] = {}
     for line, record in records:
         if not isinstance(record, dict):
             kind = type(record).__name__
             bad.add(line, f"line {line}: must be a JSON object, not {kind}; make each an object of named values")
             continue
-        found.append((line, record))
+        objects.append((line, record))
         names.update(dict.fromkeys(record))
         if len(names) > MOST_KEYS:
             raise UserError(
                 f"{name}, line {line}: the objects so far have {len(names)} different keys; give all the same"
             )
-    if not found:
+    if not objects:
         bad.settle(0)
         raise UserError(f"{name}, line 1: the file is empty; name one with examples")
-    return Table(name, tuple(names), [Row(line, tuple(map(record.get, names))) for line, record in found])
+    return Table(name, tuple(names), [Row(line, tuple(map(record.get, names))) for line, record in objects])

@@ -34,7 +34,7 @@ logger = logging.getLogger("fastbert")
 QQP = frozenset(("question1", "question2", "is_duplicate"))
 NLI = frozenset(("entailment", "neutral", "contradiction"))
 NLI_NUMBERS = frozenset(("0", "1", "2"))
-NO_GOLD = frozenset(("-", "-1", "None"))  # of SNLI and MNLI where annotators did not agree; -1 and null are of copies
+NO_GOLD = frozenset(("-", "-1", "None"))  # in SNLI and MNLI if annotators did not agree; -1 and null in copies of them
 TREC_COLUMNS = ("label", "coarse", "text")
 _TREC = re.compile(r"(([A-Z]{2,8}):[a-z]{2,12}) (\S.*)")  # DESC:manner How did ...
 
@@ -42,13 +42,13 @@ _TREC = re.compile(r"(([A-Z]{2,8}):[a-z]{2,12}) (\S.*)")  # DESC:manner How did 
 def read_texts(
     path: str, columns: Columns, *, labelled: bool, regression: bool, skip_bad: bool | None = None
 ) -> Dataset[TextExample]:
-    """The examples of a file: the forms of GLUE, of SNLI, of CLINC150 (`data_full.json#train`, or `#val+oos_val`), of
-    TREC's questions, or any table whose columns `find_layout` finds.
+    """Read the examples of a file: of GLUE, SNLI, CLINC150 (`data_full.json#train`, or `#val+oos_val`) or TREC's
+    questions, or any table whose columns `find_layout` finds.
 
-    Without `labelled`, labels are not looked at, texts may be empty, and a file of plain lines, `-` for standard input
-    included, has a text per line, or two with a TAB between them. The broken rows of QQP's official files, and of what
-    is labelled the examples of SNLI and MNLI without a gold label, are counted, reported and left out; so is every bad
-    row with `skip_bad`.
+    Without `labelled`, labels are not read, texts may be empty, and a file of plain lines (or `-`, standard input) has
+    one text per line, or two separated by a TAB. The broken rows of QQP's official files and, with `labelled`, the
+    examples of SNLI and MNLI without a gold label are counted, reported and left out; so is every bad row with
+    `skip_bad`.
 
     Raises UserError with file and line.
     """
@@ -72,7 +72,7 @@ def read_texts(
         rows = _whole_questions(table, layout, rows)
     if labelled:
         rows = _with_gold(table, layout, rows)
-    elif not any(row.cells[place] for _, row in rows for place in layout.texts):
+    elif not any(row.cells[index] for _, row in rows for index in layout.texts):
         raise UserError(f"{table.where(rows[0][1])}: {table.column(layout.texts[0])} is empty in all rows; fill it in")
     ids = row_ids(table, rows, columns.id)
     examples = []
@@ -91,14 +91,14 @@ def read_texts(
     return Dataset(table.path, tuple(examples))
 
 
-def _label(table: Table, row: Row, place: int, regression: bool) -> str | float:
+def _label(table: Table, row: Row, index: int, regression: bool) -> str | float:
     check = number if regression else class_name
-    return check(row.cells[place], table.where(row), table.column(place))
+    return check(row.cells[index], table.where(row), table.column(index))
 
 
 def _trec(path: str) -> Table | None:
-    """The table of a file whose lines all begin with TREC's classes, None for any other file. What is not UTF-8 is
-    Latin-1, as in the original training set."""
+    """Read a file whose lines all begin with TREC's classes; return None for any other file. Bytes that are not UTF-8
+    are read as Latin-1, as in the original training set."""
     if path == STDIN or kind_of(path) != ".txt" or not Path(path).is_file():
         return None
     with opened(path) as stream:
@@ -123,11 +123,11 @@ def _trec(path: str) -> Table | None:
 
 
 def _whole_questions(table: Table, layout: Layout, rows: list[tuple[int, Row]]) -> list[tuple[int, Row]]:
-    """The rows of QQP that have both questions; what is broken is reported."""
+    """Return the rows of QQP that have both questions; report the broken ones."""
     texts = [*layout.texts] if layout.pair is None else [*layout.texts, layout.pair]
     kept, broken = [], [row.line for row in table.skipped]
     for i, row in rows:
-        if all(row.cells[place] and row.cells[place].strip() for place in texts):
+        if all(row.cells[index] and row.cells[index].strip() for index in texts):
             kept.append((i, row))
         else:
             broken.append(row.line)
@@ -138,36 +138,36 @@ def _whole_questions(table: Table, layout: Layout, rows: list[tuple[int, Row]]) 
 
 
 def _with_gold(table: Table, layout: Layout, rows: list[tuple[int, Row]]) -> list[tuple[int, Row]]:
-    """The rows that have a gold label, where the file is one of SNLI's or MNLI's. Raises UserError for a test set,
-    whose rows have no label at all."""
-    place = layout.label
-    if place is None or not rows:
+    """Return the rows with a gold label if the file is of SNLI or MNLI, else all. Raises UserError for a test set, none
+    of whose rows has a label."""
+    index = layout.label
+    if index is None or not rows:
         return rows
-    if all(row.cells[place] in (None, "") for _, row in rows):
+    if all(row.cells[index] in (None, "") for _, row in rows):
         raise UserError(
-            f"{table.where(rows[0][1])} ff.: {table.column(place)} is empty in all rows; this is a test set: use it to"
+            f"{table.where(rows[0][1])} ff.: {table.column(index)} is empty in all rows; this is a test set: use it to"
             " predict"
         )
     if layout.pair is None:
         return rows
-    found = {str(row.cells[place]) for _, row in rows}
-    # Three numbers beside -1 are a copy of them; -1, 0 and 1 may be classes of any other task.
-    numbers = NLI_NUMBERS <= found <= NLI_NUMBERS | NO_GOLD
-    if not (table.column(place) == repr("gold_label") or found <= NLI | NO_GOLD or numbers):
+    labels = {str(row.cells[index]) for _, row in rows}
+    # Three numbers besides -1 are a copy of these; -1, 0 and 1 may be classes of any other task.
+    numbers = NLI_NUMBERS <= labels <= NLI_NUMBERS | NO_GOLD
+    if not (table.column(index) == repr("gold_label") or labels <= NLI | NO_GOLD or numbers):
         return rows
-    kept = [(i, row) for i, row in rows if str(row.cells[place]) not in NO_GOLD]
+    kept = [(i, row) for i, row in rows if str(row.cells[index]) not in NO_GOLD]
     if len(kept) == len(rows):
         return rows
-    first = next(row for _, row in rows if str(row.cells[place]) in NO_GOLD)
+    first = next(row for _, row in rows if str(row.cells[index]) in NO_GOLD)
     if not kept:
         raise UserError(f"{table.where(first)}: no pair has a gold label; this is a test set: use it to predict")
     counted = f"{len(rows) - len(kept)} of {len(rows)} pairs, this one first, have no gold label"
-    logger.warning("%s: %s (%s); left out", table.where(first), counted, first.cells[place])
+    logger.warning("%s: %s (%s); left out", table.where(first), counted, first.cells[index])
     return kept
 
 
 def _split_of(path: str) -> tuple[str, list[str] | None]:
-    """`file.json#train+oos_train` as file and splits; a file of that very name is that file."""
+    """Split `file.json#train+oos_train` into file and splits, unless a file has that very name."""
     file, sign, splits = path.rpartition("#")
     if not sign or Path(path).exists() or not plain_name(file).endswith(".json"):
         return path, None
@@ -185,7 +185,7 @@ def _json_or_none(path: str) -> Any:
     try:
         return read_json(path)
     except UserError:
-        return None  # objects that follow each other, perhaps: the table's reader says what is wrong
+        return None  # perhaps consecutive objects: the reader of tables reports what is wrong
 
 
 def _clinc(
@@ -198,23 +198,23 @@ def _clinc(
     regression: bool,
     skip_bad: bool | None,
 ) -> Dataset[TextExample]:
-    """CLINC150's form: lists of [text, intent] under the names of splits."""
+    """Read CLINC150's form: lists of [text, intent] under the names of splits."""
     if regression or any((columns.text, columns.pair, columns.label, columns.id)):
         raise UserError(f"{path}: holds lists of [text, class] by split, and has neither columns nor numbers")
     content = read_json(file)
     refuse_squad(file, 1, content)
     if not isinstance(content, Mapping):
-        raise UserError(f"{file}, line 1: is no JSON object of splits, so {path!r} names none; leave the # out")
+        raise UserError(f"{file}, line 1: is not a JSON object of splits, so {path!r} names none; leave the # out")
     if splits is None and len(content) == 1:
         splits = list(content)
-    found = ", ".join(list(content)[:20])
+    names = ", ".join(list(content)[:20])
     if splits is None:
-        raise UserError(f"{file}, line 1: has the splits {found}; name one, or several: {file}#{next(iter(content))}")
+        raise UserError(f"{file}, line 1: has the splits {names}; name one, or several: {file}#{next(iter(content))}")
     examples: list[TextExample] = []
     bad, number = BadRows(file, skip=skip_bad, unit="item"), 0
     for split in splits:
         if not isinstance(content.get(split), list):
-            raise UserError(f"{file}, line 1: has no split {split!r}; choose among {found}")
+            raise UserError(f"{file}, line 1: has no split {split!r}; choose among {names}")
         for i, item in enumerate(content[split]):
             with bad.row(number):
                 examples.append(_clinc_example(file, f"{split} item {i + 1}", item, str(number), labelled))
@@ -225,11 +225,11 @@ def _clinc(
     return Dataset(file, tuple(examples))
 
 
-def _clinc_example(file: str, place: str, item: Any, name: str, labelled: bool) -> TextExample:
+def _clinc_example(file: str, index: str, item: Any, name: str, labelled: bool) -> TextExample:
     if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], str):
-        raise UserError(f"{file}, {place}: must be [text, class]; correct it")
+        raise UserError(f"{file}, {index}: must be [text, class]; correct it")
     text = whole_characters(item[0])
     if labelled and not text.strip():
-        raise UserError(f"{file}, {place}: the text is empty; fill it in or leave it out")
-    label = class_name(item[1], f"{file}, {place}", "the class") if labelled else None
-    return TextExample(id=name, place=place, text=text, label=label)
+        raise UserError(f"{file}, {index}: the text is empty; fill it in or leave it out")
+    label = class_name(item[1], f"{file}, {index}", "the class") if labelled else None
+    return TextExample(id=name, place=index, text=text, label=label)

@@ -145,12 +145,12 @@ def test_what_is_damaged_or_missing_is_one_line(tmp_path: Path, monkeypatch: pyt
     parquet(tmp_path / "ragged" / "train-00000-of-00002.parquet", NEWS)
     parquet(tmp_path / "ragged" / "train-00001-of-00002.parquet", {"text": ["a"]})
     for name, words in (
-        ("cut.parquet", r"cut.parquet: no intact .parquet file \(.*\); copy or download it again"),
-        ("other.arrow", r"other.arrow: no intact .arrow file"),
+        ("cut.parquet", r"cut.parquet: not an intact .parquet file \(.*\); copy or download it again"),
+        ("other.arrow", r"other.arrow: not an intact .arrow file"),
         ("gone.parquet", r"gone.parquet: no such file"),
-        ("empty", r"empty: is a folder without state.json, .*; name a file, or a folder that `datasets` has written"),
+        ("empty", r"empty: is a folder without state.json, .*; name a file, or a folder written by `datasets`"),
         ("none.parquet", r"none.parquet, row 1: the file has no rows; name one with examples"),
-        ("lost", r"data-00000-of-00001.arrow: no such file, so the data set is not whole"),
+        ("lost", r"data-00000-of-00001.arrow: no such file, so the data set is incomplete"),
         ("outside", r"state.json: holds no list of files under '_data_files'"),
         ("indexed", r"indexed: selects rows by an index; call flatten_indices\(\) and save it again"),
         ("ragged", r"train-00001-of-00002.parquet: has the columns text, not text, label as"),

@@ -89,7 +89,7 @@ CASES: dict[str, tuple[Callable[[str, bool], Any], str, bytes, list[str], tuple[
         "t.tsv",
         b"text\tscore\nA\t1\nB\tx\nC\ty\n",
         ["0"],
-        ("line 3: 'score' must be a finite number, and 'x' is none", "line 4: 'score' must be"),
+        ("line 3: 'score' must be a finite number, and 'x' is not", "line 4: 'score' must be"),
         "2 bad rows in all); use --task classification",
     ),
     "conll": (

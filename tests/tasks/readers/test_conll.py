@@ -182,7 +182,7 @@ def test_a_header_is_no_word(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
 def test_a_table_of_texts_and_labels_is_refused(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UserError, match=rf"t.tsv, {words}.*; use --task classification"):
         read(tmp_path, text, "t.tsv")
-    with pytest.raises(UserError, match=r"tagging reads no \.csv"):
+    with pytest.raises(UserError, match=r"tagging does not read \.csv"):
         read(tmp_path, text, "t.csv")
 
 

@@ -195,7 +195,7 @@ def test_77_classes_of_the_column_that_is_left(tmp_path: Path, caplog: pytest.Lo
     dataset = read(write(tmp_path, "t.csv", f"text,what\n{rows}"))
     assert len({example.label for example in dataset}) == 77
     assert len(caplog.messages) == 1
-    with pytest.raises(UserError, match=r"'what' has another value in each of the 200 rows; name it with --label-c"):
+    with pytest.raises(UserError, match=r"'what' differs in each of the 200 rows; name it with --label-c"):
         read(write(tmp_path, "t.csv", "text,what\n" + "".join(f"a,http://{i}\n" for i in range(200))))
     with pytest.raises(UserError, match=r"columns: text, what, who\); name it with --label-column"):
         read(write(tmp_path, "t.csv", "text,what,who\na,b,c\n"))
@@ -254,8 +254,8 @@ def test_numbered_columns_do_not_make_a_label_a_header(tmp_path: Path) -> None:
 
 def test_splits_and_dates_are_not_learned_unless_asked_for(tmp_path: Path) -> None:
     path = write(tmp_path, "split.csv", "text,split\nA b.,train\nC d.,test\n")
-    with pytest.raises(UserError, match=r"'split' is hardly what is learned; name it with --label-column"):
+    with pytest.raises(UserError, match=r"'split' is unlikely to be the label; name it with --label-column"):
         read(path)
     assert read(path, label="split").examples[1].label == "test"
-    with pytest.raises(UserError, match="'year' is hardly what is learned"):
+    with pytest.raises(UserError, match="'year' is unlikely to be the label"):
         read(write(tmp_path, "year.csv", "text,year\nA b.,1999\nC d.,2001\n"), regression=True)
