@@ -320,7 +320,7 @@ def test_a_call_that_triton_does_not_support_falls_back_and_is_logged_once(
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(dispatch, "HAS_TRITON", True)
-    monkeypatch.setattr(dispatch, "_said", set())
+    monkeypatch.setattr(dispatch, "_logged", set())
     q = torch.randn(8, 2, 48)
     with use_backend("eager"):
         expected = ops.attention(q, q, q, CU, CU, 5, 5)
