@@ -32,7 +32,7 @@ from fastbert.benchmarks.harness.isolation import Isolated
 from fastbert.benchmarks.harness.texts import find_data
 from fastbert.errors import UserError
 
-TURN_SECONDS = 20.0  # a turn is no longer, if its steps can be fewer
+TURN_SECONDS = 20.0  # maximum of a round, if it can have fewer steps
 CLASS_PATH = "fastbert.benchmarks.finetuning.contender:Contender"
 CONTENDERS = ("fastbert", "fastbert bf16", "Trainer fp32", "Trainer bf16")
 PACKAGES = ("fastbert-engine", "torch", "transformers", "accelerate", "scikit-learn", "scipy", "seqeval")
@@ -108,7 +108,7 @@ class Bench:
                     losses[name] += answer["losses"]
                     if answer["losses"]:
                         times.setdefault(name, []).append(answer["seconds"] / len(answer["losses"]) * 1e3)
-                    print(f"{self.name}: turn {turn + 1}: {name}: {times[name][-1]:.1f} ms a step", file=sys.stderr)
+                    print(f"{self.name}: turn {turn + 1}: {name}: {times[name][-1]:.1f} ms per step", file=sys.stderr)
             ended = {
                 name: self.members[name].call("finish") for name in self.members if name in self.options.to_the_end
             }
@@ -144,7 +144,7 @@ class Bench:
     def _rows(
         self, times: dict[str, list[float]], losses: dict[str, list[float]], ended: dict[str, Any]
     ) -> list[dict[str, Any]]:
-        # The first turn warms.
+        # The first round warms up.
         timed = {name: turns[1:] or turns for name, turns in times.items()}
         own_ms, reference = statistics.median(timed["fastbert"]), losses.get("Trainer fp32", losses["fastbert"])
         rows = []
@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=10, help="steps per turn (default: 10)")
     parser.add_argument("--turns", type=int, default=6, help="turns, the first of which warms (default: 6)")
     parser.add_argument("--compared", type=int, default=50, help="first losses that are compared (default: 50)")
-    parser.add_argument("--examples", type=int, help="training examples (default: as the task says)")
+    parser.add_argument("--examples", type=int, help="training examples (default: those of the task)")
     parser.add_argument("--seed", type=int, default=0, help="seed of head, order and dropout (default: 0)")
     parser.add_argument("--seeds", type=int, help="train with this many seeds to the end, and compare means")
     parser.add_argument("--dropout", type=float, help="dropout everywhere (default: 0, with --seeds 0.1)")

@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         built = build()
         if built["status"] != "ok":
             return give_up(arguments.out, built, problem)
-        # A new process: this one has already looked for packages and remembers what it did not find.
+        # A new process: this one has cached its failed imports.
         os.environ[STARTED], os.environ[BUILT] = str(started), json.dumps(built)
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, str(Path(__file__).resolve()), *(argv or sys.argv[1:])])

@@ -249,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ways = ["delta", "speed", *(way for way in RECIPES if way != "full"), "table7"]
     parser.add_argument("--ways", nargs="+", choices=ways, default=ways[:-1], help="what to run besides full tuning")
     parser.add_argument("--seeds", type=int, default=3, help="runs per method (default: 3)")
-    parser.add_argument("--examples", type=int, help="training examples (default: as the task says)")
+    parser.add_argument("--examples", type=int, help="training examples (default: those of the task)")
     parser.add_argument("--epochs", type=float, default=3.0, help="epochs of every method (default: 3)")
     parser.add_argument("--hidden-size", type=int, default=256, help="table7: of the BiLSTM (default: 256)")
     parser.add_argument("--table7-epochs", type=int, default=5, help="table7: epochs of each row (default: 5)")

@@ -1,4 +1,4 @@
-"""The shape of a BERT model: a frozen dataclass with transformers' field names, and the published sizes."""
+"""The configuration of a BERT model, with transformers' field names, and the published sizes."""
 
 from __future__ import annotations
 
@@ -26,29 +26,35 @@ PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_class
 ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 CONFIGS = ("config.json", "bert_config.json")  # the second is that of the first releases
 MOST_LABELS = 1 << 20
-# Layers of the same shape, which `fastbert.accelerate` serves.
+# Architectures with BERT's layers, which `fastbert.accelerate` supports.
 RELATIVES = ("roberta", "xlm-roberta", "distilbert", "electra")
-# Keys that tell of the file or its writer and are not handed on: some are written anew, `auto_map` names code.
-_NOT_KEPT = ("model_type", "architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "auto_map")
+# Keys of the file or its writer, which are not copied.
+_NOT_COPIED = (
+    "model_type",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "_name_or_path",
+    "auto_map",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig:
     """A BERT encoder as published (Devlin et al. 2019, section 3 and appendix A.2); the defaults are BERT-base.
 
-    The field names and their meaning are those of `transformers.BertConfig`. `extra` keeps what else its file said (the
-    names of labels, settings of other programs) for the file it is saved to. Raises `UserError` for values that cannot
-    make a model.
+    The fields have the names and meanings of `transformers.BertConfig`. Raises `UserError` for invalid values.
     """
 
     keys_to_ignore_at_inference: ClassVar[list[str]] = [
         f"{task}_{what}" for task in ("mlm", "nsp") for what in ("loss_sum", "count", "correct")
     ]
-    """What of a model's outputs transformers' Trainer does not hand on as predictions."""
+    """Output fields that transformers' Trainer does not return as predictions."""
     model_type: ClassVar[str] = "bert"
-    """The name of the architecture, which peft looks up."""
+    """The name of the architecture, which peft reads."""
     _commit_hash: ClassVar[None] = None
-    """The revision on the Hub, which transformers' pipelines look for: a config does not know it."""
+    """The revision on the Hub, which transformers' pipelines read; it is not recorded."""
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -66,11 +72,11 @@ class BertConfig:
     classifier_dropout: float | None = None
     num_labels: int = 2
     label_names: tuple[str, ...] | None = None
-    """The names of the labels, transformers' `id2label`; they count where there are `num_labels` of them."""
+    """The names of the labels, transformers' `id2label`; ignored unless there are `num_labels` of them."""
     problem_type: str | None = None
-    """What a sequence classifier's labels are: None follows their number and dtype, or one of `PROBLEM_TYPES`."""
+    """The kind of a sequence classifier's labels, one of `PROBLEM_TYPES`; None: inferred from the labels."""
     extra: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What config.json said that is no field of ours: it is written again."""
+    """Other keys of config.json, which are written back by `save_pretrained`."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -87,7 +93,7 @@ class BertConfig:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(f"{name}={shown(value)} must be a positive integer")
         if self.num_labels > MOST_LABELS:
-            raise UserError(f"num_labels={shown(self.num_labels)} is more than the {MOST_LABELS:,} that are believed")
+            raise UserError(f"num_labels={shown(self.num_labels)} is more than the maximum, {MOST_LABELS:,}")
         if self.hidden_size % self.num_attention_heads:
             raise UserError(
                 f"hidden_size={self.hidden_size} must be a multiple of num_attention_heads={self.num_attention_heads}"
@@ -116,17 +122,17 @@ class BertConfig:
 
     @property
     def head_dim(self) -> int:
-        """Width of one attention head."""
+        """Return the width of one attention head."""
         return self.hidden_size // self.num_attention_heads
 
     @property
     def gelu_approximation(self) -> str:
-        """`"none"` for GELU by the error function, `"tanh"` for its approximation (torch's names)."""
+        """Return `"none"` for GELU by the error function, `"tanh"` for its approximation (torch's names)."""
         return ACTIVATIONS[self.hidden_act]
 
     @property
     def id2label(self) -> dict[int, str]:
-        """The name of each label: LABEL_0, LABEL_1, ... where none were given."""
+        """Return the name of each label, by default LABEL_0, LABEL_1, ..."""
         names = self.label_names
         if names is None or len(names) != self.num_labels:
             return {index: f"LABEL_{index}" for index in range(self.num_labels)}
@@ -134,12 +140,15 @@ class BertConfig:
 
     @property
     def label2id(self) -> dict[str, int]:
-        """The label of each name."""
+        """Return the label of each name."""
         return {name: index for index, name in self.id2label.items()}
 
     @classmethod
     def preset(cls, name: str, **overrides: Any) -> BertConfig:
-        """One of the published sizes (`tiny` to `large`), with fields replaced by `overrides`."""
+        """Return one of the published sizes (`tiny` to `large`), with fields replaced by `overrides`.
+
+        Raises `UserError` for an unknown size.
+        """
         if name not in PRESETS:
             raise UserError(f"unknown model size {name!r}: choose one of {', '.join(PRESETS)}, or give a config.json")
         layers, width, heads = PRESETS[name]
@@ -148,9 +157,9 @@ class BertConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], source: str = "config") -> BertConfig:
-        """Read a dictionary in transformers' format; keys that do not describe the encoder's shape are left out.
+        """Make a config of a dictionary in transformers' format; other keys are copied to `extra`.
 
-        Raises `UserError` where the dictionary describes a model that is not BERT as published.
+        Raises `UserError`, prefixed with `source`, if the dictionary describes a model that is not BERT as published.
         """
         kind = values.get("model_type", "bert")
         if kind != "bert":
@@ -169,10 +178,10 @@ class BertConfig:
             chosen["label_names"] = tuple(chosen["label_names"])
         names = chosen.get("label_names") or _label_names(values.get("id2label"))
         if names is not None:
-            given = any(name != f"LABEL_{index}" for index, name in enumerate(names))
-            chosen = {"num_labels": len(names), **chosen, "label_names": names if given else None}
-        named = {*known, *_NOT_KEPT, "id2label", "label2id", "extra"}
-        rest = {name: value for name, value in values.items() if name not in named}
+            named = any(name != f"LABEL_{index}" for index, name in enumerate(names))
+            chosen = {"num_labels": len(names), **chosen, "label_names": names if named else None}
+        ignored = {*known, *_NOT_COPIED, "id2label", "label2id", "extra"}
+        rest = {name: value for name, value in values.items() if name not in ignored}
         extra = values.get("extra")
         chosen["extra"] = {**rest, **(extra if isinstance(extra, dict) else {})}
         if chosen.get("pad_token_id", 0) is None:
@@ -184,7 +193,10 @@ class BertConfig:
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> BertConfig:
-        """Read `config.json` (or `bert_config.json`) of a model folder, or the given JSON file."""
+        """Read `config.json` (or `bert_config.json`) of a model folder, or a JSON file.
+
+        Raises `UserError` if the file is missing, or does not describe a supported model.
+        """
         file = Path(path)
         if file.is_dir():
             file = next((file / name for name in CONFIGS if (file / name).exists()), file / CONFIGS[0])
@@ -195,12 +207,15 @@ class BertConfig:
             raise UserError(f"{file}: must hold a JSON object, not a {type(values).__name__}")
         config = cls.from_dict(values, source=str(file))
         if "num_attention_heads" not in values and config.hidden_size != cls.hidden_size:
-            # The one size that no weight's shape tells: a wrong guess would load, and compute something else.
-            raise UserError(f"{file}: says nothing of num_attention_heads; add what the model was trained with")
+            # No weight's shape depends on it: a wrong guess would load, and compute wrong results.
+            raise UserError(f"{file}: num_attention_heads is missing; add the number that the model was trained with")
         return config
 
     def to_dict(self, architecture: str | None = None) -> dict[str, Any]:
-        """The dictionary that transformers' `BertConfig.from_dict` reads back as the same model."""
+        """Return a dictionary that `from_dict`, and that of transformers, reads back as the same model.
+
+        `architecture` is the name of the model's class.
+        """
         values = asdict(self)
         extra = values.pop("extra")
         del values["num_labels"], values["label_names"]
@@ -214,15 +229,15 @@ class BertConfig:
         return dict(sorted(values.items()))
 
     def get_text_config(self) -> BertConfig:
-        """Return the configuration of the text model, this one, which peft asks for."""
+        """Return this config, as peft requests the config of the text model."""
         return self
 
     def to_json_string(self) -> str:
-        """`to_dict` as text, which transformers' callbacks write beside a run."""
+        """Return `to_dict` as JSON, which transformers' callbacks write."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     def num_parameters(self, heads: bool = False) -> int:
-        """Parameters of the encoder with its pooler, or of the pre-training model with both (tied) heads."""
+        """Return the number of parameters of the encoder with its pooler, or with `heads` of `BertForPreTraining`."""
         width, inner = self.hidden_size, self.intermediate_size
         embeddings = (self.vocab_size + self.max_position_embeddings + self.type_vocab_size + 2) * width
         layer = 4 * (width * width + width) + 2 * width * inner + inner + width + 4 * width
@@ -237,15 +252,15 @@ def _is_number(value: Any) -> bool:
 
 
 def _label_names(id2label: Any) -> tuple[str, ...] | None:
-    """The names in the order of their labels, LABEL_i where one is missing; None where there are none."""
+    """Return the names in the order of their labels, LABEL_i for missing ones; None without any."""
     if not isinstance(id2label, dict) or not id2label:
         return None
     names = {str(index): str(name) for index, name in id2label.items()}
     return tuple(names.get(str(index), f"LABEL_{index}") for index in range(len(names)))
 
 
-# transformers' Trainer sets these on the config of whatever it trains; an encoder that generates nothing has no use for
-# them, so they are let pass and change nothing. All other fields stay as they are made.
+# transformers' Trainer sets these on the config of any model. An encoder does not use them, so setting them has no
+# effect; all other fields are frozen.
 _IDLE = ("use_cache", "bos_token_id", "eos_token_id")
 _frozen = BertConfig.__setattr__
 

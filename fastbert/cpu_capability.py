@@ -1,4 +1,4 @@
-"""The instruction sets that CPU kernels use: the highest level of the processor, or the one that FASTBERT_CPU names."""
+"""Select the instruction sets of CPU kernels: the processor's highest level, or the one that FASTBERT_CPU names."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ _applied = False
 
 
 def apply() -> None:
-    """Heed FASTBERT_CPU, once a process: called before the first kernel runs. Raises UserError for a wrong value."""
+    """Apply FASTBERT_CPU, once per process and before the first kernel. Raises UserError for an invalid value."""
     global _applied
     if _applied:
         return
-    wanted = os.environ.get(VARIABLE, "").strip().lower()
-    if wanted and wanted not in LEVELS:
-        raise UserError(f"{VARIABLE}={wanted} is no level: choose one of {', '.join(LEVELS)}, or unset it")
-    if wanted and wanted not in _C.cpu_levels():
+    requested = os.environ.get(VARIABLE, "").strip().lower()
+    if requested and requested not in LEVELS:
+        raise UserError(f"{VARIABLE}={requested} is not a level: choose one of {', '.join(LEVELS)}, or unset it")
+    if requested and requested not in _C.cpu_levels():
         raise UserError(
-            f"{VARIABLE}={wanted}: this processor, or its system, does not have that; it can run"
-            f" {', '.join(_C.cpu_levels())}. Unset {VARIABLE} to run {_C.cpu_levels()[-1]}"
+            f"{VARIABLE}={requested}: not supported by this processor or operating system, which support"
+            f" {', '.join(_C.cpu_levels())}. Unset {VARIABLE} to use {_C.cpu_levels()[-1]}"
         )
-    if wanted:
-        _C.force_cpu_level(wanted)
+    if requested:
+        _C.force_cpu_level(requested)
     _applied = True
 
 
 def level() -> str:
-    """The level in force: portable, avx2, avx512 or amx."""
+    """Return the level in use: portable, avx2, avx512 or amx."""
     apply()
     return _C.cpu_level()
 
 
 def reason() -> str:
-    """Why that level, in words, for reports."""
+    """Return why that level is used, in words, for reports."""
     chosen = level()
     if os.environ.get(VARIABLE, "").strip():
-        return f"{VARIABLE} asks for it"
+        return f"set by {VARIABLE}"
     features, extras = _C.cpu_level_features(), []
     if chosen == "avx512":
         extras = [name for name in ("avx512_bf16", "avx512_vnni") if features[name]]
-    return "the highest that this processor has" + (f", with {' and '.join(extras)}" if extras else "")
+    return "the highest of this processor" + (f", with {' and '.join(extras)}" if extras else "")

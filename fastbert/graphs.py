@@ -1,8 +1,11 @@
-"""CUDA graphs: a model's forward pass is recorded once for each size of batch and then replayed as one launch.
+"""CUDA graphs: record a model's forward pass once per batch size, then replay it as one launch.
 
-A small batch leaves a GPU waiting for the host, which starts some hundred kernels one after the other. A graph starts
-them all at once, but its shapes and addresses are fixed: batches are filled up to a few sizes (`Buckets`), copied into
-buffers that stay, and the results are read from where the recording left them.
+With a small batch a GPU waits for the host, which launches some hundred kernels one by one. A graph launches them
+together, but its shapes and addresses are fixed: batches are padded to a few sizes (`Buckets`) and copied into static
+buffers, and results are read from static memory.
+
+One file, for buckets, recordings and the model are understood only together: each relies on the addresses and shapes
+that the others fix.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fastbert.errors import UserError
-from fastbert.models.bert.model import Packed
+from fastbert.models.packed import Packed
 from fastbert.ops import dispatch
 from fastbert.packing import PackedBatch
 
@@ -27,8 +30,8 @@ logger = logging.getLogger("fastbert")
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """The shapes of one recording: tokens, sequences, masked positions (None: the batch has none), and the bound of a
-    sequence's length."""
+    """The shapes of one recording: tokens, sequences, masked positions (None: the batch has none), and the largest
+    sequence length."""
 
     tokens: int
     sequences: int
@@ -36,7 +39,7 @@ class Bucket:
     max_seqlen: int
 
     def fill(self, batch: PackedBatch) -> PackedBatch:
-        """The batch in these shapes."""
+        """Return the batch padded to these shapes."""
         return batch.padded_to(self.tokens, self.sequences, self.masked, max_seqlen=self.max_seqlen)
 
     def __str__(self) -> str:
@@ -46,11 +49,11 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True)
 class Buckets:
-    """How sizes are rounded up so that few recordings serve all batches.
+    """Rules that round batch sizes up, so that few recordings cover all batches.
 
-    `tokens`, `sequences` and `masked` are the smallest steps; above them there are `per_doubling` steps between a power
-    of two and the next, so that at most one part in `per_doubling` (12.5 %) is filled up. The length bound is a power
-    of two, at least `shortest`.
+    `tokens`, `sequences` and `masked` are the smallest steps; above them there are `per_doubling` steps from a power of
+    two to the next, so that at most one part in `per_doubling` (12.5 %) is padding. The largest sequence length is
+    rounded to a power of two, at least `shortest`. Raises `UserError` for steps below 1.
     """
 
     tokens: int = 64
@@ -66,7 +69,7 @@ class Buckets:
                 raise UserError(f"Buckets: {field.name}={value} must be a whole number of at least 1")
 
     def _step(self, size: int, multiple: int) -> int:
-        """The distance between buckets round `size`, a multiple of `multiple`."""
+        """Return the distance between buckets near `size`, a multiple of `multiple`."""
         octave = 1 << max(size - 1, 1).bit_length() - 1
         return -(-max(octave // self.per_doubling, 1) // multiple) * multiple
 
@@ -75,7 +78,7 @@ class Buckets:
         return -(-max(size, 1) // step) * step
 
     def of(self, batch: PackedBatch) -> Bucket:
-        """The bucket that serves a batch: a function of what the host knows of it."""
+        """Return the smallest bucket for a batch, from sizes alone: without a host-device sync."""
         tokens = self._up(batch.num_tokens, self.tokens)
         longest = max(self.shortest, 1 << max(batch.max_seqlen - 1, 0).bit_length())
         # Room for as many dummies as any batch of this bucket needs, so that batches of n sequences share one bucket.
@@ -88,31 +91,31 @@ class Buckets:
 
 
 class CaptureError(RuntimeError):
-    """What was to be recorded cannot be: it asks the device, for example."""
+    """The work cannot be recorded, for example because it needs a host-device sync."""
 
 
 class Recording(Protocol):
-    """Work that can be done again on the same memory."""
+    """Work that can be repeated on the same memory."""
 
     def replay(self) -> Any:
-        """Do the work again; returns the results, the same tensors each time."""
+        """Repeat the work; return the results, the same tensors each time."""
 
 
 class Recorder(Protocol):
-    """How work is recorded: what `Graphs` needs of a device."""
+    """A device's way to record work, as `Graphs` needs it."""
 
     def warm_up(self, run: Callable[[], Any]) -> Any:
-        """Do the work once as it will be recorded; returns its results."""
+        """Do the work once under the conditions of the capture; return its results."""
 
     def capture(self, run: Callable[[], Any]) -> Recording:
         """Record the work without doing it. Raises `CaptureError`."""
 
     def forget(self) -> None:
-        """No recording is used any more."""
+        """Release what recordings hold: none is used any more."""
 
 
 class CudaRecorder:
-    """Records CUDA graphs, which share one pool of memory: what one leaves there, the next may overwrite."""
+    """Records CUDA graphs that share one memory pool: results of one may be overwritten by the next."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -120,7 +123,7 @@ class CudaRecorder:
         self.pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, run: Callable[[], Any]) -> Any:
-        """Run on the stream of the capture: kernels are compiled and workspaces allocated before it."""
+        """Run on the stream of the capture, so that kernels are compiled and workspaces allocated before it."""
         with torch.cuda.device(self.device):
             current = torch.cuda.current_stream()
             self.stream.wait_stream(current)
@@ -130,7 +133,7 @@ class CudaRecorder:
         return results
 
     def capture(self, run: Callable[[], Any]) -> Recording:
-        """Record on the side stream. Other threads may go on, to pin memory for the next batch for example."""
+        """Record on the side stream; other threads may use the device meanwhile, for example to pin memory."""
         graph = torch.cuda.CUDAGraph()
         recorded = torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local")
         try:
@@ -145,8 +148,7 @@ class CudaRecorder:
         return _CudaRecording(graph, results)
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """Tell the allocator that a broken capture is over, which torch leaves out: it would never free cached memory
-        again, neither to other captures nor when memory runs short."""
+        """End a failed capture in the allocator, which torch does not: cached memory would never be freed again."""
         graph.reset()
         _abandoned.append(graph)
         index = torch.cuda.current_device() if self.device.index is None else self.device.index
@@ -155,10 +157,11 @@ class CudaRecorder:
             torch._C._cuda_releasePool(index, self.pool)
 
     def forget(self) -> None:
-        self.pool = torch.cuda.graph_pool_handle()  # a pool without graphs cannot be used again
+        """Start a new memory pool: one without graphs cannot be used again."""
+        self.pool = torch.cuda.graph_pool_handle()
 
 
-# Broken captures: torch's allocator of page-locked memory keeps pointers to them.
+# Failed captures: torch's allocator of page-locked memory keeps pointers to them.
 _abandoned: list[torch.cuda.CUDAGraph] = []
 
 
@@ -173,7 +176,7 @@ class _CudaRecording:
 
 
 def _first_cause(error: BaseException) -> str:
-    """What went wrong first, in one line: ending a broken capture raises once more."""
+    """Return the first error in one line: ending a failed capture raises once more."""
     if isinstance(error.__context__, RuntimeError):
         error = error.__context__
     return next(iter(str(error).splitlines()), type(error).__name__)
@@ -188,9 +191,9 @@ class _Slot:
 
 
 class Graphs:
-    """Recordings by key, at most `limit`: the least recently used goes first.
+    """Recordings by key, at most `limit`: the least recently used is dropped first.
 
-    After a failed capture nothing is recorded until `forget`: `refused` holds the reason, and the log had it once.
+    After a failed capture, which is logged, nothing is recorded until `forget`; `refused` holds the reason.
     """
 
     def __init__(self, recorder: Recorder, device: torch.device, limit: int) -> None:
@@ -199,25 +202,23 @@ class Graphs:
         self.refused: str | None = None
 
     def run(self, key: Any, batch: PackedBatch | None, function: Callable[[PackedBatch | None], Any]) -> Any:
-        """function(batch): recorded when `key` is new, else replayed on a copy of `batch`, whose shapes `key` fixes.
-
-        The results are the recording's own memory, valid until the next call of any key.
-        """
+        """Return function(batch): record it if `key` is new, else replay it on a copy of `batch`, whose shapes `key`
+        fixes. The results are static memory, valid until the next call with any key."""
         slot = self.slots.get(key)
         if slot is not None:
             self.slots.move_to_end(key)
             if batch is not None:
                 _copy(batch, slot.batch)
             return slot.recording.replay()
-        own = None if batch is None else batch._map(lambda x: x.to(self.device, non_blocking=True, copy=True))
+        static = None if batch is None else batch._map(lambda x: x.to(self.device, non_blocking=True, copy=True))
         if self.refused is not None:
-            return function(own)
-        results = self.recorder.warm_up(lambda: function(own))
+            return function(static)
+        results = self.recorder.warm_up(lambda: function(static))
         try:
-            self.slots[key] = _Slot(own, self.recorder.capture(lambda: function(own)))
+            self.slots[key] = _Slot(static, self.recorder.capture(lambda: function(static)))
         except CaptureError as error:
             self.refused = f"the capture failed: {error}"
-            logger.warning("no CUDA graphs, kernels are started one by one: %s", self.refused)
+            logger.warning("no CUDA graphs, kernels are launched one by one: %s", self.refused)
         while len(self.slots) > self.limit:
             self.slots.popitem(last=False)
         return results
@@ -237,17 +238,19 @@ def _copy(batch: PackedBatch, into: PackedBatch | None) -> None:
 
 
 class Weights:
-    """Where the tensors of a module lie: a recording reads these addresses."""
+    """The addresses of a module's tensors, which a recording reads."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.children = [(part._modules, list(part._modules.values())) for part in module.modules() if part._modules]
-        owned = [table for part in module.modules() for table in (part._parameters, part._buffers) if table]
+        self.children = [
+            (child._modules, list(child._modules.values())) for child in module.modules() if child._modules
+        ]
+        owned = [table for child in module.modules() for table in (child._parameters, child._buffers) if table]
         self.tensors = [(table, _pointers(table)) for table in owned]
 
     def moved(self) -> bool:
-        """Whether a tensor lies elsewhere now, or the module has other parts. Loading a state dict moves nothing."""
+        """Return whether a tensor has moved or a child module was replaced; loading a state dict moves nothing."""
         return any(_pointers(table) != pointers for table, pointers in self.tensors) or any(
-            list(table.values()) != parts for table, parts in self.children
+            list(table.values()) != modules for table, modules in self.children
         )
 
 
@@ -256,20 +259,20 @@ def _pointers(table: Mapping[str, Tensor | None]) -> list[int | None]:
 
 
 def settings(device: torch.device) -> tuple[Any, ...]:
-    """What decides, besides shapes, which kernels a model starts."""
+    """Return the global settings that select a model's kernels."""
     autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
     precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None) or torch.get_float32_matmul_precision()
     return autocast, dispatch._forced, precision, torch.are_deterministic_algorithms_enabled()
 
 
 def present_fields(batch: PackedBatch) -> tuple[str, ...]:
-    """The fields that a batch has."""
+    """Return the names of the fields that a batch has."""
     return tuple(field.name for field in fields(batch) if getattr(batch, field.name) is not None)
 
 
 @dataclass(frozen=True)
 class Use:
-    """What `report` says of one bucket: `how` it ran, "graph" or "eager" and why, the calls, the replays of those."""
+    """One row of `report`: a bucket, `how` it ran ("graph" or "eager"), why, the calls and the replays among them."""
 
     bucket: Bucket
     how: str
@@ -282,7 +285,7 @@ class Use:
 
 
 class Uses:
-    """Counts calls by bucket."""
+    """Counts of calls per bucket."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[Bucket, str, str], Use] = {}
@@ -293,7 +296,7 @@ class Uses:
         self.rows[bucket, how, reason] = replace(row, calls=row.calls + 1, replays=row.replays + replayed)
 
     def report(self) -> list[Use]:
-        """The counts so far."""
+        """Return the counts so far."""
         return list(self.rows.values())
 
 
@@ -304,15 +307,15 @@ NO_GRAPHS = "there are no CUDA graphs on a device of type {}"
 class GraphedModel:
     """A model whose calls without gradients are replayed from CUDA graphs.
 
-    `graphed(batch)` of a `PackedBatch` gives what `model(batch)` gives: the same output class with the rows of the real
-    tokens and sequences, as clones; with `copy=False` as views of memory that the next call overwrites. Padded input is
-    taken as `model` takes it, but unpadding waits for the device. The model may be any module that makes an output
-    dataclass of tensors, a row a token or a sequence, from a batch alone.
+    `graphed(batch)` of a `PackedBatch` returns what `model(batch)` returns, as clones; with `copy=False` as views of
+    memory that the next call overwrites. Padded input is accepted too, but unpadding it is a host-device sync. The
+    model may be any module that computes an output dataclass of tensors, one row per token or sequence, from a batch.
 
-    The first batch of a bucket is recorded, at most `limit` buckets at a time. Loading a state dict in place and
-    optimiser steps are seen by the next replay; a model whose parameters moved is recorded anew. Where no graph serves
-    a call (on a CPU, in training mode, with gradients, when a capture failed) the model runs as usual, and `report()`
-    says why. For one thread and one stream at a time.
+    The first batch of a bucket is recorded, at most `limit` buckets at a time. Replays read weights in place, so they
+    follow optimiser steps and loaded state dicts; after parameters have moved, the model is recorded again. Unsupported
+    calls (on a CPU, in training mode, with gradients, after a failed capture) run the model as usual, and `report()`
+    gives the reason. For one thread and one stream at a time. Raises `UserError` for a `limit` below 1, and for outputs
+    that are not a dataclass of such tensors.
     """
 
     def __init__(
@@ -341,6 +344,7 @@ class GraphedModel:
         *,
         input_ids: Tensor | None = None,
     ) -> Any:
+        """Run the model on a `PackedBatch`, or on padded int64 ids (B, S) with their masks, types and positions."""
         packed = Packed(batch, input_ids, attention_mask, token_type_ids, position_ids)
         device = next(self.model.parameters()).device
         bucket = self.buckets.of(packed.batch)
@@ -372,7 +376,7 @@ class GraphedModel:
             return self.model(batch)
 
     def _why_not(self, device: torch.device) -> str | None:
-        """Why a call now is not served by a graph; None where it is."""
+        """Return why a call cannot use a graph now, or None."""
         if self._recorder is None and device.type != "cuda":
             return NO_GRAPHS.format(device.type)
         if self.model.training:
@@ -387,42 +391,42 @@ class GraphedModel:
         return self._graphs.refused
 
     def forget(self) -> None:
-        """Drop all graphs and their memory; the next batch of a bucket is recorded anew."""
+        """Drop all graphs and their memory; the next batch of each bucket is recorded again."""
         if self._graphs is not None:
             self._graphs.forget()
             self._graphs = None
 
     def report(self) -> list[Use]:
-        """How each bucket ran so far, and why."""
+        """Return how each bucket ran so far, and why."""
         return self._uses.report()
 
 
 def _real(output: Any, bucket: Bucket, packed: Packed, *, copy: bool) -> Any:
-    """An output without the rows that filled the bucket up, in the form in which the input came."""
+    """Return an output without the bucket's padding, in the form of the input."""
     if not is_dataclass(output) or isinstance(output, type):
         raise UserError(f"the model returns {type(output).__name__}, not an output dataclass: call the model itself")
 
     def real(name: str, value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(real(name, part) for part in value)
+            return tuple(real(name, tensor) for tensor in value)
         if not isinstance(value, Tensor):
             return value
-        kept = value
+        rows = value
         if value.dim():
             if value.shape[0] not in (bucket.tokens, bucket.sequences):
                 raise UserError(
-                    f"{name} of {type(output).__name__} has {value.shape[0]} rows, neither one a token"
-                    f" ({bucket.tokens}) nor one a sequence ({bucket.sequences}): call the model itself"
+                    f"{name} of {type(output).__name__} has {value.shape[0]} rows, neither one per token"
+                    f" ({bucket.tokens}) nor one per sequence ({bucket.sequences}): call the model itself"
                 )
             per_token = value.shape[0] == bucket.tokens
-            kept = value[: packed.batch.num_tokens] if per_token else value[: len(packed.batch)]
+            rows = value[: packed.batch.num_tokens] if per_token else value[: len(packed.batch)]
             if per_token and packed.slots is not None:
-                return packed.restore(kept)
-        return kept.clone() if copy else kept
+                return packed.restore(rows)
+        return rows.clone() if copy else rows
 
     return replace(output, **{field.name: real(field.name, getattr(output, field.name)) for field in fields(output)})
 
 
 def graphed(model: nn.Module, buckets: Buckets | None = None, *, limit: int = 32, copy: bool = True) -> GraphedModel:
-    """A model whose calls without gradients are replayed from CUDA graphs: see `GraphedModel`."""
+    """Return a model whose calls without gradients are replayed from CUDA graphs; see `GraphedModel`."""
     return GraphedModel(model, buckets, limit=limit, copy=copy)

@@ -1,6 +1,6 @@
-"""Sequences laid end to end: the one shape in which data flows. Padding exists only in this file.
+"""Pack sequences end to end, the form in which all data is processed. Padding exists only in this file.
 
-A batch of B sequences with T tokens in all is a flat row of T tokens; `cu_seqlens` holds where each sequence begins, so
+A batch of B sequences with T tokens in total is one row of T tokens; `cu_seqlens` holds the offset of each sequence, so
 sequence i is `tokens[cu_seqlens[i]:cu_seqlens[i + 1]]`. Nothing is computed for padding because there is none.
 """
 
@@ -20,16 +20,16 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedBatch:
-    """B sequences of T tokens in all, on one device.
+    """B sequences with T tokens in total, on one device.
 
     Shapes and dtypes: `input_ids`, `token_type_ids`, `position_ids`, `sequence_ids` int64 (T,); `cu_seqlens` int32
     (B + 1,); `dropout_key` int64 (B,), one key of the counter-based random numbers per sequence. For training:
     `masked_positions` int64 (M,), indices into the T tokens, with `labels` int64 (M,); `next_sentence_label` int64
-    (B,), 0 = B follows A, 1 = it does not. `max_seqlen` is a host integer (it may be an upper bound), so that no
-    operation has to ask the device for it.
+    (B,), 0 = B follows A, 1 = it does not. `max_seqlen` is a host integer (possibly an upper bound), so that no
+    operation needs a host-device sync for it.
 
-    `position_ids` default to 0, 1, 2, ... within each sequence, `token_type_ids` to 0; without `dropout_key`, one is
-    drawn when dropout first needs it.
+    `position_ids` default to 0, 1, 2, ... within each sequence, `token_type_ids` to 0; without `dropout_key`, keys are
+    drawn when dropout first needs them.
     """
 
     input_ids: Tensor
@@ -60,22 +60,22 @@ class PackedBatch:
 
     @property
     def offsets_in_sequence(self) -> Tensor:
-        """Each token's distance from the first token of its sequence, int64 (T,)."""
+        """Return each token's distance from the first token of its sequence, int64 (T,)."""
         index = torch.arange(self.input_ids.numel(), device=self.input_ids.device)
         return index - self.cu_seqlens[self.sequence_ids].long()
 
     @property
     def device(self) -> torch.device:
-        """The device that holds the batch."""
+        """Return the device of the batch."""
         return self.input_ids.device
 
     @property
     def num_tokens(self) -> int:
-        """T, the tokens of all sequences."""
+        """Return T, the number of tokens in all sequences."""
         return self.input_ids.numel()
 
     def __len__(self) -> int:
-        """B, the number of sequences."""
+        """Return B, the number of sequences."""
         return self.cu_seqlens.numel() - 1
 
     def _map(self, function: Any) -> PackedBatch:
@@ -83,22 +83,22 @@ class PackedBatch:
         return replace(self, **{name: function(tensor) for name, tensor in tensors.items()})
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
-        """The batch on another device."""
+        """Return the batch on a different device."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> PackedBatch:
-        """The batch in page-locked memory, from which copies to a GPU run in the background."""
+        """Return the batch in page-locked memory, from which copies to a GPU are asynchronous."""
         return self._map(lambda tensor: tensor.pin_memory())
 
     def __getitem__(self, index: int | slice) -> PackedBatch:
-        """One sequence, or a run of neighbouring sequences, as a batch of its own."""
+        """Return one sequence, or a slice of consecutive sequences, as a batch."""
         if isinstance(index, int):
             if not -len(self) <= index < len(self):
                 raise IndexError(f"sequence {index} of a batch of {len(self)}")
             index = slice(index % len(self), index % len(self) + 1)
         start, stop, step = index.indices(len(self))
         if step != 1:
-            raise UserError(f"a packed batch is sliced in steps of 1, not {step}")
+            raise UserError(f"a packed batch supports only slices with step 1, not {step}")
         stop = max(start, stop)
         first, last = self.cu_seqlens[start].item(), self.cu_seqlens[stop].item()
         tokens, rows = slice(int(first), int(last)), slice(start, stop)
@@ -124,13 +124,13 @@ class PackedBatch:
     def padded_to(
         self, tokens: int, sequences: int, masked: int | None = None, *, max_seqlen: int | None = None
     ) -> PackedBatch:
-        """The batch filled up to fixed shapes: `tokens`, `sequences` and, where it has any, `masked` positions.
+        """Return the batch extended to fixed shapes: `tokens`, `sequences` and, if it has labels, `masked` positions.
 
-        Dummy sequences of at most `max_seqlen` tokens (default: the batch's own; it becomes the result's) follow the
-        real ones and hold the additional tokens, whose ids, positions, types and keys are 0; sequences that are left
-        are empty: the last offset is repeated. Tokens and sequences of the batch keep their places. Added labels are
-        IGNORE_INDEX (at position 0), so they count for nothing. All follows from shapes: nothing asks the device.
-        Raises UserError where the batch does not fit.
+        Dummy sequences of at most `max_seqlen` tokens (default: the batch's; it becomes the result's) are appended for
+        the additional tokens, whose ids, positions, types and keys are 0; further additional sequences are empty.
+        Tokens and sequences of the batch keep their indices. Added labels are IGNORE_INDEX (at position 0), so they do
+        not count. Everything follows from shapes, without a host-device sync. Raises UserError if the batch does not
+        fit.
         """
         extra, longest = tokens - self.num_tokens, self.max_seqlen if max_seqlen is None else max_seqlen
         if extra < 0:
@@ -147,41 +147,41 @@ class PackedBatch:
         if masked is not None and (masked < count or self.masked_positions is None or not tokens):
             raise UserError(f"masked={masked} does not fit a batch of {self.num_tokens} tokens, {count} of them masked")
         added, missing = sequences - len(self), 0 if masked is None else masked - count
-        ramp = torch.arange(extra, device=self.device)
+        index = torch.arange(extra, device=self.device)
         ends = torch.arange(1, added + 1, device=self.device).mul_(longest).clamp_(max=extra).add_(self.num_tokens)
 
-        def longer(values: Tensor | None, count: int, fill: int) -> Tensor | None:
+        def extend(values: Tensor | None, count: int, fill: int) -> Tensor | None:
             return None if values is None else torch.cat((values, values.new_full((count,), fill)))
 
         return PackedBatch(
-            input_ids=torch.cat((self.input_ids, torch.zeros_like(ramp))),
-            token_type_ids=torch.cat((self.token_type_ids, torch.zeros_like(ramp))),
-            # The one position that every model has: lengths may be bounds beyond its table.
-            position_ids=torch.cat((self.position_ids, torch.zeros_like(ramp))),
-            sequence_ids=torch.cat((self.sequence_ids, len(self) + ramp // max(longest, 1))),
+            input_ids=torch.cat((self.input_ids, torch.zeros_like(index))),
+            token_type_ids=torch.cat((self.token_type_ids, torch.zeros_like(index))),
+            # 0 is valid for every model: `max_seqlen` may exceed its position table.
+            position_ids=torch.cat((self.position_ids, torch.zeros_like(index))),
+            sequence_ids=torch.cat((self.sequence_ids, len(self) + index // max(longest, 1))),
             cu_seqlens=torch.cat((self.cu_seqlens, ends.to(self.cu_seqlens.dtype))),
             max_seqlen=longest,
-            dropout_key=longer(self.dropout_key, added, 0),
-            masked_positions=longer(self.masked_positions, missing, 0),
-            labels=longer(self.labels, missing, IGNORE_INDEX),
-            next_sentence_label=longer(self.next_sentence_label, added, IGNORE_INDEX),
+            dropout_key=extend(self.dropout_key, added, 0),
+            masked_positions=extend(self.masked_positions, missing, 0),
+            labels=extend(self.labels, missing, IGNORE_INDEX),
+            next_sentence_label=extend(self.next_sentence_label, added, IGNORE_INDEX),
         )
 
     def filled(self, multiple: int) -> PackedBatch:
-        """The batch with a dummy sequence behind it that rounds the number of tokens up to a multiple.
+        """Return the batch with a dummy sequence appended that rounds the number of tokens up to a multiple.
 
-        Libraries that prepare a kernel for each number of rows then meet few numbers. Tokens and sequences keep their
-        places; the dummy has no labels, and labels of the batch are left out.
+        Libraries that prepare one kernel per number of rows then need few kernels. Tokens and sequences keep their
+        indices; the result has no labels.
         """
         extra = -self.num_tokens % multiple
         if not extra:
             return self
-        bare = replace(self, masked_positions=None, labels=None, next_sentence_label=None)
-        return bare.padded_to(self.num_tokens + extra, len(self) + 1, max_seqlen=max(self.max_seqlen, extra))
+        unlabelled = replace(self, masked_positions=None, labels=None, next_sentence_label=None)
+        return unlabelled.padded_to(self.num_tokens + extra, len(self) + 1, max_seqlen=max(self.max_seqlen, extra))
 
     def unpack(self, pad_token_id: int = 0) -> dict[str, Tensor]:
-        """The batch as padded tensors: `input_ids`, `token_type_ids`, `attention_mask` int64 (B, longest) and, where
-        present, `labels` (B, longest; -100 where there is none) and `next_sentence_label` (B,)."""
+        """Return padded tensors: `input_ids`, `token_type_ids`, `attention_mask` int64 (B, longest) and, if present,
+        `labels` int64 (B, longest), -100 at unlabelled positions, and `next_sentence_label` int64 (B,)."""
         longest = int(self.cu_seqlens.diff().max()) if len(self) else 0
         slots = self.sequence_ids * longest + self.offsets_in_sequence
         shape = (len(self), longest)
@@ -198,25 +198,25 @@ class PackedBatch:
 
 
 def pad(values: Tensor, slots: Tensor, shape: tuple[int, int], fill: float = 0) -> Tensor:
-    """Spread packed `values` (T, ...) over a padded tensor `(rows, columns, ...)`: value t goes to place `slots[t]`.
+    """Scatter packed `values` (T, ...) to a padded tensor (rows, columns, ...): value t goes to flat index `slots[t]`.
 
-    Differentiable; places without a value hold `fill`.
+    Differentiable; other elements are `fill`.
     """
     flat = values.new_full((shape[0] * shape[1], *values.shape[1:]), fill)
-    # In place, since out of place would write all of it once more; transforms do not let plain tensors be written to.
-    spread = flat.index_copy(0, slots, values) if _is_transformed() else flat.index_copy_(0, slots, values)
-    return spread.view(*shape, *values.shape[1:])
+    # In place, to avoid another copy; torch.func transforms do not allow writing to plain tensors.
+    padded = flat.index_copy(0, slots, values) if _is_transformed() else flat.index_copy_(0, slots, values)
+    return padded.view(*shape, *values.shape[1:])
 
 
 def _is_transformed() -> bool:
-    """Whether torch.func transforms what is computed."""
+    """Return whether a torch.func transform is active."""
     return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def check_padded(
     input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None, position_ids: Tensor | None
 ) -> None:
-    """Refuse padded input of wrong types, dtypes, shapes or devices, by what the host knows."""
+    """Raise UserError for padded input of wrong types, dtypes, shapes or devices, without a host-device sync."""
     if input_ids.dim() != 2:
         raise UserError(f"input_ids must have shape (sequences, length), not {tuple(input_ids.shape)}")
     others = (("attention_mask", attention_mask), ("token_type_ids", token_type_ids), ("position_ids", position_ids))
@@ -229,25 +229,25 @@ def check_padded(
             raise UserError(f"{name} must be int64, not {tensor.dtype}: give the ids that the tokenizer returned")
         if tensor.device != input_ids.device:
             raise UserError(f"{name} is on {tensor.device}, input_ids on {input_ids.device}: move them to one device")
-        if name == "position_ids" and _spreads(tensor, input_ids):
+        if name == "position_ids" and _is_shared(tensor, input_ids):
             continue
         if tensor.shape != input_ids.shape:
             raise UserError(f"{name} has shape {tuple(tensor.shape)}, but input_ids {tuple(input_ids.shape)}")
 
 
-def _spreads(position_ids: Tensor, input_ids: Tensor) -> bool:
-    """Whether position ids are one row for all sequences, (length,) or (1, length)."""
+def _is_shared(position_ids: Tensor, input_ids: Tensor) -> bool:
+    """Return whether position ids are one row for all sequences, (length,) or (1, length)."""
     return position_ids.dim() in (1, 2) and position_ids.shape in (input_ids.shape[1:], (1, *input_ids.shape[1:]))
 
 
 def check_mask(attention_mask: Tensor) -> None:
-    """Refuse an attention mask of other values than 0 and 1, such as an additive one; reads it."""
+    """Raise UserError for an attention mask with values other than 0 and 1, such as an additive mask; reads it."""
     if attention_mask.dtype == torch.bool or not attention_mask.numel():
         return
-    wrong = (attention_mask != 0) & (attention_mask != 1)
-    if bool(wrong.any()):
+    invalid = (attention_mask != 0) & (attention_mask != 1)
+    if bool(invalid.any()):
         raise UserError(
-            f"attention_mask holds {attention_mask[wrong][0].item():g}: it must be 1 at tokens and 0 at padding, not"
+            f"attention_mask holds {attention_mask[invalid][0].item():g}: it must be 1 at tokens and 0 at padding, not"
             " added to scores"
         )
 
@@ -258,18 +258,18 @@ def unpad(
     token_type_ids: Tensor | None = None,
     position_ids: Tensor | None = None,
 ) -> tuple[PackedBatch, Tensor]:
-    """Padded `(rows, columns)` input as a packed batch, and the slots that put packed results back with `pad`.
+    """Return padded input (rows, columns) as a packed batch, and the slots for `pad`, which restores the padding.
 
-    Any pattern of zeros in `attention_mask` is allowed (left padding, holes); as in transformers a token's position is
-    its column unless `position_ids` says otherwise.
+    Any pattern of zeros in `attention_mask` is allowed (left padding, gaps); as in transformers, a token's position is
+    its column unless `position_ids` are given.
     """
     check_padded(input_ids, attention_mask, token_type_ids, position_ids)
     rows, columns = input_ids.shape
     if attention_mask is None:
         attention_mask = torch.ones_like(input_ids)
-    kept = attention_mask.bool()
-    slots = kept.flatten().nonzero().flatten()
-    lengths = kept.sum(dim=1)
+    is_token = attention_mask.bool()
+    slots = is_token.flatten().nonzero().flatten()
+    lengths = is_token.sum(dim=1)
     cu_seqlens = torch.zeros(rows + 1, dtype=torch.int32, device=input_ids.device)
     cu_seqlens[1:] = lengths.cumsum(0)
     if position_ids is None:

@@ -1,4 +1,4 @@
-"""Files of what `fastbert doctor --tune` measured on this machine: where they lie, how they are read and written."""
+"""Locate, read and write the tables that `fastbert doctor --tune` measures on this machine."""
 
 from __future__ import annotations
 
@@ -32,36 +32,37 @@ def cpu_model() -> str:
 
 
 def place(variable: str, name: str) -> Path:
-    """The file that the environment variable names, or `name` in the user's cache folder."""
-    named = os.environ.get(variable)
-    if named:
-        return Path(named)
-    # A user without a home, as in many containers, leaves "~" as it stands: a path that is not there.
+    """Return the file that an environment variable names, or `name` in the user's cache folder."""
+    configured = os.environ.get(variable)
+    if configured:
+        return Path(configured)
+    # For a user without a home, as in many containers, "~" is not expanded: the path does not exist.
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(cache) / "fastbert" / name
 
 
 def read(path: Path, kind: str, version: int, parse: Callable[[dict[str, Any]], Table]) -> Table:
-    """What `parse` makes of a file of format `version`; `kind` is what messages call it.
+    """Return `parse` of a file of format `version`; `kind` is the file's name in messages.
 
     Raises UserError where the file cannot be read, or `parse` raises ValueError, KeyError, TypeError or AttributeError.
     """
     try:
         require_regular_file(path)
         document = json.loads(path.read_text(encoding="utf-8"))
-        found, table = document["format"], parse(document)
+        found_version, table = document["format"], parse(document)
     except OSError as error:
         raise UserError(f"cannot read the {kind} {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is no {kind} ({type(error).__name__}: {error}): {CURE}") from error
-    if found != version:
-        raise UserError(f"{path} has format {found!r}, this version reads {version}: {CURE}")
+        raise UserError(f"{path} is not a {kind} ({type(error).__name__}: {error}): {CURE}") from error
+    if found_version != version:
+        raise UserError(f"{path} has format {found_version!r}, this version reads {version}: {CURE}")
     return table
 
 
 def read_or_empty(path: Path, load: Callable[[Path], dict[str, Any]], instead: str) -> dict[str, Any]:
-    """What `load` reads, or nothing; a file that it refuses is named in the log, with what is used `instead`."""
-    # Unlike Path.exists, False for a folder that may not be entered.
+    """Return what `load` reads, or nothing if the file is missing or refused; a refusal is logged, with what is used
+    `instead`."""
+    # Unlike Path.exists, False for a folder without search permission.
     if not os.path.exists(path):
         return {}
     try:
@@ -78,7 +79,7 @@ def write(path: Path, document: dict[str, Any]) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Find out before anything is measured that a file can be written. Raises UserError."""
+    """Raise UserError if a file cannot be written; called before the measurements."""
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from fastbert import BertConfig, PackedBatch
-from fastbert.models.bert.model import Layer
+from fastbert.models.bert.modules import Layer
 from fastbert.models.layers import layer_batch
 
 

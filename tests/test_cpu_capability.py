@@ -40,13 +40,13 @@ def test_the_highest_is_the_default() -> None:
 
 def test_an_unknown_level_is_named() -> None:
     result = python(MODEL, "sse9")
-    assert "UserError: FASTBERT_CPU=sse9 is no level: choose one of portable, avx2, avx512, amx" in result.stderr
+    assert "UserError: FASTBERT_CPU=sse9 is not a level: choose one of portable, avx2, avx512, amx" in result.stderr
 
 
 @pytest.mark.skipif("amx" in _C.cpu_levels(), reason="this processor has every level")
 def test_a_level_that_the_processor_lacks_is_named() -> None:
     result = python(MODEL, "amx")
-    assert "UserError: FASTBERT_CPU=amx: this processor, or its system, does not have that" in result.stderr
+    assert "UserError: FASTBERT_CPU=amx: not supported by this processor or operating system" in result.stderr
 
 
 def test_doctor_says_what_is_wrong() -> None:

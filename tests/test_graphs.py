@@ -279,7 +279,7 @@ def test_a_failed_capture_is_said_once_and_the_model_runs(model: BertModel, capl
             expected = model(batch).last_hidden_state
             torch.testing.assert_close(fast(batch).last_hidden_state, expected, rtol=0, atol=2e-6)
     assert [record.message for record in caplog.records] == [
-        "no CUDA graphs, kernels are started one by one: the capture failed: operation not permitted when stream is"
+        "no CUDA graphs, kernels are launched one by one: the capture failed: operation not permitted when stream is"
         " capturing"
     ]
     assert recorder.captures == 1
@@ -343,7 +343,7 @@ def test_what_has_other_rows_is_refused(seed: int, recorder: Rerun) -> None:
         def forward(self, batch: PackedBatch):
             return self.model(batch, num_choices=2)
 
-    with torch.no_grad(), pytest.raises(UserError, match="logits of LogitsOutput has 2 rows, neither one a token"):
+    with torch.no_grad(), pytest.raises(UserError, match="logits of LogitsOutput has 2 rows, neither one per token"):
         GraphedModel(Choices().eval(), SMALL, recorder=recorder)(batch_of(4, 9))
     with torch.no_grad(), pytest.raises(UserError, match="the model returns Tensor"):
         GraphedModel(Flat(), SMALL, recorder=recorder)(batch_of(4, 9))

@@ -47,7 +47,7 @@ def test_slices_are_batches_of_their_own() -> None:
     assert len(batch[3:]) == 0
     with pytest.raises(IndexError):
         batch[3]
-    with pytest.raises(UserError, match="steps of 1"):
+    with pytest.raises(UserError, match="only slices with step 1"):
         batch[::2]
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from fastbert.benchmarks import peers
 from fastbert.benchmarks.harness.measure import Timing, clock
 
-TURN_SECONDS = 0.1  # a turn has so many calls that it takes about as long
+TURN_SECONDS = 0.1  # the target duration of a round
 MOST_CALLS = 50
 
 
@@ -72,6 +72,6 @@ def environment(threads: int, scratch: Path) -> dict[str, str]:
         "TMPDIR": str(scratch),
         "HF_HUB_OFFLINE": "1",
         "OPENVINO_TELEMETRY_OPT_OUT": "1",
-        "KINETO_LOG_LEVEL": "99",  # torch's profiler would say when it begins and ends
+        "KINETO_LOG_LEVEL": "99",  # silence torch's profiler
         "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore"),
     }

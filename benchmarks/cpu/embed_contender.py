@@ -53,7 +53,7 @@ def workload(name: str, texts: Sequence[str], folder: Path) -> TextWorkload:
     config, tokenizer = BertConfig.from_pretrained(model_folder), WordPieceTokenizer.from_pretrained(model_folder)
     limit = min(settings.max_length or tokenizer.model_max_length, config.max_position_embeddings)
     lengths = np.diff(tokenizer.encode_ragged(list(texts), True, max_length=limit)[1]).tolist()
-    pooler = 2.0 * config.hidden_size**2 * len(lengths)  # which nobody computes
+    pooler = 2.0 * config.hidden_size**2 * len(lengths)  # not computed by any contender
     tokens = sum(lengths)
     return TextWorkload(
         name=name,

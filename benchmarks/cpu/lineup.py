@@ -28,15 +28,15 @@ from fastbert.benchmarks.harness.measure import (
 
 CLASS_PATH = "fastbert.benchmarks.cpu.contender:CpuContender"
 PEAK_CLASS_PATH = "fastbert.benchmarks.cpu.peak:Peak"
-PEAK = "peak, "  # before the kinds of the peak, which take turns with the contenders
-# Everybody's values are compared with the first of these that runs; it need not take part.
+PEAK = "peak, "  # prefix of the kinds of peak, which take turns with the contenders
+# All values are compared with the first of these that runs; it need not take part.
 REFERENCES = {
     "encoder": ("transformers eager fp32", "transformers sdpa fp32", "fastbert fp32"),
     "matmul": ("torch fp32", "fastbert fp32"),
     "training": ("transformers fp32", "fastbert fp32"),
     "embed": ("sentence-transformers fp32 by 32", "fastbert fp32"),
 }
-# The smallest cosine of any token's values with the reference's that still counts as the same result.
+# The smallest cosine of any token's values with the reference's that counts as agreement.
 SMALLEST_COSINE = {"fp32": 0.99999, "bf16": 0.999, "int8": 0.98}
 
 Say = Callable[[str], None]
@@ -79,7 +79,7 @@ class Lineup:
         self.kind, self.names, self.threads, self.model = kind, list(names), threads, model
         self.isolate, self.folder, self.say = isolate, folder, say
         self.members: dict[str, Contender] = {}
-        self.reasons: dict[str, str] = {}  # of contenders that can do no workload here
+        self.reasons: dict[str, str] = {}  # contenders that cannot run here
         self.failures: dict[tuple[str, str], str] = {}  # by workload and contender
         for name in dict.fromkeys((*names, *REFERENCES[kind])):
             module = peers.missing(kind, name)
@@ -93,7 +93,7 @@ class Lineup:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         for member in self.members.values():
-            # Nobody waits for what a contender is in the middle of when the benchmark was interrupted.
+            # After an interrupt a running call is not awaited.
             if kind is not None and isinstance(member, Isolated):
                 member.process.kill()
             member.close()
@@ -157,7 +157,7 @@ class Lineup:
         if not self.isolate:
             self.members[name] = Local(class_path, arguments)
             return
-        with interrupts_held():  # also until somebody knows of the process
+        with interrupts_held():  # until the process is registered
             self.members[name] = Isolated(class_path, arguments, environment(self.threads, scratch))
 
     def _compare(self, names: Sequence[str], path: Path, workload: str) -> dict[str, Verdict]:

@@ -36,7 +36,7 @@ def show(result: Result, console: Any = None) -> None:
     from rich.console import Console
 
     console = console or Console(highlight=False)
-    if not console.is_terminal:  # in a file nothing is cut to fit
+    if not console.is_terminal:  # in a file nothing is truncated
         console.width = max(console.width, 170)
     for workload in _workloads(result):
         rows = sorted((row for row in result.rows if row.workload == workload), key=lambda row: row.median_ms)

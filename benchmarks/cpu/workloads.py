@@ -13,8 +13,8 @@ import numpy as np
 from fastbert.config import BertConfig
 
 SEED = 20
-FIRST_ID = 1000  # below are special and unused ids in the released vocabularies
-# Lengths exp(MEAN + DEVIATION z) at 32 equally likely z, cut to 128: 37 % of a batch padded to 128 are real tokens.
+FIRST_ID = 1000  # lower ids are special or unused in the released vocabularies
+# Lengths exp(MEAN + DEVIATION z) at 32 equally likely z, capped at 128: 37 % of a batch padded to 128 are real tokens.
 LOGNORMAL_MEAN, LOGNORMAL_DEVIATION = 3.7, 0.6
 LONGEST = 128
 MATMUL_ROWS = (4096, 1500, 128, 16)

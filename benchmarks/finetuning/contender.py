@@ -245,7 +245,7 @@ class Contender:
                     values = torch.stack((output.start_logits, output.end_logits), -1)
                     per_row = [values[i, : int(n)].T for i, n in enumerate(batch.cu_seqlens.diff())]
                 elif self.task.name == "tagging":
-                    # Those of the first tokens of words, which alone are scored.
+                    # Only the first tokens of words are scored.
                     assert labels is not None
                     per_row = self._of_words(output.logits, batch)
                 else:

@@ -37,10 +37,10 @@ from fastbert.ops import dispatch
 
 TOKENS = 32768
 LENGTHS = (128, 512, 2048, 8192)
-# How many times eager torch's error is allowed: ours by the project's rule; a peer beyond its own is computing
-# something else, and is no rival.
+# The allowed multiple of eager torch's error: fastbert's by the project's rule; a peer beyond its own computes other
+# results, and does not count as a rival.
 OWN_FACTOR, PEER_FACTOR = 2.0, 4.0
-# Of a dropout-free peer that a case with dropout is compared with as well.
+# A peer without dropout, which is also measured in cases with dropout.
 WITHOUT_DROPOUT = "sdpa cudnn, no dropout"
 
 
@@ -197,7 +197,7 @@ def _measure(device: Device, shape: Shape, without: Sequence[str], seconds: floa
             try:
                 judged = judge(shape, sets[0], peer.call, peer.padded, PEER_FACTOR)
             except REFUSALS:
-                continue  # tried again below, where the refusal is noted
+                continue  # tried again below, where the refusal is recorded
             differences[name], outputs[name] = judged
     contenders = willing(device, case, shape.name, candidates, without)
     if FASTBERT not in contenders:
@@ -255,7 +255,7 @@ def judge(
     if wrong:
         name = wrong[0]
         verdict = f"wrong: {name} is off by {errors[name]:.3g}, eager torch by {inputs.rounding[name]:.3g}"
-    # A NaN among the errors is the answer, wherever it stands.
+    # A NaN among the errors is the result.
     return next((error for error in errors.values() if math.isnan(error)), max(errors.values())), verdict
 
 

@@ -17,7 +17,7 @@ def draw(sections: Sections, folder: Path, dry_run: bool) -> list[str]:
     """Draw attention.png (TFLOP/s by length), fused.png (bytes per second beside a copy), layers.png and throughput.png
     (one layer; encoder and pre-training, in tokens per second); return the names."""
     written = []
-    title = "dry run on a CPU: figures mean nothing" if dry_run else _title(sections)
+    title = "dry run on a CPU: figures are meaningless" if dry_run else _title(sections)
     attention = sections.get("attention", {}).get("rows", ())
     if attention:
         _draw_attention(folder / "attention.png", attention, title)
@@ -70,7 +70,7 @@ def _draw_fused(path: Path, rows: Rows, copy: float | None, title: str) -> None:
     axis.set_yticks(range(len(workloads)), workloads, fontsize=8)
     axis.invert_yaxis()
     axis.spines[["top", "right"]].set_visible(False)
-    axis.set_xlabel("GB/s of the fewest bytes that the pattern needs (more is better)", fontsize=8)
+    axis.set_xlabel("GB/s of the minimum traffic of the pattern (more is better)", fontsize=8)
     axis.legend(fontsize=8)
     figure.suptitle(f"Fused patterns: {title}", fontsize=11)
     figure.savefig(path, dpi=100)

@@ -15,7 +15,7 @@ from fastbert.benchmarks.gpu.device import Device
 from fastbert.benchmarks.gpu.timing import REFUSALS
 
 FACTOR = 2.0
-SLACK = 1e-5  # of the largest value, which for a weight's gradient is a sum over all tokens
+SLACK = 1e-5  # relative to the largest value; a weight's gradient is a sum over all tokens
 
 Tensors = Mapping[str, Tensor]
 
@@ -31,7 +31,7 @@ def judge(actual: Tensors, exact: Tensors, eager: Tensors) -> tuple[float, str]:
         scale = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
         if not error <= FACTOR * eager_error + SLACK * scale and verdict == "close":
             verdict = f"wrong: {name} is off by {error:.3g}, eager torch by {eager_error:.3g}"
-        # A NaN is the answer, wherever it stands.
+        # A NaN in any tensor is the result.
         worst = error if math.isnan(error) or error > worst else worst
         if math.isnan(worst):
             break
@@ -76,7 +76,7 @@ def compiled(device: Device, function: Callable[..., Any]) -> Callable[..., Any]
     """Compile a function with `torch.compile` for each shape; a dry run only traces it."""
     from torch._functorch import config
 
-    # A backward pass that is timed runs many times on what one forward pass left.
+    # A timed backward pass runs many times on the buffers of one forward pass.
     config.donated_buffer = False
-    torch._dynamo.reset()  # a function compiled for many shapes before would stay eager
+    torch._dynamo.reset()  # a function that was compiled for many shapes would fall back to eager
     return torch.compile(function, dynamic=False, backend="eager" if device.dry_run else "inductor")

@@ -15,7 +15,7 @@ from fastbert.benchmarks.harness import records
 from fastbert.errors import UserError
 from fastbert.ops import dispatch
 
-CYCLES_PER_SECOND = 2e9  # of a multiprocessor, about: how long the device sleeps need not be exact
+CYCLES_PER_SECOND = 2e9  # of a multiprocessor, approximately: the sleep need not be exact
 LONGEST_SLEEP = 0.05
 
 

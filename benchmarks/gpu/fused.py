@@ -153,7 +153,7 @@ PATTERNS = {
             eager=_gelu_norm,
             element_bytes=(4, 6),
         ),
-        # Writes y, reads a gradient; the rows of the tables come on top.
+        # Writes y, reads a gradient; the rows of the tables are added.
         Pattern(
             operation="embedding_layer_norm",
             rows=(),
@@ -225,7 +225,7 @@ def _measure(
 ) -> None:
     tokens = DRY_TOKENS if device.dry_run else TOKENS
     make = partial(draw, device, pattern, tokens, width, variant=variant)
-    # With the gradient, which a backward pass reads too; the embedding's are at least as large as one input.
+    # Including the gradient, which backward reads too; the embedding's inputs are at least as large as one of rows.
     set_bytes = 2 * tokens * width * (1 + max(1, len(pattern.rows)))
     sets = [make(seed) for seed in range(input_sets(device, set_bytes))]
     announce(FASTBERT)
@@ -294,7 +294,7 @@ def warm(device: Device, name: str) -> None:
                 without_gradient(functions[contender], inputs)
 
 
-# Inputs, and what they should give
+# Inputs, and their expected results
 
 
 def draw(device: Device, pattern: Pattern, tokens: int, width: int, seed: int, variant: tuple[str, ...] = ()) -> Inputs:
@@ -346,7 +346,7 @@ def moved_bytes(pattern: Pattern, inputs: Inputs, backward: bool, undropped: boo
     """
     elements, each_bytes = inputs.gradient.numel(), pattern.element_bytes[backward]
     if pattern.operation == "dropout_add_layer_norm" and undropped:
-        each_bytes = 6  # no sum is kept; both gradients are one
+        each_bytes = 6  # no sum is saved; both gradients are the same tensor
     if pattern.operation != "embedding_layer_norm":
         return float(each_bytes * elements)
     width, names = inputs.gradient.shape[1], (("ids", "words"), ("places", "positions"), ("kinds", "segments"))

@@ -10,10 +10,10 @@ from fastbert.benchmarks.harness.measure import AGREEING, FASTBERT
 
 LENGTHS = (128, 512, 2048, 8192)
 FULL_GOAL, HALF_GOAL = 1.0, 1.7  # times the best fused attention of torch, full and half empty
-CUDNN_GOAL = 0.75  # times cuDNN without dropout, for our backward pass with it
+CUDNN_GOAL = 0.75  # times cuDNN without dropout, for fastbert's backward pass with dropout
 COPY_GOAL, EAGER_GOAL = 0.85, 2.5  # of the copy's bandwidth; times eager torch
 WITHOUT_DROPOUT = "sdpa cudnn, no dropout"
-# Patterns between products and the widths they are judged at; products with GELU, by their depth.
+# Patterns between matmuls and the widths at which they are judged; matmuls with GELU, by their depth.
 FUSED = {
     "layer_norm": (768, 1024),
     "dropout_add_layer_norm": (768, 1024),
@@ -21,16 +21,16 @@ FUSED = {
     "embedding_layer_norm": (768, 1024),
     "bias_gelu": (3072, 4096),
 }
-LINEAR_WIDTHS, LINEAR_GOAL = (768, 1024), 600.0  # TFLOP/s, without which the steps below cannot be as fast as wanted
+LINEAR_WIDTHS, LINEAR_GOAL = (768, 1024), 600.0  # TFLOP/s, which the goals of the steps below require
 LOSS_ROWS, LOSS_GOAL, MEMORY_GOAL = (10_000, 4_096, 40_000), 1.0, 0.1  # times eager torch; of its logits in fp32
 LAYER_GOALS = {"eager": 2.0, "eager compiled": 1.2}
-# Of steps of pre-training, a second: sequences, or real tokens.
+# Steps of pre-training per second: sequences, or real tokens.
 STEP_GOALS = {
     "pretraining base 128 full": (7_000.0, "sequences"),
     "pretraining base 512 full": (1_640.0, "sequences"),
     "pretraining large 512 packed": (263_000.0, "tokens"),
 }
-INFERENCE_GOAL, REAL_GOAL, LATENCY_GOAL = 22_000.0, 2.5, 5.0  # sequences a second; times transformers
+INFERENCE_GOAL, REAL_GOAL, LATENCY_GOAL = 22_000.0, 2.5, 5.0  # sequences per second; times transformers
 RIVALS = ("transformers sdpa", "torch padded")
 GRAPHS = "fastbert graphs"
 
@@ -205,7 +205,7 @@ def _against(
     if best is None:
         sought = "sdpa" if section == "attention" else wanted_names[0]
         reason = _reason(sections, section, name, sought)
-        return Verdict(goal, text, f"{ours['median_ms']:.4g} ms", f"unmeasured: no rival took it: {reason}")
+        return Verdict(goal, text, f"{ours['median_ms']:.4g} ms", f"unmeasured: no rival ran: {reason}")
     ratio = best["median_ms"] / ours["median_ms"]
     measured = f"{ratio:.2f}x {best['contender']} ({ours['median_ms']:.4g} ms"
     measured += f", {ours['tflops']:.0f} TFLOP/s" if ours.get("tflops") is not None else ""

@@ -24,7 +24,7 @@ from fastbert.benchmarks.gpu.timing import Calls, Case, Work, contest, willing
 from fastbert.benchmarks.gpu.worker import announce
 from fastbert.benchmarks.harness.measure import FASTBERT
 from fastbert.config import BertConfig
-from fastbert.models.bert.model import Layer
+from fastbert.models.bert.modules import Layer
 from fastbert.models.layers import layer_batch
 from fastbert.ops import dispatch
 from fastbert.ops.encoder_layer.arguments import LayerBatch
@@ -34,7 +34,7 @@ DROPOUT = 0.1
 SEQUENCES = {128: 512, 512: 64}
 COMPILED = "eager compiled"
 CHECKED = 4  # sequences
-# In exact arithmetic no key's bias changes a softmax: what is left of its gradient is rounding.
+# In exact arithmetic the bias of keys does not change a softmax: its gradient is rounding error.
 WITHOUT_GRADIENT = "attention.self.key.bias"
 
 
@@ -114,7 +114,7 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
     size, padding = name.split()[1], name.split()[3]
     config, lengths, case = config_of(size, dry), lengths_of(name, dry), Case()
     layer = new_layer(config, device)
-    inputs = draw(device, config, lengths, 0)  # one is enough: a layer's activations are many times the cache
+    inputs = draw(device, config, lengths, 0)  # one set suffices: a layer's activations are many times the cache
     with dispatch.use_backend(own_backend(device, "encoder_layer")):
         announce(FASTBERT)
         difference, verdict = check(device, layer, draw(device, config, lengths[:CHECKED], 0, dropout=0.0))

@@ -24,7 +24,7 @@ from fastbert.benchmarks.harness.measure import FASTBERT
 from fastbert.ops import dispatch
 
 ROWS = (10_000, 4_096, 40_000)
-COMPILED_ROWS = 10_000  # torch compiles for each number of rows: for one of them
+COMPILED_ROWS = 10_000  # torch compiles per number of rows: only this one
 WIDTH, VOCABULARY = 768, 30522
 COMPILED = "eager compiled"
 

@@ -28,7 +28,7 @@ TOKENS, MASKED = 32768, 0.15
 SLOT, SLOT_TOKENS = 512, 509  # a slot of BERT-large, and the real tokens of the two sequences that share it
 SETTINGS = {"lr": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1.0}
 TRANSFORMERS, PLAIN = "transformers sdpa", "torch padded"
-FEWEST_TOKENS = 4096  # a step that does not fit is tried with half the sequences, down to this
+FEWEST_TOKENS = 4096  # a step that does not fit is retried with half the sequences, down to this
 
 
 def make_batch(config: BertConfig, lengths: Tensor, seed: int) -> PackedBatch:
@@ -265,7 +265,7 @@ def run_pretraining(name: str, dry: bool, seconds: float, without: Sequence[str]
         batches = [make_batch(config, lengths, seed).to(device.torch_device) for seed in range(2)]
         candidates = {
             FASTBERT: partial(_steps, training_step(model, device), batches),
-            # With a model of its own: a graph's gradients stay where they are, the others are let go of.
+            # A separate model: a graph keeps its gradients in place, the other run drops them.
             GRAPHS: lambda: replayed_steps(new_model(BertForPreTraining, config, device).train(), batches, **SETTINGS),  # noqa: B023
         }
         contenders = willing(device, case, name, candidates, without)
@@ -275,7 +275,7 @@ def run_pretraining(name: str, dry: bool, seconds: float, without: Sequence[str]
         model.zero_grad(set_to_none=True)
         device.free()
     real = int(lengths.sum())
-    read_rows = len(lengths) + round(MASKED * real)  # from the last layer: first tokens and masked places
+    read_rows = len(lengths) + round(MASKED * real)  # from the last layer: first tokens and masked positions
     unread = (real - min(real, read_rows)) * unread_operations(config)
     work = Work(tokens=real, operations=3 * (real * operations_per_token(config, lengths.tolist()) - unread))
     case.rows = contest(

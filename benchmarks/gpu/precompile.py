@@ -22,9 +22,9 @@ from fastbert.config import BertConfig
 from fastbert.models import BertForPreTraining
 from fastbert.ops import dispatch
 
-# Longer than the short path reaches, so that one run starts the kernels of both paths.
+# Longer than the short path supports, so that one run launches the kernels of both paths.
 BEYOND_SHORT = 256
-# `warm(device, name)` runs once what a case of theirs compiles, `warm_names` has one case for each such thing.
+# `warm(device, name)` runs once what a case compiles, `warm_names` has one case per such variant.
 WARMED: tuple[Any, ...] = (layer, loss, fused)
 
 
@@ -48,7 +48,7 @@ def variants(dry: bool) -> list[dict[str, Any]]:
     cases += [{"kind": "case", "case": name} for module in WARMED for name in module.warm_names(dry)]
     cases += [{"kind": "attention", "shape": asdict(candidate)} for candidate in tiny]
     cases += [{"kind": "softmax", "keys": keys} for keys in ((16,) if dry else (128, 512))]
-    if dry:  # one of the kernels and one that torch compiles are enough to test the way
+    if dry:  # one kernel and one function compiled by torch are enough
         cases = [
             candidate
             for candidate in cases
@@ -63,7 +63,7 @@ def _name(variant: dict[str, Any]) -> str:
         words = [variant["kind"], str(shape["head_dim"]), f"dropout {shape['dropout']:g}"]
         words += [str(shape["length"])] if variant["kind"] == "compiled" else []
         return " ".join(words + [word for word in ("causal", "bias") if shape[word]])
-    return variant.get("case") or f"{variant['home']} {variant.get('size', variant.get('keys'))}"
+    return variant.get("case") or f"{variant['kind']} {variant.get('size', variant.get('keys'))}"
 
 
 def run(variant: dict[str, Any], dry: bool) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _compiled(device: Device, variant: dict[str, Any]) -> None:
 
 
 def _softmax(device: Device, variant: dict[str, Any]) -> None:
-    # Triton compiles anew for sizes that are multiples of 16, so these are, as they are later.
+    # Triton specialises on multiples of 16: use such sizes, as the measurements do.
     size = 2 if device.dry_run else 16
     scores = softmax.draw(device, size, size, variant["keys"], 0)
     with dispatch.use_backend(own_backend(device, "softmax")):

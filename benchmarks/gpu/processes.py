@@ -47,7 +47,7 @@ def compile_all(
 ) -> list[dict[str, Any]]:
     """Run every variant in a process, one per core at a time; return the time of each, or its last lines."""
     at_once = min(MOST_AT_ONCE, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4)
-    # Each of them compiles alone: a pool of compilers in every process would be too many for the cores.
+    # One thread each: a pool of compilers per process would exceed the cores.
     environment = {**os.environ, **environment, "OMP_NUM_THREADS": "1"}
     deadline = time.monotonic() + seconds
     waiting, running = list(variants), list[_Job]()
@@ -105,10 +105,10 @@ def run_tests(root: Path, out: Path, environment: Mapping[str, str], seconds: fl
     if not folder.is_dir():
         return {"status": "failed", "reason": f"{folder} is absent: run from a clone"}
     command = [sys.executable, "-P", "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "--tb=short"]
-    # A module that cannot be imported here, for want of a package of the command line, costs only itself.
+    # A module that cannot be imported here, because a package is missing, only costs itself.
     command.append("--continue-on-collection-errors")
     command.append(str(folder / "ops" if dry else folder))
-    # The tests meet GPUs as they are: what makes a dry run possible here would change what they test.
+    # The tests must run on the real device: the interpreter of a dry run would change what they test.
     test_environment = {name: value for name, value in environment.items() if name != "TRITON_INTERPRET"}
     output = out / "tests.txt"
     with output.open("wb") as file:

@@ -47,7 +47,7 @@ def _failures(section: Mapping[str, Any]) -> list[str]:
 
 
 def _ratio(entry: Mapping[str, Any]) -> str:
-    ratios = "nobody else took it" if entry["best"] is None else f"{entry['ratio']:.2f}x {entry['best']}"
+    ratios = "no other contender" if entry["best"] is None else f"{entry['ratio']:.2f}x {entry['best']}"
     rate = "" if entry["tflops"] is None else f", {entry['tflops']:,.0f} TFLOP/s"
     return f"{entry['workload']}: {entry['median_ms']:.4g} ms{rate}, {ratios}; {entry['outputs']}"
 

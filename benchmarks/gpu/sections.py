@@ -20,9 +20,9 @@ from fastbert.benchmarks.harness import records
 from fastbert.benchmarks.harness.measure import FASTBERT
 
 PACKAGE = "fastbert.benchmarks"
-CASE_SECONDS = 75.0  # for one case; a kernel that hangs is ended then
-MOST_RETRIES = 2  # of a case, each without the peer that made the process fail
-LAST_SECONDS = 6.0  # of the budget: for the table and for ending processes
+CASE_SECONDS = 75.0  # for one case; then a hanging kernel is killed
+MOST_RETRIES = 2  # of a case, each without the peer that crashed the process
+LAST_SECONDS = 6.0  # of the budget: reserved for the table and for ending processes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,7 @@ def environment(options: Options) -> dict[str, str]:
     variables = {
         "TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR", str(cache / "triton")),
         "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(cache / "inductor")),
-        # The same everywhere: it may be part of what torch looks a compiled product up by.
+        # The same everywhere: it may be part of the key of torch's cache.
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "PYTHONSAFEPATH": "1",
@@ -93,7 +93,7 @@ def environment(options: Options) -> dict[str, str]:
     return variables
 
 
-# Sections: each gets the session and its seconds, and returns what goes into the results.
+# Sections: each gets the session and its seconds, and returns its part of the results.
 
 
 def examine(session: Session, seconds: float) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class Section:
 
 SECTIONS = (
     Section("environment", 8, examine),
-    Section("build", 5, built),  # done before: all it needs is not to be skipped as too short
+    Section("build", 5, built),  # done before: the share only prevents that it is skipped
     Section("compile", 75, compile_kernels),
     Section("tune", 150, tune),
     Section("tests", 70, tests),
@@ -223,7 +223,7 @@ def guarded(session: Session, section: Section, seconds: float) -> dict[str, Any
     except Exception as error:  # noqa: BLE001 - recorded, and the next section goes on
         lines = traceback.format_exc().splitlines()[-LAST_LINES:]
         result = {"status": "failed", "reason": f"{type(error).__name__}: {error}", "lines": lines}
-    # Building says for itself how long it took: it was done before.
+    # The build reports its own duration: it ran before.
     result = {"seconds": round(time.monotonic() - began, 1), "allowed_seconds": round(seconds, 1), **result}
     if session.options.dry_run:
         result["dry_run"] = True
@@ -239,7 +239,7 @@ def run(options: Options, sections: tuple[Section, ...] = SECTIONS) -> int:
     try:
         for index, section in enumerate(selected):
             left = session.left()
-            # Each may use its share of what is left: what one does not need, the later ones have.
+            # Each may use its share of the remaining time; unused time goes to the later ones.
             allowed = left * section.share / sum(later.share for later in selected[index:])
             if allowed < 1.0:
                 result: dict[str, Any] = {"status": "skipped", "reason": "out of time"}

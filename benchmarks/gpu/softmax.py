@@ -138,6 +138,6 @@ def ceilings(dry: bool, seconds: float) -> dict[str, Any]:
     device.free()
     a, b = (torch.randn(side, side, device=place).bfloat16() for _ in range(2))
     work = Work(operations=2.0 * side**3)
-    case.rows += contest(device, f"product {side}", {"torch": [partial(torch.mm, a, b)]}, work, seconds=seconds)
+    case.rows += contest(device, f"matmul {side}", {"torch": [partial(torch.mm, a, b)]}, work, seconds=seconds)
     device.free()
     return case.as_json()

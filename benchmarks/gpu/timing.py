@@ -15,10 +15,10 @@ from fastbert.benchmarks.gpu.worker import announce
 from fastbert.benchmarks.harness import measure
 
 Calls = Sequence[Callable[[], Any]]
-SAMPLE_SECONDS = 2e-3  # calls are repeated until a sample takes about as long, or the host has queued enough
+SAMPLE_SECONDS = 2e-3  # calls are repeated to make a sample about as long, up to MOST_CALLS
 MOST_CALLS = 32
-ROUNDS, DRY_ROUNDS = (5, 60), (2, 2)  # the fewest and the most
-# What a contender raises for a case that it does not take, or that does not fit.
+ROUNDS, DRY_ROUNDS = (5, 60), (2, 2)  # minimum and maximum
+# Exceptions of a contender that does not support a case, or does not fit into memory.
 REFUSALS = (RuntimeError, ValueError, TypeError, NotImplementedError, ImportError, AttributeError)
 
 
@@ -158,7 +158,7 @@ def willing(
             warnings.simplefilter("always")
             calls = _tried(device, case, workload, name, make, messages)
         if calls is None:
-            device.free()  # here, where no traceback holds tensors any more
+            device.free()  # here, where no traceback references tensors
         else:
             runnable[name] = calls
     return runnable
@@ -177,7 +177,7 @@ def _tried(
         calls[0]()
         device.synchronize()
     except REFUSALS as error:
-        # torch gives the reasons why an implementation is not used as warnings, and a bare error after them.
+        # torch warns with the reasons why an implementation is not used, then raises a bare error.
         reasons = [
             line for line in (str(message.message).splitlines()[0] for message in messages) if "because:" not in line
         ]

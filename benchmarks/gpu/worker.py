@@ -96,7 +96,7 @@ class Worker:
             try:
                 pipe.close()
             except BrokenPipeError:
-                continue  # a question that it never read
+                continue  # an unread request
         self.process = None
 
     def _running(self) -> subprocess.Popen[str]:
@@ -127,7 +127,7 @@ def _listen(process: subprocess.Popen[str], answers: queue.Queue[str | None]) ->
 
 def serve() -> None:
     """Answer requests from standard input until it ends."""
-    # Whatever a library prints must not get between our answers.
+    # Output of libraries must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:

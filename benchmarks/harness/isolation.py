@@ -99,7 +99,7 @@ class Isolated:
 
 def serve() -> None:
     """Answer requests from standard input until it ends: the first constructs the object, others call its methods."""
-    # Whatever a library prints must not get between our answers.
+    # Output of libraries must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     subject: Any = None

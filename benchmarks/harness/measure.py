@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 FASTBERT = "fastbert"
-# What `Row.outputs` says of a contender whose results are right, or were not to be compared.
+# Values of `Row.outputs` for correct results, and for those that were not to be compared.
 AGREEING = ("equal", "close", "not compared")
-STEADY_SECONDS = 0.25  # a call that takes longer needs one round of warming and no more
-SLOW_SECONDS = 4.0  # one that takes longer is measured fewer times
+STEADY_SECONDS = 0.25  # a longer call needs only one round of warm-up
+SLOW_SECONDS = 4.0  # a slower call is measured fewer times
 SLOW_ROUNDS = 3
-THREADS_TOLERANCE = 0.15  # of the threads asked for: what a measurement may use more, or one thread less
+THREADS_TOLERANCE = 0.15  # relative to the requested threads: tolerated excess, or shortfall of one thread
 
 
 class ContenderFailed(Exception):
@@ -186,7 +186,7 @@ def interleave(
 
 
 def _synchronizer() -> Callable[[], None]:
-    # Whoever measures a device has imported torch; others need not wait for it.
+    # Benchmarks of a device have imported torch; others need no sync.
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         wait: Callable[[], None] = torch.cuda.synchronize
@@ -213,7 +213,7 @@ def make_rows(
     table = []
     for name, values in timings.items():
         seconds = [value.seconds for value in values]
-        # Inclusive: with few rounds the other method goes beyond the fastest and the slowest.
+        # Inclusive: with few rounds the other method exceeds the fastest and the slowest.
         fifths = statistics.quantiles(seconds, n=5, method="inclusive") if len(seconds) > 1 else seconds * 4
         median = _median(values)
         used = statistics.median(value.processor_seconds / max(value.seconds, 1e-9) for value in values)
@@ -240,7 +240,7 @@ def make_rows(
 def _with_doubts(row: Row) -> Row:
     """Return the row, with a note if it used a different number of threads."""
     used = row.threads_used
-    if used is None or row.median_ms < 1:  # the processor's clock is too coarse for less
+    if used is None or row.median_ms < 1:  # the CPU clock is too coarse for less
         return row
     if used > row.threads * (1 + THREADS_TOLERANCE):
         note = f"asked for {row.threads} thread{'s' * (row.threads > 1)}, used {used:g}"

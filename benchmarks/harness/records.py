@@ -19,7 +19,7 @@ from fastbert.io.atomic_write import write_atomic
 SCHEMA_VERSION = 1
 FIELDS = ("schema", "benchmark", "machine", "versions", "commit", "rows")
 PACKAGES = ("fastbert-engine", "torch", "triton", "transformers", "tokenizers", "numpy")
-# The first feature that a processor has names its class.
+# The first feature that a processor has determines its class.
 CPU_CLASSES = (
     ("amx_tile", "amx"),
     ("avx512_bf16", "avx512-bf16"),

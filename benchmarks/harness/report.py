@@ -8,7 +8,7 @@ from typing import Any
 
 from fastbert.benchmarks.harness.measure import FASTBERT, Row
 
-# Okabe and Ito's colours: told apart by every kind of colour vision, and in grey by lightness.
+# Okabe and Ito's colours: distinguishable with every kind of colour vision, and in grey by lightness.
 FASTBERT_COLOR, OTHER_COLOR, WRONG_COLOR = "#0072B2", "#B8B8B8", "#E69F00"
 PANELS_ACROSS = 3
 
@@ -20,7 +20,7 @@ def show(table: Sequence[Row], console: Any = None) -> None:
     from rich.text import Text
 
     console = console or Console(highlight=False)
-    # Away from a terminal (a file, a pipe) nothing is cut to fit.
+    # In a file or a pipe nothing is truncated.
     if not console.is_terminal:
         console.width = max(console.width, 150)
     columns = ["workload", "contender", "ms", "p20", "p80", "MB/s", "tokens/s", "x fastbert", "threads", "outputs"]
@@ -99,7 +99,7 @@ def _panel(axis: Any, workload: str, rows: Sequence[Row]) -> None:
         color = FASTBERT_COLOR if row.contender == FASTBERT else OTHER_COLOR if right else WRONG_COLOR
         axis.barh(index, value, color=color, edgecolor="white" if right else "black", hatch=None if right else "//")
         times = (
-            f"  ({row.ratio_to_fastbert:.3g}x our time)" if row.ratio_to_fastbert and row.contender != FASTBERT else ""
+            f"  ({row.ratio_to_fastbert:.3g}x fastbert)" if row.ratio_to_fastbert and row.contender != FASTBERT else ""
         )
         if "worst_over_plain" in row.details:
             times = f"  (worst {row.details['worst_over_plain']:.3g}x plain)"

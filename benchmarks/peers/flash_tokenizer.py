@@ -9,7 +9,7 @@ from pathlib import Path
 import flash_tokenizer
 import numpy as np
 
-UNLIMITED = 1 << 30  # its max_length cuts even where nothing is padded
+UNLIMITED = 1 << 30  # its max_length truncates even without padding
 
 
 class Tokenizer:

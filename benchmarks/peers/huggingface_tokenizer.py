@@ -44,5 +44,5 @@ class Tokenizer:
         """Do nothing: its WordPiece model has no cache."""
 
     def _set_threads(self) -> None:
-        # Read anew at each call, and shared by all objects of a process.
+        # Read at each call, and shared by all objects of a process.
         os.environ["TOKENIZERS_PARALLELISM"] = thread_environment(self.threads)["TOKENIZERS_PARALLELISM"]

@@ -37,7 +37,7 @@ class Encoder:
         exported, fused, quantized = (scratch / f"{name}.onnx" for name in ("exported", "fused", "quantized"))
         self.fused = _export_fused(folder, exported, fused)
         if dtype == "int8":
-            # The shapes behind a fused operator cannot be inferred, and with them not the dtypes.
+            # Shapes and dtypes after a fused operator cannot be inferred.
             kind = {"DefaultTensorType": onnx.TensorProto.FLOAT}
             quantize_dynamic(fused, quantized, weight_type=QuantType.QInt8, extra_options=kind)
         options = onnxruntime.SessionOptions()
@@ -62,7 +62,7 @@ def _export_fused(folder: Path, exported: Path, fused: Path) -> dict[str, int]:
     """Write the exported and the fused model; return the number of each fused operator in it."""
     from onnxruntime.transformers import optimizer
 
-    # The optimiser knows the attention of the tracing exporter with eager attention, and no other.
+    # The optimizer only recognises the eager attention of the tracing exporter.
     model = load(folder, "eager")
     names = ["input_ids", "attention_mask"]
     example = tuple(torch.ones(2, 16, dtype=torch.int64) for _ in names)

@@ -27,7 +27,7 @@ class Encoder:
     def open(self, arrays: Arrays) -> dict[str, Any]:
         self.arrays = padded(arrays)
         shape = self.arrays["input_ids"].shape
-        # Converted anew: a model that once had a static shape has it folded in.
+        # Converted again: a static shape is folded into the model.
         model = self._converted()
         model.reshape({name: list(shape) for name in self.arrays})
         hint = HINTS[self.dtype]
@@ -38,16 +38,16 @@ class Encoder:
                 "INFERENCE_PRECISION_HINT": hint,
                 "INFERENCE_NUM_THREADS": self.threads,
                 "PERFORMANCE_HINT": "LATENCY",
-                "ENABLE_HYPER_THREADING": True,  # else it takes fewer threads than it is told where cores have two
+                "ENABLE_HYPER_THREADING": True,  # else it uses fewer threads than requested on cores with two
             },
         )
         ran = self._precisions()
         if self.dtype == "bf16" and not ran["bf16"]:
-            raise NotImplementedError("not available on this CPU: OpenVINO computes no product in bf16")
+            raise NotImplementedError("not available on this CPU: OpenVINO computes no matmul in bf16")
         self.request = self.compiled.create_infer_request()
-        details: dict[str, Any] = {"products_computed_in": dict(ran)}
+        details: dict[str, Any] = {"matmuls_computed_in": dict(ran)}
         if self.dtype == "bf16" and "BF16" not in self.core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
-            details["note"] = "bf16 emulated: OpenVINO does not count it among this CPU's capabilities"
+            details["note"] = "bf16 emulated: it is not among this CPU's capabilities for OpenVINO"
         return details
 
     def run(self) -> Any:

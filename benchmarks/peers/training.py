@@ -60,18 +60,18 @@ class Peer:
 
     def load(self, folder: Path, name: str) -> nn.Module:
         """Load the model of this architecture, weights in fp32."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how to load {name}")
+        raise NotImplementedError(f"{type(self).__name__} does not implement loading {name}")
 
     def prepare(self, arrays: Arrays) -> Any:
         """Convert a batch of a workload to this contender's form."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it is fed")
+        raise NotImplementedError(f"{type(self).__name__} does not implement batches")
 
     def loss(self, batch: Any) -> Tensor:
         """Return the loss of a batch, fp32 scalar."""
-        raise NotImplementedError(f"{type(self).__name__} has no loss")
+        raise NotImplementedError(f"{type(self).__name__} does not implement a loss")
 
     def open(self, arrays: Arrays) -> dict[str, Any]:
-        torch.manual_seed(0)  # of whoever draws dropout from torch
+        torch.manual_seed(0)  # for dropout drawn from torch
         self.batches = [self.prepare(batch) for batch in split(arrays)]
         self.next = 0
         return {}
@@ -96,7 +96,7 @@ class Peer:
         loss.backward()
         gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         norms = torch.stack([gradient.double().norm() for gradient in gradients.values()])
-        # Evenly spaced, and by name: an embedding's gradient alone would be as large as a file of the model.
+        # Evenly spaced, and by name: whole gradients would be as large as the model.
         sampled = [gradients[name].flatten() for name in sorted(gradients)]
         sampled = [flat[:: max(1, flat.numel() // SAMPLES)].double() for flat in sampled]
         result = torch.cat([loss.detach().double()[None], norms.norm()[None], *sampled]).numpy()

@@ -88,5 +88,5 @@ class CompiledEncoder(Encoder):
         return {"compile_seconds": round(time.perf_counter() - began, 1)}
 
     def run(self) -> Any:
-        with torch.no_grad():  # inductor freezes nothing in inference mode's tensors
+        with torch.no_grad():  # inductor does not freeze tensors of inference mode
             return self.call(**self.inputs)

@@ -21,7 +21,7 @@ from fastbert.benchmarks.tokenizer.hostile import KINDS
 CLASS_PATH = "fastbert.benchmarks.tokenizer.contender:TokenizerContender"
 REFERENCE = "huggingface"
 PADDED_COMPARED = 1000
-HOSTILE_PATIENCE = 30.0  # seconds of timed work on hostile texts, for contenders other than us
+HOSTILE_PATIENCE = 30.0  # seconds of timed work on hostile texts, for contenders other than fastbert
 ENGLISH_PARTS = 5
 
 Say = Callable[[str], None]
@@ -242,7 +242,7 @@ def memory(names: Sequence[str], counts: Sequence[int], workload: Workload, fold
                 if grown_bytes is not None:
                     grown.setdefault(name, {})[count] = round(grown_bytes / 1e6 / count, 1)
     for name, figures in grown.items():
-        shown = ", ".join(f"{value} MB a thread with {count}" for count, value in figures.items())
+        shown = ", ".join(f"{value} MB per thread with {count}" for count, value in figures.items())
         say(f"memory: {name} grew by {shown}")
     return grown
 
@@ -271,7 +271,7 @@ def _hostile(lineup: Lineup, name: str, count: int, size: int) -> list[Row]:
         kind = kinds[index % len(kinds)]
         timings.append(Timing(*member.call("time_hostile", kind=kind, size=size, seed=index)))
         if name != FASTBERT and sum(timing.seconds for timing in timings) > HOSTILE_PATIENCE:
-            lineup.say(f"{name}: {len(timings)} of {count} hostile texts took {HOSTILE_PATIENCE:.0f} s; it stops there")
+            lineup.say(f"{name}: {len(timings)} of {count} hostile texts took {HOSTILE_PATIENCE:.0f} s; stopped")
             break
     worst = max(range(len(timings)), key=lambda index: timings[index].seconds)
     by_kind: dict[str, float] = {}

@@ -15,11 +15,11 @@ from fastbert.benchmarks.cpu.contender import MOST_CALLS, TURN_SECONDS, CpuConte
 from fastbert.benchmarks.harness.measure import Timing, clock
 from fastbert.benchmarks.training import memory, profile, workloads
 
-REHEARSAL = "rehearsal"  # the folder of the toy, in the model's
+REHEARSAL = "rehearsal"  # folder of the toy model, inside the model's
 AGREEMENT = 0.05
-MOST_WARMING = 8  # turns
-WARMING_SECONDS = 120.0  # no turn of warming begins after them
-PROFILED_SECONDS = 30.0  # of steps whose phases are timed, but at least one and at most so many steps:
+MOST_WARMING = 8  # rounds
+WARMING_SECONDS = 120.0  # no warm-up round starts later
+PROFILED_SECONDS = 30.0  # of timed steps: at least one, at most:
 MOST_PROFILED = 10
 
 
@@ -50,7 +50,7 @@ class TrainingContender(CpuContender):
         began = time.perf_counter()
         with np.load(path) as arrays:
             details = self.peer.open(dict(arrays))
-        # Now, since the first step changes the weights.
+        # Before the first step, which changes the weights.
         self.compared = self.peer.values()
         self.counted_anew = memory.forget_high_water()
         self.cycle = len(self.peer.batches)

@@ -46,7 +46,7 @@ class TrainingLineup(Lineup):
             if self.profiles:
                 extra["profile"] = self.members[row.contender].call("profile", step_ms=row.median_ms)
         except ContenderFailed as error:
-            # Its times are good; what it failed at is missing and said.
+            # The times are valid; only the explanation is missing, and reported.
             self.say(f"{row.contender}: {row.workload}: {error}")
             notes = [str(row.details["note"])] if "note" in row.details else []
             extra["note"] = "; ".join([*notes, f"not explained: {error}"])

@@ -22,9 +22,9 @@ SEED = 3
 VOCABULARY, TEXT_BYTES = 2048, 2_000_000
 SEQUENCES, LENGTH = 32, 64
 LEARNING_RATE, WARMUP = 1e-3, 0.1
-TAIL = 0.1  # of the steps, at the end, whose mean is the final loss; curves are smoothed over as many
+TAIL = 0.1  # share of the last steps whose mean is the final loss; curves are smoothed over as many
 REFERENCE = "eager fp32"
-# Color, line, width: the curves lie on each other, so those drawn first are wider.
+# Color, line, width: the curves overlap, so those drawn first are wider.
 STYLES = {
     REFERENCE: ("black", "-", 4.0),
     "fastbert fp32": ("#E69F00", "-", 2.5),
@@ -177,7 +177,7 @@ def smoothed(losses: Sequence[float], window: int) -> list[float]:
     return [sum(losses[end - window : end]) / window for end in range(window, len(losses) + 1)]
 
 
-# What came out
+# Results
 
 
 def show(curves: Curves, console: Any = None) -> None:

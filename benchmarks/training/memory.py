@@ -21,7 +21,7 @@ from fastbert import _C
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 PARTS = ("weights", "weight_copies", "gradients", "optimizer", "activations", "scratch", "other")
 ELEMENT_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
-# Nodes between a weight and a copy of it in another dtype, as autocast makes them.
+# Autograd nodes between a weight and its copy in a different dtype, made by autocast.
 COPYING = re.compile(r"(ToCopy|T|View|Transpose|Permute)Backward\d*")
 
 
@@ -117,7 +117,7 @@ def parts_of_a_step(
                 phase()
             look()
             if name == "backward":
-                gradients.clear()  # what becomes of them is the optimiser's matter
+                gradients.clear()  # the optimizer releases them
     finally:
         for hook in hooks:
             hook.remove()
@@ -164,7 +164,7 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 def packed_bytes() -> int:
     """Return the bytes of all prepacked weights, wherever they are referenced."""
     objects = gc.get_referents(*gc.get_objects())
-    # The collector forgets tuples of what it does not follow.
+    # The collector does not track tuples of untracked objects.
     objects += gc.get_referents(*(value for value in objects if type(value) is tuple))
     weights = {id(weight): weight for weight in objects if type(weight) is _C.PackedWeight}
     return sum(weight.columns * weight.depth * ELEMENT_BYTES[weight.element] for weight in weights.values())
@@ -180,6 +180,6 @@ def account(
     """Return `PARTS` in bytes, which add up to `peak`, for the largest of some steps; `before` was in use before there
     was a model."""
     best = max((parts_of_a_step(model, optimizer, phases) for phases in steps), key=lambda parts: sum(parts.values()))
-    best["weight_copies"] += packed_bytes()  # which outlive a step, for the next
+    best["weight_copies"] += packed_bytes()  # kept for the next step
     known = sum(best.values())
     return {**best, "scratch": peak - known - before, "other": before}

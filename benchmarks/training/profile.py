@@ -20,14 +20,14 @@ from fastbert.benchmarks.harness.measure import clock
 
 EXTENSION = "fastbert._C."
 REST = "rest"
-# The first that matches an operation's name (torch's without "aten::", ours without "fastbert._C.") has its time.
+# The first pattern that matches an operation's name, without "aten::" or "fastbert._C.", gets its time.
 OPERATIONS = (
     ("optimizer", r"_fused_adam|adam|Optimizer\."),
     ("clip", r"linalg_vector_norm|_foreach_norm|_foreach_mul_|gradient_norm|clip"),
     ("loss", r"_?log_softmax|nll_loss|cross_entropy|argmax"),
     ("embeddings", r"embedding|index_select"),
     ("attention", r"attention|_?(safe_)?softmax|bmm|baddbmm"),
-    ("products", r"mm$|addmm|product|mkldnn.*linear|linear$|quantize_rows|(re)?pack"),
+    ("matmuls", r"mm$|addmm|product|mkldnn.*linear|linear$|quantize_rows|(re)?pack"),
     ("norms", r"norm"),
     ("GELU", r"gelu"),
     ("dropout", r"bernoulli|dropout"),
@@ -84,18 +84,18 @@ def watched_extension() -> Iterator[None]:
     functions = {name: value for name, value in vars(_C).items() if callable(value) and not isinstance(value, type)}
     announced = {id(function): _announced(name, function) for name, function in functions.items()}
     originals = []
-    # Wherever it is known by a name: modules may have taken functions out of the extension.
-    modules = [module for name, module in list(sys.modules.items()) if name.split(".")[0] == "fastbert"]
-    for home in modules:
-        for name, value in list(vars(home).items()):
+    # In every module: some have imported functions from the extension.
+    modules = [entry for name, entry in list(sys.modules.items()) if name.split(".")[0] == "fastbert"]
+    for module in modules:
+        for name, value in list(vars(module).items()):
             if id(value) in announced:
-                originals.append((home, name, value))
-                setattr(home, name, announced[id(value)])
+                originals.append((module, name, value))
+                setattr(module, name, announced[id(value)])
     try:
         yield
     finally:
-        for home, name, value in originals:
-            setattr(home, name, value)
+        for module, name, value in originals:
+            setattr(module, name, value)
 
 
 def _announced(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ def show(result: Result, console: Any = None) -> None:
             console.print(_grid(("peak", *map(title_of, PARTS)), [(row, _megabytes(row)) for row in measured]))
             console.print()
         profiled = [row for row in rows if "profile" in row.details]
-        for key, title in (("phases_ms", "ms of a step by phase"), ("operations_ms", "ms of a step by operation")):
+        for key, title in (("phases_ms", "ms per step by phase"), ("operations_ms", "ms per step by operation")):
             if profiled:
                 times = [row.details["profile"][key] for row in profiled]
                 names = tuple(dict.fromkeys(name for row_times in times for name in row_times))

@@ -19,8 +19,8 @@ MASKED = 0.15
 CLS, SEP, MASK = 101, 102, 103  # in the released vocabularies
 LABELS = 2
 LONGEST = 128
-# Lengths exp(mean + deviation z), cut at both ends. Of sentences of Wikipedia, and of SST-2's training phrases, with
-# the released uncased vocabulary and both special tokens: padded to the longest of 32, 43 % and 34 % are real.
+# Lengths exp(mean + deviation z), clipped at both ends: of Wikipedia's sentences, and of SST-2's training phrases, with
+# the released uncased vocabulary and both special tokens. Padded to the longest of 32, 43 % and 34 % are real.
 WIKI_LENGTHS = (3.31, 0.46, 5, LONGEST)
 SST2_LENGTHS = (2.36, 0.68, 3, 66)
 WIKI_BATCHES, FINETUNE_BATCHES = 4, 8
@@ -77,7 +77,7 @@ def classification(
         arrays |= {
             f"{number}.input_ids": np.concatenate(sequences),
             f"{number}.lengths": np.array([len(ids) for ids in sequences], np.int64),
-            # A quarter: where a new head meets as many of both, gradients cancel and rounding is most of what is left.
+            # A quarter: with equal numbers of both classes a new head's gradients cancel, and rounding dominates.
             f"{number}.classes": (np.arange(len(sequences)) % 4 == 3).astype(np.int64),
             f"{number}.dropout_key": rng.integers(0, 1 << 62, len(sequences)),
         }
@@ -99,7 +99,7 @@ def _workload(
         tokens=round(tokens / batches),
         operations=work / batches,
         arrays=arrays,
-        note=f"{description}, {tokens / batches:,.0f} real tokens a step, {tokens / positions:.0%} full{several}",
+        note=f"{description}, {tokens / batches:,.0f} real tokens per step, {tokens / positions:.0%} full{several}",
         config=config,
         batches=batches,
     )
@@ -153,7 +153,7 @@ class TextBatches:
         sentences = [sentence for document in documents for sentence in document]
         needed = batches * sequences
         if len(sentences) < needed:
-            raise UserError(f"--text {text}: holds {len(sentences)} sentences, one a line, but {needed} are needed")
+            raise UserError(f"--text {text}: holds {len(sentences)} sentences, one per line, but {needed} are needed")
         order = np.random.default_rng(SEED).permutation(len(sentences))
         if vocab is None:
             learned = train_vocabulary([sentences[index] for index in order[:LEARNED_FROM]], LEARNED_VOCABULARY)
@@ -173,18 +173,18 @@ def read_lengths(path: Path, most: int) -> np.ndarray:
         require_regular_file(path)
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except FileNotFoundError:
-        raise UserError(f"--lengths {path}: no such file; give one with a length a line") from None
+        raise UserError(f"--lengths {path}: no such file; give one with one length per line") from None
     except (UnicodeDecodeError, IsADirectoryError):
-        raise UserError(f"--lengths {path}: not a text file; give one with a length a line") from None
+        raise UserError(f"--lengths {path}: not a text file; give one with one length per line") from None
     lengths = []
     for number, line in enumerate(lines, 1):
         if not line:
             continue
         if not line.isascii() or not line.isdigit() or not 2 <= int(line) <= most:
-            raise UserError(f"--lengths {path}, line {number}: {line[:20]!r} is no length from 2 to {most}")
+            raise UserError(f"--lengths {path}, line {number}: {line[:20]!r} is not a length from 2 to {most}")
         lengths.append(int(line))
     if not lengths:
-        raise UserError(f"--lengths {path}: holds no length; give one a line")
+        raise UserError(f"--lengths {path}: holds no length; give one per line")
     return np.array(lengths, np.int64)
 
 

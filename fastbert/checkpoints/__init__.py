@@ -1,1 +1,1 @@
-"""Checkpoints, read without trusting them: safetensors, pickles that are not executed, TensorFlow's; and written."""
+"""Read untrusted checkpoints (safetensors, pickles without executing them, TensorFlow) and write them atomically."""

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face Hub that lie in its local cache; nothing is fetched, so HF_HUB_OFFLINE always holds."""
+"""Find models of the Hugging Face Hub in its local cache. Nothing is downloaded, so HF_HUB_OFFLINE always holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def cache_folder() -> Path:
-    """Where the Hub's library keeps its cache, by the variables that it reads itself."""
+    """Return the folder of the Hub's cache, from the same environment variables as huggingface_hub."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(name):
             return _expanded(os.environ[name])
@@ -29,17 +29,17 @@ def _expanded(path: str) -> Path:
 
 
 def is_id(text: str) -> bool:
-    """Whether this could name a model of the Hub: `bert-base-uncased`, `org/name`."""
+    """Return whether a text is a valid model id of the Hub: `bert-base-uncased`, `org/name`."""
     return _ID.fullmatch(text) is not None and ".." not in text and "--" not in text
 
 
 def find_snapshot(name: str, revision: str = MAIN) -> Path:
-    """The folder of a model in the cache; `revision` is a branch, a tag or a commit.
+    """Return the folder of a model in the cache; `revision` is a branch, a tag or a commit.
 
-    Raises `UserError` with what to run where it is not there.
+    Raises `UserError` with the download command if the model is missing.
     """
     if not isinstance(revision, str) or not _REVISION.fullmatch(revision) or ".." in revision:
-        raise UserError(f"revision={revision!r} is no branch, tag or commit")
+        raise UserError(f"revision={revision!r} is not a branch, a tag or a commit")
     cache = cache_folder()
     model = cache / f"models--{name.replace('/', '--')}"
     commit = revision if _COMMIT.fullmatch(revision) else _commit_of(model, revision)
@@ -54,11 +54,11 @@ def find_snapshot(name: str, revision: str = MAIN) -> Path:
 
 
 def _commit_of(model: Path, revision: str) -> str | None:
-    """The commit that a branch or a tag stands for in the cache."""
+    """Return the commit of a branch or a tag in the cache."""
     file = model / "refs" / revision
     if not file.is_file() or file.stat().st_size > 100:
         return None
     commit = file.read_text(encoding="ascii", errors="replace").strip()
     if not _COMMIT.fullmatch(commit):
-        raise CheckpointError(f"{file}: holds no commit; fetch the model again")
+        raise CheckpointError(f"{file}: does not hold a commit; fetch the model again")
     return commit

@@ -46,7 +46,7 @@ def match(names: Iterable[str], own: Collection[str], prefix: str, place: Path) 
 
 
 def is_encoders(name: str) -> bool:
-    """Whether a weight belongs to the embeddings or the layers: what no task ever makes anew."""
+    """Return whether a weight belongs to the embeddings or the layers: what no task ever makes anew."""
     return ENCODER.match(name) is not None
 
 
@@ -106,18 +106,18 @@ def to_tensorflow(name: str) -> str | None:
 
 
 def is_training_state(name: str) -> bool:
-    """Whether a tensor in a TensorFlow checkpoint is an optimizer's, or a step's number."""
+    """Return whether a tensor in a TensorFlow checkpoint is an optimizer's, or a step's number."""
     return _TF_TRAINING.fullmatch(name) is not None
 
 
 def is_transposed(theirs: str) -> bool:
-    """Whether a tensor with this name in a TensorFlow checkpoint has its rows where ours has columns."""
+    """Return whether a tensor with this name in a TensorFlow checkpoint has its rows where ours has columns."""
     return theirs.endswith("/kernel")
 
 
 def weights_of_bundle(bundle: Mapping[str, FileTensor]) -> tuple[dict[str, FileTensor], dict[str, str]]:
-    """Of a TensorFlow checkpoint: its weights under our names, and our names -> TensorFlow's. What is no weight of BERT
-    keeps its own name."""
+    """Return the weights of a TensorFlow checkpoint under our names, and the mapping of our names to TensorFlow's. A
+    tensor that is not a weight of BERT keeps its name."""
     weights: dict[str, FileTensor] = {}
     origins: dict[str, str] = {}
     for theirs, stored in bundle.items():

@@ -1,9 +1,9 @@
-"""`fastbert_manifest.json`: the size and CRC-32C of every file that makes a finished model folder what it is.
+"""Write and verify `fastbert_manifest.json`: the size and CRC-32C of every file of a finished model folder.
 
-Weights, configuration, tokenizer and the small files beside them are listed when they are written and checked before
-they are loaded, so that a flipped bit or an exchanged file is an error instead of another model. The manifest holds a
-SHA-256 of itself and the fingerprint of the tokenizer. Folders without one load unchecked; other libraries ignore it.
-docs/checkpoints.md describes the format.
+Weights, configuration, tokenizer and the small files beside them are listed when they are written and verified before
+they are loaded, so that a flipped bit or a replaced file is an error instead of a different model. The manifest holds a
+SHA-256 of itself and the tokenizer's fingerprint. Folders without a manifest load unverified; other libraries ignore
+it. docs/checkpoints.md describes the format.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ logger = logging.getLogger("fastbert")
 NAME = "fastbert_manifest.json"
 FORMAT, VERSION = "fastbert-manifest", 1
 VARIABLE = "FASTBERT_VERIFY"
-MOST_BYTES = 4 << 20
-_SHOWN = 4
-# A thread's share of a large file, and what it reads at a time: fits a core's cache.
-_STRETCH, _PIECE = 16 << 20, 1 << 18
-_MOST_THREADS = 8
+MAX_BYTES = 4 << 20
+_MAX_SHOWN = 4
+# A thread's share of a large file; and a single read, which fits a core's cache.
+_RANGE_BYTES, _CHUNK_BYTES = 16 << 20, 1 << 18
+_MAX_THREADS = 8
 
 MODEL, ADAPTER, TOKENIZER, EMBEDDER, TASK = "model", "adapter", "tokenizer", "embedder", "task"
 _PATTERNS = {
@@ -58,71 +58,71 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files of a folder by their paths in it, and the fingerprint of its tokenizer if it has one."""
+    """The files of a folder by relative path, and the fingerprint of its tokenizer if it has one."""
 
     files: Mapping[str, Entry]
     tokenizer: str | None = None
 
 
 def is_enabled() -> bool:
-    """Return whether folders are checked: unless the environment says FASTBERT_VERIFY=0. Raises UserError."""
+    """Return whether folders are verified: always, unless FASTBERT_VERIFY=0 is set. Raises UserError."""
     value = os.environ.get(VARIABLE, "").strip()
     if value not in ("", "0", "1"):
-        raise UserError(f"{VARIABLE}={value} must be 1 (check model folders, the default) or 0")
+        raise UserError(f"{VARIABLE}={value} must be 1 (verify model folders, the default) or 0")
     return value != "0"
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Read a folder's manifest, None where there is none. Raises `CheckpointError` for damage and newer versions."""
+    """Return a folder's manifest, or None. Raises `CheckpointError` for a damaged or newer manifest."""
     path = folder / NAME
     if not os.path.lexists(path):
         return None
     with UntrustedFile(path) as file:
-        if file.size > MOST_BYTES:
+        if file.size > MAX_BYTES:
             raise CheckpointError(
-                f"{path}: {file.size:,} bytes, where at most {MOST_BYTES:,} are read; {_renew(folder)}"
+                f"{path}: has {file.size:,} bytes, and at most {MAX_BYTES:,} are read; {_cure(folder)}"
             )
         text = file.read(0, file.size)
     try:
         body = parse_json(text, str(path))
     except CheckpointError as error:
-        raise CheckpointError(f"{error}; {_renew(folder)}") from None
+        raise CheckpointError(f"{error}; {_cure(folder)}") from None
     digest = body.pop("sha256", None) if isinstance(body, dict) else None
     if not isinstance(body, dict) or digest != _digest(body) or body.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: damaged: it does not match its own checksum; {_renew(folder)}")
+        raise CheckpointError(f"{path}: damaged: it does not match its own checksum; {_cure(folder)}")
     if body.get("version") != VERSION:
         raise CheckpointError(
-            f"{path}: a manifest of version {shown(body.get('version'))}, where {VERSION} is read; use a newer"
-            f" fastbert, or load the folder unchecked with {VARIABLE}=0"
+            f"{path}: a manifest of version {shown(body.get('version'))}, but {VERSION} is supported; use a newer"
+            f" fastbert, or load the folder unverified with {VARIABLE}=0"
         )
     try:
         files = {str(name): Entry(**entry) for name, entry in body["files"].items()}
         return Manifest(files, body["tokenizer"])
     except (KeyError, TypeError, AttributeError):
-        raise CheckpointError(f"{path}: damaged: not a manifest that fastbert wrote; {_renew(folder)}") from None
+        raise CheckpointError(f"{path}: damaged: not a manifest that fastbert wrote; {_cure(folder)}") from None
 
 
 def update_manifest(folder: Path, names: Iterable[str], tokenizer: str | None = None) -> Path:
-    """Enter files that were just written to a folder in its manifest; entries of files that are gone are dropped.
+    """Enter files that were just written in a folder's manifest, and drop entries of files that no longer exist.
 
     `tokenizer` is the fingerprint of a tokenizer that was written. Returns the manifest's path. Raises
-    `CheckpointError` where the disk refuses.
+    `CheckpointError` if it cannot be written.
     """
     try:
         old = read_manifest(folder) or Manifest({})
     except CheckpointError as error:
-        logger.warning("%s; a new one lists only what is written now", error)
+        logger.warning("%s; the new manifest lists only the files written now", error)
         old = Manifest({})
     written = {name: describe(folder / name) for name in names}
-    kept = {name: entry for name, entry in old.files.items() if (folder / name).is_file()}
-    _write(folder, Manifest({**kept, **written}, tokenizer or old.tokenizer))
+    remaining = {name: entry for name, entry in old.files.items() if (folder / name).is_file()}
+    _write(folder, Manifest({**remaining, **written}, tokenizer or old.tokenizer))
     return folder / NAME
 
 
 def replace_manifest(folder: Path, fingerprint: Callable[[list[str]], str | None]) -> list[str]:
-    """Write a manifest for a folder as it is, whatever its old one says; returns the files that it lists.
+    """Write a manifest for a folder as it is, ignoring the old one; return the files that it lists.
 
-    `fingerprint(names)` is the fingerprint of the folder's tokenizer. Raises `UserError` for a folder that holds no
+    `fingerprint(names)` returns the fingerprint of the folder's tokenizer. Raises `UserError` for a folder without a
     file of a model or a tokenizer.
     """
     names = _present(folder, KINDS)
@@ -133,16 +133,16 @@ def replace_manifest(folder: Path, fingerprint: Callable[[list[str]], str | None
     return names
 
 
-def merge_manifest(source: Path, folder: Path, kept: Iterable[str]) -> None:
-    """Enter files that stay, of which the manifest of `source` knows, in that of `folder`, whose own entries win."""
+def merge_manifest(source: Path, folder: Path, remaining: Iterable[str]) -> None:
+    """Add entries of remaining files from `source`'s manifest to that of `folder`, whose own take precedence."""
     new = read_manifest(folder)
     try:
         old = read_manifest(source)
-    except CheckpointError:  # the new manifest takes its place
+    except CheckpointError:  # the new manifest replaces it
         return
     if new is None or old is None:
         return
-    stay = set(kept)
+    stay = set(remaining)
     files = {name: entry for name, entry in old.files.items() if name.partition("/")[0] in stay}
     _write(
         folder,
@@ -153,70 +153,70 @@ def merge_manifest(source: Path, folder: Path, kept: Iterable[str]) -> None:
 
 
 def verify_files(folder: Path, *kinds: str, verify: bool = True) -> None:
-    """Compare a folder's files of these kinds with its manifest, if it has one; `verify=False` skips it.
+    """Compare a folder's files of some kinds with its manifest, if it has one; `verify=False` skips this.
 
-    Raises `CheckpointError` that names each file whose content changed, that is missing, or that was added.
+    Raises `CheckpointError`, which names each file that changed, is missing or was added.
     """
     if not verify or not is_enabled():
         return
     manifest = read_manifest(folder)
     if manifest is None:
         return
-    wrong = []
+    differences = []
     for kind in kinds:
         listed = {name: entry for name, entry in manifest.files.items() if KINDS[kind].fullmatch(name)}
-        wrong += [said for name, entry in listed.items() if (said := _difference(folder, name, entry))]
+        differences += [text for name, entry in listed.items() if (text := _difference(folder, name, entry))]
         if listed:
-            added = [name for name in _present(folder, [kind]) if name not in listed and not _is_part(name)]
-            wrong += [f"{name} was added" for name in added]
-    _refuse(folder, wrong)
+            added = [name for name in _present(folder, [kind]) if name not in listed and not _is_shard(name)]
+            differences += [f"{name} was added" for name in added]
+    _refuse(folder, differences)
 
 
 def verify_file(path: Path, *, verify: bool = True) -> None:
-    """Compare one file with the manifest beside it, if that lists it. Raises `CheckpointError`."""
+    """Compare one file with the manifest beside it, if listed there. Raises `CheckpointError`."""
     if not verify or not is_enabled():
         return
     manifest = read_manifest(path.parent)
     if manifest is not None and path.name in manifest.files:
-        said = _difference(path.parent, path.name, manifest.files[path.name])
-        _refuse(path.parent, [said] if said else [])
+        difference = _difference(path.parent, path.name, manifest.files[path.name])
+        _refuse(path.parent, [difference] if difference else [])
 
 
 def check_fingerprint(folder: Path, fingerprint: str, source: str) -> None:
-    """Raise `UserError` for a tokenizer, from `source`, that is not the one a model's folder was written with."""
+    """Raise `UserError` for a tokenizer, from `source`, other than the one that a model's folder was saved with."""
     manifest = read_manifest(folder) if is_enabled() else None
     if manifest is not None and manifest.tokenizer not in (None, fingerprint):
         raise UserError(
             f"{source}: this tokenizer is not the one that the model in {folder} was saved with (its fingerprint is"
             f" {fingerprint[:12]}, not {str(manifest.tokenizer)[:12]}); use the model's own, or set {VARIABLE}=0 to use"
-            " this one all the same"
+            " this one anyway"
         )
 
 
 def describe(path: Path) -> Entry:
-    """Read a file once, on several threads if it is large, for its entry."""
+    """Return the entry of a file, reading it once, on several threads if it is large."""
     with UntrustedFile(path) as file:
-        starts = range(0, file.size, _STRETCH)
+        starts = range(0, file.size, _RANGE_BYTES)
         if len(starts) > 1:
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            with ThreadPoolExecutor(min(_MOST_THREADS, cores, len(starts))) as pool:
+            with ThreadPoolExecutor(min(_MAX_THREADS, cores, len(starts))) as pool:
                 values = list(pool.map(lambda start: _checksum(file, start), starts))
         else:
             values = [_checksum(file, start) for start in starts]
         value = 0
-        for start, part in zip(starts, values, strict=True):
-            value = combine_crc32c(value, part, min(_STRETCH, file.size - start))
+        for start, crc in zip(starts, values, strict=True):
+            value = combine_crc32c(value, crc, min(_RANGE_BYTES, file.size - start))
         return Entry(file.size, f"{value:08x}")
 
 
 def _checksum(file: UntrustedFile, start: int) -> int:
-    """The CRC-32C of one stretch."""
-    stop = min(start + _STRETCH, file.size)
-    memory, value = memoryview(bytearray(min(_PIECE, stop - start))), 0
-    for begin in range(start, stop, _PIECE):
-        piece = memory[: min(_PIECE, stop - begin)]
-        file.read_into(piece, begin)
-        value = crc32c(piece, value)
+    """Return the CRC-32C of the byte range from `start` on."""
+    stop = min(start + _RANGE_BYTES, file.size)
+    memory, value = memoryview(bytearray(min(_CHUNK_BYTES, stop - start))), 0
+    for begin in range(start, stop, _CHUNK_BYTES):
+        chunk = memory[: min(_CHUNK_BYTES, stop - begin)]
+        file.read_into(chunk, begin)
+        value = crc32c(chunk, value)
     return value
 
 
@@ -228,33 +228,33 @@ def _difference(folder: Path, name: str, entry: Entry) -> str | None:
     if size != entry.size:
         return f"{name} has {size:,} bytes, not {entry.size:,}"
     value = describe(path).crc32c
-    return None if value == entry.crc32c else f"{name} has other content (CRC-32C {value}, not {entry.crc32c})"
+    return None if value == entry.crc32c else f"{name} has different content (CRC-32C {value}, not {entry.crc32c})"
 
 
-def _refuse(folder: Path, wrong: list[str]) -> None:
-    if not wrong:
+def _refuse(folder: Path, differences: list[str]) -> None:
+    if not differences:
         return
-    more = f", and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+    more = f", and {len(differences) - _MAX_SHOWN} more" if len(differences) > _MAX_SHOWN else ""
     raise CheckpointError(
-        f"{folder}: not as it was written ({NAME}): {', '.join(wrong[:_SHOWN])}{more}; restore the files, or, if they"
-        f" were changed on purpose, accept them with `fastbert convert {folder} --manifest`; {VARIABLE}=0 skips the"
-        " check"
+        f"{folder}: not as it was written ({NAME}): {', '.join(differences[:_MAX_SHOWN])}{more}; restore the files, or,"
+        f" if they were changed on purpose, accept them with `fastbert convert {folder} --manifest`; {VARIABLE}=0 skips"
+        " the check"
     )
 
 
-def _renew(folder: Path) -> str:
-    return f"restore it, or write it anew with `fastbert convert {folder} --manifest`"
+def _cure(folder: Path) -> str:
+    return f"restore it, or write it again with `fastbert convert {folder} --manifest`"
 
 
 def _present(folder: Path, kinds: Iterable[str]) -> list[str]:
-    """The files of a folder, and of the folders in it that are modules, that are of one of the kinds."""
+    """Return the files of some kinds in a folder and in its module sub-folders."""
     names = [path.relative_to(folder).as_posix() for path in (*folder.glob("*"), *folder.glob("[1-9]_*/*"))]
     patterns = [KINDS[kind] for kind in kinds]
     return sorted(name for name in names if any(p.fullmatch(name) for p in patterns) and (folder / name).is_file())
 
 
-def _is_part(name: str) -> bool:
-    """Whether a file is read only if another one names it."""
+def _is_shard(name: str) -> bool:
+    """Return whether a file is read only if another file names it."""
     return name.startswith(("model-", "bert_model.ckpt"))
 
 

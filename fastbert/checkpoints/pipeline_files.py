@@ -1,8 +1,7 @@
-"""The small files by which a folder is a sentence-transformers model: `modules.json`, and a folder for each module."""
+"""Read the files of a sentence-transformers model: `modules.json`, and one folder per module."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from fastbert.errors import CheckpointError
@@ -11,37 +10,32 @@ from fastbert.io.untrusted_input import read_json_file, shown
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
 ENCODER_CONFIG = "sentence_bert_config.json"
-# Older releases gave a file to each kind of encoder.
+# Older releases have a file per kind of encoder.
 _OTHER_ENCODERS = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ENCODER_CONFIGS = (ENCODER_CONFIG, *(f"sentence_{kind}_config.json" for kind in _OTHER_ENCODERS))
 PIPELINE_FILES = (MODULES, PROMPTS, *ENCODER_CONFIGS)
-# Where a release has them; newer ones know the old names too.
+# Module path of the types; newer releases accept it too.
 TYPES = "sentence_transformers.models"
-MOST_MODULES = 32
+MAX_MODULES = 32
 
 
-def is_there(path: Path) -> bool:
-    """Whether anything has this name, a link that leads nowhere included: what is there and damaged is an error."""
-    return os.path.lexists(path)
-
-
-def listed_modules(folder: Path) -> list[tuple[str, Path]]:
-    """The last part of each module's type, and its folder: `folder` itself, or one in it. Raises `CheckpointError`."""
+def read_modules(folder: Path) -> list[tuple[str, Path]]:
+    """Return each module's class name and folder: `folder` or a sub-folder. Raises `CheckpointError`."""
     path = folder / MODULES
-    listed = read_json_file(path)
-    if not isinstance(listed, list) or not listed or not all(isinstance(entry, dict) for entry in listed):
+    entries = read_json_file(path)
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise CheckpointError(f"{path}: must hold a list of modules; restore the file")
-    if len(listed) > MOST_MODULES:
-        raise CheckpointError(f"{path}: lists {len(listed):,} modules, where at most {MOST_MODULES} are believed")
-    found: list[tuple[str, Path]] = []
-    for entry in listed:
+    if len(entries) > MAX_MODULES:
+        raise CheckpointError(f"{path}: lists {len(entries):,} modules; at most {MAX_MODULES} are supported")
+    modules: list[tuple[str, Path]] = []
+    for entry in entries:
         kind, name = entry.get("type"), entry.get("path")
         if not isinstance(kind, str) or not isinstance(name, str) or not _is_name(name):
             raise CheckpointError(f"{path}: a module of type {shown(kind)} in {shown(name)}; restore the file")
-        if any(folder / name == place for _, place in found):
+        if any(folder / name == module_folder for _, module_folder in modules):
             raise CheckpointError(f"{path}: two modules in {shown(name)}; restore the file")
-        found.append((kind.rpartition(".")[2], folder / name))
-    return found
+        modules.append((kind.rpartition(".")[2], folder / name))
+    return modules
 
 
 def _is_name(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Whatever a model's weights come in, found and looked at: a folder, a TensorFlow prefix, a name in the Hub's cache."""
+"""Find a model's weights: in a folder, at a TensorFlow prefix, or under an id in the Hub's cache."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ _STATE_LINE = re.compile(r'^model_checkpoint_path: "([^"/\\]+)"', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Weights:
-    """Where a checkpoint's tensors lie."""
+    """The tensors of a checkpoint, not yet read."""
 
-    place: Path
+    path: Path
     """The folder, or TensorFlow's prefix."""
     kind: Kind
     tensors: dict[str, FileTensor]
-    """By the names of the files; TensorFlow's weights by ours."""
+    """By the names in the files; TensorFlow's weights by fastbert's names."""
     origins: dict[str, str] = field(default_factory=dict)
-    """Names -> TensorFlow's."""
+    """fastbert's names -> TensorFlow's."""
 
     @property
     def folder(self) -> Path:
-        """Where the files beside the weights lie."""
-        return self.place.parent if self.kind == "tensorflow" else self.place
+        """Return the folder that holds the weights."""
+        return self.path.parent if self.kind == "tensorflow" else self.path
 
 
 def find_source(source: str | Path, revision: str = hub.MAIN) -> Path:
-    """A folder, or a TensorFlow prefix, or a Hub id's folder in the local cache. Raises `UserError`."""
+    """Return the folder, the TensorFlow prefix, or the Hub id's folder in the local cache. Raises `UserError`."""
     text = os.fspath(source)
     path = Path(text)
     if "\0" in text:
-        raise UserError(f"{shown(text)}: no path holds a NUL")
+        raise UserError(f"{shown(text)}: a path must not contain NUL")
     if path.is_dir() or (path.name and index_file(path).is_file()):
         return path
     if path.name.endswith(INDEX) and path.is_file():
@@ -58,55 +58,57 @@ def find_source(source: str | Path, revision: str = hub.MAIN) -> Path:
     raise UserError(f"{path}: no such folder; name one with config.json and {WEIGHTS}, or a model in the Hub's cache")
 
 
-def config_place(place: Path) -> Path:
-    """What `BertConfig.from_pretrained` reads for a place that `find_source` found."""
-    return place if place.is_dir() else place.parent
+def config_folder(source: Path) -> Path:
+    """Return the folder with the configuration of a path from `find_source`."""
+    return source if source.is_dir() else source.parent
 
 
-def find_weights(place: Path, pickles: bool = False, *, verify: bool = True) -> Weights:
-    """The weights in what `find_source` found: safetensors before pickles, which are read only if asked, before
-    TensorFlow's. Where a manifest lists them all are read once and compared, unless `verify` is False; else nothing but
-    their index is read. Raises `UserError` or `CheckpointError`."""
-    verify_files(config_place(place), MODEL, verify=verify)
-    if not place.is_dir():
-        return _bundle(place)
-    if (place / WEIGHTS).exists():
-        return Weights(place, "safetensors", read_safetensors(place / WEIGHTS))
-    if (place / WEIGHTS_INDEX).exists():
-        return Weights(place, "safetensors", read_shards(place / WEIGHTS_INDEX, read_safetensors))
-    prefix = _prefix_in(place)
-    pickled = (place / PICKLED).exists() or (place / PICKLED_INDEX).exists()
+def find_weights(source: Path, pickles: bool = False, *, verify: bool = True) -> Weights:
+    """Return the weights at a path from `find_source`: safetensors, else (with `pickles`) pickles, else TensorFlow's.
+
+    Files that a manifest lists are read once and compared, unless `verify` is False; otherwise only indexes are read.
+    Raises `UserError` or `CheckpointError`.
+    """
+    verify_files(config_folder(source), MODEL, verify=verify)
+    if not source.is_dir():
+        return _read_tensorflow(source)
+    if (source / WEIGHTS).exists():
+        return Weights(source, "safetensors", read_safetensors(source / WEIGHTS))
+    if (source / WEIGHTS_INDEX).exists():
+        return Weights(source, "safetensors", read_shards(source / WEIGHTS_INDEX, read_safetensors))
+    prefix = _find_prefix(source)
+    pickled = (source / PICKLED).exists() or (source / PICKLED_INDEX).exists()
     if pickled and not pickles and prefix is None:
         raise UserError(
-            f"{place}: holds no {WEIGHTS}, only {PICKLED}; pass pickles=True to read it without executing it, or"
-            f" rewrite it with `fastbert convert {place} --pickles --out FOLDER`"
+            f"{source}: holds no {WEIGHTS}, only {PICKLED}; pass pickles=True to read it without executing it, or"
+            f" rewrite it with `fastbert convert {source} --pickles --out FOLDER`"
         )
     if pickled and pickles:
-        if (place / PICKLED).exists():
-            return Weights(place, "pickle", read_pickle(place / PICKLED))
-        return Weights(place, "pickle", read_shards(place / PICKLED_INDEX, read_pickle))
+        if (source / PICKLED).exists():
+            return Weights(source, "pickle", read_pickle(source / PICKLED))
+        return Weights(source, "pickle", read_shards(source / PICKLED_INDEX, read_pickle))
     if prefix is not None:
-        return _bundle(prefix)
-    others = ", ".join(sorted(path.name for path in place.iterdir())[:8]) or "nothing"
-    raise UserError(f"{place}: holds no {WEIGHTS} (found {others}); name a folder with a model's weights")
+        return _read_tensorflow(prefix)
+    others = ", ".join(sorted(path.name for path in source.iterdir())[:8]) or "nothing"
+    raise UserError(f"{source}: holds no {WEIGHTS} (found {others}); name a folder with a model's weights")
 
 
-def _bundle(prefix: Path) -> Weights:
+def _read_tensorflow(prefix: Path) -> Weights:
     weights, origins = weights_of_bundle(read_bundle(prefix))
     return Weights(prefix, "tensorflow", weights, origins)
 
 
-def _prefix_in(folder: Path) -> Path | None:
-    """The TensorFlow checkpoint of a folder: its only one, or the one that its file `checkpoint` names."""
-    found = [path.with_name(path.name.removesuffix(INDEX)) for path in sorted(folder.glob(f"*{INDEX}"))]
-    if len(found) <= 1:
-        return found[0] if found else None
+def _find_prefix(folder: Path) -> Path | None:
+    """Return the TensorFlow checkpoint of a folder: the only one, or the one that its file `checkpoint` names."""
+    prefixes = [path.with_name(path.name.removesuffix(INDEX)) for path in sorted(folder.glob(f"*{INDEX}"))]
+    if len(prefixes) <= 1:
+        return prefixes[0] if prefixes else None
     if (folder / "checkpoint").exists():
         with UntrustedFile(folder / "checkpoint") as file:
             text = file.read(0, min(file.size, 1 << 20)).decode("utf-8", errors="replace")
-        named = _STATE_LINE.search(text)
-        if named and folder / named[1] in found:
-            return folder / named[1]
+        match = _STATE_LINE.search(text)
+        if match and folder / match[1] in prefixes:
+            return folder / match[1]
     raise CheckpointError(
-        f"{folder}: holds {len(found)} TensorFlow checkpoints; name one of them: {', '.join(map(str, found[:4]))}"
+        f"{folder}: holds {len(prefixes)} TensorFlow checkpoints; name one of them: {', '.join(map(str, prefixes[:4]))}"
     )

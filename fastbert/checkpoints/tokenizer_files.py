@@ -1,4 +1,4 @@
-"""Copy a tokenizer's files beside a converted model, and list a finished folder with its tokenizer's fingerprint."""
+"""Copy a tokenizer beside a converted model, and write a folder's manifest with its tokenizer's fingerprint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FILES = (VOCAB_FILE, TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOK
 
 
 def accept_folder(folder: Path) -> list[str]:
-    """Write a manifest for a folder as it is, with its tokenizer's fingerprint; returns the files that it lists.
+    """Write a manifest for a folder as it is, with its tokenizer's fingerprint; return the files that it lists.
 
     Raises `UserError` for a folder that holds no file of a model or a tokenizer.
     """
@@ -36,31 +36,31 @@ def accept_folder(folder: Path) -> list[str]:
         try:
             return WordPieceTokenizer.from_pretrained(folder, verify=False).fingerprint
         except UserError as error:
-            logger.warning("%s: the manifest names no tokenizer (%s)", folder, error)
+            logger.warning("%s: the manifest has no tokenizer fingerprint (%s)", folder, error)
             return None
 
     return replace_manifest(folder, fingerprint)
 
 
-def carry_tokenizer(given: Path | None, beside: Path, folder: Path, vocab_size: int, to: Target) -> None:
-    """Copy a tokenizer after a look at it: from the folder or vocab.txt `given`, or from `beside` if there is one.
+def copy_tokenizer(path: Path | None, model_folder: Path, folder: Path, vocab_size: int, to: Target) -> None:
+    """Copy a tokenizer to `folder`: from `path`, a folder or a vocab.txt, or else from `model_folder` if it has one.
 
-    A Hugging Face folder gets all its files, and a tokenizer_config.json where there was none: it says whether capitals
-    matter. Beside a TensorFlow checkpoint lies vocab.txt alone. Raises `UserError` for a given vocabulary of another
-    size than the model's (one that lay beside the weights is copied with a warning), and for damaged files.
+    A Hugging Face folder gets all files of the tokenizer, and a tokenizer_config.json if there was none, since it says
+    whether text is lower-cased. A TensorFlow checkpoint gets only vocab.txt. Raises `UserError` for damaged files
+    and for a `path` that does not fit the model's vocabulary; a misfit in `model_folder` is copied with a warning.
     """
-    source = given or beside
-    if given is None and not any((beside / name).is_file() for name in (VOCAB_FILE, TOKENIZER_FILE)):
+    source = path or model_folder
+    if path is None and not any((model_folder / name).is_file() for name in (VOCAB_FILE, TOKENIZER_FILE)):
         return
     tokenizer = WordPieceTokenizer.from_pretrained(source)
-    if given is not None:
-        check_fingerprint(beside, tokenizer.fingerprint, f"--tokenizer {given}")
+    if path is not None:
+        check_fingerprint(model_folder, tokenizer.fingerprint, f"--tokenizer {path}")
     try:
         check_sizes(vocab_size, len(tokenizer), "the model")
     except UserError as error:
-        if given is not None:
+        if path is not None:
             raise
-        logger.warning("%s: %s", beside, error)
+        logger.warning("%s: %s", model_folder, error)
     complete = source.is_dir() and (source / CONFIG_FILE).is_file()
     if to == "hf" and complete:
         for name in FILES:
@@ -72,4 +72,6 @@ def carry_tokenizer(given: Path | None, beside: Path, folder: Path, vocab_size: 
         for name in FILES[1:]:
             (folder / name).unlink(missing_ok=True)
         if not (folder / VOCAB_FILE).is_file():
-            raise UserError(f"{source}: this tokenizer is no {VOCAB_FILE}; name another with --tokenizer")
+            raise UserError(
+                f"{source}: this tokenizer cannot be written as {VOCAB_FILE}; name a different one with --tokenizer"
+            )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastbert.errors import UserError
-from fastbert.models.bert.model import Layer
+from fastbert.models.bert.modules import Layer
 from fastbert.models.fusibility import project
 from fastbert.packing import PackedBatch
 

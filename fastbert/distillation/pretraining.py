@@ -12,7 +12,7 @@ from fastbert.distillation.layers import LayerLoss
 from fastbert.distillation.losses import soft_target_loss
 from fastbert.distillation.models import frozen_teacher
 from fastbert.errors import UserError
-from fastbert.models.heads import BertForPreTraining
+from fastbert.models.heads.pretraining import BertForPreTraining
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
 from fastbert.tokenizers import WordPieceTokenizer

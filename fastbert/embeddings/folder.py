@@ -7,6 +7,7 @@ executed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from fastbert.checkpoints.formats.safetensors import WEIGHTS, read_safetensors
 from fastbert.checkpoints.manifest import EMBEDDER, verify_files
-from fastbert.checkpoints.pipeline_files import ENCODER_CONFIGS, MODULES, PROMPTS, is_there, listed_modules
+from fastbert.checkpoints.pipeline_files import ENCODER_CONFIGS, MODULES, PROMPTS, read_modules
 from fastbert.checkpoints.source import find_source
 from fastbert.embeddings.pooling import POOLINGS
 from fastbert.embeddings.settings import ACTIVATIONS, Dense, EmbedSettings
@@ -67,9 +68,9 @@ def read_settings(folder: Path) -> tuple[Path, EmbedSettings, bool]:
     """Return the encoder's folder, the settings, and True if texts are lower-cased."""
     encoder_folder, values = folder, dict[str, Any]()
     dense: list[Dense] = []
-    if not is_there(folder / MODULES):  # other files of a plain model are not read
+    if not os.path.lexists(folder / MODULES):  # other files of a plain model are not read
         return encoder_folder, EmbedSettings(), False
-    for index, (kind, where) in enumerate(listed_modules(folder)):
+    for index, (kind, where) in enumerate(read_modules(folder)):
         if (kind == "Transformer") != (index == 0):
             raise _refused(folder, kind, "only the first module must be a Transformer")
         if kind == "Transformer":
@@ -79,7 +80,7 @@ def read_settings(folder: Path) -> tuple[Path, EmbedSettings, bool]:
         elif kind == "Dense" and "pooling" in values and not values.get("normalize"):
             dense.append(_dense(where))
         elif kind == "Normalize" and "pooling" in values:
-            if is_there(where / "config.json"):
+            if os.path.lexists(where / "config.json"):
                 _check_names(where / "config.json", "Normalize")
             values["normalize"] = True
         elif kind != "Dropout":  # which does nothing in inference
@@ -87,8 +88,10 @@ def read_settings(folder: Path) -> tuple[Path, EmbedSettings, bool]:
             raise _refused(folder, kind, f"supported are {known}")
     if "pooling" not in values:
         raise UserError(f"{folder / MODULES}: names no Pooling, so the model has no embeddings of texts")
-    encoder = next((_object(encoder_folder / name) for name in ENCODER_CONFIGS if is_there(encoder_folder / name)), {})
-    prompts = _object(folder / PROMPTS) if is_there(folder / PROMPTS) else {}
+    encoder = next(
+        (_object(encoder_folder / name) for name in ENCODER_CONFIGS if os.path.lexists(encoder_folder / name)), {}
+    )
+    prompts = _object(folder / PROMPTS) if os.path.lexists(folder / PROMPTS) else {}
     settings = EmbedSettings(
         **values,
         **_prompts(prompts, folder / PROMPTS),
@@ -131,7 +134,7 @@ def _dense(folder: Path) -> Dense:
     if config.get("use_residual"):
         raise UserError(f"{path}: a Dense that adds what goes into it (use_residual) is unsupported")
     weights = folder / WEIGHTS
-    if not is_there(weights):
+    if not os.path.lexists(weights):
         raise UserError(f"{folder}: holds no {WEIGHTS}; save the model again with sentence-transformers 3 or later")
     stored = read_safetensors(weights)
     shape = (config.get("out_features"), config.get("in_features"))

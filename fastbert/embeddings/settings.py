@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 from fastbert.checkpoints.formats.safetensors import WEIGHTS, save_tensors
 from fastbert.checkpoints.manifest import update_manifest
-from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PROMPTS, TYPES, is_there
+from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PROMPTS, TYPES
 from fastbert.embeddings.pooling import check_pooling
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import atomic_write, write_json_atomic
@@ -114,7 +115,7 @@ class EmbedSettings:
         """Raise UserError, before anything is written, if a link or a file is in the way of `save`."""
         for name, _ in self._parts():
             place = folder / name
-            if name and is_there(place) and (place.is_symlink() or not place.is_dir()):
+            if name and os.path.lexists(place) and (place.is_symlink() or not place.is_dir()):
                 raise UserError(f"{place}: is a link or a file, where a module's folder belongs; move it away")
 
     def prompt(self, name: str | None) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fastbert.checkpoints.key_mapping import match
-from fastbert.checkpoints.source import Weights, config_place, find_weights
+from fastbert.checkpoints.source import Weights, config_folder, find_weights
 from fastbert.config import BertConfig
 from fastbert.distillation.finetuning import DistillationLoss
 from fastbert.distillation.models import student_from
@@ -67,9 +67,9 @@ def begin(task: Task[Any], source: Path, config: FinetuneConfig, seed: int) -> P
 
 def _leave_other_heads(model: PreTrainedModel, weights: Weights, bert: BertConfig, source: Path) -> None:
     """Remove a head for different labels from the weights."""
-    other = BertConfig.from_pretrained(config_place(source)).label_names
-    shapes = loading.own_shapes(model)
-    for name, stored in match(weights.tensors, shapes, model.base_model_prefix, weights.place).items():
+    other = BertConfig.from_pretrained(config_folder(source)).label_names
+    shapes = loading.model_shapes(model)
+    for name, stored in match(weights.tensors, shapes, model.base_model_prefix, weights.path).items():
         is_head = name in shapes and not name.startswith(f"{model.base_model_prefix}.")
         if is_head and (weights.tensors[stored].shape != shapes[name] or other != bert.label_names):
             del weights.tensors[stored]

@@ -1,7 +1,7 @@
-"""`accelerate(model)`: one line that makes a model of another library fast, in place; `restore(model)` undoes it.
+"""`accelerate(model)`: run a model of another library on fastbert's kernels, in place; `restore(model)` undoes it.
 
-Nothing of the model changes but the forward of its encoders: parameters stay where they are, so state dicts,
-optimizers, saving, hooks and adapters work on as before, in either state.
+Only the forward of its encoders is replaced: parameters stay where they are, so state dicts, optimizers, saving, hooks
+and adapters work as before, in either state.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 
 from fastbert.errors import UserError
-from fastbert.integrations.forward_patch import Replaced, kept
+from fastbert.integrations.forward_patch import ForwardPatch, patch_of
 from fastbert.integrations.torch_nn import encoder as torch_encoder
 from fastbert.integrations.torch_nn.encoder import TorchEncoderForward
 from fastbert.integrations.transformers import layouts
@@ -24,69 +24,69 @@ from fastbert.models.architecture import TransformersLayout
 
 logger = logging.getLogger("fastbert")
 Model = TypeVar("Model", bound=nn.Module)
-# Models that give the first column of hidden states no part of its own.
+# Models that do not treat the first column of hidden states differently from the others.
 READ_ALL = ("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering", "SentenceTransformer")
 
 
 def accelerate(model: Model, *, quantize: Literal["int8"] | None = None) -> Model:
-    """Run a model's encoders on fastbert's kernels, in place; returns the same object.
+    """Run a model's encoders on fastbert's kernels, in place, and return the same object.
 
-    `model` is, or holds somewhere inside (a SentenceTransformer for example), encoders of transformers 5, BertModel and
-    every BertFor*, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, or a `torch.nn.TransformerEncoder` (post-LN,
-    batch_first). Parameters are used where they are, in their dtype, in training and in inference; state
-    dicts, output classes and arguments stay the same. Padded batches are unpadded once, inside.
+    `model` is or contains (as a SentenceTransformer does) encoders of transformers 5 (BertModel and every BertFor*,
+    RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT) or a `torch.nn.TransformerEncoder` (post-LN, batch_first).
+    Parameters are used where they are, in their dtype, in training and in inference; state dicts, output classes and
+    arguments stay the same. Padded batches are unpadded once, inside.
 
-    What differs: outputs at padding are zeros, and dropout masks come from fastbert's own generator. What is not served
-    (4-D masks, output_attentions, decoders, ...) takes the original forward, and a warning says so once; layers with
-    hooks run their own forward on padded states, LoRA, quantised and parametrised modules theirs on packed ones.
-    `quantize="int8"`: in inference on CPUs, layers multiply integers (see `BertModel.quantize`).
+    Outputs at padding are zeros, and dropout masks come from fastbert's own generator. Unsupported calls (4-D masks,
+    output_attentions, decoders, ...) warn once and fall back to the original forward. Layers with hooks run their own
+    forward on padded states; LoRA, quantised and parametrised modules run theirs on packed ones. `quantize="int8"`
+    multiplies integers in inference on CPUs (see `BertModel.quantize`).
 
-    Raises UserError, with the model as it was, where it holds no encoder that is known, or one that cannot be served.
+    Raises `UserError` if the model contains no known encoder, or one that is not supported; it is then unchanged.
     """
     if quantize not in (None, "int8"):
         raise UserError(f'quantize={quantize!r}: choose "int8", or leave it out')
     if not isinstance(model, nn.Module):
         raise UserError(f"accelerate takes a torch.nn.Module, not {type(model).__name__}")
     replacements = list(_replacements(model, quantize == "int8"))
-    if not any(isinstance(found, PackedForward | TorchEncoderForward) for _, found in replacements):
+    if not any(isinstance(patch, PackedForward | TorchEncoderForward) for _, patch in replacements):
         if _is_ours(model):
             return model
         raise UserError(_unknown(model))
-    for _, found in replacements:
-        found.put()
+    for _, patch in replacements:
+        patch.install()
     for line in explain(model):
         logger.info("%s", line)
     return model
 
 
 def restore(model: Model) -> Model:
-    """Give a model that `accelerate` changed its own forward back, in place; returns the same object."""
+    """Undo `accelerate`: restore the original forwards, in place, and return the same object."""
     for module in model.modules():
-        found = kept(module)
-        if found is not None:
-            found.take_away()
+        patch = patch_of(module)
+        if patch is not None:
+            patch.remove()
     return model
 
 
 def explain(model: nn.Module) -> list[str]:
-    """What of a model is accelerated and what is not, a line each: encoders, layers that run their own forward, and
-    why calls so far took the original forward."""
+    """Return one line per accelerated encoder, per layer that runs its own forward, and per reason for which calls have
+    fallen back to the original forward."""
     lines = []
     for module in model.modules():
-        found = kept(module)
-        if found is None:
+        patch = patch_of(module)
+        if patch is None:
             continue
-        if isinstance(found, PackedForward | TorchEncoderForward):
-            decodes = isinstance(found, PackedForward) and layouts.decodes(module)
+        if isinstance(patch, PackedForward | TorchEncoderForward):
+            decodes = isinstance(patch, PackedForward) and layouts.decodes(module)
             runs = "its original forward, since it decodes" if decodes else "fastbert's kernels"
-            lines.append(f"{found.where}: {type(module).__name__} on {runs}")
-            lines += [f"{found.where}: layer {i} runs its own forward: {why}" for i, why in found.closed_layers()]
-        lines += [f"{found.where}: the original forward for calls with {reason}" for reason in found.reasons]
+            lines.append(f"{patch.where}: {type(module).__name__} on {runs}")
+            lines += [f"{patch.where}: layer {i} runs its own forward: {why}" for i, why in patch.closed_layers()]
+        lines += [f"{patch.where}: the original forward for calls with {reason}" for reason in patch.reasons]
     return lines
 
 
-def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, Replaced]]:
-    """The modules whose forward is to be replaced, each with what stands in for it; checks all before any is."""
+def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, ForwardPatch]]:
+    """Return the modules to patch, each with its patch. Raises UserError before any module has been changed."""
     reads_all = type(model).__name__.endswith(READ_ALL)
     for name, module in model.named_modules():
         where = name or type(model).__name__
@@ -94,8 +94,8 @@ def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, Rep
         encoder = layout is not None or torch_encoder.is_encoder(module)
         if not encoder and layouts.head_layout(module) is None:
             continue
-        own = module.__dict__.get("forward")
-        if own is not None and kept(module) is None:
+        patched = module.__dict__.get("forward")
+        if patched is not None and patch_of(module) is None:
             if not encoder:
                 continue
             if hasattr(module, "_hf_hook"):
@@ -104,8 +104,8 @@ def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, Rep
                     " cpu_offload, disk_offload or dispatch_model; the model is unchanged"
                 )
             raise UserError(
-                f"{where} ({type(module).__name__}) has a forward of its own, put there by {_origin(own)}: undo that"
-                " first, the model is unchanged"
+                f"{where} ({type(module).__name__}) has a forward of its own, put there by {_origin(patched)}: undo"
+                " that first, the model is unchanged"
             )
         if layout is not None:
             _check(module, layout, where)
@@ -119,7 +119,7 @@ def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, Rep
 
 
 def _check(module: nn.Module, layout: TransformersLayout, where: str) -> None:
-    """Refuse an encoder that is not built as this version of fastbert knows it."""
+    """Raise UserError for an encoder whose modules are not where its layout expects them."""
     try:
         for layer in layouts.stack(layout, module)[1]:
             if layouts.is_as_written(layout, layer):
@@ -133,28 +133,30 @@ def _check(module: nn.Module, layout: TransformersLayout, where: str) -> None:
 
 
 def _origin(function: Any) -> str:
+    """Return the Python module of a function or of a callable object's class."""
     return str(getattr(function, "__module__", None) or type(function).__module__)
 
 
 def _is_ours(model: nn.Module) -> bool:
+    """Return whether a model is or contains one of fastbert's, which need no acceleration."""
     from fastbert.models.base import PreTrainedModel
 
     return any(isinstance(module, PreTrainedModel) for module in model.modules())
 
 
 def _unknown(model: nn.Module) -> str:
-    """Which module stops acceleration."""
+    """Return the message for a model without a known encoder, which names the outermost module of transformers."""
     known = ", ".join(layout.model for layout in registry.layouts())
-    stopping: nn.Module = model
+    encoder: nn.Module = model
     name = ""
     for path, module in model.named_modules():
         # The outermost encoder of transformers, inside heads and pipelines.
         base: Any = getattr(module, "base_model", None)
         if hasattr(module, "config") and base is module:
-            stopping, name = module, path
+            encoder, name = module, path
             break
-    place = f"{name} ({type(stopping).__name__})" if name else type(stopping).__name__
+    where = f"{name} ({type(encoder).__name__})" if name else type(encoder).__name__
     return (
-        f"{place} is no encoder that fastbert can accelerate: it knows {known} of transformers and"
+        f"{where} is no encoder that fastbert can accelerate: it knows {known} of transformers and"
         " torch.nn.TransformerEncoder; the model is unchanged"
     )

@@ -1,4 +1,4 @@
-"""Where a compiled graph ends: imported only while one is made, since torch's compiler takes a second to import."""
+"""Break the graph that torch.compile records; a module of its own, since importing torch's compiler takes a second."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 
-@torch.compiler.disable(reason="fastbert's encoder is one operation a layer already, on a number of tokens that varies")
+@torch.compiler.disable(reason="fastbert's encoder already runs one operation per layer, on a varying number of tokens")
 def outside_graph(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a function as if nothing was being compiled."""
+    """Call a function outside the compiled graph."""
     return function(*args, **kwargs)

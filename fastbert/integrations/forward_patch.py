@@ -1,4 +1,4 @@
-"""What stands in for a module's forward, and how it goes again."""
+"""Replace the forward of a module, and restore it."""
 
 from __future__ import annotations
 
@@ -10,59 +10,59 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from fastbert.integrations.module_checks import KEPT
+from fastbert.integrations.module_checks import PATCH
 from fastbert.ops.native import prepacked_weights
 
 logger = logging.getLogger("fastbert")
 
 
-class Replaced:
-    """Knows the module, and takes the original forward where it must."""
+class ForwardPatch:
+    """A replacement of one module's forward, which falls back to the original for unsupported calls."""
 
     def __init__(self, module: nn.Module, where: str) -> None:
         self.module = module
         self.where = where
         self.enabled = True
         self.reasons: dict[str, None] = {}
-        """Why calls took the original forward, in the order in which that first happened."""
+        """Why calls fell back to the original forward, in order of first occurrence."""
         signature = inspect.signature(type(module).forward)
         self.__signature__ = signature.replace(parameters=list(signature.parameters.values())[1:])
 
     @property
     def __code__(self) -> Any:
-        """What exporters read the names of a forward's arguments from."""
+        """The code of the original forward, from which exporters read the names of its arguments."""
         return inspect.unwrap(type(self.module).forward).__code__
 
-    def put(self) -> None:
-        """Become the module's forward, or part of it where another library has wrapped one of ours."""
-        before = kept(self.module)
+    def install(self) -> None:
+        """Replace the module's forward, or update the earlier patch if another library has wrapped that."""
+        before = patch_of(self.module)
         if before is not None and self.module.__dict__.get("forward") is not before:
             before.__dict__.update(self.__dict__)
             return
-        self.module.__dict__[KEPT] = self
+        self.module.__dict__[PATCH] = self
         self.module.__dict__["forward"] = self
-        # By which torch copies a module for each of several GPUs in one process.
+        # torch copies a module by it for each of several GPUs in one process.
         self.module.__dict__["_replicate_for_data_parallel"] = self.replicate
         prepacked_weights.forget(self.module.parameters())
 
-    def take_away(self) -> None:
-        """Give the module its own forward back; what has wrapped this one meanwhile calls that from now on."""
+    def remove(self) -> None:
+        """Restore the module's forward; a wrapper that was put around this one calls the original from now on."""
         self.enabled = False
-        del self.module.__dict__[KEPT]
+        del self.module.__dict__[PATCH]
         self.module.__dict__.pop("_replicate_for_data_parallel", None)
         if self.module.__dict__.get("forward") is self:
             del self.module.__dict__["forward"]
         prepacked_weights.forget(self.module.parameters())
 
     def replicate(self) -> nn.Module:
-        """A copy of the module whose forward computes with the copy's weights."""
+        """Return a copy of the module, whose forward computes with the copy's weights."""
         replica: nn.Module = type(self.module)._replicate_for_data_parallel(self.module)
-        own = self.of(replica)
-        replica.__dict__.update({KEPT: own, "forward": own})
+        patch = self.copy_for(replica)
+        replica.__dict__.update({PATCH: patch, "forward": patch})
         return replica
 
-    def of(self, module: nn.Module) -> Self:
-        """The same for another module."""
+    def copy_for(self, module: nn.Module) -> Self:
+        """Return the same patch for another module."""
         other = copy(self)
         other.module = module
         return other
@@ -77,21 +77,21 @@ class Replaced:
         return self.compute(*args, **kwargs)
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module computes now."""
+        """Compute the module's output in place of its forward."""
         raise NotImplementedError
 
     def original(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module's class computes."""
+        """Run the forward of the module's class."""
         return type(self.module).forward(self.module, *args, **kwargs)
 
     def fall_back(self, reason: str) -> None:
-        """Say once that, and why, calls take the original forward."""
+        """Record, and log once, why a call falls back to the original forward."""
         if reason not in self.reasons:
             self.reasons[reason] = None
-            logger.warning("%s takes its original forward for calls with %s", self.where, reason)
+            logger.warning("%s falls back to its original forward for calls with %s", self.where, reason)
 
 
-def kept(module: nn.Module) -> Replaced | None:
-    """What stands in for a module's forward, if anything does."""
-    found = module.__dict__.get(KEPT)
-    return found if isinstance(found, Replaced) else None
+def patch_of(module: nn.Module) -> ForwardPatch | None:
+    """Return the patch of a module's forward, or None."""
+    patch = module.__dict__.get(PATCH)
+    return patch if isinstance(patch, ForwardPatch) else None

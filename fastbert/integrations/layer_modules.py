@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastbert.integrations.module_checks import gelu_of, is_by_token, is_norm_by_token, is_plain_norm, is_pointwise
+from fastbert.integrations.module_checks import (
+    gelu_approximation,
+    is_plain_norm,
+    is_pointwise,
+    is_tokenwise_linear,
+    is_tokenwise_norm,
+)
 from fastbert.models.fusibility import is_plain
 from fastbert.models.layers import ModuleLayer, fused_layer, is_native, layer_parameters
 from fastbert.ops.encoder_layer.arguments import LayerBatch, LayerParameters
@@ -48,22 +54,22 @@ class LayerModules:
         """The norms behind attention and behind the layer."""
         return self.attention_norm, self.output_norm
 
-    def by_token(self) -> bool:
+    def is_tokenwise(self) -> bool:
         """Return whether nothing but attention is known to read more than one token, so that tokens may be packed."""
-        known = gelu_of(self.activation) is not None or is_pointwise(self.activation)
-        return known and all(map(is_norm_by_token, self.norms)) and all(map(is_by_token, self.linears))
+        known = gelu_approximation(self.activation) is not None or is_pointwise(self.activation)
+        return known and all(map(is_tokenwise_norm, self.norms)) and all(map(is_tokenwise_linear, self.linears))
 
     def spec(self) -> LayerSpec:
         """Return the layer's spec; the GELU of a layer with another activation is not used."""
         width = self.heads * self.head_dim
         inner = getattr(self.intermediate, "out_features", 0)
-        activation: Activation = "gelu_tanh" if gelu_of(self.activation) == "tanh" else "gelu"
+        activation: Activation = "gelu_tanh" if gelu_approximation(self.activation) == "tanh" else "gelu"
         # A norm without eps runs its own forward.
         return bert_layer(width, self.heads, inner, activation, getattr(self.output_norm, "eps", None) or 0.0)
 
     def fusible_parameters(self) -> LayerParameters | None:
         """Return the layer's parameters if they alone decide what it computes."""
-        if gelu_of(self.activation) is None or self.inner_p or self.attention_output_p != self.output_p:
+        if gelu_approximation(self.activation) is None or self.inner_p or self.attention_output_p != self.output_p:
             return None
         if not all(map(is_plain, self.linears)) or not all(map(is_plain_norm, self.norms)):
             return None
@@ -95,7 +101,7 @@ def run_layer(modules: LayerModules, x: Tensor, batch: LayerBatch, index: int, i
         "attention_output": modules.attention_output, "attention_norm": modules.attention_norm,
         "output": modules.output, "output_norm": modules.output_norm,
     }  # fmt: skip
-    activation = modules.activation if gelu_of(modules.activation) is None else None
+    activation = modules.activation if gelu_approximation(modules.activation) is None else None
     layer = ModuleLayer(
         spec, named, batch, index, is_plain_norm=is_plain_norm, activation=activation, inner_p=modules.inner_p
     )

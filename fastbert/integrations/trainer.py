@@ -1,7 +1,7 @@
-"""transformers' Trainer, saving fastbert's models whole.
+"""transformers' Trainer with checkpoints that `from_pretrained` loads.
 
-`transformers.Trainer` itself trains and evaluates fastbert's models. What it saves of models that are no
-`PreTrainedModel` of its own library is a bare state dict, without a config, and it cannot save tied weights so.
+`transformers.Trainer` itself trains and evaluates fastbert's models, but of models that are not a `PreTrainedModel` of
+its own library it saves a bare state dict, without a config, and fails on tied weights.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from fastbert.models.base import PreTrainedModel
 
 
 class SavesModels:
-    """To be named before a Trainer of transformers among a class's bases: its models' files are whole."""
+    """A mix-in for Trainers of transformers, to be listed before them, that saves complete model folders."""
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Tensor] | None = None) -> None:
-        """Write weights and config of a fastbert model as its `save_pretrained` does, and what else a Trainer saves."""
+        """Write the weights and config of a fastbert model as `save_pretrained` does, then what a Trainer adds."""
         trainer: Any = self
         model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
         if not isinstance(model, PreTrainedModel):
@@ -31,12 +31,12 @@ class SavesModels:
             return
         folder = Path(trainer.args.output_dir if output_dir is None else output_dir)
         tensors = model.state_dict() if state_dict is None else state_dict
-        kept = {name: tensor.contiguous() for name, tensor in tensors.items() if name not in model.tied_keys}
+        untied = {name: tensor.contiguous() for name, tensor in tensors.items() if name not in model.tied_keys}
         # The weights may be mapped from the very file, which the library writes to in place.
         before, aside = folder / WEIGHTS, folder / f"{WEIGHTS}.before"
         if before.is_file():
             before.replace(aside)
-        super()._save(os.fspath(folder), kept)  # type: ignore[misc]
+        super()._save(os.fspath(folder), untied)  # type: ignore[misc]
         aside.unlink(missing_ok=True)
         write_json_atomic(folder / "config.json", model.config.to_dict(architecture=type(model).__name__))
         accept_folder(folder)
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import transformers
 
     class Trainer(SavesModels, transformers.Trainer):
-        """Made when it is first asked for, since it needs transformers: see `_trainer`."""
+        """Made on first use, since it needs transformers; see `_trainer`."""
 
 
 def __getattr__(name: str) -> object:
@@ -57,6 +57,7 @@ def __getattr__(name: str) -> object:
 
 
 def _trainer() -> type:
+    """Make the Trainer class. Raises UserError without transformers."""
     try:
         from transformers import Trainer as Base
     except ImportError as error:

@@ -70,14 +70,14 @@ class VerifyReport:
 
     @property
     def agrees(self) -> bool:
-        """Whether the outputs are the same within the tolerance of the dtype; a NaN on one side is not."""
+        """Return whether the outputs are the same within the tolerance of the dtype; a NaN on one side is not."""
         if self.dtype == "fp32":
             return self.max_abs_difference <= self.tolerance
         return self.min_token_cosine >= self.min_cosine
 
     @property
     def speedup(self) -> float:
-        """How many times as fast the accelerated model is."""
+        """Return the speed-up of the accelerated model."""
         return self.original.seconds / self.accelerated.seconds
 
     def to_dict(self) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Side:
             yield dict(batch.to(self.device))
 
     def facts(self) -> dict[str, Any]:
-        """What is compared: class, size, and the tokens of each text, padding left out."""
+        """Return the facts to compare: class, size, and the tokens of each text without padding."""
         lengths = [batch["attention_mask"].sum(1).tolist() for batch in self.batches]
         return {
             "architecture": type(self.model).__name__,

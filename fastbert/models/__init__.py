@@ -1,15 +1,13 @@
 """BERT as published, packed from the embeddings to the loss."""
 
 from fastbert.models.bert.model import BertModel
-from fastbert.models.heads import (
-    BertForMaskedLM,
+from fastbert.models.heads.pretraining import BertForMaskedLM, BertForPreTraining
+from fastbert.models.heads.sequence import (
     BertForMultipleChoice,
     BertForNextSentencePrediction,
-    BertForPreTraining,
-    BertForQuestionAnswering,
     BertForSequenceClassification,
-    BertForTokenClassification,
 )
+from fastbert.models.heads.tokens import BertForQuestionAnswering, BertForTokenClassification
 from fastbert.models.outputs import (
     EncoderOutput,
     LogitsOutput,

@@ -1,4 +1,4 @@
-"""What all models share: configuration, initialisation, files in and out (`fastbert.checkpoints`)."""
+"""The base of all models: configuration, initialisation, loading and saving."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastbert.checkpoints.formats.safetensors import in_bytes, write_safetensors
 from fastbert.checkpoints.hub import MAIN
 from fastbert.checkpoints.key_mapping import match
 from fastbert.checkpoints.manifest import MODEL, update_manifest, verify_files
-from fastbert.checkpoints.source import Weights, config_place, find_source, find_weights
+from fastbert.checkpoints.source import Weights, config_folder, find_source, find_weights
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic
@@ -27,8 +27,8 @@ Checkpointing = Literal["none", "layer", "selective"]
 Quantization = Literal["int8"]
 
 
-class PreTrainedModel(Compatibility):
-    """What all models share: their config, how weights begin, and `from_pretrained` with `save_pretrained`."""
+class PreTrainedModel(Compatibility, loading.LoadableModel):
+    """The base of all models: their config, initial weights, `from_pretrained` and `save_pretrained`."""
 
     base_model_prefix: ClassVar[str] = "bert"
     config_type: ClassVar[type[BertConfig]] = BertConfig
@@ -38,26 +38,26 @@ class PreTrainedModel(Compatibility):
         super().__init__()
         self.config = config
         self.new_weights: tuple[str, ...] = ()
-        """Names of the weights that `from_pretrained` had to initialise, since the files lack them."""
-        # Before, so that torch may swap parameters; behind, since it may write to them without counting.
-        self.register_load_state_dict_pre_hook(_forget_copies)
-        self.register_load_state_dict_post_hook(_forget_copies)
+        """Names of the weights that `from_pretrained` initialised, since the files lack them."""
+        # Before loading, since torch may swap parameters; after it, since torch may write to them without counting.
+        self.register_load_state_dict_pre_hook(_forget_prepacked)
+        self.register_load_state_dict_post_hook(_forget_prepacked)
 
     @property
     def device(self) -> torch.device:
-        """The device of the parameters."""
+        """Return the device of the parameters."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the parameters."""
+        """Return the dtype of the parameters."""
         return next(self.parameters()).dtype
 
     def init_weights(self, seed: int | None = None) -> None:
-        """Draw all weights anew as the released models were initialised: a normal with standard deviation
-        `initializer_range` truncated at two standard deviations; biases 0, LayerNorm weights 1.
+        """Initialise all weights as in the released models: from a normal distribution with standard deviation
+        `initializer_range`, truncated at two standard deviations; biases 0, LayerNorm weights 1.
 
-        With `seed` the draw is the same every time, else it comes from torch's global generator.
+        With `seed` the weights are reproducible, else they are drawn from torch's global generator.
         """
         self.tie_weights()
         generator = None if seed is None else torch.Generator().manual_seed(seed)
@@ -68,24 +68,20 @@ class PreTrainedModel(Compatibility):
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
 
-    def tie_weights(self) -> None:
-        """Make tied parameters one and the same; models without any have nothing to do."""
-
     def get_input_embeddings(self) -> nn.Embedding:
-        """The token embedding."""
+        """Return the token embedding."""
         raise NotImplementedError(f"{type(self).__name__} has no token embedding")
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None
     ) -> nn.Embedding:
-        """Give the token embedding `new_num_tokens` rows (None: as many as it has), rounded up to a multiple.
+        """Resize the token embedding to `new_num_tokens` rows (None: the present number), rounded up to a multiple.
 
-        Rows that stay keep their values; new ones are drawn as a new model's are, from torch's global generator, with
-        bias 0 (`fastbert.models.vocabulary_extension` gives them better ones). A masked-LM decoder stays tied
-        and follows with its bias; `config.vocab_size` is the new number. Parameters become new ones, so make the
-        optimizer afterwards.
+        Present rows keep their values; new rows are drawn from torch's global generator as in `init_weights`
+        (`fastbert.models.vocabulary_extension` initialises them better). A tied masked-LM decoder and its bias follow,
+        and `config.vocab_size`. The parameters are replaced, so make the optimizer afterwards.
 
-        Returns the embedding. Raises `UserError` for fewer rows than one, and for a table without the padding token.
+        Returns the embedding. Raises `UserError` for less than one row, and for a table without the padding token.
         """
         embedding = self.get_input_embeddings()
         rows = embedding.num_embeddings if new_num_tokens is None else new_num_tokens
@@ -107,12 +103,14 @@ class PreTrainedModel(Compatibility):
         return embedding
 
     def _resize_output(self, rows: int) -> None:
-        """Make what predicts tokens as large as the token embedding; models that predict none have nothing to do."""
+        """Resize the layers that predict tokens to `rows`; a no-op for models without any."""
 
     def checkpoint_activations(self, mode: Checkpointing | bool = "layer") -> None:
-        """Keep less in training and compute it again in the backward pass: `"layer"` (or True) keeps only each layer's
-        input, for a third more time; `"selective"` keeps products and attention, and computes again what is cheap;
-        `"none"` (or False) keeps everything."""
+        """Recompute activations in the backward pass to save memory.
+
+        `"layer"` (or True) saves each layer's input alone, for a third more time; `"selective"` saves matmuls and
+        attention and recomputes the rest; `"none"` (or False) saves everything. Raises `UserError` for another mode.
+        """
         if isinstance(mode, bool):
             mode = "layer" if mode else "none"
         if mode not in ("none", "layer", "selective"):
@@ -122,31 +120,32 @@ class PreTrainedModel(Compatibility):
                 module.checkpointing = mode  # type: ignore[assignment]
 
     def quantize(self, kind: Quantization | None = "int8") -> Self:
-        """Multiply integers in the encoder's layers, for inference on CPUs (under `torch.no_grad()`, or with weights
-        that want no gradient): weights as int8 with an fp32 scale for each output, tokens as int8 with one for each
-        token, sums in 32 bits. `None` undoes it. Returns the model.
+        """Compute the matmuls of the encoder's layers in int8, for inference on CPUs; return the model.
 
-        The weights themselves stay as they are, for `save_pretrained`, for training, and for layers with hooks or
-        adapters, which compute with them; embeddings, attention, LayerNorms, pooler and heads are not quantised. Raises
-        UserError for another kind, and for a model that is not on the CPU.
+        Weights are quantised with one fp32 scale per output, activations with one per token, sums are int32; None
+        undoes it. It applies under `torch.no_grad()`, or where no weight requires a gradient. The parameters stay as
+        they are, for `save_pretrained`, for training, and for layers with hooks or adapters, which compute with them;
+        embeddings, attention, LayerNorms, pooler and heads are not quantised.
+
+        Raises `UserError` for another kind, and for a model that is not on the CPU.
         """
         if kind not in (None, "int8"):
             raise UserError(f'quantize({kind!r}): choose "int8", or None to undo it')
         if kind and self.device.type != "cpu":
-            raise UserError(f'the model is on {self.device}: int8 serves CPUs; move it there with model.to("cpu")')
+            raise UserError(f'the model is on {self.device}: int8 is for CPUs; move it there with model.to("cpu")')
         for module in self.modules():
             if hasattr(module, "quantization"):
                 module.quantization = kind  # type: ignore[assignment]
         return self
 
     def train(self, mode: bool = True) -> Self:
-        """Switch to training or, with False, to inference, which looks at the weights anew."""
+        """Switch to training or, with False, to inference, for which weights are prepacked again. Return the model."""
         if not mode:
             prepacked_weights.forget(self.parameters())
         return super().train(mode)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """What moves and casts a module: its parameters may become others."""
+        """Move or cast the model; prepacked copies of its parameters become invalid."""
         prepacked_weights.forget(self.parameters())
         return super()._apply(fn, recurse)
 
@@ -162,51 +161,50 @@ class PreTrainedModel(Compatibility):
         verify: bool = True,
         **overrides: Any,
     ) -> Self:
-        """Load a model's folder, or a model of the Hugging Face Hub (`org/name`) that lies in its local cache, at
-        `revision`; nothing is downloaded.
+        """Load a model in eval mode from a folder, or from the local cache of the Hugging Face Hub.
 
-        A folder holds `config.json` with `model.safetensors` or its shards; or, with `pickles=True`,
-        `pytorch_model.bin`, whose pickle is read but not executed; or a TensorFlow checkpoint with `bert_config.json`
-        (`source` may also be its prefix, `folder/bert_model.ckpt`). docs/checkpoints.md tells what is read and refused.
+        Args:
+            source: a folder, or `org/name` in the cache; nothing is downloaded. A folder holds `config.json` with
+                `model.safetensors` or its shards, or a TensorFlow checkpoint with `bert_config.json`, of which `source`
+                may also be the prefix, `folder/bert_model.ckpt`.
+            dtype: of the weights; None keeps the checkpoint's. `"fastest"` is bf16 if this machine's GPU, or else its
+                CPU, multiplies bf16 in hardware; `fastbert doctor` reports the choice and the reason.
+            pickles: also read `pytorch_model.bin`, whose pickle is parsed, not executed.
+            revision: of a model on the Hub.
+            mapped: map weights that are safetensors of the right dtype into memory. Pages are read on first use, and
+                changes stay in memory; the file must not be written to in place meanwhile. False reads all at once.
+            verify: compare the files with `fastbert_manifest.json`, if there is one, which reads the weights once;
+                FASTBERT_VERIFY=0 in the environment skips it too.
+            **overrides: config fields to replace.
 
-        Weights in safetensors, in the dtype they have there, are mapped: a page of the file is read when it is first
-        looked at, and changes stay in memory. So the file must not be written to in place while the model lives (what
-        `save_pretrained` writes takes a file's name when it is whole); `mapped=False` reads all of it at once.
+        Weights of a head or the pooler that the checkpoint lacks are initialised, with a warning that names them. For
+        what is read and refused, see docs/checkpoints.md.
 
-        A folder with a `fastbert_manifest.json` is compared with it first, which reads the weights once;
-        `verify=False`, or FASTBERT_VERIFY=0 in the environment, skips that.
-
-        Weights keep the checkpoint's dtype unless `dtype` is given: `"fastest"` is bf16 where this machine's GPU, or
-        else its CPU, multiplies bf16 in hardware, else the best it has; `fastbert doctor` says which and why.
-        `overrides` replace config fields. Weights of a head, or the pooler, that the checkpoint lacks are initialised,
-        and a warning names them. The model comes in eval mode. Raises `UserError` or `CheckpointError` for files that
-        are missing or damaged, and for weights of the encoder that are missing or of another shape.
+        Raises:
+            UserError: the source does not exist, or describes a model that is not supported.
+            CheckpointError: files are missing or damaged, or weights of the encoder are missing or of another shape.
         """
         if isinstance(dtype, str):
             if dtype != "fastest":
                 raise UserError(f'dtype={dtype!r} must be a torch dtype, "fastest", or None for the checkpoint\'s own')
             dtype = fastest_dtype(torch.device("cuda" if torch.cuda.is_available() else "cpu"))[0]
-        place = find_source(source, revision)
-        verify_files(config_place(place), MODEL, verify=verify)
-        config = cls.config_type.from_pretrained(config_place(place))
+        path = find_source(source, revision)
+        verify_files(config_folder(path), MODEL, verify=verify)
+        config = cls.config_type.from_pretrained(config_folder(path))
         if overrides:
-            config = cls.config_type.from_dict({**config.to_dict(), **overrides}, source=str(place))
-        weights = find_weights(place, pickles, verify=False)  # checked above
+            config = cls.config_type.from_dict({**config.to_dict(), **overrides}, source=str(path))
+        weights = find_weights(path, pickles, verify=False)  # checked above
         loading.check_config(config, weights)
         model = loading.outline(cls, config)
         loading.load(model, weights, dtype, mapped=mapped)
         return model.eval()
 
-    def named_weights(self, weights: Weights) -> Weights:
-        """A checkpoint's weights by the names that this model has for them; where they are BERT's, nothing to do."""
-        return weights
-
     def save_pretrained(self, folder: str | Path, *, max_shard_size: int | str | None = None) -> None:
         """Write `config.json` and `model.safetensors`, which `transformers.AutoModel` loads unchanged.
 
-        `max_shard_size`, in bytes or as "2GB", splits larger weights into several files with an index. Raises
-        `CheckpointError` where the disk refuses; a file has its name when it is whole. `fastbert_manifest.json` lists
-        the files' checksums.
+        `max_shard_size`, in bytes or as "2GB", splits larger weights into several files with an index. Each file is
+        written under a temporary name first; `fastbert_manifest.json` lists checksums. Raises `CheckpointError` for
+        disk errors.
         """
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
@@ -216,36 +214,37 @@ class PreTrainedModel(Compatibility):
         update_manifest(folder, [*names, "config.json"])
 
     def _tensors_of_files(self) -> dict[str, Tensor]:
-        """The weights by name, on the CPU. What two of the names in files have in common is written twice."""
-        left_out, seen, tensors = self._keys_to_ignore_on_save or (), set(), {}
+        """Return the weights by name, on the CPU; tensors under two names in the files are copied."""
+        ignored, written, tensors = self._keys_to_ignore_on_save or (), set(), {}
         for name, tensor in self.state_dict(keep_vars=True).items():
-            if name not in left_out:
-                own = tensor.detach().contiguous().cpu()
-                tensors[name] = own.clone() if id(tensor) in seen else own
-                seen.add(id(tensor))
+            if name not in ignored:
+                values = tensor.detach().contiguous().cpu()
+                tensors[name] = values.clone() if id(tensor) in written else values
+                written.add(id(tensor))
         return tensors
 
 
-def _forget_copies(module: nn.Module, *_: Any) -> None:
-    """Drop what was laid out of a module's weights."""
+def _forget_prepacked(module: nn.Module, *_: Any) -> None:
+    """Drop the prepacked copies of a module's weights."""
     prepacked_weights.forget(module.parameters())
 
 
 def match_weights(
     weights: Weights, config: BertConfig, kinds: Iterable[type[PreTrainedModel]]
 ) -> tuple[dict[type[PreTrainedModel], list[str]], dict[type[PreTrainedModel], list[str]]]:
-    """For each kind of model: which of its weights a checkpoint lacks, and which of its own it has no place for."""
+    """Return, per kind of model, the names of its weights that a checkpoint lacks, and of the checkpoint's weights that
+    it does not have. Raises CheckpointError for a config that does not fit the weights."""
     loading.check_config(config, weights)
-    missing, left_out = {}, {}
+    missing, unused = {}, {}
     for kind in kinds:
-        own = loading.own_shapes(loading.outline(kind, config))
-        found = match(weights.tensors, own, kind.base_model_prefix, weights.place).keys()
-        missing[kind] = sorted(own.keys() - found)
-        left_out[kind] = sorted(found - own.keys() - set(kind.tied_keys))
-    return missing, left_out
+        shapes = loading.model_shapes(loading.outline(kind, config))
+        names = match(weights.tensors, shapes, kind.base_model_prefix, weights.path).keys()
+        missing[kind] = sorted(shapes.keys() - names)
+        unused[kind] = sorted(names - shapes.keys() - set(kind.tied_keys))
+    return missing, unused
 
 
 def resized(parameter: Tensor, rows: int, added: Tensor) -> nn.Parameter:
-    """A parameter's first `rows` rows, with `added` behind them."""
-    kept = parameter.detach()[:rows]
-    return nn.Parameter(torch.cat((kept, added)), requires_grad=parameter.requires_grad)
+    """Return a parameter of the first `rows` rows, followed by the rows `added`."""
+    present = parameter.detach()[:rows]
+    return nn.Parameter(torch.cat((present, added)), requires_grad=parameter.requires_grad)

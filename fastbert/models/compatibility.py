@@ -1,4 +1,4 @@
-"""What transformers' Trainer and pipelines ask of a model, as far as it is true of ours."""
+"""Attributes and methods that transformers' Trainer and pipelines expect of a model."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def is_traced_root(module: nn.Module) -> bool:
 
 
 class Compatibility(nn.Module):
-    """Names that transformers' Trainer and pipelines look for."""
+    """The interface that transformers' Trainer, pipelines and peft expect of a model."""
 
     main_input_name: ClassVar[str] = "input_ids"
     input_modalities: ClassVar[str] = "text"
     accepts_loss_kwargs: ClassVar[bool] = False
-    """Whether forward takes `num_items_in_batch`, the labels of all batches whose gradients are summed."""
+    """Whether forward accepts `num_items_in_batch`, the number of labels in all batches of an optimiser step."""
     tied_keys: tuple[str, ...] = ()
 
     def _slow_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run forward while torch.jit traces, which reads tuples and dictionaries but not our outputs: the traced model
-        itself returns a tuple."""
-        # The ONNX exporter gives keyword-only arguments by position too, in the order of the signature.
+        """Run forward while torch.jit traces, which reads tuples and dictionaries, not our outputs: the traced model
+        returns a tuple."""
+        # The ONNX exporter passes keyword-only arguments by position too, in the order of the signature.
         named = dict(zip(inspect.signature(self.forward).parameters, args, strict=False))
         with warnings.catch_warnings():
-            # Checks of shapes read them, but what is recorded holds for others: what is not ours still warns.
+            # Our checks of shapes are not recorded, so the trace holds for other shapes; other code still warns.
             warnings.filterwarnings("ignore", category=torch.jit.TracerWarning, module=r"fastbert\.")
             output = super()._slow_forward(**named, **kwargs)
         if not isinstance(output, ModelOutput):
@@ -50,12 +50,12 @@ class Compatibility(nn.Module):
 
     @property
     def _keys_to_ignore_on_save(self) -> list[str] | None:
-        """Parameters that files leave out, since they are others under a second name."""
+        """Return the names of tied parameters, which files leave out."""
         return list(self.tied_keys) or None
 
     @property
     def is_gradient_checkpointing(self) -> bool:
-        """Whether activations are computed again in the backward pass."""
+        """Return whether activations are recomputed in the backward pass."""
         return any(getattr(module, "checkpointing", "none") != "none" for module in self.modules())
 
     def gradient_checkpointing_enable(
@@ -64,29 +64,31 @@ class Compatibility(nn.Module):
         every_n_layers: int = 1,
         offload: bool = False,
     ) -> None:
-        """`checkpoint_activations("layer")` under the name that transformers has for it; `use_reentrant` and the like
-        change nothing, since no random state has to be replayed."""
+        """Run `checkpoint_activations("layer")`, under transformers' name.
+
+        `gradient_checkpointing_kwargs` have no effect: no random state is replayed. Raises `UserError` for other values
+        of `every_n_layers` and `offload`."""
         if every_n_layers != 1 or offload:
             raise UserError(
-                f"every_n_layers={every_n_layers}, offload={offload}: fastbert keeps the input of every layer, where it"
-                ' is; model.checkpoint_activations("selective") recomputes less'
+                f"every_n_layers={every_n_layers}, offload={offload}: fastbert saves the input of every layer, on its"
+                ' device; model.checkpoint_activations("selective") recomputes less'
             )
         self.checkpoint_activations("layer")
 
     def gradient_checkpointing_disable(self) -> None:
-        """`checkpoint_activations("none")` under the name that transformers has for it."""
+        """Run `checkpoint_activations("none")`, under transformers' name."""
         self.checkpoint_activations("none")
 
     def checkpoint_activations(self, mode: Any = "layer") -> None:
-        """Models say how."""
+        """Set what is recomputed in the backward pass; models implement it."""
         raise NotImplementedError
 
     def can_generate(self) -> bool:
-        """An encoder does not write text."""
+        """Return False: an encoder does not generate text."""
         return False
 
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        """The number of distinct parameters (tied ones count once), of those that are trained, or without tables."""
+        """Return the number of parameters, tied ones once: of all, of trainable ones, or without embedding tables."""
         tables = {id(module.weight) for module in self.modules() if isinstance(module, nn.Embedding)}
         return sum(
             parameter.numel()

@@ -1,8 +1,9 @@
-"""Where a batch has labels, and what of a loss over several batches is its own."""
+"""Validate labels, and compute losses from them; labels of -100 are ignored."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,49 +15,55 @@ from fastbert.models.padded import PaddedBatch, is_readable
 from fastbert.ops.cross_entropy.op import CrossEntropy
 from fastbert.packing import IGNORE_INDEX, INTEGERS, PackedBatch
 
-# What to do about labels that are out of range.
+# The cures that errors name for labels out of range.
 NUMBER_CLASSES = "correct the labels, or set num_labels in the config"
 USE_VOCABULARY = "use the vocabulary the model was trained with"
+IS_NEXT = "use 0 where B follows A and 1 where it does not"
 
 
-def masked_places(
-    packed: Packed, labels: Tensor | None, classes: int, cure: str
-) -> tuple[Tensor | None, Tensor] | None:
-    """The places that have a label, and their labels of so many classes: the batch's own, or those of a label per
-    token. The places of a recorded batch are None, all of them, and its labels -100 where there is none."""
+@dataclass(frozen=True, eq=False)
+class TokenLabels:
+    """The labels of a batch's tokens."""
+
+    positions: Tensor | None
+    """The tokens with a label, int64 (labels,); None: all tokens of a recorded batch."""
+    labels: Tensor
+    """int64 (labels,); in a recorded batch -100 at tokens without a label."""
+
+
+def token_labels(packed: Packed, labels: Tensor | None, classes: int, cure: str) -> TokenLabels | None:
+    """Return the labels of tokens, one of so many classes each: `labels` of all tokens, or else the batch's own.
+
+    Raises UserError, which ends with `cure` where a label is out of range, for labels and positions that do not fit the
+    batch.
+    """
     batch = packed.batch
     if labels is None:
         if batch.masked_positions is None or batch.labels is None:
             return None
-        places = batch.masked_positions
-        if places.dtype != torch.int64 or places.dim() != 1:
-            raise UserError(f"masked_positions must be int64 (places,), not {places.dtype} {tuple(places.shape)}")
-        # As for the ids in `encode`: indexing would count a negative place from the end.
+        positions = batch.masked_positions
+        if positions.dtype != torch.int64 or positions.dim() != 1:
+            raise UserError(f"masked_positions must be int64 (places,), not {positions.dtype} {tuple(positions.shape)}")
+        # As for the ids in `encode`: indexing would count a negative position from the end.
         if is_readable(batch.input_ids):
-            check_places(batch)
+            check_masked_positions(batch)
         targets = integers("labels", batch.labels, "one per masked position")
-        if targets.shape != places.shape:
-            raise UserError(f"labels have shape {tuple(targets.shape)}, but masked_positions {tuple(places.shape)}")
+        if targets.shape != positions.shape:
+            raise UserError(f"labels have shape {tuple(targets.shape)}, but masked_positions {tuple(positions.shape)}")
         check_classes("labels", targets, classes, cure)
-        return places, targets
+        return TokenLabels(positions, targets)
     flat = packed.labels(integers("labels", labels, "one class per token"))
-    assert flat is not None
     if flat.shape != batch.input_ids.shape:
         raise UserError(f"labels have shape {tuple(flat.shape)}, but the batch has {batch.num_tokens} tokens")
-    check_classes("labels", flat, classes, cure, packed.place)
+    check_classes("labels", flat, classes, cure, packed.index_of)
     if isinstance(batch, PaddedBatch):
-        return None, flat
-    places = (flat != IGNORE_INDEX).nonzero().flatten()
-    return places, flat[places]
-
-
-def read_places(x: Tensor, places: Tensor | None) -> Tensor:
-    """The rows of x at the places, all of them where the places are None."""
-    return x if places is None else x[places]
+        return TokenLabels(None, flat)
+    positions = (flat != IGNORE_INDEX).nonzero().flatten()
+    return TokenLabels(positions, flat[positions])
 
 
 def integers(name: str, labels: Tensor, what: str) -> Tensor:
-    """Labels as int64; UserError for other things than tensors of integers."""
+    """Return labels as int64. Raises UserError for anything but a tensor of integers; `what` describes the labels."""
     if not isinstance(labels, Tensor):
         raise UserError(f"{name} must be a tensor of int64, {what}, not {type(labels).__name__}")
     if labels.dtype not in INTEGERS:
@@ -65,7 +72,7 @@ def integers(name: str, labels: Tensor, what: str) -> Tensor:
 
 
 def class_labels(name: str, labels: Tensor, rows: int, classes: int, cure: str) -> Tensor:
-    """Labels of one class per sequence as int64 (rows,); UserError where they cannot be that."""
+    """Return labels of one class per sequence as int64 (rows,). Raises UserError for another shape, dtype or range."""
     flat = integers(name, labels, "one class per sequence").reshape(-1)
     if flat.shape[0] != rows:
         raise UserError(f"{name} have shape {tuple(labels.shape)}, but there are {rows} sequences to label")
@@ -74,9 +81,12 @@ def class_labels(name: str, labels: Tensor, rows: int, classes: int, cure: str) 
 
 
 def check_classes(
-    name: str, labels: Tensor, classes: int, cure: str, place: Callable[[int], str] = "[{}]".format
+    name: str, labels: Tensor, classes: int, cure: str, index_of: Callable[[int], str] = "[{}]".format
 ) -> None:
-    """Refuse labels that are neither a class nor -100, as far as they can be read without waiting for a device."""
+    """Raise UserError for labels that are neither a class nor -100, if reading them needs no host-device sync.
+
+    `index_of` formats the index of a label as the user knows it.
+    """
     if not labels.numel() or not is_readable(labels):
         return
     low, high = (int(value) for value in labels.aminmax())
@@ -86,13 +96,13 @@ def check_classes(
     if bool(wrong.any()):
         first = int(wrong.nonzero()[0])
         raise UserError(
-            f"{name}{place(first)} is {int(labels[first])}: it must be from 0 to {classes - 1}, or -100 to be ignored;"
-            f" {cure}"
+            f"{name}{index_of(first)} is {int(labels[first])}: it must be from 0 to {classes - 1}, or -100 to be"
+            f" ignored; {cure}"
         )
 
 
-def check_shares(labels: Tensor) -> None:
-    """Refuse labels of several classes at once that are not from 0 to 1, as far as they can be read."""
+def check_multi_label(labels: Tensor) -> None:
+    """Raise UserError for labels of several classes at once outside 0 to 1, if reading them needs no sync."""
     if labels.numel() and is_readable(labels) and not bool(((labels >= 0) & (labels <= 1)).all()):
         wrong = labels[~((labels >= 0) & (labels <= 1))]
         raise UserError(
@@ -101,31 +111,32 @@ def check_shares(labels: Tensor) -> None:
         )
 
 
-def check_places(batch: PackedBatch) -> None:
-    """Refuse masked positions that are no tokens of the batch; reads them."""
+def check_masked_positions(batch: PackedBatch) -> None:
+    """Raise UserError for masked positions beyond the batch's tokens; a host-device sync on a GPU."""
     if batch.masked_positions is not None:
         check_range("masked_positions", batch.masked_positions, batch.num_tokens, "tokens of the batch")
 
 
-def check_range(name: str, values: Tensor, size: int, of: str) -> None:
-    """Refuse numbers that are not at least 0 and below `size`; reads them."""
+def check_range(name: str, values: Tensor, size: int, rows: str) -> None:
+    """Raise UserError for values outside 0 to `size` - 1, the number of `rows`; a host-device sync on a GPU."""
     wrong = values[(values < 0) | (values >= size)]
     if len(wrong):
-        raise UserError(f"{name} holds {int(wrong[0])}, outside the {size} {of}: correct the batch")
+        raise UserError(f"{name} holds {int(wrong[0])}, outside the {size} {rows}: correct the batch")
 
 
-def mean_of(loss: CrossEntropy, items: Tensor | int | None = None) -> Tensor:
-    """The mean over the labels, or over so many `items`, of which this batch holds a part."""
+def mean_loss(loss: CrossEntropy, items: Tensor | int | None = None) -> Tensor:
+    """Return the mean over the labels, fp32 (), or their sum divided by the `items` of several batches."""
     return loss.loss_sum / (loss.count.clamp(min=1) if items is None else items)
 
 
 def class_loss(logits: Tensor, labels: Tensor, items: Tensor | int | None = None) -> Tensor:
-    """Cross-entropy of logits (rows, classes) in fp32: the mean over the labels that are not -100, or over `items`."""
+    """Return the cross-entropy of logits (rows, classes), fp32 (): the mean over the labels that are not -100, or their
+    sum divided by the `items` of several batches."""
     if items is None:
         return F.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX)
     return F.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum") / items
 
 
-def part_of(mean: Tensor, count: int, items: Tensor | int | None) -> Tensor:
-    """A mean over `count` labels as its part of a mean over the `items` of several batches."""
+def scale_to_items(mean: Tensor, count: int, items: Tensor | int | None) -> Tensor:
+    """Return a mean over `count` labels as their sum divided by the `items` of several batches, None: as it is."""
     return mean if items is None else mean * count / items

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
-from fastbert.models.fusibility import project, project_apart
+from fastbert.models.fusibility import project, project_without_bias
 from fastbert.models.padded import PaddedBatch, padded_attention
 from fastbert.ops.attention.op import attention
 from fastbert.ops.autocast import matmul_dtype
@@ -32,6 +32,17 @@ from fastbert.ops.norm.op import dropout_add_layer_norm
 from fastbert.packing import PackedBatch
 
 CPU = torch.device("cpu")
+# oneDNN, which multiplies bf16 on CPUs, compiles and keeps a kernel for each number of rows it meets. Batches of packed
+# tokens all differ, so without rounding every step would compile anew and memory would grow by megabytes a step.
+ROWS_MULTIPLE = 64
+
+
+def multiplies_in_bf16(weight: Tensor) -> bool:
+    """Return whether matmuls with this weight run in bf16 on a CPU, by autocast or by the weight's dtype."""
+    if weight.device.type != "cpu":
+        return False
+    autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
+    return autocast or weight.dtype == torch.bfloat16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -124,7 +135,7 @@ class ModuleLayer:
 
     def expand(self, x: Tensor) -> Tensor:
         """Return the activation of the intermediate linear layer."""
-        product, bias = project_apart(self.modules["intermediate"], x)
+        product, bias = project_without_bias(self.modules["intermediate"], x)
         if self.activation is None:
             inner = bias_gelu(product, bias, APPROXIMATIONS[self.spec.feed_forward.activation])
         else:
@@ -148,7 +159,7 @@ class ModuleLayer:
         self, linear: str, norm: str | None, x: Tensor, residual: Tensor, token_dropout: TokenDropout | None
     ) -> Tensor:
         """Return norm(residual + dropout(linear(x))), without a norm where `norm` is None."""
-        product, bias = project_apart(self.modules[linear], x)
+        product, bias = project_without_bias(self.modules[linear], x)
         module: Any = None if norm is None else self.modules[norm]
         if module is not None and self.is_plain_norm(module):
             return dropout_add_layer_norm(

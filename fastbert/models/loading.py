@@ -1,11 +1,11 @@
-"""From a checkpoint into a model: names and shapes are compared first, then memory is taken, then tensors are read."""
+"""Load a checkpoint into a model: compare names and shapes, then allocate memory, then read tensors."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,9 @@ from fastbert.config import BertConfig
 from fastbert.errors import CheckpointError
 from fastbert.io.untrusted_input import shown
 
-if TYPE_CHECKING:
-    from fastbert.models.base import PreTrainedModel
-
 logger = logging.getLogger("fastbert")
-Model = TypeVar("Model", bound="PreTrainedModel")
-# A new head may be as large as all that is in the file, or as this many numbers.
-MOST_NEW = 1 << 24
+# A new head may have as many elements as the whole file, or this many.
+MAX_NEW_ELEMENTS = 1 << 24
 _TABLES = {
     "embeddings.word_embeddings.weight": "vocab_size",
     "embeddings.position_embeddings.weight": "max_position_embeddings",
@@ -35,9 +31,9 @@ _TABLES = {
 
 
 class _Uninitialised(TorchFunctionMode):
-    """Leaves out what draws or sets values: on the meta device there are none, and its first draw takes a second."""
+    """Skip functions that draw or set values: the meta device has none, and its first draw takes a second."""
 
-    LEFT_OUT = frozenset(
+    SKIPPED = frozenset(
         {Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_, nn.init.normal_, nn.init.uniform_}
         | {nn.init.kaiming_uniform_, nn.init.trunc_normal_, nn.init.zeros_, nn.init.ones_}
     )
@@ -45,13 +41,35 @@ class _Uninitialised(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in self.LEFT_OUT:
+        if func in self.SKIPPED:
             return args[0] if args else (kwargs or {})["tensor"]
         return func(*args, **(kwargs or {}))
 
 
+class LoadableModel(nn.Module):
+    """What loading requires of a model: the interface that `fastbert.models.base.PreTrainedModel` implements."""
+
+    base_model_prefix: ClassVar[str]
+    """The prefix of the encoder's weights in a checkpoint of a model with a head."""
+    tied_keys: tuple[str, ...]
+    """Names of weights that repeat others and are not stored."""
+    config: BertConfig
+    new_weights: tuple[str, ...]
+    """Names of the weights that the files lacked, which were initialised."""
+
+    def tie_weights(self) -> None:
+        """Make tied parameters one and the same; models without any have nothing to do."""
+
+    def named_weights(self, weights: Weights) -> Weights:
+        """Return a checkpoint's weights by the names of this model; BERT's names need no change."""
+        return weights
+
+
+Model = TypeVar("Model", bound=LoadableModel)
+
+
 def outline(kind: Callable[[BertConfig], Model], config: BertConfig) -> Model:
-    """A model on the meta device: names and shapes without memory or values."""
+    """Return a model on the meta device: names and shapes without memory or values."""
     with torch.device("meta"), _Uninitialised():
         model = kind(config)
     model.tie_weights()
@@ -59,142 +77,146 @@ def outline(kind: Callable[[BertConfig], Model], config: BertConfig) -> Model:
 
 
 def check_config(config: BertConfig, weights: Weights) -> None:
-    """Compare what config.json says with the shapes in the files, before anything of that size is made.
+    """Compare config.json with the shapes in the files, before memory of that size is allocated.
 
-    Raises `CheckpointError` that names the first difference, or what the checkpoint lacks.
+    Raises `CheckpointError`, which names the first difference or what the checkpoint lacks.
     """
-    place, tensors = weights.place, weights.tensors
+    path, tensors = weights.path, weights.tensors
     for name, field in _TABLES.items():
         stored = next((tensors[key] for key in (name, f"bert.{name}") if key in tensors), None)
-        said = (getattr(config, field), config.hidden_size)
-        if stored is not None and stored.shape != said:
-            raise CheckpointError(f"{place}: {name} has shape {stored.shape}, but config.json says {shown(said)}")
-    found = checkpoint_names.layers(tensors)
-    if 0 < found < config.num_hidden_layers:
+        shape = (getattr(config, field), config.hidden_size)
+        if stored is not None and stored.shape != shape:
+            raise CheckpointError(f"{path}: {name} has shape {stored.shape}, but config.json says {shown(shape)}")
+    layers = checkpoint_names.layers(tensors)
+    if 0 < layers < config.num_hidden_layers:
         raise CheckpointError(
-            f"{place}: holds {found} encoder layers, but config.json says"
+            f"{path}: holds {layers} encoder layers, but config.json says"
             f" num_hidden_layers={shown(config.num_hidden_layers)}"
         )
     check_size(config, weights)
 
 
 def check_size(config: BertConfig, weights: Weights) -> None:
-    """Refuse a config.json that asks for much more than the files hold. Raises `CheckpointError`."""
+    """Raise `CheckpointError` for a config.json that needs far more weights than the files hold."""
     total = sum(stored.numel for stored in weights.tensors.values())
-    if config.num_parameters() > 4 * total + MOST_NEW or config.num_hidden_layers > len(weights.tensors):
+    if config.num_parameters() > 4 * total + MAX_NEW_ELEMENTS or config.num_hidden_layers > len(weights.tensors):
         raise CheckpointError(
-            f"{weights.place}: config.json asks for {shown(config.num_parameters())} weights in"
+            f"{weights.path}: config.json needs {shown(config.num_parameters())} weights in"
             f" {shown(config.num_hidden_layers)} layers, but the files hold {total:,}; they belong to different models"
         )
-    if config.num_labels * config.hidden_size > max(total, MOST_NEW):
+    if config.num_labels * config.hidden_size > max(total, MAX_NEW_ELEMENTS):
         raise CheckpointError(
-            f"{weights.place}: config.json says num_labels={config.num_labels:,}, a head larger than all that the files"
-            " hold"
+            f"{weights.path}: config.json says num_labels={config.num_labels:,}, a head larger than all weights in"
+            " the files"
         )
 
 
 def load(
-    model: PreTrainedModel, weights: Weights, dtype: torch.dtype | None, *, mapped: bool = True, warn: bool = True
+    model: LoadableModel, weights: Weights, dtype: torch.dtype | None, *, mapped: bool = True, warn: bool = True
 ) -> None:
-    """Give a model that `outline` made its weights; `mapped`: those that can stay in their files stay there.
+    """Load weights into a model from `outline`; with `mapped`, tensors that can be mapped stay in their files.
 
-    Weights of a task (and the pooler) that the checkpoint lacks are initialised; with `warn` a warning names them. What
-    has no place in the model is logged. Raises `CheckpointError` for what belongs to the embeddings or layers and is
-    missing, for other shapes, for weights that are no floating-point numbers, and for a decoder that is not tied.
+    Heads (and the pooler) that the checkpoint lacks are initialised; with `warn` a warning names them. Tensors that the
+    model does not have are logged. Raises `CheckpointError` for missing weights of the embeddings or layers, wrong
+    shapes, weights that are not floating-point numbers, and a decoder that is not tied.
     """
-    weights, own = model.named_weights(weights), own_shapes(model)
-    matched = match(weights.tensors, own, model.base_model_prefix, weights.place)
-    found = {name: weights.tensors[matched[name]] for name in own if name in matched}
-    _check(model, weights.place, own, found)
+    weights, shapes = model.named_weights(weights), model_shapes(model)
+    matched = match(weights.tensors, shapes, model.base_model_prefix, weights.path)
+    tensors = {name: weights.tensors[matched[name]] for name in shapes if name in matched}
+    _check(model, weights.path, shapes, tensors)
     check_tied(model, weights, matched)
-    missing = sorted(own.keys() - found.keys())
-    dtypes = {stored.dtype for stored in found.values()}
-    chosen = dtype or (dtypes.pop() if len(dtypes) == 1 else torch.float32)
-    # What two weights begin with is mapped for one of them alone: each changes by itself.
-    once = {id(one): name for name, one in reversed(found.items())}
+    missing = sorted(shapes.keys() - tensors.keys())
+    dtypes = {tensor.dtype for tensor in tensors.values()}
+    dtype = dtype or (dtypes.pop() if len(dtypes) == 1 else torch.float32)
+    # A tensor that initialises two weights is mapped for one of them only: they change independently.
+    first_name = {id(tensor): name for name, tensor in reversed(tensors.items())}
     views = map_tensors(
-        {name: one for name, one in found.items() if mapped and one.dtype == chosen and once[id(one)] == name}
+        {
+            name: tensor
+            for name, tensor in tensors.items()
+            if mapped and tensor.dtype == dtype and first_name[id(tensor)] == name
+        }
     )
-    materialise(model, chosen, views)
+    materialise(model, dtype, views)
     parameters = model.state_dict(keep_vars=True)
-    fill((stored, parameters[name]) for name, stored in found.items() if name not in views)
+    fill((tensor, parameters[name]) for name, tensor in tensors.items() if name not in views)
     model.new_weights = tuple(missing)
     if missing:
         initialise(model, missing)
         if warn:
-            logger.warning("%s: new weights for %s", weights.place, ", ".join(missing))
-    _report(model, weights.place, sorted(matched.keys() - own.keys() - set(model.tied_keys)))
+            logger.warning("%s: new weights for %s", weights.path, ", ".join(missing))
+    _report(model, weights.path, sorted(matched.keys() - shapes.keys() - set(model.tied_keys)))
 
 
-def own_shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a model's weights, tied ones once."""
+def model_shapes(model: LoadableModel) -> dict[str, tuple[int, ...]]:
+    """Return names and shapes of a model's weights, tied weights once."""
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name not in model.tied_keys}
 
 
 def _check(
-    model: PreTrainedModel, place: Path, own: Mapping[str, tuple[int, ...]], found: Mapping[str, FileTensor]
+    model: LoadableModel, path: Path, shapes: Mapping[str, tuple[int, ...]], tensors: Mapping[str, FileTensor]
 ) -> None:
     """Compare names, shapes and dtypes."""
-    if not found:
-        raise CheckpointError(f"{place}: no weight in it belongs to {type(model).__name__}")
-    for name, stored in found.items():
-        if stored.shape != own[name]:
-            raise CheckpointError(f"{place}: {name} has shape {stored.shape}, but config.json says {own[name]}")
-        if not stored.dtype.is_floating_point or stored.dtype.itemsize < 2:
-            raise CheckpointError(
-                f"{place}: {name} holds {stored.dtype}; only checkpoints that are not quantised are read"
-            )
-    lacking = sorted(name for name in own if name not in found and is_encoders(name))
-    if lacking:
-        more = f" and {len(lacking) - 8} more" if len(lacking) > 8 else ""
+    if not tensors:
+        raise CheckpointError(f"{path}: no weight in it belongs to {type(model).__name__}")
+    for name, tensor in tensors.items():
+        if tensor.shape != shapes[name]:
+            raise CheckpointError(f"{path}: {name} has shape {tensor.shape}, but config.json says {shapes[name]}")
+        if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+            raise CheckpointError(f"{path}: {name} holds {tensor.dtype}; quantised checkpoints are not supported")
+    missing = sorted(name for name in shapes if name not in tensors and is_encoders(name))
+    if missing:
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         raise CheckpointError(
-            f"{place}: lacks weights of the encoder: {', '.join(lacking[:8])}{more}; fetch the whole checkpoint"
+            f"{path}: lacks weights of the encoder: {', '.join(missing[:8])}{more}; fetch the whole checkpoint"
         )
 
 
-def check_tied(model: PreTrainedModel, weights: Weights, matched: Mapping[str, str]) -> None:
-    """A decoder that a checkpoint holds beside the token embedding must be the same."""
+def check_tied(model: LoadableModel, weights: Weights, matched: Mapping[str, str]) -> None:
+    """Raise `CheckpointError` for a decoder that differs from the token embedding, if the model ties them."""
     table = next(iter(name for name in matched if name.endswith("embeddings.word_embeddings.weight")), None)
     if DECODER not in model.tied_keys or DECODER not in matched or table is None:
         return
     if not equal(weights.tensors[matched[DECODER]], weights.tensors[matched[table]]):
         raise CheckpointError(
-            f"{weights.place}: {DECODER} is not the token embedding, but this model ties them; use it without its head"
+            f"{weights.path}: {DECODER} is not the token embedding, but this model ties them; use it without its head"
         )
 
 
-def _report(model: PreTrainedModel, place: Path, left_out: list[str]) -> None:
-    """Say what the model has no place for: aloud where it is the encoder's."""
+def _report(model: LoadableModel, path: Path, unused: list[str]) -> None:
+    """Log the tensors that the model does not have, those of an encoder as a warning."""
     for level, names in (
-        (logging.WARNING, [name for name in left_out if is_encoders(name)]),
-        (logging.INFO, [name for name in left_out if not is_encoders(name)]),
+        (logging.WARNING, [name for name in unused if is_encoders(name)]),
+        (logging.INFO, [name for name in unused if not is_encoders(name)]),
     ):
         if names:
-            logger.log(level, "%s: not used by %s: %s", place, type(model).__name__, ", ".join(names))
+            logger.log(level, "%s: not used by %s: %s", path, type(model).__name__, ", ".join(names))
 
 
-def materialise(model: nn.Module, dtype: torch.dtype, given: Mapping[str, Tensor]) -> None:
-    """Give the parameters of a model on the meta device memory on the CPU: what is `given` by name, parameters as they
-    are, else memory that is not yet written; tied ones share theirs."""
-    named = model.state_dict(keep_vars=True)
-    made = {
-        id(named[name]): one
-        if isinstance(one, nn.Parameter)
-        else nn.Parameter(one, requires_grad=named[name].requires_grad)
-        for name, one in given.items()
+def materialise(model: nn.Module, dtype: torch.dtype, tensors: Mapping[str, Tensor]) -> None:
+    """Replace the parameters of a model on the meta device by `tensors`, by name, or else by uninitialised CPU memory.
+
+    A tensor that is a parameter is used as it is. Tied parameters stay tied.
+    """
+    state = model.state_dict(keep_vars=True)
+    parameters = {
+        id(state[name]): tensor
+        if isinstance(tensor, nn.Parameter)
+        else nn.Parameter(tensor, requires_grad=state[name].requires_grad)
+        for name, tensor in tensors.items()
     }
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            if id(parameter) not in made:
+            if id(parameter) not in parameters:
                 memory = torch.empty(parameter.shape, dtype=dtype, device="cpu")
-                made[id(parameter)] = nn.Parameter(memory, requires_grad=parameter.requires_grad)
-            module._parameters[name] = made[id(parameter)]
+                parameters[id(parameter)] = nn.Parameter(memory, requires_grad=parameter.requires_grad)
+            module._parameters[name] = parameters[id(parameter)]
 
 
-def initialise(model: PreTrainedModel, names: list[str]) -> None:
-    """Draw the named weights as a new model's are: they are a head's, which a checkpoint does not hold."""
+def initialise(model: LoadableModel, names: list[str]) -> None:
+    """Initialise the named weights, of a head that the checkpoint lacks, as in a new model."""
     std = model.config.initializer_range
     for name, parameter in model.named_parameters():
         if name not in names:

@@ -1,4 +1,4 @@
-"""What models return: read by attribute, by key and by index, as transformers' outputs are."""
+"""The outputs of models, read by attribute, key and index as in transformers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.utils import _pytree
 
 
 class ModelOutput:
-    """Base of the outputs: `output.loss`, `output["loss"]` and `output[0]` are the same; fields that are None are left
-    out of keys and indices. `output["name"] = value` sets a field, or adds one behind them.
+    """The base of the outputs: `output.loss`, `output["loss"]` and `output[0]` are the same. Fields that are None have
+    neither key nor index; `output["name"] = value` sets or adds a field.
 
-    It counts as a `Mapping`, and is made anew from one (`type(output)({"loss": ...})`), as loops do that walk through
-    nested results.
+    It is registered as a `Mapping` and can be made from one, `type(output)({"loss": ...})`, as code that maps nested
+    results does.
     """
 
     def __init_subclass__(cls) -> None:
@@ -39,11 +39,11 @@ class ModelOutput:
                 self[name] = value
 
     def keys(self) -> list[str]:
-        """The names of the fields that hold something."""
+        """Return the names of the fields that are not None."""
         return [name for name, value in vars(self).items() if value is not None]
 
     def to_tuple(self) -> tuple[Any, ...]:
-        """The fields that hold something, in order."""
+        """Return the fields that are not None, in order."""
         return tuple(value for value in vars(self).values() if value is not None)
 
     def __getitem__(self, key: str | int | slice) -> Any:
@@ -66,15 +66,15 @@ class ModelOutput:
         return len(self.keys())
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A field that holds something, or the default."""
+        """Return a field, or the default if it is None or unknown."""
         return self[key] if key in self.keys() else default
 
     def values(self) -> list[Any]:
-        """What the fields hold, in order."""
+        """Return the fields that are not None, in order."""
         return list(self.to_tuple())
 
     def items(self) -> list[tuple[str, Any]]:
-        """Names and values of the fields that hold something."""
+        """Return names and values of the fields that are not None."""
         return list(zip(self.keys(), self.to_tuple(), strict=True))
 
 
@@ -82,17 +82,17 @@ Mapping.register(ModelOutput)
 
 
 def _flatten(output: ModelOutput) -> tuple[list[Any], list[str]]:
-    """The fields that hold something, and their names."""
+    """Return the fields that are not None, and their names."""
     return output.values(), output.keys()
 
 
 def _flatten_with_keys(output: ModelOutput) -> tuple[list[tuple[Any, Any]], list[str]]:
-    """The same, each field with its key."""
+    """Return the same, each field with its key."""
     return [(_pytree.MappingKey(name), value) for name, value in output.items()], output.keys()
 
 
 def _unflatten(kind: type[ModelOutput], values: Any, names: list[str]) -> ModelOutput:
-    """Make an output of the fields that held something."""
+    """Make an output of fields and their names."""
     output = kind.__new__(kind)
     for field in fields(kind):  # type: ignore[arg-type]
         setattr(output, field.name, None)
@@ -102,25 +102,23 @@ def _unflatten(kind: type[ModelOutput], values: Any, names: list[str]) -> ModelO
 
 
 class HeadOutput(ModelOutput, dict):  # type: ignore[misc]
-    """Base of what heads return: also a dictionary to those who ask, since transformers' Trainer and pipelines take
-    anything else for a tuple, or leave it on the GPU. What it holds are its attributes, which nothing takes away."""
+    """The base of the outputs of heads: an instance of dict, since transformers' Trainer and pipelines treat anything
+    else as a tuple, or leave it on the GPU. Its contents are its attributes, which cannot be deleted."""
 
     __eq__ = object.__eq__
     __ne__ = object.__ne__
     __hash__ = object.__hash__  # type: ignore[assignment]
 
     def fill_dictionary(self) -> None:
-        """Put the fields into the dictionary itself, which C code reads: torch.jit crashes on an empty one."""
+        """Copy the fields into the dictionary itself, which C code reads: torch.jit crashes on an empty one."""
         dict.update(self, self.items())
 
     def copy(self) -> Self:
-        """Another output that holds the same."""
+        """Return a shallow copy."""
         return copy(self)
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError(
-            f"{type(self).__name__}: fields are set, not taken away; dict(output) is a dictionary to change"
-        )
+        raise TypeError(f"{type(self).__name__}: fields can be set, not removed; change a copy, dict(output)")
 
     __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
@@ -128,7 +126,7 @@ class HeadOutput(ModelOutput, dict):  # type: ignore[misc]
 @dataclass(eq=False)
 class EncoderOutput(ModelOutput):
     """`last_hidden_state` (tokens, hidden_size) packed or (sequences, length, hidden_size) padded; `pooler_output`
-    (sequences, hidden_size); `hidden_states`: the embeddings' and each layer's output, when asked for."""
+    (sequences, hidden_size); `hidden_states`: the embeddings' and each layer's output, if requested."""
 
     last_hidden_state: Tensor
     pooler_output: Tensor | None = None
@@ -154,7 +152,7 @@ class PreTrainingOutput(HeadOutput):
 
 @dataclass(eq=False)
 class LogitsOutput(HeadOutput):
-    """`loss` when labels were given, fp32 mean over the labels; `logits`, of the shape the head documents."""
+    """`loss` from labels, the fp32 mean over them; `logits`, whose shape the head documents."""
 
     loss: Tensor | None = None
     logits: Tensor | None = None
@@ -163,7 +161,7 @@ class LogitsOutput(HeadOutput):
 
 @dataclass(eq=False)
 class SpanOutput(HeadOutput):
-    """`start_logits` and `end_logits`, one per token; `loss` is the mean of both cross-entropies."""
+    """`start_logits` and `end_logits`, fp32, one per token; `loss`, fp32, the mean of both cross-entropies."""
 
     loss: Tensor | None = None
     start_logits: Tensor | None = None

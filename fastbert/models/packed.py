@@ -1,22 +1,24 @@
-"""How the models read their inputs: packed, padded, or as embeddings."""
+"""Read the inputs of a model, packed, padded or as embeddings, and restore outputs to the form of the input."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fastbert.errors import UserError
 from fastbert.models.padded import PaddedBatch, is_readable, is_recorded, padded_batch, refuse_graphs
+from fastbert.models.unsupported_arguments import refuse_arguments
 from fastbert.packing import IGNORE_INDEX, PackedBatch, check_mask, check_padded, pad, unpad
 
 
 class Packed:
-    """A model's input in packed form, and the way back to the form in which it came.
+    """A model's input as a `PackedBatch`, and the way back to the form of the input.
 
-    Where PyTorch records or transforms the call, the batch is a `PaddedBatch`, of which all places are tokens, unless
-    it is `always_packed`.
+    Where PyTorch records or transforms the call, the batch is a `PaddedBatch`, whose padding counts as tokens, unless
+    it is `always_packed`. Raises `UserError` for inputs that are missing, given twice or of the wrong shape.
     """
 
     def __init__(
@@ -31,11 +33,13 @@ class Packed:
         always_packed: bool = False,
     ) -> None:
         self.slots: Tensor | None = None
+        """Each token's index among the flattened padded input, int64 (tokens,); None without padded input."""
         self.shape: tuple[int, int] | None = None
+        """Sequences and columns of the padded input; None of a packed one."""
         self.embeds: Tensor | None = None
-        """Packed `inputs_embeds` (tokens, hidden_size), where they stand in for the rows of the token table."""
+        """Packed `inputs_embeds` (tokens, hidden_size), which replace the rows of the token table."""
         if isinstance(batch, PackedBatch):
-            if any(given is not None for given in (input_ids, attention_mask, token_type_ids, position_ids)):
+            if any(tensor is not None for tensor in (input_ids, attention_mask, token_type_ids, position_ids)):
                 raise UserError("give either a PackedBatch or input_ids with attention_mask, not both")
             if inputs_embeds is not None:
                 raise UserError("give either a PackedBatch or inputs_embeds with attention_mask, not both")
@@ -66,20 +70,21 @@ class Packed:
 
     @property
     def came_padded(self) -> bool:
-        """Whether the input was padded."""
+        """Return whether the input was padded."""
         return self.shape is not None
 
     def restore(self, values: Tensor) -> Tensor:
-        """Packed values (tokens, ...) as they were asked for: padded with zeros where the input was padded."""
+        """Return packed values (tokens, ...) in the form of the input: (sequences, columns, ...) with zeros at padding
+        where it was padded."""
         if isinstance(self.batch, PaddedBatch):
             return self.batch.restore(values)
         if self.slots is None or self.shape is None:
             return values
         return pad(values, self.slots, self.shape)
 
-    def labels(self, labels: Tensor | None) -> Tensor | None:
-        """Labels of every token, packed (tokens,); padded labels lose their padding."""
-        if labels is None or self.shape is None:
+    def labels(self, labels: Tensor) -> Tensor:
+        """Return labels in the form of the input as (tokens,). Raises UserError for another shape."""
+        if self.shape is None:
             return labels
         if tuple(labels.shape) != self.shape:
             raise UserError(f"labels have shape {tuple(labels.shape)}, but the input {self.shape}")
@@ -88,16 +93,31 @@ class Packed:
         mask = self.batch.mask if isinstance(self.batch, PaddedBatch) else None
         return (labels if mask is None else labels.masked_fill(~mask, IGNORE_INDEX)).reshape(-1)
 
-    def place(self, token: int) -> str:
-        """Where a token is in the input, as an index."""
+    def index_of(self, token: int) -> str:
+        """Return a token's index in the input, for messages: `[row, column]`, or `[token]` of a packed batch."""
         if self.slots is None or self.shape is None:
             return f"[{token}]"
         slot = int(self.slots[token])
         return f"[{slot // self.shape[1]}, {slot % self.shape[1]}]"
 
 
+def read_inputs(
+    model: nn.Module,
+    batch: PackedBatch | Tensor | None,
+    input_ids: Tensor | None,
+    attention_mask: Tensor | None,
+    token_type_ids: Tensor | None,
+    position_ids: Tensor | None,
+    inputs_embeds: Tensor | None,
+    **unsupported: Any,
+) -> Packed:
+    """Read the arguments of a model's forward. Raises UserError for `unsupported` arguments that are set."""
+    refuse_arguments(model, unsupported)
+    return Packed(batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+
+
 def _placeholder_ids(inputs_embeds: Tensor) -> Tensor:
-    """Ids for tokens that come as embeddings, int64 (sequences, length)."""
+    """Return zeros, int64 (sequences, length), as the ids of `inputs_embeds`. Raises UserError for another shape."""
     if not isinstance(inputs_embeds, Tensor) or inputs_embeds.dim() != 3 or not inputs_embeds.is_floating_point():
         shown = tuple(inputs_embeds.shape) if isinstance(inputs_embeds, Tensor) else type(inputs_embeds).__name__
         raise UserError(f"inputs_embeds must be floating of shape (sequences, length, hidden_size), not {shown}")

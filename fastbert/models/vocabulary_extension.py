@@ -1,4 +1,4 @@
-"""A model that follows its tokenizer's new entries: more rows, each begun as the mean of what the word split into."""
+"""Extend a model for new entries of its tokenizer: new rows start as the mean of the pieces of the word."""
 
 from __future__ import annotations
 
@@ -14,32 +14,38 @@ from fastbert.checkpoints.source import find_weights
 from fastbert.config import BertConfig
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.untrusted_input import read_json_file
-from fastbert.models import heads
 from fastbert.models.base import PreTrainedModel, match_weights
 from fastbert.models.bert.model import BertModel
+from fastbert.models.heads.pretraining import BertForMaskedLM, BertForPreTraining
+from fastbert.models.heads.sequence import (
+    BertForMultipleChoice,
+    BertForNextSentencePrediction,
+    BertForSequenceClassification,
+)
+from fastbert.models.heads.tokens import BertForQuestionAnswering, BertForTokenClassification
 from fastbert.tokenizers.extension import Extension
 from fastbert.tokenizers.fit import check_tokenizer
 
 logger = logging.getLogger("fastbert")
 
-# Of two that hold a checkpoint's weights equally well, and are not named in its config.json, the first is taken.
+# Of classes that fit a checkpoint equally well, and are not named in its config.json, the first is used.
 CLASSES: tuple[type[PreTrainedModel], ...] = (
     BertModel,
-    heads.BertForMaskedLM,
-    heads.BertForNextSentencePrediction,
-    heads.BertForPreTraining,
-    heads.BertForTokenClassification,
-    heads.BertForSequenceClassification,
-    heads.BertForQuestionAnswering,
-    heads.BertForMultipleChoice,
+    BertForMaskedLM,
+    BertForNextSentencePrediction,
+    BertForPreTraining,
+    BertForTokenClassification,
+    BertForSequenceClassification,
+    BertForQuestionAnswering,
+    BertForMultipleChoice,
 )
 
 
 def extend_embeddings(model: PreTrainedModel, extension: Extension) -> None:
-    """Resize a model's token embedding for the entries of `extend_vocabulary`, and begin the new rows.
+    """Resize a model's token embedding for the entries of `extend_vocabulary`, and initialise the new rows.
 
     A new entry's embedding, and its bias where the model predicts tokens, is the mean (in fp32) of those of the pieces
-    that the word split into before; also where it takes the place of an `[unusedN]`. All other rows keep their values.
+    that the word split into before; also if it replaces an `[unusedN]`. All other rows keep their values.
     Rows that pad the table are used up before it grows.
 
     Raises:
@@ -48,47 +54,47 @@ def extend_embeddings(model: PreTrainedModel, extension: Extension) -> None:
     check_sizes(model.config.vocab_size, extension.base_size, "the model")
     if not extension.entries:
         return
-    begun = [
+    means = [
         torch.stack([table[list(entry.pieces)].float().mean(0) for entry in extension.entries])
         for table in _tables(model)
     ]
     model.resize_token_embeddings(max(model.config.vocab_size, len(extension.tokenizer)))
-    places = [entry.id for entry in extension.entries]
-    for table, rows in zip(_tables(model), begun, strict=True):
-        table[places] = rows.to(table.dtype)
+    ids = [entry.id for entry in extension.entries]
+    for table, rows in zip(_tables(model), means, strict=True):
+        table[ids] = rows.to(table.dtype)
 
 
 def _tables(model: PreTrainedModel) -> list[Tensor]:
-    """What has a row for each entry: the token embedding and the bias of a masked-LM decoder."""
+    """Return the tensors with one row per entry: the token embedding, and the bias of a masked-LM decoder."""
     tables = [model.get_input_embeddings().weight.detach()]
-    if isinstance(model, heads.BertForPreTraining | heads.BertForMaskedLM):
+    if isinstance(model, BertForPreTraining | BertForMaskedLM):
         tables.append(model.cls.predictions.bias.detach())
     return tables
 
 
 def check_sizes(rows: int, entries: int, model: str) -> None:
-    """Refuse a model that was not trained with the tokenizer, as far as sizes tell."""
+    """Raise UserError if the sizes show that a model was not trained with the tokenizer."""
     check_tokenizer(range(entries), rows, model)
 
 
 def load_whole(folder: Path) -> PreTrainedModel:
-    """A model folder as the class that has a place for most of its weights, and none that would have to be made up."""
+    """Load a model folder as the class that uses most of its weights and needs no others."""
     config = BertConfig.from_pretrained(folder)
     named = read_json_file(folder / "config.json").get("architectures") or ()
-    missing, left_out = match_weights(find_weights(folder), config, CLASSES)
+    missing, unused = match_weights(find_weights(folder), config, CLASSES)
     whole = [kind for kind in CLASSES if not missing[kind]]
     if not whole:
         return BertModel.from_pretrained(folder)
-    kind = min(whole, key=lambda kind: (len(left_out[kind]), kind.__name__ not in named))
-    if left_out[kind]:
-        logger.warning("%s: left out, since no part of a %s: %s", folder, kind.__name__, ", ".join(left_out[kind]))
+    kind = min(whole, key=lambda kind: (len(unused[kind]), kind.__name__ not in named))
+    if unused[kind]:
+        logger.warning("%s: not used by %s: %s", folder, kind.__name__, ", ".join(unused[kind]))
     return kind.from_pretrained(folder)
 
 
 def save_like(model: PreTrainedModel, source: Path, out: Path) -> None:
     """Save a model that was loaded from `source` and extended.
 
-    What `source` says in config.json beyond a model's shape (names of labels, the class) is kept.
+    Other fields of its config.json, such as the names of labels and the class, are copied.
     """
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     config = {"architectures": [type(model).__name__], **config, "vocab_size": model.config.vocab_size}

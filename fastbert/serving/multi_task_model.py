@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastbert.checkpoints.convert import MODEL_CLASSES, choose_class, named_classes
+from fastbert.checkpoints.convert import MODEL_CLASSES, choose_class, listed_classes
 from fastbert.checkpoints.delta.files import open_delta
 from fastbert.checkpoints.delta.tensors import find_base, fingerprint, tensors_of
 from fastbert.checkpoints.key_mapping import is_encoders, match
 from fastbert.checkpoints.manifest import check_fingerprint
-from fastbert.checkpoints.source import config_place, find_source, find_weights
+from fastbert.checkpoints.source import config_folder, find_source, find_weights
 from fastbert.config import BertConfig
 from fastbert.errors import CheckpointError, UserError
 from fastbert.models import loading
@@ -52,7 +52,7 @@ class ServedTasks:
     """
 
     def __init__(self, base: str | Path, *, dtype: torch.dtype | None = None) -> None:
-        self.folder = config_place(find_source(base))
+        self.folder = config_folder(find_source(base))
         self.dtype = dtype
         self._tensors = tensors_of(find_weights(find_source(base)))
         self._sha256 = fingerprint(self._tensors)
@@ -71,7 +71,7 @@ class ServedTasks:
         elif (path / ADAPTERS).is_file():
             task = self._of_adapters(name, path)
         else:
-            task = self._of_folder(name, config_place(find_source(source)))
+            task = self._of_folder(name, config_folder(find_source(source)))
         self._tasks[name] = task
         return task
 
@@ -113,7 +113,9 @@ class ServedTasks:
     def _of_delta(self, name: str, file: Path) -> ServedTask:
         delta = open_delta(file)
         tensors = delta.tensors(self._tensors, self._sha256)
-        shared = {part.name: part.base for part in delta.parts if part.coding == "same" and part.base is not None}
+        shared = {
+            entry.name: entry.base for entry in delta.entries if entry.coding == "same" and entry.base is not None
+        }
         # Configurations and tokenizers are read from files.
         with TemporaryDirectory() as folder:
             for carried in delta.files:
@@ -157,10 +159,10 @@ class ServedTasks:
         from fastbert import models
 
         config = BertConfig.from_pretrained(folder)
-        named = [kind for kind in named_classes(folder) if kind in MODEL_CLASSES]
+        named = [kind for kind in listed_classes(folder) if kind in MODEL_CLASSES]
         kind = named[0] if new_head and named else choose_class(tensors, named)
         model: PreTrainedModel = loading.outline(getattr(models, kind), config)
-        own = loading.own_shapes(model)
+        own = loading.model_shapes(model)
         matched = match(tensors, own, model.base_model_prefix, place)
         given: dict[str, Tensor] = {}
         for key, shape in own.items():

@@ -111,9 +111,9 @@ class Task(ABC, Generic[E]):
 
     def base_config(self, folder: Path) -> BertConfig:
         """Read the config of the pre-trained model in a folder."""
-        from fastbert.checkpoints.source import config_place
+        from fastbert.checkpoints.source import config_folder
 
-        return BertConfig.from_pretrained(config_place(folder))
+        return BertConfig.from_pretrained(config_folder(folder))
 
     def head_config(self, config: BertConfig) -> BertConfig:
         """Return the encoder's config completed for the head: number and names of the labels, problem type."""

@@ -8,7 +8,7 @@ import torch
 
 from fastbert.errors import UserError
 from fastbert.models.finite import check_finite
-from fastbert.models.heads import BertForMaskedLM, BertForPreTraining
+from fastbert.models.heads.pretraining import BertForMaskedLM, BertForPreTraining
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastbert.checkpoints.source import config_place, find_source
+from fastbert.checkpoints.source import config_folder, find_source
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.io.untrusted_input import read_json_file
@@ -65,9 +65,9 @@ def load_trained(
 def _foreign_task(folder: Path, name: str, settings: dict[str, Any]) -> Task[Any]:
     """Return the task of a model that another library fine-tuned."""
     kind = task_class(name)
-    config = BertConfig.from_pretrained(config_place(folder))
+    config = BertConfig.from_pretrained(config_folder(folder))
     labels = kind.labels_of(config, folder)
-    classes = read_json_file(config_place(folder) / "config.json").get("architectures") or []
+    classes = read_json_file(config_folder(folder) / "config.json").get("architectures") or []
     if classes and not any(kind.head_name in str(each) for each in classes):
         raise UserError(f"--task {name}: {folder} holds a {classes[0]}")
     length = min(kind.default_length, config.max_position_embeddings)

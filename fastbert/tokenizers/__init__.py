@@ -1,7 +1,4 @@
-"""BERT's WordPiece tokenizer, and how its vocabulary is built.
-
-from fastbert.tokenizers import WordPieceTokenizer
-"""
+"""Tokenize text with BERT's WordPiece tokenizer, and build, extend and measure vocabularies."""
 
 from fastbert.tokenizers.added import AddedToken
 from fastbert.tokenizers.encoding import Encoding

@@ -1,4 +1,4 @@
-"""Added tokens: recognised in text as a whole, before it is split into words."""
+"""Added tokens, which are recognised in text as a whole, before it is split into words."""
 
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
@@ -9,15 +9,15 @@ FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token that is found in text as a whole; the same as `tokenizers.AddedToken`, which may be given in its place.
+    """A token that is recognised in text as a whole, equivalent to `tokenizers.AddedToken`, which is also accepted.
 
     Args:
-        content: the token as it is written.
-        lstrip, rstrip: white space before or behind the token belongs to it.
-        single_word: not found beside a letter, a digit, a mark or a connector such as "_".
-        normalized: searched in normalised text (lower case, without accents, as the tokenizer is set up), with its
-            content normalised too; False: in the text as it is. None, the default, means "if it is not special".
-        special: left out by `skip_special_tokens`, and plain text to `split_special_tokens`.
+        content: the token's text.
+        lstrip, rstrip: white space before or after the token belongs to it.
+        single_word: not recognised next to a letter, a digit, a mark or a connector such as "_".
+        normalized: search normalised text (lower case, without accents, as configured) for the normalised content;
+            False: search the original text. None, the default: True unless `special`.
+        special: removed by `skip_special_tokens`, and treated as plain text by `split_special_tokens`.
     """
 
     content: str
@@ -51,11 +51,11 @@ class AddedToken:
                 raise TypeError(f"{self.content!r}: {flag}={getattr(self, flag)!r} must be True or False")
 
     def as_special(self) -> "AddedToken":
-        """The token as a special one; one that was plain before is then found as it is written."""
+        """Return the token as a special token; a token that was not special is then searched in the original text."""
         return self if self.special else replace(self, special=True, normalized=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Content and flags by name, as in files."""
+        """Return content and flags by name, as in files."""
         return {"content": self.content, **{flag: getattr(self, flag) for flag in FLAGS}}
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class AddedToken:
 
 
 def as_added_token(token: Any, *, special: bool = False) -> AddedToken:
-    """A string, an `AddedToken` or a `tokenizers.AddedToken` as ours; a string becomes `special` as asked."""
+    """Convert a string or a `tokenizers.AddedToken` to an `AddedToken`; `special` applies to strings."""
     if isinstance(token, AddedToken):
         return token
     if isinstance(token, str):
@@ -74,7 +74,7 @@ def as_added_token(token: Any, *, special: bool = False) -> AddedToken:
 
 
 def as_added_tokens(tokens: Any, *, special: bool = False) -> list[AddedToken]:
-    """One token or several; of those with the same content the last one's flags count, at the place of the first."""
+    """Convert one token or several; tokens with equal content are merged, with the last one's flags."""
     if isinstance(tokens, str | AddedToken) or not isinstance(tokens, Iterable):
         tokens = [tokens]
     return list(

@@ -1,4 +1,4 @@
-"""The arguments of a tokenizer's call: what they mean, with the rules and defaults of transformers."""
+"""Validate the arguments of a tokenizer's call, with the rules and defaults of transformers."""
 
 import logging
 import operator
@@ -33,13 +33,13 @@ PADDINGS = {
 TENSORS = (None, "np", "pt")
 SIDES = ("right", "left")
 
-_NO_LIMIT = 2**40  # a row never has as many tokens
+_NO_LIMIT = 2**40  # more than the tokens of any row
 _LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Texts, and second texts for pairs. Where they came as words, text i has the words bounds[i] to bounds[i + 1]."""
+    """Texts, and second texts of pairs. If split into words, text i has the words bounds[i] to bounds[i + 1]."""
 
     texts: Sequence[str]
     pairs: Sequence[str] | None
@@ -48,19 +48,19 @@ class Inputs:
     single: bool
 
     def texts_of(self, sample: int, sequence: int) -> Sequence[str]:
-        """The text of a sample (of its pair), or its words."""
+        """Return the text of a sample (`sequence=1`: its second text), or its words."""
         texts, bounds = (self.texts, self.text_bounds) if sequence == 0 else (self.pairs or (), self.pair_bounds)
         return texts[sample : sample + 1] if bounds is None else texts[int(bounds[sample]) : int(bounds[sample + 1])]
 
 
 def read_inputs(text: Any, text_pair: Any, is_split_into_words: bool) -> Inputs:
-    """Tell a single text from a batch, and pairs from single texts, as transformers does."""
+    """Distinguish a single text from a batch, and pairs from single texts, as transformers does."""
     if is_split_into_words:
         return _read_words(text, text_pair)
     if isinstance(text, str):
         if not isinstance(text_pair, str | None):
             raise TypeError(f"text is one string, so text_pair must be one too, not {type(text_pair).__name__}")
-        # A single text with an empty second one is no pair; in a batch it is.
+        # A single text with an empty second text is not a pair; in a batch it is.
         return Inputs([text], [text_pair] if text_pair else None, None, None, True)
     texts = _sequence(text, "text")
     if text_pair is None and texts and all(isinstance(item, tuple | list) for item in texts):
@@ -94,8 +94,8 @@ def _sequence(value: Any, name: str) -> Sequence[Any]:
     if hasattr(value, "tolist") and not isinstance(value, str):  # an array or a column of a table
         return _sequence(value.tolist(), name)
     cure = "; decode it first, e.g. text.decode('utf-8')" if isinstance(value, bytes) else ""
-    wanted = "a list of words" if isinstance(value, str) else "a string or a sequence of strings"
-    raise TypeError(f"{name} must be {wanted}, not {type(value).__name__}{cure}")
+    expected = "a list of words" if isinstance(value, str) else "a string or a sequence of strings"
+    raise TypeError(f"{name} must be {expected}, not {type(value).__name__}{cure}")
 
 
 def _unzip(items: Sequence[Any], name: str) -> tuple[list[Any], list[Any]]:
@@ -124,7 +124,7 @@ def _flatten(texts: Sequence[Any], name: str) -> tuple[list[str], np.ndarray]:
 
 @dataclass(frozen=True, kw_only=True)
 class Lengths:
-    """How long rows may be and become."""
+    """Truncation and padding of rows."""
 
     cutting: _C.Cutting
     padding: str
@@ -132,7 +132,7 @@ class Lengths:
     multiple: int | None
 
     def width(self, longest: int) -> int:
-        """Tokens to which rows are padded, of which the longest that counts has so many; 0 for no padding."""
+        """Return the padded length of rows whose longest has `longest` tokens; 0 without padding."""
         if self.padding == "do_not_pad":
             return 0
         width = longest if self.padding == "longest" else self.max_length or 0
@@ -151,7 +151,7 @@ def read_lengths(
     model_max_length: int | None,
     added: int,
 ) -> Lengths:
-    """Truncation and padding; `added` is the number of special tokens of a row."""
+    """Validate truncation and padding; `added` is the number of special tokens in a row."""
     max_length = checked_max_length(max_length)
     if max_length is not None and max_length > _NO_LIMIT:
         max_length = model_max_length = None
@@ -159,16 +159,16 @@ def read_lengths(
     stride = _checked_count(stride, "stride", 0) or 0
     if max_length is not None and truncation is None and padding is False:
         truncation = "longest_first"
-    how = _choice(truncation, TRUNCATIONS, "truncation")
+    truncate = _choice(truncation, TRUNCATIONS, "truncation")
     strategy = _choice(padding, PADDINGS, "padding")
     length = model_max_length if max_length is None else max_length
     if length is None:
-        how = _C.Truncation.NONE
+        truncate = _C.Truncation.NONE
         strategy = "do_not_pad" if strategy == "max_length" else strategy
-    if how != _C.Truncation.NONE:
+    if truncate != _C.Truncation.NONE:
         assert length is not None
         check_room(length, added)
-        # The reference always takes the two special tokens of a single sequence off here.
+        # The reference always subtracts the two special tokens of a single sequence here.
         if stride and (stride > length - 2 or (added and stride >= length - added)):
             raise ValueError(
                 f"stride={stride} must be below the {length - added} tokens that max_length={length} leaves beside the"
@@ -176,20 +176,20 @@ def read_lengths(
             )
         if multiple and strategy != "do_not_pad" and length % multiple:
             raise ValueError(
-                f"max_length={length} must be a multiple of pad_to_multiple_of={multiple} where rows are cut and padded"
+                f"max_length={length} must be a multiple of pad_to_multiple_of={multiple} to truncate and pad"
             )
-    cutting = _C.Cutting(how, length or 0, stride, left, overflow)
+    cutting = _C.Cutting(truncate, length or 0, stride, left, overflow)
     return Lengths(cutting=cutting, padding=strategy, max_length=length, multiple=multiple)
 
 
 def check_room(max_length: int, added: int) -> None:
-    """There must be room for the special tokens."""
+    """Raise ValueError if there is no room for the special tokens."""
     if max_length < added:
         raise ValueError(f"max_length={max_length} has no room for the {added} special tokens; use a larger one")
 
 
 def checked_max_length(max_length: int | None) -> int | None:
-    """A length of rows; transformers' very large number for "no limit" is one too."""
+    """Validate a length of rows; transformers' very large number for "no limit" is accepted."""
     if max_length is None:
         return None
     max_length = operator.index(max_length)
@@ -215,14 +215,14 @@ def _choice(value: Any, choices: dict[Any, Any], name: str) -> Any:
 
 
 def checked_side(side: str, name: str) -> str:
-    """ "right" or "left"."""
+    """Validate a side: "right" or "left"."""
     if side not in SIDES:
         raise ValueError(f"{name}={side!r} must be 'right' or 'left'")
     return side
 
 
 def checked_tensors(tensors: Any) -> str | None:
-    """None, "np" or "pt"."""
+    """Validate a tensor type: None, "np" or "pt"."""
     tensors = getattr(tensors, "value", tensors)
     if tensors not in TENSORS:
         raise ValueError(f"return_tensors={tensors!r} must be None, 'np' or 'pt'")
@@ -230,7 +230,7 @@ def checked_tensors(tensors: Any) -> str | None:
 
 
 def checked_threads(threads: int | None) -> int:
-    """The CPUs that this process may use, unless told otherwise."""
+    """Validate a number of threads; None: the CPUs that this process may use."""
     if threads is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if operator.index(threads) < 1:
@@ -239,12 +239,12 @@ def checked_threads(threads: int | None) -> int:
 
 
 def check_tensor_rows(table: Any, width: int, padding: str) -> None:
-    """Rows that are to be a tensor must have one length (numpy makes an array of arrays of them)."""
+    """Raise ValueError for rows of different lengths, which cannot become a tensor (numpy: an object array)."""
     sizes = np.maximum(np.diff(table.offsets), width)
     if (sizes == sizes[:1]).all():
         return
     if padding == "do_not_pad":
-        raise ValueError("rows of different lengths make no tensor; add padding=True (and truncation=True)")
+        raise ValueError("rows of different lengths cannot become a tensor; add padding=True (and truncation=True)")
     raise ValueError(f"a row has {sizes.max()} tokens, over the {width} of the padding; add truncation=True")
 
 
@@ -252,12 +252,12 @@ _warned = False
 
 
 def warn_of_length(longest: int, model_max_length: int | None) -> None:
-    """Say once in a process that a row is longer than the model takes."""
+    """Warn once per process that a row is longer than the model supports."""
     global _warned
     if model_max_length is not None and longest > model_max_length and not _warned:
         _warned = True
         logger.warning(
-            "a text has %d tokens, more than the %d of model_max_length; cut it with truncation=True",
+            "a text has %d tokens, more than model_max_length=%d; truncate it with truncation=True",
             longest,
             model_max_length,
         )

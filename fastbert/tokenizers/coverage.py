@@ -1,4 +1,4 @@
-"""How well a vocabulary fits a text: tokens per word, words that split, words that are unknown, and what size costs."""
+"""Measure how well a vocabulary fits a text: tokens per word, unknown words, and the effect of its size."""
 
 from __future__ import annotations
 
@@ -25,21 +25,24 @@ _MORE_UNKNOWN = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class CurvePoint:
-    """What the first `entries` entries of the vocabulary would do on their own. Shares are of all words."""
+    """The coverage of the first `entries` entries of a vocabulary. Shares are of all words."""
 
     entries: int
     whole_words: float
-    """Share of words that are one of these entries."""
+    """Share of words that are an entry."""
     unknown_words: float | None
-    """None where the special tokens are not among these entries."""
+    """None if the special tokens are not among the entries."""
     tokens_per_word: float | None
-    """None where 1 % more of the words are unknown than to all entries: an unknown word is one token, and no help."""
+    """None if 1 % more of the words are unknown than with all entries: an unknown word is only one token."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoverageReport:
-    """A vocabulary on a text. Words are counted as often as they occur, after normalisation; a punctuation mark is a
-    word. Shares are from 0 to 1. Special tokens that stand in the text count as the words they are made of."""
+    """The coverage of a text by a vocabulary.
+
+    Words are counted with repetitions, after normalisation; a punctuation mark is a word. Shares are from 0 to 1.
+    Special tokens in the text count as the words that they consist of.
+    """
 
     entries: int
     entries_used: int
@@ -53,13 +56,13 @@ class CoverageReport:
     tokens_per_word: float
     bytes_per_token: float
     pieces_per_word: dict[str, float]
-    """Share of words that are 1, 2, 3 and 4+ tokens, and `unknown`: those with an [UNK]. The five add up to 1."""
+    """Share of words of 1, 2, 3 and 4+ tokens, and `unknown`: words with an [UNK]. The five shares add up to 1."""
     unknown_words: int
     unknown_tokens: int
     unknown_word_share: float
     unknown_token_share: float
     unknown_characters: tuple[tuple[str, int], ...]
-    """Characters without an entry of their own, and how often they occur in unknown words; the most frequent first."""
+    """Characters without an entry, with their counts in unknown words; the most frequent first."""
     unknown_examples: tuple[tuple[str, int], ...]
     """The most frequent unknown words."""
     long_words: int
@@ -67,7 +70,7 @@ class CoverageReport:
     curve: tuple[CurvePoint, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as it is written to JSON."""
+        """Return the report as JSON values."""
         values = asdict(self)
         values["unknown_characters"] = [
             {"character": char, "code_point": f"U+{ord(char):04X}", "count": count}
@@ -79,13 +82,13 @@ class CoverageReport:
 
 
 def measure_coverage(tokenizer: WordPieceTokenizer, text: TextCounts) -> CoverageReport:
-    """Tokenize each distinct word of a text once and weigh it by how often it occurs.
+    """Tokenize each distinct word of a text once, and weight it by its count.
 
     Raises:
-        UserError: the text holds no words.
+        UserError: the text has no words.
     """
     if not text.total_words:
-        raise UserError("the text holds no words to measure a vocabulary on; give it some text")
+        raise UserError("the text has no words to measure a vocabulary on; provide some text")
     words, counts = list(text.words), np.fromiter(text.words.values(), np.int64, len(text.words))
     pieces = WordPieces.of(tokenizer, words)
     known = pieces.unknown == 0
@@ -123,7 +126,7 @@ def measure_coverage(tokenizer: WordPieceTokenizer, text: TextCounts) -> Coverag
 
 @dataclass(frozen=True)
 class WordPieces:
-    """The tokens of words: `ids` end to end, and for each word how many there are and how many are [UNK]."""
+    """The tokens of words: concatenated `ids`, and for each word the number of tokens and of [UNK]s."""
 
     ids: NDArray[np.int32]
     offsets: NDArray[np.int64]
@@ -141,8 +144,8 @@ class WordPieces:
 
 
 def with_vocabulary(tokenizer: WordPieceTokenizer, tokens: Sequence[str]) -> WordPieceTokenizer:
-    """The same tokenizer, all its options included, over other entries."""
-    # Each option of the constructor is kept as an attribute of the same name.
+    """Return a tokenizer with the same options and different entries."""
+    # Each option of the constructor is an attribute of the same name.
     options = [name for name in inspect.signature(WordPieceTokenizer.__init__).parameters if hasattr(tokenizer, name)]
     return WordPieceTokenizer(
         tokens, **{name: getattr(tokenizer, name) for name in options if name not in ("self", "vocab")}
@@ -150,7 +153,7 @@ def with_vocabulary(tokenizer: WordPieceTokenizer, tokens: Sequence[str]) -> Wor
 
 
 def write_report(file: Path, report: dict[str, Any]) -> None:
-    """Write a report as JSON; the same report gives the same bytes."""
+    """Write a report as JSON; equal reports give equal bytes."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json_atomic(file, {"format_version": FORMAT_VERSION, **report}, ensure_ascii=False)
 
@@ -180,7 +183,7 @@ def _curve(
     pieces: WordPieces,
     total: int,
 ) -> tuple[CurvePoint, ...]:
-    """Points at 125, 250, 500, 1000, ... entries, the last of them the whole vocabulary."""
+    """Return points at 125, 250, 500, 1000, ... entries, and at the whole vocabulary."""
     sizes = [size for size in (125 << power for power in range(30)) if size < tokenizer.vocab_size]
     whole = np.flatnonzero((pieces.lengths == 1) & (pieces.unknown == 0))
     first_ids = pieces.ids[pieces.offsets[whole]]
@@ -192,12 +195,12 @@ def _curve(
     for size in [*sizes[1 - _CURVE_POINTS :], tokenizer.vocab_size]:
         tokens_per_word = unknown_words = None
         if max(special, default=0) < size:
-            part = pieces
+            restricted = pieces
             if size < tokenizer.vocab_size:
-                part = WordPieces.of(with_vocabulary(tokenizer, tokens[:size]), words)
-            unknown_words = (int(counts[part.unknown > 0].sum()) + long_words) / total
+                restricted = WordPieces.of(with_vocabulary(tokenizer, tokens[:size]), words)
+            unknown_words = (int(counts[restricted.unknown > 0].sum()) + long_words) / total
             if unknown_words <= least_unknown + _MORE_UNKNOWN:
-                tokens_per_word = (int(counts @ part.lengths) + long_words) / total
+                tokens_per_word = (int(counts @ restricted.lengths) + long_words) / total
         points.append(
             CurvePoint(
                 entries=size,

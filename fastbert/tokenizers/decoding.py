@@ -1,9 +1,9 @@
-"""From tokens back to text, with the spacing rules of the reference."""
+"""Convert tokens to text, with the spacing rules of the reference."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Applied to each token by itself, and on request to the whole text, in this order.
+# Applied in this order to each token, and optionally to the whole text.
 _SPACING = (
     (" .", "."),
     (" ?", "?"),
@@ -21,7 +21,7 @@ _TOKEN_SPACING = (*_SPACING[:7], (" do not", " don't"), *_SPACING[7:])
 
 
 def plain_ids(ids: Any) -> Any:
-    """An id or (nested) lists of ids, from arrays, tensors or what a tokenizer returned."""
+    """Return an id or (nested) lists of ids, from arrays, tensors or a tokenizer's output."""
     if isinstance(ids, Mapping):
         ids = ids["input_ids"]
     if hasattr(ids, "tolist"):
@@ -30,7 +30,7 @@ def plain_ids(ids: Any) -> Any:
 
 
 def join_tokens(tokens: Iterable[str]) -> str:
-    """Join tokens: "##" continues a word (but not at the start), anything else follows a space."""
+    """Join WordPiece tokens: "##" continues a word (except at the start), other tokens follow a space."""
     pieces = []
     for index, token in enumerate(tokens):
         if index > 0:
@@ -40,7 +40,7 @@ def join_tokens(tokens: Iterable[str]) -> str:
 
 
 def clean_up(text: str) -> str:
-    """Take out the spaces before punctuation and English contractions."""
+    """Remove the spaces before punctuation and English contractions."""
     return _replace(text, _SPACING)
 
 

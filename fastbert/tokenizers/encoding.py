@@ -1,4 +1,4 @@
-"""What a call of the tokenizer returns: model inputs as lists, arrays or tensors, made when they are asked for."""
+"""The result of a tokenizer's call: model inputs as lists, arrays or tensors, created on first access."""
 
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,7 @@ from fastbert import _C
 from fastbert.tokenizers.call import checked_tensors
 from fastbert.tokenizers.row_encoding import CharSpan, RowEncoding, RowTable, TokenSpan
 
-# The columns of model inputs, and what padding has in them; None stands for the id of the padding token.
+# The columns of model inputs, and their padding values; None: the id of the padding token.
 _COLUMNS = {
     "input_ids": (_C.Column.IDS, None),
     "token_type_ids": (_C.Column.TYPES, 0),
@@ -23,7 +23,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How rows become values: padded to `width` (0: not padded), as lists or tensors, one text or a batch."""
+    """How rows are converted: padded to `width` (0: not padded), as lists or tensors, one text or a batch."""
 
     width: int
     left: bool
@@ -36,10 +36,10 @@ class Layout:
 class Encoding(UserDict[str, Any]):
     """Model inputs by key or attribute, like transformers' `BatchEncoding`; unpacks with `**`.
 
-    A `UserDict` as that is: pipelines move the values of dictionaries and of these to the model's device.
+    It is a `UserDict` like `BatchEncoding`: pipelines move the values of dictionaries and of `UserDict`s to the device.
 
-    Values are made on first access, so that what nobody reads costs nothing. By an integer, it gives the `RowEncoding`
-    of a row. Methods that take an index of a batch may be called without it for the first row: `word_to_tokens(3)` is
+    Values are created on first access, so unused values cost nothing. An integer index returns the `RowEncoding` of a
+    row. Methods with a batch index may be called without it for the first row: `word_to_tokens(3)` is
     `word_to_tokens(0, 3)`.
     """
 
@@ -55,8 +55,8 @@ class Encoding(UserDict[str, Any]):
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
             value = self._values[key]
-            if isinstance(value, Later):
-                value = self._values[key] = value.make()
+            if isinstance(value, LazyValue):
+                value = self._values[key] = value.create()
             return value
         if isinstance(key, slice):
             rows = self.encodings
@@ -87,11 +87,11 @@ class Encoding(UserDict[str, Any]):
 
     @property
     def data(self) -> dict[str, Any]:  # type: ignore[override]
-        """All values by key."""
+        """Return all values by key."""
         return {key: self[key] for key in self._values}
 
     def copy(self) -> "Encoding":
-        """Return a shallow copy: the same values and rows, whose keys change independently."""
+        """Return a shallow copy: the same values and rows, with independent keys."""
         return Encoding(self._values, self._table, self._layout)
 
     __copy__ = copy
@@ -103,14 +103,14 @@ class Encoding(UserDict[str, Any]):
         return {"_values": self.data, "_table": self._table, "_layout": self._layout, "_last_row": None}
 
     def to(self, device: Any, *, non_blocking: bool = False) -> "Encoding":
-        """Move every tensor to `device`; returns the same object."""
+        """Move every tensor to `device`; return the same object."""
         for key, value in self.data.items():
             if hasattr(value, "to"):
                 self._values[key] = value.to(device, non_blocking=non_blocking)
         return self
 
     def convert_to_tensors(self, tensor_type: str | None = None, prepend_batch_axis: bool = False) -> "Encoding":
-        """Turn lists into int64 arrays ("np") or tensors ("pt"); returns the same object."""
+        """Convert lists to int64 arrays ("np") or tensors ("pt"); return the same object."""
         tensor_type = checked_tensors(tensor_type)
         for key, value in self.data.items():
             if tensor_type is None or hasattr(value, "shape"):
@@ -120,7 +120,7 @@ class Encoding(UserDict[str, Any]):
                 array = array.astype(np.int64) if array.dtype.kind in "bui" else array
             except ValueError:
                 raise ValueError(
-                    f"{key}: rows of different lengths make no tensor; add padding=True (and truncation=True)"
+                    f"{key}: rows of different lengths cannot become a tensor; add padding=True (and truncation=True)"
                 ) from None
             self._values[key] = as_tensor(array, tensor_type)
         return self
@@ -129,26 +129,26 @@ class Encoding(UserDict[str, Any]):
 
     @property
     def is_fast(self) -> bool:
-        """True: rows know their places in the text."""
+        """Return whether rows have positions in the text."""
         return self._table is not None
 
     @property
     def encodings(self) -> list[RowEncoding] | None:
-        """The rows; None where there are none, as after `pad`."""
+        """Return the rows; None without them, as after `pad`."""
         return None if self._table is None else [self._row(index) for index in range(len(self._table))]
 
     @property
     def n_sequences(self) -> int | None:
-        """1, or 2 for pairs."""
+        """Return 1, or 2 for pairs."""
         return self._row(0).n_sequences if self._table is not None and len(self._table) else None
 
     def _row(self, index: int) -> RowEncoding:
         if self._table is None or self._layout is None:
-            raise KeyError(f"{index!r}: these values came without their texts, so there are only keys: {[*self]}")
+            raise KeyError(f"{index!r}: these values have no texts, so there are only keys: {[*self]}")
         if not -len(self._table) <= index < len(self._table):
             raise IndexError(f"row {index} of {len(self._table)}")
         index %= len(self._table)
-        # The row asked for last is kept: its lists are made once for all questions about it.
+        # The last row is cached, so that its lists are created once for several calls.
         if self._last_row is None or self._last_row[0] != index:
             layout = self._layout
             row = RowEncoding(self._table, index, layout.width, layout.left, layout.pad_token_id)
@@ -156,15 +156,15 @@ class Encoding(UserDict[str, Any]):
         return self._last_row[1]
 
     def tokens(self, batch_index: int = 0) -> list[str]:
-        """The tokens of a row as strings."""
+        """Return the tokens of a row as strings."""
         return self._row(batch_index).tokens
 
     def word_ids(self, batch_index: int = 0) -> list[int | None]:
-        """The word of each token of a row; None for special tokens around sequences and for padding."""
+        """Return the word of each token of a row; None for special tokens around sequences and for padding."""
         return self._row(batch_index).word_ids
 
     def sequence_ids(self, batch_index: int = 0) -> list[int | None]:
-        """The sequence (0 or 1) of each token of a row; None for special tokens around sequences and for padding."""
+        """Return the sequence (0 or 1) of each token of a row; None for special tokens around sequences and padding."""
         return self._row(batch_index).sequence_ids
 
     def _locate(self, batch_or_index: int, index: int | None) -> tuple[RowEncoding, int]:
@@ -177,17 +177,17 @@ class Encoding(UserDict[str, Any]):
         return row, token + len(row) if token < 0 else token
 
     def token_to_sequence(self, batch_or_token_index: int, token_index: int | None = None) -> int | None:
-        """The sequence (0 or 1) of a token."""
+        """Return the sequence (0 or 1) of a token."""
         row, token = self._locate_token(batch_or_token_index, token_index)
         return row.token_to_sequence(token)
 
     def token_to_word(self, batch_or_token_index: int, token_index: int | None = None) -> int | None:
-        """The word of a token."""
+        """Return the word of a token."""
         row, token = self._locate_token(batch_or_token_index, token_index)
         return row.token_to_word(token)
 
     def token_to_chars(self, batch_or_token_index: int, token_index: int | None = None) -> CharSpan | None:
-        """The characters of a token."""
+        """Return the characters of a token."""
         row, token = self._locate_token(batch_or_token_index, token_index)
         span = row.token_to_chars(token)
         return None if span is None else CharSpan(*span)
@@ -195,7 +195,7 @@ class Encoding(UserDict[str, Any]):
     def word_to_tokens(
         self, batch_or_word_index: int, word_index: int | None = None, sequence_index: int = 0
     ) -> TokenSpan | None:
-        """The tokens of a word."""
+        """Return the tokens of a word."""
         row, word = self._locate(batch_or_word_index, word_index)
         span = row.word_to_tokens(word, sequence_index)
         return None if span is None else TokenSpan(*span)
@@ -203,7 +203,7 @@ class Encoding(UserDict[str, Any]):
     def word_to_chars(
         self, batch_or_word_index: int, word_index: int | None = None, sequence_index: int = 0
     ) -> CharSpan | None:
-        """The characters of a word."""
+        """Return the characters of a word."""
         row, word = self._locate(batch_or_word_index, word_index)
         span = row.word_to_chars(word, sequence_index)
         return None if span is None else CharSpan(*span)
@@ -211,27 +211,27 @@ class Encoding(UserDict[str, Any]):
     def char_to_token(
         self, batch_or_char_index: int, char_index: int | None = None, sequence_index: int = 0
     ) -> int | None:
-        """The token that holds a character."""
+        """Return the token of a character."""
         row, char = self._locate(batch_or_char_index, char_index)
         return row.char_to_token(char, sequence_index)
 
     def char_to_word(
         self, batch_or_char_index: int, char_index: int | None = None, sequence_index: int = 0
     ) -> int | None:
-        """The word that holds a character."""
+        """Return the word of a character."""
         row, char = self._locate(batch_or_char_index, char_index)
         return row.char_to_word(char, sequence_index)
 
 
-class Later:
-    """A value that is made when it is first asked for."""
+class LazyValue:
+    """A value that is created on first access."""
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self.make = make
+    def __init__(self, create: Callable[[], Any]) -> None:
+        self.create = create
 
 
 def as_tensor(array: np.ndarray, tensors: str) -> Any:
-    """The array itself for "np", a tensor over the same memory for "pt"."""
+    """Return the array for "np", a tensor over the same memory for "pt"."""
     if tensors == "np":
         return array
     import torch
@@ -240,8 +240,8 @@ def as_tensor(array: np.ndarray, tensors: str) -> Any:
 
 
 def make_encoding(table: RowTable, layout: Layout, names: list[str]) -> Encoding:
-    """The values `names` of a table's rows; "offset_mapping", "length" and "overflow_to_sample_mapping" are special."""
-    return Encoding({name: Later(lambda name=name: _value(table, layout, name)) for name in names}, table, layout)  # type: ignore[misc]
+    """Return the values `names` of a table's rows, as keys of model inputs."""
+    return Encoding({name: LazyValue(lambda name=name: _value(table, layout, name)) for name in names}, table, layout)  # type: ignore[misc]
 
 
 def _value(table: RowTable, layout: Layout, name: str) -> Any:
@@ -256,26 +256,27 @@ def _value(table: RowTable, layout: Layout, name: str) -> Any:
 
 
 def _token_values(table: RowTable, layout: Layout, name: str, sizes: np.ndarray) -> Any:
-    """Values with an item per token: padded arrays, or lists, where rows longer than the padding stay as they are."""
+    """Return values with one item per token: padded arrays, or lists, in which longer rows are not padded."""
     fits = bool((sizes <= layout.width).all())
     if name == "offset_mapping":
-        ends = [(_C.Column.BEGINS, 0), (_C.Column.ENDS, 0)]
+        columns = [(_C.Column.BEGINS, 0), (_C.Column.ENDS, 0)]
     else:
         column, filler = _COLUMNS[name]
-        ends = [(column, layout.pad_token_id if filler is None else filler)]
+        columns = [(column, layout.pad_token_id if filler is None else filler)]
     if layout.tensors and (fits or (sizes == sizes[:1]).all()):
         width = int(sizes.max(initial=layout.width))
-        arrays = [table.padded(column, width, layout.left, filler, layout.threads) for column, filler in ends]
-        # Of rows without any token, the reference makes no pairs.
+        arrays = [table.padded(column, width, layout.left, filler, layout.threads) for column, filler in columns]
+        # For rows without tokens the reference has no pairs.
         array = arrays[0] if len(arrays) == 1 or width == 0 else np.stack(arrays, axis=-1)
         return as_tensor(array, layout.tensors)
     if fits and layout.width:
-        parts = [
-            table.padded(column, layout.width, layout.left, filler, layout.threads).tolist() for column, filler in ends
+        values = [
+            table.padded(column, layout.width, layout.left, filler, layout.threads).tolist()
+            for column, filler in columns
         ]
     else:
-        parts = [_ragged_lists(table, layout, column, filler) for column, filler in ends]
-    rows = parts[0] if len(parts) == 1 else [list(zip(*pair)) for pair in zip(*parts)]
+        values = [_ragged_lists(table, layout, column, filler) for column, filler in columns]
+    rows = values[0] if len(values) == 1 else [list(zip(*pair)) for pair in zip(*values)]
     if layout.tensors:
         ragged = np.empty(len(rows), dtype=object)
         ragged[:] = [np.asarray(row, dtype=np.int64) for row in rows]

@@ -1,10 +1,10 @@
-"""Guided vocabulary extension: which words of a domain split most, how many are worth an entry, and the new tokenizer.
+"""Extend a vocabulary by words of a domain: rank the words that split most, and add those that are worth an entry.
 
-Old entries keep their ids. New words take the place of `[unusedN]` entries first, so that the model's embedding need
-not grow, then go to the end. `fastbert.models.vocabulary_extension` gives the model its new rows.
+Old entries keep their ids. New words replace `[unusedN]` entries first, so that the model's embedding need not grow;
+the rest is appended. `fastbert.models.vocabulary_extension` adds the model's new rows.
 
-A word that is an entry is one token. A longer word that begins with it may split in another way than before ("angio"
-changes "angiogram"), since WordPiece takes the longest entry first; every other word is tokenized as before.
+A word that is an entry is one token. A longer word that begins with it may split differently ("angio" changes
+"angiogram"), since WordPiece matches the longest entry first; all other words are tokenized as before.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fastbert.tokenizers.wordpiece import WordPieceTokenizer
 logger = logging.getLogger("fastbert")
 
 _UNUSED = re.compile(r"\[unused\d+\]")
-# Rows are worth their memory and their training while the next hundred of them save a thousandth of the tokens.
+# Rows are worth adding while the next hundred rows save at least a thousandth of the tokens.
 WINDOW = 100
-WORTH = 0.001
+MIN_SHARE = 0.001
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,24 +37,24 @@ class Candidate:
 
     @property
     def saved(self) -> int:
-        """Tokens that the text would have less if the word were one: count * (pieces - 1)."""
+        """Return how many tokens an entry for the word would save: count * (pieces - 1)."""
         return self.count * (len(self.pieces) - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposal:
-    """The words that split, those that cost most tokens first, and how many are worth an entry."""
+    """The words that split, those with the most tokens to save first, and how many are worth an entry."""
 
     candidates: tuple[Candidate, ...]
     tokens: int
-    """Tokens of the text as it is tokenized now."""
+    """Number of tokens in the text at present."""
     worth: int
-    """The first so many are worth an entry: the fewest after which the next `window` save less than `share`."""
+    """Number of candidates worth an entry: the fewest after which the next `window` save less than `share`."""
     window: int
     share: float
 
     def saved(self, rows: int) -> int:
-        """Tokens saved by the first `rows` candidates, if no other word changed."""
+        """Return the tokens saved by the first `rows` candidates, if no other word changed."""
         return sum(candidate.saved for candidate in self.candidates[:rows])
 
 
@@ -65,24 +65,24 @@ class NewEntry:
     word: str
     id: int
     pieces: tuple[int, ...]
-    """Ids of what the word was before: its embedding begins as the mean of theirs."""
+    """Ids of the word's former pieces: its embedding is initialised as their mean."""
     replaced: str | None
-    """The `[unusedN]` whose place it took; None for a new row at the end."""
+    """The `[unusedN]` that it replaced; None for a new row at the end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extension:
-    """A tokenizer with more words; ids of old entries, but for replaced ones, are as before."""
+    """A tokenizer with more words; ids of old entries, except replaced ones, are unchanged."""
 
     tokenizer: WordPieceTokenizer
     base_size: int
-    """Tokens of the tokenizer that was extended, added ones included."""
+    """Number of tokens of the original tokenizer, including added ones."""
     entries: tuple[NewEntry, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedWord:
-    """A word that is no new entry but begins with one, and splits in another way than before."""
+    """A word that is not a new entry but begins with one, and now splits differently."""
 
     word: str
     count: int
@@ -96,17 +96,18 @@ def propose(
     *,
     min_frequency: int = 5,
     window: int = WINDOW,
-    share: float = WORTH,
+    share: float = MIN_SHARE,
 ) -> Proposal:
-    """Rank the words of a text by the tokens that an entry of their own would save.
+    """Rank the words of a text by the number of tokens that an entry for each would save.
 
     Args:
-        tokenizer: the one to extend.
-        words: how often each normalised word occurs, counted with the tokenizer's own normalisation (`count_words`).
-        min_frequency: words that occur less often are no candidates.
+        tokenizer: the tokenizer to extend.
+        words: the count of each word, normalised as by the tokenizer (`count_words`).
+        min_frequency: words that occur less often are not candidates.
         window, share: entries are worth adding while the next `window` save at least `share` of all tokens.
 
-    Unknown words are no candidates: they have no pieces to begin from. The result is a function of the arguments alone.
+    Unknown words are not candidates: they have no pieces for an initial embedding. The result depends only on the
+    arguments.
     """
     if min_frequency < 1 or window < 1 or not 0 < share < 1:
         raise UserError(
@@ -115,33 +116,33 @@ def propose(
     ordered = sorted(words)
     pieces = WordPieces.of(tokenizer, ordered)
     tokens = sum(words[word] * int(length) for word, length in zip(ordered, pieces.lengths, strict=True))
-    found = [
+    candidates = [
         Candidate(word=word, count=words[word], pieces=tuple(tokenizer.convert_ids_to_tokens(pieces[index])))
         for index, word in enumerate(ordered)
         if words[word] >= min_frequency and pieces.lengths[index] > 1 and not pieces.unknown[index]
     ]
-    probe = _extended(tokenizer, [candidate.word for candidate in found], keep_unused=True)
-    as_entries = WordPieces.of(probe, [candidate.word for candidate in found])
-    # A word whose text is normalised once more into something else would be an entry that is never found.
-    found = [
+    probe = _extended(tokenizer, [candidate.word for candidate in candidates], keep_unused=True)
+    as_entries = WordPieces.of(probe, [candidate.word for candidate in candidates])
+    # A word that changes when it is normalised again would be an entry that never matches.
+    candidates = [
         candidate
-        for index, candidate in enumerate(found)
+        for index, candidate in enumerate(candidates)
         if as_entries[index] == probe.convert_tokens_to_ids([candidate.word])
     ]
-    found.sort(key=lambda candidate: (-candidate.saved, candidate.word))
+    candidates.sort(key=lambda candidate: (-candidate.saved, candidate.word))
     return Proposal(
-        candidates=tuple(found),
+        candidates=tuple(candidates),
         tokens=tokens,
-        worth=_worth([candidate.saved for candidate in found], tokens * share, window),
+        worth=_worth([candidate.saved for candidate in candidates], tokens * share, window),
         window=window,
         share=share,
     )
 
 
-def _worth(saved: Sequence[int], least: float, window: int) -> int:
-    """The first place from which `window` entries save less than `least`; `saved` falls."""
+def _worth(saved: Sequence[int], minimum: float, window: int) -> int:
+    """Return the first index from which `window` entries save less than `minimum`; `saved` is descending."""
     for rows in range(len(saved)):
-        if sum(saved[rows : rows + window]) < least:
+        if sum(saved[rows : rows + window]) < minimum:
             return rows
     return len(saved)
 
@@ -150,41 +151,41 @@ def extend_vocabulary(tokenizer: WordPieceTokenizer, words: Iterable[str], *, ke
     """Add whole words to a tokenizer.
 
     Args:
-        tokenizer: stays as it is; the extended one is new.
-        words: normalised words, in order: the first take the lowest free places. Those that are entries already are
-            left out.
-        keep_unused: append all to the end, in place of filling `[unusedN]` entries first. Those that the tokenizer
-            counts among its special tokens are never filled.
+        tokenizer: the original tokenizer, which is not changed.
+        words: normalised words, in order: the first ones replace the lowest `[unusedN]` entries. Words that are entries
+            already are ignored.
+        keep_unused: append all words instead of replacing `[unusedN]` entries first. Entries that are special tokens of
+            the tokenizer are never replaced.
 
     Raises:
-        UserError: something is not one word to this tokenizer ("COVID-19" is three, and in lower case).
+        UserError: a text is not one word to this tokenizer ("COVID-19" is three, in lower case).
     """
     if isinstance(words, str):
         raise TypeError(f"words must be a list of words, not the string {words!r}")
-    given = list(dict.fromkeys(words))
-    if "" in given:
+    distinct = list(dict.fromkeys(words))
+    if "" in distinct:
         raise _not_one_word(tokenizer, "")
-    before = WordPieces.of(tokenizer, given)
+    before = WordPieces.of(tokenizer, distinct)
     ids = tokenizer.vocab
-    new = [index for index, word in enumerate(given) if word not in ids]
-    extended = _extended(tokenizer, [given[index] for index in new], keep_unused=keep_unused)
+    new = [index for index, word in enumerate(distinct) if word not in ids]
+    extended = _extended(tokenizer, [distinct[index] for index in new], keep_unused=keep_unused)
     extended_ids = extended.vocab
-    after = WordPieces.of(extended, given)
+    after = WordPieces.of(extended, distinct)
     for index in new:
-        if after[index] != [extended_ids[given[index]]]:
-            raise _not_one_word(tokenizer, given[index])
+        if after[index] != [extended_ids[distinct[index]]]:
+            raise _not_one_word(tokenizer, distinct[index])
     entries = []
     for index in new:
-        place = extended_ids[given[index]]
-        replaced = tokenizer.convert_ids_to_tokens(place) if place < len(tokenizer) else None
-        entries.append(NewEntry(word=given[index], id=place, pieces=tuple(before[index]), replaced=replaced))
+        new_id = extended_ids[distinct[index]]
+        replaced = tokenizer.convert_ids_to_tokens(new_id) if new_id < len(tokenizer) else None
+        entries.append(NewEntry(word=distinct[index], id=new_id, pieces=tuple(before[index]), replaced=replaced))
     return Extension(tokenizer=extended, base_size=len(tokenizer), entries=tuple(entries))
 
 
 def changed_words(
     tokenizer: WordPieceTokenizer, extension: Extension, words: Mapping[str, int]
 ) -> tuple[ChangedWord, ...]:
-    """The words of a text that are no new entries and yet split in another way; the most frequent first."""
+    """Return the words of a text that are not new entries but split differently; the most frequent first."""
     added = {entry.word for entry in extension.entries}
     others = [word for word in sorted(words) if word not in added]
     before, after = WordPieces.of(tokenizer, others), WordPieces.of(extension.tokenizer, others)
@@ -208,9 +209,10 @@ def extend_for(
     *,
     keep_unused: bool = False,
 ) -> tuple[Extension, tuple[ChangedWord, ...]]:
-    """Extend by candidates, but for those that would make another word of the text unknown; and what else changes.
+    """Extend a tokenizer by candidates, except those that would make another word of the text unknown; also return the
+    words that split differently.
 
-    That happens where a vocabulary lacks a character in the middle of words: the rest behind the new entry then has no
+    A word becomes unknown if the vocabulary lacks a character inside words: the rest after the new entry then has no
     pieces.
     """
     chosen = [candidate.word for candidate in candidates]
@@ -222,20 +224,19 @@ def extend_for(
         harmful = {word for word in chosen if any(other.startswith(word) for other in lost)}
         if not harmful:
             return extension, changed
-        logger.warning("left out, since other words would become unknown: %s", ", ".join(sorted(harmful)))
+        logger.warning("omitted, since other words would become unknown: %s", ", ".join(sorted(harmful)))
         chosen = [word for word in chosen if word not in harmful]
 
 
 def _not_one_word(tokenizer: WordPieceTokenizer, word: str) -> UserError:
-    seen = ", ".join(map(repr, count_words([word], normalization=Normalization.of(tokenizer)))) or "nothing"
+    actual = ", ".join(map(repr, count_words([word], normalization=Normalization.of(tokenizer)))) or "nothing"
     return UserError(
-        f"{word!r} is not one word to this tokenizer, which sees {seen}; entries are whole words as its normalisation"
-        " leaves them"
+        f"{word!r} is not one word to this tokenizer, but {actual}; entries are whole words after its normalisation"
     )
 
 
 def _extended(tokenizer: WordPieceTokenizer, words: Sequence[str], *, keep_unused: bool) -> WordPieceTokenizer:
-    """The tokenizer with words in the places of `[unusedN]` entries, then at the end."""
+    """Return the tokenizer with words in place of `[unusedN]` entries, then at the end."""
     tokens = list(tokenizer.vocab)[: tokenizer.vocab_size]
     recognised = tokenizer.added_tokens_encoder
     free = [] if keep_unused else [i for i, token in enumerate(tokens) if _UNUSED.fullmatch(token)]
@@ -249,12 +250,12 @@ def _extended(tokenizer: WordPieceTokenizer, words: Sequence[str], *, keep_unuse
 
 
 def _as_entries(tokenizer: WordPieceTokenizer) -> list[str]:
-    """The added tokens behind the vocabulary, which keep their ids as entries of it when words go to its end."""
-    behind = list(tokenizer.vocab)[tokenizer.vocab_size :]
-    for token in behind:
+    """Return the added tokens after the vocabulary, which become entries to keep their ids when words are appended."""
+    added = list(tokenizer.vocab)[tokenizer.vocab_size :]
+    for token in added:
         if token.startswith("##") or list(count_words([token], normalization=Normalization.of(tokenizer))) == [token]:
             raise UserError(
-                f"the added token {token!r} stands behind the vocabulary, where new words go, and would become a word"
-                " itself; extend the vocabulary first, then add tokens"
+                f"the added token {token!r} is after the vocabulary, where new words are appended, and would become a"
+                " word itself; extend the vocabulary first, then add tokens"
             )
-    return behind
+    return added

@@ -1,11 +1,10 @@
-"""Tokenizer files: `vocab.txt`, `tokenizer_config.json`, `special_tokens_map.json` and `tokenizer.json`, in and out.
+"""Read and write a tokenizer's folder: vocab.txt, tokenizer_config.json, special_tokens_map.json, tokenizer.json.
 
-What is read is checked before it is believed: a damaged file is a `VocabularyError` that names the file, the line and
-the cure.
+Files are untrusted: a damaged file is a `VocabularyError` that names the file, the line and the cure.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +44,18 @@ OPTION_NAMES = (
 )
 _EXTRA_KEYS = ("additional_special_tokens", "extra_special_tokens")
 
-# Added tokens are searched in every text, by a table with an entry per byte of theirs.
-MOST_ADDED_CHARACTERS = 4 << 20
+# Added tokens are searched in every text with a table of one entry per byte.
+MAX_ADDED_CHARACTERS = 4 << 20
 
-# transformers writes int(1e30) as the length of a tokenizer that has no limit.
+# transformers writes int(1e30) as the length of a tokenizer without a limit.
 UNLIMITED_LENGTH = 10**20
 NO_LIMIT = int(1e30)
 
 
 def read_vocab(path: Path) -> list[str]:
-    """The tokens of a vocab.txt, one per line, in the order of their ids.
+    """Return the tokens of a vocab.txt, one per line, in the order of their ids.
 
-    A line ends with a line feed (with or without a carriage return); any other white space belongs to the token.
+    A line ends with a line feed, optionally after a carriage return; other white space belongs to the token.
     """
     data = read_bytes(path)
     check_count(data.count(b"\n"), str(path))
@@ -79,41 +78,45 @@ def read_vocab(path: Path) -> list[str]:
     return tokens
 
 
-def check_tokens(tokens: Sequence[str], place: Any) -> None:
-    """Refuse empty and repeated tokens: ids behind one would not be what the model was trained with."""
-    check_count(len(tokens), place(0))
+def check_tokens(tokens: Sequence[str], location: Callable[[int], str]) -> None:
+    """Raise VocabularyError for empty and repeated tokens, which would shift the ids of later tokens.
+
+    `location(index)` names a token's location in messages.
+    """
+    check_count(len(tokens), location(0))
     if set(map(type, tokens)) <= {str} and "" not in (distinct := set(tokens)) and len(distinct) == len(tokens):
-        _check_unicode(tokens, place)
+        _check_unicode(tokens, location)
         return
-    seen: dict[str, int] = {}
+    indices: dict[str, int] = {}
     for index, token in enumerate(tokens):
         if not isinstance(token, str):
-            raise TypeError(f"{place(index)}: a token must be a string, not {type(token).__name__}")
+            raise TypeError(f"{location(index)}: a token must be a string, not {type(token).__name__}")
         if not token:
-            raise VocabularyError(f"{place(index)}: empty token; put the missing token there or remove the line")
-        first = seen.setdefault(token, index)
+            raise VocabularyError(f"{location(index)}: empty token; restore the token or remove the line")
+        first = indices.setdefault(token, index)
         if first != index:
             raise VocabularyError(
-                f"{place(index)}: token {shown(token)} is there already ({place(first)}); tokens must be distinct"
+                f"{location(index)}: token {shown(token)} is repeated (first at {location(first)}); tokens must be"
+                " distinct"
             )
 
 
-def _check_unicode(tokens: Sequence[str], place: Any) -> None:
+def _check_unicode(tokens: Sequence[str], location: Callable[[int], str]) -> None:
     try:
         "".join(tokens).encode()
     except UnicodeEncodeError:
         index = next(i for i, token in enumerate(tokens) if any("\ud800" <= char <= "\udfff" for char in token))
         raise VocabularyError(
-            f"{place(index)}: token {tokens[index]!a} holds a lone surrogate (half of a character); remove it"
+            f"{location(index)}: token {tokens[index]!a} holds a lone surrogate (half of a character); remove it"
         ) from None
 
 
 def read_folder(folder: Path) -> tuple[list[str], dict[str, Any]]:
-    """Vocabulary and constructor options of a saved tokenizer.
+    """Return the vocabulary and constructor options of a saved tokenizer.
 
-    `tokenizer_config.json` decides; what it leaves open is taken from `tokenizer.json`. Added tokens are those of the
-    configuration's `added_tokens_decoder`; without it, `special_tokens_map.json` has the last word on special tokens,
-    and added tokens are those of `tokenizer.json` and of `added_tokens.json`. Special tokens without a role are added.
+    Options of `tokenizer_config.json` take precedence over those of `tokenizer.json`. Added tokens are those of the
+    configuration's `added_tokens_decoder`; without it, `special_tokens_map.json` takes precedence for special tokens,
+    and added tokens are those of `tokenizer.json` and `added_tokens.json`. Special tokens without a role are added.
     """
     from_json = read_tokenizer_json(folder / TOKENIZER_FILE) if (folder / TOKENIZER_FILE).is_file() else None
     if (folder / VOCAB_FILE).is_file():
@@ -141,9 +144,9 @@ def read_folder(folder: Path) -> tuple[list[str], dict[str, Any]]:
         added = _tokens_by_id(contents[config_path]["added_tokens_decoder"], config_path)
     else:
         added = list(from_json.added) if from_json is not None else []
-        # The older name in special_tokens_map.json counts for nothing here, as in the reference.
-        named = [(config_path, _EXTRA_KEYS), (map_path, _EXTRA_KEYS[1:])]
-        extra = [_extra_tokens(contents.get(path, {}), path, keys) for path, keys in named]
+        # The older name in special_tokens_map.json has no effect here, as in the reference.
+        keys_of = [(config_path, _EXTRA_KEYS), (map_path, _EXTRA_KEYS[1:])]
+        extra = [_extra_tokens(contents.get(path, {}), path, keys) for path, keys in keys_of]
         added += _old_added_tokens(folder / ADDED_TOKENS_FILE, _role_tokens(options).union(*extra))
     for path, content in contents.items():
         roles = [content[name] for name in SPECIAL_TOKEN_NAMES if isinstance(content.get(name), dict)]
@@ -152,28 +155,28 @@ def read_folder(folder: Path) -> tuple[list[str], dict[str, Any]]:
         added += extra_tokens.values()
         if extra_tokens:
             options["additional_special_tokens"] = list(extra_tokens)
-    return vocab, options | {"added_tokens": place_added_tokens(added, vocab)}
+    return vocab, options | {"added_tokens": order_added_tokens(added, vocab)}
 
 
 def read_tokenizer_file(path: Path) -> tuple[list[str], dict[str, Any]]:
-    """Vocabulary and constructor options of a bare tokenizer.json, without anything beside it."""
+    """Return the vocabulary and constructor options of a tokenizer.json alone."""
     vocab, options, added = read_tokenizer_json(path)
     check_tokens(vocab, lambda index: f"{path}, id {index}")
-    return vocab, options | {"added_tokens": place_added_tokens(added, vocab)}
+    return vocab, options | {"added_tokens": order_added_tokens(added, vocab)}
 
 
 def read_vocab_file(path: Path) -> tuple[list[str], dict[str, Any]]:
-    """Vocabulary and constructor options for a bare vocab.txt, without anything beside it."""
+    """Return the vocabulary and constructor options for a vocab.txt alone."""
     vocab = read_vocab(path)
     return vocab, guess_case(vocab, path)
 
 
 def guess_case(vocab: Sequence[str], path: Path) -> dict[str, Any]:
-    """Lower-casing would make tokens with capitals unreachable, so a vocabulary that has them is a cased one."""
+    """Return `do_lower_case=False` for a vocabulary with capitals, which lower-casing would make unreachable."""
     for token in vocab:
         letters = token.removeprefix("##")
         if token.lower() != token and letters.isalpha() and letters.lower() != letters:
-            logger.info("%s holds capitals (%r): lower-casing is off (do_lower_case=False)", path, token)
+            logger.info("%s has tokens with capitals (%r): lower-casing is off (do_lower_case=False)", path, token)
             return {"do_lower_case": False}
     return {}
 
@@ -185,7 +188,7 @@ def write_folder(
     special_tokens: dict[str, Any],
     added: Mapping[int, AddedToken],
 ) -> tuple[str, ...]:
-    """Write vocab.txt, tokenizer_config.json and special_tokens_map.json, as transformers does; gives their paths."""
+    """Write vocab.txt, tokenizer_config.json and special_tokens_map.json, as transformers does; return their paths."""
     _check_line_ends(vocab)
     folder.mkdir(parents=True, exist_ok=True)
     by_id = {str(index): token.to_dict() for index, token in added.items()}
@@ -193,7 +196,7 @@ def write_folder(
     write_vocab(folder / VOCAB_FILE, vocab)
     write_json_atomic(folder / CONFIG_FILE, config, ensure_ascii=False)
     write_json_atomic(folder / SPECIAL_TOKENS_FILE, special_tokens, ensure_ascii=False)
-    # transformers takes a tokenizer.json that is there for the vocabulary, and strips white space from vocab.txt.
+    # transformers prefers the vocabulary of an existing tokenizer.json, and strips white space from vocab.txt.
     if (folder / TOKENIZER_FILE).exists() or any(token != token.rstrip() for token in vocab):
         write_tokenizer_json(folder / TOKENIZER_FILE, vocab, options, special_tokens, added)
     names = (VOCAB_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_FILE)
@@ -209,11 +212,11 @@ def write_vocab(path: Path, vocab: Sequence[str]) -> None:
 def _check_line_ends(vocab: Sequence[str]) -> None:
     for token in vocab:
         if "\n" in token or "\r" in token:
-            raise VocabularyError(f"token {token!r} holds a line end, which {VOCAB_FILE} cannot keep")
+            raise VocabularyError(f"token {token!r} contains a line end, which {VOCAB_FILE} cannot represent")
 
 
 def _known_options(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The constructor's options among a file's keys; special tokens may be strings or objects with `content`."""
+    """Return a file's constructor options; special tokens may be strings or objects with `content`."""
     options = {name: config[name] for name in OPTION_NAMES if name in config}
     for name in SPECIAL_TOKEN_NAMES:
         token = config.get(name)
@@ -240,12 +243,12 @@ def _known_options(config: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _role_tokens(options: dict[str, Any]) -> set[str]:
-    """The special tokens by role: those of the options, else BERT's."""
+    """Return the special tokens by role: those of the options, else BERT's."""
     return {options.get(name, token) for name, token in zip(SPECIAL_TOKEN_NAMES, DEFAULT_SPECIAL_TOKENS, strict=True)}
 
 
 def _extra_tokens(config: dict[str, Any], path: Path, keys: Sequence[str]) -> dict[str, FileToken]:
-    """The special tokens without a role."""
+    """Return the special tokens without a role."""
     tokens: dict[str, FileToken] = {}
     for key in keys:
         extra = config.get(key) or []
@@ -271,7 +274,7 @@ def _tokens_by_id(by_id: Any, path: Path) -> list[FileToken]:
 
 
 def _old_added_tokens(path: Path, special: set[str]) -> list[FileToken]:
-    """The tokens of an added_tokens.json, which says nothing but their ids."""
+    """Return the tokens of an added_tokens.json, which holds only their ids."""
     if not path.is_file():
         return []
     ids = read_json(path)
@@ -283,17 +286,17 @@ def _old_added_tokens(path: Path, special: set[str]) -> list[FileToken]:
     return [read_token(token, path, token_id=index, special=token in special) for token, index in ids.items()]
 
 
-def place_added_tokens(added: list[FileToken], vocab: Sequence[str]) -> list[AddedToken]:
-    """Added tokens in the order of their ids, each once; what a file says of their ids must be true."""
-    check_count(len(vocab) + len(added), added[0].place if added else "vocab")
+def order_added_tokens(added: list[FileToken], vocab: Sequence[str]) -> list[AddedToken]:
+    """Return distinct added tokens in the order of their ids. Raises VocabularyError for inconsistent ids."""
+    check_count(len(vocab) + len(added), added[0].source if added else "vocab")
     ids = {token: index for index, token in enumerate(vocab)}
-    placed: dict[str, AddedToken] = {}
-    for token, token_id, place in sorted(added, key=lambda item: (item.id is None, item.id or 0)):
+    ordered: dict[str, AddedToken] = {}
+    for token, token_id, source in sorted(added, key=lambda item: (item.id is None, item.id or 0)):
         known = ids.setdefault(token.content, len(ids) if token_id in (None, len(ids)) else -1)
         if token_id is not None and known != token_id:
             raise VocabularyError(
-                f"{place}: added token {shown(token.content)} has id {shown(token_id)}, but the vocabulary has"
+                f"{source}: added token {shown(token.content)} has id {shown(token_id)}, but the vocabulary has"
                 f" {'no such token' if known < 0 else known}; make them agree"
             )
-        placed.setdefault(token.content, token)
-    return list(placed.values())
+        ordered.setdefault(token.content, token)
+    return list(ordered.values())

@@ -1,17 +1,17 @@
-"""The check that a tokenizer has the size of the vocabulary that a model was trained with."""
+"""Check that a tokenizer has the size of a model's vocabulary."""
 
 from collections.abc import Sized
 
 from fastbert.errors import UserError
 
-# Tables of embeddings are often rounded up, for speed on GPUs: to a multiple of 8, 64 or 128 rows. Large ones may have
-# more rows to spare: 30,720 for 30,522 entries, 50,368 for 50,280, 128,100 for 128,001.
+# Embedding tables are often rounded up, for speed on GPUs: to a multiple of 8, 64 or 128 rows. Large tables may have
+# more spare rows: 30,720 for 30,522 entries, 50,368 for 50,280, 128,100 for 128,001.
 PADDING_MULTIPLE, LARGEST_MULTIPLE = 8, 128
 LARGE_TABLE, SPARE_FRACTION = 10_000, 0.01
 
 
 def check_tokenizer(tokenizer: Sized, rows: int, model: str = "the model") -> None:
-    """Raise UserError for a tokenizer that a model with `rows` token embeddings was not trained with.
+    """Raise UserError for a tokenizer whose size does not fit a model with `rows` token embeddings.
 
     `len(tokenizer)`, added tokens included, must equal the model's rows, or the rows beyond it must be padding: up to a
     multiple of 8 that is no more than the next multiple of 128, or up to 1 % of a table of 10,000 rows or more. `model`

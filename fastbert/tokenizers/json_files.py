@@ -1,7 +1,7 @@
-"""JSON files of tokenizers: what a `tokenizer.json` describes, and the added tokens that any of them names.
+"""Read and write the JSON files of tokenizers: `tokenizer.json`, and added tokens in any of them.
 
-What is read is checked before it is believed: a damaged file, or one that describes another tokenizer than BERT's, is a
-`VocabularyError` that names the file and the cure.
+Files are untrusted: a damaged file, or one that describes a tokenizer other than BERT's, is a `VocabularyError` that
+names the file and the cure.
 """
 
 import json
@@ -17,9 +17,9 @@ from fastbert.tokenizers.added import FLAGS, AddedToken
 
 logger = logging.getLogger("fastbert")
 
-# The largest published vocabularies have 900,000 tokens. Reading what is larger would take seconds and gigabytes.
-MOST_TOKENS = 1 << 20
-MOST_BYTES = 64 << 20
+# The largest published vocabularies have 900,000 tokens; larger files would take seconds and gigabytes to read.
+MAX_TOKENS = 1 << 20
+MAX_BYTES = 64 << 20
 
 
 class VocabularyError(UserError):
@@ -27,15 +27,15 @@ class VocabularyError(UserError):
 
 
 class FileToken(NamedTuple):
-    """A token that a file adds; `id` is None where the file does not say."""
+    """An added token of a file; `id` is None if the file does not state it."""
 
     token: AddedToken
     id: int | None
-    place: str
+    source: str
 
 
 class TokenizerJson(NamedTuple):
-    """A tokenizer.json: the vocabulary by id, constructor options, added tokens."""
+    """The content of a tokenizer.json: the vocabulary by id, constructor options, added tokens."""
 
     vocab: list[str]
     options: dict[str, Any]
@@ -43,10 +43,10 @@ class TokenizerJson(NamedTuple):
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's content."""
+    """Return a file's content."""
     cure = "name a vocab.txt, a tokenizer.json or a tokenizer's folder"
     try:
-        return read_regular(path, MOST_BYTES, VocabularyError)
+        return read_regular(path, MAX_BYTES, VocabularyError)
     except FileNotFoundError:
         raise VocabularyError(f"{path}: no such file; {cure}") from None
     except OSError as error:
@@ -54,7 +54,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file's JSON object."""
+    """Return a file's JSON object."""
     try:
         value = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
@@ -69,16 +69,16 @@ def is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def check_count(count: int, place: str) -> None:
-    """Refuse more tokens than any tokenizer has, before time is spent on them."""
-    if count > MOST_TOKENS:
+def check_count(count: int, source: str) -> None:
+    """Raise VocabularyError for more tokens than any tokenizer has, before they are processed."""
+    if count > MAX_TOKENS:
         raise VocabularyError(
-            f"{place}: {count:,} tokens, and a tokenizer has at most {MOST_TOKENS:,}; name the vocabulary, not a text"
+            f"{source}: {count:,} tokens, and a tokenizer has at most {MAX_TOKENS:,}; name the vocabulary, not a text"
         )
 
 
 def read_token(value: Any, path: Path, *, token_id: int | None = None, special: bool = False) -> FileToken:
-    """An added token from a string or from an object with its content and flags."""
+    """Return an added token from a string, or from an object with its content and flags."""
     fields = value if isinstance(value, dict) else {"content": value}
     content = fields.get("content")
     if not isinstance(content, str) or not content:
@@ -93,25 +93,25 @@ def read_token(value: Any, path: Path, *, token_id: int | None = None, special: 
 
 
 def read_tokenizer_json(path: Path) -> TokenizerJson:
-    """A tokenizer.json, if it describes BERT's pipeline and nothing else."""
+    """Read a tokenizer.json that describes BERT's pipeline. Raises VocabularyError for any other."""
     content = read_json(path)
     for name in ("model", "normalizer", "pre_tokenizer", "post_processor", "decoder"):
         if not isinstance(content.get(name), dict | None):
-            raise VocabularyError(f"{path}: {name} is no JSON object; restore the file")
+            raise VocabularyError(f"{path}: {name} is not a JSON object; restore the file")
     vocab, options = _read_model(content.get("model") or {}, path)
     options |= _read_normalizer(content.get("normalizer") or {}, path)
     options |= _read_post_processor(content.get("post_processor"), vocab, path)
-    for part, type_name in (("pre_tokenizer", "BertPreTokenizer"), ("decoder", "WordPiece")):
-        found = (content.get(part) or {}).get("type", type_name)
-        if found != type_name:
-            raise VocabularyError(f"{path}: its {part} is {shown(found)}; only BERT's ({type_name}) is supported")
+    for stage, type_name in (("pre_tokenizer", "BertPreTokenizer"), ("decoder", "WordPiece")):
+        actual = (content.get(stage) or {}).get("type", type_name)
+        if actual != type_name:
+            raise VocabularyError(f"{path}: its {stage} is {shown(actual)}; only BERT's ({type_name}) is supported")
     prefix = (content.get("decoder") or {}).get("prefix", "##")
     if prefix != "##":
         raise VocabularyError(f"{path}: its decoder's prefix is {shown(prefix)}; BERT's is '##'")
     for state in ("truncation", "padding"):
         if content.get(state) is not None:
-            logger.info("%s: its %s is ignored but for the side; ask for it in each call", path, state)
-            # Files of older versions of Hugging Face's library leave it out.
+            logger.info("%s: its %s is ignored except for the side; request it in each call", path, state)
+            # Files of older versions of Hugging Face's library lack it.
             direction = content[state].get("direction", "Right") if isinstance(content[state], dict) else None
             if direction not in ("Left", "Right"):
                 raise VocabularyError(f"{path}: {state} has the direction {shown(direction)}, not 'Left' or 'Right'")
@@ -137,7 +137,7 @@ def write_tokenizer_json(
     special_tokens: dict[str, Any],
     added: Mapping[int, AddedToken],
 ) -> None:
-    """Write the same tokenizer as a tokenizer.json."""
+    """Write a tokenizer as a tokenizer.json."""
     ids = {token: index for index, token in enumerate(vocab)} | {token.content: index for index, token in added.items()}
     cls, sep = special_tokens["cls_token"], special_tokens["sep_token"]
     single, pair = _template(cls, sep)
@@ -172,8 +172,8 @@ def write_tokenizer_json(
     write_json_atomic(path, content, ensure_ascii=False)
 
 
-def _template(before: str, behind: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """BERT's template for a sequence and for a pair, as a tokenizer.json writes them."""
+def _template(cls: str, sep: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return BERT's templates for a sequence and for a pair, as in a tokenizer.json."""
 
     def special(token: str, type_id: int) -> dict[str, Any]:
         return {"SpecialToken": {"id": token, "type_id": type_id}}
@@ -181,8 +181,8 @@ def _template(before: str, behind: str) -> tuple[list[dict[str, Any]], list[dict
     def sequence(name: str, type_id: int) -> dict[str, Any]:
         return {"Sequence": {"id": name, "type_id": type_id}}
 
-    single = [special(before, 0), sequence("A", 0), special(behind, 0)]
-    return single, [*single, sequence("B", 1), special(behind, 1)]
+    single = [special(cls, 0), sequence("A", 0), special(sep, 0)]
+    return single, [*single, sequence("B", 1), special(sep, 1)]
 
 
 def _read_model(model: dict[str, Any], path: Path) -> tuple[list[str], dict[str, Any]]:
@@ -231,7 +231,7 @@ def _read_normalizer(normalizer: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _read_post_processor(processor: dict[str, Any] | None, vocab: list[str], path: Path) -> dict[str, Any]:
-    """The tokens before and behind sequences."""
+    """Return the tokens before and after sequences."""
     if processor is None:
         return {}
     cls = sep = None
@@ -256,16 +256,16 @@ def _read_post_processor(processor: dict[str, Any] | None, vocab: list[str], pat
 
 
 def _read_template(processor: dict[str, Any]) -> tuple[Any, Any]:
-    """First and last token, with their ids, of a template of BERT's form; None for another one."""
+    """Return the first and last token, with their ids, of a template of BERT's form; None for other templates."""
     try:
-        before, behind = (processor["single"][place]["SpecialToken"]["id"] for place in (0, -1))
-        named = processor["special_tokens"]
-        ids = [(named[token]["tokens"], named[token]["ids"]) for token in (before, behind)]
+        cls, sep = (processor["single"][index]["SpecialToken"]["id"] for index in (0, -1))
+        special = processor["special_tokens"]
+        ids = [(special[token]["tokens"], special[token]["ids"]) for token in (cls, sep)]
     except (KeyError, IndexError, TypeError):
         return None, None
-    if (processor["single"], processor.get("pair")) != _template(before, behind):
+    if (processor["single"], processor.get("pair")) != _template(cls, sep):
         return None, None
-    if any(not isinstance(part, list) or len(part) != 1 for pair in ids for part in pair):
+    if any(not isinstance(values, list) or len(values) != 1 for pair in ids for values in pair):
         return None, None
-    first, last = ([tokens[0], found[0]] for tokens, found in ids)
+    first, last = ([tokens[0], token_ids[0]] for tokens, token_ids in ids)
     return first, last

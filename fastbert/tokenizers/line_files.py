@@ -1,4 +1,4 @@
-"""Lines of text files, in batches of bounded size."""
+"""Read the lines of text files in batches of bounded size."""
 
 import gzip
 import lzma
@@ -17,7 +17,7 @@ _DECOMPRESSORS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.o
 def read_line_batches(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], batch_bytes: int
 ) -> Iterator[list[str]]:
-    """Whole lines, about `batch_bytes` bytes at a time; a batch never spans two files."""
+    """Yield whole lines, about `batch_bytes` bytes per batch; a batch never spans two files."""
     if batch_bytes < 1:
         raise ValueError(f"batch_bytes={batch_bytes} must be at least 1")
     for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
@@ -37,7 +37,7 @@ def _read_file(path: Path, batch_bytes: int) -> Iterator[list[str]]:
 
 
 def _read_block(file: IO[bytes], size: int) -> bytes:
-    """About `size` bytes, up to the end of a line."""
+    """Read about `size` bytes, to the end of a line."""
     block = file.read(size)
     return block if block.endswith(b"\n") or len(block) < size else block + file.readline()
 

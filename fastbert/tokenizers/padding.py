@@ -1,4 +1,4 @@
-"""Padding of rows that are already model inputs: what collators call."""
+"""Pad rows that are already model inputs, as collators do."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,13 +18,13 @@ def pad_rows(
     with_mask: bool,
     return_tensors: str | None,
 ) -> Encoding:
-    """Pad the keys of `fillers` (with their value) to one length; other keys stay as they are."""
+    """Pad the keys in `fillers` with their values to one length; other keys are not changed."""
     checked_side(side, "padding_side")
     tensors = checked_tensors(return_tensors)
     values = _columns(rows)
     tensors = tensors or _tensors_of(rows)
     if "input_ids" not in values:
-        raise ValueError(f"rows to be padded need 'input_ids'; there are only {', '.join(values) or 'no keys'}")
+        raise ValueError(f"rows to pad need 'input_ids'; there are only {', '.join(values) or 'no keys'}")
     if not values["input_ids"]:
         return Encoding(values)
     single = not isinstance(values["input_ids"][0], list)
@@ -50,18 +50,18 @@ def pad_rows(
 
 
 def _tensors_of(rows: Any) -> str | None:
-    """What the rows are made of is what comes out, unless something else is asked for."""
+    """Return the type of the rows' values, the default type of the result."""
     first = rows.get("input_ids") if isinstance(rows, Mapping) else rows[0].get("input_ids") if rows else None
     first = first[0] if isinstance(first, list | tuple) and first else first
     return None if not hasattr(first, "dtype") else "pt" if hasattr(first, "detach") else "np"
 
 
 def _columns(rows: Any) -> dict[str, Any]:
-    """Values by key as plain lists."""
+    """Return the values by key as plain lists."""
     if isinstance(rows, Mapping):
         return {key: _plain(value) for key, value in rows.items()}
     if not all(isinstance(row, Mapping) for row in rows):
-        raise TypeError("rows to be padded must be a mapping, or a list of mappings such as the tokenizer returns")
+        raise TypeError("rows to pad must be a mapping, or a list of mappings such as the tokenizer returns")
     keys = rows[0].keys() if rows else ()
     for index, row in enumerate(rows):
         if missing := [key for key in keys if key not in row]:

@@ -1,4 +1,4 @@
-"""One row of a tokenizer's result, and how its tokens, words and characters correspond."""
+"""Map between the tokens, words and characters of a row of a tokenizer's result."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -14,21 +14,21 @@ _ALIGNED = (_C.Column.BEGINS, _C.Column.ENDS, _C.Column.WORDS)
 
 
 class CharSpan(NamedTuple):
-    """Characters `start` up to, but not including, `end` of a text."""
+    """Characters `start` to `end` (exclusive) of a text."""
 
     start: int
     end: int
 
 
 class TokenSpan(NamedTuple):
-    """Tokens `start` up to, but not including, `end` of a row."""
+    """Tokens `start` to `end` (exclusive) of a row."""
 
     start: int
     end: int
 
 
 class TokenNames(NamedTuple):
-    """The token of each id; and the ids of which the text decides what they stand for, as the core tells."""
+    """The token of each id, and the ids whose text varies, which `core` looks up."""
 
     names: Sequence[str]
     varying: frozenset[int]
@@ -36,10 +36,10 @@ class TokenNames(NamedTuple):
 
 
 class RowTable:
-    """The rows of one call: what there is to know of each token, without padding, column by column.
+    """The rows of one call without padding, column by column.
 
-    Places in the text (the columns BEGINS, ENDS and WORDS) are found when they are first asked for, by encoding the
-    texts once more, unless the call asked for them.
+    Positions in the text (the columns BEGINS, ENDS and WORDS) are computed on first access by encoding the texts again,
+    unless the call requested them.
     """
 
     def __init__(self, rows: _C.Rows, realign: Callable[[], _C.Rows] | None, names: TokenNames, inputs: Inputs) -> None:
@@ -57,7 +57,7 @@ class RowTable:
         return len(self.samples)
 
     def column(self, column: _C.Column) -> np.ndarray:
-        """int32, the rows end to end: row i has `offsets[i]` up to `offsets[i + 1]`."""
+        """Return a column, int32 (tokens,): row i has `offsets[i]` to `offsets[i + 1]`."""
         if column.name not in self._columns:
             assert self._rows is not None
             if column in _ALIGNED and self._realign is not None:
@@ -66,7 +66,7 @@ class RowTable:
         return self._columns[column.name]
 
     def tokens(self, index: int) -> list[str]:
-        """The tokens of one row: their names, or what stands in the text, where that is not always the same."""
+        """Return the tokens of one row: their names, or their text if it varies."""
         ids = self.row(_C.Column.IDS, index)
         tokens = [self._names.names[token_id] for token_id in ids]
         if not self._names.varying.isdisjoint(ids):
@@ -75,52 +75,52 @@ class RowTable:
         return tokens
 
     def _strings_in_text(self, index: int) -> dict[int, str]:
-        """The added tokens of a row as they stand in its texts, by their places in the row."""
+        """Return the added tokens of a row as spelled in its texts, by their index in the row."""
         if index in self._strings or self._names.core is None:
             return self._strings.get(index, {})
         keys = list(zip(*(self.row(column, index) for column in (_C.Column.IDS, *_ALIGNED)), strict=True))
         sequences = self.row(_C.Column.SEQUENCES, index)
-        found = self._strings[index] = {}
+        strings_by_token = self._strings[index] = {}
         for sequence in {0, 1} & set(sequences):
             first, count = sequences.index(sequence), sequences.count(sequence)
-            wanted = keys[first : first + count]
+            row_keys = keys[first : first + count]
             whole, strings = self._read_again(self._names.core, int(self.samples[index]), sequence)
-            # Overflow makes rows of parts of a text, so it is found out which part this is.
-            start = next(start for start in range(len(whole)) if whole[start : start + count] == wanted)
-            for place, string in strings.items():
-                if start <= place < start + count:
-                    found[first + place - start] = string
-        return found
+            # With overflow a row is a part of its text: search where it starts.
+            start = next(start for start in range(len(whole)) if whole[start : start + count] == row_keys)
+            for token, string in strings.items():
+                if start <= token < start + count:
+                    strings_by_token[first + token - start] = string
+        return strings_by_token
 
     def _read_again(self, core: _C.WordPiece, sample: int, sequence: int) -> tuple[list[Any], dict[int, str]]:
-        """Ids and places of all tokens of a sequence, and its added tokens as they stand in the text."""
+        """Return ids and positions of all tokens of a sequence, and its added tokens as spelled in the text."""
         keys: list[Any] = []
         strings: dict[int, str] = {}
         split = self._inputs.text_bounds is not None
         for index, text in enumerate(self._inputs.texts_of(sample, sequence)):
             ids, begins, ends, words, _ = (column.tolist() for column in core.encode_aligned_ragged([text], 1))
-            strings |= {len(keys) + place: string for place, string in core.added_strings(text)}
+            strings |= {len(keys) + token: string for token, string in core.added_strings(text)}
             keys += zip(ids, begins, ends, [index] * len(ids) if split else words, strict=True)
         return keys, strings
 
     def padded(self, column: _C.Column, width: int, left: bool, filler: int, threads: int) -> np.ndarray:
-        """int64 (rows, width)."""
+        """Return a padded column, int64 (rows, width)."""
         if self._rows is not None:
             if column in _ALIGNED:
                 self.column(column)
             return self._rows.padded(column, width, left, filler, threads)
         result = np.full((len(self), width), filler, dtype=np.int64)
         for row, (begin, end) in enumerate(zip(self.offsets.tolist(), self.offsets[1:].tolist())):
-            place = slice(width - (end - begin), width) if left else slice(0, end - begin)
-            result[row, place] = self.column(column)[begin:end]
+            columns = slice(width - (end - begin), width) if left else slice(0, end - begin)
+            result[row, columns] = self.column(column)[begin:end]
         return result
 
     def name_of(self, token_id: int) -> str:
-        """The token of an id."""
+        """Return the token of an id."""
         return self._names.names[token_id]
 
     def row(self, column: _C.Column, index: int) -> list[int]:
-        """The values of one row."""
+        """Return the values of one row."""
         values: list[int] = self.column(column)[self.offsets[index] : self.offsets[index + 1]].tolist()
         return values
 
@@ -151,7 +151,7 @@ class RowEncoding:
     def _values(self, column: _C.Column, filler: int) -> list[int]:
         return [filler] * self._before + self._table.row(column, self._index) + [filler] * self._after
 
-    def _places(self, column: _C.Column) -> list[int | None]:
+    def _indices(self, column: _C.Column) -> list[int | None]:
         return [None if value < 0 else value for value in self._values(column, -1)]
 
     def __len__(self) -> int:
@@ -160,55 +160,55 @@ class RowEncoding:
 
     @property
     def ids(self) -> list[int]:
-        """The tokens' ids."""
+        """Return the ids of the tokens."""
         return self._values(_C.Column.IDS, self._pad_token_id)
 
     @property
     def tokens(self) -> list[str]:
-        """The tokens as strings."""
+        """Return the tokens as strings."""
         padding = self._table.name_of(self._pad_token_id)
         return [padding] * self._before + self._table.tokens(self._index) + [padding] * self._after
 
     @property
     def type_ids(self) -> list[int]:
-        """1 for the second sequence of a pair, else 0."""
+        """Return 1 for the second sequence of a pair, else 0."""
         return self._values(_C.Column.TYPES, 0)
 
     @property
     def attention_mask(self) -> list[int]:
-        """0 for padding, else 1."""
+        """Return 0 for padding, else 1."""
         return self._values(_C.Column.ONES, 0)
 
     @property
     def special_tokens_mask(self) -> list[int]:
-        """1 for padding and for the special tokens around sequences, else 0."""
+        """Return 1 for padding and for the special tokens around sequences, else 0."""
         return self._values(_C.Column.SPECIAL_MASK, 1)
 
     @property
     def offsets(self) -> list[tuple[int, int]]:
-        """First character of each token, and the one behind its last; (0, 0) where it has none."""
+        """Return the first character and the end (exclusive) of each token; (0, 0) for tokens without text."""
         return list(zip(self._values(_C.Column.BEGINS, 0), self._values(_C.Column.ENDS, 0)))
 
     @property
     def word_ids(self) -> list[int | None]:
-        """The word of each token."""
-        return self._places(_C.Column.WORDS)
+        """Return the word of each token."""
+        return self._indices(_C.Column.WORDS)
 
     words = word_ids
 
     @property
     def sequence_ids(self) -> list[int | None]:
-        """The sequence of each token."""
-        return self._places(_C.Column.SEQUENCES)
+        """Return the sequence of each token."""
+        return self._indices(_C.Column.SEQUENCES)
 
     @property
     def n_sequences(self) -> int:
-        """1, or 2 for a pair."""
+        """Return 1, or 2 for a pair."""
         return self._table.n_sequences
 
     @property
     def overflowing(self) -> list["RowEncoding"]:
-        """The further rows of the same text, if this is its first one and overflow was asked for."""
+        """Return the further rows of the same text, for its first row if overflow was requested."""
         samples = self._table.samples
         if self._index > 0 and samples[self._index - 1] == samples[self._index]:
             return []
@@ -219,48 +219,48 @@ class RowEncoding:
         ]
 
     def _range(self, sequence: int) -> range:
-        """The tokens of a sequence; all tokens for a sequence that rows do not have, as in the reference."""
-        of = self._values(_C.Column.SEQUENCES, -1)
+        """Return the tokens of a sequence; all tokens for a sequence that rows lack, as in the reference."""
+        sequences = self._values(_C.Column.SEQUENCES, -1)
         if sequence >= self.n_sequences:
-            return range(len(of))
-        if sequence not in of:
+            return range(len(sequences))
+        if sequence not in sequences:
             return range(0)
-        return range(of.index(sequence), len(of) - of[::-1].index(sequence))
+        return range(sequences.index(sequence), len(sequences) - sequences[::-1].index(sequence))
 
     def token_to_sequence(self, token: int) -> int | None:
-        """The sequence of a token."""
+        """Return the sequence of a token."""
         return _item(self.sequence_ids, token)
 
     def token_to_word(self, token: int) -> int | None:
-        """The word of a token."""
+        """Return the word of a token."""
         return _item(self.word_ids, token)
 
     def token_to_chars(self, token: int) -> tuple[int, int] | None:
-        """The characters of a token."""
+        """Return the characters of a token."""
         return None if self.token_to_sequence(token) is None else _item(self.offsets, token)
 
     def word_to_tokens(self, word: int, sequence: int = 0) -> tuple[int, int] | None:
-        """The tokens of a word: the first, and the one behind the last."""
+        """Return the first token of a word and the end (exclusive)."""
         word, words = operator.index(word), self.word_ids
-        # Words rise within a sequence; where there are two, the search ends in the first one that goes beyond the word.
+        # Words ascend within a sequence; with two, the search ends in the first sequence that passes the word.
         in_reach = takewhile(lambda token: (words[token] or 0) <= word, self._range(sequence))
         tokens = [token for token in in_reach if words[token] == word]
         return (tokens[0], tokens[-1] + 1) if tokens else None
 
     def word_to_chars(self, word: int, sequence: int = 0) -> tuple[int, int] | None:
-        """The characters of a word."""
+        """Return the characters of a word."""
         tokens = self.word_to_tokens(word, sequence)
         if tokens is None:
             return None
         return self.offsets[tokens[0]][0], self.offsets[tokens[1] - 1][1]
 
     def char_to_token(self, char: int, sequence: int = 0) -> int | None:
-        """The token that holds a character."""
+        """Return the token of a character."""
         offsets = self.offsets
         return next((t for t in self._range(sequence) if offsets[t][0] <= char < offsets[t][1]), None)
 
     def char_to_word(self, char: int, sequence: int = 0) -> int | None:
-        """The word that holds a character."""
+        """Return the word of a character."""
         token = self.char_to_token(char, sequence)
         return None if token is None else self.token_to_word(token)
 

@@ -1,9 +1,8 @@
-"""Building a WordPiece vocabulary: the same corpus gives the same vocabulary, run after run.
+"""Train a WordPiece vocabulary: the same corpus always gives the same vocabulary.
 
-The words are counted by the same C++ code that later tokenizes. The pieces are then learned by the `tokenizers`
-library, whose results differ between identical runs if it is left to find the alphabet by itself: it numbers characters
-in the order of a randomly seeded hash map, and breaks ties between merges by number. So it is given the whole alphabet
-in a fixed order.
+Words are counted by the C++ code that later tokenizes. Pieces are then learned by the `tokenizers` library, whose
+results differ between identical runs if it finds the alphabet itself: it numbers characters in the order of a randomly
+seeded hash map and breaks ties between merges by number. It is therefore given the alphabet in a fixed order.
 """
 
 import logging
@@ -20,7 +19,7 @@ logger = logging.getLogger("fastbert")
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-# Characters of a training text: the trainer spreads texts over threads, so they should be neither huge nor tiny.
+# Characters per training text: the trainer distributes texts over threads, so they should be neither huge nor tiny.
 _CHARS_PER_TEXT = 16384
 
 
@@ -37,21 +36,20 @@ def train_vocabulary(
     """Learn a vocabulary: `[PAD] [UNK] [CLS] [SEP] [MASK]`, unused tokens, the alphabet, then pieces by frequency.
 
     Args:
-        sentences: the corpus; read once, any strings (sentences, lines, documents).
-        vocab_size: the number of tokens wanted. A small corpus may not support as many: then there are fewer, and a
-            warning is logged.
-        lower_case: count words in lower case and without accents, as an uncased tokenizer sees them.
-        min_frequency: a piece is only formed from a pair that occurs as often as this.
-        alphabet_limit: keep at most this many of the most frequent characters, and never more than fill half of the
-            vocabulary; words with other characters are left out (the tokenizer will call them unknown).
-        unused: so many `[unused0]`, `[unused1]`, ... for tokens of one's own.
+        sentences: the corpus, read once: any strings (sentences, lines, documents).
+        vocab_size: the number of tokens. A small corpus may support fewer, which is logged as a warning.
+        lower_case: count words in lower case and without accents, as an uncased tokenizer does.
+        min_frequency: form a piece only from a pair that occurs at least this often.
+        alphabet_limit: maximum number of characters, the most frequent ones, which never fill more than half of the
+            vocabulary; words with other characters are ignored (they become unknown).
+        unused: the number of `[unused0]`, `[unused1]`, ... for additional tokens.
         progress: called with the number of sentences read since the last call.
 
     Returns:
         The tokens in the order of their ids; a function of the arguments alone.
 
     Raises:
-        UserError: the corpus holds no words, or `vocab_size` is too small.
+        UserError: the corpus has no words, or `vocab_size` is too small.
     """
     check_size(vocab_size, min_frequency, alphabet_limit, unused)
     words = count_words(sentences, lower_case=lower_case, progress=progress)
@@ -74,7 +72,7 @@ def learn_vocabulary(
     Args:
         words: how often each normalised word occurs, see `count_words`.
         vocab_size, min_frequency, alphabet_limit, unused: as in `train_vocabulary`.
-        heartbeat: called ten times a second with the seconds since the beginning, while the pieces are learned.
+        heartbeat: called ten times per second with the elapsed seconds, while the pieces are learned.
 
     Returns:
         The tokens in the order of their ids.
@@ -85,13 +83,13 @@ def learn_vocabulary(
     room = check_size(vocab_size, min_frequency, alphabet_limit, unused)
     if not words:
         raise UserError("the corpus holds no words; give it some text")
-    # The order of the words decides between pieces that are equally frequent.
+    # The order of the words decides between equally frequent pieces.
     words = dict(sorted(words.items()))
     alphabet = _alphabet(words, alphabet_limit, room // 2)
     pieces = _in_thread(lambda stop: _learn_pieces(words, alphabet, room, min_frequency, stop), heartbeat)
     if len(pieces) < room:
         logger.warning(
-            "the corpus supports only %d of the %d tokens asked for; use more text or a smaller vocab_size",
+            "the corpus supports only %d of %d tokens; use more text or a smaller vocab_size",
             vocab_size - room + len(pieces),
             vocab_size,
         )
@@ -99,7 +97,7 @@ def learn_vocabulary(
 
 
 def check_size(vocab_size: int, min_frequency: int = 2, alphabet_limit: int = 1000, unused: int = 0) -> int:
-    """The number of entries beside special and unused tokens. Raises `UserError` where there is no room for any."""
+    """Return the number of entries beside special and unused tokens. Raises `UserError` if there is no room."""
     room = vocab_size - len(SPECIAL_TOKENS) - unused
     if unused < 0 or room < 2:
         raise UserError(
@@ -114,10 +112,10 @@ def check_size(vocab_size: int, min_frequency: int = 2, alphabet_limit: int = 10
 
 
 def _in_thread(work: Callable[[threading.Event], Any], heartbeat: Callable[[float], None] | None) -> Any:
-    """The result of `work`, which gets an event that asks it to stop.
+    """Return the result of `work`, whose argument is an event that requests it to stop.
 
-    Learning is one call into native code, which would not hear Ctrl-C. In a thread of its own it leaves the caller free
-    to be interrupted and to show that time passes; as a daemon it does not keep the process alive then.
+    Learning is one call into native code, which does not react to Ctrl-C. In a separate thread it leaves the caller
+    free to be interrupted and to report progress; as a daemon it does not keep the process alive afterwards.
     """
     stop = threading.Event()
     outcome: dict[str, Any] = {}
@@ -144,7 +142,7 @@ def _in_thread(work: Callable[[threading.Event], Any], heartbeat: Callable[[floa
 
 
 def _alphabet(words: Mapping[str, int], limit: int, room: int) -> list[str]:
-    """The most frequent characters that fit, then those of them that can continue a word, marked with "##"; sorted."""
+    """Return the most frequent characters that fit, and their continuing forms with "##" where they occur; sorted."""
     counts: Counter[str] = Counter()
     continuing: set[str] = set()
     isolated: set[str] = set()
@@ -154,20 +152,20 @@ def _alphabet(words: Mapping[str, int], limit: int, room: int) -> list[str]:
         (continuing if len(word) > 1 else isolated).update(word)
     # A character that is only ever a word of its own (punctuation, Chinese) needs no continuing form.
     always_isolated = isolated - continuing
-    kept: list[str] = []
+    alphabet: list[str] = []
     for char, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         tokens = [char] if char in always_isolated else [char, f"##{char}"]
-        if limit == 0 or len(kept) + len(tokens) > room:
+        if limit == 0 or len(alphabet) + len(tokens) > room:
             break
-        kept += tokens
+        alphabet += tokens
         limit -= 1
-    return sorted(kept, key=lambda token: (token.startswith("##") and len(token) > 1, token))
+    return sorted(alphabet, key=lambda token: (token.startswith("##") and len(token) > 1, token))
 
 
 def _learn_pieces(
     words: Mapping[str, int], alphabet: Sequence[str], size: int, min_frequency: int, stop: threading.Event
 ) -> list[str]:
-    """At most `size` tokens: the alphabet, then merges in the order in which they were learned."""
+    """Return at most `size` tokens: the alphabet, then merges in the order in which they were learned."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -189,7 +187,7 @@ def _learn_pieces(
 
 
 def _texts(words: Mapping[str, int], stop: threading.Event) -> Iterator[str]:
-    """Each word as often as it was counted, in texts of bounded size."""
+    """Yield each word as often as it was counted, in texts of bounded size."""
     for word, count in words.items():
         per_text = max(1, _CHARS_PER_TEXT // (len(word) + 1))
         full, rest = divmod(count, per_text)

@@ -1,6 +1,6 @@
-"""What transformers, sentence-transformers and peft require of a tokenizer beyond encoding and decoding.
+"""Implement what transformers, sentence-transformers and peft require of a tokenizer beyond encoding and decoding.
 
-Nothing here imports transformers before it is needed: `import fastbert` stays light.
+transformers is imported only when needed: `import fastbert` stays light.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fastbert.tokenizers.added import AddedToken
 
-# The classes that callers name in isinstance, the most special first, where transformers has imported them.
+# The classes that callers use in isinstance, the most derived first.
 _BASES = (
     ("transformers.tokenization_utils_tokenizers", "TokenizersBackend"),
     ("transformers.tokenization_utils_fast", "PreTrainedTokenizerFast"),
@@ -31,7 +31,7 @@ class TransformersInterface:
     """Attributes and methods by which other libraries recognise a tokenizer of transformers.
 
     `isinstance(tokenizer, transformers.PreTrainedTokenizerFast)` is true: `Trainer` chooses its collator by it, and
-    sentence-transformers refuses everything else. The type itself remains `WordPieceTokenizer`.
+    sentence-transformers requires it. `type(tokenizer)` remains fastbert's class.
     """
 
     SPECIAL_TOKENS_ATTRIBUTES: ClassVar[list[str]] = ["bos_token", "eos_token", *files.SPECIAL_TOKEN_NAMES]
@@ -53,7 +53,7 @@ class TransformersInterface:
 
         @property
         def __class__(self) -> type:
-            """The class for `isinstance`: once transformers is imported, also one of its fast tokenizers."""
+            """Return the class for `isinstance`, once transformers is imported a subclass of its fast tokenizers."""
             base = _base_of_transformers()
             return type(self) if base is None else _recognised(type(self), base)
 
@@ -64,22 +64,22 @@ class TransformersInterface:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The default form is refused by pickle where __class__ is not the type.
+        # pickle refuses its default form if __class__ is not the type.
         return _blank, (type(self),), self.__getstate__()
 
     @functools.cached_property
     def deprecation_warnings(self) -> dict[str, bool]:
-        """The warnings that collators switch off; this tokenizer has none."""
+        """Return the warnings that collators switch off; this tokenizer has none."""
         return {}
 
     @property
     def files_loaded(self) -> list[str]:
-        """Kept for transformers: always empty."""
+        """Return an empty list, for transformers."""
         return []
 
     @property
     def init_kwargs(self) -> dict[str, Any]:
-        """The options that make an equal tokenizer, by transformers' names."""
+        """Return the options of an equal tokenizer, by transformers' names."""
         tokenizer: Any = self
         options = {name: getattr(tokenizer, name) for name in files.OPTION_NAMES}
         extra = {"extra_special_tokens": tokenizer.extra_special_tokens, "name_or_path": tokenizer.name_or_path}
@@ -87,22 +87,22 @@ class TransformersInterface:
 
     @property
     def _tokenizer(self) -> Any:
-        """An equal `tokenizers.Tokenizer`, which pipelines ask for the prefix of continued words; a copy."""
+        """Return an equal `tokenizers.Tokenizer`, a copy, from which pipelines read the prefix of continued words."""
         if self._backend is None:
             self._backend = to_transformers(self).backend_tokenizer
         return self._backend
 
     @property
     def backend_tokenizer(self) -> ReadOnlyBackend:
-        """An equal `tokenizers.Tokenizer` to read from; assignments are refused, since they would have no effect."""
+        """Return an equal `tokenizers.Tokenizer`, read-only, since changes would have no effect."""
         return ReadOnlyBackend(self._tokenizer)
 
     def to_transformers(self) -> Any:
         """Return an equal `transformers.BertTokenizerFast`, independent of this tokenizer.
 
-        It has the same ids, special and added tokens, lengths and sides. Needed only for code that calls methods which
-        this tokenizer does not have; pipelines, collators, `Trainer` and sentence-transformers accept the tokenizer
-        itself, which is faster.
+        It has the same ids, special and added tokens, lengths and sides. Needed only for code that calls methods that
+        this tokenizer lacks; pipelines, collators, `Trainer` and sentence-transformers accept this tokenizer, which is
+        faster.
 
         Raises:
             UserError: transformers is not installed.
@@ -112,7 +112,7 @@ class TransformersInterface:
     def save_vocabulary(
         self, save_directory: str | os.PathLike[str], filename_prefix: str | None = None
     ) -> tuple[str, ...]:
-        """Write the vocabulary alone, as `vocab.txt`, and return its path in a tuple."""
+        """Write only the vocabulary, as `vocab.txt`, and return its path in a tuple."""
         tokenizer: Any = self
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
@@ -121,19 +121,19 @@ class TransformersInterface:
         return (str(path),)
 
     def push_to_hub(self, *arguments: Any, **options: Any) -> NoReturn:
-        """Refuse: nothing in this package uploads."""
+        """Raise UserError: fastbert does not upload."""
         raise UserError(
             "this tokenizer does not upload: save_pretrained(folder) and `hf upload REPOSITORY folder`, or"
             " tokenizer.to_transformers().push_to_hub(REPOSITORY)"
         )
 
     def apply_chat_template(self, *arguments: Any, **options: Any) -> NoReturn:
-        """Refuse: encoders have no chat template."""
+        """Raise UserError: encoders have no chat template."""
         raise UserError("a WordPiece tokenizer has no chat template; tokenize the text of the messages itself")
 
 
 class ReadOnlyBackend:
-    """A view of a `tokenizers.Tokenizer` that answers, but refuses to be changed."""
+    """A read-only view of a `tokenizers.Tokenizer`."""
 
     def __init__(self, tokenizer: Any) -> None:
         object.__setattr__(self, "_wrapped", tokenizer)
@@ -145,8 +145,8 @@ class ReadOnlyBackend:
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise UserError(
-            f"backend_tokenizer.{name}: the backend of a WordPieceTokenizer is a copy, and a change of it would have no"
-            " effect; set the tokenizer's own attribute (do_lower_case, strip_accents, add_tokens, ...), or take"
+            f"backend_tokenizer.{name}: the backend of a fastbert tokenizer is a copy, and changing it would have no"
+            " effect; set the tokenizer's own attribute (do_lower_case, strip_accents, add_tokens, ...), or use"
             " tokenizer.to_transformers()"
         )
 
@@ -155,7 +155,7 @@ class ReadOnlyBackend:
 
 
 def check_save_options(options: Mapping[str, Any]) -> None:
-    """Refuse options of transformers' `save_pretrained` that would have an effect; ignore those that would not."""
+    """Raise UserError for unsupported options of transformers' `save_pretrained`; ignore those without effect."""
     for name in ("push_to_hub", "filename_prefix"):
         if options.get(name):
             raise UserError(
@@ -167,7 +167,7 @@ def check_save_options(options: Mapping[str, Any]) -> None:
 def to_transformers(tokenizer: Any) -> Any:
     """Return a `transformers.BertTokenizerFast` equal to a `WordPieceTokenizer`."""
     try:
-        from tokenizers import AddedToken as TheirToken
+        from tokenizers import AddedToken as TokenizersAddedToken
         from transformers.models.bert.tokenization_bert import BertTokenizer
     except ImportError as error:
         raise UserError(f"to_transformers() needs transformers ({error}): `pip install -U transformers`") from None
@@ -176,12 +176,12 @@ def to_transformers(tokenizer: Any) -> Any:
     options: dict[str, Any] = {name: getattr(tokenizer, name) for name in files.OPTION_NAMES}
     if tokenizer.additional_special_tokens:
         options["extra_special_tokens"] = list(tokenizer.additional_special_tokens)
-    theirs = BertTokenizer(
+    converted = BertTokenizer(
         vocab={token: index for index, token in enumerate(tokens[: tokenizer.vocab_size])},
         **options,
         **tokenizer.special_tokens_map,
         added_tokens_decoder={
-            index: TheirToken(
+            index: TokenizersAddedToken(
                 token.content,
                 lstrip=token.lstrip,
                 rstrip=token.rstrip,
@@ -192,17 +192,17 @@ def to_transformers(tokenizer: Any) -> Any:
             for index, token in added.items()
         },
     )
-    theirs.name_or_path = tokenizer.name_or_path
-    if theirs.get_vocab() != tokenizer.get_vocab():
+    converted.name_or_path = tokenizer.name_or_path
+    if converted.get_vocab() != tokenizer.get_vocab():
         raise UserError(
-            "the installed transformers makes another vocabulary of this tokenizer's tokens: `pip install -U"
-            " transformers`"
+            "the installed transformers builds a different vocabulary from this tokenizer's tokens: `pip install"
+            " -U transformers`"
         )
-    return theirs
+    return converted
 
 
 def _base_of_transformers() -> type | None:
-    """The class of fast tokenizers, if transformers has been imported by whoever asks."""
+    """Return transformers' class of fast tokenizers, if transformers has been imported."""
     for module, name in _BASES:
         # A module that is just being imported may lack the name.
         base = getattr(sys.modules.get(module), name, None)
@@ -213,7 +213,7 @@ def _base_of_transformers() -> type | None:
 
 @functools.cache
 def _recognised(kind: type, base: type) -> type:
-    """A class for `isinstance` and for its classmethods alone: what it is called for is a `kind`."""
+    """Return a class for `isinstance` and class methods; its instances are of type `kind`."""
 
     def new(cls: type, *arguments: Any, **options: Any) -> Any:
         return kind(*arguments, **options)
@@ -223,5 +223,5 @@ def _recognised(kind: type, base: type) -> type:
 
 
 def _blank(kind: type) -> Any:
-    """An instance that unpickling is about to fill."""
+    """Return an empty instance for unpickling."""
     return object.__new__(kind)

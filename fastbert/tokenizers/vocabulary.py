@@ -99,10 +99,10 @@ class Vocabulary(TransformersInterface):
         recognised = {ids[token.content]: token for token in as_added_tokens([*special, *self.added_tokens])}
         self._recognised = dict(sorted(recognised.items()))
         characters = sum(len(token.content) for token in recognised.values())
-        if characters > files.MOST_ADDED_CHARACTERS:
+        if characters > files.MAX_ADDED_CHARACTERS:
             raise files.VocabularyError(
                 f"the {len(recognised):,} added tokens have {characters:,} characters, and at most"
-                f" {files.MOST_ADDED_CHARACTERS:,} are supported; remove those that are not tokens"
+                f" {files.MAX_ADDED_CHARACTERS:,} are supported; remove those that are not tokens"
             )
         self._skipped = frozenset(token.content for token in recognised.values() if token.special)
         for token in self.added_tokens:

@@ -1,6 +1,6 @@
-"""Counting the words of a corpus as a tokenizer sees them, and holding a part of the text out.
+"""Count the normalised words of a corpus, and hold out a part of the text.
 
-The words are split by the C++ code that tokenizes, so what is counted here is what WordPiece gets to see.
+Words are split by the C++ code that tokenizes, so the counted words are WordPiece's input.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SENTENCES_PER_BATCH = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Normalization:
-    """What happens to text before words are counted; the meaning is that of the tokenizer's options."""
+    """The normalisation of text before words are counted, as in the tokenizer's options."""
 
     lower_case: bool = True
     strip_accents: bool | None = None
@@ -29,7 +29,7 @@ class Normalization:
 
     @classmethod
     def of(cls, tokenizer: WordPieceTokenizer) -> Normalization:
-        """That of a tokenizer."""
+        """Return the normalisation of a tokenizer."""
         return cls(
             lower_case=tokenizer.do_lower_case,
             strip_accents=tokenizer.strip_accents,
@@ -37,7 +37,7 @@ class Normalization:
         )
 
     def counter(self) -> _C.WordCounter:
-        """A counter of words in C++."""
+        """Return a C++ counter of words."""
         strip = self.lower_case if self.strip_accents is None else self.strip_accents
         return _C.WordCounter(_C.NormalizerOptions(self.lower_case, strip, self.chinese_chars))
 
@@ -49,9 +49,9 @@ def count_words(
     normalization: Normalization | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, int]:
-    """How often each normalised word (and each punctuation mark) occurs, in sorted order.
+    """Count each normalised word (and each punctuation mark), in sorted order.
 
-    Words of more than 100 characters are left out: a tokenizer calls them unknown. `normalization` replaces
+    Words of more than 100 characters are omitted: they are unknown to every tokenizer. `normalization` replaces
     `lower_case`; `progress` is called with the number of sentences read since the last call.
     """
     counter = (normalization or Normalization(lower_case=lower_case)).counter()
@@ -65,7 +65,7 @@ def count_words(
 
 @dataclass(frozen=True, kw_only=True)
 class TextCounts:
-    """How much text there is, and how often each normalised word occurs in it."""
+    """The size of a text, and the count of each normalised word."""
 
     documents: int
     sentences: int
@@ -73,15 +73,15 @@ class TextCounts:
     """Of the sentences in UTF-8, without line ends."""
     words: Mapping[str, int]
     long_words: int
-    """Words of more than 100 characters, which are not among `words`: every tokenizer calls them unknown."""
+    """Number of words of more than 100 characters, which are not in `words`: they are unknown to every tokenizer."""
 
     @property
     def total_words(self) -> int:
-        """All words, the long ones included."""
+        """Return the number of all words, including long ones."""
         return sum(self.words.values()) + self.long_words
 
     def without(self, other: TextCounts) -> TextCounts:
-        """These counts less those of a part of the text."""
+        """Subtract the counts of a part of the text."""
         words = {word: count - other.words.get(word, 0) for word, count in self.words.items()}
         return TextCounts(
             documents=self.documents,
@@ -94,30 +94,30 @@ class TextCounts:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """A corpus in two parts: one to learn from, one to measure on."""
+    """A corpus in two parts, for learning and for measuring."""
 
     learn: TextCounts
     held_out: TextCounts
     unit: Literal["documents", "sentences", "none"]
-    """What was held out: every so-many-th document; the ends of documents where there are too few of them; nothing
-    where there is but one sentence or it was not wanted. Then `held_out` is the same text as `learn`."""
+    """What was held out: documents; the last sentences of documents, if there are too few documents; or nothing, if
+    there is only one sentence or `holdout` is 0: `held_out` is then the same text as `learn`."""
 
 
 def count_documents(
     documents: Iterable[Sequence[str]], normalization: Normalization | None = None, *, holdout: float = 0.0
 ) -> Split:
-    """Count the words of documents, given as lists of sentences, in one pass; hold out a share of the documents.
+    """Count the words of documents, lists of sentences, in one pass, and hold out a share of the documents.
 
-    Which documents those are depends on their order alone: every 20th for `holdout=0.05`. A corpus with fewer gives the
-    last sentences of each, at least one where a document has two; the last sentence of all if none has.
+    The choice depends only on the order of the documents: every 20th for `holdout=0.05`. Of a corpus with fewer, the
+    last sentences of each document are held out, at least one per document of two; else the very last sentence.
     """
     if not 0 <= holdout < 1:
-        raise UserError(f"holdout={holdout} must be a share from 0 up to, not including, 1; 0.05 is a twentieth")
+        raise UserError(f"holdout={holdout} must be a share of at least 0 and below 1, such as 0.05")
     normalization = normalization or Normalization()
     learn, held_out, ends, last = (_Counter(normalization) for _ in range(4))
     final: list[str] = []
     for index, document in enumerate(documents):
-        # The small term keeps 20 * 0.05 from ending below 1.
+        # The small term prevents 20 * 0.05 from being below 1.
         if int((index + 1) * holdout + 1e-9) > int(index * holdout + 1e-9):
             held_out.add(document)
             continue
@@ -132,22 +132,22 @@ def count_documents(
     if not held_out.documents and holdout and everything.sentences > 1:
         if not ends.documents:
             last.add(final)
-        part = (ends if ends.documents else last).counts()
-        rest = everything.without(part)
-        if rest.words and part.total_words:
-            return Split(learn=rest, held_out=part, unit="sentences")
+        sentences = (ends if ends.documents else last).counts()
+        rest = everything.without(sentences)
+        if rest.words and sentences.total_words:
+            return Split(learn=rest, held_out=sentences, unit="sentences")
     return Split(learn=everything, held_out=everything, unit="none")
 
 
 class _Counter:
-    """Counts text that comes document by document."""
+    """Count the words of documents, one document at a time."""
 
     def __init__(self, normalization: Normalization) -> None:
         from fastbert.tokenizers.wordpiece import WordPieceTokenizer
 
         self.documents = self.sentences = self.bytes = self.all_words = 0
         self._counter = normalization.counter()
-        # To a vocabulary without entries each word is one [UNK], also those that are too long for the counter.
+        # With a vocabulary without words, every word is one [UNK], including words too long for the counter.
         self._all_unknown = WordPieceTokenizer(
             ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
             do_lower_case=normalization.lower_case,
@@ -155,23 +155,23 @@ class _Counter:
             tokenize_chinese_chars=normalization.chinese_chars,
             split_special_tokens=True,
         )
-        self._waiting: list[str] = []
+        self._pending: list[str] = []
 
     def add(self, document: Sequence[str]) -> None:
         self.documents += 1
-        self._waiting += document
-        if len(self._waiting) >= _SENTENCES_PER_BATCH:
+        self._pending += document
+        if len(self._pending) >= _SENTENCES_PER_BATCH:
             self._count()
 
     def _count(self) -> None:
-        self.sentences += len(self._waiting)
-        self.bytes += sum(len(sentence.encode()) for sentence in self._waiting)
-        self._counter.add(self._waiting)
-        self.all_words += len(self._all_unknown.encode_ragged(self._waiting)[0])
-        self._waiting = []
+        self.sentences += len(self._pending)
+        self.bytes += sum(len(sentence.encode()) for sentence in self._pending)
+        self._counter.add(self._pending)
+        self.all_words += len(self._all_unknown.encode_ragged(self._pending)[0])
+        self._pending = []
 
     def counts(self) -> TextCounts:
-        if self._waiting:
+        if self._pending:
             self._count()
         words = dict(sorted(self._counter.counts().items()))
         return TextCounts(

@@ -27,7 +27,7 @@ from fastbert.graphs import (
     present_fields,
     settings,
 )
-from fastbert.models.heads import BertForPreTraining
+from fastbert.models.heads.pretraining import BertForPreTraining
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
 from fastbert.training.metrics import Totals

@@ -16,7 +16,7 @@ import torch
 
 from fastbert import cpu_capability
 from fastbert.errors import UserError
-from fastbert.models.heads import BertForPreTraining
+from fastbert.models.heads.pretraining import BertForPreTraining
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.ops import dispatch
 from fastbert.ops.native import caching_allocator

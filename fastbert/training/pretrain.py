@@ -23,7 +23,7 @@ from fastbert.distillation.pretraining import PretrainingDistillationLoss, load_
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import sync, sync_tree
 from fastbert.io.checksums import sha256
-from fastbert.models.heads import BertForPreTraining
+from fastbert.models.heads.pretraining import BertForPreTraining
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.training import train_vocabulary
 from fastbert.training.batches import PretrainingBatches

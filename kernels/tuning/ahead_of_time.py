@@ -84,7 +84,7 @@ class Resources:
 
     @property
     def fits(self) -> bool:
-        """Whether nothing spills and the shared memory suffices."""
+        """Return whether nothing spills and the shared memory suffices."""
         return self.spills == 0 and self.shared <= SHARED_MEMORY[self.target][0]
 
 

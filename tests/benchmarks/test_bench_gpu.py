@@ -381,7 +381,7 @@ def row(contender: str, milliseconds: float, **others: Any) -> dict[str, Any]:
         pytest.param(
             [row("fastbert", 1.0), row("sdpa cudnn, no dropout", 0.1)],
             "1 ms",
-            "unmeasured: no rival took it: No available kernel",
+            "unmeasured: no rival ran: No available kernel",
             id="no-rival",
         ),
         pytest.param([row("sdpa flash", 0.9)], "-", "unmeasured: out of memory", id="ours-is-missing"),
@@ -414,7 +414,7 @@ def test_cases_without_a_goal_get_a_line_of_their_own() -> None:
     rows = [row("fastbert", 2.0, workload=name) for name in names]
     sections = {"attention": {"status": "ok", "rows": rows}}
     lines = gpu_report.text(sections, gpu_goals.ratios(sections), []).splitlines()
-    assert "attention forward 2048 full dropout 0 causal: 2 ms, 100 TFLOP/s, nobody else took it; close" in lines
+    assert "attention forward 2048 full dropout 0 causal: 2 ms, 100 TFLOP/s, no other contender; close" in lines
 
 
 def test_softmax_is_judged_by_the_copy_that_was_measured() -> None:

@@ -121,7 +121,7 @@ def test_sentences_of_a_text_are_samples(tmp_path: Path, seed: int) -> None:
         assert len(ids) == ends[-1]
     short = tmp_path / "short.txt"
     short.write_text("One sentence.\n")
-    with pytest.raises(UserError, match=r"--text .*short.txt: holds 1 sentences, one a line, but 8 are needed"):
+    with pytest.raises(UserError, match=r"--text .*short.txt: holds 1 sentences, one per line, but 8 are needed"):
         workloads.builders(Sources(quick=True, text=short))["wiki-en"]()
 
 
@@ -136,10 +136,10 @@ def test_lengths_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param(b"7\nx\n", "line 2: 'x' is no length from 2 to 512", id="word"),
-        pytest.param(b"513\n", "line 1: '513' is no length", id="long"),
-        pytest.param(b"1\n", "line 1: '1' is no length", id="short"),
-        pytest.param("\u0663\n".encode(), "is no length", id="arabic digit"),
+        pytest.param(b"7\nx\n", "line 2: 'x' is not a length from 2 to 512", id="word"),
+        pytest.param(b"513\n", "line 1: '513' is not a length", id="long"),
+        pytest.param(b"1\n", "line 1: '1' is not a length", id="short"),
+        pytest.param("\u0663\n".encode(), "is not a length", id="arabic digit"),
         pytest.param(b"\n\n", "holds no length", id="empty"),
         pytest.param(b"\xff\xfe7", "not a text file", id="binary"),
     ],
@@ -319,7 +319,7 @@ def test_from_end_to_end(toy: None, tmp_path: Path) -> None:
     assert picture.stat().st_size > 10_000
     printed = io.StringIO()
     report.show(result, Console(file=printed, width=200))
-    for heading in ("toy: peak memory, MB", "ms of a step by phase", "ms of a step by operation"):
+    for heading in ("toy: peak memory, MB", "ms per step by phase", "ms per step by operation"):
         assert heading in printed.getvalue()
 
 

@@ -149,7 +149,7 @@ def test_layout_of_the_base_does_not_matter_but_its_numbers_do(base: Path, model
     found = load_file(base / WEIGHTS)
     found["pooler.dense.bias"][3] += 1e-6
     save_file(found, base / WEIGHTS)
-    with pytest.raises(UserError, match="belongs to another base than this one; name the folder"):
+    with pytest.raises(UserError, match="belongs to a different base; name the folder"):
         read_delta(tmp_path / "task.delta", base)
 
 
@@ -222,25 +222,25 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "cut": (lambda path: path.write_bytes(path.read_bytes()[:-1]), "not a complete safetensors file"),
     "header-huge": (lambda path: path.write_bytes((1 << 40).to_bytes(8, "little") + bytes(90)), "a header of 1,099"),
     "bytes-changed": (flipped, "damaged"),
-    "no-delta": (said(format="pt"), "is no delta file"),
-    "newer": (said(version="2"), "a delta file of version '2', where 1 is read; use a newer fastbert"),
-    "header-changed": (said(header="{}"), "its header has another checksum"),
-    "header-empty": (edited(lambda header: {}), "not a delta file"),
-    "header-a-list": (edited(lambda header: [header]), "not a delta file"),
+    "no-delta": (said(format="pt"), "is not a delta file"),
+    "newer": (said(version="2"), "a delta file of version '2', but 1 is supported; use a newer fastbert"),
+    "header-changed": (said(header="{}"), "its header has the wrong checksum"),
+    "header-empty": (edited(lambda header: {}), "not a delta file written by"),
+    "header-a-list": (edited(lambda header: [header]), "not a delta file written by"),
     "bits-of-64": (edited(lambda header: header.update(bits=64)), "bits 64"),
-    "base-of-another": (edited(lambda header: header["base"].update(sha256="0" * 64)), "another base"),
-    "model-of-another": (edited(lambda header: header["model"].update(sha256="0" * 64)), "another checksum"),
+    "base-of-another": (edited(lambda header: header["base"].update(sha256="0" * 64)), "a different base"),
+    "model-of-another": (edited(lambda header: header["model"].update(sha256="0" * 64)), "the wrong checksum"),
     "tensor-left-out": (edited(lambda header: header["tensors"].pop() and None), "not those of the header"),
     "tensor-twice": (edited(lambda header: header["tensors"].append(header["tensors"][0])), "not those of the header"),
-    "tensor-with-more": (part(0, more=1), "not a delta file"),
+    "tensor-with-more": (part(0, more=1), "not a delta file written by"),
     "coding-unknown": (part(0, coding="pickle"), "the tensor"),
     "dtype-unknown": (part(0, dtype="object"), "the tensor"),
-    "dtype-another": (part(0, dtype="float16"), "not of the base's shape"),
+    "dtype-another": (part(0, dtype="float16"), "does not have the base's shape"),
     "shape-absurd": (part(0, shape=[1 << 62, 1 << 62]), "which is too large for a file"),
-    "shape-another": (part(0, shape=[1]), "not of the base's shape"),
-    "base-tensor-missing": (part(0, base="gpt"), "not of the base's shape"),
+    "shape-another": (part(0, shape=[1]), "does not have the base's shape"),
+    "base-tensor-missing": (part(0, base="gpt"), "does not have the base's shape"),
     "factor-nan": (part(0, factor="nan"), "the tensor"),
-    "factor-no-number": (part(0, factor=[1]), "not a delta file"),
+    "factor-no-number": (part(0, factor=[1]), "not a delta file written by"),
     "rounded-without-bits": (part(0, coding="rounded"), "the tensor"),
     "whole-and-absurd": (part(0, coding="whole", base=None, shape=[1 << 35]), "new weights, many more than its base"),
     "file-above": (carried(name="../config.json"), "the file '../config.json'"),
@@ -249,7 +249,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "file-of-code": (carried(name="modeling.py"), "the file"),
     "file-of-another-size": (carried(size=7), "damaged: config.json"),
     "file-absurd": (carried(size=1 << 50), "the file"),
-    "file-of-another-content": (carried(sha256="0" * 64), "is not what it was"),
+    "file-of-another-content": (carried(sha256="0" * 64), "has changed since"),
 }  # fmt: skip
 
 
@@ -292,7 +292,7 @@ def test_random_damage_is_refused_or_harmless(base: Path, model: Path, tmp_path:
 def test_a_vocabulary_that_the_base_has_lost_is_named(base: Path, model: Path, tmp_path: Path) -> None:
     write_delta(model, base, tmp_path / "task.delta")
     (base / "vocab.txt").write_text("[PAD]\n")
-    with pytest.raises(UserError, match=r"vocab\.txt: is not what it was when task\.delta was written"):
+    with pytest.raises(UserError, match=r"vocab\.txt: has changed since task\.delta was written"):
         restore_delta(tmp_path / "task.delta", base, tmp_path / "again")
     assert not (tmp_path / "again").exists()
 

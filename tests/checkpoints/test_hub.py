@@ -70,15 +70,15 @@ def test_the_variables_that_name_the_cache(
         ("org/other", "main", r"no model of that name in the Hub's cache .*/hub; .* `hf download org/other`"),
         ("org/name", "v2", r"no model of that name at v2 .* `hf download org/name --revision v2`"),
         ("org/name", OTHER, "no model of that name at f{40}"),
-        ("org/name", "../main", r"revision='\.\./main' is no branch"),
-        ("org/name", "/etc/passwd", "is no branch"),
+        ("org/name", "../main", r"revision='\.\./main' is not a branch"),
+        ("org/name", "/etc/passwd", "is not a branch"),
         ("../..", "main", "config.json: no such file"),
         ("../../absent", "main", "no such folder"),
         ("/models--org--name", "main", "no such folder"),
         ("org/name/more", "main", "no such folder"),
         ("org--name", "main", "no such folder"),
         ("org/..", "main", "no such folder"),
-        ("org/\0", "main", "no path holds a NUL"),
+        ("org/\0", "main", "a path must not contain NUL"),
         ("", "main", "holds no model.safetensors|no such file"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_folder_wins(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_reference_that_is_no_commit_is_refused(cache: Path) -> None:
     (cache / "models--org--name/refs/main").write_text("../../../etc")
-    with pytest.raises(CheckpointError, match="holds no commit"):
+    with pytest.raises(CheckpointError, match="does not hold a commit"):
         BertModel.from_pretrained("org/name")
 
 

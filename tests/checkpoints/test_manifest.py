@@ -98,14 +98,14 @@ def cased(data: bytes) -> bytes:
 
 
 CHANGES: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
-    "swapped-lines": ("vocab.txt", swap_lines, r"vocab.txt has other content \(CRC-32C \w{8}, not \w{8}\)"),
+    "swapped-lines": ("vocab.txt", swap_lines, r"vocab.txt has different content \(CRC-32C \w{8}, not \w{8}\)"),
     "short-vocabulary": (
         "vocab.txt",
         lambda data: b"\n".join(data.split(b"\n")[:20]),
         r"has 140 bytes, not 301",
     ),
     "casing": ("tokenizer_config.json", cased, r"tokenizer_config.json has [\d,]+ bytes, not"),
-    "hand-edited": ("config.json", lambda data: data.replace(b"0.1", b"0.3", 1), r"config.json has other content"),
+    "hand-edited": ("config.json", lambda data: data.replace(b"0.1", b"0.3", 1), r"config.json has different content"),
     "truncated": ("model.safetensors", lambda data: data[:-4], r"model.safetensors has [\d,]+ bytes, not"),
     "pooling": (
         "1_Pooling/config.json",
@@ -169,7 +169,9 @@ def test_versions_and_the_variable(folder: Path, monkeypatch: pytest.MonkeyPatch
     body["version"] = 2
     del body["sha256"]
     (folder / NAME).write_text(json.dumps({**body, "sha256": manifest._digest(body)}))
-    with pytest.raises(CheckpointError, match=r"version 2, where 1 is read; use a newer fastbert, .*FASTBERT_VERIFY=0"):
+    with pytest.raises(
+        CheckpointError, match=r"version 2, but 1 is supported; use a newer fastbert, .*FASTBERT_VERIFY=0"
+    ):
         load(folder)
     monkeypatch.setenv("FASTBERT_VERIFY", "0")
     load(folder)
@@ -182,8 +184,8 @@ def test_large_files_are_read_in_stretches(tmp_path: Path, monkeypatch: pytest.M
     data = random.Random(seed).randbytes(100_003)
     (tmp_path / "file").write_bytes(data)
     whole = describe(tmp_path / "file")
-    monkeypatch.setattr(manifest, "_STRETCH", 4096)
-    monkeypatch.setattr(manifest, "_PIECE", 1000)
+    monkeypatch.setattr(manifest, "_RANGE_BYTES", 4096)
+    monkeypatch.setattr(manifest, "_CHUNK_BYTES", 1000)
     assert describe(tmp_path / "file") == whole
     assert whole == Entry(100_003, f"{manifest.crc32c(data):08x}")
 
@@ -255,7 +257,7 @@ def test_a_head_is_checked_like_an_encoder(tmp_path: Path) -> None:
     data = bytearray((tmp_path / "model.safetensors").read_bytes())
     data[-1] ^= 1
     (tmp_path / "model.safetensors").write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"model.safetensors has other content"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors has different content"):
         BertModel.from_pretrained(tmp_path)
 
 
@@ -271,7 +273,7 @@ def test_links_are_followed_and_their_content_is_checked(folder: Path, tmp_path:
     load(snapshot)
     blob = (snapshot / "vocab.txt").resolve()
     blob.write_bytes(swap_lines(blob.read_bytes()))
-    with pytest.raises(CheckpointError, match=r"vocab.txt has other content"):
+    with pytest.raises(CheckpointError, match=r"vocab.txt has different content"):
         load(snapshot)
     (snapshot / "vocab.txt").unlink()
     (snapshot / "vocab.txt").symlink_to("nowhere")
@@ -282,7 +284,7 @@ def test_links_are_followed_and_their_content_is_checked(folder: Path, tmp_path:
 def test_a_damaged_manifest_is_replaced_by_what_is_written(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / NAME).write_text("{")
     WordPieceTokenizer(TOKENS).save_pretrained(folder)
-    assert "a new one lists only what is written now" in caplog.text
+    assert "the new manifest lists only the files written now" in caplog.text
     made = read_manifest(folder)
     assert made is not None
     assert sorted(made.files) == ["special_tokens_map.json", "tokenizer_config.json", "vocab.txt"]

@@ -15,7 +15,7 @@ from fastbert.checkpoints.formats.tensorflow import data_file, index_file, read_
 from fastbert.checkpoints.key_mapping import from_tensorflow, is_training_state, to_tensorflow, weights_of_bundle
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.checksums import combine_crc32c, crc32c
-from fastbert.models.loading import outline, own_shapes
+from fastbert.models.loading import model_shapes, outline
 
 POLYNOMIAL = 0x82F63B78  # Castagnoli's, its bits reversed
 
@@ -109,7 +109,7 @@ def test_every_name_of_a_full_release_has_its_place(data_dir: Path) -> None:
     config = BertConfig(
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64, intermediate_size=4 * width
     )
-    own = own_shapes(outline(BertForPreTraining, config))
+    own = model_shapes(outline(BertForPreTraining, config))
     assert {name: stored.shape for name, stored in weights.items()} == own
     assert {to_tensorflow(name) for name in own} == set(origins.values()) == set(bundle)
 

@@ -75,7 +75,7 @@ def test_a_release_with_optimizer_is_converted(
     assert convert(source, "--out", tmp_path / "a") == 0
     printed = capsys.readouterr().out
     assert "BertForPreTraining, 46 tensors (46 renamed, 14 transposed)" in printed
-    assert "left out, the optimizer's: 93" in printed
+    assert "left out, optimizer state: 93" in printed
     tokenizer = WordPieceTokenizer.from_pretrained(tmp_path / "a")
     assert tokenizer.vocab_size == 15
     transformers = pytest.importorskip("transformers")
@@ -103,7 +103,7 @@ def test_real_pickles_are_converted(data_dir: Path, tmp_path: Path) -> None:
     found = weights(tmp_path / "out")
     assert all(found[name].equal(expected[name]) for name in found)
     assert json.loads((tmp_path / "r.json").read_text())["left_out"] == {
-        "bert.embeddings.position_ids": "a buffer, made anew"
+        "bert.embeddings.position_ids": "a buffer, which is recomputed"
     }
     assert json.loads((tmp_path / "out/config.json").read_text())["id2label"]["8"] == "I-LOC"
 
@@ -145,7 +145,7 @@ def test_a_head_that_is_asked_for_is_not_made_up(tmp_path: Path, capsys: pytest.
     assert convert(source, *words, "--max-shard-size", "2KB") == 0
     printed = capsys.readouterr().out
     assert "missing from the source: 2\n    classifier.bias\n    classifier.weight" in printed
-    assert "left out, no part of BertForSequenceClassification: 7" in printed
+    assert "left out, not part of BertForSequenceClassification: 7" in printed
     shards = [load_file(file) for file in (tmp_path / "b").glob("model-*.safetensors")]
     found = {name: tensor for shard in shards for name, tensor in shard.items()}
     assert {tensor.dtype for tensor in found.values()} == {torch.bfloat16}
@@ -160,7 +160,7 @@ def test_a_head_that_is_asked_for_is_not_made_up(tmp_path: Path, capsys: pytest.
         ("SOURCE --out SOURCE", "is the source, or in it; name another folder"),
         ("SOURCE --out FILE", "is a file; name a folder"),
         ("SOURCE --out FULL", "already holds config.json; replace it with --overwrite"),
-        ("SOURCE --out FULL --to tensorflow", "holds config.json, other weights than these"),
+        ("SOURCE --out FULL --to tensorflow", "holds config.json, weights in a different format"),
         ("SOURCE --out OUT --to tensorflow --max-shard-size 1GB", "--max-shard-size requires --to hf"),
         ("SOURCE --out OUT --max-shard-size much", "max_shard_size='much' must be"),
         ("SOURCE --out OUT --model-class BertForNothing", "--model-class BertForNothing is not one of BertModel"),
@@ -259,7 +259,7 @@ def test_the_old_layout_with_the_encoder_in_a_folder(tmp_path: Path) -> None:
 def test_what_is_left_out_of_an_embedder_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = embedder(tmp_path / "a")
     assert convert(source, "--to", "tensorflow", "--out", tmp_path / "b") == 0
-    assert "has no place for sentence-transformers' settings: 1\n    modules.json" in capsys.readouterr().out
+    assert "cannot hold sentence-transformers' settings: 1\n    modules.json" in capsys.readouterr().out
     listed = json.loads((source / "modules.json").read_text())
     listed[2]["type"] = "sentence_transformers.models.Router"
     (source / "modules.json").write_text(json.dumps(listed))

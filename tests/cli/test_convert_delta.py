@@ -82,7 +82,7 @@ def test_a_rounded_one_says_its_error(places: dict[str, Path], capsys: pytest.Ca
         ("MODEL --base BASE --out BASE", "is a folder; name a file"),
         ("MODEL --base NONE --out DELTA", "no such folder"),
         ("MODEL --out DELTA --base", "base"),
-        ("BASE/model.safetensors --base BASE --out OUT", "is no delta file"),
+        ("BASE/model.safetensors --base BASE --out OUT", "is not a delta file"),
         ("BASE/model.safetensors --base BASE --out OUT --bits 4", "--bits and --report are for writing one"),
     ],
 )

@@ -19,7 +19,7 @@ from fastbert.errors import UserError
 from fastbert.io.untrusted_input import open_regular, read_regular
 from fastbert.models import BertModel
 from fastbert.tokenizers.fit import check_tokenizer
-from fastbert.tokenizers.json_files import MOST_TOKENS
+from fastbert.tokenizers.json_files import MAX_TOKENS
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "sat", ".", *(f"w{i}" for i in range(291))]
 SHAPE: dict[str, Any] = {
@@ -189,7 +189,7 @@ DAMAGED = [
     ("tokenizer_config.json", '{"extra_special_tokens": [' + "[" * 900 + "]" * 900 + "]}", "has no content|not JSON"),
     ("special_tokens_map.json", '{"mask_token": {"content": ' + LONG_ID + "}}", "special_tokens_map.json: not JSON"),
     ("special_tokens_map.json", json.dumps({"extra_special_tokens": ["x" * 5_000_000]}), "have 5,000,026 characters"),
-    ("vocab.txt", "a\n" * (MOST_TOKENS + 1), f"{MOST_TOKENS + 1:,} tokens, and a tokenizer has at most 1,048,576"),
+    ("vocab.txt", "a\n" * (MAX_TOKENS + 1), f"{MAX_TOKENS + 1:,} tokens, and a tokenizer has at most 1,048,576"),
     ("vocab.txt", "a" * (65 << 20), "has 68,157,440 bytes, and at most"),
 ]
 

@@ -208,8 +208,8 @@ def test_an_older_tokenizer_json_goes(tokenizer: Path, domain: Path, tmp_path: P
         ),
         pytest.param("--corpus EMPTY --out OUT", "the corpus is empty: no text in EMPTY", id="empty"),
         pytest.param("--corpus MARKS --out OUT", "the corpus holds no words", id="no-words"),
-        pytest.param("--corpus MARKS --tokenizer BASE", "the text holds no words", id="no-words-to-measure"),
-        pytest.param("--corpus MARKS --tokenizer BASE --extend", "the text holds no words", id="no-words-to-extend"),
+        pytest.param("--corpus MARKS --tokenizer BASE", "the text has no words", id="no-words-to-measure"),
+        pytest.param("--corpus MARKS --tokenizer BASE --extend", "the text has no words", id="no-words-to-extend"),
         pytest.param(
             "--corpus TEXT --tokenizer BASE --out OUT", "--tokenizer is measured, not built", id="measure-out"
         ),

@@ -59,7 +59,7 @@ def registered() -> str:
 
 @pytest.fixture(autouse=True)
 def unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_said", set())
+    monkeypatch.setattr(attention, "_logged", set())
 
 
 def padding(kind: str) -> Tensor:
@@ -124,9 +124,9 @@ def test_encoders_run_packed_and_find_the_tokens_once(
     name: str, seed: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokens, found = [], []
-    inner, of = attention.ops.attention, attention.Rows.of
+    inner, of = attention.ops.attention, attention.Rows.from_mask
     monkeypatch.setattr(attention.ops, "attention", lambda q, *a, **k: (tokens.append(len(q)), inner(q, *a, **k))[1])
-    monkeypatch.setattr(attention.Rows, "of", lambda kept: (found.append(1), of(kept))[1])
+    monkeypatch.setattr(attention.Rows, "from_mask", lambda kept: (found.append(1), of(kept))[1])
     mask = padding("holes")
     with caplog.at_level(logging.WARNING, "fastbert"):
         build(CONFIGS[name](), seed, "fastbert")(input_ids=mask + 3, attention_mask=mask)
@@ -476,7 +476,7 @@ def test_a_model_with_position_biases_computes_the_same(kind: str, seed: int) ->
 def test_names_of_others_are_not_taken() -> None:
     assert register_attention() == "fastbert"
     for name in ("sdpa", "eager", "flash_attention_2", "paged|fastbert", "someone/kernel"):
-        with pytest.raises(UserError, match="is another's in transformers"):
+        with pytest.raises(UserError, match="is reserved or in use"):
             register_attention(name)
 
 

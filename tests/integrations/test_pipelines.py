@@ -136,7 +136,7 @@ def test_outputs_are_dictionaries_to_those_who_ask(models: Any) -> None:
     assert output == output
     assert output != output.copy()
     assert list(output.copy()) == list(output)
-    with pytest.raises(TypeError, match="fields are set, not taken away"):
+    with pytest.raises(TypeError, match="fields can be set, not removed"):
         output.pop("loss")
 
 

@@ -12,7 +12,7 @@ from batches import random_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastbert import BertConfig
-from fastbert.models.bert.model import Layer
+from fastbert.models.bert.modules import Layer
 from fastbert.models.layers import layer_batch
 from fastbert.ops.encoder_layer.arguments import SAVE_ALL, EncoderLayerArguments, GradMask
 from fastbert.ops.encoder_layer.triton import Triton

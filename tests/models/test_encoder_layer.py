@@ -13,8 +13,8 @@ from torch import nn
 
 from fastbert import BertConfig, BertForPreTraining, BertModel, use_backend
 from fastbert.errors import UserError
-from fastbert.models.bert import model as bert
-from fastbert.models.bert.model import Layer
+from fastbert.models.bert import modules as bert
+from fastbert.models.bert.modules import Layer
 from fastbert.models.layers import layer_batch
 from fastbert.ops.encoder_layer import op
 from fastbert.packing import PackedBatch
@@ -128,14 +128,14 @@ def test_gelu_behind_the_librarys_product_gives_the_same(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed + 1)
     x, grad = (torch.randn(batch.num_tokens, 96, generator=generator).to(DEVICE).half() for _ in range(2))
     architecture = launch.architecture(DEVICE)
-    config = tables.lookup("product_gelu", "half-256", architecture)
+    config = tables.lookup("matmul_gelu", "half-256", architecture)
     results = []
     for own in (0, 1):
-        chosen = replace(config, constants={**config.constants, "OWN": own})
-        with tables.overridden("product_gelu", "half-256", chosen), launch.observing() as launches:
+        chosen = replace(config, constants={**config.constants, "FUSED": own})
+        with tables.overridden("matmul_gelu", "half-256", chosen), launch.observing() as launches:
             results.append(run("triton", layer, x, grad, batch, True))
         names = {one.kernel.__name__ for one in launches}
-        assert ("product_gelu_gradient" in names) == bool(own)
+        assert ("matmul_gelu_backward" in names) == bool(own)
         assert ("bias_gelu_backward" in names) == (not own)
     for name, value in results[0].items():
         torch.testing.assert_close(value, results[1][name], rtol=2e-2, atol=2e-2, msg=name)

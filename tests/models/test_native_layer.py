@@ -298,7 +298,7 @@ def test_nan_weights_give_nan_not_a_crash(level: str, seed: int) -> None:
 def test_quantize_refuses_what_it_does_not_know() -> None:
     with pytest.raises(UserError, match="quantize\\('int4'\\): choose \"int8\""):
         BertModel(CONFIG).quantize("int4")
-    with pytest.raises(UserError, match="the model is on meta: int8 serves CPUs"), torch.device("meta"):
+    with pytest.raises(UserError, match="the model is on meta: int8 is for CPUs"), torch.device("meta"):
         BertModel(CONFIG).quantize("int8")
 
 

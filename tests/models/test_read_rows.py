@@ -25,7 +25,7 @@ from fastbert import (
 )
 from fastbert.errors import UserError
 from fastbert.models.base import PreTrainedModel
-from fastbert.models.bert.model import Encoder, Layer
+from fastbert.models.bert.modules import Encoder, Layer
 from fastbert.models.layers import layer_batch
 from fastbert.ops.encoder_layer import op
 

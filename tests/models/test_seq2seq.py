@@ -237,5 +237,5 @@ def test_the_encoder_is_bert(seed: int) -> None:
     model = writer("bert2bert", seed)
     assert isinstance(model, EncoderDecoder)
     assert type(model.encoder) is BertModel
-    with pytest.raises(UserError, match="vocabulary is not resized"):
+    with pytest.raises(UserError, match="vocabulary cannot be resized"):
         model.resize_token_embeddings(70)

@@ -53,8 +53,8 @@ def test_what_was_measured_goes_first(path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("no json", "is no table of matmuls"),
-        ("[]", "is no table of matmuls"),
+        ("no json", "is not a table of matmuls"),
+        ("[]", "is not a table of matmuls"),
         (json.dumps({"format": 99, "entries": {}}), "has format 99"),
         (json.dumps({"format": 1, "entries": {"cpu": {"fp32 1x1 rows<=16": "theirs"}}}), "'theirs'"),
     ],
@@ -134,7 +134,7 @@ def test_a_table_nested_too_deeply_is_passed_over_once(path: Path, caplog: pytes
     path.parent.mkdir()
     path.write_text("[" * 100_000)
     assert [matmul_table.saved(), matmul_table.saved()] == [{}, {}]
-    assert caplog.text.count("is no table of matmuls") == 1
+    assert caplog.text.count("is not a table of matmuls") == 1
 
 
 def test_a_folder_is_no_place_for_a_table(path: Path) -> None:

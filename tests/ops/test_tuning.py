@@ -61,8 +61,8 @@ def test_a_saved_entry_replaces_the_default_on_its_gpu_only(path: Path) -> None:
 
 
 DAMAGE = [
-    pytest.param(lambda table: "{", "is no tuning table", id="no-json"),
-    pytest.param(lambda table: json.dumps({"format": 1}), "is no tuning table", id="no-kernels"),
+    pytest.param(lambda table: "{", "is not a tuning table", id="no-json"),
+    pytest.param(lambda table: json.dumps({"format": 1}), "is not a tuning table", id="no-kernels"),
     pytest.param(lambda table: json.dumps(table | {"format": 2}), "has format 2, this version reads 1", id="newer"),
     pytest.param(lambda table: json.dumps(table | {"kernels": "0"}), "measured with other kernels", id="other-kernels"),
     pytest.param(lambda table: json.dumps(table).replace("128", "100"), "not a power of two", id="odd-size"),
@@ -108,7 +108,7 @@ def test_a_configuration_that_no_kernel_can_have_is_refused(path: Path, kernel: 
     read = json.loads(path.read_text())
     read["entries"]["sm_90"] = {kernel: {"half-64": OTHER.as_json() | change}}
     path.write_text(json.dumps(read))
-    with pytest.raises(UserError, match=r"is no tuning table .*`fastbert doctor --tune` writes a new one"):
+    with pytest.raises(UserError, match=r"is not a tuning table .*`fastbert doctor --tune` writes a new one"):
         tables.load(path)
 
 

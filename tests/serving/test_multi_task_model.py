@@ -109,7 +109,7 @@ def test_names_and_strangers_are_refused(places: dict[str, Path], tmp_path: Path
     with pytest.raises(UserError, match="no such folder"):
         tasks.add("b", tmp_path / "absent")
     other = ServedTasks(saved(tmp_path / "other", seed + 1))
-    with pytest.raises(UserError, match="belongs to another base"):
+    with pytest.raises(UserError, match="belongs to a different base"):
         other.add("a", places["frozen.delta"])
     assert "a" not in other
     assert len(other) == 0

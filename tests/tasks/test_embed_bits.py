@@ -62,7 +62,7 @@ def test_a_saved_table_that_prefers_the_library_for_some_rows_changes_no_bits(
         pytest.skip("on this processor the library multiplies floats")
     model, tokenizer, texts = small_model(seed), small_tokenizer(), random_texts(seed, TEXTS)
     before = model.embed(texts, tokenizer)
-    monkeypatch.setattr(matmul_table, "_prefers_own", lambda element, kind, *shape: kind != "rows<=64")
+    monkeypatch.setattr(matmul_table, "_prefers_native", lambda element, kind, *shape: kind != "rows<=64")
     monkeypatch.setattr(matmul_table, "_prefers_native_layer", lambda element, kind, *shape: kind != "rows<=64")
     torch.testing.assert_close(model.embed(texts, tokenizer, batch_tokens=50), before, rtol=0, atol=0)
 

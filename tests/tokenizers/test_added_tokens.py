@@ -300,7 +300,7 @@ def test_vocabulary_extension_keeps_added_tokens():
     assert (extension.entries[0].id, len(extended)) == (len(VOCAB) + 1, len(VOCAB) + 2)
     assert extended.convert_tokens_to_ids(["<x>", "ab"]) == tokenizer.convert_tokens_to_ids(["<x>", "ab"])
     assert extended.tokenize("hijk<x>ab") == ["hijk", "<x>", "ab"]
-    with pytest.raises(UserError, match="added token 'kji' stands behind the vocabulary"):
+    with pytest.raises(UserError, match="added token 'kji' is after the vocabulary"):
         extend_vocabulary(WordPieceTokenizer(VOCAB, added_tokens=["kji"]), ["hijk"])
 
 

@@ -154,7 +154,7 @@ def test_line_ends(tmp_path):
         pytest.param("[PAD]\nhé\n".encode("utf-16"), "line 1: not UTF-8", id="utf16"),
         pytest.param(b"\xef\xbb\xbf[PAD]\n", "line 1: begins with a byte order mark", id="bom"),
         pytest.param(b"[PAD]\n\n[UNK]\n", "line 2: empty token", id="blank-line"),
-        pytest.param(b"[PAD]\n[UNK]\n[PAD]\n", "line 3: token '.PAD.' is there already .*line 1", id="duplicate"),
+        pytest.param(b"[PAD]\n[UNK]\n[PAD]\n", "line 3: token '.PAD.' is repeated .*line 1", id="duplicate"),
         pytest.param(b"[PAD]\n[UNK]\n[CLS]\n", "sep_token='.SEP.' is not among its 3 tokens; add it", id="special"),
         pytest.param(lzma.compress(b"[PAD]\n"), "line 1: not UTF-8", id="compressed"),
     ],
@@ -212,7 +212,7 @@ def test_json_that_is_none(tmp_path):
 
 
 def test_token_with_a_line_end_is_not_saved(tmp_path):
-    with pytest.raises(UserError, match="holds a line end"):
+    with pytest.raises(UserError, match="contains a line end"):
         WordPieceTokenizer([*VOCAB, "a\nb"]).save_pretrained(tmp_path)
     assert not (tmp_path / "vocab.txt").exists()
 
@@ -457,7 +457,7 @@ def test_bare_tokenizer_json(tmp_path, caplog):
     path = write(tmp_path, None, tokenizer=content) / "tokenizer.json"
     with caplog.at_level(logging.INFO, logger="fastbert"):
         ours = WordPieceTokenizer.from_pretrained(path)
-    assert "its truncation is ignored but for the side" in caplog.text
+    assert "its truncation is ignored except for the side" in caplog.text
     assert "its padding is ignored" in caplog.text
     theirs = tokenizers.Tokenizer.from_file(str(path))
     theirs.no_truncation()
@@ -487,7 +487,7 @@ def test_saving_over_a_tokenizer_json_replaces_it(tmp_path):
         ({"post_processor": {"type": "RobertaProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]}}, "post_processor"),
         ({"post_processor": TEMPLATE | {"pair": TEMPLATE["single"]}}, "'TemplateProcessing'. is not BERT's"),
         ({"post_processor": BERT_PROCESSING | {"cls": ["[CLS]", 0]}}, "gives '.CLS.' the id 0, but the vocabulary"),
-        ({"post_processor": []}, "post_processor is no JSON object"),
+        ({"post_processor": []}, "post_processor is not a JSON object"),
         ({"decoder": {"type": "ByteLevel"}}, "its decoder is 'ByteLevel'"),
         ({"decoder": {"type": "WordPiece", "prefix": "@@"}}, "its decoder's prefix is '@@'"),
         ({"pre_tokenizer": {"type": "Whitespace"}}, "its pre_tokenizer is 'Whitespace'"),

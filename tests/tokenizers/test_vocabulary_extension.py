@@ -107,7 +107,7 @@ def test_what_is_not_one_word_is_refused(base: WordPieceTokenizer, word: str, se
     with pytest.raises(UserError) as error:
         extend_vocabulary(base, ["alpha", word])
     assert repr(word) in str(error.value)
-    assert f"sees {seen};" in str(error.value)
+    assert f"is not one word to this tokenizer, but {seen};" in str(error.value)
 
 
 def test_a_string_is_no_list_of_words(base: WordPieceTokenizer) -> None:

@@ -143,7 +143,7 @@ def test_bad_calls(tokenizer, arguments, options, error, message):
 def test_bad_vocabularies():
     with pytest.raises(UserError, match=r"vocab: mask_token='\[MASK\]' is not among its 4 tokens"):
         WordPieceTokenizer(VOCAB[:4])
-    with pytest.raises(UserError, match=r"vocab\[12\]: token 'hello' is there already \(vocab\[5\]\)"):
+    with pytest.raises(UserError, match=r"vocab\[12\]: token 'hello' is repeated \(first at vocab\[5\]\)"):
         WordPieceTokenizer([*VOCAB, "hello"])
     with pytest.raises(UserError, match=r"vocab\[12\]: empty token"):
         WordPieceTokenizer([*VOCAB, ""])

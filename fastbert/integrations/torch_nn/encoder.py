@@ -11,40 +11,49 @@ from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 
 from fastbert.errors import UserError
-from fastbert.integrations.forward_patch import Replaced
+from fastbert.integrations.forward_patch import ForwardPatch
 from fastbert.integrations.layer_modules import LayerModules, largest_dropout, library_multiplies_bf16, run_layer
-from fastbert.integrations.module_checks import dropped, gelu_of, is_norm_by_token, is_own, is_touched, torch_is_patched
+from fastbert.integrations.module_checks import (
+    dropout_probability,
+    gelu_approximation,
+    has_hooks_inside,
+    is_library_module,
+    is_tokenwise_norm,
+    torch_is_patched,
+)
 from fastbert.integrations.transformers.unpadding import Unpadding, unpad
-from fastbert.models.bert.model import ROWS_MULTIPLE, multiplies_in_bf16
-from fastbert.models.layers import layer_batch
+from fastbert.models.layers import ROWS_MULTIPLE, layer_batch, multiplies_in_bf16
 from fastbert.ops.native import buffers
 
 HOME, ATTENTION_HOME = nn.TransformerEncoder.__module__, nn.MultiheadAttention.__module__
 
 
 def is_encoder(module: nn.Module) -> bool:
-    """Whether a module is a `torch.nn.TransformerEncoder`, also a subclass that computes as it does."""
-    own: Any = type(module)
-    if not isinstance(module, nn.TransformerEncoder) or own.forward is not nn.TransformerEncoder.forward:
+    """Return whether a module is a `torch.nn.TransformerEncoder`, or a subclass that computes as it does."""
+    kind: Any = type(module)
+    if not isinstance(module, nn.TransformerEncoder) or kind.forward is not nn.TransformerEncoder.forward:
         return False
-    return bool(own.forward.__module__ == HOME)
+    return bool(kind.forward.__module__ == HOME)
 
 
 def check(module: nn.Module, where: str) -> None:
-    """Refuse an encoder whose layers are not post-LN ones that take (sequences, length, width)."""
+    """Raise UserError for an encoder whose layers are not post-LN layers of (sequences, length, width)."""
     layers: Any = module.layers
     for index, layer in enumerate(layers):
-        place = f"{where}.layers.{index}".removeprefix("TransformerEncoder.")
+        name = f"{where}.layers.{index}".removeprefix("TransformerEncoder.")
         if type(layer) is not nn.TransformerEncoderLayer:
-            raise UserError(f"{place} is a {type(layer).__name__}, no TransformerEncoderLayer; the model is unchanged")
+            raise UserError(
+                f"{name} is a {type(layer).__name__}, not a TransformerEncoderLayer; the model is unchanged"
+            )
         if layer.norm_first:
-            raise UserError(f"{place} has norm_first=True: only post-LN layers are served; the model is unchanged")
+            raise UserError(f"{name} has norm_first=True: only post-LN layers are supported; the model is unchanged")
         if not layer.self_attn.batch_first:
-            raise UserError(f"{place} has batch_first=False: only batch_first is served; the model is unchanged")
+            raise UserError(f"{name} has batch_first=False: only batch_first is supported; the model is unchanged")
 
 
-class TorchEncoderForward(Replaced):
-    """(sequences, length, width) -> the same; with a `src_key_padding_mask`, True at padding, zeros there."""
+class TorchEncoderForward(ForwardPatch):
+    """An encoder's forward on packed tokens: (sequences, length, width) -> the same shape, with zeros where the bool
+    `src_key_padding_mask` is True."""
 
     def __init__(self, module: nn.Module, where: str, *, int8: bool) -> None:
         super().__init__(module, where)
@@ -61,38 +70,40 @@ class TorchEncoderForward(Replaced):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_views": {}}
 
-    def of(self, module: nn.Module) -> TorchEncoderForward:
-        other = super().of(module)
+    def copy_for(self, module: nn.Module) -> TorchEncoderForward:
+        """Return the same patch for another module."""
+        other = super().copy_for(module)
         other._views = {}
         return other
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the encoder packed, or the original forward where that is not supported."""
         given = self.__signature__.bind(*args, **kwargs).arguments
         src, padding = given["src"], given.get("src_key_padding_mask")
-        reason = self._unserved(src, padding, given)
+        reason = self._unsupported(src, padding, given)
         if reason is not None:
             if reason:
                 self.fall_back(reason)
             return self.original(*args, **kwargs)
         ids = torch.zeros(src.shape[:2], dtype=torch.int64, device=src.device)
         unpadding = unpad(ids, None if padding is None else ~padding)
-        # Of another activation than GELU no layer is one operation, so nothing but padding is gained.
-        gelu = all(gelu_of(layer.activation) is not None for layer in self._layers())
+        # With another activation no layer is fused, so only unpadding is a gain.
+        gelu = all(gelu_approximation(layer.activation) is not None for layer in self._layers())
         if unpadding.slots is None and not gelu:
             return self.original(*args, **kwargs)
         return self._run(unpadding, src, padding)
 
     def closed_layers(self) -> Iterator[tuple[int, str]]:
-        """Layers that run their own forward, and why."""
+        """Return the indices of layers that run their own forward, each with the reason."""
         for index, layer in enumerate(self._layers()):
-            if self._parts(index, layer) is None:
+            if self._layer_modules(index, layer) is None:
                 yield index, "it has hooks or is not as the library wrote it"
 
     def _layers(self) -> Any:
         return self.module.layers
 
-    def _unserved(self, src: Any, padding: Tensor | None, given: dict[str, Any]) -> str | None:
-        """Why a call takes the original forward; empty: without a word, or to say what is wrong."""
+    def _unsupported(self, src: Any, padding: Tensor | None, given: dict[str, Any]) -> str | None:
+        """Return why a call must fall back to the original forward, empty to do so without a warning, or None."""
         if not isinstance(src, Tensor) or torch.jit.is_tracing() or torch.compiler.is_exporting():
             return ""
         weightless = any(parameter.is_meta for parameter in self.module.parameters())
@@ -112,21 +123,21 @@ class TorchEncoderForward(Replaced):
 
     def _run(self, unpadding: Unpadding, src: Tensor, padding: Tensor | None) -> Tensor:
         layers, batch, x = self._layers(), unpadding.batch, unpadding.pack(src)
-        parts = [self._parts(index, layer) for index, layer in enumerate(layers)]
-        if self._library_multiplies_bf16(parts, x):
+        modules = [self._layer_modules(index, layer) for index, layer in enumerate(layers)]
+        if self._library_multiplies_bf16(modules, x):
             batch = batch.filled(ROWS_MULTIPLE)
             x = F.pad(x, (0, 0, 0, batch.num_tokens - len(x)))
-        layers_batch = layer_batch(batch, *largest_dropout(parts), training=True)
+        layers_batch = layer_batch(batch, *largest_dropout(modules), training=True)
         tokens = unpadding.batch.num_tokens
-        for index, (layer, own) in enumerate(zip(layers, parts, strict=True)):
-            if own is not None:
-                x = run_layer(own, x, layers_batch, index, self.int8)
+        for index, (layer, leaves) in enumerate(zip(layers, modules, strict=True)):
+            if leaves is not None:
+                x = run_layer(leaves, x, layers_batch, index, self.int8)
             else:
                 packed = unpadding.pack(self._original_layer(layer, unpadding.restore(x[:tokens]), padding))
                 x = torch.cat((packed, x[tokens:].to(packed.dtype)))
         x = x[:tokens]
         norm: Any = self.module.norm
-        if norm is not None and is_norm_by_token(norm) and not is_touched(norm):
+        if norm is not None and is_tokenwise_norm(norm) and not has_hooks_inside(norm):
             x = norm(x)
         elif norm is not None:
             x = unpadding.pack(norm(unpadding.restore(x)))
@@ -134,28 +145,36 @@ class TorchEncoderForward(Replaced):
         return unpadding.restore(x.to(src.dtype) if torch.is_autocast_enabled(src.device.type) else x)
 
     def _original_layer(self, layer: Any, padded: Tensor, padding: Tensor | None) -> Tensor:
-        """A layer as torch.nn's encoder calls it."""
+        """Call a layer as torch.nn's encoder does."""
         mask = None
         if padding is not None:
             mask = torch.zeros_like(padding, dtype=padded.dtype).masked_fill_(padding, float("-inf"))
         result: Tensor = layer(padded, src_mask=None, is_causal=False, src_key_padding_mask=mask)
         return result
 
-    def _library_multiplies_bf16(self, parts: list[LayerModules | None], x: Tensor) -> bool:
+    def _library_multiplies_bf16(self, modules: list[LayerModules | None], x: Tensor) -> bool:
         if not multiplies_in_bf16(x):
             return False
-        return library_multiplies_bf16(parts, len(x), torch.bfloat16, self.int8)
+        return library_multiplies_bf16(modules, len(x), torch.bfloat16, self.int8)
 
-    def _parts(self, index: int, layer: Any) -> LayerModules | None:
-        """The leaves of a layer; None where something asks for the layer as a whole."""
-        if type(layer) is not nn.TransformerEncoderLayer or not is_own(layer, HOME) or is_touched(layer):
+    def _layer_modules(self, index: int, layer: Any) -> LayerModules | None:
+        """Return the leaves of a layer; None where the layer must run as a whole, for its hooks for example."""
+        if (
+            type(layer) is not nn.TransformerEncoderLayer
+            or not is_library_module(layer, HOME)
+            or has_hooks_inside(layer)
+        ):
             return None
         attention = layer.self_attn
-        first_p, last_p, inner_p = dropped(layer.dropout1), dropped(layer.dropout2), dropped(layer.dropout)
-        if first_p is None or last_p is None or inner_p is None or not _is_usual(attention):
+        first_p, last_p, inner_p = (
+            dropout_probability(layer.dropout1),
+            dropout_probability(layer.dropout2),
+            dropout_probability(layer.dropout),
+        )
+        if first_p is None or last_p is None or inner_p is None or not _is_standard(attention):
             return None
         query, key, value, out = self._projections(index, attention)
-        parts = LayerModules(
+        leaves = LayerModules(
             query=query,
             key=key,
             value=value,
@@ -172,17 +191,17 @@ class TorchEncoderForward(Replaced):
             output_p=last_p,
             inner_p=inner_p,
         )
-        return parts if parts.by_token() else None
+        return leaves if leaves.is_tokenwise() else None
 
     def _projections(self, index: int, attention: nn.MultiheadAttention) -> tuple[nn.Linear, ...]:
-        """Query, key, value and output as linear layers over the parameters of the attention."""
+        """Return query, key, value and output as linear layers over the parameters of the attention."""
         weight: Tensor = attention.in_proj_weight
         bias: Tensor | None = attention.in_proj_bias
         out = (attention.out_proj.weight, attention.out_proj.bias)
         trained = torch.is_grad_enabled() and (weight.requires_grad or (bias is not None and bias.requires_grad))
-        # Views of a parameter that are the same objects from call to call, so that packed copies of them last.
-        held = (weight, *out) if bias is None else (weight, bias, *out)
-        state = tuple((id(tensor), tensor.data_ptr(), tensor.dtype) for tensor in held if tensor is not None)
+        # The views are cached, so that their prepacked copies stay valid from call to call.
+        tensors = (weight, *out) if bias is None else (weight, bias, *out)
+        state = tuple((id(tensor), tensor.data_ptr(), tensor.dtype) for tensor in tensors if tensor is not None)
         if not trained and index in self._views and self._views[index][0] == state:
             return self._views[index][1]
         biases = (None, None, None) if bias is None else (bias if trained else bias.detach()).chunk(3)
@@ -194,18 +213,18 @@ class TorchEncoderForward(Replaced):
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear layer over tensors that another module owns."""
+    """Return a linear layer over tensors that another module owns."""
     linear = nn.Linear.__new__(nn.Linear)
     nn.Module.__init__(linear)
     linear.out_features, linear.in_features = weight.shape
-    held: Any = linear._parameters
-    held["weight"], held["bias"] = weight, bias
+    parameters: Any = linear._parameters
+    parameters["weight"], parameters["bias"] = weight, bias
     return linear
 
 
-def _is_usual(attention: Any) -> bool:
-    """Whether attention is torch's own, of one input, without extra keys, and its output a plain product."""
-    if type(attention) is not nn.MultiheadAttention or not is_own(attention, ATTENTION_HOME):
+def _is_standard(attention: Any) -> bool:
+    """Return whether attention is torch's own, with one input projection, no extra keys and a plain output."""
+    if type(attention) is not nn.MultiheadAttention or not is_library_module(attention, ATTENTION_HOME):
         return False
     if attention.bias_k is not None or attention.add_zero_attn or attention._parameters.get("in_proj_weight") is None:
         return False

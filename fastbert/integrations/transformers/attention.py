@@ -1,9 +1,9 @@
 """fastbert as an attention implementation of transformers: `attn_implementation="fastbert"`.
 
-transformers asks twice: once a forward pass for a mask, in its mask interface, and in every layer for attention itself.
-The mask made here is the additive one that transformers' own eager attention reads, so whoever gets it computes the
-right thing; what tells it apart is a note on it of which tokens are real. Attention that finds the note runs packed,
-over the real tokens alone; attention that does not, or that our kernels do not serve, is transformers' sdpa.
+transformers calls two functions: its mask interface once per forward pass, and its attention interface in every layer.
+The mask made here is the additive mask of transformers' eager attention, so every attention function can read it. A
+note on it records which tokens are real: attention with the note runs packed, over the real tokens alone. Attention
+without it, or unsupported by our kernels, falls back to transformers' sdpa.
 """
 
 from __future__ import annotations
@@ -47,21 +47,20 @@ SELF_ATTENTION = frozenset(
     )
 )
 NOTE = "_fastbert_padding"
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
 def register_attention(name: str = "fastbert") -> str:
-    """Make fastbert's attention known to transformers as `attn_implementation=name`; returns the name.
+    """Register fastbert's attention with transformers as `attn_implementation=name`; return the name.
 
     Afterwards `AutoModel.from_pretrained(folder, attn_implementation="fastbert")` and
     `model.set_attn_implementation("fastbert")` use it: outputs at real tokens are sdpa's up to rounding, forward and
     backward, in training with dropout of its own random numbers. Attention of padding tokens is zero in the encoders of
-    `SELF_ATTENTION`. Calls that are not served (4-D masks, sliding windows shorter than the text, caches, position
-    biases, other devices and dtypes) go to transformers' sdpa, and the log says so once for each reason; traced and
-    compiled code goes there too. `output_attentions=True` is computed eagerly; soft caps and attention sinks are
-    refused.
+    `SELF_ATTENTION`. Unsupported calls (4-D masks, sliding windows shorter than the text, caches, position biases,
+    other devices and dtypes) fall back to transformers' sdpa and log each reason once; so does traced and compiled
+    code. `output_attentions=True` is computed eagerly; soft caps and attention sinks raise `UserError`.
 
-    Registering again is harmless. Raises UserError without transformers, and for a name that is another's.
+    Registering again has no effect. Raises `UserError` without transformers, and for a name that is already in use.
     """
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
@@ -71,7 +70,7 @@ def register_attention(name: str = "fastbert") -> str:
         ) from None
     taken = {key: AttentionInterface._global_mapping[key] for key in AttentionInterface._global_mapping}
     if name == "eager" or "|" in name or "/" in name or taken.get(name, attention_forward) is not attention_forward:
-        raise UserError(f"attn_implementation {name!r} is another's in transformers: choose a name such as 'fastbert'")
+        raise UserError(f"attn_implementation {name!r} is reserved or in use: choose a name such as 'fastbert'")
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)
     return name
@@ -79,7 +78,7 @@ def register_attention(name: str = "fastbert") -> str:
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the real tokens stand in padded rows: `slots` int64 (tokens,) in the flattened rows, None for all of them;
+    """The real tokens of padded rows: `slots` int64 (tokens,), their indices in the flattened rows, None for all;
     `cu_seqlens` int32 (rows + 1,); the longest row."""
 
     slots: Tensor | None
@@ -87,38 +86,38 @@ class Rows:
     longest: int
 
     @classmethod
-    def of(cls, kept: Tensor) -> Rows:
-        """Of a mask (rows, columns) that is True at real tokens."""
-        lengths = kept.sum(dim=1)
-        cu_seqlens = torch.zeros(len(kept) + 1, dtype=torch.int32, device=kept.device)
+    def from_mask(cls, mask: Tensor) -> Rows:
+        """Make the rows of a bool mask (rows, columns), True at real tokens."""
+        lengths = mask.sum(dim=1)
+        cu_seqlens = torch.zeros(len(mask) + 1, dtype=torch.int32, device=mask.device)
         cu_seqlens[1:] = lengths.cumsum(0)
-        return cls(kept.flatten().nonzero().flatten(), cu_seqlens, int(lengths.max()) if len(kept) else 0)
+        return cls(mask.flatten().nonzero().flatten(), cu_seqlens, int(lengths.max()) if len(mask) else 0)
 
     @classmethod
     def full(cls, rows: int, columns: int, device: torch.device) -> Rows:
-        """Rows without padding."""
+        """Make rows without padding."""
         return cls(None, torch.arange(rows + 1, dtype=torch.int32, device=device) * columns, columns)
 
     def pack(self, x: Tensor) -> Tensor:
-        """The real tokens of x (rows, heads, columns, head_dim), as (tokens, heads, head_dim)."""
+        """Return the real tokens of x (rows, heads, columns, head_dim) as (tokens, heads, head_dim)."""
         flat = x.transpose(1, 2).flatten(0, 1)
         return flat if self.slots is None else flat.index_select(0, self.slots)
 
 
 @dataclass
 class Padding:
-    """The note on a mask: which keys are real, bool (rows, columns) or None for all, and whether tokens see only what
-    is before them. Where they stand is found once, by the first layer that asks."""
+    """The note on a mask: the bool mask of real keys (rows, columns), None for all; whether attention is causal. The
+    rows are computed once, in the first layer."""
 
-    kept: Tensor | None
+    mask: Tensor | None
     causal: bool
     state: tuple[Any, ...] = ()
     keys: Rows | None = field(default=None)
 
     def rows(self, shape: tuple[int, int], device: torch.device) -> Rows:
-        """Where the keys of `shape` (rows, columns) stand."""
+        """Return the rows of the keys, whose padded shape is (rows, columns)."""
         if self.keys is None:
-            self.keys = Rows.full(*shape, device) if self.kept is None else Rows.of(self.kept)
+            self.keys = Rows.full(*shape, device) if self.mask is None else Rows.from_mask(self.mask)
         return self.keys
 
 
@@ -133,22 +132,22 @@ def attention_mask(
     local_size: int | None = None,
     **options: Any,
 ) -> Tensor | None:
-    """transformers' mask function: the additive mask (rows, 1, queries, keys) of its eager attention, with a note on it
-    where nothing but padding, or causal order, decides; None where every token sees every other."""
+    """Return the additive mask (rows, 1, queries, keys) of transformers' eager attention, with a note if it depends on
+    nothing but padding and causal order; None if every token attends to every other."""
     from transformers import masking_utils
     from transformers.utils.import_utils import is_tracing
 
     function = mask_function or masking_utils.causal_mask_function
     causal = function is masking_utils.causal_mask_function
     skips = bool(options.get("allow_is_bidirectional_skip"))
-    # A window, other than of causal order, that no text reaches is none.
+    # A bidirectional window longer than the text masks nothing.
     within = skips and local_size is not None and kv_length < local_size
     both_ways = function is masking_utils.bidirectional_mask_function or within
-    kept = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    # Traces and transforms cannot look at the mask; and with a cache, queries and keys are not of the same tokens.
-    traced = is_tracing(kept) or buffers.is_transformed()
+    real = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    # Traces and transforms cannot read the mask; with a cache, queries and keys are of different tokens.
+    traced = is_tracing(real) or buffers.is_transformed()
     known = (causal or both_ways) and not traced and not isinstance(q_offset, Tensor)
-    known = known and (kept is None or kept.shape == (batch_size, kv_length))
+    known = known and (real is None or real.shape == (batch_size, kv_length))
     known = known and (both_ways or (q_offset == 0 and kv_offset == 0 and q_length == kv_length))
     if not known or causal:
         mask: Tensor | None = masking_utils.eager_mask(
@@ -157,26 +156,26 @@ def attention_mask(
         )  # fmt: skip
         if not known or mask is None:
             return mask
-        kept = None if kept is None or kept.all() else kept.bool()
+        real = None if real is None or real.all() else real.bool()
     else:
-        kept = None if kept is None or kept.all() else kept.bool()
-        if kept is None and skips:
+        real = None if real is None or real.all() else real.bool()
+        if real is None and skips:
             return None
         dtype, device = options.get("dtype", torch.float32), options.get("device", "cpu")
         mask = torch.zeros(1, 1, 1, 1, dtype=dtype, device=device)
-        if kept is not None:
-            mask = mask.masked_fill(~kept[:, None, None, :], torch.finfo(dtype).min)
+        if real is not None:
+            mask = mask.masked_fill(~real[:, None, None, :], torch.finfo(dtype).min)
         mask = mask.expand(batch_size, 1, q_length, kv_length)
-    # In inference mode nothing counts writes, so only a mask that cannot be written to may be known by a note.
+    # Inference mode does not count writes, so only a mask that cannot be written to may have a note.
     if mask.is_inference() and 0 not in mask.stride():
         return mask
-    # On the memory, not on the tensor: checkpoints of activations hand on tensors that only share it.
-    setattr(mask.untyped_storage(), NOTE, Padding(kept, not both_ways, _state(mask)))
+    # On the storage, not on the tensor: activation checkpointing passes on tensors that share the storage only.
+    setattr(mask.untyped_storage(), NOTE, Padding(real, not both_ways, _state(mask)))
     return mask
 
 
 def _state(mask: Tensor) -> tuple[Any, ...]:
-    """What is another once a mask was cut or written to."""
+    """Return what changes when a mask is sliced or written to."""
     version = None if mask.is_inference() else mask._version
     return version, mask.dtype, mask.shape, mask.stride(), mask.storage_offset()
 
@@ -192,8 +191,8 @@ def attention_forward(
     is_causal: bool | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """transformers' attention function: query (rows, heads, queries, head_dim), key and value (rows, key heads, keys,
-    head_dim) -> (rows, queries, heads, head_dim) in the dtype of query, and the probabilities where asked for."""
+    """Compute attention for transformers: query (rows, heads, queries, head_dim), key and value (rows, key heads, keys,
+    head_dim) -> (rows, queries, heads, head_dim) in the dtype of query, and the probabilities if requested."""
     for name, meaning in (("softcap", "capped scores"), ("s_aux", "attention sinks")):
         if options.get(name) is not None:
             raise UserError(
@@ -204,51 +203,54 @@ def attention_forward(
         return _with_probabilities(module, query, key, value, attention_mask, dropout, scaling, is_causal)
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or buffers.is_transformed():
         return _sdpa(module, query, key, value, attention_mask, dropout, scaling, is_causal, **options)
-    given = (query, key, value)
     padding = _padding(attention_mask)
     causal = padding.causal if padding is not None else _is_causal(module, query, is_causal)
-    reason = _mask_not_served(query, key, attention_mask, padding, causal, options) or _not_served(*given, dropout)
+    reason = _unsupported_mask(query, key, attention_mask, padding, causal, options) or _unsupported_tensors(
+        query, key, value, dropout
+    )
     if reason is not None:
-        if reason not in _said:
-            _said.add(reason)
+        if reason not in _logged:
+            _logged.add(reason)
             logger.warning("attention of %s runs in transformers' sdpa: %s", type(module).__name__, reason)
         return _sdpa(module, query, key, value, attention_mask, dropout, scaling, is_causal, **options)
     (rows, _, queries, _), keys = query.shape, key.shape[2]
     if options.get("cu_seq_lens_q") is not None:
-        of_queries, of_keys = _packed_rows(options)
+        query_rows, key_rows = _packed_rows(options)
     else:
-        of_keys = (padding or Padding(None, False)).rows((rows, keys), query.device)
-        own = queries == keys and (of_keys.slots is None or causal or type(module).__name__ in SELF_ATTENTION)
-        of_queries = of_keys if own else Rows.full(rows, queries, query.device)
-    packed = _attend(given, of_queries, of_keys, causal=causal, dropout=dropout, scaling=scaling)
-    if of_queries.slots is None:
+        key_rows = (padding or Padding(None, False)).rows((rows, keys), query.device)
+        same_rows = queries == keys and (key_rows.slots is None or causal or type(module).__name__ in SELF_ATTENTION)
+        query_rows = key_rows if same_rows else Rows.full(rows, queries, query.device)
+    packed = _attend(query, key, value, query_rows, key_rows, causal=causal, dropout=dropout, scaling=scaling)
+    if query_rows.slots is None:
         return packed.unflatten(0, (rows, queries)), None
-    return pad(packed, of_queries.slots, (rows, queries)), None
+    return pad(packed, query_rows.slots, (rows, queries)), None
 
 
 def _attend(
-    given: tuple[Tensor, Tensor, Tensor],
-    of_queries: Rows,
-    of_keys: Rows,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_rows: Rows,
+    key_rows: Rows,
     *,
     causal: bool,
     dropout: float,
     scaling: float | None,
 ) -> Tensor:
-    """Attention of the real tokens, (tokens, heads, head_dim)."""
-    q, k, v = of_queries.pack(given[0]), of_keys.pack(given[1]), of_keys.pack(given[2])
+    """Return attention of the real tokens, (tokens, heads, head_dim)."""
+    q, k, v = query_rows.pack(query), key_rows.pack(key), key_rows.pack(value)
     if q.shape[1] != k.shape[1]:  # several query heads share a key head
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    if preferred_backend("attention", q.device) == "triton":  # whose kernels want a token's heads side by side
+    if preferred_backend("attention", q.device) == "triton":  # its kernels require contiguous heads
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
     return ops.attention(
-        q, k, v, of_queries.cu_seqlens, of_keys.cu_seqlens, of_queries.longest, of_keys.longest,
+        q, k, v, query_rows.cu_seqlens, key_rows.cu_seqlens, query_rows.longest, key_rows.longest,
         causal=causal, dropout_p=dropout, scale=scaling,
     )  # fmt: skip
 
 
 def _padding(mask: Tensor | None) -> Padding | None:
-    """The note on a mask, if it is still of this mask as it is."""
+    """Return the note on a mask, unless the mask has been sliced or written to since."""
     if mask is None:
         return None
     padding = getattr(mask.untyped_storage(), NOTE, None)
@@ -256,21 +258,21 @@ def _padding(mask: Tensor | None) -> Padding | None:
 
 
 def _is_causal(module: nn.Module, query: Tensor, is_causal: bool | None) -> bool:
-    """Whether attention without a mask is causal, by sdpa's rule."""
+    """Return whether attention without a mask is causal, by sdpa's rule."""
     return bool(query.shape[2] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal))
 
 
 def _packed_rows(options: dict[str, Any]) -> tuple[Rows, Rows]:
-    """The sequences that the caller laid end to end in one row."""
+    """Return the query and key sequences that the caller has packed into one row."""
     return tuple(  # type: ignore[return-value]
         Rows(None, options[f"cu_seq_lens_{side}"].int(), int(options[f"max_length_{side}"])) for side in "qk"
     )
 
 
-def _mask_not_served(
+def _unsupported_mask(
     query: Tensor, key: Tensor, mask: Tensor | None, padding: Padding | None, causal: bool, options: dict[str, Any]
 ) -> str | None:
-    """Why what decides who sees whom is not served, or None."""
+    """Return why the mask is unsupported, or None. Raises UserError for arguments that contradict each other."""
     if options.get("cu_seq_lens_q") is not None:
         if any(options.get(name) is None for name in ("cu_seq_lens_k", "max_length_q", "max_length_k")):
             raise UserError("cu_seq_lens_q comes with cu_seq_lens_k, max_length_q and max_length_k")
@@ -291,8 +293,8 @@ def _mask_not_served(
     return None
 
 
-def _not_served(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> str | None:
-    """Why our kernels do not serve such tensors, or None."""
+def _unsupported_tensors(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> str | None:
+    """Return why our kernels do not support such tensors, or None."""
     device, dim = query.device.type, query.shape[-1]
     dtype = query.dtype
     if torch.is_autocast_enabled(device) and dtype != torch.float64:
@@ -315,6 +317,7 @@ def _not_served(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> st
 
 
 def _sdpa(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """Fall back to transformers' sdpa."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     module, query, key, value, mask, dropout, scaling, is_causal = arguments
@@ -334,7 +337,7 @@ def _with_probabilities(
     scaling: float | None,
     is_causal: bool | None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention as the formula stands, and its probabilities (rows, heads, queries, keys)."""
+    """Return attention computed eagerly, and its probabilities (rows, heads, queries, keys)."""
     if query.shape[1] != key.shape[1]:
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
@@ -344,5 +347,5 @@ def _with_probabilities(
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(later, torch.finfo(scores.dtype).min)
     probabilities = scores.softmax(-1)
-    dropped = nn.functional.dropout(probabilities, dropout, training=dropout > 0)
-    return (dropped @ value).transpose(1, 2).contiguous(), probabilities
+    factors = nn.functional.dropout(probabilities, dropout, training=dropout > 0)
+    return (factors @ value).transpose(1, 2).contiguous(), probabilities

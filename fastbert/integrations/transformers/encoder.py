@@ -11,31 +11,37 @@ from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook
 from torch.utils.checkpoint import checkpoint
 
-from fastbert.integrations.forward_patch import Replaced
+from fastbert.integrations.forward_patch import ForwardPatch
 from fastbert.integrations.layer_modules import LayerModules, largest_dropout, library_multiplies_bf16, run_layer
-from fastbert.integrations.module_checks import dropped, has_hooks, is_by_token, is_own, is_touched, torch_is_patched
+from fastbert.integrations.module_checks import (
+    CAPTURING,
+    dropout_probability,
+    has_hooks_inside,
+    is_library_module,
+    is_tokenwise_linear,
+    torch_is_patched,
+)
 from fastbert.integrations.transformers import embeddings as packed_embeddings
 from fastbert.integrations.transformers import layouts
 from fastbert.integrations.transformers.unpadding import Unpadding, unpad, with_ids
 from fastbert.models.architecture import TransformersLayout
-from fastbert.models.bert.model import ROWS_MULTIPLE, multiplies_in_bf16
-from fastbert.models.fusibility import project
-from fastbert.models.layers import layer_batch
+from fastbert.models.fusibility import has_hooks, project
+from fastbert.models.layers import ROWS_MULTIPLE, layer_batch, multiplies_in_bf16
 from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.native import buffers
 
-# Arguments of transformers' forwards that change nothing here.
+# Arguments of transformers' forwards that do not change what is computed.
 IDLE = ("return_dict", "output_hidden_states", "output_attentions", "use_cache", "num_items_in_batch")
-# Attentions that compute what ours does; somebody's own one does not.
+# Attention implementations that compute what ours does; a custom one may not.
 ATTENTIONS = ("eager", "sdpa", "fastbert", "flex_attention", "flash", "kernels-community/")
-# On hidden states whose padding is zeros: where their tokens are, for heads that compute of tokens alone.
+# The attribute of restored hidden states that holds the indices of their tokens, for heads that skip padding.
 SLOTS = "_fastbert_slots"
 INTEGERS = (torch.int64, torch.int32)
 
 
-class PackedForward(Replaced):
-    """An encoder's forward. Outputs at padding are zeros; what it does not serve takes the original forward."""
+class PackedForward(ForwardPatch):
+    """An encoder's forward on packed tokens, with zeros at padding; unsupported calls fall back to the original."""
 
     def __init__(
         self, module: nn.Module, where: str, layout: TransformersLayout, *, reads_first: bool, int8: bool
@@ -46,12 +52,13 @@ class PackedForward(Replaced):
         self.int8 = int8
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the encoder packed, or the original forward where that is not supported."""
         given = dict(self.__signature__.bind(*args, **kwargs).arguments) if args else kwargs
         if "kwargs" in given:
             given |= given.pop("kwargs")
         reason = self._malformed(given)
         if reason is None:
-            reason = self._unserved(given)
+            reason = self._unsupported(given)
         if reason is None:
             unpadding = self._unpad(given)
             if isinstance(unpadding, Unpadding):
@@ -61,11 +68,12 @@ class PackedForward(Replaced):
             self.fall_back(reason)
         return self.original(*args, **kwargs)
 
-    def _asked(self, given: dict[str, Any], name: str) -> Any:
+    def _option(self, given: dict[str, Any], name: str) -> Any:
+        """Return an argument of the call, else the config's default."""
         return given[name] if name in given else getattr(self.module.config, name, None)
 
     def _malformed(self, given: dict[str, Any]) -> str | None:
-        """Empty where the original forward is to compute, or to say what is wrong; it is taken without a word."""
+        """Return an empty reason if the original forward must compute, or report, a call without a warning."""
         ids, embeds, mask = given.get("input_ids"), given.get("inputs_embeds"), given.get("attention_mask")
         if torch.jit.is_tracing() or torch.compiler.is_exporting() or buffers.is_transformed():
             return ""
@@ -85,16 +93,16 @@ class PackedForward(Replaced):
             return ""
         return "" if weight.dtype == torch.float64 and torch.is_autocast_enabled(weight.device.type) else None
 
-    def _unserved(self, given: dict[str, Any]) -> str | None:
-        """Why a call takes the original forward."""
+    def _unsupported(self, given: dict[str, Any]) -> str | None:
+        """Return why a call must fall back to the original forward, or None."""
         module, mask = self.module, given.get("attention_mask")
         if layouts.decodes(module):
             return "a config that makes the encoder a decoder"
         if mask is not None and mask.dim() != 2:
             return f"an attention mask of {mask.dim()} dimensions"
-        if self._asked(given, "output_attentions"):
+        if self._option(given, "output_attentions"):
             return "output_attentions=True"
-        if not isinstance(self._asked(given, "output_hidden_states") or False, bool):
+        if not isinstance(self._option(given, "output_hidden_states") or False, bool):
             return "a list of layers as output_hidden_states"
         attention = getattr(module.config, "_attn_implementation", None)
         if attention is not None and not str(attention).startswith(ATTENTIONS):
@@ -102,7 +110,11 @@ class PackedForward(Replaced):
         if _has_any_global_hook() or torch_is_patched():
             return "hooks on all modules, or torch.nn changed"
         stack, layers = layouts.stack(self.layout, module)
-        if has_hooks(stack) or has_hooks(layers) or not is_own(stack, self.layout.module):
+        if (
+            has_hooks(stack, CAPTURING)
+            or has_hooks(layers, CAPTURING)
+            or not is_library_module(stack, self.layout.module)
+        ):
             return f"a {type(stack).__name__} that has hooks or a forward of its own"
         for name, value in given.items():
             if (
@@ -114,7 +126,7 @@ class PackedForward(Replaced):
         return None
 
     def _unpad(self, given: dict[str, Any]) -> Unpadding | str:
-        """Where the tokens are, or why the original forward is taken after all."""
+        """Return the unpadded batch, or why the call must fall back to the original forward."""
         ids, embeds, mask = given.get("input_ids"), given.get("inputs_embeds"), given.get("attention_mask")
         if ids is None:
             assert embeds is not None
@@ -126,25 +138,25 @@ class PackedForward(Replaced):
 
     def _run(self, unpadding: Unpadding, given: dict[str, Any]) -> Any:
         layers = layouts.stack(self.layout, self.module)[1]
-        parts = [self._parts(layer) for layer in layers]
-        output_hidden_states = bool(self._asked(given, "output_hidden_states"))
-        x, batch = self._embed(unpadding, given, parts)
+        modules = [self._layer_modules(layer) for layer in layers]
+        output_hidden_states = bool(self._option(given, "output_hidden_states"))
+        x, batch = self._embed(unpadding, given, modules)
         states: list[Tensor] = []
-        for index, (layer, own) in enumerate(zip(layers, parts, strict=True)):
+        for index, (layer, leaves) in enumerate(zip(layers, modules, strict=True)):
             if output_hidden_states:
-                x = self._kept(x, unpadding, states)
-            if own is None:
+                x = self._record_state(x, unpadding, states)
+            if leaves is None:
                 x = self._original_layer(layer, x, unpadding, given)
             elif getattr(layer, "gradient_checkpointing", False) and layer.training and torch.is_grad_enabled():
-                x = checkpoint(run_layer, own, x, batch, index, self.int8, use_reentrant=False)
+                x = checkpoint(run_layer, leaves, x, batch, index, self.int8, use_reentrant=False)
             else:
-                x = run_layer(own, x, batch, index, self.int8)
-        last = self._restored(x, unpadding)
+                x = run_layer(leaves, x, batch, index, self.int8)
+        last = self._restore(x, unpadding)
         return self._output(last, (*states, last) if output_hidden_states else None, given)
 
-    def _kept(self, x: Tensor, unpadding: Unpadding, states: list[Tensor]) -> Tensor:
-        """Keep a layer's input as it was asked for; what goes on from it, so that gradients of it exist."""
-        states.append(self._restored(x, unpadding))
+    def _record_state(self, x: Tensor, unpadding: Unpadding, states: list[Tensor]) -> Tensor:
+        """Append a layer's padded input to `states`; return it packed again, so that gradients flow through it."""
+        states.append(self._restore(x, unpadding))
         if not torch.is_grad_enabled():
             return x
         packed, tokens = unpadding.pack(states[-1]).to(x.dtype), unpadding.batch.num_tokens
@@ -153,46 +165,46 @@ class PackedForward(Replaced):
     def closed_layers(self) -> Iterator[tuple[int, str]]:
         """Layers that run their own forward, and why."""
         for index, layer in enumerate(layouts.stack(self.layout, self.module)[1]):
-            if self._parts(layer) is None:
+            if self._layer_modules(layer) is None:
                 yield index, "it has hooks or is not as the library wrote it"
 
-    def _parts(self, layer: nn.Module) -> LayerModules | None:
-        """The leaves of a layer; None where something asks for the layer as a whole."""
-        if is_touched(layer) or not layouts.is_as_written(self.layout, layer):
+    def _layer_modules(self, layer: nn.Module) -> LayerModules | None:
+        """Return the leaves of a layer; None where the layer must run as a whole, for its hooks for example."""
+        if has_hooks_inside(layer) or not layouts.is_as_written(self.layout, layer):
             return None
-        parts = layouts.layer_modules(self.layout, layer)
-        return parts if parts is not None and parts.by_token() else None
+        leaves = layouts.layer_modules(self.layout, layer)
+        return leaves if leaves is not None and leaves.is_tokenwise() else None
 
     def _embed(
-        self, unpadding: Unpadding, given: dict[str, Any], parts: list[LayerModules | None]
+        self, unpadding: Unpadding, given: dict[str, Any], modules: list[LayerModules | None]
     ) -> tuple[Tensor, LayerBatch]:
         """Return the first layer's input (tokens, hidden_size), and the layers' view of its batch."""
         ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
         embeddings: Any = self.module.embeddings
         positions, segments = given.get("position_ids"), given.get("token_type_ids")
         tables = layouts.tables(self.layout, self.module)
-        plain = ids is not None and packed_embeddings.are_plain(embeddings, tables, self.layout.module)
+        plain = ids is not None and packed_embeddings.are_fusible(embeddings, tables, self.layout.module)
         batch, p = unpadding.batch, 0.0
         if plain:
             assert ids is not None
             positions = layouts.positions(self.layout, embeddings, ids) if positions is None else positions
             if segments is None and len(tables) > 2 and positions is not None:
-                segments = packed_embeddings.segments_of(embeddings, positions.long())
-            batch, p = with_ids(unpadding, positions, segments), dropped(embeddings.dropout) or 0.0
-        if self._library_multiplies_bf16(parts, batch.num_tokens):
+                segments = packed_embeddings.token_segments(embeddings, positions.long())
+            batch, p = with_ids(unpadding, positions, segments), dropout_probability(embeddings.dropout) or 0.0
+        if self._library_multiplies_bf16(modules, batch.num_tokens):
             batch = batch.filled(ROWS_MULTIPLE)
-        hidden, attention = largest_dropout(parts)
+        hidden, attention = largest_dropout(modules)
         layers = layer_batch(batch, max(p, hidden), attention, training=True)
         projection = layouts.part(self.module, self.layout.projection)
-        by_token = projection is None or (is_by_token(projection) and not is_touched(projection))
+        is_tokenwise = projection is None or (is_tokenwise_linear(projection) and not has_hooks_inside(projection))
         if plain:
-            x = packed_embeddings.embedded(batch, embeddings, tables, layers.token_dropout(Site.EMBEDDING, p=p))
+            x = packed_embeddings.embed_tokens(batch, embeddings, tables, layers.token_dropout(Site.EMBEDDING, p=p))
         else:
             named = {"input_ids": ids, "inputs_embeds": embeds, "position_ids": positions}
             named |= {"token_type_ids": segments} if len(tables) > 2 else {}
             x = unpadding.pack(embeddings(**named))
             x = F.pad(x, (0, 0, 0, batch.num_tokens - len(x)))
-        if projection is not None and by_token:
+        if projection is not None and is_tokenwise:
             x = project(projection, x)
         elif projection is not None:
             tokens = unpadding.batch.num_tokens
@@ -201,20 +213,19 @@ class PackedForward(Replaced):
         return x, layers
 
     def _weight(self) -> Tensor:
-        """A tensor that has the module's dtype and device, also in a replica, which has no parameters."""
+        """Return a tensor of the module's dtype and device, also in a replica, which has no parameters."""
         embeddings: Any = self.module.embeddings
         weight: Tensor = embeddings.LayerNorm.weight
         return weight
 
-    def _library_multiplies_bf16(self, parts: list[LayerModules | None], tokens: int) -> bool:
-        """Whether torch's bf16 library multiplies on a CPU: it prepares a kernel for each number of rows it meets, so
-        that it should meet few."""
+    def _library_multiplies_bf16(self, modules: list[LayerModules | None], tokens: int) -> bool:
+        """Return whether torch's library will multiply bf16 on the CPU, for which row counts are rounded up."""
         if not multiplies_in_bf16(self._weight()):
             return False
-        return library_multiplies_bf16(parts, tokens, torch.bfloat16, self.int8)
+        return library_multiplies_bf16(modules, tokens, torch.bfloat16, self.int8)
 
     def _original_layer(self, layer: nn.Module, x: Tensor, unpadding: Unpadding, given: dict[str, Any]) -> Tensor:
-        """A layer with hooks, or of another kind, sees the padded states and the mask that it always saw."""
+        """Run a layer's own forward on the padded states and the mask that the library would pass."""
         from transformers.masking_utils import create_bidirectional_mask
 
         tokens = unpadding.batch.num_tokens
@@ -227,7 +238,7 @@ class PackedForward(Replaced):
         packed = unpadding.pack(result[0] if isinstance(result, tuple) else result)
         return torch.cat((packed, filling.to(packed.dtype))) if len(filling) else packed
 
-    def _restored(self, x: Tensor, unpadding: Unpadding) -> Tensor:
+    def _restore(self, x: Tensor, unpadding: Unpadding) -> Tensor:
         padded = unpadding.restore(x if len(x) == unpadding.batch.num_tokens else x[: unpadding.batch.num_tokens])
         # Under autocast a LayerNorm's output has its input's dtype in transformers: behind a product, autocast's.
         weight = self._weight()
@@ -245,11 +256,11 @@ class PackedForward(Replaced):
         if pooler is not None:
             fields["pooler_output"] = pooler(last)
         output = getattr(modeling_outputs, self.layout.output)(**fields)
-        return output.to_tuple() if self._asked(given, "return_dict") is False else output
+        return output.to_tuple() if self._option(given, "return_dict") is False else output
 
 
 def _spreads(ids: Tensor, shape: torch.Size) -> bool:
-    """Whether ids of (rows, columns), or of one row or column of them, say something of every place of `shape`."""
+    """Return whether ids broadcast to `shape` (rows, columns)."""
     if ids.dim() > 2:
         return False
-    return all(size in (1, wanted) for size, wanted in zip(ids.shape[::-1], shape[::-1], strict=False))
+    return all(size in (1, target) for size, target in zip(ids.shape[::-1], shape[::-1], strict=False))

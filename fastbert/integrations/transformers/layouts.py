@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastbert.integrations.layer_modules import LayerModules
-from fastbert.integrations.module_checks import dropped, home_of_forward, is_own
-from fastbert.integrations.transformers.embeddings import columns_of
+from fastbert.integrations.module_checks import dropout_probability, forward_module, is_library_module
+from fastbert.integrations.transformers.embeddings import position_columns
 from fastbert.models.architecture import PredictionHeadLayout, TransformersLayout
 from fastbert.models.registry import layouts
 
@@ -30,7 +30,7 @@ def layout_of(module: nn.Module) -> TransformersLayout | None:
         for layout in layouts():
             if parent.__name__ == layout.model and parent.__module__ == layout.module:
                 same = all(getattr(kind, name, None) is getattr(parent, name, None) for name in _CALLED)
-                return layout if same and home_of_forward(parent) == layout.module else None
+                return layout if same and forward_module(parent) == layout.module else None
     return None
 
 
@@ -46,9 +46,9 @@ def stack(layout: TransformersLayout, model: Any) -> tuple[nn.Module, nn.ModuleL
 
 def is_as_written(layout: TransformersLayout, layer: nn.Module) -> bool:
     """Return whether a layer consists of the library's own modules, none of them with a forward of its own."""
-    if not is_own(layer, layout.module):
+    if not is_library_module(layer, layout.module):
         return False
-    return all(is_own(_getter(path)(layer), layout.module) for path in layout.containers)
+    return all(is_library_module(_getter(path)(layer), layout.module) for path in layout.containers)
 
 
 def layer_modules(layout: TransformersLayout, layer: nn.Module) -> LayerModules | None:
@@ -56,10 +56,10 @@ def layer_modules(layout: TransformersLayout, layer: nn.Module) -> LayerModules 
     attention, query = _getter(layout.attention)(layer), _getter(layout.query)(layer)
     first_p = 0.0
     if layout.attention_output_dropout is not None:
-        first_p = dropped(_getter(layout.attention_output_dropout)(layer))  # type: ignore[assignment]
-    last_p = dropped(_getter(layout.output_dropout)(layer))
+        first_p = dropout_probability(_getter(layout.attention_output_dropout)(layer))  # type: ignore[assignment]
+    last_p = dropout_probability(_getter(layout.output_dropout)(layer))
     heads: int = getattr(attention, layout.heads)
-    if first_p is None or last_p is None or not _is_usual(attention, heads, query):
+    if first_p is None or last_p is None or not _is_standard(attention, heads, query):
         return None
     return LayerModules(
         query=query,
@@ -103,12 +103,12 @@ def tables(layout: TransformersLayout, model: Any) -> list[nn.Module]:
 def positions(layout: TransformersLayout, embeddings: Any, input_ids: Tensor) -> Tensor | None:
     """Return position ids (sequences, length), or (1, length) where they are the columns."""
     if layout.positions == "columns":
-        return columns_of(embeddings, input_ids.shape[1])
+        return position_columns(embeddings, input_ids.shape[1])
     counted: Tensor = embeddings.create_position_ids_from_input_ids(input_ids, embeddings.padding_idx)
     return counted
 
 
-def _is_usual(attention: Any, heads: int, query: Any) -> bool:
+def _is_standard(attention: Any, heads: int, query: Any) -> bool:
     """Return whether attention is scaled and split into heads as published, and bidirectional."""
     size = attention.attention_head_size
     width = getattr(query, "out_features", heads * size)
@@ -139,10 +139,10 @@ def prediction_head(module: Any) -> PredictionHead | None:
     """Return the parts of a masked-LM head; None where a module among them is not the library's own."""
     layout = head_layout(module)
     home = type(module).__module__
-    if layout is None or not is_own(module, home):
+    if layout is None or not is_library_module(module, home):
         return None
     transform = part(module, layout.transform) if layout.transform else module
-    if transform is not module and not is_own(transform, home):
+    if transform is not module and not is_library_module(transform, home):
         return None
     activation = F.gelu if layout.activation is None else _getter(layout.activation)(transform)
     return PredictionHead(

@@ -17,7 +17,7 @@ class Unpadding:
 
     batch: PackedBatch
     slots: Tensor | None
-    """int64 (tokens,): the place of each token among rows * columns; None where nothing is padding."""
+    """int64 (tokens,): the index of each token among rows * columns; None where nothing is padding."""
     shape: tuple[int, int]
 
     def pack(self, padded: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class SequenceConfig(BertConfig):
 
     @property
     def shared(self) -> Sharing:
-        """What the decoder has in common with the encoder."""
+        """Return the fields that decoder and encoder share."""
         if self.sharing is not None:
             return self.sharing
         return "embeddings" if self.kind == "decoder" else "none"
@@ -138,7 +138,7 @@ class SequenceConfig(BertConfig):
 
 
 def _values(path: str | Path) -> dict[str, Any]:
-    """What is in the `config.json` of a folder, or in the JSON file itself; nothing where there is none."""
+    """Return the content of a folder's `config.json`, or of a JSON file; empty if there is none."""
     file = Path(path)
     if file.is_dir():
         file = next((file / name for name in CONFIGS if (file / name).exists()), file / CONFIGS[0])
@@ -147,7 +147,7 @@ def _values(path: str | Path) -> dict[str, Any]:
 
 
 def _joined(values: dict[str, Any], source: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Of an encoder-decoder's dictionary: BERT's with what was said beside, and what else is known of the decoder.
+    """Return BERT's part of an encoder-decoder's dictionary with the shared fields, and the decoder's other fields.
 
     Raises `UserError` where one of the two is not BERT, or they differ in more than their layers.
     """

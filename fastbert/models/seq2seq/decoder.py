@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fastbert.config import BertConfig
 from fastbert.models.base import Checkpointing, Quantization
-from fastbert.models.bert.model import (
+from fastbert.models.bert.modules import (
     Attention,
     ComposedLayer,
     Embeddings,
@@ -28,7 +28,7 @@ from fastbert.models.bert.model import (
     layer_spec,
 )
 from fastbert.models.fusibility import project
-from fastbert.models.heads import PreTrainingHeads
+from fastbert.models.heads.prediction import PreTrainingHeads
 from fastbert.models.layers import saving_matmuls
 from fastbert.ops.attention.op import attention
 from fastbert.ops.dropout.arguments import Site

@@ -1,4 +1,4 @@
-"""Models in the midst of writing: what is kept of sources and of what was written, and how a next token is computed."""
+"""The state of generation: cached keys and values of sources and generated tokens, and the step to the next token."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fastbert.models.bert.model import BertModel
 from fastbert.models.fusibility import project
-from fastbert.models.heads import PredictionHead
+from fastbert.models.heads.prediction import PredictionHead
 from fastbert.models.layers import layer_batch
 from fastbert.models.seq2seq.decoder import Decoder, run_layers
 from fastbert.models.seq2seq.decoding_cache import SourceKeys, Writing, WrittenKeys, one_token_each
@@ -19,10 +19,10 @@ from fastbert.packing import PackedBatch
 
 
 class CrossDecoding:
-    """A decoder that reads its sources by cross-attention, whose keys and values are computed once."""
+    """Generation by a decoder with cross-attention, whose keys and values are computed once."""
 
     def __init__(self, decoder: Decoder, source: PackedBatch, states: Tensor, room: int, begin: int) -> None:
-        """`states` (source tokens, hidden_size) are the encoder's; `room`: tokens that may be written, the end too."""
+        """`states` (source tokens, hidden_size) are the encoder's; `room` is the largest number of new tokens."""
         self.decoder = decoder
         self.begin = source.input_ids.new_full((len(source),), begin)
         self.batch = layer_batch(source, 0.0, 0.0, training=False)
@@ -32,8 +32,8 @@ class CrossDecoding:
         for layer in layers:
             attention = layer.crossattention.self
             k, v = (
-                project(part, states).unflatten(-1, (layer.spec.self_attention.heads, -1))
-                for part in (attention.key, attention.value)
+                project(linear, states).unflatten(-1, (layer.spec.self_attention.heads, -1))
+                for linear in (attention.key, attention.value)
             )
             self.source.keep(k, v)
             like = k
@@ -41,11 +41,11 @@ class CrossDecoding:
         self.layers = step_layers(layers, states)
 
     def first(self) -> Tensor:
-        """Logits (sources, vocabulary) behind the token with which targets begin."""
+        """Return logits (sources, vocab_size) of the token after the targets' first."""
         return self.step(self.begin)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Logits (rows, vocabulary) behind these tokens, int64 (rows,)."""
+        """Return logits (rows, vocab_size) of the token after `tokens`, int64 (rows,)."""
         batch = one_token_each(tokens, self.written.written, 0)
         self.written.advance()
         x = self.decoder.bert.embeddings(batch, None)
@@ -54,9 +54,9 @@ class CrossDecoding:
         return logits
 
     def select(self, rows: Tensor, sources: Tensor | None, readers: int) -> None:
-        """Go on with these rows, `readers` of each of `sources`, or of all."""
-        stay = len(rows) == len(self.written.starts)
-        self.written.select(rows, same_prefixes=stay)
+        """Keep these rows, int64, `readers` of each of `sources`, or of all (None)."""
+        unchanged = len(rows) == len(self.written.starts)
+        self.written.select(rows, same_prefixes=unchanged)
         if sources is not None:
             self.source.select(sources)
         if readers != self.source.readers:
@@ -64,7 +64,7 @@ class CrossDecoding:
 
 
 class PrefixDecoding:
-    """One stack that reads its sources once and keeps their keys and values before those of what is written."""
+    """Generation by one stack, which caches the keys and values of sources before those of generated tokens."""
 
     def __init__(self, bert: BertModel, head: PredictionHead, source: PackedBatch, room: int) -> None:
         self.bert, self.head, self.prefix = bert, head, source
@@ -73,24 +73,24 @@ class PrefixDecoding:
         like = bert.embeddings.word_embeddings.weight.new_empty(0, heads, width)
         if torch.is_autocast_enabled(like.device.type):
             like = like.to(torch.get_autocast_dtype(like.device.type))
-        # The last token written is never read.
+        # The last generated token is never an input.
         self.written = WrittenKeys(len(bert.encoder.layer), max(room - 1, 1), source, len(source), like)
         self.layers = step_layers(bert.encoder.layer, like)
-        self.positions = source.position_ids[self._lasts()] + 1
+        self.positions = source.position_ids[self._last_tokens()] + 1
 
-    def _lasts(self) -> Tensor:
-        """Where each source's last token is."""
+    def _last_tokens(self) -> Tensor:
+        """Return the index of each source's last token, int64 (sources,)."""
         return self.prefix.cu_seqlens[1:].long() - 1
 
     def first(self) -> Tensor:
-        """Logits (sources, vocabulary) behind the sources' last tokens."""
+        """Return logits (sources, vocab_size) of the token after the sources' last."""
         x = self.bert.embeddings(self.prefix, None)
         x = run_layers(self.layers, x, PrefixEncoding(self.prefix, self.written), self.batch)
-        logits: Tensor = self.head(x.index_select(0, self._lasts()))
+        logits: Tensor = self.head(x.index_select(0, self._last_tokens()))
         return logits
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Logits (rows, vocabulary) behind these tokens, int64 (rows,)."""
+        """Return logits (rows, vocab_size) of the token after `tokens`, int64 (rows,)."""
         batch = one_token_each(tokens, self.positions + self.written.written, 1)
         self.written.advance()
         x = self.bert.embeddings(batch, None)
@@ -99,8 +99,8 @@ class PrefixDecoding:
         return logits
 
     def select(self, rows: Tensor, sources: Tensor | None, readers: int) -> None:
-        """Go on with these rows, `readers` of each of `sources`, or of all."""
-        stay = sources is None and len(rows) == len(self.positions)
-        self.written.select(rows, same_prefixes=stay)
-        if not stay:
+        """Keep these rows, int64, `readers` of each of `sources`, or of all (None)."""
+        unchanged = sources is None and len(rows) == len(self.positions)
+        self.written.select(rows, same_prefixes=unchanged)
+        if not unchanged:
             self.positions = self.positions.index_select(0, rows)

@@ -1,8 +1,8 @@
-"""Keys and values that were computed once, for the tokens that are written one by one.
+"""Caches of keys and values for generation, one token at a time.
 
-All rows have written the same number of tokens, so theirs lie in one tensor a layer, (rows, slots, heads, head_dim),
-with room for those to come. Packed attention reads it in place: what a row has not filled yet is, between the rows, a
-sequence of keys that no query belongs to.
+All rows have the same number of generated tokens, so their keys are in one tensor per layer, (rows, slots, heads,
+head_dim), with room for more. Packed attention reads it in place: the free slots between rows form sequences of keys
+without queries.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from fastbert import ops
-from fastbert.models.bert.model import SelfAttention
+from fastbert.models.bert.modules import SelfAttention
 from fastbert.packing import PackedBatch
 
 
 class WrittenKeys:
-    """The keys and values of self-attention: of each row's prefix, if it has one, and of what it has written."""
+    """The keys and values of self-attention: of each row's prefix, if it has one, and of its generated tokens."""
 
     def __init__(self, layers: int, room: int, prefix: PackedBatch | None, rows: int, like: Tensor) -> None:
-        """Room for `room` tokens a row behind the prefixes, which end at the same slot; `like` (..., heads, head_dim)
-        has the dtype and device of what will be kept."""
+        """Allocate `room` tokens per row after the prefixes, which end at the same slot, in the dtype and on the device
+        of `like` (..., heads, head_dim)."""
         self.before = 0 if prefix is None else prefix.max_seqlen
         self.room, self.written = room, 0
         self.starts = torch.zeros(rows, dtype=torch.int64, device=like.device)
@@ -32,14 +32,14 @@ class WrittenKeys:
         self.values = [like.new_empty(shape) for _ in range(layers)]
 
     def keep_prefix(self, layer: int, k: Tensor, v: Tensor, prefix: PackedBatch) -> None:
-        """Put the packed keys and values (tokens, heads, head_dim) of a layer before what will be written."""
+        """Store the packed keys and values (tokens, heads, head_dim) of a layer's prefixes."""
         slots = self.before + self.room
-        places = prefix.sequence_ids * slots + self.starts[prefix.sequence_ids] + prefix.offsets_in_sequence
-        for kept, new in ((self.keys, k), (self.values, v)):
-            kept[layer].flatten(0, 1).index_copy_(0, places, new)
+        indices = prefix.sequence_ids * slots + self.starts[prefix.sequence_ids] + prefix.offsets_in_sequence
+        for cache, new in ((self.keys, k), (self.values, v)):
+            cache[layer].flatten(0, 1).index_copy_(0, indices, new)
 
     def advance(self) -> None:
-        """Make place for one more token of each row."""
+        """Make room for one more token per row."""
         self.written += 1
         rows, slots = len(self.starts), self.before + self.room
         row = torch.arange(rows, device=self.starts.device) * slots
@@ -49,11 +49,11 @@ class WrittenKeys:
         bounds[2::2] = row + (self.before + self.written)
         self.of_keys = bounds
         self.of_queries = torch.arange(2 * rows + 2, dtype=torch.int32, device=self.starts.device) // 2
-        # Of a row with what it has written, or of what lies between two rows.
+        # Of a row with its generated tokens, or of the free slots between two rows.
         self.longest = max(self.before + self.written, slots - self.written - self.shortest)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Self-attention of the newest token of each row, (rows, heads, head_dim) each, whose keys are kept."""
+        """Cache the newest tokens' keys and values; return their self-attention, (rows, heads, head_dim) each."""
         slot = self.before + self.written - 1
         keys, values = self.keys[layer], self.values[layer]
         keys[:, slot], values[:, slot] = k, v
@@ -62,69 +62,71 @@ class WrittenKeys:
         )
 
     def select(self, rows: Tensor, *, same_prefixes: bool) -> None:
-        """Go on with these rows, int64; where as many rows keep their `same_prefixes`, only what is written moves."""
+        """Keep these rows, int64; with `same_prefixes` only the generated tokens are moved."""
         if not same_prefixes:
             self.starts = self.starts.index_select(0, rows)
-            self.keys = [one.index_select(0, rows) for one in self.keys]
-            self.values = [one.index_select(0, rows) for one in self.values]
+            self.keys = [cache.index_select(0, rows) for cache in self.keys]
+            self.values = [cache.index_select(0, rows) for cache in self.values]
             return
         written = slice(self.before, self.before + self.written)
-        for one in (*self.keys, *self.values):
-            one[:, written] = one[:, written].index_select(0, rows)
+        for cache in (*self.keys, *self.values):
+            cache[:, written] = cache[:, written].index_select(0, rows)
 
 
 class SourceKeys:
-    """The keys and values of cross-attention: packed, once a source, whatever the number of rows that read it."""
+    """The keys and values of cross-attention, packed: one copy per source, shared by all its rows."""
 
     def __init__(self, layers: int, source: PackedBatch) -> None:
-        self.kept: list[tuple[Tensor, Tensor]] = []
+        self.layer_tensors: list[tuple[Tensor, Tensor]] = []
         self.layers = layers
         self.cu_seqlens, self.max_seqlen = source.cu_seqlens, source.max_seqlen
         self.set_readers(1)
 
     def keep(self, k: Tensor, v: Tensor) -> None:
-        """Add the next layer's, (source tokens, heads, head_dim) each."""
-        self.kept.append((k, v))
+        """Append the keys and values of the next layer, (source tokens, heads, head_dim) each."""
+        self.layer_tensors.append((k, v))
 
     def set_readers(self, rows: int) -> None:
-        """Say how many neighbouring rows read each source."""
+        """Set the number of adjacent rows per source."""
         sources = len(self.cu_seqlens)
         self.readers = rows
         self.of_queries = torch.arange(sources, dtype=torch.int32, device=self.cu_seqlens.device) * rows
 
     def attend(self, layer: int, q: Tensor) -> Tensor:
-        """Cross-attention of rows (rows, heads, head_dim), each of which reads all of its source."""
-        k, v = self.kept[layer]
+        """Return cross-attention of rows (rows, heads, head_dim) to all tokens of their sources."""
+        k, v = self.layer_tensors[layer]
         return ops.attention(q, k, v, self.of_queries, self.cu_seqlens, self.readers, self.max_seqlen)
 
     def select(self, sources: Tensor) -> None:
-        """Go on with these sources, int64, alone."""
+        """Keep these sources, int64."""
         lengths = self.cu_seqlens.diff().long()[sources]
         ends = lengths.cumsum(0)
         total = int(ends[-1]) if len(ends) else 0
-        begins = self.cu_seqlens[:-1].long()[sources] - (ends - lengths)
-        places = torch.arange(total, device=ends.device) + begins.repeat_interleave(lengths, output_size=total)
-        self.kept = [(k.index_select(0, places), v.index_select(0, places)) for k, v in self.kept]
+        starts = self.cu_seqlens[:-1].long()[sources] - (ends - lengths)
+        indices = torch.arange(total, device=ends.device) + starts.repeat_interleave(lengths, output_size=total)
+        self.layer_tensors = [(k.index_select(0, indices), v.index_select(0, indices)) for k, v in self.layer_tensors]
         self.cu_seqlens = torch.cat((ends.new_zeros(1), ends)).to(torch.int32)
         self.set_readers(self.readers)
 
 
 class Writing:
-    """What the queries of newly written tokens see, in every layer."""
+    """The attention of newly generated tokens to the caches of every layer."""
 
     def __init__(self, written: WrittenKeys, source: SourceKeys | None = None) -> None:
         self.written, self.source = written, source
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return self-attention of the newest tokens."""
         return self.written.attend(layer, q, k, v)
 
     def cross_attend(self, layer: int, q: Tensor, attention: SelfAttention) -> Tensor:
+        """Return cross-attention of the newest tokens."""
         assert self.source is not None
         return self.source.attend(layer, q)
 
 
 def one_token_each(tokens: Tensor, position: Tensor | int, segment: int) -> PackedBatch:
-    """A packed batch of one token a row, int64 (rows,), all at one position or each at its own."""
+    """Return a packed batch of one token per row, int64 (rows,), with one position for all or one for each."""
     rows = torch.arange(len(tokens) + 1, dtype=torch.int32, device=tokens.device)
     positions = torch.full_like(tokens, position) if isinstance(position, int) else position
     return PackedBatch(

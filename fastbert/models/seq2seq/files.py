@@ -1,4 +1,4 @@
-"""Files of models that write text: which weights of a checkpoint make an encoder and a decoder."""
+"""Map the weights of a checkpoint to those of an encoder and a decoder."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _EMBEDDING = "embeddings.word_embeddings.weight"
 
 
 def tied_names(names: Iterable[str], shared: Sharing) -> tuple[str, ...]:
-    """The names of an encoder-decoder's weights that are others under a second name."""
+    """Return the names of an encoder-decoder's tied weights, each of which has another name."""
     return tuple(name for name in names if _first_name(name, shared) is not None)
 
 
 def weights_for(config: SequenceConfig, weights: Weights, own: Collection[str], tied: Collection[str]) -> Weights:
-    """A checkpoint of BERT or of an encoder-decoder by the names of the model that `config` describes.
+    """Return the weights of a checkpoint, of BERT or of an encoder-decoder, under the names of the model of `config`.
 
-    Raises `CheckpointError` for an encoder-decoder that lacks weights, holds two values of what the model has once, or
-    was meant for a prefix mask.
+    Raises `CheckpointError` for an encoder-decoder that lacks weights, or holds different values for tied ones, or is
+    loaded with `kind="prefix"`.
     """
     saved = any(name.startswith(_DECODER_BERT) for name in weights.tensors)
     if config.kind == "prefix":
         if saved:
-            raise CheckpointError(f"{weights.place}: holds an encoder-decoder; load it as one, without kind='prefix'")
+            raise CheckpointError(f"{weights.path}: holds an encoder-decoder; load it as one, without kind='prefix'")
         return weights
     if not saved:
         return _of_bert(config, weights, own)
@@ -40,7 +40,7 @@ def weights_for(config: SequenceConfig, weights: Weights, own: Collection[str], 
     if lacking:
         more = f" and {len(lacking) - 8} more" if len(lacking) > 8 else ""
         raise CheckpointError(
-            f"{weights.place}: lacks {', '.join(lacking[:8])}{more}; fetch the whole checkpoint, or begin with BERT's"
+            f"{weights.path}: lacks {', '.join(lacking[:8])}{more}; fetch the whole checkpoint, or begin with BERT's"
         )
     for name in tied:
         first = _first_name(name, config.shared)
@@ -50,17 +50,17 @@ def weights_for(config: SequenceConfig, weights: Weights, own: Collection[str], 
 
 
 def _of_bert(config: SequenceConfig, weights: Weights, own: Collection[str]) -> Weights:
-    """BERT's weights as the encoder's, and as those of the decoder that do not begin anew."""
-    wanted = {name: theirs for name in own if (theirs := _bert_name(name, config)) is not None}
-    matched = match(weights.tensors, set(wanted.values()), "bert", weights.place)
+    """Return BERT's weights as those of the encoder, and of the decoder where it starts from BERT."""
+    sources = {name: theirs for name in own if (theirs := _bert_name(name, config)) is not None}
+    matched = match(weights.tensors, set(sources.values()), "bert", weights.path)
     if DECODER in matched and _EMBEDDING in matched:
         _check_same(weights, DECODER, matched[DECODER], matched[_EMBEDDING])
-    tensors = {name: weights.tensors[matched[theirs]] for name, theirs in wanted.items() if theirs in matched}
+    tensors = {name: weights.tensors[matched[theirs]] for name, theirs in sources.items() if theirs in matched}
     return replace(weights, tensors=tensors, origins={})
 
 
 def _bert_name(name: str, config: SequenceConfig) -> str | None:
-    """What BERT calls the weight with which one of ours begins; None for what begins anew."""
+    """Return BERT's name of the weight that one of ours starts from; None for new weights."""
     if name.startswith("encoder."):
         return name.removeprefix("encoder.")
     if name.startswith(_HEAD):
@@ -72,7 +72,7 @@ def _bert_name(name: str, config: SequenceConfig) -> str | None:
 
 
 def _first_name(name: str, shared: Sharing) -> str | None:
-    """The name of the weight that this one is too, None for one of its own."""
+    """Return the other name of a tied weight, None for a weight that is not tied."""
     if name == f"decoder.{DECODER}":
         return f"{'encoder.' if shared != 'none' else _DECODER_BERT}{_EMBEDDING}"
     if name == "decoder.cls.predictions.decoder.bias":
@@ -84,9 +84,10 @@ def _first_name(name: str, shared: Sharing) -> str | None:
 
 
 def _check_same(weights: Weights, name: str, first: str, second: str) -> None:
-    place: Path = weights.place
+    """Raise CheckpointError for different values of two weights that the model ties."""
+    place: Path = weights.path
     if not equal(weights.tensors[first], weights.tensors[second]):
         raise CheckpointError(
-            f"{place}: {shown(name)} is not {shown(second)}, but this model has one weight for both; sharing='none'"
-            " keeps what the decoder has of its own"
+            f"{place}: {shown(name)} is not {shown(second)}, but this model ties them; sharing='none' keeps the"
+            " decoder's own weights"
         )

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastbert.models.bert.model import Layer, Norm, Output
-from fastbert.models.fusibility import has_hooks, holds_both, is_plain, runs_as_written
+from fastbert.models.bert.modules import Layer, Norm, Output
+from fastbert.models.fusibility import has_hooks, is_plain, owns_weight_and_bias, runs_as_written
 from fastbert.models.seq2seq.decoder import AttentionContext, DecoderLayer, run_context_layer
 from fastbert.ops.dispatch import preferred_backend
 from fastbert.ops.encoder_layer.arguments import LayerBatch
@@ -25,18 +25,18 @@ Step = Callable[[Tensor, AttentionContext, LayerBatch], Tensor]
 
 
 def step_layers(layers: Iterable[Any], like: Tensor) -> list[Step]:
-    """An encoder's or a decoder's layers as what computes them for new tokens, whose dtype and device are those of
-    `like`: fused where the CPU's kernels serve a layer of plain modules, else the layer's own forward."""
+    """Return the steps that compute layers for new tokens of the dtype and device of `like`: fused where the CPU's
+    kernels support a layer of plain modules, else the layer's own forward."""
     steps: list[Step] = []
     for number, layer in enumerate(layers):
         fused = _fused(layer, number, like)
-        own: Step = layer if isinstance(layer, DecoderLayer) else partial(run_context_layer, layer, number)
-        steps.append(own if fused is None else fused)
+        forward: Step = layer if isinstance(layer, DecoderLayer) else partial(run_context_layer, layer, number)
+        steps.append(forward if fused is None else fused)
     return steps
 
 
 def _fused(layer: Layer | DecoderLayer, number: int, like: Tensor) -> FusedLayer | None:
-    """The layer fused, or None where that would compute something else, or is not served."""
+    """Return the fused layer; None if it would compute something else, or is not supported."""
     autocast = torch.is_autocast_enabled(like.device.type)
     if (
         like.device.type != "cpu"
@@ -57,31 +57,37 @@ def _fused(layer: Layer | DecoderLayer, number: int, like: Tensor) -> FusedLayer
 
 
 def _is_plain(layer: Any) -> bool:
-    """Whether nothing but parameters decides what the layer computes."""
+    """Return whether the layer's parameters alone decide what it computes."""
     attentions = [layer.attention, *([layer.crossattention] if isinstance(layer, DecoderLayer) else [])]
     linears: list[nn.Module] = [layer.intermediate.dense, layer.output.dense]
     for attention in attentions:
-        own = attention.self
-        linears += [own.query, own.key, own.value, attention.output.dense]
+        projections = attention.self
+        linears += [projections.query, projections.key, projections.value, attention.output.dense]
     outputs = [layer.output, *(attention.output for attention in attentions)]
     norms = [output.LayerNorm for output in outputs]
-    watched = [layer.intermediate, *attentions, *(attention.self for attention in attentions)]
+    containers = [layer.intermediate, *attentions, *(attention.self for attention in attentions)]
     return (
         all(is_plain(linear) for linear in linears)
         and all(runs_as_written(output, Output) for output in outputs)
-        and all(runs_as_written(norm, Norm) and holds_both(norm) for norm in norms)
-        and not any(has_hooks(module) for module in watched)
+        and all(runs_as_written(norm, Norm) and owns_weight_and_bias(norm) for norm in norms)
+        and not any(has_hooks(module) for module in containers)
     )
 
 
 class FusedLayer:
-    """A layer of plain modules as four products and its attention, or with cross-attention six and two."""
+    """A layer of plain modules as four matmuls and attention; with cross-attention six and two."""
 
     def __init__(self, layer: Layer | DecoderLayer, number: int, element: str) -> None:
         self.number, self.heads = number, layer.spec.self_attention.heads
         self.activation = layer.spec.feed_forward.activation
-        own = layer.attention.self
-        linears = [own.query, own.key, own.value, layer.attention.output.dense, layer.intermediate.dense]
+        projections = layer.attention.self
+        linears = [
+            projections.query,
+            projections.key,
+            projections.value,
+            layer.attention.output.dense,
+            layer.intermediate.dense,
+        ]
         linears.append(layer.output.dense)
         weights, counts = [linear.weight for linear in linears], (3, 1, 1, 1)
         self.joined, self.mixed, self.widened, self.narrowed = prepacked_weights.prepacked_group(
@@ -107,13 +113,15 @@ class FusedLayer:
 
 
 class _FusedCross:
-    """Cross-attention whose keys and values are there already."""
+    """Cross-attention to cached keys and values."""
 
     def __init__(self, layer: DecoderLayer, element: str) -> None:
         attention = layer.crossattention
         linears = (attention.self.query, attention.output.dense)
         self.attention = attention.self
-        self.query, self.mixed = prepacked_weights.prepacked_group([one.weight for one in linears], (1, 1), element)
+        self.query, self.mixed = prepacked_weights.prepacked_group(
+            [linear.weight for linear in linears], (1, 1), element
+        )
         self.query_bias, self.mixed_bias = (linear.bias.detach() for linear in linears)
         self.norm = _norm(attention.output)
 
@@ -124,5 +132,6 @@ class _FusedCross:
 
 
 def _norm(output: Output) -> tuple[Tensor, Tensor, float]:
+    """Return the weight, bias and epsilon of a block's LayerNorm."""
     norm = output.LayerNorm
     return norm.weight.detach(), norm.bias.detach(), norm.eps

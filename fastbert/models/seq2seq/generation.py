@@ -1,6 +1,6 @@
-"""Writing text token by token: greedy, or a beam search with the rules of transformers' `generate`.
+"""Greedy generation, and beam search with the rules of transformers' `generate`.
 
-A source that is done leaves the batch at once, so no more is computed than what is still being written.
+Finished sources leave the batch at once, so nothing is computed for them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fastbert.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationSettings:
-    """How targets are written. `max_target_length` counts tokens with those at begin and end, as in training.
+    """Settings of generation. `max_target_length` counts tokens including [CLS] and [SEP], as in training.
 
-    `beams`: hypotheses that are kept of each source; 1 takes the likeliest token each time. A finished hypothesis
-    counts the sum of its tokens' log probabilities divided by their number to the power of `length_penalty`: above 0
-    favours long ones. `early_stopping`: a source is done when it has as many finished hypotheses as beams; else it goes
-    on until none that is open could become better at its present length.
+    `beams`: hypotheses per source; 1 is greedy. The score of a finished hypothesis is the sum of its tokens' log
+    probabilities divided by their number to the power of `length_penalty`: above 0 favours long ones.
+    `early_stopping`: stop a source when it has as many finished hypotheses as beams; else when no open hypothesis
+    would score better at its present length. Raises `UserError` for invalid values.
     """
 
     beams: int = 1
@@ -41,14 +41,14 @@ class GenerationSettings:
 
     @property
     def room(self) -> int:
-        """Tokens that are written at most, the end among them."""
+        """The largest number of generated tokens, with the end."""
         return self.max_target_length - 1
 
 
 @dataclass(frozen=True)
 class Generated:
-    """What was written for each source: ids without begin and end; its score, as `GenerationSettings` defines it; and
-    whether it came to an end by itself."""
+    """The generated targets, one per source: ids without [CLS] and [SEP], scores as in `GenerationSettings`, and
+    whether the model ended the target itself."""
 
     tokens: list[list[int]]
     scores: list[float]
@@ -56,20 +56,20 @@ class Generated:
 
 
 class Decoding(Protocol):
-    """A model in the midst of writing, one row a hypothesis; the rows of a source lie side by side."""
+    """The state of generation, one row per hypothesis; the rows of a source are adjacent."""
 
     def first(self) -> Tensor:
-        """Logits (sources, vocabulary) of the first tokens, of one row a source."""
+        """Return logits (sources, vocab_size) of the first tokens, one row per source."""
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Logits (rows, vocabulary) of the tokens behind `tokens`, int64 (rows,), which are now written."""
+        """Append `tokens`, int64 (rows,); return logits (rows, vocab_size) of the tokens after them."""
 
     def select(self, rows: Tensor, sources: Tensor | None, readers: int) -> None:
-        """Go on with these rows, int64: with `readers` rows for each of `sources`, int64, or of all sources (None)."""
+        """Keep these rows, int64: `readers` rows for each of `sources`, int64, or of all sources (None)."""
 
 
 def greedy(decoding: Decoding, count: int, end: int, settings: GenerationSettings) -> Generated:
-    """The likeliest token each time, for `count` sources."""
+    """Generate the most probable token at each step, for `count` sources."""
     logits = decoding.first()
     written = torch.full((count, settings.room), end, device=logits.device)
     totals, lengths = torch.zeros(count, device=logits.device), torch.zeros_like(written[:, 0])
@@ -91,7 +91,7 @@ def greedy(decoding: Decoding, count: int, end: int, settings: GenerationSetting
 
 
 def beam_search(decoding: Decoding, count: int, end: int, settings: GenerationSettings) -> Generated:
-    """The best finished hypothesis of each of `count` sources.
+    """Return the best finished hypothesis of each of `count` sources.
 
     Each step takes the 2 * beams best continuations of a source's hypotheses. Those among the first `beams` that end
     are finished; the best `beams` that do not end are continued.
@@ -110,17 +110,17 @@ def beam_search(decoding: Decoding, count: int, end: int, settings: GenerationSe
         best.take(search, closed)
         if last or bool(done.all()):
             break
-        # One look at the device a step, as above: which sources go on.
+        # One host-device sync per step, as above: which sources continue.
         going = (~done).nonzero().flatten()
         rows, tokens = search.go_on(step, scores, parents, tokens, tokens == end, going)
-        some = None if len(going) == len(done) else going
-        decoding.select(rows, some, beams)
+        sources = None if len(going) == len(done) else going
+        decoding.select(rows, sources, beams)
         logits = decoding.step(tokens)
     return _without_end(best.written, best.lengths, best.scores, end)
 
 
 class _Search:
-    """The hypotheses of the sources that are not done: those that are open, and the best that are finished."""
+    """The open hypotheses, and the best finished ones, of the sources that are not done."""
 
     def __init__(self, count: int, settings: GenerationSettings, device: torch.device) -> None:
         beams, room = settings.beams, settings.room
@@ -133,8 +133,8 @@ class _Search:
         self.scores = torch.full((count, beams), -math.inf, device=device)
 
     def continuations(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The 2 * beams best of each source, best first: sums of log probabilities, which hypothesis they continue,
-        and by which token; (sources, 2 * beams) each."""
+        """Return the 2 * beams best continuations per source, best first: sums of log probabilities, the hypotheses
+        they continue, and their tokens; (sources, 2 * beams) each."""
         count, hypotheses = self.totals.shape
         wide = logits.float()
         likeliest = wide.topk(2 * self.settings.beams, dim=-1)
@@ -145,7 +145,7 @@ class _Search:
         return chosen.values, chosen.indices // likeliest.indices.shape[1], tokens
 
     def finish(self, step: int, sums: Tensor, parents: Tensor, tokens: Tensor, ends: Tensor) -> Tensor:
-        """Keep the best finished hypotheses, and say of which sources no more can come: bool (sources,)."""
+        """Keep the best finished hypotheses; return which sources are done, bool (sources,)."""
         beams, length = self.settings.beams, step + 1
         whole = length == self.settings.room
         scores = sums[:, :beams] / length**self.settings.length_penalty
@@ -167,7 +167,7 @@ class _Search:
     def go_on(
         self, step: int, sums: Tensor, parents: Tensor, tokens: Tensor, ends: Tensor, going: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Continue the sources `going`, int64, alone: the rows from which their hypotheses come, and their tokens."""
+        """Continue the sources `going`, int64; return the rows that their hypotheses continue, and their tokens."""
         beams, before = self.settings.beams, self.totals.shape[1]
         chosen = sums.masked_fill(ends, -math.inf).topk(beams, dim=1)
         texts = self._continued(step, parents.gather(1, chosen.indices), tokens.gather(1, chosen.indices))
@@ -178,7 +178,7 @@ class _Search:
         return rows[going].flatten(), self.open[:, :, step].flatten()
 
     def _continued(self, step: int, parents: Tensor, tokens: Tensor) -> Tensor:
-        """The hypotheses `parents` with one more token: (sources, hypotheses, room)."""
+        """Return the hypotheses `parents` with one more token: (sources, hypotheses, room)."""
         texts = self.open.gather(1, parents[..., None].expand(-1, -1, self.open.shape[-1]))
         texts[..., step] = tokens
         return texts
@@ -193,14 +193,15 @@ class _Best:
         self.scores = torch.zeros(count, device=device)
 
     def take(self, search: _Search, closed: Tensor) -> None:
-        """Take the best of the sources that are `closed`, bool."""
-        places = search.sources[closed]
-        self.written[places] = search.finished[closed, 0]
-        self.lengths[places] = search.lengths[closed, 0]
-        self.scores[places] = search.scores[closed, 0]
+        """Store the best hypotheses of the sources that are `closed`, bool."""
+        sources = search.sources[closed]
+        self.written[sources] = search.finished[closed, 0]
+        self.lengths[sources] = search.lengths[closed, 0]
+        self.scores[sources] = search.scores[closed, 0]
 
 
 def _without_end(written: Tensor, lengths: Tensor, scores: Tensor, end: int) -> Generated:
+    """Return the targets as lists, without the end token."""
     texts, ended = [], []
     for row, length in zip(written.tolist(), lengths.tolist(), strict=True):
         row = row[:length]

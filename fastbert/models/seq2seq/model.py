@@ -1,6 +1,6 @@
-"""BERT that writes text: a decoder of its own beside the encoder, or one stack under a prefix mask.
+"""Sequence-to-sequence models of BERT: an encoder with a decoder, or one stack under a prefix mask.
 
-Targets are rows `[CLS] text [SEP]`: all but the last token are read, all but the first are predicted. An
+Targets are rows `[CLS] text [SEP]`: all tokens but the last are inputs, all but the first are predicted. An
 encoder-decoder reads them as they are; one stack reads `[CLS] source [SEP] text` and predicts `text [SEP]`.
 """
 
@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from fastbert.checkpoints.source import Weights
 from fastbert.errors import UserError
 from fastbert.models.base import PreTrainedModel
-from fastbert.models.bert.model import ROWS_MULTIPLE, BertModel, multiplies_in_bf16
-from fastbert.models.heads import PredictionHead, PreTrainingHeads, _MaskedLanguageModel
-from fastbert.models.labels import mean_of
-from fastbert.models.layers import layer_batch
+from fastbert.models.bert.model import BertModel
+from fastbert.models.heads.prediction import PredictionHead, PreTrainingHeads
+from fastbert.models.heads.pretraining import MaskedLanguageModel
+from fastbert.models.labels import mean_loss
+from fastbert.models.layers import ROWS_MULTIPLE, layer_batch, multiplies_in_bf16
 from fastbert.models.outputs import LogitsOutput
 from fastbert.models.packed import Packed
 from fastbert.models.padded import refuse_graphs
@@ -36,17 +37,17 @@ from fastbert.packing import PackedBatch
 
 
 @dataclass(frozen=True)
-class Taught:
-    """Targets as a decoder learns them."""
+class ShiftedTargets:
+    """The inputs and labels of a decoder under teacher forcing."""
 
     read: PackedBatch
     """All tokens of each target but its last."""
     labels: Tensor
-    """The token behind each of them, int64."""
+    """The token after each of them, int64 (tokens,)."""
 
 
-def taught(target: PackedBatch) -> Taught:
-    """What is read and what is predicted of targets that hold begin and end. Raises UserError for a shorter one."""
+def shift_targets(target: PackedBatch) -> ShiftedTargets:
+    """Split targets into inputs and labels. Raises UserError for targets of less than two tokens."""
     count, tokens = len(target), target.num_tokens
     lengths = target.cu_seqlens.diff().long()
     if target.device.type == "cpu" and not torch.compiler.is_compiling() and count and int(lengths.min()) < 2:
@@ -57,25 +58,25 @@ def taught(target: PackedBatch) -> Taught:
         )
     numbers = torch.arange(count + 1, device=target.device)
     sequences = numbers[:-1].repeat_interleave(lengths - 1, output_size=tokens - count)
-    # Every target before left one token out.
-    places = torch.arange(tokens - count, device=target.device) + sequences
+    # Each earlier target is one token shorter.
+    positions = torch.arange(tokens - count, device=target.device) + sequences
     read = PackedBatch(
-        input_ids=target.input_ids[places],
-        token_type_ids=target.token_type_ids[places],
-        position_ids=target.position_ids[places],
+        input_ids=target.input_ids[positions],
+        token_type_ids=target.token_type_ids[positions],
+        position_ids=target.position_ids[positions],
         sequence_ids=sequences,
         cu_seqlens=target.cu_seqlens - numbers.int(),
         max_seqlen=max(target.max_seqlen - 1, 0),
         dropout_key=target.dropout_key,
     )
-    return Taught(read, target.input_ids[places + 1])
+    return ShiftedTargets(read, target.input_ids[positions + 1])
 
 
 class BertForSequenceToSequence(PreTrainedModel):
-    """A model that writes a target for a source; `BertForSequenceToSequence(config)` is what `config.kind` says.
+    """A model that generates targets; `config.kind` selects `EncoderDecoder` or `PrefixModel`.
 
-    `from_pretrained` reads BERT's files, with `kind`, `decoder_layers` and `sharing` as further arguments, or what
-    `save_pretrained` or transformers' `EncoderDecoderModel` wrote.
+    `from_pretrained` reads BERT's files, with `kind`, `decoder_layers` and `sharing` as further arguments, and the
+    files of `save_pretrained` and of transformers' `EncoderDecoderModel`.
     """
 
     config: SequenceConfig
@@ -85,28 +86,28 @@ class BertForSequenceToSequence(PreTrainedModel):
     def __new__(cls, config: SequenceConfig, *_: Any, **__: Any) -> BertForSequenceToSequence:
         if not isinstance(config, SequenceConfig):
             raise UserError(f"{cls.__name__} takes a SequenceConfig, not a {type(config).__name__}")
-        own = PrefixModel if config.kind == "prefix" else EncoderDecoder
-        if not issubclass(own, cls):
-            raise UserError(f"kind={config.kind!r} makes a {own.__name__}, not a {cls.__name__}")
-        made: BertForSequenceToSequence = super().__new__(own)
-        return made
+        kind = PrefixModel if config.kind == "prefix" else EncoderDecoder
+        if not issubclass(kind, cls):
+            raise UserError(f"kind={config.kind!r} makes a {kind.__name__}, not a {cls.__name__}")
+        model: BertForSequenceToSequence = super().__new__(kind)
+        return model
 
     @property
     @abstractmethod
     def head(self) -> PredictionHead:
-        """What predicts tokens of hidden states."""
+        """The head that predicts tokens from hidden states."""
 
     @abstractmethod
     def check_ranges(self, batch: PackedBatch) -> None:
-        """Raise UserError for ids that are no rows of the model's tables."""
+        """Check that all ids of a batch are in range; a host-device sync on a GPU. Raises `UserError`."""
 
     @abstractmethod
     def _states(self, source: PackedBatch, read: PackedBatch) -> Tensor:
-        """The hidden state (tokens, hidden_size) that predicts what follows each target token that is read."""
+        """Return the hidden states (tokens, hidden_size) that predict the token after each input token."""
 
     @abstractmethod
     def _decoding(self, source: PackedBatch, settings: GenerationSettings, begin: int) -> Decoding:
-        """The model, about to write."""
+        """Return the state of generation before the first token."""
 
     def forward(
         self,
@@ -121,39 +122,42 @@ class BertForSequenceToSequence(PreTrainedModel):
         label_smoothing: float = 0.0,
         num_items_in_batch: Tensor | int | None = None,
     ) -> LogitsOutput:
-        """The loss of known targets, `[CLS] text [SEP]` each: the mean over all their tokens but the first.
+        """Compute the loss of known targets, `[CLS] text [SEP]` each: the mean over all their tokens but the first.
 
         Source and target are each a `PackedBatch`, or padded ids (B, S) and (B, T) int64 with their masks. With
-        `return_logits`, `logits` are (target tokens - targets, vocab_size), or (B, T - 1, vocab_size) where the target
-        is padded: those at a token are of the one behind it. `num_items_in_batch`: the loss is the sum over the labels
-        divided by it.
+        `return_logits`, `logits` are (target tokens - targets, vocab_size), or (B, T - 1, vocab_size) if the target is
+        padded; those at a token predict the next one. The loss is fp32; with `num_items_in_batch` it is the sum over
+        the labels divided by it. Raises `UserError` for missing targets, and for sources and targets that do not match.
         """
         refuse_graphs(type(self).__name__, "its encoder, a BertModel, can be")
         source = Packed(batch, input_ids, attention_mask, token_type_ids, None, always_packed=True).batch
         if target is None:
             raise UserError("target is missing: give the targets that the model should learn, or call generate")
         targets = Packed(target, None, target_mask, None, None, always_packed=True)
-        known = taught(targets.batch)
+        known = shift_targets(targets.batch)
         states = self.target_states(source, known.read)
-        loss = mean_of(self.head.loss(states, known.labels, label_smoothing), num_items_in_batch)
+        loss = mean_loss(self.head.loss(states, known.labels, label_smoothing), num_items_in_batch)
         if not return_logits:
             return LogitsOutput(loss=loss, logits=None)
         logits: Tensor = self.head(states)
         if targets.slots is None or targets.shape is None:
             return LogitsOutput(loss=loss, logits=logits)
-        # At the columns of the tokens that are read, of which the last column is none.
+        # The last column holds no input token.
         rows, columns = targets.shape
-        places = known.read.sequence_ids * max(columns - 1, 0) + known.read.position_ids
-        flat = logits.new_zeros(rows * max(columns - 1, 0), logits.shape[-1]).index_copy(0, places, logits)
+        slots = known.read.sequence_ids * max(columns - 1, 0) + known.read.position_ids
+        flat = logits.new_zeros(rows * max(columns - 1, 0), logits.shape[-1]).index_copy(0, slots, logits)
         return LogitsOutput(loss=loss, logits=flat.view(rows, max(columns - 1, 0), -1))
 
     def losses(self, source: PackedBatch, target: PackedBatch, label_smoothing: float = 0.0) -> CrossEntropy:
-        """The loss summed over the tokens of packed targets, their number, and how many are predicted right."""
-        known = taught(target)
+        """Return the loss summed over the labels of packed targets, their number, and how many are predicted right."""
+        known = shift_targets(target)
         return self.head.loss(self.target_states(source, known.read), known.labels, label_smoothing)
 
     def target_states(self, source: PackedBatch, read: PackedBatch) -> Tensor:
-        """The hidden states (tokens, hidden_size) that predict what follows each target token of `read`."""
+        """Return the hidden states (tokens, hidden_size) that predict the token after each one of `read`.
+
+        Raises `UserError` for a different number of sources and targets, and for empty sources.
+        """
         if len(source) != len(read):
             raise UserError(f"there are {len(source)} sources, but {len(read)} targets: give each its own")
         if source.device.type == "cpu" and not torch.compiler.is_compiling():
@@ -161,7 +165,7 @@ class BertForSequenceToSequence(PreTrainedModel):
         return self._states(source, read)
 
     def _rounds(self) -> bool:
-        """Whether torch's products in bf16 should meet few numbers of rows: see `ROWS_MULTIPLE`."""
+        """Return whether row counts are rounded for torch's bf16 library; see `ROWS_MULTIPLE`."""
         return not torch.compiler.is_compiling() and multiplies_in_bf16(self.get_input_embeddings().weight)
 
     @torch.no_grad()
@@ -176,10 +180,10 @@ class BertForSequenceToSequence(PreTrainedModel):
         begin: int | None = None,
         end: int | None = None,
     ) -> Generated:
-        """Write a target for each source, a `PackedBatch` or padded ids; nothing is dropped, in training neither.
+        """Generate a target for each source, a `PackedBatch` or padded int64 ids (B, S), without dropout.
 
-        `begin` and `end` are the ids of [CLS] and [SEP], where the config does not know them. Raises UserError where
-        they are missing, and for targets that the position table has no room for.
+        `begin` and `end` are the ids of [CLS] and [SEP]; None: the config's. Raises `UserError` if they are unknown,
+        and for targets longer than the position table.
         """
         refuse_graphs(type(self).__name__, "its encoder, a BertModel, can be")
         source = Packed(batch, input_ids, attention_mask, token_type_ids, None, always_packed=True).batch
@@ -200,7 +204,7 @@ class BertForSequenceToSequence(PreTrainedModel):
         if training:
             self.train(False)
         try:
-            # Nor is what is written for a source changed by others that leave the batch.
+            # The result for a source must not depend on others that leave the batch.
             with same_in_every_batch():
                 decoding = self._decoding(source, settings, begin)
                 write = greedy if settings.beams == 1 else beam_search
@@ -210,22 +214,23 @@ class BertForSequenceToSequence(PreTrainedModel):
                 self.train()
 
     def can_generate(self) -> bool:
-        """It does, but by its own `generate`, not by transformers'."""
+        """Return False: `generate` is not that of transformers."""
         return False
 
     def named_weights(self, weights: Weights) -> Weights:
+        """Return a checkpoint's weights, of BERT or of an encoder-decoder, under the names of this model."""
         return weights_for(self.config, weights, self.state_dict().keys(), self.tied_keys)
 
 
 def check_sources(source: PackedBatch) -> None:
-    """Refuse a source without tokens, which nothing can be written for; reads the batch."""
+    """Raise UserError for a source without tokens; a host-device sync on a GPU."""
     lengths = source.cu_seqlens.diff()
     if len(lengths) and int(lengths.min()) < 1:
         raise UserError(f"source {int(lengths.argmin())} of the batch has no tokens: give it at least [CLS] and [SEP]")
 
 
 def check_positions(written: int, before: int, size: int) -> None:
-    """Refuse to write beyond the position table."""
+    """Raise UserError for more tokens than the position table has rows."""
     if before + written > size:
         behind = f" behind the longest source's {before}" if before else ""
         raise UserError(
@@ -235,20 +240,20 @@ def check_positions(written: int, before: int, size: int) -> None:
 
 
 def filled(batch: PackedBatch, extra: int) -> PackedBatch:
-    """The batch with a dummy sequence of `extra` tokens behind it, or of none."""
+    """Return the batch with one more sequence, a dummy of `extra` tokens, which may be 0."""
     return batch.padded_to(batch.num_tokens + extra, len(batch) + 1, max_seqlen=max(batch.max_seqlen, extra))
 
 
 def without_first(read: PackedBatch) -> PackedBatch:
-    """Rows of at least a token each, without their first."""
+    """Return sequences of at least one token each without their first token."""
     rows, numbers = len(read), torch.arange(len(read) + 1, device=read.device)
     lengths = read.cu_seqlens.diff().long() - 1
     sequences = numbers[:-1].repeat_interleave(lengths, output_size=read.num_tokens - rows)
-    places = torch.arange(read.num_tokens - rows, device=read.device) + sequences + 1
+    positions = torch.arange(read.num_tokens - rows, device=read.device) + sequences + 1
     return PackedBatch(
-        input_ids=read.input_ids[places],
-        token_type_ids=read.token_type_ids[places],
-        position_ids=read.position_ids[places],
+        input_ids=read.input_ids[positions],
+        token_type_ids=read.token_type_ids[positions],
+        position_ids=read.position_ids[positions],
         sequence_ids=sequences,
         cu_seqlens=read.cu_seqlens - numbers.int(),
         max_seqlen=max(read.max_seqlen - 1, 0),
@@ -256,7 +261,7 @@ def without_first(read: PackedBatch) -> PackedBatch:
 
 
 class EncoderDecoder(BertForSequenceToSequence):
-    """BERT with a decoder beside it, under the names of transformers' `EncoderDecoderModel` of two BERTs."""
+    """A BERT encoder and a decoder, under the names of transformers' `EncoderDecoderModel` of two BERTs."""
 
     base_model_prefix = "encoder_decoder"
 
@@ -267,25 +272,27 @@ class EncoderDecoder(BertForSequenceToSequence):
         if config.shared != "none":
             self.decoder.bert.embeddings = self.encoder.embeddings
         if config.shared == "all":
-            for mine, theirs in zip(self.decoder.bert.encoder.layer, self.encoder.encoder.layer, strict=False):
-                mine.attention, mine.intermediate, mine.output = theirs.attention, theirs.intermediate, theirs.output
+            for layer, shared in zip(self.decoder.bert.encoder.layer, self.encoder.encoder.layer, strict=False):
+                layer.attention, layer.intermediate, layer.output = shared.attention, shared.intermediate, shared.output
         self.tied_keys = tied_names(self.state_dict().keys(), config.shared)
         self.init_weights()
 
     @property
     def head(self) -> PredictionHead:
+        """The head that predicts tokens from hidden states."""
         return self.decoder.cls.predictions
 
     @property
     def _keys_to_ignore_on_save(self) -> list[str] | None:
-        # transformers ties the head by itself, but knows of nothing that the two have in common.
+        # transformers ties the head, but not what encoder and decoder share.
         return [name for name in self.tied_keys if name.startswith("decoder.cls.")]
 
     def get_input_embeddings(self) -> nn.Embedding:
+        """Return the encoder's token embedding, whose weight is (vocab_size, hidden_size)."""
         return self.encoder.embeddings.word_embeddings
 
     def tie_weights(self) -> None:
-        """Make the head's weight the decoder's token embedding itself, and its bias the head's."""
+        """Share the weight of the decoder's token embedding and the head's bias with the matmul of the head."""
         predictions = self.head
         predictions.decoder.weight = self.decoder.bert.embeddings.word_embeddings.weight
         predictions.decoder.bias = predictions.bias
@@ -293,9 +300,11 @@ class EncoderDecoder(BertForSequenceToSequence):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None
     ) -> nn.Embedding:
-        raise UserError("an encoder-decoder's vocabulary is not resized: extend that of BERT, and begin with it")
+        """Raise UserError: resize BERT's vocabulary before making an encoder-decoder of it."""
+        raise UserError("an encoder-decoder's vocabulary cannot be resized: extend BERT's first, and start from it")
 
     def check_ranges(self, batch: PackedBatch) -> None:
+        """Check that all ids of a batch are in range; a host-device sync on a GPU. Raises `UserError`."""
         self.encoder.check_ranges(batch)
 
     def _states(self, source: PackedBatch, read: PackedBatch) -> Tensor:
@@ -303,7 +312,7 @@ class EncoderDecoder(BertForSequenceToSequence):
             self.encoder.check_ranges(read)
         config, count = self.config, read.num_tokens
         if self._rounds():
-            source, read = (filled(one, -one.num_tokens % ROWS_MULTIPLE) for one in (source, read))
+            source, read = (filled(batch, -batch.num_tokens % ROWS_MULTIPLE) for batch in (source, read))
         states, _ = self.encoder.encode(source)
         p = (config.hidden_dropout_prob, config.attention_probs_dropout_prob)
         batch = layer_batch(read, *p, self.training)
@@ -317,7 +326,7 @@ class EncoderDecoder(BertForSequenceToSequence):
         return CrossDecoding(self.decoder, source, states, settings.room, begin)
 
 
-class PrefixModel(BertForSequenceToSequence, _MaskedLanguageModel):
+class PrefixModel(BertForSequenceToSequence, MaskedLanguageModel):
     """One BERT with its masked-LM head under a prefix mask; its files are those of `BertForMaskedLM`."""
 
     with_pooler = False
@@ -329,13 +338,15 @@ class PrefixModel(BertForSequenceToSequence, _MaskedLanguageModel):
 
     @property
     def head(self) -> PredictionHead:
+        """The head that predicts tokens from hidden states."""
         return self.cls.predictions
 
     def check_ranges(self, batch: PackedBatch) -> None:
+        """Check that all ids of a batch are in range; a host-device sync on a GPU. Raises `UserError`."""
         self.bert.check_ranges(batch)
 
     def _states(self, source: PackedBatch, read: PackedBatch) -> Tensor:
-        # The source's last token stands for the one with which targets begin.
+        # The source's last token takes the role of the targets' first.
         config, numbers = self.config, torch.arange(read.num_tokens, device=read.device)
         written = without_first(read)
         if self._rounds():  # both are one batch
@@ -350,9 +361,9 @@ class PrefixModel(BertForSequenceToSequence, _MaskedLanguageModel):
         x = self.bert.embeddings(rows.batch, batch.token_dropout(Site.EMBEDDING))
         mode = self.bert.encoder.checkpointing if self.training else "none"
         x = run_encoder_layers(self.bert.encoder.layer, x, PrefixTeacherForcing(rows, batch), batch, mode)
-        lasts = source.cu_seqlens[1:].long()[read.sequence_ids] - 1
-        places = source.num_tokens + numbers - read.sequence_ids - 1
-        return x.index_select(0, torch.where(read.offsets_in_sequence == 0, lasts, places))
+        last = source.cu_seqlens[1:].long()[read.sequence_ids] - 1
+        inputs = source.num_tokens + numbers - read.sequence_ids - 1
+        return x.index_select(0, torch.where(read.offsets_in_sequence == 0, last, inputs))
 
     def _decoding(self, source: PackedBatch, settings: GenerationSettings, begin: int) -> Decoding:
         check_positions(settings.room - 1, int(source.position_ids.max()) + 1, self.config.max_position_embeddings)

@@ -1,5 +1,5 @@
-"""One stack under a prefix mask (Dong et al. 2019): source tokens see the source, target tokens also the targets before
-them. Packed, the mask is two calls of attention, and nothing is computed for pairs that it forbids.
+"""One stack under a prefix mask (Dong et al. 2019): source tokens attend to the source, target tokens also to the
+target tokens before them. Packed, this is two calls of attention, and masked pairs are never computed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastbert import ops
-from fastbert.models.bert.model import SelfAttention
+from fastbert.models.bert.modules import SelfAttention
 from fastbert.models.seq2seq.decoding_cache import WrittenKeys
 from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.encoder_layer.arguments import LayerBatch
@@ -21,33 +21,33 @@ from fastbert.packing import PackedBatch
 class PrefixRows:
     """Sources and their targets as one batch: all source tokens, then all target tokens.
 
-    So the queries of either call lie side by side; only the keys of targets have to be brought into order.
+    The queries of each call are contiguous; only the keys of targets are reordered.
     """
 
     batch: PackedBatch
     """The tokens in that order; `sequence_ids`, positions and offsets as in `source target`. `cu_seqlens` counts the
-    tokens of both, which are not side by side."""
+    tokens of both, which are not contiguous."""
     offsets: Tensor
     """Each token's distance from the first of its sequence, int64 (tokens,)."""
     sources: int
-    """Tokens of all sources."""
+    """The number of tokens of all sources."""
     cu_sources: Tensor
     cu_targets: Tensor
     longest: tuple[int, int, int]
-    """Tokens of the longest source, of the longest target, and at least of the longest of both together."""
+    """The largest lengths of a source and of a target, and a bound for the length of both together."""
     order: Tensor
-    """Where the tokens of each sequence are, int64 (tokens,)."""
+    """The indices of each sequence's tokens, sequence by sequence, int64 (tokens,)."""
 
 
 def prefix_rows(source: PackedBatch, target: PackedBatch) -> PrefixRows:
-    """Join sources (segment 0) and what is written of their targets (segment 1), position by position."""
+    """Join sources (segment 0) and their targets (segment 1), whose positions continue the sources'."""
     lengths = source.cu_seqlens.diff().long()
     offsets = torch.cat((source.offsets_in_sequence, target.offsets_in_sequence + lengths[target.sequence_ids]))
     sequences = torch.cat((source.sequence_ids, target.sequence_ids))
     cu_seqlens = source.cu_seqlens + target.cu_seqlens
-    # Counts up to the number of tokens: where each belongs, and so which belongs where.
-    places = cu_seqlens[sequences].long() + offsets
-    order = torch.empty_like(places).index_copy_(0, places, torch.arange(len(places), device=places.device))
+    # A permutation of the tokens, and its inverse.
+    positions = cu_seqlens[sequences].long() + offsets
+    order = torch.empty_like(positions).index_copy_(0, positions, torch.arange(len(positions), device=positions.device))
     batch = PackedBatch(
         input_ids=torch.cat((source.input_ids, target.input_ids)),
         token_type_ids=torch.cat((source.token_type_ids, torch.ones_like(target.token_type_ids))),
@@ -62,13 +62,13 @@ def prefix_rows(source: PackedBatch, target: PackedBatch) -> PrefixRows:
 
 
 class PrefixTeacherForcing:
-    """Sources that see themselves, and targets that are known and see what comes before."""
+    """Attention of sources to themselves, and of known targets to their sources and the tokens before."""
 
     def __init__(self, rows: PrefixRows, batch: LayerBatch) -> None:
         self.rows, self.batch = rows, batch
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of all tokens, (tokens, heads, head_dim)."""
+        """Return attention of all tokens, (tokens, heads, head_dim)."""
         rows, count = self.rows, self.rows.sources
         source, target, both = rows.longest
         p, key = self.batch.attention_p, self.batch.dropout_key
@@ -86,7 +86,7 @@ class PrefixTeacherForcing:
         )
         if len(q) == count:
             return first
-        # Causal attention lays the last query on the last key: targets see their sources whole.
+        # Causal attention aligns the last query with the last key: targets attend to all of their sources.
         second = ops.attention(
             q[count:],
             k.index_select(0, rows.order),
@@ -98,26 +98,28 @@ class PrefixTeacherForcing:
             causal=True,
             dropout_p=p,
             dropout_key=key,
-            # A site of its own: queries of either call count from 0.
+            # A different site: the queries of both calls count from 0.
             dropout_site=Site.CROSS_ATTENTION.of_layer(layer),
         )
         return torch.cat((first, second))
 
     def cross_attend(self, layer: int, q: Tensor, attention: SelfAttention) -> Tensor:
+        """Refuse: one stack has no cross-attention."""
         raise AssertionError("one stack has no cross-attention")
 
 
 class PrefixEncoding:
-    """Sources that see themselves, whose keys and values are kept for what will be written."""
+    """Attention of sources to themselves, whose keys and values are cached for generation."""
 
     def __init__(self, source: PackedBatch, written: WrittenKeys) -> None:
         self.source, self.written = source, written
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of all source tokens, (tokens, heads, head_dim)."""
+        """Return attention of all source tokens, (tokens, heads, head_dim)."""
         self.written.keep_prefix(layer, k, v, self.source)
         cu_seqlens, longest = self.source.cu_seqlens, self.source.max_seqlen
         return ops.attention(q, k, v, cu_seqlens, cu_seqlens, longest, longest)
 
     def cross_attend(self, layer: int, q: Tensor, attention: SelfAttention) -> Tensor:
+        """Refuse: one stack has no cross-attention."""
         raise AssertionError("one stack has no cross-attention")

@@ -70,7 +70,7 @@ class LayerBatch:
 
     @property
     def drops(self) -> bool:
-        """Whether anything is dropped."""
+        """Return whether anything is dropped."""
         return bool(self.attention_p or self.attention_output_p or self.output_p)
 
     def token_dropout(self, site: Site, layer: int = 0, p: float | None = None) -> TokenDropout | None:
@@ -122,7 +122,7 @@ class EncoderLayerArguments(NamedTuple):
 
     @property
     def needs_backward(self) -> bool:
-        """Whether a backward pass may follow."""
+        """Return whether a backward pass may follow."""
         return torch.is_grad_enabled() and (
             self.x.requires_grad or any(tensor.requires_grad for tensor in self.parameters)
         )

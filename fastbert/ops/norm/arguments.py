@@ -27,7 +27,7 @@ class LayerNormArguments(NamedTuple):
 
     @property
     def is_sum(self) -> bool:
-        """Whether anything is added to x or dropped from it."""
+        """Return whether anything is added to x or dropped from it."""
         return self.residual is not None or self.x_bias is not None or self.dropout is not None
 
     def check(self) -> None:

@@ -1,4 +1,7 @@
-"""Words with tags: CoNLL's columns of every year, CoNLL-U, and JSON objects or Arrow columns of two lists."""
+"""Read words with tags: CoNLL's columns of every year, CoNLL-U, and JSON objects or Arrow columns of two lists.
+
+One file: the layouts differ in a line or two each, and share the walk over lines and its errors.
+"""
 
 from __future__ import annotations
 

@@ -68,10 +68,10 @@ class SequenceToSequence(Task[SequenceExample]):
 
     def base_config(self, folder: Path) -> BertConfig:
         """Read the config of an encoder, or of a model that already writes."""
-        from fastbert.checkpoints.source import config_place
+        from fastbert.checkpoints.source import config_folder
         from fastbert.models.seq2seq.config import SequenceConfig
 
-        return SequenceConfig.of_writer(config_place(folder)) or super().base_config(folder)
+        return SequenceConfig.of_writer(config_folder(folder)) or super().base_config(folder)
 
     def head_config(self, config: BertConfig) -> SequenceConfig:
         from fastbert.models.seq2seq.config import SequenceConfig

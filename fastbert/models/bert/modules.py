@@ -1,0 +1,272 @@
+"""The modules of the BERT encoder (Devlin et al. 2019, section 3): post-LN, learned positions, packed tokens.
+
+The module tree gives the state dict the names of Hugging Face's `BertModel`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fastbert.config import BertConfig
+from fastbert.models.base import Checkpointing, Quantization
+from fastbert.models.fusibility import (
+    has_hooks,
+    is_plain,
+    is_plain_table,
+    owns_weight_and_bias,
+    project,
+    project_without_bias,
+    runs_as_written,
+)
+from fastbert.models.layers import ModuleLayer, fused_layer, is_native, layer_parameters, saving_matmuls
+from fastbert.ops.dropout.arguments import TokenDropout
+from fastbert.ops.dropout.op import dropout as apply_dropout
+from fastbert.ops.embedding.op import embedding_layer_norm
+from fastbert.ops.encoder_layer.arguments import LayerBatch, LayerParameters
+from fastbert.ops.encoder_layer.composition import compose_layer
+from fastbert.ops.encoder_layer.spec import LayerSpec, bert_layer
+from fastbert.ops.norm.op import dropout_add_layer_norm, layer_norm
+from fastbert.packing import PackedBatch
+
+
+class Norm(nn.Module):
+    """A LayerNorm that is fused with the operation before it; its own forward runs only where fusion is impossible, for
+    hooks, adapters or replaced modules."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x (rows, width), with statistics in fp32; the same shape and dtype."""
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        """Return the width and epsilon for `repr`."""
+        return f"{self.weight.numel()}, eps={self.eps}"
+
+
+def is_plain_norm(module: nn.Module) -> TypeGuard[Norm]:
+    """Return whether a LayerNorm is nothing but its weight, bias and epsilon."""
+    return runs_as_written(module, Norm) and owns_weight_and_bias(module)
+
+
+class Embeddings(nn.Module):
+    """The sum of token, position and segment embeddings, with LayerNorm and dropout."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.LayerNorm = Norm(config.hidden_size, config.layer_norm_eps)
+
+    def forward(self, batch: PackedBatch, dropout: TokenDropout | None, inputs_embeds: Tensor | None = None) -> Tensor:
+        """Return embeddings (tokens, hidden_size); `inputs_embeds` of that shape replaces rows of the token table."""
+        if inputs_embeds is not None:
+            others = self.position_embeddings(batch.position_ids) + self.token_type_embeddings(batch.token_type_ids)
+            return apply_dropout(self.LayerNorm(inputs_embeds + others), dropout)
+        ids = (batch.input_ids, batch.position_ids, batch.token_type_ids)
+        tables = (self.word_embeddings, self.position_embeddings, self.token_type_embeddings)
+        norm = self.LayerNorm
+        if all(is_plain_table(table) for table in tables) and is_plain_norm(norm):
+            weights = tuple(table.weight for table in tables)
+            return embedding_layer_norm(ids, weights, norm.weight, norm.bias, norm.eps, dropout)
+        words, positions, segments = (table(indices) for table, indices in zip(tables, ids, strict=True))
+        return apply_dropout(norm(words + positions + segments), dropout)
+
+
+class SelfAttention(nn.Module):
+    """The three projections of self-attention."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.query = nn.Linear(config.hidden_size, config.hidden_size)
+        self.key = nn.Linear(config.hidden_size, config.hidden_size)
+        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+
+
+class Output(nn.Module):
+    """A projection back to the model's width, with the LayerNorm behind its residual connection."""
+
+    def __init__(self, inner: int, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(inner, config.hidden_size)
+        self.LayerNorm = Norm(config.hidden_size, config.layer_norm_eps)
+
+    def forward(self, x: Tensor, residual: Tensor, dropout: TokenDropout | None) -> Tensor:
+        """Return LayerNorm(residual + dropout(dense(x))), (tokens, hidden_size), of x (tokens, inner)."""
+        product, bias = project_without_bias(self.dense, x)
+        norm = self.LayerNorm
+        if is_plain_norm(norm):
+            return dropout_add_layer_norm(product, residual, norm.weight, norm.bias, norm.eps, dropout, x_bias=bias)
+        product = product if bias is None else product + bias.to(product.dtype)
+        normed: Tensor = norm(apply_dropout(product, dropout) + residual)
+        return normed
+
+
+class Attention(nn.Module):
+    """Self-attention and its output projection, under the names `self` and `output`."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.self = SelfAttention(config)
+        self.output = Output(config.hidden_size, config)
+
+
+class Intermediate(nn.Module):
+    """The widening half of the feed-forward network."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+
+
+class Layer(nn.Module):
+    """One encoder layer: self-attention, then the feed-forward network, each with dropout, residual and LayerNorm."""
+
+    def __init__(self, config: BertConfig, index: int) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.intermediate = Intermediate(config)
+        self.output = Output(config.intermediate_size, config)
+        self.index = index
+        self.spec = layer_spec(config)
+        self.drops = bool(config.hidden_dropout_prob or config.attention_probs_dropout_prob)
+        self.quantization: Quantization | None = None
+
+    def forward(self, x: Tensor, batch: LayerBatch, spec: LayerSpec | None = None, recompute: bool = False) -> Tensor:
+        """Compute the layer: x (tokens, hidden_size) -> the same shape, or (rows, hidden_size) of the tokens
+        `batch.token_indices` alone.
+
+        `spec` replaces the layer's own, for example by a causal one. `recompute` keeps less for backward.
+        """
+        spec = self.spec if spec is None else spec
+        parameters = self.fusible_parameters()
+        if parameters is None and batch.token_indices is not None:
+            # Adapters, hooks and replaced modules receive every token.
+            whole = replace(batch, token_indices=None)
+            return batch.gather(self.forward(x, whole, spec, recompute))
+        if parameters is not None:
+            int8 = self.quantization == "int8"
+            fused = fused_layer(x, parameters, spec, batch, self.index, int8=int8, recompute=recompute)
+            if fused is not None:
+                return fused
+        layer = ComposedLayer(self, spec, batch)
+        if recompute:
+            return checkpoint(
+                compose_layer, x, layer, batch, self.index, use_reentrant=False, preserve_rng_state=False,
+                context_fn=saving_matmuls,
+            )  # fmt: skip
+        return compose_layer(x, layer, batch, self.index)
+
+    def is_native(self, tokens: int, dtype: torch.dtype) -> bool:
+        """Return whether the CPU's kernels compute this layer of so many tokens, in matmuls of `dtype`."""
+        parameters = self.fusible_parameters()
+        if parameters is None:
+            return False
+        trains = torch.is_grad_enabled() or (self.training and self.drops)
+        return is_native(parameters, self.spec, tokens, dtype, int8=self.quantization == "int8", trains=trains)
+
+    def fusible_parameters(self) -> LayerParameters | None:
+        """Return the layer's parameters if they alone decide what it computes: no hooks, adapters, replaced modules."""
+        modules: Any = self._modules  # read where modules keep them, as in `is_plain`
+        attention, intermediate, last = modules["attention"], modules["intermediate"], modules["output"]
+        projections, first = attention._modules["self"], attention._modules["output"]
+        linears = (
+            projections._modules["query"], projections._modules["key"], projections._modules["value"],
+            first._modules["dense"], intermediate._modules["dense"], last._modules["dense"],
+        )  # fmt: skip
+        norms = (first._modules["LayerNorm"], last._modules["LayerNorm"])
+        if not all(is_plain(linear) for linear in linears):
+            return None
+        if any(has_hooks(module) for module in (attention, projections, intermediate)):
+            return None
+        if not all(is_plain_norm(norm) for norm in norms):
+            return None
+        assert self.spec.output_norm is not None
+        eps = self.spec.output_norm.eps
+        if not (runs_as_written(first, Output) and runs_as_written(last, Output)):
+            return None
+        return layer_parameters(linears, norms) if norms[0].eps == norms[1].eps == eps else None
+
+
+class ComposedLayer(ModuleLayer):
+    """A layer of BERT's modules; the blocks behind attention and behind the layer run as modules, for their hooks."""
+
+    def __init__(self, layer: Any, spec: LayerSpec, batch: LayerBatch) -> None:
+        projections = layer.attention.self
+        modules = {"query": projections.query, "key": projections.key, "value": projections.value}
+        modules["intermediate"] = layer.intermediate.dense
+        super().__init__(spec, modules, batch, layer.index, is_plain_norm=is_plain_norm)
+        self.blocks = {"attention_output": layer.attention.output, "output": layer.output}
+
+    def add_norm(
+        self, linear: str, norm: str | None, x: Tensor, residual: Tensor, token_dropout: TokenDropout | None
+    ) -> Tensor:
+        """Return the output block of x: norm(residual + dropout(linear(x)))."""
+        output: Tensor = self.blocks[linear](x, residual, token_dropout)
+        return output
+
+
+class Encoder(nn.Module):
+    """The stack of layers."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
+        self.checkpointing: Checkpointing = "none"
+        self.causal_spec = layer_spec(config, causal=True)
+
+    def forward(
+        self,
+        x: Tensor,
+        batch: LayerBatch,
+        causal: bool,
+        output_hidden_states: bool,
+        token_indices: Tensor | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the last layer's tokens, of `token_indices` alone if given, and with `output_hidden_states` all tokens
+        before and after each layer."""
+        states = [x] if output_hidden_states else []
+        mode = self.checkpointing if self.training and torch.is_grad_enabled() else "none"
+        gathers = token_indices is not None and len(self.layer) > 0 and not output_hidden_states
+        last = self.layer[-1] if gathers and runs_as_written(self.layer[-1], Layer) else None
+        spec = self.causal_spec if causal else None
+        for layer in self.layer:
+            layer_batch = replace(batch, token_indices=token_indices) if layer is last else batch
+            if mode == "layer":
+                # Dropout is replayed from its keys, so the generator's state need not be saved.
+                x = checkpoint(layer, x, layer_batch, spec, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, layer_batch, spec, mode == "selective")
+            if output_hidden_states:
+                states.append(x)
+        return x if token_indices is None or last is not None else x.index_select(0, token_indices), states
+
+
+def layer_spec(config: BertConfig, *, causal: bool = False) -> LayerSpec:
+    """Return the spec of a config's layers; `causal`: tokens attend to themselves and to those before them."""
+    return bert_layer(
+        config.hidden_size, config.num_attention_heads, config.intermediate_size,
+        "gelu_tanh" if config.gelu_approximation == "tanh" else "gelu", config.layer_norm_eps, causal=causal,
+    )  # fmt: skip
+
+
+class Pooler(nn.Module):
+    """The pooled output: tanh(W h + b) of each sequence's first token."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, firsts: Tensor) -> Tensor:
+        """Pool first tokens (sequences, hidden_size) -> the same shape."""
+        return torch.tanh(project(self.dense, firsts))

@@ -1,0 +1,139 @@
+"""The base of all models with a head: encode the tokens that the head reads, and choose the logits it returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fastbert.config import BertConfig
+from fastbert.models.base import PreTrainedModel
+from fastbert.models.bert.model import BertModel, first_indices, first_tokens
+from fastbert.models.fusibility import project
+from fastbert.models.labels import TokenLabels, token_labels
+from fastbert.models.packed import Packed
+from fastbert.models.padded import PaddedBatch
+from fastbert.ops.dropout.arguments import Site, TokenDropout
+from fastbert.ops.dropout.masks import draw_keys
+from fastbert.ops.dropout.op import dropout
+from fastbert.packing import PackedBatch
+
+HiddenStates = tuple[Tensor, ...] | None
+
+
+@dataclass(frozen=True, eq=False)
+class LabelledTokens:
+    """The labels of a batch's tokens, and which logits a head over tokens returns beside its loss."""
+
+    packed: Packed
+    targets: TokenLabels | None
+    """None: the batch has no labels."""
+    all_tokens: bool
+    """Compute logits of all tokens, else of the tokens with a label alone."""
+    returns_logits: bool
+
+    @property
+    def indices(self) -> Tensor | None:
+        """The tokens that the head reads, int64 (rows,); None for all tokens."""
+        return None if self.all_tokens or self.targets is None else self.targets.positions
+
+    def select(self, x: Tensor) -> Tensor:
+        """Return the rows with a label of what was computed for the tokens that the head reads."""
+        if not self.all_tokens or self.targets is None or self.targets.positions is None:
+            return x
+        return x[self.targets.positions]
+
+    def restore(self, logits: Tensor) -> Tensor:
+        """Return logits in the form of the input if they are of all tokens, else as they are."""
+        return self.packed.restore(logits) if self.all_tokens else logits
+
+
+class BertWithHead(PreTrainedModel):
+    """A head over the encoder `bert`, which has a pooler if `with_pooler`."""
+
+    with_pooler = True
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.bert = BertModel(config, add_pooling_layer=self.with_pooler)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """Return the token embedding, whose weight is (vocab_size, hidden_size)."""
+        return self.bert.embeddings.word_embeddings
+
+    def _labelled_tokens(
+        self, packed: Packed, labels: Tensor | None, classes: int, cure: str, return_logits: bool | None
+    ) -> LabelledTokens:
+        """Read the labels of tokens. Without `return_logits`, logits of padded input are returned in evaluation."""
+        targets = token_labels(packed, labels, classes, cure)
+        all_tokens = targets is None or (return_logits is None and packed.came_padded and not self.training)
+        return LabelledTokens(packed, targets, all_tokens, all_tokens or bool(return_logits))
+
+    def _encode(
+        self, packed: Packed, token_indices: Tensor | None, output_hidden_states: bool | None
+    ) -> tuple[Tensor, HiddenStates]:
+        """Return hidden states (rows, hidden_size) of the last layer, and with `output_hidden_states` those of all
+        tokens at every layer, in the form of the input."""
+        x, states = self.bert.encode(
+            packed.batch,
+            output_hidden_states=bool(output_hidden_states),
+            token_indices=token_indices,
+            inputs_embeds=packed.embeds,
+        )
+        return x, tuple(packed.restore(state) for state in states) or None
+
+    def _encode_pooled(
+        self, packed: Packed, token_indices: Tensor | None, output_hidden_states: bool | None
+    ) -> tuple[Tensor, Tensor, HiddenStates]:
+        """Return the pooled first tokens (sequences, hidden_size), then what `_encode` returns.
+
+        With `token_indices` nothing but these and the first tokens is computed in the last layer.
+        """
+        batch = packed.batch
+        if token_indices is None or isinstance(batch, PaddedBatch) or not batch.num_tokens:
+            x, hidden_states = self._encode(packed, None, output_hidden_states)
+            first = first_tokens(x, batch)
+            x = x if token_indices is None else x[token_indices]
+        else:
+            indices = torch.cat((first_indices(batch), token_indices))
+            rows, hidden_states = self._encode(packed, indices, output_hidden_states)
+            first, x = rows[: len(batch)], rows[len(batch) :]
+        assert self.bert.pooler is not None
+        pooled: Tensor = self.bert.pooler(first)
+        return pooled, x, hidden_states
+
+    def _encode_sequences(self, packed: Packed, output_hidden_states: bool | None) -> tuple[Tensor, HiddenStates]:
+        """Return the pooled first tokens (sequences, hidden_size), and the hidden states of `_encode`."""
+        no_tokens = packed.batch.input_ids.new_empty(0)
+        pooled, _, hidden_states = self._encode_pooled(packed, no_tokens, output_hidden_states)
+        return pooled, hidden_states
+
+    def _classify_sequences(
+        self, packed: Packed, classifier: nn.Module, output_hidden_states: bool | None
+    ) -> tuple[Tensor, HiddenStates]:
+        """Return logits (sequences, classes) of the pooled first tokens, and the hidden states of `_encode`."""
+        pooled, hidden_states = self._encode_sequences(packed, output_hidden_states)
+        return project(classifier, self._classifier_dropout(packed.batch, pooled, per_token=False)), hidden_states
+
+    def _classify_tokens(
+        self, packed: Packed, classifier: nn.Module, token_indices: Tensor | None, output_hidden_states: bool | None
+    ) -> tuple[Tensor, HiddenStates]:
+        """Return logits (rows, classes) of tokens, all of them or those of `token_indices`, and the hidden states."""
+        x, hidden_states = self._encode(packed, token_indices, output_hidden_states)
+        x = self._classifier_dropout(packed.batch, x, per_token=True, token_indices=token_indices)
+        return project(classifier, x), hidden_states
+
+    def _classifier_dropout(
+        self, batch: PackedBatch, x: Tensor, *, per_token: bool, token_indices: Tensor | None = None
+    ) -> Tensor:
+        """Drop numbers of x, which has one row per sequence, or `per_token`: all tokens or those of `token_indices`."""
+        config = self.config
+        p = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+        if not self.training or not p:
+            return x
+        key = batch.dropout_key if batch.dropout_key is not None else draw_keys(len(batch), batch.device)
+        rows = torch.arange(len(batch), device=batch.device)
+        sequences, offsets = (batch.sequence_ids, batch.offsets_in_sequence) if per_token else (rows, 0 * rows)
+        token_dropout = TokenDropout(p, key, sequences, offsets, int(Site.HEAD))
+        return dropout(x, token_dropout if token_indices is None else token_dropout.select(token_indices))

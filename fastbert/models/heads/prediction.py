@@ -1,0 +1,92 @@
+"""The modules of the pre-training heads, under Hugging Face's names."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fastbert.config import BertConfig
+from fastbert.models.bert.modules import Norm, is_plain_norm
+from fastbert.models.fusibility import is_plain, project, project_without_bias
+from fastbert.models.layers import ROWS_MULTIPLE, multiplies_in_bf16
+from fastbert.ops.cross_entropy.op import CrossEntropy, linear_cross_entropy
+from fastbert.ops.dispatch import preferred_backend
+from fastbert.ops.gelu.op import bias_gelu
+from fastbert.ops.native.matmul_table import prefers_native
+from fastbert.ops.norm.op import gelu_layer_norm
+from fastbert.packing import IGNORE_INDEX
+
+
+class PredictionTransform(nn.Module):
+    """Linear layer, GELU and LayerNorm between the encoder and the matmul with the vocabulary."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.LayerNorm = Norm(config.hidden_size, config.layer_norm_eps)
+        self.approximate = config.gelu_approximation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform hidden states (rows, hidden_size) into the same shape."""
+        norm = self.LayerNorm
+        product, bias = project_without_bias(self.dense, x)
+        if is_plain_norm(norm):
+            return gelu_layer_norm(product, bias, norm.weight, norm.bias, norm.eps, self.approximate)
+        normed: Tensor = norm(bias_gelu(product, bias, self.approximate))
+        return normed
+
+
+class PredictionHead(nn.Module):
+    """The masked-LM head, whose decoder shares the token embedding's weight and has its own bias."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.transform = PredictionTransform(config)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.decoder.bias = self.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits (rows, vocab_size) of hidden states (rows, hidden_size)."""
+        return project(self.decoder, self.transform(x))
+
+    def loss(self, x: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> CrossEntropy:
+        """Return the cross-entropy of hidden states (rows, hidden_size) and labels int64 (rows,), -100 to ignore a row.
+
+        The sum over the labels is fp32; where the decoder is plain, logits are never written to memory as a whole.
+        """
+        padding = -len(x) % ROWS_MULTIPLE if self._library_multiplies_bf16(len(x)) else 0
+        if padding:  # rows without a label
+            x = F.pad(x, (0, 0, 0, padding))
+            labels = F.pad(labels, (0, padding), value=IGNORE_INDEX)
+        x = self.transform(x)
+        if is_plain(self.decoder):
+            weight, bias = self.decoder.weight, self.decoder.bias
+            return linear_cross_entropy(x, weight, bias, labels, label_smoothing=label_smoothing)
+        logits, counted = self.decoder(x), labels != IGNORE_INDEX
+        loss = F.cross_entropy(
+            logits.float(), labels, ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing, reduction="sum"
+        )
+        return CrossEntropy(loss, counted.sum(), ((logits.argmax(-1) == labels) & counted).sum())
+
+    def _library_multiplies_bf16(self, rows: int) -> bool:
+        """Return whether torch's library will multiply bf16 on the CPU, not our kernels, which are compiled for every
+        number of rows."""
+        weight = self.decoder.weight
+        if not multiplies_in_bf16(weight):
+            return False
+        if torch.compiler.is_compiling() or preferred_backend("linear_cross_entropy", weight.device) != "native":
+            return True
+        return not (is_plain(self.decoder) and prefers_native("bf16", rows, *weight.shape))
+
+
+class PreTrainingHeads(nn.Module):
+    """The heads of pre-training: `predictions` if `mlm`, `seq_relationship` if `nsp`."""
+
+    def __init__(self, config: BertConfig, mlm: bool, nsp: bool) -> None:
+        super().__init__()
+        if mlm:
+            self.predictions = PredictionHead(config)
+        if nsp:
+            self.seq_relationship = nn.Linear(config.hidden_size, 2)

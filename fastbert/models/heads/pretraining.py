@@ -1,0 +1,173 @@
+"""BERT with the heads it is pre-trained with: masked LM, alone or with next-sentence prediction."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fastbert.config import BertConfig
+from fastbert.models.base import resized
+from fastbert.models.fusibility import project
+from fastbert.models.heads.base import BertWithHead, LabelledTokens
+from fastbert.models.heads.prediction import PreTrainingHeads
+from fastbert.models.labels import (
+    IS_NEXT,
+    USE_VOCABULARY,
+    check_masked_positions,
+    check_range,
+    class_labels,
+    mean_loss,
+)
+from fastbert.models.outputs import LogitsOutput, PreTrainingOutput
+from fastbert.models.packed import read_inputs
+from fastbert.models.unsupported_arguments import TransformersArguments
+from fastbert.ops.cross_entropy.op import CrossEntropy
+from fastbert.packing import IGNORE_INDEX, PackedBatch
+
+
+class MaskedLanguageModel(BertWithHead):
+    """A model with the masked-LM head, whose decoder is tied to the token embedding."""
+
+    cls: PreTrainingHeads
+    tied_keys = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
+
+    def tie_weights(self) -> None:
+        """Share the token embedding's weight and the head's bias with the decoder."""
+        self.cls.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
+        self.cls.predictions.decoder.bias = self.cls.predictions.bias
+
+    def _resize_output(self, rows: int) -> None:
+        predictions = self.cls.predictions
+        added = predictions.bias.detach().new_zeros(max(rows - len(predictions.bias), 0))
+        predictions.bias = resized(predictions.bias, rows, added)
+        predictions.decoder.out_features = rows
+        self.tie_weights()
+
+    def _predict(self, tokens: LabelledTokens, x: Tensor) -> tuple[Tensor | None, CrossEntropy | None]:
+        """Return the logits to return and the loss, each None without, of hidden states (rows, hidden_size)."""
+        head, targets = self.cls.predictions, tokens.targets
+        logits = tokens.restore(head(x)) if tokens.returns_logits else None
+        return logits, None if targets is None else head.loss(tokens.select(x), targets.labels)
+
+
+class BertForPreTraining(MaskedLanguageModel):
+    """BERT with both pre-training heads: masked LM and next-sentence prediction (Devlin et al. 2019, section 3.1)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.cls = PreTrainingHeads(config, mlm=True, nsp=True)
+        self.init_weights()
+
+    def forward(
+        self,
+        batch: PackedBatch | Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        next_sentence_label: Tensor | None = None,
+        return_logits: bool | None = None,
+        output_hidden_states: bool | None = None,
+        past_key_values: None = None,
+        **unsupported: Unpack[TransformersArguments],
+    ) -> PreTrainingOutput:
+        """Compute the logits of both heads and, from labels, the sum of both mean losses; inputs as in `BertModel`.
+
+        Labels come with the `PackedBatch` (`masked_positions`, `labels`, `next_sentence_label`), or as `labels` int64
+        (B, S), or (tokens,) with a packed batch, with -100 at tokens without a label, and `next_sentence_label` int64
+        (B,): 0 = B follows A, 1 = it does not, -100 = no label. `prediction_logits` are as the logits of
+        `BertForMaskedLM`, `seq_relationship_logits` (B, 2). Raises `UserError` for labels of the wrong shape, dtype or
+        range.
+        """
+        packed = read_inputs(
+            self, batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds,
+            past_key_values=past_key_values, **unsupported,
+        )  # fmt: skip
+        tokens = self._labelled_tokens(packed, labels, self.config.vocab_size, USE_VOCABULARY, return_logits)
+        pooled, x, hidden_states = self._encode_pooled(packed, tokens.indices, output_hidden_states)
+        logits, mlm = self._predict(tokens, x)
+        nsp_logits = project(self.cls.seq_relationship, pooled)
+        output = PreTrainingOutput(
+            prediction_logits=logits, seq_relationship_logits=nsp_logits, hidden_states=hidden_states
+        )
+        losses = []
+        if mlm is not None:
+            output.mlm_loss_sum, output.mlm_count, output.mlm_correct = mlm.loss_sum, mlm.count, mlm.correct
+            losses.append(mean_loss(mlm))
+        target = packed.batch.next_sentence_label if next_sentence_label is None else next_sentence_label
+        if target is not None:
+            target = class_labels("next_sentence_label", target, nsp_logits.shape[0], 2, IS_NEXT)
+            output.nsp_loss_sum = F.cross_entropy(nsp_logits.float(), target, reduction="sum")
+            # Sequences labelled -100 are never counted as correct: no class has that number.
+            output.nsp_count = (target != IGNORE_INDEX).sum()
+            output.nsp_correct = (nsp_logits.argmax(-1) == target).sum()
+            losses.append(output.nsp_loss_sum / output.nsp_count.clamp(min=1))
+        if losses:
+            output.loss = torch.stack(losses).sum()
+        return output
+
+    def check_ranges(self, batch: PackedBatch) -> None:
+        """Check that all ids, labels and masked positions of a batch are in range; on a GPU this is a host-device sync.
+
+        Raises `UserError` that names the field and the value.
+        """
+        self.bert.check_ranges(batch)
+        for name, values, size, rows in (
+            ("labels", batch.labels, self.config.vocab_size, "entries of the vocabulary"),
+            ("next_sentence_label", batch.next_sentence_label, 2, "classes"),
+        ):
+            if values is not None:
+                check_range(name, values[values != IGNORE_INDEX], size, rows)
+        check_masked_positions(batch)
+
+
+class BertForMaskedLM(MaskedLanguageModel):
+    """BERT with the masked-LM head."""
+
+    with_pooler = False
+    accepts_loss_kwargs = True
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__(config)
+        self.cls = PreTrainingHeads(config, mlm=True, nsp=False)
+        self.init_weights()
+
+    def forward(
+        self,
+        batch: PackedBatch | Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        *,
+        input_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_logits: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        output_hidden_states: bool | None = None,
+        past_key_values: None = None,
+        **unsupported: Unpack[TransformersArguments],
+    ) -> LogitsOutput:
+        """Compute logits and, from labels, the loss; inputs as in `BertModel`, labels as in `BertForPreTraining`.
+
+        `logits` are (B, S, vocab_size), or (tokens, vocab_size) of a packed batch. With labels there are none, unless
+        `return_logits=True`: then they are those of the tokens with a label, (labels, vocab_size). In evaluation,
+        padded input has logits at every position beside the loss, unless `return_logits=False`.
+
+        The loss, fp32, is the mean over the labels, or their sum divided by `num_items_in_batch`.
+        """
+        packed = read_inputs(
+            self, batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds,
+            past_key_values=past_key_values, **unsupported,
+        )  # fmt: skip
+        tokens = self._labelled_tokens(packed, labels, self.config.vocab_size, USE_VOCABULARY, return_logits)
+        x, hidden_states = self._encode(packed, tokens.indices, output_hidden_states)
+        logits, loss = self._predict(tokens, x)
+        mean = None if loss is None else mean_loss(loss, num_items_in_batch)
+        return LogitsOutput(loss=mean, logits=logits, hidden_states=hidden_states)
