@@ -1,6 +1,7 @@
-"""The `fastbert` command: finds the sub-command's module, reads its flags, and turns errors into one line.
+"""The `fastbert` command: import the sub-command's module, parse its flags, and print errors in one line.
 
-Only the module of the command that was asked for is imported, so that help answers at once.
+`GROUPS` is the registry of commands, the one file to edit for a new one. Only the module of the requested command is
+imported, so that help is printed at once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
-# Command -> module and what it does; a blank line in the help separates the groups.
+# Command -> module and description; the help separates groups by an empty line.
 GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
     {
         "demo": ("demo", "pre-train a small BERT on the text that comes with Python, plot it, fill in blanks"),
@@ -25,25 +26,28 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
         "plot": ("plot", "compare runs in a picture"),
     },
     {
-        "finetune": ("finetune", "fine-tune on a task: classes, numbers, tags, answers, choices, written text"),
-        "predict": ("predict", "a fine-tuned model on a file or on standard input"),
+        "finetune": ("finetune", "fine-tune on a task: classes, numbers, tags, answers, choices or generated text"),
+        "predict": ("predict", "apply a fine-tuned model to a file or to standard input"),
     },
     {
-        "fill-mask": ("fill_mask", "fill in the blanks of a sentence with a trained model"),
-        "evaluate": ("evaluate", "score a file of predictions by the metrics of its task; average GLUE's"),
-        "embed": ("embed", "a vector for each text of a file: .npy, .parquet or .jsonl"),
-        "features": ("features", "hidden states of chosen layers to a file, or a tagger on them: Table 7 of the paper"),
-        "verify": ("verify", "a Hugging Face model as it is and accelerated, side by side on your text"),
+        "fill-mask": ("fill_mask", "fill in the blanks of a sentence with a pre-trained model"),
+        "evaluate": ("evaluate", "score a fine-tuned model or a file of predictions; average GLUE's results"),
+        "embed": ("embed", "write one vector per text of a file: .npy, .parquet or .jsonl"),
+        "features": (
+            "features",
+            "write hidden states of chosen layers, or train a tagger on them (Table 7 of the paper)",
+        ),
+        "verify": ("verify", "compare a Hugging Face model, original and accelerated, on your text"),
     },
     {
         "convert": (
             "convert",
-            "between Hugging Face folders, old pickles, TensorFlow checkpoints and deltas, with a report",
+            "convert between Hugging Face folders, old pickles, TensorFlow checkpoints and deltas",
         ),
     },
     {
-        "bench": ("bench", "throughput against the alternatives, here and now: table, JSON, chart"),
-        "doctor": ("doctor", "what was built, which backend runs what, and why not the faster one"),
+        "bench": ("bench", "measure throughput against the alternatives: table, JSON, chart"),
+        "doctor": ("doctor", "show what was built, which backend runs each operation, and why not a faster one"),
     },
 )
 COMMANDS = {name: entry for group in GROUPS for name, entry in group.items()}
@@ -51,15 +55,15 @@ WRONG_INPUT, INTERRUPTED, READER_LEFT = 2, 128 + 2, 128 + 13  # as a shell count
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `fastbert` with the given arguments (default: the process's); returns the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    debug, quiet = "--debug" in given, "--quiet" in given
-    words = [word for word in given if word not in ("--debug", "--quiet")]
+    """Run `fastbert` with these arguments (default: the process's); return the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug, quiet = "--debug" in words, "--quiet" in words
+    words = [word for word in words if word not in ("--debug", "--quiet")]
     from fastbert.errors import UserError
 
     try:
         code = _dispatch(words, quiet)
-        if sys.stdout is not None:  # closed by whoever started us
+        if sys.stdout is not None:  # closed by the parent process
             sys.stdout.flush()
         return code
     except KeyboardInterrupt:
@@ -68,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("fastbert: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output (head, less) has left: that is its right. Keep Python from complaining at exit.
+        # The reader of the output (head, less) has exited, which is no error. Keep Python from reporting it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_LEFT
     except (UserError, OSError) as error:
@@ -79,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def overview() -> str:
-    """The commands with a line each."""
+    """Return the commands, one per line."""
     width = max(map(len, COMMANDS)) + 2
     groups = ["\n".join(f"  {name:<{width}}{entry[1]}" for name, entry in group.items()) for group in GROUPS]
     return (
@@ -120,7 +124,7 @@ def _run(command: str, flags: list[str], quiet: bool) -> int:
         config = parse(module.Config, command, flags)
     except SystemExit:  # --help has been printed
         return 0
-    # In a distributed run, the first process speaks for all.
+    # In a distributed run, only the first process logs.
     muted = quiet or os.environ.get("RANK", "0") != "0"
     logging.basicConfig(level=logging.ERROR if muted else logging.WARNING, format="fastbert: %(message)s")
     return int(module.run(config, quiet=quiet) or 0)

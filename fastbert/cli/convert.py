@@ -1,4 +1,4 @@
-"""`fastbert convert`: between Hugging Face folders, old pickles, TensorFlow checkpoints and deltas, with a report."""
+"""`fastbert convert`: convert between Hugging Face folders, old pickles, TensorFlow checkpoints and deltas."""
 
 from __future__ import annotations
 
@@ -25,59 +25,63 @@ SHOWN, WIDEST = 12, 200
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Convert a model: read a Hugging Face folder, pytorch_model.bin, a TensorFlow checkpoint or a model in the Hub's
-    cache; write a Hugging Face folder or a TensorFlow checkpoint. Says what became of every tensor; fails, and writes
-    nothing, where weights of the encoder are missing or of the wrong shape. With --base, write what a fine-tuned model
-    has that its base has not to a file, or make the model of base and file again."""
+    cache; write a Hugging Face folder or a TensorFlow checkpoint. Reports on every tensor; fails, and writes nothing,
+    if weights of the encoder are missing or have the wrong shape. With --base, write the difference of a fine-tuned
+    model from its base to a file, or restore the model from base and file."""
 
     source: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")] = None
     """Folder, TensorFlow prefix (FOLDER/bert_model.ckpt), org/name in the Hub's local cache, or with --base a delta
     file."""
     out: Path | None = None
-    """Folder to write; the delta's file where --base is given with a model."""
+    """Folder to write; with --base and a model, the delta file."""
     base: str | None = None
-    """Model that SOURCE was fine-tuned from: write only what differs, or make the model again of what differs."""
+    """Model that SOURCE was fine-tuned from: write the difference only, or restore the model from it."""
     bits: int | None = None
-    """Round the differences of matrices to so many bits each, 1 to 8 (default: the model comes back bit by bit)."""
+    """Round the differences of matrices to this many bits, 1 to 8 (default: none, which restores the model exactly)."""
     to: Literal["hf", "tensorflow"] = "hf"
-    """What to write: config.json and model.safetensors, or bert_config.json and bert_model.ckpt."""
+    """Output format: config.json and model.safetensors, or bert_config.json and bert_model.ckpt."""
     dtype: Literal["keep", "fp32", "bf16", "fp16"] = "keep"
-    """Of the weights that are written."""
+    """Dtype of the written weights."""
     pickles: bool = False
     """Read pytorch_model.bin; its pickle is not executed."""
     revision: str = "main"
     """Branch, tag or commit of a model in the Hub's cache."""
     model_class: str | None = None
-    """BertModel, BertForMaskedLM, ... (default: what the weights in the source are)."""
+    """BertModel, BertForMaskedLM, ... (default: the class of the weights in the source)."""
     tokenizer: Path | None = None
-    """Folder or vocab.txt of the tokenizer to take along (default: that beside the weights)."""
+    """Folder or vocab.txt of the tokenizer to copy (default: the one next to the weights)."""
     max_shard_size: str | None = None
     """Split larger weights into files of this size, 2GB for example."""
     report: Path | None = None
     """JSON file for the report."""
     overwrite: bool = False
-    """Replace a conversion that is in --out already."""
+    """Replace an existing conversion in --out."""
     manifest: bool = False
-    """Accept the files in the folder SOURCE as they are: write its fastbert_manifest.json anew, and nothing else."""
+    """Accept the files in the folder SOURCE as they are: write a new fastbert_manifest.json, and nothing else."""
 
     def __post_init__(self) -> None:
         if self.manifest:
             for name in ("out", "base", "bits", "tokenizer", "report"):
                 if getattr(self, name) is not None:
-                    raise UserError(f"--{name} does not go with --manifest, which writes SOURCE/fastbert_manifest.json")
+                    raise UserError(
+                        f"--{name} cannot be combined with --manifest, which writes SOURCE/fastbert_manifest.json"
+                    )
         if self.max_shard_size is not None and self.to != "hf":
-            raise UserError("--max-shard-size belongs to --to hf; a TensorFlow checkpoint has one data file here")
+            raise UserError("--max-shard-size requires --to hf; a TensorFlow checkpoint has one data file here")
         if self.bits is not None and self.base is None:
-            raise UserError("--bits belongs to a delta: name the model that SOURCE was fine-tuned from with --base")
+            raise UserError("--bits is for a delta: name the model that SOURCE was fine-tuned from with --base")
         if self.base is not None:
             usual = {"to": "hf", "dtype": "keep", "pickles": False, "revision": "main"}
             usual |= dict.fromkeys(("model_class", "tokenizer", "max_shard_size"))
             for name, value in usual.items():
                 if getattr(self, name) != value:
-                    raise UserError(f"--{name.replace('_', '-')} does not go with --base: convert the model first")
+                    raise UserError(
+                        f"--{name.replace('_', '-')} cannot be combined with --base: convert the model first"
+                    )
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
-    """Convert, and report."""
+    """Convert a model and print the report."""
     source = require(config.source, "SOURCE", "the folder of the model to convert")
     if config.manifest:
         return _run_manifest(Path(source))
@@ -110,7 +114,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
 
 def _run_manifest(folder: Path) -> int:
-    """Accept a folder's files as they are."""
+    """Write a manifest of a folder's current files."""
     from fastbert.checkpoints.manifest import NAME
     from fastbert.checkpoints.tokenizer_files import accept_folder
 
@@ -122,12 +126,12 @@ def _run_manifest(folder: Path) -> int:
 
 
 def _run_delta(config: Config, source: str, out: Path, base: str, quiet: bool) -> int:
-    """From a model to a delta, or back."""
+    """Write a delta of a model, or restore a model from a delta."""
     from fastbert.checkpoints.delta.files import restore_delta, write_delta
 
     if Path(source).is_file():
         if config.bits is not None or config.report is not None:
-            raise UserError(f"{source} is a delta file: --bits and --report belong to writing one")
+            raise UserError(f"{source} is a delta file: --bits and --report are for writing one")
         with console(quiet).status(f"restoring {source}"):
             files = restore_delta(source, base, out, overwrite=config.overwrite)
         output(f"{source} + {base} -> {out}: wrote {', '.join(files)}")
@@ -141,33 +145,33 @@ def _run_delta(config: Config, source: str, out: Path, base: str, quiet: bool) -
 
 
 def describe_delta(report: DeltaReport) -> str:
-    """The report in lines for people."""
-    kept = {"same": "the base's", "exact": "exact differences", "rounded": f"rounded to {report.bits} bits"}
-    said = ", ".join(f"{count} {kept.get(coding, 'new')}" for coding, count in report.tensors.items())
+    """Return the report on a delta as text."""
+    codings = {"same": "the base's", "exact": "exact differences", "rounded": f"rounded to {report.bits} bits"}
+    counts = ", ".join(f"{count} {codings.get(coding, 'new')}" for coding, count in report.tensors.items())
     share = 100 * report.bytes / max(report.model_bytes, 1)
     lines = [
         f"{report.model} - {report.base} -> {report.out}: {report.bytes:,} bytes, {share:.2f} % of the model's"
         f" {report.model_bytes:,}",
-        f"  {sum(report.tensors.values())} tensors: {said}",
+        f"  {sum(report.tensors.values())} tensors: {counts}",
     ]
     if report.error is None:
-        lines.append("  comes back bit by bit")
+        lines.append("  restores the model exactly")
     else:
         error = report.error
         lines.append(
-            f"  rounded numbers are off by {error.rms:.2g} (root mean square; at most {error.max:.2g}), of"
-            f" {error.difference_rms:.2g} that they differ from the base's"
+            f"  rounding error {error.rms:.2g} (root mean square; at most {error.max:.2g}) of a difference of"
+            f" {error.difference_rms:.2g} from the base"
         )
     return "\n".join(lines)
 
 
 def describe(report: Report) -> str:
-    """The report in lines for people."""
-    counts = Counter(what for moved in report.tensors for what in moved.changes)
-    said = ", ".join(f"{count} {what}" for what, count in counts.items()) or "under their own names"
-    lines = [f"{report.source} -> {report.out}: {report.model_class}, {len(report.tensors)} tensors ({said})"]
-    lines += _listed("missing from the source, not made up", report.missing)
-    lines += _listed("of the wrong shape", [f"{name} {what}" for name, what in report.wrong_shape.items()])
+    """Return the report on a conversion as text."""
+    counts = Counter(change for tensor in report.tensors for change in tensor.changes)
+    changes = ", ".join(f"{count} {change}" for change, count in counts.items()) or "under their own names"
+    lines = [f"{report.source} -> {report.out}: {report.model_class}, {len(report.tensors)} tensors ({changes})"]
+    lines += _listed("missing from the source", report.missing)
+    lines += _listed("of the wrong shape", [f"{name} {shapes}" for name, shapes in report.wrong_shape.items()])
     reasons: dict[str, list[str]] = {}
     for name, reason in report.left_out.items():
         reasons.setdefault(reason, []).append(name)
@@ -181,12 +185,12 @@ def describe(report: Report) -> str:
 
 
 def _listed(title: str, names: list[str]) -> list[str]:
-    """A line with how many there are, and one for each of the first."""
+    """Return a line with the number of names, and one for each of the first."""
     if not names:
         return []
     more = [f"    and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
     from fastbert.io.untrusted_input import shown
 
-    # Names are the file's: they may hold anything.
+    # Names from a file may contain anything.
     lines = [name if name.isprintable() and len(name) < WIDEST else shown(name) for name in names[:SHOWN]]
     return [f"  {title}: {len(names)}", *(f"    {line}" for line in lines), *more]

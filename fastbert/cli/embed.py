@@ -1,4 +1,4 @@
-"""`fastbert embed`: a vector for each text of a file."""
+"""`fastbert embed`: write one vector per text of a file."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ from fastbert.io.progress import Bars
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Write one vector for each text of a file, in the order of the texts, as the model's folder says or as asked."""
+    """Write one vector per text of a file, in the order of the texts. Defaults come from the settings in the model's
+    folder."""
 
     model: str | None = None
     """Folder of the model, one of sentence-transformers or any Hugging Face BERT; or its name in the Hub's cache."""
     text: str | None = None
-    """File with the texts: .txt, one a line; .jsonl, .csv or .tsv with --column; also .gz and .xz; - for lines from
+    """File with the texts: .txt, one per line; .jsonl, .csv or .tsv with --column; also .gz and .xz; - reads lines from
     standard input."""
     out: Path | None = None
     """File to write: .npy, fp32 (texts, width); .parquet or .jsonl, with each text's index."""
     column: str | None = None
     """Key or column of the text in .jsonl, .csv and .tsv files (default: text)."""
     pooling: Literal["mean", "max", "cls"] | None = None
-    """How tokens become a vector (default: as the folder says, else mean)."""
+    """Pooling of the tokens' vectors (default: the folder's, else mean)."""
     normalize: bool = False
-    """Divide each vector by its length, also where the folder does not say so."""
+    """Divide each vector by its length, even if the folder's settings do not."""
     max_length: int | None = None
-    """Tokens that the model sees at once (default: as the folder says, else as many as it takes)."""
+    """Tokens per model input (default: the folder's, else as many as the model allows)."""
     long: Literal["truncate", "windows", "error"] = "truncate"
-    """Longer texts are cut, seen in overlapping windows, or refused."""
+    """Longer texts are cut, split into overlapping windows, or refused."""
     prompt: str | None = None
-    """Name of the folder's prompt to put before each text (default: its default one, if it has one)."""
+    """Name of the folder's prompt that precedes each text (default: its default prompt, if it has one)."""
     batch_tokens: int | None = None
-    """Tokens to compute at a time (default: 4096, on a GPU 65536); results do not depend on it."""
+    """Tokens per batch (default: 4096, on a GPU 65536); results do not depend on it."""
     dtype: Literal["auto", "fp32", "bf16", "int8"] = "auto"
-    """What to multiply: auto is the fastest of fp32 and bf16 here; int8, on CPUs, is faster still and less exact."""
+    """Dtype of matrix products: auto is the faster of fp32 and bf16; int8, on CPUs, is faster still and less exact."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute: auto takes a GPU if there is one."""
+    """Device: auto uses a GPU if there is one."""
     overwrite: bool = False
     """Replace the file if it exists."""
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
-    """Embed the file and print a line of figures."""
+    """Embed the file and print a summary."""
     model_name = require(config.model, "--model", "the folder of a trained model")
     text = require(config.text, "--text", "a file with the texts, or - for standard input")
     out = require(config.out, "--out", "the file to write, .npy, .parquet or .jsonl")
@@ -64,7 +65,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
         prompt=config.prompt,
         batch_tokens=config.batch_tokens,
     )
-    # What could fail at the end is looked at before the model is loaded.
+    # Check the output before loading the model.
     file, texts = VectorFile(out, overwrite=config.overwrite), TextFile(text, config.column)
     device, dtype, why = choose_inference(config.device, config.dtype)
     model, tokenizer, _ = load_embedder(model_name, dtype=dtype)

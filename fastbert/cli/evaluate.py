@@ -16,26 +16,27 @@ from fastbert.tasks.registry import TASKS, make_task
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ModelFlags):
-    """Score a fine-tuned model, or predictions, whoever has made them, against a gold file; or average the results of
-    all tasks of GLUE."""
+    """Score a fine-tuned model, or the predictions of any program, against a gold file; or average the results of
+    GLUE's tasks."""
 
     gold: str | None = None
-    """File with the right answers: any form in which the task is trained."""
+    """File with the correct answers, in any form that training accepts."""
     predictions: Path | None = None
     """File to score: .jsonl with an id and a label, score, tags or text; SQuAD's .json; CoNLL; .tsv with id and
-    prediction (GLUE's submissions); or .txt, one a line in the order of the gold file."""
+    prediction (GLUE's submissions); or .txt, one per line in the order of the gold file."""
     no_answer: Path | None = None
-    """JSON of the probability that a question has no answer, by id (SQuAD 2.0): adds scores at the best threshold."""
+    """JSON file of probabilities that a question has no answer, by id (SQuAD 2.0): adds scores at the best
+    threshold."""
     label_column: str | None = None
     """Column of the label, number, tag or target."""
     glue: Path | None = None
-    """Folder with the results of GLUE's tasks, TASK.json or TASK/results.json: prints both averages."""
+    """Folder with the results of GLUE's tasks, TASK.json or TASK/results.json, whose averages are printed."""
     json: Path | None = None
     """File to write the metrics to."""
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
-    """Print the metrics, a line each."""
+    """Print the metrics, one per line."""
     if config.json is not None and not config.json.absolute().parent.is_dir():
         raise UserError(f"--json {config.json}: no such folder {config.json.parent}; make it first")
     if config.glue is not None:
@@ -53,7 +54,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
 def _score(config: Config) -> dict[str, float]:
     name = require(config.task, "--task", ", ".join(TASKS))
-    gold = require(config.gold, "--gold", "the file with the right answers")
+    gold = require(config.gold, "--gold", "the file with the correct answers")
     predictions = require(config.predictions, "--predictions", "the file to score")
     from fastbert.tasks.prediction_files import read_predictions
     from fastbert.tasks.settings import TaskSettings
@@ -70,7 +71,7 @@ def _score(config: Config) -> dict[str, float]:
 
 
 def _score_model(config: Config, quiet: bool) -> dict[str, float]:
-    gold = require(config.gold, "--gold", "the file with the right answers")
+    gold = require(config.gold, "--gold", "the file with the correct answers")
     if config.predictions is not None or config.no_answer is not None:
         raise UserError("--model makes the predictions itself: leave --predictions and --no-answer out")
     with Bars(quiet) as bars:
@@ -84,7 +85,7 @@ def _score_model(config: Config, quiet: bool) -> dict[str, float]:
 
 
 def _glue(config: Config) -> dict[str, float]:
-    """The number of every task that the folder has, and the averages for which it has all."""
+    """Return the number of every task in the folder, and the averages of the conventions whose tasks are all there."""
     others = (config.task, config.gold, config.predictions, config.no_answer, config.model)
     if any(value is not None for value in others):
         raise UserError("--glue averages results that exist: leave --task, --gold, --model and --predictions out")
@@ -93,18 +94,18 @@ def _glue(config: Config) -> dict[str, float]:
     assert config.glue is not None
     if not config.glue.is_dir():
         raise UserError(f"--glue {config.glue}: no such folder")
-    found = _results(config.glue)
-    if not found:
+    results = _results(config.glue)
+    if not results:
         raise UserError(
             f"--glue {config.glue}: holds no result of a task of GLUE; name them {next(iter(GLUE))}.json ..."
         )
     scores: dict[str, float] = {}
     for convention, tasks in AVERAGED.items():
-        have = {name: result for name, result in found.items() if name in tasks}
-        scores |= {f"{convention} {name}": number for name, number in glue_numbers(have, convention).items()}
-        if set(tasks) <= set(have):
-            scores[f"{convention} average"] = glue_average(have, convention)
-    missing = {convention: [name for name in tasks if name not in found] for convention, tasks in AVERAGED.items()}
+        available = {name: result for name, result in results.items() if name in tasks}
+        scores |= {f"{convention} {name}": number for name, number in glue_numbers(available, convention).items()}
+        if set(tasks) <= set(available):
+            scores[f"{convention} average"] = glue_average(available, convention)
+    missing = {convention: [name for name in tasks if name not in results] for convention, tasks in AVERAGED.items()}
     for convention, names in missing.items():
         if names:
             output(f"no {convention} average: no result for {', '.join(names)}")
@@ -112,17 +113,17 @@ def _glue(config: Config) -> dict[str, float]:
 
 
 def _results(folder: Path) -> dict[str, Mapping[str, float]]:
-    """The metrics of each task of GLUE that a folder has results of."""
+    """Return the metrics of each task of GLUE with results in a folder."""
     from fastbert.tasks.metrics.glue import glue_name
     from fastbert.tasks.readers.tables import read_json
 
-    found: dict[str, Mapping[str, float]] = {}
+    results: dict[str, Mapping[str, float]] = {}
     for path in sorted([*folder.glob("*.json"), *folder.glob("*/results.json")]):
         try:
             name = glue_name(path.parent.name if path.name == "results.json" and path.parent != folder else path.stem)
         except UserError:
-            continue  # another file
-        if name in found:
+            continue  # not a result of GLUE
+        if name in results:
             raise UserError(f"{path}: a second result for {name}; leave one out")
         content = read_json(path)
         if not isinstance(content, dict):
@@ -130,17 +131,17 @@ def _results(folder: Path) -> dict[str, Mapping[str, float]]:
         if content.get("finished") is False:
             raise UserError(f"{path}: its run is not finished; continue it with --resume, or take it out of {folder}")
         for task, metrics in zip((name, "MNLI-mm") if name == "MNLI-m" else (name,), _of_files(content)):
-            # Of several seeds, the mean.
-            plain = {
+            # The mean over several seeds.
+            means = {
                 metric: value["mean"] if isinstance(value, dict) and "mean" in value else value
                 for metric, value in metrics.items()
             }
-            found[task] = {metric: float(value) for metric, value in plain.items() if isinstance(value, int | float)}
-    return found
+            results[task] = {metric: float(value) for metric, value in means.items() if isinstance(value, int | float)}
+    return results
 
 
 def _of_files(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The metrics of each file that a run was evaluated on; other results are of one file."""
+    """Return the metrics of each evaluation file of a run; other results are of one file."""
     results = content.get("results")
     if not isinstance(results, dict):
         return [content]

@@ -1,4 +1,4 @@
-"""`fastbert features`: hidden states of chosen layers to a file, and Table 7 of the BERT paper."""
+"""`fastbert features`: write hidden states of chosen layers to a file, and compute Table 7 of the BERT paper."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Write hidden states of an encoder that stays as it is, a vector for each token or word of each text; or with
-    --table7 train a BiLSTM tagger on six kinds of them, as in Table 7 of the BERT paper."""
+    """Write hidden states of a frozen encoder, one vector per token or word of each text; or with --table7 train a
+    BiLSTM tagger on six kinds of them, as in Table 7 of the BERT paper."""
 
     model: str | None = None
     """Folder of the model, or its name in the Hub's cache."""
     text: str | None = None
-    """File with the texts: .txt, one a line; .jsonl, .csv or .tsv with --column; also .gz and .xz; - for lines from
+    """File with the texts: .txt, one per line; .jsonl, .csv or .tsv with --column; also .gz and .xz; - reads lines from
     standard input."""
     out: Path | None = None
     """File to write: .npy, .npz, .safetensors, .parquet or .jsonl; with --table7 a folder."""
     column: str | None = None
     """Key or column of the text in .jsonl, .csv and .tsv files (default: text)."""
     layers: str = "last"
-    """embeddings, second-to-last, last, sum-last-four, concat-last-four, sum-all; or numbers as 0,-2,-1 (0: the
-    embeddings), laid end to end."""
+    """embeddings, second-to-last, last, sum-last-four, concat-last-four, sum-all; or numbers such as 0,-2,-1 (0: the
+    embeddings), which are concatenated."""
     per: Literal["token", "word"] = "token"
-    """A vector for each token, or for the first token of each word (words lie between spaces)."""
+    """One vector per token, or per word, that of its first token (words are separated by spaces)."""
     max_length: int | None = None
-    """Tokens that the model sees at once (default: as many as it takes); longer texts are seen in parts."""
+    """Tokens per model input (default: as many as the model allows); longer texts are split into parts."""
     batch_tokens: int | None = None
-    """Tokens to compute at a time (default: 4096, on a GPU 65536)."""
+    """Tokens per batch (default: 4096, on a GPU 65536)."""
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
-    """What to multiply: auto is the faster here."""
+    """Dtype of matrix products: auto is the faster of fp32 and bf16."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute: auto takes a GPU if there is one."""
+    """Device: auto uses a GPU if there is one."""
     overwrite: bool = False
     """Replace the file if it exists."""
     table7: bool = False
@@ -54,21 +54,21 @@ class Config:
     eval: str | None = None
     """Tagged sentences to score on."""
     epochs: int = 10
-    """Passes over the training sentences for each row; the best on --eval counts."""
+    """Passes over the training sentences per row; the best epoch on --eval counts."""
     batch_size: int = 32
-    """Sentences of a step."""
+    """Sentences per step."""
     lr: float = 1e-3
     """Adam's learning rate for the tagger."""
     hidden_size: int = 768
-    """Outputs of each of the BiLSTM's two layers, half of them from each direction."""
+    """Width of each of the BiLSTM's two layers, half of it from each direction."""
     seed: int = 0
-    """Of the tagger's weights, its dropout and the order of sentences."""
+    """Seed of the tagger's weights, its dropout and the order of sentences."""
 
     def __post_init__(self) -> None:
         if not self.table7 and (self.train is not None or self.eval is not None):
-            raise UserError("--train and --eval belong to --table7; features are of --text")
+            raise UserError("--train and --eval require --table7; features are written for --text")
         if self.table7 and self.text is not None:
-            raise UserError("--text does not go with --table7, which reads --train and --eval")
+            raise UserError("--text cannot be combined with --table7, which reads --train and --eval")
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
@@ -111,13 +111,13 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
 
 def parse_layers(text: str) -> str | tuple[int, ...]:
-    """A name as it is, or numbers between commas. Raises `UserError`."""
+    """Return a name unchanged, or numbers separated by commas as a tuple. Raises `UserError`."""
     if not any(character.isdigit() for character in text):
         return text
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise UserError(f"--layers {text}: give a name, or numbers between commas as 0,-2,-1") from None
+        raise UserError(f"--layers {text}: give a name, or numbers separated by commas such as 0,-2,-1") from None
 
 
 def _run_table(config: Config, source: str, quiet: bool) -> int:
@@ -158,13 +158,13 @@ def _run_table(config: Config, source: str, quiet: bool) -> int:
 
 
 def describe(rows: list[Table7Row]) -> str:
-    """The table in lines for people."""
+    """Return the table as text."""
     width = max(len(row.name) for row in rows)
     return "\n".join([f"{'features':<{width}}  dev F1", *(f"{row.name:<{width}}  {row.f1:6.2f}" for row in rows)])
 
 
 def _load(config: Config, source: str) -> tuple[BertModel, WordPieceTokenizer, str]:
-    """The encoder where it computes, its tokenizer, and in words what is multiplied where."""
+    """Return the encoder on its device, its tokenizer, and a description of dtype and device."""
     from fastbert.checkpoints.source import find_source
     from fastbert.models.bert.model import BertModel
     from fastbert.tasks.inference import choose_inference

@@ -1,4 +1,4 @@
-"""`fastbert fill-mask`: what a trained model puts in the blanks of a sentence."""
+"""`fastbert fill-mask`: fill in the blanks of a sentence with a pre-trained model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A command's flags, made by tyro from its frozen dataclass: names, types, defaults and docstrings come from there.
+"""Parse a command's flags with tyro: names, types, defaults and docstrings come from its frozen dataclass.
 
-What tyro prints for wrong flags is a box of many lines; here it becomes the one line that every other error is.
+tyro prints a box of many lines for wrong flags; here it becomes one line, like every other error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tyro
 from fastbert.errors import UserError
 from fastbert.tasks.registry import OneOf
 
-# Flags of every command. They are read before the command is known (see fastbert.cli.main), and listed in its help.
+# Flags of every command. They are parsed before the command is known (see fastbert.cli.main), and listed in its help.
 COMMON = {
     "quiet": "Print results and errors only.",
     "debug": "Show the traceback of an error.",
@@ -26,7 +26,7 @@ COMMON = {
 
 
 def parse(config: type[Any], command: str, flags: Sequence[str]) -> Any:
-    """Read a command's flags into its dataclass. Raises `UserError` for wrong ones; --help ends the process with 0."""
+    """Parse a command's flags into its dataclass. Raises `UserError` for wrong ones; --help raises SystemExit(0)."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed):
@@ -45,7 +45,8 @@ def parse(config: type[Any], command: str, flags: Sequence[str]) -> Any:
 
 
 def _as_shown(config: type) -> type:
-    """`config` as its help shows it: nothing stands for `None`, empty and off. It does not check its values yet."""
+    """Return a variant of `config` for the help, which shows nothing for `None`, empty and off, and checks no
+    values."""
     hints = {name: _choices(hint) for name, hint in get_type_hints(config, include_extras=True).items()}
     shown: list[tuple[str, Any, Any]] = []
     for field in dataclasses.fields(config):
@@ -92,7 +93,7 @@ def _metavar(hint: Any) -> str:
 
 
 def _one_line(box: str, command: str) -> str:
-    """Return the text of tyro's error box in one line."""
+    """Return the message in tyro's error box as one line."""
     # On a terminal the box has colours; without UTF-8 it has no border, and its title is a section of its own.
     rows = [row.strip("│ ") for row in re.sub(r"\x1b\[[0-9;]*m", "", box).splitlines()]
     sections = re.split(r"^[─-]{10,}$|^╭.*╮$", "\n".join(rows), flags=re.MULTILINE)[1:] or [box]

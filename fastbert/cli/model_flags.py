@@ -11,47 +11,47 @@ from fastbert.tasks.registry import TaskName
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFlags:
-    """Which model, which columns of the file, where to compute."""
+    """The model, the columns of the file, device and dtype."""
 
     model: str | None = None
     """Folder of a fine-tuned model (RUN/model)."""
     task: TaskName | None = None
-    """Kind of the task, where the model's folder does not say."""
+    """Kind of the task, if the model's folder does not name it."""
     text_column: str | None = None
     """Column of the text (the first of a pair, the question, the prompt, the source), by its name or number from 1."""
     pair_column: str | None = None
     """Column of the second text of a pair."""
     id_column: str | None = None
-    """Column that names an example."""
+    """Column of the examples' ids."""
     skip_bad: bool = False
     """Skip rows that cannot be read and report how many, instead of refusing the file."""
     batch_tokens: int | None = None
-    """Tokens that the model computes at a time (default: 4096, on a GPU 65536)."""
+    """Tokens per batch (default: 4096, on a GPU 65536)."""
     dtype: Literal["auto", "fp32", "bf16", "int8"] = "auto"
-    """What to multiply: auto is the --dtype of the model's run if it had one, else the fastest of fp32 and bf16 here;
+    """Dtype of matrix products: auto is the --dtype of the model's run if it had one, else the faster of fp32 and bf16;
     int8, on CPUs, is faster still and less exact."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute: auto takes a GPU if there is one."""
+    """Device: auto uses a GPU if there is one."""
 
     def columns(self) -> Any:
-        """The columns that were named."""
+        """Return the columns that the flags name."""
         from fastbert.tasks.settings import Columns
 
         label = getattr(self, "label_column", None)
         return Columns(text=self.text_column, pair=self.pair_column, label=label, id=self.id_column)
 
     def load(self, **settings: Any) -> Any:
-        """The model with its task and tokenizer (`fastbert.tasks.finetuned_model.Trained`)."""
+        """Load the model with its task and tokenizer (`fastbert.tasks.finetuned_model.Trained`)."""
         from fastbert.tasks.finetuned_model import load_trained
 
         assert self.model is not None
-        where = {"device": self.device, "dtype": self.dtype}
+        compute = {"device": self.device, "dtype": self.dtype}
         return load_trained(
-            self.model, task=self.task, columns=self.columns(), skip_bad=self.skip_bad, **where, **settings
+            self.model, task=self.task, columns=self.columns(), skip_bad=self.skip_bad, **compute, **settings
         )
 
     def predict(self, trained: Any, dataset: Any, stage: Callable[[str, int | None], Any]) -> list[dict[str, Any]]:
-        """A prediction for each example, with a bar."""
+        """Return a prediction for each example, with a progress bar."""
         from fastbert.tasks.predicting import predict
 
         update = stage("predicting", None)

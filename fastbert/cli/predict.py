@@ -1,4 +1,4 @@
-"""`fastbert predict`: a fine-tuned model on a file, or on standard input."""
+"""`fastbert predict`: apply a fine-tuned model to a file, or to standard input."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ class Config:
     out: Path | None = None
     """Folder to write; it appears only when it is complete."""
     text_format: Literal["auto", "lines", "paragraphs", "prose"] = "auto"
-    """Layout of .txt files: a sentence a line, a paragraph a line, or wrapped prose; auto looks at each file."""
+    """Layout of .txt files: one sentence per line, one paragraph per line, or wrapped prose; auto detects it for each
+    file."""
     text_key: str = "text"
     """Key that holds a document's text in .jsonl files."""
     overwrite: bool = False
@@ -29,7 +30,7 @@ class Config:
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
-    """Prepare with a bar in bytes and sentences."""
+    """Prepare shards, with a progress bar in bytes and sentences."""
     from fastbert.data.corpus import Corpus
     from fastbert.data.prepare import prepare
     from fastbert.tokenizers import WordPieceTokenizer

@@ -1,4 +1,4 @@
-"""`fastbert verify`: a model of transformers and the same model accelerated, on your own text."""
+"""`fastbert verify`: compare a model of transformers with its accelerated version, on your own text."""
 
 from __future__ import annotations
 
@@ -23,41 +23,41 @@ AGREE, DISAGREE = 0, 1
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Run a Hugging Face model as it is and accelerated, side by side on your text; the exit code is 0 where they
-    agree, 1 where they do not, and 2 for wrong input."""
+    """Run a Hugging Face model, original and accelerated, on your text and compare outputs and speed; the exit code is
+    0 if they agree, 1 if not, and 2 for wrong input."""
 
     model: Annotated[str, tyro.conf.Positional] = ""
     """Folder of the model, or the id of one in the local Hub cache; nothing is downloaded."""
     text: Path | None = None
-    """Your text, UTF-8, one text a line."""
+    """Your text, UTF-8, one text per line."""
     task: Literal["base", "fill-mask", "text-classification", "token-classification"] = "base"
-    """Which head is compared: base compares the hidden states of AutoModel, the others a head's logits."""
+    """Head to compare: base compares the hidden states of AutoModel, the others a head's logits."""
     max_length: int = 512
-    """Tokens at which a text is cut; never more than the model reads."""
+    """Tokens to which a text is cut, at most the model's."""
     batch_size: int = 32
     """Texts per batch, in the order of the file."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """In which dtype both run."""
+    """Dtype of both."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where both run: auto takes a GPU where there is one."""
+    """Device of both: auto uses a GPU if there is one."""
     threads: int | None = None
     """Threads of both (default: all)."""
     tolerance: float = 2e-5
-    """fp32: the largest difference of an output with which they agree."""
+    """fp32: the largest difference of an output that counts as agreement."""
     min_cosine: float = 0.999
-    """bf16, fp16: the lowest cosine of a token's vectors with which they agree."""
+    """bf16, fp16: the lowest cosine of a token's vectors that counts as agreement."""
     rounds: int = 5
-    """How often each is timed; medians are shown."""
+    """Timed repetitions of each; medians are shown."""
     json: Path | None = None
     """File to write the report to."""
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
-    """Compare, print the report, and say by the exit code whether both agree."""
+    """Compare both, print the report, and return 0 if they agree."""
     from fastbert.integrations.verify import verify
 
     name = require(config.model or None, "MODEL", "the folder of a Hugging Face model")
-    texts = _texts(require(config.text, "--text", "a file with one text a line, for example sentences.txt"))
+    texts = _texts(require(config.text, "--text", "a file with one text per line, for example sentences.txt"))
     device = config.device
     if device == "auto":
         import torch
@@ -83,20 +83,25 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
 
 def table(report: VerifyReport) -> str:
-    """A report for the terminal."""
-    one, other = report.original, report.accelerated
+    """Return a report as text."""
+    original, accelerated = report.original, report.accelerated
     threads = f", {report.threads} thread{'s' * (report.threads != 1)}" if report.threads else ""
     rows = [
-        ("texts/s", f"{one.texts_per_second:,.4g}", f"{other.texts_per_second:,.4g}", f"{report.speedup:.2f} x"),
-        ("tokens/s", f"{one.tokens_per_second:,.0f}", f"{other.tokens_per_second:,.0f}", ""),
+        (
+            "texts/s",
+            f"{original.texts_per_second:,.4g}",
+            f"{accelerated.texts_per_second:,.4g}",
+            f"{report.speedup:.2f} x",
+        ),
+        ("tokens/s", f"{original.tokens_per_second:,.0f}", f"{accelerated.tokens_per_second:,.0f}", ""),
     ]
-    if one.peak_bytes and other.peak_bytes:
-        left, right = (f"{size / 2**20:,.0f} MiB" for size in (one.peak_bytes, other.peak_bytes))
-        rows.append(("peak memory", left, right, f"{other.peak_bytes / one.peak_bytes:.2f} x"))
+    if original.peak_bytes and accelerated.peak_bytes:
+        left, right = (f"{size / 2**20:,.0f} MiB" for size in (original.peak_bytes, accelerated.peak_bytes))
+        rows.append(("peak memory", left, right, f"{accelerated.peak_bytes / original.peak_bytes:.2f} x"))
     lines = [
         f"model        {report.model}: {report.architecture}, {report.parameters / 1e6:,.1f} M parameters,"
         f" {report.dtype} on {report.device}{threads}",
-        f"text         {report.texts:,} texts, {report.tokens:,} tokens; batches of {report.batch_size} as they come,"
+        f"text         {report.texts:,} texts, {report.tokens:,} tokens; batches of {report.batch_size} in order,"
         f" {report.padding_share:.0%} padding",
         "",
         f"{'':<13}{'original':>14}{'accelerated':>14}",
@@ -111,14 +116,14 @@ def table(report: VerifyReport) -> str:
 
 
 def verdict(report: VerifyReport) -> str:
-    """Return whether both agree, and by which measure."""
+    """Return the conclusion, with the measure that decided."""
     if report.dtype == "fp32":
-        measure, found, bound = "difference", f"{report.max_abs_difference:.2g}", f"--tolerance {report.tolerance:g}"
+        measure, value, bound = "difference", f"{report.max_abs_difference:.2g}", f"--tolerance {report.tolerance:g}"
         side = "is within" if report.agrees else "is over"
-        return f"{_word(report)}: the largest {measure}, {found}, {side} {bound}."
+        return f"{_word(report)}: the largest {measure}, {value}, {side} {bound}."
     side = "reaches" if report.agrees else "is below"
-    found, bound = f"{report.min_token_cosine:.7f}", f"--min-cosine {report.min_cosine:g}"
-    return f"{_word(report)}: the lowest cosine of a token vector, {found}, {side} {bound}."
+    value, bound = f"{report.min_token_cosine:.7f}", f"--min-cosine {report.min_cosine:g}"
+    return f"{_word(report)}: the lowest cosine of a token vector, {value}, {side} {bound}."
 
 
 def _word(report: VerifyReport) -> str:
@@ -130,7 +135,7 @@ def _texts(file: Path) -> list[str]:
         with open_regular(file) as stream:
             texts = stream.read().decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise UserError(f"{file}: byte {error.start} is no UTF-8; convert the file, with iconv for example") from None
+        raise UserError(f"{file}: byte {error.start} is not UTF-8; convert the file, with iconv for example") from None
     if not any(text.strip() for text in texts):
-        raise UserError(f"{file}: holds no text; it should have one text a line")
+        raise UserError(f"{file}: holds no text; it should have one text per line")
     return texts

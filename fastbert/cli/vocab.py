@@ -36,7 +36,7 @@ class Config:
     cased: bool = False
     """Keep capitals and accents."""
     min_frequency: int | None = None
-    """Pieces seen less often are left out (default: 2); with --extend, words (default: 5)."""
+    """Drop pieces that occur less often (default: 2); with --extend, words (default: 5)."""
     validation_fraction: float = 0.05
     """Fraction of the documents to measure on and not to learn from; 0 learns from all and measures on the same."""
     report: Path | None = None
@@ -44,15 +44,16 @@ class Config:
     tokenizer: Path | None = None
     """Folder or vocab.txt of a vocabulary to measure, or to extend."""
     extend: bool = False
-    """Add the words of the corpus that split most to --tokenizer; without --out only show which."""
+    """Add the words of the corpus whose splitting costs most tokens to --tokenizer; without --out only list them."""
     model: Path | None = None
     """With --extend: folder of the model to give the new rows; its tokenizer is the default of --tokenizer."""
     add: int | Literal["auto"] = "auto"
-    """With --extend: words to add; auto stops where the next 100 would save less than 0.1 % of the tokens."""
+    """With --extend: number of words to add; auto stops when the next 100 would save less than 0.1 % of the tokens."""
     keep_unused: bool = False
-    """With --extend: append all words, in place of filling [unusedN] entries first."""
+    """With --extend: append all words, instead of filling [unusedN] entries first."""
     text_format: Literal["auto", "lines", "paragraphs", "prose"] = "auto"
-    """Layout of .txt files: a sentence a line, a paragraph a line, or wrapped prose; auto looks at each file."""
+    """Layout of .txt files: one sentence per line, one paragraph per line, or wrapped prose; auto detects it for each
+    file."""
     text_key: str = "text"
     """Key that holds a document's text in .jsonl files."""
     overwrite: bool = False
@@ -64,19 +65,21 @@ class Config:
         if self.min_frequency is not None and self.min_frequency < 1:
             raise UserError(f"--min-frequency {self.min_frequency} must be at least 1")
         if not self.extend:
-            for flag, given in (("model", self.model), ("add", self.add != "auto"), ("keep-unused", self.keep_unused)):
-                if given:
-                    raise UserError(f"--{flag} belongs to --extend; add that, or leave --{flag} out")
+            for flag, is_set in (("model", self.model), ("add", self.add != "auto"), ("keep-unused", self.keep_unused)):
+                if is_set:
+                    raise UserError(f"--{flag} requires --extend; add that, or leave --{flag} out")
         elif self.add != "auto" and self.add < 1:
             raise UserError(f"--add {self.add} must be at least 1, or auto")
         if self.tokenizer is not None and not self.extend and self.out is not None:
-            raise UserError("--tokenizer is measured, not built, so --out has no use; use --report FILE, or --extend")
+            raise UserError(
+                "--tokenizer is measured, not built, so --out has no effect; use --report FILE, or --extend"
+            )
         if (self.tokenizer is not None or self.extend) and self.cased:
-            raise UserError("--cased belongs to a new vocabulary; that of --tokenizer decides about capitals itself")
+            raise UserError("--cased is for a new vocabulary; that of --tokenizer has its own setting")
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
-    """Build, measure or extend."""
+    """Build, measure or extend a vocabulary."""
     require(config.corpus, "--corpus", "the text to learn from, as files, folders or globs")
     if config.extend:
         _extend(config, quiet)
@@ -185,7 +188,7 @@ def _extend(config: Config, quiet: bool) -> None:
 def _save_extension(
     config: Config, out: Path, extension: Extension, model: PreTrainedModel | None, report: dict[str, Any]
 ) -> Path:
-    """Write tokenizer, report and model; returns where the report is."""
+    """Write tokenizer, report and model; return the path of the report."""
     with atomic_folder(out, superseded=("tokenizer.json",)) as folder:
         extension.tokenizer.save_pretrained(folder)
         named = _write_report(config, report, folder)
@@ -207,7 +210,7 @@ def _read_tokenizer(config: Config) -> WordPieceTokenizer:
 
 
 def _read_model(folder: Path, tokenizer: WordPieceTokenizer) -> PreTrainedModel:
-    """The model; before the corpus is read, so that a wrong one is found at once."""
+    """Read the model, before the corpus, so that a wrong one is reported at once."""
     from fastbert.checkpoints.manifest import check_fingerprint
     from fastbert.config import BertConfig
     from fastbert.models.vocabulary_extension import check_sizes, load_whole
@@ -232,7 +235,7 @@ def _count(config: Config, bars: Bars, normalization: Normalization, holdout: fl
 
 
 def _source(config: Config, split: Split) -> dict[str, Any]:
-    """Return the description of the measured text, for the report."""
+    """Return the corpus and the held-out part, for the report."""
     return {
         "corpus": [str(path) for path in config.corpus],
         "held_out": split.unit,
@@ -241,7 +244,7 @@ def _source(config: Config, split: Split) -> dict[str, Any]:
 
 
 def _write_report(config: Config, report: dict[str, Any], folder: Path | None) -> Path | None:
-    """Write the report to --report, else into the folder that is being made; returns the file that --report named."""
+    """Write the report to --report, else into the output folder; return the value of --report."""
     from fastbert.tokenizers.coverage import write_report
 
     if config.report is None and folder is not None:
@@ -259,8 +262,8 @@ def _refuse_present(out: Path, names: tuple[str, ...], overwrite: bool, with_mod
         raise UserError(f"--out {out}: is a file; name a folder")
     if (out / "model.safetensors").exists() and not with_model:
         raise UserError(
-            f"--out {out}: holds a model, which would not fit another vocabulary; choose another folder, or --extend it"
-            " with --model"
+            f"--out {out}: holds a model, which would not fit a different vocabulary; choose another folder, or"
+            " --extend it with --model"
         )
 
 

@@ -1,4 +1,4 @@
-"""What `fastbert vocab` prints: tables of coverage and of words to add."""
+"""The tables that `fastbert vocab` prints: coverage, and words to add."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MEASURED_ON = {
 
 
 def coverage_table(report: CoverageReport, unit: str) -> str:
-    """A report for the terminal; `unit` says what was held out, "all" that the whole text was to be measured."""
+    """Return a report as text; `unit` is that of the held-out part, "all" if the whole text was measured."""
     shares = report.pieces_per_word
     lines = [
         f"on {_measured_on(report, unit)}: {_number(report.words, 'word')}, {_number(report.tokens, 'token')}",
@@ -52,7 +52,7 @@ def coverage_table(report: CoverageReport, unit: str) -> str:
 
 
 def proposal_table(proposal: Proposal, rows: int, words: int) -> str:
-    """The first candidates, ranked; those behind the last one to be added are left out."""
+    """Return the ranked candidates as text, without most of those that are not added."""
     head = (
         f"the text: {_number(words, 'word')}, {_number(proposal.tokens, 'token')};"
         f" {_number(len(proposal.candidates), 'frequent word')} split"
@@ -81,7 +81,7 @@ def proposal_table(proposal: Proposal, rows: int, words: int) -> str:
 
 
 def choice(proposal: Proposal, rows: int, asked: int | str) -> str:
-    """Describe how many words are added, and why."""
+    """Return the number of added words and its reason as text."""
     if not proposal.candidates:
         return "\nno word that is frequent enough splits; a lower --min-frequency or more text may give some"
     saved = proposal.saved(rows) / max(proposal.tokens, 1)
@@ -90,14 +90,14 @@ def choice(proposal: Proposal, rows: int, asked: int | str) -> str:
             "%", " %"
         )
     elif rows < int(asked):
-        why = f"all there are, though --add asked for {int(asked):,}; a lower --min-frequency or more text gives more"
+        why = f"all candidates, fewer than --add {int(asked):,}; a lower --min-frequency or more text gives more"
     else:
         why = f"--add; auto would add {proposal.worth:,}"
     return f"\nto add: {_number(rows, 'word')} ({why}), which saves {_percent(saved)} of the tokens"
 
 
 def effect(before: CoverageReport, after: CoverageReport, changed: Sequence[ChangedWord], split: Split) -> str:
-    """Describe the effect of the extension on held-out text and on words outside of it."""
+    """Return the effect of the extension on held-out text and on other words as text."""
     one_token = f"{_percent(before.pieces_per_word['1'])} -> {_percent(after.pieces_per_word['1'])}"
     unknown = f"{_percent(before.unknown_word_share)} -> {_percent(after.unknown_word_share)}"
     lines = [
@@ -107,17 +107,17 @@ def effect(before: CoverageReport, after: CoverageReport, changed: Sequence[Chan
     if changed:
         share = sum(change.count for change in changed) / split.learn.total_words
         saved = sum(change.count * (len(change.before) - len(change.after)) for change in changed)
-        one = changed[0]
+        example = changed[0]
         lines.append(
             f"{_number(len(changed), 'other word')} ({_percent(share)} of the text) begin with a new entry and split"
-            f" otherwise, into {abs(saved):,} tokens {'less' if saved >= 0 else 'more'} in all; {one.word} for one:"
-            f" {' '.join(one.before)} -> {' '.join(one.after)}"
+            f" differently, into {abs(saved):,} tokens {'fewer' if saved >= 0 else 'more'} in all; for example"
+            f" {example.word}: {' '.join(example.before)} -> {' '.join(example.after)}"
         )
     return "\n".join(lines)
 
 
 def written(out: Path, extension: Extension, model: PreTrainedModel | None) -> str:
-    """Where the new entries are."""
+    """Return the locations of the new entries as text."""
     replaced = sum(entry.replaced is not None for entry in extension.entries)
     appended = len(extension.entries) - replaced
     lines = [
@@ -126,14 +126,14 @@ def written(out: Path, extension: Extension, model: PreTrainedModel | None) -> s
     ]
     if model is not None:
         lines.append(
-            f"{out}/model.safetensors: {type(model).__name__} with {model.config.vocab_size:,} rows; new ones begin as"
-            " the mean of their pieces. Train it on the domain before use"
+            f"{out}/model.safetensors: {type(model).__name__} with {model.config.vocab_size:,} rows, new ones"
+            " initialised with the mean of their pieces. Train the model on the domain before use"
         )
     return "\n".join(lines)
 
 
 def extension_record(proposal: Proposal, extension: Extension, changed: Sequence[ChangedWord]) -> dict[str, Any]:
-    """The extension for the report: every entry that was added, the next candidates, and other words that change."""
+    """Return the extension for the report: every added entry, the next candidates, and other words that change."""
     added = {entry.word: entry for entry in extension.entries}
     shown = [candidate for candidate in proposal.candidates if candidate.word in added]
     rest = [candidate for candidate in proposal.candidates if candidate.word not in added]
@@ -175,11 +175,11 @@ def _number(count: int, what: str) -> str:
 
 
 def _percent(share: float) -> str:
-    """One digit behind the point, and below 1 % two that say something."""
+    """Format a share with one decimal, and below 1 % with two significant digits."""
     digits = 1 if share == 0 or share >= 0.01 else 1 - math.floor(math.log10(100 * share))
     return f"{100 * share:.{digits}f} %"
 
 
 def _visible(char: str) -> str:
-    """A character as it looks, or its code point where it would not show."""
+    """Return a character, or its code point if it is invisible."""
     return char if char.isprintable() and not char.isspace() else f"U+{ord(char):04X}"

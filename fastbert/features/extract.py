@@ -1,7 +1,7 @@
-"""Hidden states as features (Devlin et al. 2019, section 5.3): of chosen layers, a vector for each token or word.
+"""Hidden states as features (Devlin et al. 2019, section 5.3): a vector of chosen layers per token or word.
 
-The encoder stays as it is. Texts are packed, so nothing is computed for padding. A text that is longer than the model
-sees at once is seen in parts, one behind the other, so that each of its tokens has a vector.
+The encoder is not trained. Texts are packed, so nothing is computed for padding. A text that exceeds the model's length
+is split into consecutive parts, so that each of its tokens has a vector.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Texts = Iterable[str] | Iterable[Sequence[str]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Features:
-    """Vectors of some texts: text i has rows `offsets[i]` up to `offsets[i + 1]`.
+    """Vectors of some texts; text i has the rows `offsets[i]` up to `offsets[i + 1]`.
 
     `values` (items, width), fp32 on the CPU, or (items, layers, width) of `hidden_states`; `offsets` int64 (texts +
     1,); `items` the token or word of each row.
@@ -47,20 +47,20 @@ class Features:
 
 @dataclass(frozen=True, kw_only=True)
 class Layers:
-    """Which hidden states become features: those of `numbers` (0: the embeddings, n: the last of n layers), laid end to
-    end, or added up."""
+    """The hidden states that become features: those of `numbers` (0: the embeddings, n: the last of n layers),
+    concatenated, or summed if `added`."""
 
     numbers: tuple[int, ...]
     added: bool = False
 
     def combine(self, states: Tensor) -> Tensor:
-        """(items, layers, width) of these numbers -> fp32 (items, features)."""
+        """Combine the states of these numbers: (items, layers, width) -> fp32 (items, features)."""
         return states.float().sum(dim=1) if self.added else states.float().flatten(1)
 
 
 def choose_layers(layers: str | Iterable[int], count: int) -> Layers:
-    """The hidden states that a name or a list of numbers means in a model of `count` layers; numbers below 0 count from
-    the last. Raises `UserError` for others."""
+    """Return the hidden states of a name or of numbers in a model of `count` layers; negative numbers count from the
+    last. Raises `UserError` for others."""
     last_four = tuple(range(max(count - 3, 1), count + 1))
     named = {
         "embeddings": Layers(numbers=(0,)),
@@ -77,7 +77,7 @@ def choose_layers(layers: str | Iterable[int], count: int) -> Layers:
     numbers = tuple(layers)
     for number in numbers:
         if isinstance(number, bool) or not isinstance(number, int) or not -count - 1 <= number <= count:
-            raise UserError(f"layers: {number!r} is no layer of the model, which has 0 (embeddings) to {count}")
+            raise UserError(f"layers: {number!r} is not a layer of the model, which has 0 (embeddings) to {count}")
     if not numbers:
         raise UserError("layers=() names none; give at least one number")
     return Layers(numbers=tuple(number % (count + 1) for number in numbers))
@@ -93,12 +93,12 @@ def extract(
     max_length: int | None = None,
     batch_tokens: int | None = None,
 ) -> Features:
-    """The features of texts: strings, or sequences of words.
+    """Return the features of texts, which are strings or sequences of words.
 
-    `layers` is one of `NAMED` or numbers of hidden states, laid end to end. With `per="token"` each token has a row,
-    [CLS] and [SEP] have none; with `per="word"` each word has one, that of its first token (words of a string are what
-    lies between spaces). The model computes where it is and in its dtype, without dropout; sums are fp32. Raises
-    `UserError` for wrong options, and for what is no text, by its index.
+    `layers` is one of `NAMED` or numbers of hidden states, which are concatenated. With `per="token"` each token except
+    [CLS] and [SEP] has a row; with `per="word"` each word has one, that of its first token (a string is split at
+    spaces). The model computes on its device and in its dtype, without dropout; sums are fp32. Raises `UserError` for
+    wrong options, and for an item that is not a text, by its index.
     """
     chunks = list(
         extract_chunks(model, tokenizer, texts, layers, per=per, max_length=max_length, batch_tokens=batch_tokens)
@@ -116,8 +116,8 @@ def extract_chunks(
     max_length: int | None = None,
     batch_tokens: int | None = None,
 ) -> Iterator[Features]:
-    """Like `extract`, some thousand texts after the other: for more than fits into memory. Options are checked
-    at once."""
+    """Yield the features of some thousand texts at a time, for more than fits into memory; see `extract`. Options are
+    checked at once."""
     chosen = choose_layers(layers, len(model.encoder.layer))
     limit, tokens = _limits(model, tokenizer, max_length, batch_tokens)
     if per not in PER:
@@ -136,24 +136,24 @@ def hidden_states(
     max_length: int | None = None,
     batch_tokens: int | None = None,
 ) -> Features:
-    """All hidden states of each word's first token, (words, layers + 1, hidden_size) in `dtype`: computed once, for
-    whoever combines layers later."""
+    """Return all hidden states of each word's first token, (words, layers + 1, hidden_size) in `dtype`, to combine
+    layers later."""
     limit, tokens = _limits(model, tokenizer, max_length, batch_tokens)
     every = Layers(numbers=tuple(range(len(model.encoder.layer) + 1)))
-    laid = _lay_out(tokenizer, list(sentences), "word", 0)
-    values = _states(model, tokenizer, laid, every, limit, tokens, dtype)
-    _check_states(model, laid, values, 0)
-    return Features(values=values, offsets=laid.item_offsets, items=laid.items)
+    layout = _layout_of(tokenizer, list(sentences), "word", 0)
+    values = _states(model, tokenizer, layout, every, limit, tokens, dtype)
+    _check_states(model, layout, values, 0)
+    return Features(values=values, offsets=layout.item_offsets, items=layout.items)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _LaidOut:
-    """Tokens of some texts, without special ones: `ids`, where each text's begin, and which of them are items."""
+class _Layout:
+    """Tokens of some texts, without special ones: `ids`, the offsets of each text, and the indices of the items."""
 
     ids: np.ndarray
     token_offsets: np.ndarray
-    places: np.ndarray
-    """int64 (items,): the items' tokens."""
+    item_tokens: np.ndarray
+    """int64 (items,): the index of each item's token."""
     item_offsets: np.ndarray
     items: tuple[str, ...]
 
@@ -183,41 +183,47 @@ def _chunks(
 ) -> Iterator[Features]:
     first = 0
     while chunk := list(islice(texts, CHUNK_TEXTS)):
-        laid = _lay_out(tokenizer, chunk, per, first)
-        states = _states(model, tokenizer, laid, chosen, limit, tokens, torch.float32)
-        _check_states(model, laid, states, first)
-        yield Features(values=chosen.combine(states), offsets=laid.item_offsets, items=laid.items)
+        layout = _layout_of(tokenizer, chunk, per, first)
+        states = _states(model, tokenizer, layout, chosen, limit, tokens, torch.float32)
+        _check_states(model, layout, states, first)
+        yield Features(values=chosen.combine(states), offsets=layout.item_offsets, items=layout.items)
         first += len(chunk)
 
 
-def _lay_out(tokenizer: WordPieceTokenizer, texts: Sequence[str | Sequence[str]], per: str, first: int) -> _LaidOut:
-    """Tokenize texts, the first of which is text `first` to the reader of an error."""
+def _layout_of(tokenizer: WordPieceTokenizer, texts: Sequence[str | Sequence[str]], per: str, first: int) -> _Layout:
+    """Tokenize texts, the first of which is number `first` in errors."""
     whole = [text for text in texts if isinstance(text, str)]
     if per == "token" and len(whole) == len(texts):
         check_texts(whole, first)
         ids, offsets = tokenizer.encode_ragged(whole, False, threads=1)
         offsets = offsets.astype(np.int64)
         items = tuple(tokenizer.convert_ids_to_tokens(ids.tolist()))
-        return _LaidOut(ids=ids, token_offsets=offsets, places=np.arange(len(ids)), item_offsets=offsets, items=items)
+        return _Layout(
+            ids=ids, token_offsets=offsets, item_tokens=np.arange(len(ids)), item_offsets=offsets, items=items
+        )
     split = [_words(text, index) for index, text in enumerate(texts, first)]
     words = [word for sentence in split for word in sentence]
     check_texts(words)
     word_offsets = np.zeros(len(split) + 1, dtype=np.int64)
     np.cumsum([len(sentence) for sentence in split], out=word_offsets[1:])
-    # A word without tokens, of control characters alone, is an unknown one: each has a vector.
-    found, begins = tokenizer.encode_ragged(words, False, threads=1)
+    # A word without tokens (control characters alone) becomes [UNK], so that each word has a vector.
+    word_ids, begins = tokenizer.encode_ragged(words, False, threads=1)
     begins = begins.astype(np.int64)
     empty = np.flatnonzero(np.diff(begins) == 0)
-    ids = np.insert(found, begins[empty], tokenizer.unk_token_id)
+    ids = np.insert(word_ids, begins[empty], tokenizer.unk_token_id)
     begins += np.concatenate((np.zeros(1, np.int64), np.cumsum(np.diff(begins) == 0)))
     token_offsets = begins[word_offsets]
     if per == "token":
         items = tuple(tokenizer.convert_ids_to_tokens(ids.tolist()))
-        return _LaidOut(
-            ids=ids, token_offsets=token_offsets, places=np.arange(len(ids)), item_offsets=token_offsets, items=items
+        return _Layout(
+            ids=ids,
+            token_offsets=token_offsets,
+            item_tokens=np.arange(len(ids)),
+            item_offsets=token_offsets,
+            items=items,
         )
-    return _LaidOut(
-        ids=ids, token_offsets=token_offsets, places=begins[:-1], item_offsets=word_offsets, items=tuple(words)
+    return _Layout(
+        ids=ids, token_offsets=token_offsets, item_tokens=begins[:-1], item_offsets=word_offsets, items=tuple(words)
     )
 
 
@@ -232,43 +238,43 @@ def _words(text: object, index: int) -> list[str]:
 def _states(
     model: BertModel,
     tokenizer: WordPieceTokenizer,
-    laid: _LaidOut,
+    layout: _Layout,
     chosen: Layers,
     limit: int,
     batch_tokens: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """(items, layers, width) of the items, in their order."""
-    rows = _parts(laid, limit - SPECIAL)
-    found = torch.empty(len(laid.places), len(chosen.numbers), model.config.hidden_size, dtype=dtype)
+    """Return the states (items, layers, width) of the items, in their order."""
+    rows = _parts(layout, limit - SPECIAL)
+    items_states = torch.empty(len(layout.item_tokens), len(chosen.numbers), model.config.hidden_size, dtype=dtype)
     with inferring(model):
-        for some in rows.batches(batch_tokens) if len(rows.texts) else ():
-            batch = packed(rows, some, tokenizer.cls_token_id, tokenizer.sep_token_id).to(model.device)
-            # Where the items of these rows are: among all items, and among the batch's tokens.
-            firsts = np.searchsorted(laid.places, rows.begins[some] - 1)
-            counts = np.searchsorted(laid.places, rows.begins[some] - 1 + rows.sizes[some]) - firsts
+        for indices in rows.batches(batch_tokens) if len(rows.texts) else ():
+            batch = packed(rows, indices, tokenizer.cls_token_id, tokenizer.sep_token_id).to(model.device)
+            # The indices of the rows' items: among all items, and among the batch's tokens.
+            firsts = np.searchsorted(layout.item_tokens, rows.begins[indices] - 1)
+            counts = np.searchsorted(layout.item_tokens, rows.begins[indices] - 1 + rows.sizes[indices]) - firsts
             items = np.repeat(firsts - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-            lengths = rows.lengths[some]
-            shift = np.cumsum(lengths) - lengths + 1 - (rows.begins[some] - 1)
-            tokens = torch.from_numpy(laid.places[items] + np.repeat(shift, counts)).to(model.device)
+            lengths = rows.lengths[indices]
+            shift = np.cumsum(lengths) - lengths + 1 - (rows.begins[indices] - 1)
+            tokens = torch.from_numpy(layout.item_tokens[items] + np.repeat(shift, counts)).to(model.device)
             _, states = model.encode(batch, output_hidden_states=True)
             picked = torch.stack([states[number].index_select(0, tokens) for number in chosen.numbers], dim=1)
-            found[torch.from_numpy(items)] = picked.to("cpu", dtype)
-    return found
+            items_states[torch.from_numpy(items)] = picked.to("cpu", dtype)
+    return items_states
 
 
-def _check_states(model: BertModel, laid: _LaidOut, states: Tensor, first: int) -> None:
-    """Refuse NaNs and infinities; `first` is the index of the first text."""
-    ends = laid.item_offsets[1:]
+def _check_states(model: BertModel, layout: _Layout, states: Tensor, first: int) -> None:
+    """Raise UserError for NaNs and infinities; `first` is the index of the first text."""
+    ends = layout.item_offsets[1:]
     check_finite(model, states, lambda item: f"texts[{first + int(np.searchsorted(ends, item, side='right'))}]")
 
 
-def _parts(laid: _LaidOut, room: int) -> Rows:
-    """Rows of at most `room` tokens that cover each text, cut where an item begins, if there is one."""
+def _parts(layout: _Layout, room: int) -> Rows:
+    """Return rows of at most `room` tokens that cover each text, cut at the begin of an item if possible."""
     texts, begins, sizes = [], [], []
-    starts = laid.places
+    starts = layout.item_tokens
     for text, (first, end) in enumerate(
-        zip(laid.token_offsets.tolist(), laid.token_offsets[1:].tolist(), strict=False)
+        zip(layout.token_offsets.tolist(), layout.token_offsets[1:].tolist(), strict=False)
     ):
         while first < end:
             stop = min(first + room, end)
@@ -276,12 +282,12 @@ def _parts(laid: _LaidOut, room: int) -> Rows:
                 before = starts[np.searchsorted(starts, stop, side="right") - 1]
                 stop = int(before) if before > first else stop
             texts.append(text)
-            begins.append(first + 1)  # behind the filler that stands for the first [CLS]
+            begins.append(first + 1)  # after the filler in place of the first [CLS]
             sizes.append(stop - first)
             first = stop
     width = np.array(sizes, dtype=np.int64)
     return Rows(
-        ids=np.concatenate(([0], laid.ids, [0])),
+        ids=np.concatenate(([0], layout.ids, [0])),
         texts=np.array(texts, dtype=np.int64),
         begins=np.array(begins, dtype=np.int64),
         sizes=width,

@@ -1,6 +1,6 @@
 """Table 7 of the BERT paper: a BiLSTM on frozen features of six kinds, scored by entities on a development set.
 
-The encoder runs once over both sets; all its hidden states are kept, and each row of the table trains on some of them.
+The encoder runs once over both sets; all its hidden states stay in memory, and each row of the table trains on some.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fastbert.features.extract import Features, hidden_states
 from fastbert.models.bert.model import BertModel
 from fastbert.models.bilstm import BiLstmConfig, BiLstmTagger
 from fastbert.tasks.examples import Dataset, TaggedExample
+from fastbert.tasks.ragged import runs
 from fastbert.tokenizers import WordPieceTokenizer
 
 Tags = list[list[str]]
@@ -27,7 +28,7 @@ Scorer = Callable[[Tags, Tags], dict[str, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureTraining:
-    """How each row's tagger is trained: Adam at a constant rate, the best epoch on the development set counts."""
+    """The training of each row's tagger: Adam at a constant rate; the best epoch on the development set counts."""
 
     hidden_size: int = 768
     num_layers: int = 2
@@ -56,24 +57,24 @@ class Table7Row:
     mixed: bool
     f1: float
     epoch: int
-    """Of the best score, from 1."""
+    """The epoch of the best score, from 1."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For a JSON file."""
+        """Return the row as JSON can hold it."""
         return asdict(self)
 
 
 def table7_rows(count: int) -> list[tuple[str, tuple[int, ...], bool]]:
-    """Name, hidden states, and whether they are mixed, of each row for a model of `count` layers. Of fewer than four
-    layers, all are the last ones."""
+    """Return the name, the hidden states, and True for a weighted sum, of each row for a model of `count` layers. With
+    fewer than four layers, the last four are all of them."""
     last = tuple(range(max(count - 3, 1), count + 1))
-    these = ("One", "Two", "Three", "Four")[len(last) - 1]
+    last_count = ("One", "Two", "Three", "Four")[len(last) - 1]
     return [
         ("Embeddings", (0,), False),
         ("Second-to-Last Hidden", (count - 1,), False),
         ("Last Hidden", (count,), False),
-        (f"Weighted Sum Last {these} Hidden", last, True),
-        (f"Concat Last {these} Hidden", last, False),
+        (f"Weighted Sum Last {last_count} Hidden", last, True),
+        (f"Concat Last {last_count} Hidden", last, False),
         (f"Weighted Sum All {count} Layers", tuple(range(1, count + 1)), True),
     ]
 
@@ -88,10 +89,10 @@ def table7(
     score: Scorer | None = None,
     progress: Callable[[str, int, float], None] | None = None,
 ) -> list[Table7Row]:
-    """The six rows, with the development set's F1 of entities each.
+    """Train and score the six rows by the F1 of entities on the development set.
 
-    `score(gold, predicted)` takes the place of `fastbert.tasks.metrics.tagging.tagging_scores`, whose accuracy counts
-    where tags are no entities. `progress` is called with a row's name, the epoch and its score. Raises `UserError` for
+    `score(gold, predicted)` replaces `fastbert.tasks.metrics.tagging.tagging_scores`, whose accuracy counts if the tags
+    are not of entities. `progress` is called with a row's name, the epoch and its score. Raises `UserError` for
     sentences without tags and for sets without sentences.
     """
     if score is None:
@@ -105,7 +106,7 @@ def table7(
     rows = []
     for name, layers, mixed in table7_rows(len(model.encoder.layer)):
         row = _Row(*sets, labels=labels, layers=layers, mixed=mixed, training=training)
-        best, at = -1.0, 0
+        best, best_epoch = -1.0, 0
         for epoch in range(1, training.epochs + 1):
             row.train_epoch()
             scores = score(sets[1].gold, row.predict())
@@ -113,14 +114,14 @@ def table7(
             if progress is not None:
                 progress(name, epoch, f1)
             if f1 > best:
-                best, at = f1, epoch
-        rows.append(Table7Row(name=name, layers=layers, mixed=mixed, f1=best, epoch=at))
+                best, best_epoch = f1, epoch
+        rows.append(Table7Row(name=name, layers=layers, mixed=mixed, f1=best, epoch=best_epoch))
     return rows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Set:
-    """Hidden states of a set's words, and their tags as numbers; -1 is a tag that no training sentence has."""
+    """Hidden states of a set's words, and their tags as numbers; -1 stands for tags not in the training set."""
 
     features: Features
     tags: Tensor
@@ -145,11 +146,10 @@ class _Set:
         return cls(features=features, tags=tags, gold=gold)
 
     def batch(self, sentences: np.ndarray, layers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """States, lengths and tags of these sentences."""
+        """Return states, lengths and tags of these sentences."""
         offsets = self.features.offsets
         lengths = (offsets[1:] - offsets[:-1])[sentences]
-        places = np.repeat(offsets[sentences] - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-        words = torch.from_numpy(places)
+        words = torch.from_numpy(runs(offsets[sentences], lengths))
         states = self.features.values[words][:, list(layers)]
         return states, torch.from_numpy(lengths), self.tags[words]
 
@@ -183,7 +183,7 @@ class _Row:
         self.draw = np.random.default_rng(training.seed)
 
     def train_epoch(self) -> None:
-        """See every sentence of the training set once, in an order of its own."""
+        """Train on every sentence of the training set once, in random order."""
         self.tagger.train()
         train, size = self.sets[0], self.training.batch_size
         order = self.draw.permutation(len(train.features))
@@ -197,16 +197,16 @@ class _Row:
 
     @torch.no_grad()
     def predict(self) -> Tags:
-        """The tags of each sentence of the development set."""
+        """Return the tags of each sentence of the development set."""
         self.tagger.eval()
         dev, size, labels = self.sets[1], self.training.batch_size, self.labels
-        found: Tags = []
+        predicted: Tags = []
         for first in range(0, len(dev.features), size):
             states, lengths, _ = dev.batch(np.arange(first, min(first + size, len(dev.features))), self.layers)
-            chosen = [labels[index] for index in self.tagger(states, lengths).argmax(-1).tolist()]
+            tags = [labels[index] for index in self.tagger(states, lengths).argmax(-1).tolist()]
             ends = np.cumsum(lengths.numpy())
-            found += [chosen[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
-        return found
+            predicted += [tags[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
+        return predicted
 
 
 def _check(dataset: Dataset[TaggedExample]) -> None:

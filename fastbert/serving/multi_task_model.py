@@ -1,8 +1,8 @@
-"""Several tasks on one encoder in memory: weights that a task has not changed are the base's own.
+"""Several tasks on one encoder in memory, which share the weights that they did not change.
 
-A task comes as a delta file, as adapters, or as a folder with a fine-tuned model. Each becomes a model of its own whose
-unchanged parameters are the same objects as everyone's, so changing from one task to another costs nothing, and what
-kernels lay out of shared weights is laid out once.
+A task is loaded from a delta file, adapters, or a folder with a fine-tuned model. Each becomes a model of its own whose
+unchanged parameters are the base's own objects, so switching between tasks costs nothing, and shared weights are
+prepacked once.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class ServedTask:
     model: PreTrainedModel
     tokenizer: WordPieceTokenizer
     own_bytes: int
-    """What it takes beside the base."""
+    """Memory of the weights that are not shared with the base."""
 
 
 class ServedTasks:
     """One base and the tasks on it, by name.
 
     `tasks = ServedTasks("base"); tasks.add("sentiment", "sentiment.delta"); tasks.use("sentiment").model(batch)`.
-    `dtype` is that of all weights (None: as in the files). Nothing here is trained: parameters want no gradient.
+    `dtype` is that of all weights (None: as in the files). Parameters have no gradients.
     """
 
     def __init__(self, base: str | Path, *, dtype: torch.dtype | None = None) -> None:
@@ -62,14 +62,14 @@ class ServedTasks:
 
     def add(self, name: str, source: str | Path) -> ServedTask:
         """Load a task under a name: a delta file, a folder of adapters with the config.json that `save_adapter` wrote,
-        or a model's folder. Raises `UserError` for a name that is taken, and for what does not belong to the base."""
+        or a model's folder. Raises `UserError` for a name in use, and for a source that does not fit the base."""
         if name in self._tasks:
-            raise UserError(f"task {name!r} is there already; give another name, or remove it first")
-        place = Path(source)
-        if place.is_file():
-            task = self._of_delta(name, place)
-        elif (place / ADAPTERS).is_file():
-            task = self._of_adapters(name, place)
+            raise UserError(f"task {name!r} exists already; give another name, or remove it first")
+        path = Path(source)
+        if path.is_file():
+            task = self._of_delta(name, path)
+        elif (path / ADAPTERS).is_file():
+            task = self._of_adapters(name, path)
         else:
             task = self._of_folder(name, config_folder(find_source(source)))
         self._tasks[name] = task
@@ -84,13 +84,13 @@ class ServedTasks:
 
     @property
     def current(self) -> ServedTask:
-        """The task that was last used."""
+        """The task of the last `use`."""
         if self._current is None:
             raise UserError("no task is in use; choose one with use(name)")
         return self._tasks[self._current]
 
     def remove(self, name: str) -> None:
-        """Let go of a task and of what is its own."""
+        """Remove a task and the weights that only it has."""
         if self._tasks.pop(name, None) is None:
             raise UserError(f"no task {name!r}; there are {', '.join(map(repr, self._tasks)) or 'none'}")
         if self._current == name:
@@ -107,7 +107,7 @@ class ServedTasks:
 
     @property
     def shared_bytes(self) -> int:
-        """Return the bytes of the weights that all tasks share."""
+        """Memory of the weights that tasks share."""
         return sum(parameter.nbytes for parameter in self._shared.values())
 
     def _of_delta(self, name: str, file: Path) -> ServedTask:
@@ -116,7 +116,7 @@ class ServedTasks:
         shared = {
             entry.name: entry.base for entry in delta.entries if entry.coding == "same" and entry.base is not None
         }
-        # The readers of configurations and tokenizers take files.
+        # Configurations and tokenizers are read from files.
         with TemporaryDirectory() as folder:
             for carried in delta.files:
                 (Path(folder) / carried.name).write_bytes(delta.content(carried, self.folder))
@@ -134,12 +134,12 @@ class ServedTasks:
         from fastbert.finetuning.adapters import load_adapter, merge
 
         if not (folder / "config.json").is_file():
-            raise UserError(f"{folder}: says nothing of the head; put the config.json of the fine-tuned model there")
+            raise UserError(f"{folder}: does not describe the head; put the config.json of the fine-tuned model there")
         shared = {own: own for own in self._tensors}
         model = self._model(folder, self._tensors, shared, folder, new_head=True)
         adapted = load_adapter(model, folder)
         for part in model.modules():
-            # Merging writes to these, which others share.
+            # Merging writes to these weights, which other tasks share.
             below = getattr(part, "base_layer", None)
             if isinstance(below, nn.Module):
                 for own, parameter in below.named_parameters():
@@ -154,7 +154,8 @@ class ServedTasks:
         place: Path,
         new_head: bool = False,
     ) -> PreTrainedModel:
-        """The model that a folder's config.json describes, of these tensors, some of which are the base's."""
+        """Return the model that a folder's config.json describes, made of these tensors, some of which are the
+        base's."""
         from fastbert import models
 
         config = BertConfig.from_pretrained(folder)
@@ -175,7 +176,7 @@ class ServedTasks:
         return model.eval()
 
     def _parameter(self, tensor: Tensor, base: str | None) -> nn.Parameter:
-        """A parameter that is everyone's, if it is the base's."""
+        """Return a parameter, the shared one if it is the base's."""
         if base is not None and base in self._shared:
             return self._shared[base]
         values = tensor if self.dtype is None or not tensor.is_floating_point() else tensor.to(self.dtype)

@@ -1,4 +1,4 @@
-"""Texts of a file, one after the other, whatever its size: lines, or a column of JSON lines or of a table."""
+"""Read the texts of a file of any size one by one: lines, or a column of JSON lines or of a table."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ STDIN = "-"
 KINDS = (".txt", ".jsonl", ".csv", ".tsv")
 COMPRESSIONS = (".gz", ".xz")
 MOST_FIELD = (1 << 31) - 1  # characters of a cell
-HEAD = 4096  # bytes in which a binary file is recognised
-# How files begin that are no text: what they are, and the cure.
+HEAD = 4096  # bytes by which a binary file is recognised
+# First bytes of files that are not text: what they are, and the cure.
 MAGIC = (
     (b"\x1f\x8b", "gzip-compressed", "add .gz to its name"),
     (b"\xfd7zXZ\x00", "xz-compressed", "add .xz to its name"),
@@ -37,11 +37,10 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class TextFile:
-    """The texts of a `.txt` file, a line each, empty ones included; or of a column of `.jsonl`, `.csv` or `.tsv`, the
-    tables with a line of names at the top. All may be compressed (`.gz`, `.xz`) and are UTF-8; `-` is standard input,
-    lines of text.
+    """The texts of a `.txt` file, one per line, empty ones included; or of a column of `.jsonl`, or of `.csv` or `.tsv`
+    with a header. All are UTF-8 and may be compressed (`.gz`, `.xz`); `-` reads lines from standard input.
 
-    Raises UserError for another kind of file, and while reading for what is damaged, by its line.
+    Raises UserError for other kinds of files and, while reading, for damage, naming the line.
     """
 
     def __init__(self, path: str | Path, column: str | None = None) -> None:
@@ -64,7 +63,7 @@ class TextFile:
 
     @property
     def total_bytes(self) -> int | None:
-        """The file's size on disk; None of standard input."""
+        """The file's size on disk; None for standard input."""
         return None if self.path is None else self.path.stat().st_size
 
     @property
@@ -97,14 +96,14 @@ class TextFile:
                 raise UserError(f"{where}: not JSON ({error}); each line must be an object") from None
             if not isinstance(record, dict) or self.column not in record:
                 keys = ", ".join(map(repr, list(record)[:10])) if isinstance(record, dict) else "no object"
-                raise UserError(f"{where}: no key {self.column!r} ({keys}); name the one of the text with --column")
+                raise UserError(f"{where}: no key {self.column!r} ({keys}); name the column of the text with --column")
             text = record[self.column]
             if not isinstance(text, str):
                 raise UserError(f"{where}: {self.column!r} must be a string, not {type(text).__name__}")
             yield whole_characters(text)
 
     def _table(self, stream: Any) -> Iterator[str]:
-        # The limit, 128 KiB by default, is one of the whole process.
+        # The limit, 128 KiB by default, is process-wide.
         csv.field_size_limit(max(csv.field_size_limit(), MOST_FIELD))
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
         rows = csv.reader(text, delimiter="\t" if self.kind == ".tsv" else ",", strict=True)
@@ -112,16 +111,16 @@ class TextFile:
             names = next(rows, [])
             if self.column not in names:
                 raise UserError(
-                    f"{self.name}: no column {self.column!r} (columns: {', '.join(names[:20]) or 'none'}); name the one"
-                    " of the text with --column"
+                    f"{self.name}: no column {self.column!r} (columns: {', '.join(names[:20]) or 'none'}); name the"
+                    " column of the text with --column"
                 )
-            place = names.index(self.column)
+            index = names.index(self.column)
             for row in rows:
                 if not row:
                     continue
-                if place >= len(row):
+                if index >= len(row):
                     raise UserError(f"{self.name}, line {rows.line_num}: has {len(row)} cells, not {len(names)}")
-                yield row[place]
+                yield row[index]
         except csv.Error as error:
             raise UserError(f"{self.name}, line {rows.line_num}: not a table ({error})") from None
         except UnicodeDecodeError as error:
@@ -129,7 +128,7 @@ class TextFile:
 
 
 def standard_input() -> IO[bytes]:
-    """The bytes of standard input."""
+    """Return the bytes of standard input. Raises UserError if it is closed."""
     if sys.stdin is None:
         raise UserError("standard input is closed: name a file")
     return sys.stdin.buffer
@@ -137,23 +136,23 @@ def standard_input() -> IO[bytes]:
 
 @contextmanager
 def decompressed(raw: IO[bytes], path: Path) -> Iterator[Any]:
-    """The bytes of an open file, unpacked as its name says; an archive that breaks while it is read is a UserError."""
+    """Decompress an open file according to its suffix. Raises UserError while reading if it is damaged."""
     try:
         match path.suffix.lower():
             case ".gz":
                 yield gzip.GzipFile(fileobj=raw)
             case ".xz":
-                yield io.BufferedReader(lzma.LZMAFile(raw))  # noqa: SIM115 (whoever opened `raw` closes it)
+                yield io.BufferedReader(lzma.LZMAFile(raw))  # noqa: SIM115 (`raw` is closed where it was opened)
             case _:
                 yield raw
     except EOFError:
         raise UserError(f"{path}: ends too early; copy or download it again") from None
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path}: no intact {path.suffix} file ({error})") from None
+        raise UserError(f"{path}: not an intact {path.suffix} file ({error})") from None
 
 
 def refuse_binary(stream: Any, name: str) -> None:
-    """Raise UserError for an open file that begins like no text; `stream` can be peeked into."""
+    """Raise UserError for an open file that does not begin like text; `stream` has `peek`."""
     head = stream.peek(HEAD)[:HEAD]
     for magic, kind, cure in MAGIC:
         if head.startswith(magic):
@@ -164,7 +163,7 @@ def refuse_binary(stream: Any, name: str) -> None:
 
 
 def _is_utf8(head: bytes) -> bool:
-    """Return whether bytes are UTF-8, perhaps cut within their last character."""
+    """Return True if bytes are UTF-8, perhaps cut within their last character."""
     try:
         head.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -173,7 +172,7 @@ def _is_utf8(head: bytes) -> bool:
 
 
 def utf8_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    """Lines as editors count them: ended by a line feed, perhaps after a carriage return, by nothing else."""
+    """Yield lines as editors count them: ended by a line feed, perhaps after a carriage return, by nothing else."""
     return (line for _, line in numbered_lines(stream, name))
 
 
@@ -190,8 +189,9 @@ def numbered_lines(
         try:
             text = line.decode("utf-8")
         except UnicodeDecodeError as error:
-            place = f"line {number}, byte {error.start + 1}"
-            problem = f"{place}: not UTF-8 (0x{line[error.start]:02x}); save the file as UTF-8"
+            problem = (
+                f"line {number}, byte {error.start + 1}: not UTF-8 (0x{line[error.start]:02x}); save the file as UTF-8"
+            )
             if on_error is None:
                 raise UserError(f"{name}, {problem}") from None
             on_error(number, problem)
@@ -200,5 +200,5 @@ def numbered_lines(
 
 
 def whole_characters(text: str) -> str:
-    """The text without the halves of characters that JSON can spell."""
+    """Replace lone surrogates, which JSON can contain, by U+FFFD."""
     return text if text.isascii() or not _SURROGATE.search(text) else _SURROGATE.sub("\ufffd", text)

@@ -408,9 +408,9 @@ def test_the_command(
     record = json.loads((tmp_path / "rows.json").read_text())
     assert [row["contender"] for row in record["rows"]] == ["fastbert fp32"]
     assert main(["bench", "encoder", "--vocab", "x"]) == 2
-    assert "--vocab belongs to `fastbert bench tokenizer`" in capsys.readouterr().err
+    assert "--vocab is for `fastbert bench tokenizer`" in capsys.readouterr().err
     assert main(["bench", "--matmuls"]) == 2
-    assert "--matmuls belongs to `fastbert bench encoder`" in capsys.readouterr().err
+    assert "--matmuls is for `fastbert bench encoder`" in capsys.readouterr().err
 
 
 def with_rate(one: Row) -> Row:

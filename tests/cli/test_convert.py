@@ -113,7 +113,7 @@ def test_real_pickles_are_converted(data_dir: Path, tmp_path: Path) -> None:
     [
         pytest.param(
             lambda found: [found.pop("bert.encoder.layer.1.output.dense.bias")],
-            "missing from the source, not made up: 1\n    bert.encoder.layer.1.output.dense.bias",
+            "missing from the source: 1\n    bert.encoder.layer.1.output.dense.bias",
             id="missing",
         ),
         pytest.param(
@@ -144,7 +144,7 @@ def test_a_head_that_is_asked_for_is_not_made_up(tmp_path: Path, capsys: pytest.
     words = ("--out", tmp_path / "b", "--model-class", "BertForSequenceClassification", "--dtype", "bf16")
     assert convert(source, *words, "--max-shard-size", "2KB") == 0
     printed = capsys.readouterr().out
-    assert "missing from the source, not made up: 2\n    classifier.bias\n    classifier.weight" in printed
+    assert "missing from the source: 2\n    classifier.bias\n    classifier.weight" in printed
     assert "left out, not part of BertForSequenceClassification: 7" in printed
     shards = [load_file(file) for file in (tmp_path / "b").glob("model-*.safetensors")]
     found = {name: tensor for shard in shards for name, tensor in shard.items()}
@@ -161,7 +161,7 @@ def test_a_head_that_is_asked_for_is_not_made_up(tmp_path: Path, capsys: pytest.
         ("SOURCE --out FILE", "is a file; name a folder"),
         ("SOURCE --out FULL", "already holds config.json; replace it with --overwrite"),
         ("SOURCE --out FULL --to tensorflow", "holds config.json, weights in a different format"),
-        ("SOURCE --out OUT --to tensorflow --max-shard-size 1GB", "--max-shard-size belongs to --to hf"),
+        ("SOURCE --out OUT --to tensorflow --max-shard-size 1GB", "--max-shard-size requires --to hf"),
         ("SOURCE --out OUT --max-shard-size much", "max_shard_size='much' must be"),
         ("SOURCE --out OUT --model-class BertForNothing", "--model-class BertForNothing is not one of BertModel"),
         ("SOURCE --out OUT --tokenizer LONG", "has a vocabulary of 40, but the tokenizer has 41 entries"),

@@ -36,7 +36,7 @@ def places(tmp_path: Path, seed: int) -> dict[str, Path]:
 def test_there_and_back(places: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     base, model, delta, out = (places[name] for name in ("BASE", "MODEL", "DELTA", "OUT"))
     assert convert(model, "--base", base, "--out", delta) == 0
-    assert "comes back bit by bit" in capsys.readouterr().out
+    assert "restores the model exactly" in capsys.readouterr().out
     assert convert(delta, "--base", base, "--out", out) == 0
     assert "wrote config.json, fastbert_manifest.json, model.safetensors" in capsys.readouterr().out
     first, second = (load_file(folder / "model.safetensors") for folder in (model, out))
@@ -65,7 +65,7 @@ def test_a_rounded_one_says_its_error(places: dict[str, Path], capsys: pytest.Ca
     assert convert(places["MODEL"], *words) == 0
     printed = capsys.readouterr().out
     assert "rounded to 4 bits" in printed
-    assert "rounded numbers are off by" in printed
+    assert "rounding error " in printed
     found = json.loads(report.read_text())
     assert found["kind"] == "delta"
     assert 0 < found["error"]["rms"] < 0.2 * found["error"]["difference_rms"]
@@ -75,15 +75,15 @@ def test_a_rounded_one_says_its_error(places: dict[str, Path], capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("MODEL --bits 4 --out DELTA", "--bits belongs to a delta"),
+        ("MODEL --bits 4 --out DELTA", "--bits is for a delta"),
         ("MODEL --base BASE --out DELTA --bits 12", "bits=12 must be a whole number from 1 to 8"),
-        ("MODEL --base BASE --out DELTA --to tensorflow", "--to does not go with --base"),
-        ("MODEL --base BASE --out DELTA --dtype bf16", "--dtype does not go with --base"),
+        ("MODEL --base BASE --out DELTA --to tensorflow", "--to cannot be combined with --base"),
+        ("MODEL --base BASE --out DELTA --dtype bf16", "--dtype cannot be combined with --base"),
         ("MODEL --base BASE --out BASE", "is a folder; name a file"),
         ("MODEL --base NONE --out DELTA", "no such folder"),
         ("MODEL --out DELTA --base", "base"),
         ("BASE/model.safetensors --base BASE --out OUT", "is not a delta file"),
-        ("BASE/model.safetensors --base BASE --out OUT --bits 4", "--bits and --report belong to writing one"),
+        ("BASE/model.safetensors --base BASE --out OUT --bits 4", "--bits and --report are for writing one"),
     ],
 )
 def test_wrong_input_is_one_line_and_leaves_nothing(

@@ -23,7 +23,7 @@ REPORT = VerifyReport(
 )  # fmt: skip
 SHOWN = """\
 model        minilm: BertModel, 22.7 M parameters, fp32 on cpu, 2 threads
-text         389 texts, 11,572 tokens; batches of 32 as they come, 56% padding
+text         389 texts, 11,572 tokens; batches of 32 in order, 56% padding
 
                    original   accelerated
 texts/s                44.6         178.4   4.00 x
@@ -122,7 +122,7 @@ def test_the_report_is_written_as_json(calls: list[Any], text: Path, tmp_path: P
         pytest.param(["minilm"], "--text is missing", id="no-text"),
         pytest.param(["minilm", "--text", "nowhere.txt"], "nowhere.txt: No such file or directory", id="no-file"),
         pytest.param(["minilm", "--text", "empty.txt"], "empty.txt: holds no text", id="empty"),
-        pytest.param(["minilm", "--text", "latin.txt"], "latin.txt: byte 1 is no UTF-8", id="latin-1"),
+        pytest.param(["minilm", "--text", "latin.txt"], "latin.txt: byte 1 is not UTF-8", id="latin-1"),
     ],
 )
 def test_wrong_input_is_one_line(

@@ -147,7 +147,7 @@ def test_auto_and_more_than_there_are(
     assert len(extension["added"]) == extension["auto"]["words"] > 0
     assert vocab("--extend", "--tokenizer", tokenizer, "--corpus", domain, "--add", 5000) == 0
     printed = capsys.readouterr().out
-    assert "all there are, though --add asked for 5,000; a lower --min-frequency or more text gives more" in printed
+    assert "all candidates, fewer than --add 5,000; a lower --min-frequency or more text gives more" in printed
 
 
 def test_the_model_follows(tokenizer: Path, domain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,7 +174,7 @@ def test_the_model_follows(tokenizer: Path, domain: Path, tmp_path: Path, capsys
     assert theirs.config.vocab_size == 207
     # A vocabulary without its model would leave the folder useless.
     assert vocab("--extend", "--tokenizer", model, "--corpus", domain, "--out", model, "--overwrite") == 2
-    assert "holds a model, which would not fit another vocabulary" in capsys.readouterr().err
+    assert "holds a model, which would not fit a different vocabulary" in capsys.readouterr().err
     # In place, with the model, it is what was asked for.
     assert vocab("--extend", "--model", model, "--corpus", domain, "--out", model, "--add", 7, "--overwrite") == 0
     assert names(model) == names(tmp_path / "a")
@@ -213,11 +213,11 @@ def test_an_older_tokenizer_json_goes(tokenizer: Path, domain: Path, tmp_path: P
         pytest.param(
             "--corpus TEXT --tokenizer BASE --out OUT", "--tokenizer is measured, not built", id="measure-out"
         ),
-        pytest.param("--corpus TEXT --tokenizer BASE --cased", "--cased belongs to a new vocabulary", id="cased"),
+        pytest.param("--corpus TEXT --tokenizer BASE --cased", "--cased is for a new vocabulary", id="cased"),
         pytest.param("--corpus TEXT --tokenizer NONE", "NONE: no such file", id="no-tokenizer"),
-        pytest.param("--corpus TEXT --out OUT --add 3", "--add belongs to --extend", id="add"),
-        pytest.param("--corpus TEXT --out OUT --keep-unused", "--keep-unused belongs to --extend", id="keep-unused"),
-        pytest.param("--corpus TEXT --out OUT --model M", "--model belongs to --extend", id="model"),
+        pytest.param("--corpus TEXT --out OUT --add 3", "--add requires --extend", id="add"),
+        pytest.param("--corpus TEXT --out OUT --keep-unused", "--keep-unused requires --extend", id="keep-unused"),
+        pytest.param("--corpus TEXT --out OUT --model M", "--model requires --extend", id="model"),
         pytest.param("--corpus TEXT --extend", "--tokenizer is missing", id="extend-nothing"),
         pytest.param("--corpus TEXT --extend --tokenizer BASE --add 0", "--add 0 must be at least 1", id="add-none"),
         pytest.param("--corpus TEXT --extend --tokenizer BASE --add x", "--add 'x'", id="add-word"),

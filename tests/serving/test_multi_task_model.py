@@ -92,7 +92,7 @@ def test_adapters_leave_the_base_alone(places: dict[str, Path], batch: PackedBat
     )
     assert served.own_bytes < 0.6 * tasks.shared_bytes
     (tmp_path / "adapter/config.json").unlink()
-    with pytest.raises(UserError, match=r"says nothing of the head; put the config\.json"):
+    with pytest.raises(UserError, match=r"does not describe the head; put the config\.json"):
         tasks.add("again", tmp_path / "adapter")
 
 
@@ -104,7 +104,7 @@ def test_names_and_strangers_are_refused(places: dict[str, Path], tmp_path: Path
     with pytest.raises(UserError, match="no task 'a'; there are none"):
         tasks.use("a")
     tasks.add("a", places["frozen.delta"])
-    with pytest.raises(UserError, match="task 'a' is there already"):
+    with pytest.raises(UserError, match="task 'a' exists already"):
         tasks.add("a", places["frozen.delta"])
     with pytest.raises(UserError, match="no such folder"):
         tasks.add("b", tmp_path / "absent")

@@ -136,9 +136,9 @@ def test_training_mode_is_put_back_and_changes_nothing(model: BertModel, tokeniz
     ("options", "words"),
     [
         ({"layers": "first"}, "layers='first' must be embeddings, second-to-last"),
-        ({"layers": [3]}, "layers: 3 is no layer of the model, which has 0 (embeddings) to 2"),
-        ({"layers": [-4]}, "layers: -4 is no layer"),
-        ({"layers": [True]}, "layers: True is no layer"),
+        ({"layers": [3]}, "layers: 3 is not a layer of the model, which has 0 (embeddings) to 2"),
+        ({"layers": [-4]}, "layers: -4 is not a layer"),
+        ({"layers": [True]}, "layers: True is not a layer"),
         ({"layers": []}, "names none"),
         ({"per": "sentence"}, "per='sentence' must be 'token' or 'word'"),
         ({"max_length": 2}, "max_length=2 must be a whole number, at least 3"),
