@@ -41,21 +41,33 @@ class ShardTokenizer(Protocol):
     """The part of a tokenizer that `prepare` uses; `WordPieceTokenizer` implements it."""
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Return the number of entries."""
+
     @property
     def fingerprint(self) -> str:
         """Return the hash of the whole tokenizer (`fastbert.tokenizers.fingerprint`), which the shards record."""
 
     @property
-    def pad_token_id(self) -> int: ...
+    def pad_token_id(self) -> int:
+        """Return the id of the padding token."""
+
     @property
-    def unk_token_id(self) -> int: ...
+    def unk_token_id(self) -> int:
+        """Return the id of the unknown-word token."""
+
     @property
-    def cls_token_id(self) -> int: ...
+    def cls_token_id(self) -> int:
+        """Return the id of the classification token."""
+
     @property
-    def sep_token_id(self) -> int: ...
+    def sep_token_id(self) -> int:
+        """Return the id of the separator token."""
+
     @property
-    def mask_token_id(self) -> int: ...
+    def mask_token_id(self) -> int:
+        """Return the id of the mask token."""
+
     def encode_ragged(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Return the ids of all texts, concatenated, and the offset of each text."""
 

@@ -56,12 +56,14 @@ class HashedFile:
         self._hash = hashlib.sha256()
 
     def write(self, values: NDArray[Any]) -> None:
+        """Append the bytes of an array."""
         data = np.ascontiguousarray(values).data.cast("B")
         self._file.write(data)
         self._hash.update(data)
         self.bytes += len(data)
 
     def close(self) -> dict[str, Any]:
+        """Write the file to disk, and return its entry for the index."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -93,15 +95,18 @@ class IndexReader:
             raise self.damaged(f"is not valid JSON ({error})") from None
 
     def damaged(self, what: str) -> UserError:
+        """Return the error of an index with this problem."""
         return UserError(f"{self.path} {what}; prepare the shards again")
 
     def get(self, holder: Any, key: str, kind: type) -> Any:
+        """Return a value of a type. Raises UserError if it is missing or of another type."""
         value = holder.get(key) if isinstance(holder, dict) else None
         if not isinstance(value, kind) or isinstance(value, bool):
             raise self.damaged(f"has no valid {key!r} (it is {str(value)[:40]})")
         return value
 
     def count(self, holder: Any, key: str, smallest: int = 1) -> int:
+        """Return an integer of at least `smallest`. Raises UserError for other values."""
         value: int = self.get(holder, key, int)
         if not smallest <= value < 1 << 62:
             raise self.damaged(f"has {key}={value}, which is out of range")

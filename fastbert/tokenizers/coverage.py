@@ -135,6 +135,7 @@ class WordPieces:
 
     @classmethod
     def of(cls, tokenizer: WordPieceTokenizer, words: Sequence[str]) -> WordPieces:
+        """Tokenize words."""
         ids, offsets = tokenizer.encode_ragged(words)
         unknown_before = np.concatenate(([0], np.cumsum(ids == tokenizer.unk_token_id)))
         return cls(ids, offsets, np.diff(offsets), np.diff(unknown_before[offsets]))

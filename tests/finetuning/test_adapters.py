@@ -218,7 +218,10 @@ def adapter_folder(pair: tuple[Any, Any], folder: Path) -> Path:
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "nothing": (shutil.rmtree, "holds no adapter_config.json"),
     "no-weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "pickled adapters are not read"),
-    "cut": (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"123"), "not a complete safetensors file"),
+    "cut": (
+        lambda folder: (folder / "adapter_model.safetensors").write_bytes(b"123"),
+        "not a complete safetensors file",
+    ),
     "config-no-json": (lambda folder: (folder / "adapter_config.json").write_text("{"), "not a JSON file"),
     "config-a-list": (lambda folder: (folder / "adapter_config.json").write_text("[]"), "peft_type None is not read"),
     "another-kind": (
