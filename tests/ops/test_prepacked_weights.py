@@ -363,3 +363,21 @@ def test_another_layout_of_the_same_memory_is_seen(seed: int) -> None:
         weight.data = torch._neg_view(weight.data)
         ours = matmul.matmul(x, prepacked_weights.prepacked(weight, "fp32"))
     torch.testing.assert_close(ours, F.linear(x, weight.detach().resolve_neg()), atol=1e-5, rtol=1e-5)
+
+
+def test_copies_are_unshared_after_a_failed_compile() -> None:
+    """torch.compile that raises leaves Python in a mode in which a call holds one more reference of its arguments."""
+
+    def breaking(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x + 1
+
+    weight = torch.nn.Parameter(torch.randn(64, 32))
+    with pytest.raises(Exception, match="graph_break"):
+        torch.compile(breaking, fullgraph=True, backend="eager")(torch.ones(2))
+    prepacked_weights.prepacked(weight, "fp32")
+    (copies,) = prepacked_weights._copies[weight].values()
+    assert prepacked_weights._is_unshared(copies)
+    held = copies.packed
+    assert not prepacked_weights._is_unshared(copies)
+    del held

@@ -144,13 +144,14 @@ def _reference_counts(packed: tuple[_C.PackedWeight, ...]) -> tuple[int, ...]:
 
 
 _unshared = _Copies((), (1,), False, (object(),), None)  # type: ignore[arg-type]
-_UNSHARED = _reference_counts(_unshared.packed)
 
 
 def _is_unshared(copies: _Copies) -> bool:
     """Return whether only this module refers to the copies: a pass of autograd may still multiply by shared ones."""
+    # Measured on each call: torch.compile may leave Python in a mode in which calls hold more references.
+    unshared_group, unshared_copy = _reference_counts(_unshared.packed)
     group, *each = _reference_counts(copies.packed)
-    return group == _UNSHARED[0] and all(count == _UNSHARED[1] for count in each)
+    return group == unshared_group and all(count == unshared_copy for count in each)
 
 
 def _repack(copies: _Copies, weights: Sequence[Tensor]) -> bool:
