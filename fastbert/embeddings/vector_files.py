@@ -17,7 +17,8 @@ NPY_HEADER = 128  # bytes, whatever the shape
 class VectorWriter(Protocol):
     """Writes fp32 (rows, width) arrays one below the other."""
 
-    def write(self, vectors: np.ndarray) -> None: ...
+    def write(self, vectors: np.ndarray) -> None:
+        """Write rows after those that were written before."""
 
     def finish(self) -> None:
         """Complete the file."""
