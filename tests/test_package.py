@@ -223,7 +223,18 @@ def test_the_command_works_inside_the_clone(command: list[str | Path]) -> None:
     assert done.stdout == f"fastbert {fastbert.__version__}\n", done.stderr
 
 
-@pytest.mark.parametrize("module", ["fastbert.config", "fastbert.tokenizers", "fastbert.data.corpus", "fastbert.cli"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "fastbert.config",
+        "fastbert.tokenizers",
+        "fastbert.data.corpus",
+        "fastbert.cli",
+        "fastbert.finetuning.config",
+        "fastbert.tasks.span.task",
+        "fastbert.tasks.prediction_files",
+    ],
+)
 def test_what_commands_read_at_once_needs_no_torch(module: str, tmp_path: Path) -> None:
     assert run_python(f"import sys, {module}; print('torch' in sys.modules)", tmp_path) == "False"
 

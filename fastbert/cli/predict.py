@@ -29,7 +29,7 @@ class _Files:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(PredictFlags, ModelFlags, _Files):
+class Config(PredictFlags, _Files, ModelFlags):
     """Predict with a fine-tuned model: labels with probabilities, numbers, tags and entities, answers with their
     position in the text, choices, or written text; one JSON object per example."""
 
