@@ -44,8 +44,8 @@ class Triton(TritonBackend[EmbeddingArguments]):
         """Return the result (tokens, width), and mean and rstd fp32 (tokens,), which are empty without `save`."""
         from fastbert.kernels.embedding import layer_norm as kernels
 
-        ids, tables, *others, dropout = arguments
-        return kernels.forward(list(ids), list(tables), *others, kernel_inputs(dropout), save)
+        ids, tables, weight, bias, eps, dtype, dropout = arguments
+        return kernels.forward(list(ids), list(tables), weight, bias, eps, dtype, kernel_inputs(dropout), save)
 
     def backward(
         self,

@@ -24,8 +24,8 @@ class TritonLayerNorm(TritonBackend[LayerNormArguments]):
         """Return norm, sum, and mean and rstd fp32 (rows,); all but the norm are empty without `save`."""
         from fastbert.kernels.norm import layer_norm as kernels
 
-        *tensors, dropout = arguments
-        return kernels.forward(*tensors, kernel_inputs(dropout), save)
+        x, x_bias, residual, weight, bias, eps, dropout = arguments
+        return kernels.forward(x, x_bias, residual, weight, bias, eps, kernel_inputs(dropout), save)
 
     def backward(
         self,
