@@ -31,7 +31,6 @@ from fastbert.benchmarks.bench_finetune import WORK, extract, write
 from fastbert.benchmarks.harness.texts import find_data
 from fastbert.checkpoints.delta.files import restore_delta, write_delta
 from fastbert.checkpoints.delta.tensors import tensors_of
-from fastbert.checkpoints.source import find_weights
 from fastbert.distillation.models import student_from
 from fastbert.errors import UserError
 from fastbert.finetuning.adapters import add_lora, size_of
@@ -39,6 +38,7 @@ from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.run import FinetuneResult, finetune, task_settings
 from fastbert.finetuning.run_folder import read_run
 from fastbert.finetuning.start import begin
+from fastbert.models.loading import find_weights
 from fastbert.tasks.finetuned_model import Trained, load_trained
 from fastbert.tasks.predicting import outputs_of
 from fastbert.tasks.registry import make_task
@@ -211,7 +211,7 @@ class Bench:
     def table7(self) -> Iterator[dict[str, Any]]:
         """Yield the rows of Table 7 of the BERT paper, a BiLSTM on six kinds of features, then full tuning."""
         from fastbert.features.tagging import FeatureTraining, table7
-        from fastbert.models.bert.model import BertModel
+        from fastbert.models import BertModel
         from fastbert.tasks.readers.conll import read_conll
         from fastbert.tasks.settings import Columns
         from fastbert.tokenizers import WordPieceTokenizer

@@ -6,6 +6,7 @@ Names are loaded on first use: importing the package has no side effects, and `f
 from importlib import import_module as _import_module
 from importlib.machinery import PathFinder as _PathFinder
 from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 if _PathFinder.find_spec("fastbert._C", __path__) is None:
     raise ImportError(
@@ -27,6 +28,7 @@ if _TYPE_CHECKING:
         BertForTokenClassification,
         BertModel,
     )
+    from fastbert.models.registry import load
     from fastbert.ops.dispatch import use_backend
     from fastbert.packing import PackedBatch
     from fastbert.tokenizers import WordPieceTokenizer
@@ -46,6 +48,7 @@ _HOMES = {
     "PackedBatch": "fastbert.packing",
     "WordPieceTokenizer": "fastbert.tokenizers",
     "accelerate": "fastbert.integrations.accelerate",
+    "load": "fastbert.models.registry",
     "register_attention": "fastbert.integrations.transformers.attention",
     "restore": "fastbert.integrations.accelerate",
     "use_backend": "fastbert.ops.dispatch",
@@ -64,22 +67,25 @@ __all__ = [
     "PackedBatch",
     "WordPieceTokenizer",
     "accelerate",
+    "load",
     "register_attention",
     "restore",
     "use_backend",
 ]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> _Any:
     if name == "__version__":
         from importlib.metadata import version
 
         return version("fastbert-engine")
-    if name not in _HOMES:
+    # Models of other architectures than BERT, as `fastbert.RobertaForMaskedLM`.
+    home = _HOMES.get(name, "fastbert.models" if name[:1].isupper() else "")
+    if not home:
         raise AttributeError(f"module 'fastbert' has no attribute {name!r}")
-    value = getattr(_import_module(_HOMES[name]), name)
-    if _HOMES[name] == "fastbert.models":
-        _import_module("fastbert.embeddings.embed")  # sets BertModel.embed_texts
+    value = getattr(_import_module(home), name)
+    if home.startswith("fastbert.models"):
+        _import_module("fastbert.embeddings.embed")  # sets EncoderModel.embed_texts
     globals()[name] = value
     return value
 

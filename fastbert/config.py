@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self, TypeVar, dataclass_transform
 
 from fastbert.errors import UserError
 from fastbert.io.untrusted_input import read_json_file, shown
@@ -26,8 +26,6 @@ PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_class
 ACTIVATIONS = {"gelu": "none", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 CONFIGS = ("config.json", "bert_config.json")  # the second is that of the first releases
 MOST_LABELS = 1 << 20
-# Architectures with BERT's layers, which `fastbert.accelerate` supports.
-RELATIVES = ("roberta", "xlm-roberta", "distilbert", "electra")
 # Keys of the file or its writer, which are not copied.
 _NOT_COPIED = (
     "model_type",
@@ -40,7 +38,33 @@ _NOT_COPIED = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+# transformers' Trainer sets these on the config of any model. An encoder does not use them, so setting them has no
+# effect; all other fields are frozen.
+_IDLE = ("use_cache", "bos_token_id", "eos_token_id")
+C = TypeVar("C")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def config_class(cls: type[C]) -> type[C]:
+    """Make a model's config, a frozen dataclass, of a class."""
+    cls = dataclass(frozen=True, kw_only=True)(cls)
+    frozen = cls.__setattr__
+
+    def set_attribute(self: C, name: str, value: Any) -> None:
+        if name not in _IDLE:
+            frozen(self, name, value)
+
+    cls.__setattr__ = set_attribute  # type: ignore[assignment, method-assign]
+    return cls
+
+
+def check_probability(name: str, value: Any) -> None:
+    """Raise UserError unless a value is a dropout probability."""
+    if not _is_number(value) or not 0.0 <= value < 1.0:
+        raise UserError(f"{name}={shown(value)} must be a number from 0 up to, not including, 1")
+
+
+@config_class
 class BertConfig:
     """A BERT encoder as published (Devlin et al. 2019, section 3 and appendix A.2); the defaults are BERT-base.
 
@@ -55,6 +79,10 @@ class BertConfig:
     """The name of the architecture, which peft reads."""
     _commit_hash: ClassVar[None] = None
     """The revision on the Hub, which transformers' pipelines read; it is not recorded."""
+    attribute_map: ClassVar[dict[str, str]] = {}
+    """The fields with other names in config.json, and these names (transformers' `attribute_map`)."""
+    constants: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are the same in every model of the architecture, and not in config.json."""
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -90,7 +118,7 @@ class BertConfig:
             "num_labels",
         ):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if name not in self.constants and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UserError(f"{name}={shown(value)} must be a positive integer")
         if self.num_labels > MOST_LABELS:
             raise UserError(f"num_labels={shown(self.num_labels)} is more than the maximum, {MOST_LABELS:,}")
@@ -101,11 +129,8 @@ class BertConfig:
         if not isinstance(self.hidden_act, str) or self.hidden_act not in ACTIVATIONS:
             raise UserError(f"hidden_act={shown(self.hidden_act)} is not one of {', '.join(ACTIVATIONS)}")
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
-            value = getattr(self, name)
-            if value is None and name == "classifier_dropout":
-                continue
-            if not _is_number(value) or not 0.0 <= value < 1.0:
-                raise UserError(f"{name}={shown(value)} must be a number from 0 up to, not including, 1")
+            if name != "classifier_dropout" or self.classifier_dropout is not None:
+                check_probability(name, getattr(self, name))
         for name in ("initializer_range", "layer_norm_eps"):
             value = getattr(self, name)
             if not _is_number(value) or not 0 < value < math.inf:
@@ -126,9 +151,39 @@ class BertConfig:
         return self.hidden_size // self.num_attention_heads
 
     @property
+    def max_sequence_length(self) -> int:
+        """Return the number of tokens in the longest sequence that has positions."""
+        return self.max_position_embeddings
+
+    @property
     def gelu_approximation(self) -> str:
         """Return `"none"` for GELU by the error function, `"tanh"` for its approximation (torch's names)."""
         return ACTIVATIONS[self.hidden_act]
+
+    @property
+    def prediction_gelu_approximation(self) -> str:
+        """Return the approximation of the GELU in the masked-LM head."""
+        return self.gelu_approximation
+
+    @property
+    def attention_output_dropout_prob(self) -> float:
+        """Return the dropout probability behind the projection of attention."""
+        return self.hidden_dropout_prob
+
+    @property
+    def sequence_classifier_dropout(self) -> float:
+        """Return the dropout probability in front of a classifier of sequences."""
+        return self.hidden_dropout_prob if self.classifier_dropout is None else self.classifier_dropout
+
+    @property
+    def token_classifier_dropout(self) -> float:
+        """Return the dropout probability in front of a classifier of tokens."""
+        return self.sequence_classifier_dropout
+
+    @property
+    def span_dropout(self) -> float:
+        """Return the dropout probability in front of the scores of answers."""
+        return 0.0
 
     @property
     def id2label(self) -> dict[int, str]:
@@ -144,7 +199,7 @@ class BertConfig:
         return {name: index for index, name in self.id2label.items()}
 
     @classmethod
-    def preset(cls, name: str, **overrides: Any) -> BertConfig:
+    def preset(cls, name: str, **overrides: Any) -> Self:
         """Return one of the published sizes (`tiny` to `large`), with fields replaced by `overrides`.
 
         Raises `UserError` for an unknown size.
@@ -156,15 +211,18 @@ class BertConfig:
         return replace(shape, **overrides)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any], source: str = "config") -> BertConfig:
+    def from_dict(cls, values: dict[str, Any], source: str = "config") -> Self:
         """Make a config of a dictionary in transformers' format; other keys are copied to `extra`.
 
-        Raises `UserError`, prefixed with `source`, if the dictionary describes a model that is not BERT as published.
+        Raises `UserError`, prefixed with `source`, if the dictionary describes a different architecture, or a model
+        that is not as published.
         """
-        kind = values.get("model_type", "bert")
-        if kind != "bert":
-            cure = "; load it with transformers and give it to fastbert.accelerate" if kind in RELATIVES else ""
-            raise UserError(f"{source}: model_type={shown(kind)} is not supported, only 'bert'{cure}")
+        kind = values.get("model_type", cls.model_type)
+        if kind != cls.model_type:
+            raise UserError(
+                f"{source}: model_type={shown(kind)} is not supported here, only {cls.model_type!r}; read the"
+                " folder with fastbert.load, or load it with transformers and give it to fastbert.accelerate"
+            )
         if values.get("position_embedding_type", "absolute") not in ("absolute", None):
             kind = shown(values["position_embedding_type"])
             raise UserError(f"{source}: position_embedding_type={kind} is not supported")
@@ -172,7 +230,11 @@ class BertConfig:
             raise UserError(f"{source}: a BERT decoder (is_decoder=true) is not supported")
         if values.get("quantization_config") is not None:
             raise UserError(f"{source}: a quantised checkpoint (quantization_config) is not supported")
-        known = {item.name for item in fields(cls)} - {"extra"}
+        for name, key in cls.attribute_map.items():
+            if key in values:
+                values = {name: values[key], **values}
+                del values[key]
+        known = {item.name for item in fields(cls)} - {"extra", *cls.constants}
         chosen = {name: value for name, value in values.items() if name in known}
         if isinstance(chosen.get("label_names"), list):  # as JSON has it
             chosen["label_names"] = tuple(chosen["label_names"])
@@ -192,23 +254,17 @@ class BertConfig:
             raise UserError(f"{source}: {error}") from None
 
     @classmethod
-    def from_pretrained(cls, path: str | Path) -> BertConfig:
+    def from_pretrained(cls, path: str | Path) -> Self:
         """Read `config.json` (or `bert_config.json`) of a model folder, or a JSON file.
 
         Raises `UserError` if the file is missing, or does not describe a supported model.
         """
-        file = Path(path)
-        if file.is_dir():
-            file = next((file / name for name in CONFIGS if (file / name).exists()), file / CONFIGS[0])
-        if not file.exists():
-            raise UserError(f"{file}: no such file; a model folder holds a config.json")
-        values = read_json_file(file)
-        if not isinstance(values, dict):
-            raise UserError(f"{file}: must hold a JSON object, not a {type(values).__name__}")
+        file, values = read_config_file(path)
         config = cls.from_dict(values, source=str(file))
-        if "num_attention_heads" not in values and config.hidden_size != cls.hidden_size:
+        heads = cls.attribute_map.get("num_attention_heads", "num_attention_heads")
+        if heads not in values and config.hidden_size != cls.hidden_size:
             # No weight's shape depends on it: a wrong guess would load, and compute wrong results.
-            raise UserError(f"{file}: num_attention_heads is missing; add the number that the model was trained with")
+            raise UserError(f"{file}: {heads} is missing; add the number that the model was trained with")
         return config
 
     def to_dict(self, architecture: str | None = None) -> dict[str, Any]:
@@ -221,9 +277,13 @@ class BertConfig:
         del values["num_labels"], values["label_names"]
         values["id2label"] = {str(index): name for index, name in self.id2label.items()}
         values["label2id"] = self.label2id
-        values = {**extra, **values, "model_type": "bert"}
+        values = {**extra, **values, "model_type": self.model_type}
         if self.problem_type is None:
             del values["problem_type"]
+        for name in self.constants:
+            del values[name]
+        for name, key in self.attribute_map.items():
+            values[key] = values.pop(name)
         if architecture:
             values["architectures"] = [architecture]
         return dict(sorted(values.items()))
@@ -247,6 +307,22 @@ class BertConfig:
         return total
 
 
+def read_config_file(path: str | Path) -> tuple[Path, dict[str, Any]]:
+    """Return the path and the content of a model folder's `config.json` (or `bert_config.json`), or of a JSON file.
+
+    Raises `UserError` if the file is missing or does not hold a JSON object.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = next((file / name for name in CONFIGS if (file / name).exists()), file / CONFIGS[0])
+    if not file.exists():
+        raise UserError(f"{file}: no such file; a model folder holds a config.json")
+    values = read_json_file(file)
+    if not isinstance(values, dict):
+        raise UserError(f"{file}: must hold a JSON object, not a {type(values).__name__}")
+    return file, values
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -257,17 +333,3 @@ def _label_names(id2label: Any) -> tuple[str, ...] | None:
         return None
     names = {str(index): str(name) for index, name in id2label.items()}
     return tuple(names.get(str(index), f"LABEL_{index}") for index in range(len(names)))
-
-
-# transformers' Trainer sets these on the config of any model. An encoder does not use them, so setting them has no
-# effect; all other fields are frozen.
-_IDLE = ("use_cache", "bos_token_id", "eos_token_id")
-_frozen = BertConfig.__setattr__
-
-
-def _set(self: BertConfig, name: str, value: Any) -> None:
-    if name not in _IDLE:
-        _frozen(self, name, value)
-
-
-BertConfig.__setattr__ = _set  # type: ignore[assignment, method-assign]

@@ -5,13 +5,14 @@ from dataclasses import replace
 import torch
 
 from fastbert import BertConfig, PackedBatch
-from fastbert.models.bert.modules import Layer
+from fastbert.models.bert.architecture import bert_spec
 from fastbert.models.layers import layer_batch
+from fastbert.models.modules import Layer
 
 
 def random_layer(seed: int, config: BertConfig) -> Layer:
     """Weights and biases that all matter."""
-    layer = Layer(config, 1)
+    layer = Layer(bert_spec(config).layers[0], 1, drops=True)
     generator = torch.Generator().manual_seed(seed)
     for parameter in layer.parameters():
         spread = 1 / parameter.shape[-1] ** 0.5 if parameter.dim() == 2 else 0.5

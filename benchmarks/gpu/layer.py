@@ -24,8 +24,9 @@ from fastbert.benchmarks.gpu.timing import Calls, Case, Work, contest, willing
 from fastbert.benchmarks.gpu.worker import announce
 from fastbert.benchmarks.harness.measure import FASTBERT
 from fastbert.config import BertConfig
-from fastbert.models.bert.modules import Layer
+from fastbert.models.bert.architecture import bert_spec
 from fastbert.models.layers import layer_batch
+from fastbert.models.modules import Layer
 from fastbert.ops import dispatch
 from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.packing import PackedBatch
@@ -150,7 +151,7 @@ def new_layer(config: BertConfig, device: Device) -> Layer:
     """Return a layer with random weights, fp32."""
     torch.manual_seed(0)
     with device.torch_device:
-        layer = Layer(config, 0)
+        layer = Layer(bert_spec(config).layers[0], 0, drops=True)
     for norm in (layer.attention.output.LayerNorm, layer.output.LayerNorm):
         nn.init.normal_(norm.weight, 1.0, 0.1)
         nn.init.normal_(norm.bias, 0.0, 0.1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastbert.models import BertModel
-from fastbert.models.bert.modules import Layer, Norm, Output
+from fastbert.models.modules import Layer, Norm, Output
 from fastbert.ops.encoder_layer.spec import APPROXIMATIONS
 from fastbert.packing import PackedBatch, pad
 

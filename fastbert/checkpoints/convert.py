@@ -13,39 +13,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from fastbert.checkpoints import key_mapping
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.file_tensors import FileTensor, fill
 from fastbert.checkpoints.formats.safetensors import in_bytes, write_safetensors
 from fastbert.checkpoints.formats.tensorflow import write_bundle
 from fastbert.checkpoints.hub import MAIN
-from fastbert.checkpoints.key_mapping import is_encoders, is_training_state, is_transposed, match, to_tensorflow
 from fastbert.checkpoints.manifest import EMBEDDER, MODEL, TOKENIZER, verify_files
 from fastbert.checkpoints.pipeline_files import ENCODER_CONFIG, MODULES, PIPELINE_FILES, PROMPTS, read_modules
-from fastbert.checkpoints.source import Weights, config_folder, find_source, find_weights
+from fastbert.checkpoints.source import Weights, config_folder, find_source
 from fastbert.checkpoints.tokenizer_files import Target, accept_folder, copy_tokenizer
-from fastbert.config import CONFIGS, BertConfig
+from fastbert.config import BertConfig, read_config_file
 from fastbert.embeddings.folder import read_settings
 from fastbert.embeddings.settings import EmbedSettings
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.untrusted_input import read_json_file
-from fastbert.models import loading
+from fastbert.models import loading, registry
+from fastbert.models.base import PreTrainedModel
+from fastbert.models.bert.architecture import BERT
+from fastbert.models.bert.tensorflow import is_training_state, is_transposed, to_tensorflow
+from fastbert.models.key_map import BUFFERS, is_encoder_weight
 
 PREFIX = "bert_model.ckpt"
-MODEL_CLASSES = (
-    "BertModel",
-    "BertForPreTraining",
-    "BertForMaskedLM",
-    "BertForNextSentencePrediction",
-    "BertForSequenceClassification",
-    "BertForTokenClassification",
-    "BertForMultipleChoice",
-    "BertForQuestionAnswering",
-)
-_WITH_CLASSIFIER = ("BertForSequenceClassification", "BertForTokenClassification", "BertForMultipleChoice")
+# The bias of a classifier, one number per label.
+_LABEL_BIASES = ("classifier.bias", "classifier.out_proj.bias")
 _FILES = {
     "hf": ("config.json", "*.safetensors", MODULES, "[1-9]_*/config.json"),
     "tensorflow": ("bert_config.json", f"{PREFIX}.*"),
@@ -64,7 +56,7 @@ class Options:
     revision: str = MAIN
     """Branch, tag or commit of a model in the Hub's cache."""
     model_class: str | None = None
-    """One of `MODEL_CLASSES`; None: chosen by the heads among the weights."""
+    """A class of the architecture's models; None: chosen by the heads among the weights."""
     tokenizer: Path | None = None
     """Folder or vocab.txt of the tokenizer; None: the one beside the weights."""
     max_shard_size: int | str | None = None
@@ -105,7 +97,7 @@ class Report:
     @property
     def whole(self) -> bool:
         """Return whether the encoder has all its weights, in the right shapes."""
-        return not self.wrong_shape and not any(map(is_encoders, self.missing))
+        return not self.wrong_shape and not any(map(is_encoder_weight, self.missing))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -126,18 +118,20 @@ def convert(source: str | Path, out: Path, options: Options = Options()) -> Repo
     _refuse_present(root, out, options)
     for folder in {config_folder(root), config_folder(encoder)}:
         verify_files(folder, MODEL, EMBEDDER, *([] if options.tokenizer else [TOKENIZER]))
-    config = BertConfig.from_pretrained(config_folder(encoder))
-    weights = find_weights(encoder, options.pickles, verify=False)  # checked above
+    config = registry.read_config(config_folder(encoder))
+    if options.to == "tensorflow" and config.model_type != BERT.name:
+        raise UserError(f"--to tensorflow: only BERT has TensorFlow checkpoints, not model_type={config.model_type!r}")
+    weights = loading.find_weights(encoder, options.pickles, verify=False)  # checked above
     loading.check_size(config, weights)
-    kind = options.model_class or choose_class(weights.tensors, listed_classes(config_folder(encoder)))
-    plan, report = _plan(weights, config, kind, out, options)
+    kind = options.model_class or choose_class(config, weights.tensors, listed_classes(config_folder(encoder)))
+    plan, config, report = _plan(weights, config, kind, out, options)
     if pipeline is not None and (options.to != "hf" or pipeline.settings is None):
         why = pipeline.refusal or "a TensorFlow checkpoint cannot hold sentence-transformers' settings"
         report.left_out[MODULES] = why
     if not report.whole:
         return report
     with atomic_folder(out, superseded=("model*.safetensors*", *PIPELINE_FILES)) as folder:
-        _write(folder, plan, _with_labels(config, plan), kind, options)
+        _write(folder, plan, config, kind, options)
         copy_tokenizer(options.tokenizer, weights.folder, folder, config.vocab_size, options.to)
         if pipeline is not None and options.to == "hf":
             pipeline.save(folder, config.hidden_size)
@@ -178,42 +172,44 @@ def _read_pipeline(root: Path) -> _Pipeline:
         return _Pipeline(root, encoder, None, str(error))
 
 
-def choose_class(tensors: Collection[str], architectures: list[str]) -> str:
-    """Return the model class with the heads among tensors of these names; `architectures`, from config.json, decide
-    between classes with the same heads."""
+def choose_class(config: BertConfig, tensors: Collection[str], listed: Collection[str]) -> str:
+    """Return the class of the config's models whose head has most weights among tensors of these names; `listed`, from
+    config.json, decides between classes with the same number. Without weights of a head it is the encoder."""
 
-    def has(head: str) -> bool:
-        return any(name.startswith(head) for name in tensors)
+    def rank(entry: tuple[int, tuple[str, type[PreTrainedModel]]]) -> tuple[int, bool, int]:
+        index, (name, kind) = entry
+        head = [file_name for file_name in _head_names(kind, config) if file_name in tensors]
+        return len(head), name in listed, -index
 
-    if has("cls.predictions."):
-        return "BertForPreTraining" if has("cls.seq_relationship.") else "BertForMaskedLM"
-    if has("cls.seq_relationship."):
-        return "BertForNextSentencePrediction"
-    if has("qa_outputs."):
-        return "BertForQuestionAnswering"
-    if has("classifier."):
-        return next((name for name in architectures if name in _WITH_CLASSIFIER), _WITH_CLASSIFIER[0])
-    return "BertModel"
+    entries = list(enumerate(registry.model_classes(registry.architecture_of(config)).items()))
+    best = max(entries[1:], key=rank)
+    return best[1][0] if rank(best)[0] else entries[0][1][0]
+
+
+def _head_names(kind: type[PreTrainedModel], config: BertConfig) -> list[str]:
+    """Return the names in files of a model's weights outside of the encoder."""
+    model = loading.outline(kind, replace(config, num_hidden_layers=1))
+    prefix = f"{kind.base_model_prefix}."
+    return [kind.key_map.file_name(name) for name in loading.model_shapes(model) if not name.startswith(prefix)]
 
 
 def listed_classes(folder: Path) -> list[str]:
     """Return the architectures in config.json."""
-    file = next(folder / name for name in CONFIGS if (folder / name).exists())
-    listed = read_json_file(file).get("architectures")
+    listed = read_config_file(folder)[1].get("architectures")
     return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
 
 
 def _plan(
     weights: Weights, config: BertConfig, kind: str, out: Path, options: Options
-) -> tuple[dict[str, FileTensor], Report]:
-    """Return the tensors to copy by their names in the model, and the report."""
-    from fastbert import models
-
-    if kind not in MODEL_CLASSES:
-        raise UserError(f"--model-class {kind} is not one of {', '.join(MODEL_CLASSES)}")
-    model = loading.outline(getattr(models, kind), config)
+) -> tuple[dict[str, FileTensor], BertConfig, Report]:
+    """Return the tensors to copy by their names in the output, the configuration with the number of labels of the
+    classifier among them, and the report."""
+    kinds = registry.model_classes(registry.architecture_of(config))
+    if kind not in kinds:
+        raise UserError(f"--model-class {kind} is not one of {', '.join(kinds)}")
+    model = loading.outline(kinds[kind], config)
     shapes = loading.model_shapes(model)
-    matched = match(weights.tensors, shapes, model.base_model_prefix, weights.path)
+    matched = model.match(weights)
     loading.check_tied(model, weights, matched)
     plan: dict[str, FileTensor] = {}
     copied, wrong = [], {}
@@ -224,27 +220,28 @@ def _plan(
         if stored.shape != shapes[name] and not (_has_free_rows(name) and stored.shape[1:] == shapes[name][1:]):
             wrong[name] = f"{stored.shape}, but the configuration says {shapes[name]}"
             continue
-        plan[name] = stored
-        copied.append(_copied(name, matched[name], stored, weights, options))
-    used = {matched[name] for name in plan} | {matched[name] for name in wrong}
+        target = _target_name(model, name, options.to)
+        plan[target] = stored
+        if name in _LABEL_BIASES and stored.shape[0] not in (1, config.num_labels):
+            config = replace(config, num_labels=stored.shape[0])
+        copied.append(_copied(target, matched[name], stored, weights, options))
+    used = {matched[name] for name in shapes if name in matched}
+    tied = {model.key_map.file_name(name) for name in model.tied_keys}
     left_out = {
-        weights.origins.get(name, name): _reason(name, kind, model.tied_keys)
-        for name in weights.tensors
-        if name not in used
+        weights.origins.get(name, name): _reason(name, kind, tied) for name in weights.tensors if name not in used
     }
     missing = sorted(shapes.keys() - matched.keys())
     report = Report(str(weights.path), str(out), options.to, kind, copied, missing, wrong, left_out, [])
-    return plan, report
+    return plan, config, report
 
 
 def _has_free_rows(name: str) -> bool:
     """Return whether a weight's first size is the number of labels, which TensorFlow's configurations lack."""
-    return name.startswith("classifier.")
+    return name in ("classifier.weight", *_LABEL_BIASES) or name == "classifier.out_proj.weight"
 
 
-def _copied(name: str, key: str, stored: FileTensor, weights: Weights, options: Options) -> CopiedTensor:
+def _copied(target: str, key: str, stored: FileTensor, weights: Weights, options: Options) -> CopiedTensor:
     source = weights.origins.get(key, key)
-    target = _target_name(name, options.to)
     transposed = [is_transposed(key) and len(stored.shape) == 2 for key in (source, target)]
     dtype = _dtype(stored, options.dtype)
     changes = {
@@ -256,10 +253,10 @@ def _copied(name: str, key: str, stored: FileTensor, weights: Weights, options: 
     return CopiedTensor(target, source, shape, str(dtype), tuple(name for name, changed in changes.items() if changed))
 
 
-def _target_name(name: str, to: Target) -> str:
+def _target_name(model: PreTrainedModel, name: str, to: Target) -> str:
     """Return the name of a model's weight in the output."""
     if to == "hf":
-        return name
+        return model.key_map.file_name(name)
     full = f"bert.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name
     tensorflow_name = to_tensorflow(full)
     assert tensorflow_name is not None, f"{name} has no name in TensorFlow's checkpoints"
@@ -270,22 +267,15 @@ def _dtype(stored: FileTensor, dtype: torch.dtype | None) -> torch.dtype:
     return dtype if dtype is not None and stored.dtype.is_floating_point else stored.dtype
 
 
-def _reason(name: str, kind: str, tied: tuple[str, ...]) -> str:
+def _reason(name: str, kind: str, tied: Collection[str]) -> str:
     """Return why a tensor is not copied."""
     if is_training_state(name):
         return "optimizer state"
-    if name.endswith(key_mapping.IGNORED):
+    if name.endswith(BUFFERS):
         return "a buffer, which is recomputed"
     if name in tied:
         return "tied to another weight"
     return f"not part of {kind}"
-
-
-def _with_labels(config: BertConfig, plan: dict[str, FileTensor]) -> BertConfig:
-    """Return the configuration with the number of labels of the classifier among the weights."""
-    stored = plan.get("classifier.bias")
-    labels = config.num_labels if stored is None or len(stored.shape) != 1 else stored.shape[0]
-    return config if labels in (1, config.num_labels) else replace(config, num_labels=labels)
 
 
 def _write(folder: Path, plan: dict[str, FileTensor], config: BertConfig, kind: str, options: Options) -> None:
@@ -298,11 +288,8 @@ def _write(folder: Path, plan: dict[str, FileTensor], config: BertConfig, kind: 
         write_safetensors(folder, tensors, None if size is None else in_bytes(size))
         write_json_atomic(folder / "config.json", content)
         return
-    renamed: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        theirs = _target_name(name, options.to)
-        renamed[theirs] = tensor.T.contiguous() if is_transposed(theirs) else tensor
-    write_bundle(folder / PREFIX, renamed)
+    bundle = {name: tensor.T.contiguous() if is_transposed(name) else tensor for name, tensor in tensors.items()}
+    write_bundle(folder / PREFIX, bundle)
     write_json_atomic(folder / "bert_config.json", content)
 
 

@@ -14,7 +14,6 @@ from fastbert.checkpoints.formats.pickle import PICKLED, PICKLED_INDEX, read_pic
 from fastbert.checkpoints.formats.safetensors import WEIGHTS, WEIGHTS_INDEX, read_safetensors
 from fastbert.checkpoints.formats.shards import read_shards
 from fastbert.checkpoints.formats.tensorflow import INDEX, index_file, read_bundle
-from fastbert.checkpoints.key_mapping import weights_of_bundle
 from fastbert.checkpoints.manifest import MODEL, verify_files
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.untrusted_input import UntrustedFile, shown
@@ -31,9 +30,9 @@ class Weights:
     """The folder, or TensorFlow's prefix."""
     kind: Kind
     tensors: dict[str, FileTensor]
-    """By the names in the files; TensorFlow's weights by fastbert's names."""
+    """By name."""
     origins: dict[str, str] = field(default_factory=dict)
-    """fastbert's names -> TensorFlow's."""
+    """The names in a TensorFlow checkpoint of tensors that have been renamed."""
 
     @property
     def folder(self) -> Path:
@@ -63,8 +62,9 @@ def config_folder(source: Path) -> Path:
     return source if source.is_dir() else source.parent
 
 
-def find_weights(source: Path, pickles: bool = False, *, verify: bool = True) -> Weights:
-    """Return the weights at a path from `find_source`: safetensors, else (with `pickles`) pickles, else TensorFlow's.
+def open_weights(source: Path, pickles: bool = False, *, verify: bool = True) -> Weights:
+    """Return the weights at a path from `find_source`, by the names in its files: safetensors, else (with `pickles`)
+    pickles, else TensorFlow's.
 
     Files that a manifest lists are read once and compared, unless `verify` is False; otherwise only indexes are read.
     Raises `UserError` or `CheckpointError`.
@@ -94,8 +94,7 @@ def find_weights(source: Path, pickles: bool = False, *, verify: bool = True) ->
 
 
 def _read_tensorflow(prefix: Path) -> Weights:
-    weights, origins = weights_of_bundle(read_bundle(prefix))
-    return Weights(prefix, "tensorflow", weights, origins)
+    return Weights(prefix, "tensorflow", read_bundle(prefix))
 
 
 def _find_prefix(folder: Path) -> Path | None:

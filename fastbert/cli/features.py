@@ -14,7 +14,7 @@ from fastbert.io.progress import Bars
 
 if TYPE_CHECKING:
     from fastbert.features.tagging import Table7Row
-    from fastbert.models.bert.model import BertModel
+    from fastbert.models.encoder import EncoderModel
     from fastbert.tokenizers import WordPieceTokenizer
 
 
@@ -163,14 +163,14 @@ def describe(rows: list[Table7Row]) -> str:
     return "\n".join([f"{'features':<{width}}  dev F1", *(f"{row.name:<{width}}  {row.f1:6.2f}" for row in rows)])
 
 
-def _load(config: Config, source: str) -> tuple[BertModel, WordPieceTokenizer, str]:
+def _load(config: Config, source: str) -> tuple[EncoderModel, WordPieceTokenizer, str]:
     """Return the encoder on its device, its tokenizer, and a description of dtype and device."""
     from fastbert.checkpoints.source import find_source
-    from fastbert.models.bert.model import BertModel
+    from fastbert.models import registry
     from fastbert.tasks.inference import choose_inference
     from fastbert.tokenizers import WordPieceTokenizer
 
     device, dtype, why = choose_inference(config.device, config.dtype)
     folder = find_source(source)
-    model = BertModel.from_pretrained(source, dtype=dtype)
+    model = registry.load_encoder(source, dtype=dtype)
     return model.to(device), WordPieceTokenizer.from_pretrained(folder), f"{why} on {device}"

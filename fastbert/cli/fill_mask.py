@@ -25,13 +25,13 @@ class Config:
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Print the candidates of each blank with their probabilities."""
-    from fastbert.models import BertForMaskedLM
+    from fastbert.models import registry
     from fastbert.tasks.fill_mask import fill_mask
     from fastbert.tokenizers import WordPieceTokenizer
 
     folder = require(config.model, "--model", "the folder of a trained model, RUN/model for example")
     require(config.text, "TEXT", "a sentence with a [MASK] in it, in quotes")
-    model = BertForMaskedLM.from_pretrained(folder)
+    model = registry.load_with_head(folder, "ForMaskedLM")
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
     for text in config.text:
         blanks = fill_mask(model, tokenizer, text, config.top_k)

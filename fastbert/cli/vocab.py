@@ -212,12 +212,12 @@ def _read_tokenizer(config: Config) -> WordPieceTokenizer:
 def _read_model(folder: Path, tokenizer: WordPieceTokenizer) -> PreTrainedModel:
     """Read the model, before the corpus, so that a wrong one is reported at once."""
     from fastbert.checkpoints.manifest import check_fingerprint
-    from fastbert.config import BertConfig
-    from fastbert.models.vocabulary_extension import check_sizes, load_whole
+    from fastbert.models import registry
+    from fastbert.models.vocabulary_extension import check_sizes
 
-    check_sizes(BertConfig.from_pretrained(folder).vocab_size, tokenizer.vocab_size, f"--model {folder}")
+    check_sizes(registry.read_config(folder).vocab_size, tokenizer.vocab_size, f"--model {folder}")
     check_fingerprint(folder, tokenizer.fingerprint, "--tokenizer")
-    return load_whole(folder)
+    return registry.load(folder)
 
 
 def _count(config: Config, bars: Bars, normalization: Normalization, holdout: float) -> Split:

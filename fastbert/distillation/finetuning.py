@@ -23,7 +23,7 @@ def load_teacher(task: Task[Any], folder: Path, tokenizer: WordPieceTokenizer) -
     """Load a teacher for a task. Raises `UserError` where its task, labels, vocabulary or length do not fit."""
     if not task.can_distill:
         raise UserError(f"--teacher {folder}: supports tasks with classes, spans or numbers, not --task {task.name}")
-    teacher = task.head.from_pretrained(folder)
+    teacher = task.load_head(folder)
     if teacher.new_weights:
         raise UserError(f"--teacher {folder}: is not trained for {task.name}: it lacks {teacher.new_weights[0]}")
     names = teacher.config.label_names
@@ -34,10 +34,10 @@ def load_teacher(task: Task[Any], folder: Path, tokenizer: WordPieceTokenizer) -
         )
     if WordPieceTokenizer.from_pretrained(folder).fingerprint != tokenizer.fingerprint:
         raise UserError(f"--teacher {folder}: has a different vocabulary than --model; they must share one")
-    if teacher.config.max_position_embeddings < task.settings.max_length:
+    if teacher.config.max_sequence_length < task.settings.max_length:
         raise UserError(
             f"--max-length {task.settings.max_length} is more than the teacher's"
-            f" {teacher.config.max_position_embeddings} positions; lower it"
+            f" {teacher.config.max_sequence_length} positions; lower it"
         )
     return frozen_teacher(teacher, folder)
 
@@ -62,7 +62,7 @@ class DistillationLoss(nn.Module):
         else:
             soft = soft_target_loss(output.logits, target.logits, self.config.temperature)
         states, attention = self.layer_loss(
-            student.bert, teacher.bert, output.hidden_states, target.hidden_states, batch.inputs
+            student.base_model, teacher.base_model, output.hidden_states, target.hidden_states, batch.inputs
         )
         weight = self.config.soft_weight
         labels = output.loss * (1 - weight) + soft * (weight * self.task.items(batch) / items)

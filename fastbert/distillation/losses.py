@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastbert.errors import UserError
-from fastbert.models.bert.modules import Layer
 from fastbert.models.fusibility import project
+from fastbert.models.modules import Layer
 from fastbert.packing import PackedBatch
 
 

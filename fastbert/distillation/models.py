@@ -11,7 +11,7 @@ from torch import nn
 
 from fastbert.errors import UserError
 from fastbert.models.base import PreTrainedModel
-from fastbert.models.bert.model import BertModel
+from fastbert.models.encoder import EncoderModel
 from fastbert.training.starting_weights import require_finite
 
 Model = TypeVar("Model", bound=PreTrainedModel)
@@ -41,16 +41,15 @@ def target_states(teacher_layers: int, student_layers: int) -> list[int]:
 def student_from(teacher: Model, layers: int = 3) -> Model:
     """Return a model of the teacher's class with `layers` of its layers, evenly spread, and copies of its embeddings,
     pooler and head: DistilBERT's initialisation. The teacher is not changed."""
-    encoder = teacher if isinstance(teacher, BertModel) else getattr(teacher, "bert", None)
-    if not isinstance(encoder, BertModel):
-        raise UserError(f"{type(teacher).__name__} has no BERT encoder to take layers from")
+    encoder = teacher.base_model
+    if not isinstance(encoder, EncoderModel):
+        raise UserError(f"{type(teacher).__name__} has no encoder to take layers from")
     indices = copied_layers(len(encoder.encoder.layer), layers)
     student = deepcopy(teacher)
-    bert = student if isinstance(student, BertModel) else student.bert
-    assert isinstance(bert, BertModel)
-    bert.encoder.layer = nn.ModuleList(bert.encoder.layer[index] for index in indices)
-    for index, layer in enumerate(bert.encoder.layer):
-        layer.index = index  # type: ignore[assignment]  # counts the layer's dropout
+    stack = student.base_model.encoder
+    stack.layer = nn.ModuleList(stack.layer[index] for index in indices)
+    for index, layer in enumerate(stack.layer):
+        layer.index = index  # counts the layer's dropout
     for module in student.modules():
         if isinstance(module, PreTrainedModel):
             module.config = replace(module.config, num_hidden_layers=layers)

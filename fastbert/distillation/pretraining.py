@@ -12,7 +12,8 @@ from fastbert.distillation.layers import LayerLoss
 from fastbert.distillation.losses import soft_target_loss
 from fastbert.distillation.models import frozen_teacher
 from fastbert.errors import UserError
-from fastbert.models.heads.pretraining import BertForPreTraining
+from fastbert.models import BertForPreTraining
+from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
 from fastbert.tokenizers import WordPieceTokenizer
@@ -20,7 +21,7 @@ from fastbert.training.config import PretrainConfig
 from fastbert.training.step_loss import micro_batch_loss
 
 
-def load_teacher(folder: Path, tokenizer: WordPieceTokenizer) -> BertForPreTraining:
+def load_teacher(folder: Path, tokenizer: WordPieceTokenizer) -> ForPreTraining:
     """Load a pre-trained teacher. Raises `UserError` for a different vocabulary and for a model without an MLM head."""
     if WordPieceTokenizer.from_pretrained(folder).fingerprint != tokenizer.fingerprint:
         raise UserError(f"--teacher {folder}: has a different vocabulary than the run; give --tokenizer {folder}")
@@ -34,7 +35,7 @@ def load_teacher(folder: Path, tokenizer: WordPieceTokenizer) -> BertForPreTrain
 class PretrainingDistillationLoss(nn.Module):
     """The loss of a micro-batch with a teacher."""
 
-    def __init__(self, student: BertForPreTraining, teacher: BertForPreTraining, config: PretrainConfig) -> None:
+    def __init__(self, student: ForPreTraining, teacher: ForPreTraining, config: PretrainConfig) -> None:
         super().__init__()
         self._teacher = (teacher,)  # in a tuple: neither trained nor saved with the student
         self.temperature, self.soft_weight = config.temperature, config.soft_weight
@@ -59,7 +60,7 @@ class PretrainingDistillationLoss(nn.Module):
         output = student(batch, return_logits=True, output_hidden_states=True)
         soft = soft_target_loss(output.prediction_logits, target.prediction_logits, self.temperature, rows=1)
         states, attention = self.layer_loss(
-            student.bert, teacher.bert, output.hidden_states, target.hidden_states, batch
+            student.base_model, teacher.base_model, output.hidden_states, target.hidden_states, batch
         )
         hard = micro_batch_loss(output, per_prediction, per_sequence)
         predictions = hard * (1 - self.soft_weight) + soft * (self.soft_weight * per_prediction)

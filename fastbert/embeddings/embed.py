@@ -23,7 +23,7 @@ from fastbert.embeddings.pooling import check_pooling, normalized, pool
 from fastbert.embeddings.rows import LONG, SPECIAL, Cutting, Rows, check_texts, read_rows
 from fastbert.embeddings.settings import EmbedSettings
 from fastbert.errors import UserError
-from fastbert.models.bert.model import BertModel, first_indices
+from fastbert.models.encoder import EncoderModel, first_indices
 from fastbert.models.finite import check_finite
 from fastbert.ops.native import matmul_table
 from fastbert.tokenizers import WordPieceTokenizer
@@ -90,7 +90,7 @@ class Counts:
 
 
 def embed(
-    model: BertModel,
+    model: EncoderModel,
     texts: Iterable[str],
     tokenizer: WordPieceTokenizer,
     *,
@@ -122,7 +122,7 @@ def embed(
 
 
 def embed_chunks(
-    model: BertModel,
+    model: EncoderModel,
     texts: Iterable[str],
     tokenizer: WordPieceTokenizer,
     options: EmbedOptions | None = None,
@@ -141,7 +141,9 @@ def embed_chunks(
 class _Embedder:
     """A model with the options resolved."""
 
-    def __init__(self, model: BertModel, tokenizer: WordPieceTokenizer, options: EmbedOptions, counts: Counts) -> None:
+    def __init__(
+        self, model: EncoderModel, tokenizer: WordPieceTokenizer, options: EmbedOptions, counts: Counts
+    ) -> None:
         settings = settings_of(model)
         check_tokenizer(tokenizer, model.config.vocab_size)
         self.model, self.tokenizer, self.settings, self.counts = model, tokenizer, settings, counts
@@ -231,7 +233,7 @@ class _Embedder:
         return normalized(vectors) if self.normalize else vectors
 
 
-def settings_of(model: BertModel) -> EmbedSettings:
+def settings_of(model: EncoderModel) -> EmbedSettings:
     """Return the model's settings, which `load_embedder` reads from its folder, or the defaults."""
     settings = model.embed_settings
     if settings is None:
@@ -242,8 +244,8 @@ def settings_of(model: BertModel) -> EmbedSettings:
     return settings
 
 
-def _limit(model: BertModel, tokenizer: WordPieceTokenizer, max_length: int | None, default: int | None) -> int:
-    positions = model.config.max_position_embeddings
+def _limit(model: EncoderModel, tokenizer: WordPieceTokenizer, max_length: int | None, default: int | None) -> int:
+    positions = model.config.max_sequence_length
     if max_length is not None and max_length > positions:
         raise UserError(
             f"max_length={max_length} is more than the {positions} positions of the model: use long='windows' for long"
@@ -252,13 +254,13 @@ def _limit(model: BertModel, tokenizer: WordPieceTokenizer, max_length: int | No
     return max_length or min(default or tokenizer.model_max_length, positions)
 
 
-def _width(model: BertModel) -> int:
+def _width(model: EncoderModel) -> int:
     dense = settings_of(model).dense
     return len(dense[-1].weight) if dense else model.config.hidden_size
 
 
 @contextlib.contextmanager
-def inferring(model: BertModel) -> Iterator[None]:
+def inferring(model: EncoderModel) -> Iterator[None]:
     """Disable gradients and dropout; modules return to training mode afterwards if they were in it."""
     training = [module for module in model.modules() if module.training]
     if training:
@@ -306,4 +308,4 @@ def _reporting(progress: bool | Callable[[int], None], total: int | None) -> Ite
         yield lambda done: None
 
 
-BertModel.embed_texts = staticmethod(embed)
+EncoderModel.embed_texts = staticmethod(embed)

@@ -22,7 +22,8 @@ from fastbert.embeddings.pooling import POOLINGS
 from fastbert.embeddings.settings import ACTIVATIONS, Dense, EmbedSettings
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.untrusted_input import read_json_file, shown
-from fastbert.models.bert.model import BertModel
+from fastbert.models import registry
+from fastbert.models.encoder import EncoderModel
 from fastbert.tokenizers import WordPieceTokenizer
 
 MOST_WIDTH = 1 << 16
@@ -41,7 +42,7 @@ OLD_POOLINGS = {
 
 def load_embedder(
     source: str | Path, *, dtype: torch.dtype | None = None
-) -> tuple[BertModel, WordPieceTokenizer, EmbedSettings]:
+) -> tuple[EncoderModel, WordPieceTokenizer, EmbedSettings]:
     """Load a model in eval mode, its tokenizer, and its settings, which `model.embed` follows.
 
     `source` is a folder of sentence-transformers, a plain Hugging Face folder (whose embeddings are the mean of all
@@ -53,7 +54,7 @@ def load_embedder(
         raise UserError(f"{folder}: is not a folder; name that of a sentence-transformers or Hugging Face model")
     verify_files(folder, EMBEDDER)
     encoder_folder, settings, lower_case = read_settings(folder)
-    model = BertModel.from_pretrained(encoder_folder, dtype=dtype)
+    model = registry.load_encoder(encoder_folder, dtype=dtype)
     settings.check_width(model.config.hidden_size, str(folder))
     model.embed_settings = settings
     tokenizer = WordPieceTokenizer.from_pretrained(encoder_folder)

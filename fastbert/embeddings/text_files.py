@@ -10,7 +10,7 @@ from pathlib import Path
 from fastbert.embeddings.embed import Counts, EmbedOptions, embed_chunks
 from fastbert.embeddings.vector_files import VectorFile
 from fastbert.errors import UserError
-from fastbert.models.bert.model import BertModel
+from fastbert.models.encoder import EncoderModel
 from fastbert.tasks.text_files import TextFile
 from fastbert.tokenizers import WordPieceTokenizer
 
@@ -33,7 +33,7 @@ class Report:
 
 
 def embed_file(
-    model: BertModel,
+    model: EncoderModel,
     tokenizer: WordPieceTokenizer,
     texts: TextFile,
     out: VectorFile | str | Path,

@@ -18,7 +18,7 @@ from fastbert.embeddings.batches import packed
 from fastbert.embeddings.embed import BATCH_TOKENS, inferring
 from fastbert.embeddings.rows import SPECIAL, Rows, check_texts
 from fastbert.errors import UserError
-from fastbert.models.bert.model import BertModel
+from fastbert.models.encoder import EncoderModel
 from fastbert.models.finite import check_finite
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
@@ -84,7 +84,7 @@ def choose_layers(layers: str | Iterable[int], count: int) -> Layers:
 
 
 def extract(
-    model: BertModel,
+    model: EncoderModel,
     tokenizer: WordPieceTokenizer,
     texts: Texts,
     layers: str | Iterable[int] = "last",
@@ -107,7 +107,7 @@ def extract(
 
 
 def extract_chunks(
-    model: BertModel,
+    model: EncoderModel,
     tokenizer: WordPieceTokenizer,
     texts: Texts,
     layers: str | Iterable[int] = "last",
@@ -128,7 +128,7 @@ def extract_chunks(
 
 
 def hidden_states(
-    model: BertModel,
+    model: EncoderModel,
     tokenizer: WordPieceTokenizer,
     sentences: Sequence[Sequence[str]],
     *,
@@ -159,9 +159,9 @@ class _Layout:
 
 
 def _limits(
-    model: BertModel, tokenizer: WordPieceTokenizer, max_length: int | None, batch_tokens: int | None
+    model: EncoderModel, tokenizer: WordPieceTokenizer, max_length: int | None, batch_tokens: int | None
 ) -> tuple[int, int]:
-    positions = model.config.max_position_embeddings
+    positions = model.config.max_sequence_length
     for name, value, least in (("max_length", max_length, SPECIAL + 1), ("batch_tokens", batch_tokens, 1)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
             raise UserError(f"{name}={value!r} must be a whole number, at least {least}")
@@ -173,7 +173,7 @@ def _limits(
 
 
 def _chunks(
-    model: BertModel,
+    model: EncoderModel,
     tokenizer: WordPieceTokenizer,
     texts: Iterator[str] | Iterator[Sequence[str]],
     chosen: Layers,
@@ -236,7 +236,7 @@ def _words(text: object, index: int) -> list[str]:
 
 
 def _states(
-    model: BertModel,
+    model: EncoderModel,
     tokenizer: WordPieceTokenizer,
     layout: _Layout,
     chosen: Layers,
@@ -263,7 +263,7 @@ def _states(
     return items_states
 
 
-def _check_states(model: BertModel, layout: _Layout, states: Tensor, first: int) -> None:
+def _check_states(model: EncoderModel, layout: _Layout, states: Tensor, first: int) -> None:
     """Raise UserError for NaNs and infinities; `first` is the index of the first text."""
     ends = layout.item_offsets[1:]
     check_finite(model, states, lambda item: f"texts[{first + int(np.searchsorted(ends, item, side='right'))}]")

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from fastbert.errors import UserError
 from fastbert.features.extract import Features, hidden_states
-from fastbert.models.bert.model import BertModel
 from fastbert.models.bilstm import BiLstmConfig, BiLstmTagger
+from fastbert.models.encoder import EncoderModel
 from fastbert.tasks.examples import Dataset, TaggedExample
 from fastbert.tasks.ragged import runs
 from fastbert.tokenizers import WordPieceTokenizer
@@ -80,7 +80,7 @@ def table7_rows(count: int) -> list[tuple[str, tuple[int, ...], bool]]:
 
 
 def table7(
-    model: BertModel,
+    model: EncoderModel,
     tokenizer: WordPieceTokenizer,
     train: Dataset[TaggedExample],
     dev: Dataset[TaggedExample],
@@ -130,7 +130,7 @@ class _Set:
     @classmethod
     def of(
         cls,
-        model: BertModel,
+        model: EncoderModel,
         tokenizer: WordPieceTokenizer,
         dataset: Dataset[TaggedExample],
         labels: Sequence[str],

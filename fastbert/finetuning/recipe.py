@@ -11,7 +11,7 @@ from torch import nn
 
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig
-from fastbert.models.bert.model import BertModel
+from fastbert.models.encoder import EncoderModel
 from fastbert.training.optimizer import AdamW, decayed
 
 _LAYER = re.compile(r"(?:^|\.)encoder\.layer\.(\d+)\.")
@@ -109,7 +109,7 @@ def top_layers(model: nn.Module, count: int) -> list[str]:
     if count > layers:
         raise UserError(f"--reinit-layers {count}: the model has {layers} layers")
     first = layers - count
-    encoders = [name for name, module in model.named_modules() if isinstance(module, BertModel)]
+    encoders = [name for name, module in model.named_modules() if isinstance(module, EncoderModel)]
     return [
         name
         for name, _ in model.named_parameters()

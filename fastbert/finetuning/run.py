@@ -15,7 +15,7 @@ import numpy as np
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.delta.files import write_delta
-from fastbert.checkpoints.source import find_source, find_weights
+from fastbert.checkpoints.source import find_source, open_weights
 from fastbert.distillation.finetuning import load_teacher
 from fastbert.errors import UserError
 from fastbert.finetuning import results, start
@@ -185,7 +185,7 @@ class _Run:
     def _fingerprint(self) -> str:
         """Return the SHA-256 of the weights of model and teacher, and of all training and evaluation data."""
         digest = hashlib.sha256()
-        for path in sorted({stored.file for stored in find_weights(self.source).tensors.values()}):
+        for path in sorted({stored.file for stored in open_weights(self.source).tensors.values()}):
             digest.update(sha256(path).encode())
         if self.teacher is not None:
             digest.update(weights_fingerprint(self.teacher).encode())

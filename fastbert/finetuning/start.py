@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fastbert.checkpoints.key_mapping import match
-from fastbert.checkpoints.source import Weights, config_folder, find_weights
+from fastbert.checkpoints.source import Weights, config_folder
 from fastbert.config import BertConfig
 from fastbert.distillation.finetuning import DistillationLoss
 from fastbert.distillation.models import student_from
@@ -21,7 +20,7 @@ from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.fit import Objective
 from fastbert.finetuning.recipe import reinitialise, top_layers
-from fastbert.models import loading
+from fastbert.models import loading, registry
 from fastbert.models.base import PreTrainedModel
 from fastbert.tasks.base import Task
 from fastbert.training.starting_weights import require_finite
@@ -32,9 +31,9 @@ DISTILLATION = "distillation"  # in the student, so that the projection is train
 def model_config(task: Task[Any], source: Path, config: FinetuneConfig) -> BertConfig:
     """Return the pre-trained config with the changes of task and flags. Raises `UserError` where they do not fit."""
     bert = task.base_config(source)
-    if task.settings.max_length > bert.max_position_embeddings:
+    if task.settings.max_length > bert.max_sequence_length:
         raise UserError(
-            f"--max-length {task.settings.max_length} is more than the {bert.max_position_embeddings} positions of"
+            f"--max-length {task.settings.max_length} is more than the {bert.max_sequence_length} positions of"
             f" {source}; lower it"
         )
     if config.reinit_layers > bert.num_hidden_layers:
@@ -53,8 +52,8 @@ def begin(task: Task[Any], source: Path, config: FinetuneConfig, seed: int) -> P
     """Return the task's model in fp32: the encoder of `source` with its head if labels agree, else with a new head
     initialised from `seed` alone. With `student_layers` it has that many of the encoder's layers."""
     bert = model_config(task, source, config)
-    model = loading.outline(task.head, bert)
-    weights = find_weights(source)
+    model = loading.outline(task.head(bert), bert)
+    weights = loading.find_weights(source)
     if task.head_has_labels:
         _leave_other_heads(model, weights, bert, source)
     loading.load(model, weights, torch.float32, warn=False)
@@ -67,9 +66,9 @@ def begin(task: Task[Any], source: Path, config: FinetuneConfig, seed: int) -> P
 
 def _leave_other_heads(model: PreTrainedModel, weights: Weights, bert: BertConfig, source: Path) -> None:
     """Remove a head for different labels from the weights."""
-    other = BertConfig.from_pretrained(config_folder(source)).label_names
+    other = registry.read_config(config_folder(source)).label_names
     shapes = loading.model_shapes(model)
-    for name, stored in match(weights.tensors, shapes, model.base_model_prefix, weights.path).items():
+    for name, stored in model.match(weights).items():
         is_head = name in shapes and not name.startswith(f"{model.base_model_prefix}.")
         if is_head and (weights.tensors[stored].shape != shapes[name] or other != bert.label_names):
             del weights.tensors[stored]
@@ -143,7 +142,7 @@ def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 def finished(task: Task[Any], source: Path, config: FinetuneConfig, seed: int, folder: Path) -> PreTrainedModel:
     """Return the model that `Beginning.save` wrote, with adapters merged into its weights."""
     if config.lora is None:
-        return task.head.from_pretrained(folder)
+        return task.load_head(folder)
     from fastbert.finetuning.adapters import load_adapter, merge
 
     return merge(load_adapter(begin(task, source, config, seed), folder))

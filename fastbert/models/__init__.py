@@ -1,19 +1,23 @@
-"""BERT as published, packed from the embeddings to the loss."""
+"""Encoders and their heads, packed from the embeddings to the loss.
 
-from fastbert.models.bert.model import BertModel
-from fastbert.models.heads.pretraining import BertForMaskedLM, BertForPreTraining
-from fastbert.models.heads.sequence import (
-    BertForMultipleChoice,
-    BertForNextSentencePrediction,
-    BertForSequenceClassification,
-)
-from fastbert.models.heads.tokens import BertForQuestionAnswering, BertForTokenClassification
-from fastbert.models.outputs import (
-    EncoderOutput,
-    LogitsOutput,
-    PreTrainingOutput,
-    SpanOutput,
-)
+The models of every architecture are attributes here, under the names that transformers has for them: `BertModel`,
+`BertForMaskedLM`, `RobertaForTokenClassification`, ... Their architecture's record makes them.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from fastbert.models import registry
+from fastbert.models.outputs import EncoderOutput, LogitsOutput, PreTrainingOutput, SpanOutput
+
+if TYPE_CHECKING:
+    from fastbert.models.encoder import EncoderModel as BertModel
+    from fastbert.models.heads.pretraining import ForMaskedLM as BertForMaskedLM
+    from fastbert.models.heads.pretraining import ForPreTraining as BertForPreTraining
+    from fastbert.models.heads.sequence import ForMultipleChoice as BertForMultipleChoice
+    from fastbert.models.heads.sequence import ForNextSentencePrediction as BertForNextSentencePrediction
+    from fastbert.models.heads.sequence import ForSequenceClassification as BertForSequenceClassification
+    from fastbert.models.heads.tokens import ForQuestionAnswering as BertForQuestionAnswering
+    from fastbert.models.heads.tokens import ForTokenClassification as BertForTokenClassification
 
 __all__ = [
     "BertForMaskedLM",
@@ -29,3 +33,10 @@ __all__ = [
     "PreTrainingOutput",
     "SpanOutput",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    model = registry.find_class(name)
+    if model is None:
+        raise AttributeError(f"module 'fastbert.models' has no attribute {name!r}")
+    return model

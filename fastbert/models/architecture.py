@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from fastbert.config import BertConfig
+from fastbert.models.key_map import BERT_NAMES, KeyMap
 from fastbert.ops.encoder_layer.spec import LayerSpec, NormSpec
 
 
@@ -106,16 +109,58 @@ class PredictionHeadLayout:
     decoder: str = "decoder"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
+class ClassificationHeadSpec:
+    """A classifier of sequences that reads the first token without the encoder's pooler: linear layer, activation,
+    linear layer."""
+
+    activation: Literal["tanh", "relu"]
+    drops_input: bool = False
+    """Whether the first token passes dropout too."""
+
+
+Model = TypeVar("Model")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Architecture:
-    """One architecture: how its config becomes a spec, and the layouts of transformers that compute it."""
+    """One architecture: how its config becomes a spec, the classes of its models, and the layouts of transformers that
+    compute it."""
 
     name: str
     """Its `model_type` in transformers."""
     spec: Callable[[Any], ArchitectureSpec]
     """From a config, with transformers' field names, to what the encoder is made of."""
     layouts: tuple[TransformersLayout, ...]
-    config: type | None = None
+    title: str = ""
+    """The name of the architecture in documentation."""
+    config: type[BertConfig] | None = None
     """Our config class where fastbert has models of its own, else None: the architecture is accelerated only."""
-    base_model: str | None = None
-    """Name of our encoder class, which the names of its heads begin with."""
+    class_prefix: str = ""
+    """What the names of its models begin with: "Bert" of `BertModel` and `BertForMaskedLM`."""
+    base_model_prefix: str = ""
+    """The attribute of models with a head that holds the encoder, and the prefix of its weights in their files."""
+    key_map: KeyMap = BERT_NAMES
+    heads: tuple[type, ...] = ()
+    """The classes of `fastbert.models.heads` that its models with a head are made of."""
+    classification_head: ClassificationHeadSpec | None = None
+    """None: a linear layer behind the encoder's pooler."""
+
+    @functools.cached_property
+    def _classes(self) -> dict[type, type]:
+        return {}
+
+    def model_class(self, kind: type[Model]) -> type[Model]:
+        """Return the class of this architecture's models of a kind: `EncoderModel`, or one of its `heads`."""
+        if kind not in self._classes:
+            name = f"{self.class_prefix}{kind.__name__.removeprefix('Encoder')}"
+            attributes = {
+                "__module__": "fastbert",  # where pickle looks for it
+                "__doc__": (kind.__doc__ or "").replace("An encoder", f"The {self.title} encoder", 1),
+                "architecture": self,
+                "base_model_prefix": self.base_model_prefix,
+                "config_type": self.config,
+                "key_map": self.key_map,
+            }
+            self._classes[kind] = type(name, (kind,), attributes)
+        return self._classes[kind]

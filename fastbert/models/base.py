@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from fastbert.checkpoints.formats.safetensors import in_bytes, write_safetensors
 from fastbert.checkpoints.hub import MAIN
-from fastbert.checkpoints.key_mapping import match
 from fastbert.checkpoints.manifest import MODEL, update_manifest, verify_files
-from fastbert.checkpoints.source import Weights, config_folder, find_source, find_weights
+from fastbert.checkpoints.source import Weights, config_folder, find_source
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.models import loading
+from fastbert.models.architecture import Architecture
 from fastbert.models.compatibility import Compatibility
 from fastbert.ops.dispatch import fastest_dtype
 from fastbert.ops.native import prepacked_weights
@@ -30,6 +30,7 @@ Quantization = Literal["int8"]
 class PreTrainedModel(Compatibility, loading.LoadableModel):
     """The base of all models: their config, initial weights, `from_pretrained` and `save_pretrained`."""
 
+    architecture: ClassVar[Architecture]
     base_model_prefix: ClassVar[str] = "bert"
     config_type: ClassVar[type[BertConfig]] = BertConfig
     tied_keys: tuple[str, ...] = ()
@@ -41,7 +42,14 @@ class PreTrainedModel(Compatibility, loading.LoadableModel):
         """Names of the weights that `from_pretrained` initialised, since the files lack them."""
         # Before loading, since torch may swap parameters; after it, since torch may write to them without counting.
         self.register_load_state_dict_pre_hook(_forget_prepacked)
+        if self.key_map.renames:
+            self.register_load_state_dict_pre_hook(_rename_keys)
         self.register_load_state_dict_post_hook(_forget_prepacked)
+
+    @property
+    def base_model(self) -> Any:
+        """Return the encoder: the model itself, or the module under its head."""
+        return getattr(self, self.base_model_prefix, self)
 
     @property
     def device(self) -> torch.device:
@@ -193,8 +201,8 @@ class PreTrainedModel(Compatibility, loading.LoadableModel):
         config = cls.config_type.from_pretrained(config_folder(path))
         if overrides:
             config = cls.config_type.from_dict({**config.to_dict(), **overrides}, source=str(path))
-        weights = find_weights(path, pickles, verify=False)  # checked above
-        loading.check_config(config, weights)
+        weights = loading.find_weights(path, pickles, verify=False)  # checked above
+        loading.check_config(cls, config, weights)
         model = loading.outline(cls, config)
         loading.load(model, weights, dtype, mapped=mapped)
         return model.eval()
@@ -214,12 +222,12 @@ class PreTrainedModel(Compatibility, loading.LoadableModel):
         update_manifest(folder, [*names, "config.json"])
 
     def _tensors_of_files(self) -> dict[str, Tensor]:
-        """Return the weights by name, on the CPU; tensors under two names in the files are copied."""
+        """Return the weights by their names in files, on the CPU; tensors under two names in the files are copied."""
         ignored, written, tensors = self._keys_to_ignore_on_save or (), set(), {}
         for name, tensor in self.state_dict(keep_vars=True).items():
             if name not in ignored:
                 values = tensor.detach().contiguous().cpu()
-                tensors[name] = values.clone() if id(tensor) in written else values
+                tensors[self.key_map.file_name(name)] = values.clone() if id(tensor) in written else values
                 written.add(id(tensor))
         return tensors
 
@@ -229,18 +237,26 @@ def _forget_prepacked(module: nn.Module, *_: Any) -> None:
     prepacked_weights.forget(module.parameters())
 
 
+def _rename_keys(module: Any, state_dict: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Replace the names that files, and transformers' models, have for a module's weights by those of the module."""
+    for name in module.state_dict():
+        file_name = prefix + module.key_map.file_name(name)
+        if file_name != prefix + name and file_name in state_dict:
+            state_dict[prefix + name] = state_dict.pop(file_name)
+
+
 def match_weights(
     weights: Weights, config: BertConfig, kinds: Iterable[type[PreTrainedModel]]
 ) -> tuple[dict[type[PreTrainedModel], list[str]], dict[type[PreTrainedModel], list[str]]]:
     """Return, per kind of model, the names of its weights that a checkpoint lacks, and of the checkpoint's weights that
     it does not have. Raises CheckpointError for a config that does not fit the weights."""
-    loading.check_config(config, weights)
     missing, unused = {}, {}
     for kind in kinds:
-        shapes = loading.model_shapes(loading.outline(kind, config))
-        names = match(weights.tensors, shapes, kind.base_model_prefix, weights.path).keys()
+        loading.check_config(kind, config, weights)
+        model = loading.outline(kind, config)
+        shapes, names = loading.model_shapes(model), model.match(weights).keys()
         missing[kind] = sorted(shapes.keys() - names)
-        unused[kind] = sorted(names - shapes.keys() - set(kind.tied_keys))
+        unused[kind] = sorted(names - shapes.keys() - set(model.tied_keys))
     return missing, unused
 
 

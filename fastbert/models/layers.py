@@ -52,14 +52,18 @@ class PaddedLayerBatch(LayerBatch):
     padded: PaddedBatch
 
 
-def layer_batch(batch: PackedBatch, hidden_p: float, attention_p: float, training: bool) -> LayerBatch:
-    """Return the layers' view of a batch. Where something is dropped and the batch has no keys, they are drawn."""
-    if not training:
-        hidden_p = attention_p = 0.0
+def layer_batch(
+    batch: PackedBatch, hidden_p: float, attention_p: float, training: bool, *, attention_output_p: float | None = None
+) -> LayerBatch:
+    """Return the layers' view of a batch. Where something is dropped and the batch has no keys, they are drawn.
+
+    `attention_output_p` is the probability behind attention, `hidden_p` if None.
+    """
     tensors: dict[str, Any] = {"cu_seqlens": batch.cu_seqlens, "max_seqlen": batch.max_seqlen}
-    if hidden_p or attention_p:
+    if training and (hidden_p or attention_p):
         key = batch.dropout_key if batch.dropout_key is not None else draw_keys(len(batch), batch.device)
-        tensors |= {"attention_p": attention_p, "attention_output_p": hidden_p, "output_p": hidden_p}
+        behind_attention = hidden_p if attention_output_p is None else attention_output_p
+        tensors |= {"attention_p": attention_p, "attention_output_p": behind_attention, "output_p": hidden_p}
         tensors |= {"dropout_key": key, "sequence_ids": batch.sequence_ids, "offsets": batch.offsets_in_sequence}
     return PaddedLayerBatch(**tensors, padded=batch) if isinstance(batch, PaddedBatch) else LayerBatch(**tensors)
 

@@ -11,18 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fastbert.checkpoints import key_mapping as checkpoint_names
 from fastbert.checkpoints.file_tensors import FileTensor, equal, fill, map_tensors
-from fastbert.checkpoints.key_mapping import DECODER, is_encoders, match
-from fastbert.checkpoints.source import Weights
+from fastbert.checkpoints.source import Weights, open_weights
 from fastbert.config import BertConfig
 from fastbert.errors import CheckpointError
 from fastbert.io.untrusted_input import shown
+from fastbert.models.bert import tensorflow
+from fastbert.models.key_map import BERT_NAMES, DECODER, KeyMap, is_encoder_weight
 
 logger = logging.getLogger("fastbert")
 # A new head may have as many elements as the whole file, or this many.
 MAX_NEW_ELEMENTS = 1 << 24
-_TABLES = {
+# The config's fields that weights show, by the names of the weights.
+_SIZES = {
     "embeddings.word_embeddings.weight": "vocab_size",
     "embeddings.position_embeddings.weight": "max_position_embeddings",
     "embeddings.token_type_embeddings.weight": "type_vocab_size",
@@ -51,6 +52,8 @@ class LoadableModel(nn.Module):
 
     base_model_prefix: ClassVar[str]
     """The prefix of the encoder's weights in a checkpoint of a model with a head."""
+    key_map: ClassVar[KeyMap] = BERT_NAMES
+    """The names of the model's weights in files."""
     tied_keys: tuple[str, ...]
     """Names of weights that repeat others and are not stored."""
     config: BertConfig
@@ -61,8 +64,12 @@ class LoadableModel(nn.Module):
         """Make tied parameters one and the same; models without any have nothing to do."""
 
     def named_weights(self, weights: Weights) -> Weights:
-        """Return a checkpoint's weights by the names of this model; BERT's names need no change."""
+        """Return a checkpoint's weights as those of this model; here they are."""
         return weights
+
+    def match(self, weights: Weights) -> dict[str, str]:
+        """Map the names of the model's weights to those of a checkpoint; see `KeyMap.match`."""
+        return self.key_map.match(weights.tensors, self.state_dict(), self.base_model_prefix, weights.path)
 
 
 Model = TypeVar("Model", bound=LoadableModel)
@@ -76,18 +83,26 @@ def outline(kind: Callable[[BertConfig], Model], config: BertConfig) -> Model:
     return model
 
 
-def check_config(config: BertConfig, weights: Weights) -> None:
+def find_weights(source: Path, pickles: bool = False, *, verify: bool = True) -> Weights:
+    """Return the weights at a path from `find_source`, TensorFlow's by our names of BERT's weights, the only
+    architecture with checkpoints in that format. Arguments and errors are those of `open_weights`."""
+    weights = open_weights(source, pickles, verify=verify)
+    return tensorflow.rename_weights(weights) if weights.kind == "tensorflow" else weights
+
+
+def check_config(kind: type[LoadableModel], config: BertConfig, weights: Weights) -> None:
     """Compare config.json with the shapes in the files, before memory of that size is allocated.
 
     Raises `CheckpointError`, which names the first difference or what the checkpoint lacks.
     """
-    path, tensors = weights.path, weights.tensors
-    for name, field in _TABLES.items():
-        stored = next((tensors[key] for key in (name, f"bert.{name}") if key in tensors), None)
+    path, tensors, key_map = weights.path, weights.tensors, kind.key_map
+    for name, field in _SIZES.items():
+        key = key_map.file_name(name)
+        stored = next((tensors[k] for k in (key, f"{kind.base_model_prefix}.{key}") if k in tensors), None)
         shape = (getattr(config, field), config.hidden_size)
         if stored is not None and stored.shape != shape:
-            raise CheckpointError(f"{path}: {name} has shape {stored.shape}, but config.json says {shown(shape)}")
-    layers = checkpoint_names.layers(tensors)
+            raise CheckpointError(f"{path}: {key} has shape {stored.shape}, but config.json says {shown(shape)}")
+    layers = key_map.count_layers(tensors)
     if 0 < layers < config.num_hidden_layers:
         raise CheckpointError(
             f"{path}: holds {layers} encoder layers, but config.json says"
@@ -121,7 +136,7 @@ def load(
     shapes, weights that are not floating-point numbers, and a decoder that is not tied.
     """
     weights, shapes = model.named_weights(weights), model_shapes(model)
-    matched = match(weights.tensors, shapes, model.base_model_prefix, weights.path)
+    matched = model.match(weights)
     tensors = {name: weights.tensors[matched[name]] for name in shapes if name in matched}
     _check(model, weights.path, shapes, tensors)
     check_tied(model, weights, matched)
@@ -164,7 +179,7 @@ def _check(
             raise CheckpointError(f"{path}: {name} has shape {tensor.shape}, but config.json says {shapes[name]}")
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
             raise CheckpointError(f"{path}: {name} holds {tensor.dtype}; quantised checkpoints are not supported")
-    missing = sorted(name for name in shapes if name not in tensors and is_encoders(name))
+    missing = sorted(name for name in shapes if name not in tensors and is_encoder_weight(name))
     if missing:
         more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
         raise CheckpointError(
@@ -186,8 +201,8 @@ def check_tied(model: LoadableModel, weights: Weights, matched: Mapping[str, str
 def _report(model: LoadableModel, path: Path, unused: list[str]) -> None:
     """Log the tensors that the model does not have, those of an encoder as a warning."""
     for level, names in (
-        (logging.WARNING, [name for name in unused if is_encoders(name)]),
-        (logging.INFO, [name for name in unused if not is_encoders(name)]),
+        (logging.WARNING, [name for name in unused if is_encoder_weight(name)]),
+        (logging.INFO, [name for name in unused if not is_encoder_weight(name)]),
     ):
         if names:
             logger.log(level, "%s: not used by %s: %s", path, type(model).__name__, ", ".join(names))

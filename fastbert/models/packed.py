@@ -113,7 +113,26 @@ def read_inputs(
 ) -> Packed:
     """Read the arguments of a model's forward. Raises UserError for `unsupported` arguments that are set."""
     refuse_arguments(model, unsupported)
-    return Packed(batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+    ids = batch if isinstance(batch, Tensor) else input_ids
+    positions = relative_positions(model, ids, position_ids)
+    return Packed(batch, input_ids, attention_mask, token_type_ids, positions, inputs_embeds)
+
+
+def relative_positions(model: Any, input_ids: Tensor | None, position_ids: Tensor | None) -> Tensor | None:
+    """Return positions counted from a model's first one, as a `PackedBatch` holds them; None for the columns.
+
+    Where positions begin behind the padding's, as RoBERTa's do, `position_ids` count from the table's first row, and
+    without them positions count the tokens that are not padding.
+    """
+    offset = model.base_model.embeddings.position_offset
+    if not offset:
+        return position_ids
+    if position_ids is not None:
+        return position_ids - offset
+    if not isinstance(input_ids, Tensor) or input_ids.dim() < 2:
+        return None
+    is_token = input_ids != model.config.pad_token_id
+    return is_token.long().cumsum(-1) * is_token - 1
 
 
 def _placeholder_ids(inputs_embeds: Tensor) -> Tensor:

@@ -1,26 +1,128 @@
-"""The architectures by name. A new one adds a package beside `fastbert.models.bert` and a line here."""
+"""The architectures by name, and the models of folders. A new architecture adds a package beside
+`fastbert.models.bert` and an entry here."""
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
+from typing import Any
+
+from fastbert.checkpoints.hub import MAIN
+from fastbert.checkpoints.manifest import MODEL, verify_files
+from fastbert.checkpoints.source import config_folder, find_source
+from fastbert.config import BertConfig, read_config_file
 from fastbert.errors import UserError
+from fastbert.io.untrusted_input import shown
+from fastbert.models import loading
 from fastbert.models.architecture import Architecture, TransformersLayout
+from fastbert.models.base import PreTrainedModel, match_weights
 from fastbert.models.bert.architecture import BERT
 from fastbert.models.distilbert.architecture import DISTILBERT
 from fastbert.models.electra.architecture import ELECTRA
-from fastbert.models.roberta.architecture import ROBERTA
+from fastbert.models.encoder import EncoderModel
+from fastbert.models.heads.base import ModelWithHead
+from fastbert.models.roberta.architecture import CAMEMBERT, ROBERTA, XLM_ROBERTA
+
+logger = logging.getLogger("fastbert")
 
 ARCHITECTURES: dict[str, Architecture] = {
-    architecture.name: architecture for architecture in (BERT, ROBERTA, ELECTRA, DISTILBERT)
+    architecture.name: architecture for architecture in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ELECTRA, DISTILBERT)
 }
 
 
 def architecture(name: str) -> Architecture:
     """Return an architecture by its `model_type`. Raises UserError for one that is not registered."""
     if name not in ARCHITECTURES:
-        raise UserError(f"model_type={name!r} is not one of {', '.join(ARCHITECTURES)}")
+        raise UserError(f"model_type={shown(name)} is not one of {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]
 
 
 def layouts() -> tuple[TransformersLayout, ...]:
     """Return the encoders of transformers that fastbert accelerates."""
     return tuple(layout for record in ARCHITECTURES.values() for layout in record.layouts)
+
+
+def model_classes(record: Architecture) -> dict[str, type[PreTrainedModel]]:
+    """Return the classes of an architecture's models by name: the encoder, and one per head."""
+    kinds: tuple[type[PreTrainedModel], ...] = () if record.config is None else (EncoderModel, *record.heads)
+    return {model.__name__: model for model in map(record.model_class, kinds)}
+
+
+def find_class(name: str) -> type[PreTrainedModel] | None:
+    """Return the class of a model by its name, as transformers has it ("RobertaForMaskedLM"); None for other names."""
+    classes = (model_classes(record).get(name) for record in ARCHITECTURES.values())
+    return next((model for model in classes if model is not None), None)
+
+
+def read_config(source: str | Path) -> BertConfig:
+    """Return the config of a model folder, of the class of its architecture.
+
+    Raises `UserError` for a missing or unreadable file, and for an architecture that fastbert has no models of.
+    """
+    file, values = read_config_file(source)
+    name = values.get("model_type", BERT.name)
+    record = ARCHITECTURES.get(name) if isinstance(name, str) else None
+    if record is not None and record.config is not None:
+        return record.config.from_pretrained(file)
+    known = ", ".join(name for name, record in ARCHITECTURES.items() if record.config is not None)
+    cure = "; load it with transformers and give it to fastbert.accelerate" if record is not None else ""
+    raise UserError(f"{file}: model_type={shown(name)} is not one of {known}{cure}")
+
+
+def architecture_of(config: BertConfig) -> Architecture:
+    """Return the architecture of a config."""
+    return architecture(config.model_type)
+
+
+def head_class(config: BertConfig, head: str) -> type[ModelWithHead]:
+    """Return the class of a config's models with a head, such as "ForTokenClassification".
+
+    Raises `UserError` for a head that the architecture does not have.
+    """
+    record = architecture_of(config)
+    kind = next((kind for kind in record.heads if kind.__name__ == head), None)
+    if kind is None:
+        names = ", ".join(kind.__name__ for kind in record.heads)
+        raise UserError(f"model_type={config.model_type!r} has no {head}; it has {names}")
+    model: type[ModelWithHead] = record.model_class(kind)
+    return model
+
+
+def verified_config(source: str | Path, options: dict[str, Any]) -> BertConfig:
+    """Return the config of a model's source, whose files are verified first, and not again by `from_pretrained` with
+    these options."""
+    path = find_source(source, options.get("revision", MAIN))
+    verify_files(config_folder(path), MODEL, verify=options.get("verify", True))
+    options["verify"] = False
+    return read_config(config_folder(path))
+
+
+def load_encoder(source: str | Path, **options: Any) -> EncoderModel:
+    """Load the encoder of a folder, whatever its architecture; options and errors are those of `from_pretrained`."""
+    record = architecture_of(verified_config(source, options))
+    return record.model_class(EncoderModel).from_pretrained(source, **options)
+
+
+def load_with_head(source: str | Path, head: str, **options: Any) -> Any:
+    """Load the model of a folder with a head, such as "ForMaskedLM", whatever its architecture; options and errors are
+    those of `from_pretrained`."""
+    return head_class(verified_config(source, options), head).from_pretrained(source, **options)
+
+
+def load(source: str | Path, **options: Any) -> PreTrainedModel:
+    """Load the model of a folder with its head: of its architecture's models the one that uses most of the folder's
+    weights and lacks none, by preference one that config.json names, else the encoder.
+
+    `source`, options and errors are those of `from_pretrained`.
+    """
+    config = verified_config(source, options)
+    path = find_source(source, options.get("revision", MAIN))
+    kinds = model_classes(architecture_of(config))
+    weights = loading.find_weights(path, options.get("pickles", False), verify=False)
+    missing, unused = match_weights(weights, config, kinds.values())
+    listed = read_config_file(config_folder(path))[1].get("architectures") or ()
+    whole = [name for name, kind in kinds.items() if not missing[kind]]
+    name = min(whole, key=lambda name: (len(unused[kinds[name]]), name not in listed), default=next(iter(kinds)))
+    if whole and unused[kinds[name]]:
+        logger.warning("%s: not used by %s: %s", source, name, ", ".join(unused[kinds[name]]))
+    return kinds[name].from_pretrained(source, **options)

@@ -16,16 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastbert.checkpoints.convert import MODEL_CLASSES, choose_class, listed_classes
+from fastbert.checkpoints.convert import choose_class, listed_classes
 from fastbert.checkpoints.delta.files import open_delta
 from fastbert.checkpoints.delta.tensors import find_base, fingerprint, tensors_of
-from fastbert.checkpoints.key_mapping import is_encoders, match
 from fastbert.checkpoints.manifest import check_fingerprint
-from fastbert.checkpoints.source import config_folder, find_source, find_weights
-from fastbert.config import BertConfig
+from fastbert.checkpoints.source import config_folder, find_source
 from fastbert.errors import CheckpointError, UserError
-from fastbert.models import loading
+from fastbert.models import loading, registry
 from fastbert.models.base import PreTrainedModel
+from fastbert.models.key_map import is_encoder_weight
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.files import TOKENIZER_FILE, VOCAB_FILE
 from fastbert.tokenizers.fit import check_tokenizer
@@ -54,7 +53,7 @@ class ServedTasks:
     def __init__(self, base: str | Path, *, dtype: torch.dtype | None = None) -> None:
         self.folder = config_folder(find_source(base))
         self.dtype = dtype
-        self._tensors = tensors_of(find_weights(find_source(base)))
+        self._tensors = tensors_of(loading.find_weights(find_source(base)))
         self._sha256 = fingerprint(self._tensors)
         self._shared: dict[str, nn.Parameter] = {}
         self._tasks: dict[str, ServedTask] = {}
@@ -123,7 +122,7 @@ class ServedTasks:
             return self._task(name, self._model(Path(folder), tensors, shared, file), Path(folder))
 
     def _of_folder(self, name: str, folder: Path) -> ServedTask:
-        tensors, shared = tensors_of(find_weights(folder)), {}
+        tensors, shared = tensors_of(loading.find_weights(folder)), {}
         for own, tensor in tensors.items():
             other = find_base(own, tensor, self._tensors)
             if other is not None and torch.equal(tensor, self._tensors[other]):
@@ -151,28 +150,26 @@ class ServedTasks:
         folder: Path,
         tensors: Mapping[str, Tensor],
         shared: Mapping[str, str],
-        place: Path,
+        source: Path,
         new_head: bool = False,
     ) -> PreTrainedModel:
         """Return the model that a folder's config.json describes, made of these tensors, some of which are the
         base's."""
-        from fastbert import models
-
-        config = BertConfig.from_pretrained(folder)
-        named = [kind for kind in listed_classes(folder) if kind in MODEL_CLASSES]
-        kind = named[0] if new_head and named else choose_class(tensors, named)
-        model: PreTrainedModel = loading.outline(getattr(models, kind), config)
-        own = loading.model_shapes(model)
-        matched = match(tensors, own, model.base_model_prefix, place)
-        given: dict[str, Tensor] = {}
-        for key, shape in own.items():
+        config = registry.read_config(folder)
+        kinds = registry.model_classes(registry.architecture_of(config))
+        listed = [kind for kind in listed_classes(folder) if kind in kinds]
+        kind = listed[0] if new_head and listed else choose_class(config, tensors, listed)
+        model = loading.outline(kinds[kind], config)
+        shapes = loading.model_shapes(model)
+        matched = model.key_map.match(tensors, shapes, model.base_model_prefix, source)
+        parameters: dict[str, Tensor] = {}
+        for key, shape in shapes.items():
             if key in matched and tuple(tensors[matched[key]].shape) == shape:
-                given[key] = self._parameter(tensors[matched[key]], shared.get(matched[key]))
-            elif not new_head or is_encoders(key):
-                raise CheckpointError(f"{place}: lacks {key} in the shape {shape} that {kind} needs")
-        loading.materialise(model, next(iter(given.values())).dtype, given)
-        missing = [key for key in own if key not in given]
-        loading.initialise(model, missing)
+                parameters[key] = self._parameter(tensors[matched[key]], shared.get(matched[key]))
+            elif not new_head or is_encoder_weight(key):
+                raise CheckpointError(f"{source}: lacks {key} in the shape {shape} that {kind} needs")
+        loading.materialise(model, next(iter(parameters.values())).dtype, parameters)
+        loading.initialise(model, [key for key in shapes if key not in parameters])
         return model.eval()
 
     def _parameter(self, tensor: Tensor, base: str | None) -> nn.Parameter:

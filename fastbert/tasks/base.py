@@ -50,7 +50,7 @@ class Task(ABC, Generic[E]):
     """The value of --task."""
     head_name: ClassVar[str] = ""
     """The model's class without its architecture, as in config.json's `architectures`: "ForTokenClassification". A task
-    that overrides `head` and loads models of any class leaves it empty."""
+    that overrides `head` and `load_head`, and loads models of any class, leaves it empty."""
     metrics: ClassVar[tuple[str, ...]]
     """The names of the scores, the first of which chooses models. All are better when higher."""
     prediction_format: ClassVar[PredictionFormat]
@@ -74,13 +74,17 @@ class Task(ABC, Generic[E]):
         self.settings = settings
         self.labels: tuple[str, ...] | None = None if labels is None else tuple(labels)
 
-    @property
-    def head(self) -> type[PreTrainedModel]:
-        """The model's class."""
-        from fastbert import models
+    def head(self, config: BertConfig) -> type[PreTrainedModel]:
+        """Return the model's class for an encoder's config."""
+        from fastbert.models import registry
 
-        head: type[PreTrainedModel] = getattr(models, f"Bert{self.head_name}")
-        return head
+        return registry.head_class(config, self.head_name)
+
+    def load_head(self, folder: Path, **options: Any) -> PreTrainedModel:
+        """Load a model of the task from a folder; options and errors are those of `from_pretrained`."""
+        from fastbert.models import registry
+
+        return self.head(registry.verified_config(folder, options)).from_pretrained(folder, **options)
 
     @property
     def main_metric(self) -> str:
@@ -112,8 +116,9 @@ class Task(ABC, Generic[E]):
     def base_config(self, folder: Path) -> BertConfig:
         """Read the config of the pre-trained model in a folder."""
         from fastbert.checkpoints.source import config_folder
+        from fastbert.models import registry
 
-        return BertConfig.from_pretrained(config_folder(folder))
+        return registry.read_config(config_folder(folder))
 
     def head_config(self, config: BertConfig) -> BertConfig:
         """Return the encoder's config completed for the head: number and names of the labels, problem type."""

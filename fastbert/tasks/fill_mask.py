@@ -8,7 +8,7 @@ import torch
 
 from fastbert.errors import UserError
 from fastbert.models.finite import check_finite
-from fastbert.models.heads.pretraining import BertForMaskedLM, BertForPreTraining
+from fastbert.models.heads.pretraining import MaskedLanguageModel
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 
@@ -23,7 +23,7 @@ class Guess:
 
 
 def fill_mask(
-    model: BertForMaskedLM | BertForPreTraining, tokenizer: WordPieceTokenizer, text: str, top_k: int = 5
+    model: MaskedLanguageModel, tokenizer: WordPieceTokenizer, text: str, top_k: int = 5
 ) -> list[list[Guess]]:
     """Return the `top_k` most probable tokens for each [MASK] in `text`, best first; one list per blank.
 
@@ -42,7 +42,7 @@ def fill_mask(
     check_tokenizer(tokenizer, model.config.vocab_size)
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise UserError(f"the text {text!r} is not valid Unicode: give it as UTF-8")
-    limit = model.config.max_position_embeddings
+    limit = model.config.max_sequence_length
     batch = tokenizer.pack([text], max_length=None).to(model.device)
     if batch.num_tokens > limit:
         raise UserError(f"the text has {batch.num_tokens} tokens, the model reads {limit}: shorten it")
@@ -51,7 +51,7 @@ def fill_mask(
         raise UserError(f"no {mask} in {text!r}: write {mask} where a word is to be filled in")
     model.eval()
     with torch.no_grad():
-        x, _ = model.bert.encode(batch, token_indices=positions)
+        x, _ = model.base_model.encode(batch, token_indices=positions)
         logits = model.cls.predictions(x).float()
     check_finite(model, logits, lambda _: repr(text))
     logits[:, tokenizer.all_special_ids] = float("-inf")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.checkpoints.source import config_folder, find_source
-from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.io.untrusted_input import read_json_file
+from fastbert.models import registry
 from fastbert.tasks.base import Task
 from fastbert.tasks.inference import choose_inference
 from fastbert.tasks.registry import task_class
@@ -55,7 +55,7 @@ def load_trained(
         chosen = _foreign_task(folder, task, settings)
     where, weights, why = choose_inference(device, dtype, load_scored(folder))
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
-    model = chosen.head.from_pretrained(folder, dtype=weights)
+    model = chosen.load_head(folder, dtype=weights)
     check_tokenizer(tokenizer, model.config.vocab_size, str(folder))
     if dtype == "int8":
         model.quantize("int8")
@@ -65,11 +65,11 @@ def load_trained(
 def _foreign_task(folder: Path, name: str, settings: dict[str, Any]) -> Task[Any]:
     """Return the task of a model that another library fine-tuned."""
     kind = task_class(name)
-    config = BertConfig.from_pretrained(config_folder(folder))
+    config = registry.read_config(config_folder(folder))
     labels = kind.labels_of(config, folder)
     classes = read_json_file(config_folder(folder) / "config.json").get("architectures") or []
     if classes and not any(kind.head_name in str(each) for each in classes):
         raise UserError(f"--task {name}: {folder} holds a {classes[0]}")
-    length = min(kind.default_length, config.max_position_embeddings)
+    length = min(kind.default_length, config.max_sequence_length)
     task: Task[Any] = kind(kind.settings_type(**{"max_length": length, **changed_settings(kind, settings)}), labels)
     return task

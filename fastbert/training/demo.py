@@ -13,7 +13,7 @@ from fastbert.data.corpus import Corpus
 from fastbert.data.python_text import python_documents
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import atomic_write
-from fastbert.models.heads.pretraining import BertForPreTraining
+from fastbert.models import BertForPreTraining
 from fastbert.tasks.fill_mask import Guess, fill_mask
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training.config import PretrainConfig

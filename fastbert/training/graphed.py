@@ -27,7 +27,7 @@ from fastbert.graphs import (
     present_fields,
     settings,
 )
-from fastbert.models.heads.pretraining import BertForPreTraining
+from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
 from fastbert.training.metrics import Totals
@@ -99,7 +99,7 @@ class GraphedStep:
 
     def __init__(
         self,
-        model: BertForPreTraining,
+        model: ForPreTraining,
         optimizer: torch.optim.AdamW,
         *,
         max_grad_norm: float,

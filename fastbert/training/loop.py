@@ -16,7 +16,7 @@ import torch
 
 from fastbert import cpu_capability
 from fastbert.errors import UserError
-from fastbert.models.heads.pretraining import BertForPreTraining
+from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.ops import dispatch
 from fastbert.ops.native import caching_allocator
@@ -76,7 +76,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: BertForPreTraining,
+        model: ForPreTraining,
         data: Batches,
         config: PretrainConfig,
         budget: Budget,

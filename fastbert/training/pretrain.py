@@ -23,7 +23,8 @@ from fastbert.distillation.pretraining import PretrainingDistillationLoss, load_
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import sync, sync_tree
 from fastbert.io.checksums import sha256
-from fastbert.models.heads.pretraining import BertForPreTraining
+from fastbert.models import BertForPreTraining
+from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.training import train_vocabulary
 from fastbert.training.batches import PretrainingBatches
@@ -175,7 +176,7 @@ def _result_of(run: Run) -> PretrainResult | None:
         raise UserError(f"{out / 'config.json'}: not a run's configuration (finished: {error})") from None
 
 
-def _bind_teacher(run: Run, teacher: BertForPreTraining | None) -> None:
+def _bind_teacher(run: Run, teacher: ForPreTraining | None) -> None:
     """Record the fingerprint of the teacher's weights. Raises `UserError` if the run began with different weights."""
     fingerprint = None if teacher is None else weights_fingerprint(teacher)
     if run.teacher not in (None, fingerprint):
@@ -186,13 +187,11 @@ def _bind_teacher(run: Run, teacher: BertForPreTraining | None) -> None:
     run.teacher = fingerprint
 
 
-def _new_config(
-    config: PretrainConfig, tokenizer: WordPieceTokenizer, teacher: BertForPreTraining | None
-) -> BertConfig:
+def _new_config(config: PretrainConfig, tokenizer: WordPieceTokenizer, teacher: ForPreTraining | None) -> BertConfig:
     """Return the config of the model: that of --model, or the teacher's with fewer layers."""
     if teacher is None or config.student_layers is None:
         return model_config(config, tokenizer.vocab_size)
-    if config.max_length > teacher.config.max_position_embeddings:
+    if config.max_length > teacher.config.max_sequence_length:
         raise UserError(f"--max-length {config.max_length} is more than the teacher's positions; lower it")
     copied_layers(teacher.config.num_hidden_layers, config.student_layers)
     return replace(teacher.config, num_hidden_layers=config.student_layers)
@@ -211,10 +210,10 @@ def model_config(config: PretrainConfig, vocab_size: int | None) -> BertConfig:
                 f"{config.model}: vocab_size={bert.vocab_size}, but the vocabulary has {vocab_size} entries;"
                 " set vocab_size to that number or give the vocabulary that belongs to it"
             )
-    if config.max_length > bert.max_position_embeddings:
+    if config.max_length > bert.max_sequence_length:
         raise UserError(
             f"--max-length {config.max_length} is more than the model's max_position_embeddings="
-            f"{bert.max_position_embeddings}; lower one or raise the other"
+            f"{bert.max_sequence_length}; lower one or raise the other"
         )
     return bert
 

@@ -15,13 +15,13 @@ from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.convert import Options, convert
 from fastbert.checkpoints.delta.files import restore_delta, write_delta
 from fastbert.checkpoints.manifest import NAME, Entry, describe, read_manifest
-from fastbert.checkpoints.source import find_weights
 from fastbert.checkpoints.tokenizer_files import accept_folder
 from fastbert.cli import main
 from fastbert.embeddings.folder import load_embedder
 from fastbert.embeddings.settings import Dense, EmbedSettings
 from fastbert.errors import CheckpointError, UserError
 from fastbert.models import BertForSequenceClassification
+from fastbert.models.loading import find_weights
 from fastbert.tasks.registry import make_task
 from fastbert.tasks.settings import TaskSettings
 from fastbert.tasks.task_file import load_task, save_task

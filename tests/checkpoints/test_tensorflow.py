@@ -12,9 +12,10 @@ from checkpoints.toy import CONFIG, save
 from fastbert import _C, BertConfig, BertForPreTraining, BertModel
 from fastbert.checkpoints.formats.sstable import TableError, mask, read_table, write_table
 from fastbert.checkpoints.formats.tensorflow import data_file, index_file, read_bundle, write_bundle
-from fastbert.checkpoints.key_mapping import from_tensorflow, is_training_state, to_tensorflow, weights_of_bundle
+from fastbert.checkpoints.source import Weights
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.checksums import combine_crc32c, crc32c
+from fastbert.models.bert.tensorflow import from_tensorflow, is_training_state, rename_weights, to_tensorflow
 from fastbert.models.loading import model_shapes, outline
 
 POLYNOMIAL = 0x82F63B78  # Castagnoli's, its bits reversed
@@ -102,16 +103,17 @@ def test_a_file_of_tensorflow_is_written_again_byte_for_byte(data_dir: Path, tmp
 
 
 def test_every_name_of_a_full_release_has_its_place(data_dir: Path) -> None:
-    bundle = read_bundle(data_dir / "checkpoints/tf-bert-base-index/bert_model.ckpt")
-    weights, origins = weights_of_bundle(bundle)
+    prefix = data_dir / "checkpoints/tf-bert-base-index/bert_model.ckpt"
+    bundle = read_bundle(prefix)
+    weights = rename_weights(Weights(prefix, "tensorflow", bundle))
     width = bundle["bert/pooler/dense/bias"].shape[0]
     layers = sum(name.endswith("query/bias") for name in bundle)
     config = BertConfig(
         hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 64, intermediate_size=4 * width
     )
     own = model_shapes(outline(BertForPreTraining, config))
-    assert {name: stored.shape for name, stored in weights.items()} == own
-    assert {to_tensorflow(name) for name in own} == set(origins.values()) == set(bundle)
+    assert {name: stored.shape for name, stored in weights.tensors.items()} == own
+    assert {to_tensorflow(name) for name in own} == set(weights.origins.values()) == set(bundle)
 
 
 @pytest.mark.parametrize(

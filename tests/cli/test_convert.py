@@ -13,9 +13,10 @@ from embedding import random_texts, saved, small_model, small_tokenizer
 from safetensors.torch import load_file, save_file
 
 from fastbert import BertForPreTraining, WordPieceTokenizer, cli, models
-from fastbert.checkpoints.convert import MODEL_CLASSES
 from fastbert.embeddings.folder import load_embedder
 from fastbert.embeddings.settings import Dense, EmbedSettings
+from fastbert.models import registry
+from fastbert.models.bert.architecture import BERT
 
 pytestmark = pytest.mark.usefixtures("unchecked_folders")
 
@@ -35,7 +36,7 @@ def same(first: Path, second: Path) -> bool:
     return a.keys() == b.keys() and all(a[name].dtype == b[name].dtype and a[name].equal(b[name]) for name in a)
 
 
-@pytest.mark.parametrize("name", MODEL_CLASSES)
+@pytest.mark.parametrize("name", registry.model_classes(BERT))
 def test_there_and_back_is_bit_exact(name: str, tmp_path: Path) -> None:
     source = tmp_path / "a"
     getattr(models, name)(CONFIG).save_pretrained(source)

@@ -209,7 +209,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, (kind, settings, labels) in MODELS.items():
         folder = folders[name] = tmp_path_factory.mktemp(name)
         task = make_task(kind, settings, labels)
-        model = task.head(task.head_config(BertConfig.from_pretrained(encoder)))
+        config = task.head_config(BertConfig.from_pretrained(encoder))
+        model = task.head(config)(config)
         model.init_weights(seed=0)
         model.save_pretrained(folder)
         WordPieceTokenizer.from_pretrained(encoder).save_pretrained(folder)
@@ -248,7 +249,7 @@ def test_a_model_that_does_not_say_takes_either(models: dict[str, Path], tmp_pat
     """Folders from before this was stored, and those of other libraries."""
     task = make_task("classification", replace(MODELS["texts"][1], paired=None), ("bad", "good"))
     folder = tmp_path / "model"
-    task.head.from_pretrained(models["texts"]).save_pretrained(folder)
+    task.load_head(models["texts"]).save_pretrained(folder)
     WordPieceTokenizer.from_pretrained(models["texts"]).save_pretrained(folder)
     save_task(task, folder)
     stored = json.loads((folder / "fastbert_task.json").read_text())

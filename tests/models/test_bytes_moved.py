@@ -12,8 +12,9 @@ from batches import random_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastbert import BertConfig
-from fastbert.models.bert.modules import Layer
+from fastbert.models.bert.architecture import bert_spec
 from fastbert.models.layers import layer_batch
+from fastbert.models.modules import Layer
 from fastbert.ops.encoder_layer.arguments import SAVE_ALL, EncoderLayerArguments, GradMask
 from fastbert.ops.encoder_layer.triton import Triton
 
@@ -66,7 +67,7 @@ def documented(kind: str) -> int:
 
 
 def test_a_layer_moves_what_is_documented(seed: int) -> None:
-    layer = Layer(CONFIG, 0).half()
+    layer = Layer(bert_spec(CONFIG).layers[0], 0, drops=True).half()
     batch = random_batch([60, 60, 40], 50, 5, seed)
     view = layer_batch(batch, 0.1, 0.1, True)
     parameters = layer.fusible_parameters()

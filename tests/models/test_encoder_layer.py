@@ -13,9 +13,9 @@ from torch import nn
 
 from fastbert import BertConfig, BertForPreTraining, BertModel, use_backend
 from fastbert.errors import UserError
-from fastbert.models.bert import modules as bert
-from fastbert.models.bert.modules import Layer
+from fastbert.models import modules as bert
 from fastbert.models.layers import layer_batch
+from fastbert.models.modules import Layer
 from fastbert.ops.encoder_layer import op
 from fastbert.packing import PackedBatch
 

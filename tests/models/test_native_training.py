@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from fastbert import BertConfig, BertForPreTraining, BertForSequenceClassification, PackedBatch, use_backend
 from fastbert.errors import UserError
-from fastbert.models.bert.modules import Layer
 from fastbert.models.layers import layer_batch
+from fastbert.models.modules import Layer
 from fastbert.ops.encoder_layer import native_training
 from fastbert.ops.native import caching_allocator, matmul_table
 from fastbert.training.optimizer import adamw

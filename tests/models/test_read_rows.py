@@ -25,8 +25,8 @@ from fastbert import (
 )
 from fastbert.errors import UserError
 from fastbert.models.base import PreTrainedModel
-from fastbert.models.bert.modules import Encoder, Layer
 from fastbert.models.layers import layer_batch
+from fastbert.models.modules import Encoder, Layer
 from fastbert.ops.encoder_layer import op
 
 CONFIG = BertConfig(

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+import fastbert
 from fastbert import models
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models import BertForMaskedLM, BertForPreTraining, BertModel
-from fastbert.models.vocabulary_extension import extend_embeddings, load_whole, save_like
+from fastbert.models.vocabulary_extension import extend_embeddings, save_like
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.extension import extend_vocabulary
 
@@ -158,7 +159,7 @@ def test_padding_rows_are_used_up_first() -> None:
 def test_a_folder_is_loaded_with_all_its_weights(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make(name, 0).save_pretrained(tmp_path)
     with caplog.at_level(logging.WARNING, logger="fastbert"):
-        model = load_whole(tmp_path)
+        model = fastbert.load(tmp_path)
     assert type(model).__name__ == name
     assert caplog.text == ""
 
@@ -170,7 +171,7 @@ def test_an_extended_folder_keeps_what_config_json_said(tmp_path: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     config |= {"architectures": ["BertForMaskedLM"], "id2label": {"0": "good", "1": "bad", "2": "ugly"}, "my_note": 1}
     (source / "config.json").write_text(json.dumps(config))
-    model = load_whole(source)
+    model = fastbert.load(source)
     assert isinstance(model, BertForPreTraining)
     extension = extend_vocabulary(WordPieceTokenizer(BASE), ["abc", "dd", "efgh"])
     extend_embeddings(model, extension)

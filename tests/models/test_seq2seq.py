@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from writers import BEGIN, BESIDE, END, KINDS, SHAPE, ragged, targets, writer
 
 from fastbert.errors import UserError
-from fastbert.models.bert.model import BertModel
+from fastbert.models import BertModel
 from fastbert.models.seq2seq.config import SequenceConfig
 from fastbert.models.seq2seq.model import BertForSequenceToSequence, EncoderDecoder, PrefixModel
 from fastbert.packing import PackedBatch, unpad

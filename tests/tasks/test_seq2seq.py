@@ -61,7 +61,8 @@ def task(**settings: Any) -> SequenceToSequence:
 def test_a_tiny_model_learns_to_turn_words_around(kind: str) -> None:
     own = task(decoder=kind)
     rows = own.encode(turned_around(1500, 0), TOKENIZER, labelled=True)
-    model: Any = own.head(own.head_config(CONFIG))
+    config = own.head_config(CONFIG)
+    model: Any = own.head(config)(config)
     model.init_weights(seed=0)
     model.train()
     rng, steps = np.random.default_rng(0), 160
@@ -151,7 +152,7 @@ def test_texts_of_ragged_rows_at_the_limits(kind: str, beams: int) -> None:
     rows = own.encode(texts, TOKENIZER, labelled=False)
     config = own.head_config(CONFIG)
     assert (config.begin_token_id, config.end_token_id) == (CLS, SEP)
-    model: Any = own.head(config)
+    model: Any = own.head(config)(config)
     model.init_weights(seed=1)
     outputs = own.outputs(model, rows.batch(np.arange(3)))
     assert all(output.dtype == np.float32 for output in outputs)
@@ -167,20 +168,20 @@ def test_texts_of_ragged_rows_at_the_limits(kind: str, beams: int) -> None:
 
 def test_a_run_begins_with_bert_and_its_settings(tmp_path: Path) -> None:
     """As fine-tuning makes its model: from the task's config, names and weights of a pre-trained folder."""
-    from fastbert.checkpoints.source import find_weights
+    from fastbert.models.loading import find_weights
 
     BertModel(CONFIG).save_pretrained(tmp_path)
     own = task(decoder="decoder", decoder_layers=1)
     config = own.head_config(BertConfig.from_pretrained(tmp_path))
     assert isinstance(config, SequenceConfig)
-    model = loading.outline(own.head, config)
+    model = loading.outline(own.head(config), config)
     loading.load(model, find_weights(tmp_path), torch.float32)
     texts = turned_around(5, 2)
     batch = own.encode(texts, TOKENIZER, labelled=True).batch(np.arange(5))
     whole = own.loss(model, batch, own.items(batch))
     assert whole.isfinite()
     model.save_pretrained(tmp_path / "trained")
-    again = own.head.from_pretrained(tmp_path / "trained")
+    again = own.load_head(tmp_path / "trained")
     assert torch.equal(own.loss(again, batch, own.items(batch)), whole)
 
 

@@ -35,12 +35,12 @@ from fastbert.checkpoints.formats.safetensors import (
 )
 from fastbert.checkpoints.manifest import KINDS, verify_files
 from fastbert.checkpoints.manifest import NAME as MANIFEST
-from fastbert.checkpoints.source import config_folder, find_source, find_weights
+from fastbert.checkpoints.source import config_folder, find_source
 from fastbert.checkpoints.tokenizer_files import accept_folder
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import atomic_write
 from fastbert.io.untrusted_input import UntrustedFile, parse_json, shown
-from fastbert.models.loading import MAX_NEW_ELEMENTS
+from fastbert.models import loading
 
 FORMAT, VERSION = "fastbert-delta", 1
 FILE = "file:"
@@ -169,7 +169,7 @@ def write_delta(
     for source in (model, base):
         verify_files(config_folder(source), *KINDS)
     tensors, base_tensors = (
-        tensors_of(find_weights(source, verify=False)) for source in (model, base)
+        tensors_of(loading.find_weights(source, verify=False)) for source in (model, base)
     )  # checked above
     entries, payload, restored = [], {}, {}
     for name, tensor in tensors.items():
@@ -232,7 +232,7 @@ def open_delta(path: str | Path) -> Delta:
 
 def read_delta(delta_file: str | Path, base_folder: str | Path) -> dict[str, Tensor]:
     """Return a model's tensors from its delta and its base. Raises `CheckpointError` for a wrong base and damage."""
-    return open_delta(delta_file).tensors(tensors_of(find_weights(find_source(base_folder))))
+    return open_delta(delta_file).tensors(tensors_of(loading.find_weights(find_source(base_folder))))
 
 
 def restore_delta(
@@ -249,7 +249,7 @@ def restore_delta(
         raise UserError(f"--out {out}: already holds {present[0]}; replace it with --overwrite")
     delta = open_delta(delta_file)
     contents = {file.name: delta.content(file, config_folder(base)) for file in delta.files}
-    tensors = delta.tensors(tensors_of(find_weights(base)))
+    tensors = delta.tensors(tensors_of(loading.find_weights(base)))
     with atomic_folder(out, superseded=("model*.safetensors*",)) as folder:
         write_safetensors(folder, {name: tensor.contiguous() for name, tensor in tensors.items()})
         for name, content in contents.items():
@@ -379,5 +379,5 @@ def _check_sizes(delta: Delta, base: Mapping[str, Tensor]) -> None:
         other = base.get(entry.base)
         if other is None or tuple(other.shape) != entry.shape or other.dtype != _DTYPES[entry.dtype]:
             raise CheckpointError(f"{delta.path}: damaged: {shown(entry.name)} does not have the base's shape")
-    if new > 4 * sum(tensor.numel() for tensor in base.values()) + MAX_NEW_ELEMENTS:
+    if new > 4 * sum(tensor.numel() for tensor in base.values()) + loading.MAX_NEW_ELEMENTS:
         raise CheckpointError(f"{delta.path}: damaged: has {new:,} new weights, many more than its base")

@@ -23,8 +23,8 @@ from fastbert.checkpoints.delta.differences import (
     squeeze,
 )
 from fastbert.checkpoints.file_tensors import map_tensors
-from fastbert.checkpoints.key_mapping import RENAMED
 from fastbert.checkpoints.source import Weights
+from fastbert.models.key_map import RENAMED
 
 Coding = Literal["same", "exact", "rounded", "whole"]
 _EXACT = {torch.float32: "u4", torch.float16: "u2", torch.bfloat16: "u2"}

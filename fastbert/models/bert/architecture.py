@@ -12,6 +12,13 @@ from fastbert.models.architecture import (
     PredictionHeadLayout,
     TransformersLayout,
 )
+from fastbert.models.heads.pretraining import ForMaskedLM, ForPreTraining
+from fastbert.models.heads.sequence import (
+    ForMultipleChoice,
+    ForNextSentencePrediction,
+    ForSequenceClassification,
+)
+from fastbert.models.heads.tokens import ForQuestionAnswering, ForTokenClassification
 from fastbert.ops.encoder_layer.spec import Activation, NormSpec, bert_layer
 
 # transformers' names of GELU by its approximation.
@@ -37,9 +44,15 @@ def bert_spec(config: Any, *, position_offset: int = 0, pooler: bool = True) -> 
 
 BERT = Architecture(
     name="bert",
+    title="BERT (Devlin et al. 2019)",
     spec=bert_spec,
     config=BertConfig,
-    base_model="BertModel",
+    class_prefix="Bert",
+    base_model_prefix="bert",
+    heads=(
+        ForPreTraining, ForMaskedLM, ForNextSentencePrediction, ForSequenceClassification, ForTokenClassification,
+        ForQuestionAnswering, ForMultipleChoice,
+    ),
     layouts=(
         TransformersLayout(
             model="BertModel",
@@ -49,4 +62,4 @@ BERT = Architecture(
             ),
         ),
     ),
-)
+)  # fmt: skip

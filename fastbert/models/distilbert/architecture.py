@@ -5,11 +5,41 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastbert.models.architecture import Architecture, ArchitectureSpec, EmbeddingsSpec, TransformersLayout
+from fastbert.models.architecture import (
+    Architecture,
+    ArchitectureSpec,
+    ClassificationHeadSpec,
+    EmbeddingsSpec,
+    TransformersLayout,
+)
 from fastbert.models.bert.architecture import TANH_GELUS
+from fastbert.models.distilbert.config import DistilBertConfig
+from fastbert.models.heads.pretraining import ForMaskedLM
+from fastbert.models.heads.sequence import ForMultipleChoice, ForSequenceClassification
+from fastbert.models.heads.tokens import ForQuestionAnswering, ForTokenClassification
+from fastbert.models.key_map import KeyMap
 from fastbert.ops.encoder_layer.spec import Activation, NormSpec, bert_layer
 
 EPS = 1e-12  # of all norms; the config does not name it
+KEY_MAP = KeyMap(
+    (
+        ("encoder.layer.", "transformer.layer."),
+        (".attention.self.query.", ".attention.q_lin."),
+        (".attention.self.key.", ".attention.k_lin."),
+        (".attention.self.value.", ".attention.v_lin."),
+        (".attention.output.dense.", ".attention.out_lin."),
+        (".attention.output.LayerNorm.", ".sa_layer_norm."),
+        (".intermediate.dense.", ".ffn.lin1."),
+        (".output.dense.", ".ffn.lin2."),
+        (".output.LayerNorm.", ".output_layer_norm."),
+        ("cls.predictions.transform.dense.", "vocab_transform."),
+        ("cls.predictions.transform.LayerNorm.", "vocab_layer_norm."),
+        ("cls.predictions.decoder.weight", "vocab_projector.weight"),
+        ("cls.predictions.bias", "vocab_projector.bias"),
+        ("classifier.dense.", "pre_classifier."),
+        ("classifier.out_proj.", "classifier."),
+    )
+)
 
 
 def distilbert_spec(config: Any) -> ArchitectureSpec:
@@ -27,7 +57,14 @@ def distilbert_spec(config: Any) -> ArchitectureSpec:
 
 DISTILBERT = Architecture(
     name="distilbert",
+    title="DistilBERT (Sanh et al. 2019)",
     spec=distilbert_spec,
+    config=DistilBertConfig,
+    class_prefix="DistilBert",
+    base_model_prefix="distilbert",
+    key_map=KEY_MAP,
+    heads=(ForMaskedLM, ForSequenceClassification, ForTokenClassification, ForQuestionAnswering, ForMultipleChoice),
+    classification_head=ClassificationHeadSpec("relu"),
     layouts=(
         TransformersLayout(
             model="DistilBertModel",

@@ -1,1 +1,4 @@
-"""Task heads over the BERT encoder, one module per kind of input that a head reads."""
+"""Task heads over any encoder, one module per kind of input that a head reads.
+
+An architecture's record makes its models of them: `BertForMaskedLM` of `ForMaskedLM`.
+"""

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fastbert.config import BertConfig
+from fastbert.models.architecture import ClassificationHeadSpec
 from fastbert.models.base import PreTrainedModel
-from fastbert.models.bert.model import BertModel, first_indices, first_tokens
+from fastbert.models.encoder import EncoderModel, first_indices, first_tokens
 from fastbert.models.fusibility import project
 from fastbert.models.labels import TokenLabels, token_labels
 from fastbert.models.packed import Packed
@@ -49,18 +50,39 @@ class LabelledTokens:
         return self.packed.restore(logits) if self.all_tokens else logits
 
 
-class BertWithHead(PreTrainedModel):
-    """A head over the encoder `bert`, which has a pooler if `with_pooler`."""
+class ClassificationHead(nn.Module):
+    """A classifier of first tokens without the encoder's pooler: linear layer, activation, dropout, linear layer."""
+
+    def __init__(self, spec: ClassificationHeadSpec, hidden_size: int, classes: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(hidden_size, hidden_size)
+        self.out_proj = nn.Linear(hidden_size, classes)
+        self.activation, self.drops_input = spec.activation, spec.drops_input
+
+    def transform(self, first: Tensor) -> Tensor:
+        """Return the activation of first tokens (sequences, hidden_size), the same shape."""
+        x = project(self.dense, first)
+        return x.tanh() if self.activation == "tanh" else x.relu()
+
+    def forward(self, first: Tensor) -> Tensor:
+        """Return logits (sequences, classes) of first tokens (sequences, hidden_size), without dropout."""
+        return project(self.out_proj, self.transform(first))
+
+
+class ModelWithHead(PreTrainedModel):
+    """A head over an encoder, which is the attribute `base_model_prefix` and has a pooler if `with_pooler`."""
 
     with_pooler = True
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
-        self.bert = BertModel(config, add_pooling_layer=self.with_pooler)
+        encoder = self.architecture.model_class(EncoderModel)
+        self.add_module(self.base_model_prefix, encoder(config, add_pooling_layer=self.with_pooler))
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Return the token embedding, whose weight is (vocab_size, hidden_size)."""
-        return self.bert.embeddings.word_embeddings
+        embedding: nn.Embedding = self.base_model.get_input_embeddings()
+        return embedding
 
     def _labelled_tokens(
         self, packed: Packed, labels: Tensor | None, classes: int, cure: str, return_logits: bool | None
@@ -75,7 +97,7 @@ class BertWithHead(PreTrainedModel):
     ) -> tuple[Tensor, HiddenStates]:
         """Return hidden states (rows, hidden_size) of the last layer, and with `output_hidden_states` those of all
         tokens at every layer, in the form of the input."""
-        x, states = self.bert.encode(
+        x, states = self.base_model.encode(
             packed.batch,
             output_hidden_states=bool(output_hidden_states),
             token_indices=token_indices,
@@ -86,7 +108,8 @@ class BertWithHead(PreTrainedModel):
     def _encode_pooled(
         self, packed: Packed, token_indices: Tensor | None, output_hidden_states: bool | None
     ) -> tuple[Tensor, Tensor, HiddenStates]:
-        """Return the pooled first tokens (sequences, hidden_size), then what `_encode` returns.
+        """Return the pooled first tokens (sequences, hidden_size), first tokens themselves without a pooler, then what
+        `_encode` returns.
 
         With `token_indices` nothing but these and the first tokens is computed in the last layer.
         """
@@ -99,12 +122,11 @@ class BertWithHead(PreTrainedModel):
             indices = torch.cat((first_indices(batch), token_indices))
             rows, hidden_states = self._encode(packed, indices, output_hidden_states)
             first, x = rows[: len(batch)], rows[len(batch) :]
-        assert self.bert.pooler is not None
-        pooled: Tensor = self.bert.pooler(first)
-        return pooled, x, hidden_states
+        pooler = self.base_model.pooler
+        return first if pooler is None else pooler(first), x, hidden_states
 
     def _encode_sequences(self, packed: Packed, output_hidden_states: bool | None) -> tuple[Tensor, HiddenStates]:
-        """Return the pooled first tokens (sequences, hidden_size), and the hidden states of `_encode`."""
+        """Return the first tokens of `_encode_pooled` (sequences, hidden_size), and the hidden states of `_encode`."""
         no_tokens = packed.batch.input_ids.new_empty(0)
         pooled, _, hidden_states = self._encode_pooled(packed, no_tokens, output_hidden_states)
         return pooled, hidden_states
@@ -113,27 +135,37 @@ class BertWithHead(PreTrainedModel):
         self, packed: Packed, classifier: nn.Module, output_hidden_states: bool | None
     ) -> tuple[Tensor, HiddenStates]:
         """Return logits (sequences, classes) of the pooled first tokens, and the hidden states of `_encode`."""
-        pooled, hidden_states = self._encode_sequences(packed, output_hidden_states)
-        return project(classifier, self._classifier_dropout(packed.batch, pooled, per_token=False)), hidden_states
+        first, hidden_states = self._encode_sequences(packed, output_hidden_states)
+        batch, p = packed.batch, self.config.sequence_classifier_dropout
+        if isinstance(classifier, ClassificationHead):
+            if classifier.drops_input:
+                first = self._head_dropout(batch, first, p, Site.HEAD_INPUT)
+            first, classifier = classifier.transform(first), classifier.out_proj
+        return project(classifier, self._head_dropout(batch, first, p)), hidden_states
 
     def _classify_tokens(
         self, packed: Packed, classifier: nn.Module, token_indices: Tensor | None, output_hidden_states: bool | None
     ) -> tuple[Tensor, HiddenStates]:
         """Return logits (rows, classes) of tokens, all of them or those of `token_indices`, and the hidden states."""
         x, hidden_states = self._encode(packed, token_indices, output_hidden_states)
-        x = self._classifier_dropout(packed.batch, x, per_token=True, token_indices=token_indices)
+        x = self._token_dropout(packed.batch, x, self.config.token_classifier_dropout, token_indices)
         return project(classifier, x), hidden_states
 
-    def _classifier_dropout(
-        self, batch: PackedBatch, x: Tensor, *, per_token: bool, token_indices: Tensor | None = None
-    ) -> Tensor:
-        """Drop numbers of x, which has one row per sequence, or `per_token`: all tokens or those of `token_indices`."""
-        config = self.config
-        p = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
+    def _head_dropout(self, batch: PackedBatch, x: Tensor, p: float, site: Site = Site.HEAD) -> Tensor:
+        """Drop elements of x, which has one row per sequence."""
         if not self.training or not p:
             return x
-        key = batch.dropout_key if batch.dropout_key is not None else draw_keys(len(batch), batch.device)
         rows = torch.arange(len(batch), device=batch.device)
-        sequences, offsets = (batch.sequence_ids, batch.offsets_in_sequence) if per_token else (rows, 0 * rows)
-        token_dropout = TokenDropout(p, key, sequences, offsets, int(Site.HEAD))
-        return dropout(x, token_dropout if token_indices is None else token_dropout.select(token_indices))
+        return dropout(x, TokenDropout(p, _keys(batch), rows, 0 * rows, int(site)))
+
+    def _token_dropout(self, batch: PackedBatch, x: Tensor, p: float, token_indices: Tensor | None = None) -> Tensor:
+        """Drop elements of x, which has one row per token, or per token of `token_indices`."""
+        if not self.training or not p:
+            return x
+        tokens = TokenDropout(p, _keys(batch), batch.sequence_ids, batch.offsets_in_sequence, int(Site.HEAD))
+        return dropout(x, tokens if token_indices is None else tokens.select(token_indices))
+
+
+def _keys(batch: PackedBatch) -> Tensor:
+    """Return the dropout keys of a batch, int64 (sequences,), drawn where it has none."""
+    return draw_keys(len(batch), batch.device) if batch.dropout_key is None else batch.dropout_key

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fastbert.config import BertConfig
-from fastbert.models.bert.modules import Norm, is_plain_norm
 from fastbert.models.fusibility import is_plain, project, project_without_bias
 from fastbert.models.layers import ROWS_MULTIPLE, multiplies_in_bf16
+from fastbert.models.modules import Norm, is_plain_norm
 from fastbert.ops.cross_entropy.op import CrossEntropy, linear_cross_entropy
 from fastbert.ops.dispatch import preferred_backend
 from fastbert.ops.gelu.op import bias_gelu
@@ -25,7 +25,7 @@ class PredictionTransform(nn.Module):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
         self.LayerNorm = Norm(config.hidden_size, config.layer_norm_eps)
-        self.approximate = config.gelu_approximation
+        self.approximate = config.prediction_gelu_approximation
 
     def forward(self, x: Tensor) -> Tensor:
         """Transform hidden states (rows, hidden_size) into the same shape."""

@@ -1,4 +1,4 @@
-"""BERT with the heads it is pre-trained with: masked LM, alone or with next-sentence prediction."""
+"""The heads of pre-training: masked LM, alone or with next-sentence prediction."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fastbert.config import BertConfig
 from fastbert.models.base import resized
 from fastbert.models.fusibility import project
-from fastbert.models.heads.base import BertWithHead, LabelledTokens
+from fastbert.models.heads.base import LabelledTokens, ModelWithHead
 from fastbert.models.heads.prediction import PreTrainingHeads
 from fastbert.models.labels import (
     IS_NEXT,
@@ -28,7 +28,7 @@ from fastbert.ops.cross_entropy.op import CrossEntropy
 from fastbert.packing import IGNORE_INDEX, PackedBatch
 
 
-class MaskedLanguageModel(BertWithHead):
+class MaskedLanguageModel(ModelWithHead):
     """A model with the masked-LM head, whose decoder is tied to the token embedding."""
 
     cls: PreTrainingHeads
@@ -36,7 +36,7 @@ class MaskedLanguageModel(BertWithHead):
 
     def tie_weights(self) -> None:
         """Share the token embedding's weight and the head's bias with the decoder."""
-        self.cls.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
+        self.cls.predictions.decoder.weight = self.get_input_embeddings().weight
         self.cls.predictions.decoder.bias = self.cls.predictions.bias
 
     def _resize_output(self, rows: int) -> None:
@@ -53,8 +53,9 @@ class MaskedLanguageModel(BertWithHead):
         return logits, None if targets is None else head.loss(tokens.select(x), targets.labels)
 
 
-class BertForPreTraining(MaskedLanguageModel):
-    """BERT with both pre-training heads: masked LM and next-sentence prediction (Devlin et al. 2019, section 3.1)."""
+class ForPreTraining(MaskedLanguageModel):
+    """An encoder with both pre-training heads: masked LM and next-sentence prediction (Devlin et al. 2019, section
+    3.1)."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
@@ -117,7 +118,7 @@ class BertForPreTraining(MaskedLanguageModel):
 
         Raises `UserError` that names the field and the value.
         """
-        self.bert.check_ranges(batch)
+        self.base_model.check_ranges(batch)
         for name, values, size, rows in (
             ("labels", batch.labels, self.config.vocab_size, "entries of the vocabulary"),
             ("next_sentence_label", batch.next_sentence_label, 2, "classes"),
@@ -127,8 +128,8 @@ class BertForPreTraining(MaskedLanguageModel):
         check_masked_positions(batch)
 
 
-class BertForMaskedLM(MaskedLanguageModel):
-    """BERT with the masked-LM head."""
+class ForMaskedLM(MaskedLanguageModel):
+    """An encoder with the masked-LM head."""
 
     with_pooler = False
     accepts_loss_kwargs = True

@@ -1,4 +1,4 @@
-"""BERT with a head over sequences: next-sentence prediction, classification, regression, multiple choice."""
+"""Heads over sequences: next-sentence prediction, classification, regression, multiple choice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models.fusibility import project
-from fastbert.models.heads.base import BertWithHead
+from fastbert.models.heads.base import ClassificationHead, ModelWithHead
 from fastbert.models.heads.prediction import PreTrainingHeads
 from fastbert.models.labels import (
     IS_NEXT,
@@ -22,13 +22,13 @@ from fastbert.models.labels import (
     scale_to_items,
 )
 from fastbert.models.outputs import LogitsOutput
-from fastbert.models.packed import Packed, read_inputs
+from fastbert.models.packed import Packed, read_inputs, relative_positions
 from fastbert.models.unsupported_arguments import TransformersArguments, refuse_arguments
 from fastbert.packing import PackedBatch
 
 
-class BertForNextSentencePrediction(BertWithHead):
-    """BERT with the next-sentence head."""
+class ForNextSentencePrediction(ModelWithHead):
+    """An encoder with the next-sentence head."""
 
     accepts_loss_kwargs = True
 
@@ -72,9 +72,8 @@ class BertForNextSentencePrediction(BertWithHead):
         return LogitsOutput(loss=loss, logits=logits, hidden_states=hidden_states)
 
 
-class BertForSequenceClassification(BertWithHead):
-    """BERT with a linear classifier or regressor of each sequence's pooled first token (Devlin et al. 2019, section
-    4.1).
+class ForSequenceClassification(ModelWithHead):
+    """An encoder with a classifier or regressor of each sequence's first token (Devlin et al. 2019, section 4.1).
 
     The config's `problem_type` selects the loss: `"regression"` is the squared error, `"single_label_classification"`
     the cross-entropy and `"multi_label_classification"` the binary cross-entropy of each class. If it is None,
@@ -84,8 +83,11 @@ class BertForSequenceClassification(BertWithHead):
     accepts_loss_kwargs = True
 
     def __init__(self, config: BertConfig) -> None:
+        head = self.architecture.classification_head
+        self.with_pooler = head is None
         super().__init__(config)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        width, labels = config.hidden_size, config.num_labels
+        self.classifier = nn.Linear(width, labels) if head is None else ClassificationHead(head, width, labels)
         self.init_weights()
 
     def forward(
@@ -139,14 +141,18 @@ class BertForSequenceClassification(BertWithHead):
         return scale_to_items(F.binary_cross_entropy_with_logits(logits, targets), labels.numel(), items)
 
 
-class BertForMultipleChoice(BertWithHead):
-    """BERT with one score per choice and a softmax over a question's choices (Devlin et al. 2019, section 4.4)."""
+class ForMultipleChoice(ModelWithHead):
+    """An encoder with one score per choice and a softmax over a question's choices (Devlin et al. 2019, section
+    4.4)."""
 
     accepts_loss_kwargs = True
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config)
-        self.classifier = nn.Linear(config.hidden_size, 1)
+        # The encoder's pooler where it has one, as transformers does, whatever classifiers of sequences have.
+        head = None if self.base_model.pooler is not None else self.architecture.classification_head
+        width = config.hidden_size
+        self.classifier = nn.Linear(width, 1) if head is None else ClassificationHead(head, width, 1)
         self.init_weights()
 
     def forward(
@@ -182,9 +188,10 @@ class BertForMultipleChoice(BertWithHead):
             num_choices = padded.shape[1]
         if not num_choices:
             raise UserError("a PackedBatch of choices needs num_choices, the number of choices per question")
+        positions = relative_positions(self, ids, position_ids)
         flat: Iterable[Any] = (
             tensor.flatten(0, 1) if isinstance(tensor, Tensor) and tensor.dim() >= 3 else tensor
-            for tensor in (batch, input_ids, attention_mask, token_type_ids, position_ids, inputs_embeds)
+            for tensor in (batch, input_ids, attention_mask, token_type_ids, positions, inputs_embeds)
         )
         packed = Packed(*flat)
         if not packed.came_padded and len(packed.batch) % num_choices:

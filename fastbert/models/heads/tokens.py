@@ -1,4 +1,4 @@
-"""BERT with a head over tokens: tagging, and spans that answer questions."""
+"""Heads over tokens: tagging, and spans that answer questions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models.fusibility import project
-from fastbert.models.heads.base import BertWithHead
+from fastbert.models.heads.base import ModelWithHead
 from fastbert.models.labels import NUMBER_CLASSES, class_loss, integers
 from fastbert.models.outputs import LogitsOutput, SpanOutput
 from fastbert.models.packed import Packed, read_inputs
@@ -21,8 +21,8 @@ from fastbert.models.unsupported_arguments import TransformersArguments
 from fastbert.packing import IGNORE_INDEX, PackedBatch
 
 
-class BertForTokenClassification(BertWithHead):
-    """BERT with a linear classifier of each token, for tagging (Devlin et al. 2019, section 5.3)."""
+class ForTokenClassification(ModelWithHead):
+    """An encoder with a linear classifier of each token, for tagging (Devlin et al. 2019, section 5.3)."""
 
     with_pooler = False
     accepts_loss_kwargs = True
@@ -67,8 +67,9 @@ class BertForTokenClassification(BertWithHead):
         return output
 
 
-class BertForQuestionAnswering(BertWithHead):
-    """BERT with a start and an end score per token, for answers that are spans (Devlin et al. 2019, section 4.2)."""
+class ForQuestionAnswering(ModelWithHead):
+    """An encoder with a start and an end score per token, for answers that are spans (Devlin et al. 2019, section
+    4.2)."""
 
     with_pooler = False
 
@@ -104,6 +105,7 @@ class BertForQuestionAnswering(BertWithHead):
             past_key_values=past_key_values, **unsupported,
         )  # fmt: skip
         x, hidden_states = self._encode(packed, None, output_hidden_states)
+        x = self._token_dropout(packed.batch, x, self.config.span_dropout)
         logits = project(self.qa_outputs, x).float()
         loss = None
         if start_positions is not None and end_positions is not None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from fastbert.config import CONFIGS, BertConfig
+from fastbert.config import CONFIGS, BertConfig, config_class
 from fastbert.errors import UserError
 from fastbert.io.untrusted_input import read_json_file, shown
 
@@ -21,7 +21,7 @@ _OF_DECODERS = ("is_decoder", "add_cross_attention")
 _FREE = ("num_hidden_layers", "num_labels", "label_names", "problem_type", "classifier_dropout", "extra")
 
 
-@dataclass(frozen=True, kw_only=True)
+@config_class
 class SequenceConfig(BertConfig):
     """A BERT encoder with what writes from it.
 

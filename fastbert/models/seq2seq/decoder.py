@@ -17,7 +17,11 @@ from torch.utils.checkpoint import checkpoint
 
 from fastbert.config import BertConfig
 from fastbert.models.base import Checkpointing, Quantization
-from fastbert.models.bert.modules import (
+from fastbert.models.bert.architecture import bert_spec
+from fastbert.models.fusibility import project
+from fastbert.models.heads.prediction import PreTrainingHeads
+from fastbert.models.layers import saving_matmuls
+from fastbert.models.modules import (
     Attention,
     ComposedLayer,
     Embeddings,
@@ -25,15 +29,14 @@ from fastbert.models.bert.modules import (
     Layer,
     Output,
     SelfAttention,
-    layer_spec,
+    causal_spec,
+    post_norms,
 )
-from fastbert.models.fusibility import project
-from fastbert.models.heads.prediction import PreTrainingHeads
-from fastbert.models.layers import saving_matmuls
 from fastbert.ops.attention.op import attention
 from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.encoder_layer.composition import compose_layer
+from fastbert.ops.encoder_layer.spec import LayerSpec
 from fastbert.packing import PackedBatch
 
 
@@ -115,18 +118,19 @@ def run_context_layer(
 class DecoderLayer(nn.Module):
     """Self-attention, cross-attention, the feed-forward network: each with dropout, residual and LayerNorm."""
 
-    def __init__(self, config: BertConfig, number: int, index: int) -> None:
+    def __init__(self, encoder_spec: LayerSpec, number: int, index: int) -> None:
+        """`encoder_spec` is that of the encoder's layers."""
         super().__init__()
-        self.attention = Attention(config)
-        self.crossattention = Attention(config)
-        self.intermediate = Intermediate(config)
-        self.output = Output(config.intermediate_size, config)
+        spec = causal_spec(encoder_spec)
+        attention_norm, output_norm = post_norms(spec)
+        self.attention = Attention(spec.hidden_size, attention_norm)
+        self.crossattention = Attention(spec.hidden_size, attention_norm)
+        self.intermediate = Intermediate(spec)
+        self.output = Output(spec.feed_forward.intermediate_size, spec.hidden_size, output_norm)
         self.number = number
         self.index = index
         """Counts the layer's dropout sites, which must differ from those of the encoder's layers."""
-        spec = layer_spec(config, causal=True)
-        cross_attention = replace(spec.self_attention, causal=False)
-        self.spec = replace(spec, cross_attention=cross_attention, cross_attention_norm=spec.attention_norm)
+        self.spec = replace(spec, cross_attention=encoder_spec.self_attention, cross_attention_norm=spec.attention_norm)
         self.quantization: Quantization | None = None
         """Of the matmuls for tokens that are generated one by one."""
 
@@ -138,9 +142,9 @@ class DecoderLayer(nn.Module):
 class DecoderStack(nn.Module):
     """The stack of layers; `first` counts the dropout sites of the first."""
 
-    def __init__(self, config: BertConfig, first: int) -> None:
+    def __init__(self, specs: tuple[LayerSpec, ...], first: int) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(DecoderLayer(config, i, first + i) for i in range(config.num_hidden_layers))
+        self.layer = nn.ModuleList(DecoderLayer(spec, i, first + i) for i, spec in enumerate(specs))
         self.checkpointing: Checkpointing = "none"
 
     def forward(self, x: Tensor, context: AttentionContext, batch: LayerBatch) -> Tensor:
@@ -174,8 +178,9 @@ class DecoderBert(nn.Module):
 
     def __init__(self, config: BertConfig, first: int) -> None:
         super().__init__()
-        self.embeddings = Embeddings(config)
-        self.encoder = DecoderStack(config, first)
+        spec = bert_spec(config)
+        self.embeddings = Embeddings(spec.embeddings)
+        self.encoder = DecoderStack(spec.layers, first)
 
 
 class Decoder(nn.Module):

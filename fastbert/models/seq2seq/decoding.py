@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastbert.models.bert.model import BertModel
+from fastbert.models.encoder import EncoderModel
 from fastbert.models.fusibility import project
 from fastbert.models.heads.prediction import PredictionHead
 from fastbert.models.layers import layer_batch
@@ -66,7 +66,7 @@ class CrossDecoding:
 class PrefixDecoding:
     """Generation by one stack, which caches the keys and values of sources before those of generated tokens."""
 
-    def __init__(self, bert: BertModel, head: PredictionHead, source: PackedBatch, room: int) -> None:
+    def __init__(self, bert: EncoderModel, head: PredictionHead, source: PackedBatch, room: int) -> None:
         self.bert, self.head, self.prefix = bert, head, source
         self.batch = layer_batch(source, 0.0, 0.0, training=False)
         heads, width = bert.config.num_attention_heads, bert.config.head_dim

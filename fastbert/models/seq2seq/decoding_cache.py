@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fastbert import ops
-from fastbert.models.bert.modules import SelfAttention
+from fastbert.models.modules import SelfAttention
 from fastbert.packing import PackedBatch
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastbert.checkpoints.file_tensors import equal
-from fastbert.checkpoints.key_mapping import DECODER, match
 from fastbert.checkpoints.source import Weights
 from fastbert.errors import CheckpointError
 from fastbert.io.untrusted_input import shown
+from fastbert.models.key_map import BERT_NAMES, DECODER
 from fastbert.models.seq2seq.config import SequenceConfig, Sharing
 
 _DECODER_BERT = "decoder.bert."
@@ -52,7 +52,7 @@ def weights_for(config: SequenceConfig, weights: Weights, own: Collection[str], 
 def _of_bert(config: SequenceConfig, weights: Weights, own: Collection[str]) -> Weights:
     """Return BERT's weights as those of the encoder, and of the decoder where it starts from BERT."""
     sources = {name: theirs for name in own if (theirs := _bert_name(name, config)) is not None}
-    matched = match(weights.tensors, set(sources.values()), "bert", weights.path)
+    matched = BERT_NAMES.match(weights.tensors, set(sources.values()), "bert", weights.path)
     if DECODER in matched and _EMBEDDING in matched:
         _check_same(weights, DECODER, matched[DECODER], matched[_EMBEDDING])
     tensors = {name: weights.tensors[matched[theirs]] for name, theirs in sources.items() if theirs in matched}

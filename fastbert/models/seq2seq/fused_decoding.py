@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastbert.models.bert.modules import Layer, Norm, Output
 from fastbert.models.fusibility import has_hooks, is_plain, owns_weight_and_bias, runs_as_written
+from fastbert.models.modules import Layer, Norm, Output
 from fastbert.models.seq2seq.decoder import AttentionContext, DecoderLayer, run_context_layer
 from fastbert.ops.dispatch import preferred_backend
 from fastbert.ops.encoder_layer.arguments import LayerBatch

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from fastbert.checkpoints.source import Weights
 from fastbert.errors import UserError
 from fastbert.models.base import PreTrainedModel
-from fastbert.models.bert.model import BertModel
+from fastbert.models.bert.architecture import BERT
+from fastbert.models.encoder import EncoderModel
 from fastbert.models.heads.prediction import PredictionHead, PreTrainingHeads
 from fastbert.models.heads.pretraining import MaskedLanguageModel
 from fastbert.models.labels import mean_loss
@@ -79,6 +80,7 @@ class BertForSequenceToSequence(PreTrainedModel):
     files of `save_pretrained` and of transformers' `EncoderDecoderModel`.
     """
 
+    architecture = BERT
     config: SequenceConfig
     config_type: ClassVar[type[SequenceConfig]] = SequenceConfig
     accepts_loss_kwargs = True
@@ -267,7 +269,7 @@ class EncoderDecoder(BertForSequenceToSequence):
 
     def __init__(self, config: SequenceConfig) -> None:
         super().__init__(config)
-        self.encoder = BertModel(config.encoder, add_pooling_layer=False)
+        self.encoder = BERT.model_class(EncoderModel)(config.encoder, add_pooling_layer=False)
         self.decoder = Decoder(config.decoder, config.num_hidden_layers)
         if config.shared != "none":
             self.decoder.bert.embeddings = self.encoder.embeddings
@@ -329,6 +331,7 @@ class EncoderDecoder(BertForSequenceToSequence):
 class PrefixModel(BertForSequenceToSequence, MaskedLanguageModel):
     """One BERT with its masked-LM head under a prefix mask; its files are those of `BertForMaskedLM`."""
 
+    bert: EncoderModel
     with_pooler = False
 
     def __init__(self, config: SequenceConfig) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fastbert import ops
-from fastbert.models.bert.modules import SelfAttention
+from fastbert.models.modules import SelfAttention
 from fastbert.models.seq2seq.decoding_cache import WrittenKeys
 from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.encoder_layer.arguments import LayerBatch

@@ -31,6 +31,7 @@ class Site(IntEnum):
     HEAD = 4
     CROSS_ATTENTION = 5
     CROSS_ATTENTION_OUTPUT = 6
+    HEAD_INPUT = 7
 
     def of_layer(self, layer: int) -> int:
         """Return the counter word of this site in a layer."""

@@ -55,11 +55,15 @@ class SequenceToSequence(Task[SequenceExample]):
                 raise UserError(f"{name}={value} must be at least {least}")
         self.tokenizer: WordPieceTokenizer | None = None
 
-    @property
-    def head(self) -> type[PreTrainedModel]:
+    def head(self, config: BertConfig) -> type[PreTrainedModel]:
         from fastbert.models.seq2seq.model import BertForSequenceToSequence
 
         return BertForSequenceToSequence
+
+    def load_head(self, folder: Path, **options: Any) -> PreTrainedModel:
+        from fastbert.models.seq2seq.model import BertForSequenceToSequence
+
+        return BertForSequenceToSequence.from_pretrained(folder, **options)
 
     def read(self, path: str, *, labelled: bool = True) -> Dataset[SequenceExample]:
         from fastbert.tasks.readers.sequences import read_sequences

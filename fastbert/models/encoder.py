@@ -1,4 +1,4 @@
-"""`BertModel`, the encoder with its pooler (Devlin et al. 2019, section 3)."""
+"""The encoder with its pooler, of which every architecture makes its own class: `BertModel`, `RobertaModel`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models.base import PreTrainedModel
-from fastbert.models.bert.modules import Embeddings, Encoder, Layer, Pooler
 from fastbert.models.fusibility import runs_as_written
 from fastbert.models.layers import ROWS_MULTIPLE, layer_batch, multiplies_in_bf16
+from fastbert.models.modules import Embeddings, Encoder, Layer, Pooler
 from fastbert.models.outputs import EncoderOutput
 from fastbert.models.packed import read_inputs
 from fastbert.models.padded import PaddedBatch, is_readable
@@ -25,7 +25,7 @@ from fastbert.packing import PackedBatch
 
 
 class EmbeddingSettings(Protocol):
-    """What `BertModel` requires of its settings for embeddings, which it saves with its weights."""
+    """What an encoder requires of its settings for embeddings, which it saves with its weights."""
 
     def check_width(self, width: int, place: str) -> None:
         """Raise UserError if the settings do not fit a model of this width."""
@@ -37,8 +37,8 @@ class EmbeddingSettings(Protocol):
         """Write the settings next to the model."""
 
 
-def _unbound_embed(model: BertModel, texts: Iterable[str], tokenizer: Any, **options: Any) -> Tensor:
-    raise RuntimeError("BertModel.embed needs fastbert.embeddings: use `from fastbert import BertModel`")
+def _unbound_embed(model: EncoderModel, texts: Iterable[str], tokenizer: Any, **options: Any) -> Tensor:
+    raise RuntimeError("embed needs fastbert.embeddings: import the model from fastbert")
 
 
 def first_indices(batch: PackedBatch) -> Tensor:
@@ -56,23 +56,24 @@ def first_tokens(x: Tensor, batch: PackedBatch) -> Tensor:
     return x[first_indices(batch)] if len(x) else x.new_zeros(len(batch), x.shape[1])
 
 
-class BertModel(PreTrainedModel):
-    """The BERT encoder with its pooler (Devlin et al. 2019, section 3).
+class EncoderModel(PreTrainedModel):
+    """An encoder with its pooler, if the architecture has one.
 
     Padded input gives padded output, a `PackedBatch` packed output. Parameters have the names of transformers'
-    `BertModel`, in memory and in files.
+    `BertModel`; files have the architecture's own names.
     """
 
-    base_model_prefix = "bert"
     embed_texts: ClassVar[Callable[..., Tensor]] = staticmethod(_unbound_embed)
     """The function behind `embed`: `fastbert.embeddings.embed.embed`, set by that module, which builds on this one."""
 
     def __init__(self, config: BertConfig, add_pooling_layer: bool = True) -> None:
         """Make a model with new weights, from torch's global generator; without a pooler there is no pooled output."""
         super().__init__(config)
-        self.embeddings = Embeddings(config)
-        self.encoder = Encoder(config)
-        self.pooler = Pooler(config) if add_pooling_layer else None
+        spec = self.architecture.spec(config)
+        drops = bool(config.hidden_dropout_prob or config.attention_probs_dropout_prob)
+        self.embeddings = Embeddings(spec.embeddings)
+        self.encoder = Encoder(spec.layers, drops=drops)
+        self.pooler = Pooler(config.hidden_size) if add_pooling_layer and spec.pooler else None
         self.embed_settings: EmbeddingSettings | None = None
         """Defaults of `embed`: a `fastbert.embeddings.settings.EmbedSettings`, saved for sentence-transformers."""
         self.init_weights()
@@ -155,8 +156,10 @@ class BertModel(PreTrainedModel):
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the encoder's output and hidden states."""
         config = self.config
-        p = (config.hidden_dropout_prob, config.attention_probs_dropout_prob)
-        layers = layer_batch(batch, *p, self.training)
+        layers = layer_batch(
+            batch, config.hidden_dropout_prob, config.attention_probs_dropout_prob, self.training,
+            attention_output_p=config.attention_output_dropout_prob,
+        )  # fmt: skip
         embeds = () if inputs_embeds is None else (inputs_embeds,)
         x: Tensor = self.embeddings(batch, layers.token_dropout(Site.EMBEDDING), *embeds)
         if token_indices is not None and runs_as_written(self.encoder, Encoder):
@@ -181,14 +184,16 @@ class BertModel(PreTrainedModel):
 
         Raises `UserError` that names the field, the value and the cure.
         """
-        config = self.config
+        config, offset = self.config, self.embeddings.position_offset
         for name, values, size, cure in (
             ("input_ids", batch.input_ids, config.vocab_size, "use the vocabulary the model was trained with"),
             ("position_ids", batch.position_ids, config.max_position_embeddings, "truncate to max_position_embeddings"),
             ("token_type_ids", batch.token_type_ids, config.type_vocab_size, "use types below type_vocab_size"),
         ):
-            if values.numel():
+            if values.numel() and size:  # models without segments ignore token_type_ids
                 low, high = (int(value) for value in values.aminmax())
+                if name == "position_ids":
+                    low, high = low + offset, high + offset
                 if low < 0 or high >= size:
                     raise UserError(
                         f"{name} holds {low if low < 0 else high}, outside the model's table of {size} rows: {cure}"

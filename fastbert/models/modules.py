@@ -1,6 +1,7 @@
-"""The modules of the BERT encoder (Devlin et al. 2019, section 3): post-LN, learned positions, packed tokens.
+"""The modules of encoders, built from an `ArchitectureSpec`: BERT's post-LN layers, learned positions, packed tokens.
 
-The module tree gives the state dict the names of Hugging Face's `BertModel`.
+The module tree gives the state dict the names of Hugging Face's `BertModel`; an architecture's files may have other
+names (`fastbert.models.key_map`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fastbert.config import BertConfig
+from fastbert.models.architecture import EmbeddingsSpec
 from fastbert.models.base import Checkpointing, Quantization
 from fastbert.models.fusibility import (
     has_hooks,
@@ -29,7 +30,7 @@ from fastbert.ops.dropout.op import dropout as apply_dropout
 from fastbert.ops.embedding.op import embedding_layer_norm
 from fastbert.ops.encoder_layer.arguments import LayerBatch, LayerParameters
 from fastbert.ops.encoder_layer.composition import compose_layer
-from fastbert.ops.encoder_layer.spec import LayerSpec, bert_layer
+from fastbert.ops.encoder_layer.spec import LayerSpec, NormSpec
 from fastbert.ops.norm.op import dropout_add_layer_norm, layer_norm
 from fastbert.packing import PackedBatch
 
@@ -59,47 +60,53 @@ def is_plain_norm(module: nn.Module) -> TypeGuard[Norm]:
 
 
 class Embeddings(nn.Module):
-    """The sum of token, position and segment embeddings, with LayerNorm and dropout."""
+    """The sum of token, position and, if there are segments, segment embeddings, with LayerNorm and dropout."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, spec: EmbeddingsSpec) -> None:
         super().__init__()
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
-        self.LayerNorm = Norm(config.hidden_size, config.layer_norm_eps)
+        width = spec.embedding_size
+        assert spec.norm is not None
+        self.word_embeddings = nn.Embedding(spec.vocab_size, width)
+        self.position_embeddings = nn.Embedding(spec.positions, width)
+        self.token_type_embeddings = nn.Embedding(spec.token_types, width) if spec.token_types else None
+        self.LayerNorm = Norm(width, spec.norm.eps)
+        self.position_offset = spec.position_offset
 
     def forward(self, batch: PackedBatch, dropout: TokenDropout | None, inputs_embeds: Tensor | None = None) -> Tensor:
         """Return embeddings (tokens, hidden_size); `inputs_embeds` of that shape replaces rows of the token table."""
-        if inputs_embeds is not None:
-            others = self.position_embeddings(batch.position_ids) + self.token_type_embeddings(batch.token_type_ids)
-            return apply_dropout(self.LayerNorm(inputs_embeds + others), dropout)
-        ids = (batch.input_ids, batch.position_ids, batch.token_type_ids)
-        tables = (self.word_embeddings, self.position_embeddings, self.token_type_embeddings)
+        offset = self.position_offset
+        positions = batch.position_ids + offset if offset else batch.position_ids
+        ids, tables = [batch.input_ids, positions], [self.word_embeddings, self.position_embeddings]
+        if self.token_type_embeddings is not None:
+            ids.append(batch.token_type_ids)
+            tables.append(self.token_type_embeddings)
         norm = self.LayerNorm
-        if all(is_plain_table(table) for table in tables) and is_plain_norm(norm):
+        if inputs_embeds is None and all(is_plain_table(table) for table in tables) and is_plain_norm(norm):
             weights = tuple(table.weight for table in tables)
-            return embedding_layer_norm(ids, weights, norm.weight, norm.bias, norm.eps, dropout)
-        words, positions, segments = (table(indices) for table, indices in zip(tables, ids, strict=True))
-        return apply_dropout(norm(words + positions + segments), dropout)
+            return embedding_layer_norm(tuple(ids), weights, norm.weight, norm.bias, norm.eps, dropout)
+        rows = [table(indices) for table, indices in zip(tables[1:], ids[1:], strict=True)]
+        if inputs_embeds is not None:
+            return apply_dropout(norm(inputs_embeds + sum(rows[1:], rows[0])), dropout)
+        return apply_dropout(norm(sum(rows, self.word_embeddings(batch.input_ids))), dropout)
 
 
 class SelfAttention(nn.Module):
     """The three projections of self-attention."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.query = nn.Linear(config.hidden_size, config.hidden_size)
-        self.key = nn.Linear(config.hidden_size, config.hidden_size)
-        self.value = nn.Linear(config.hidden_size, config.hidden_size)
+        self.query = nn.Linear(hidden_size, hidden_size)
+        self.key = nn.Linear(hidden_size, hidden_size)
+        self.value = nn.Linear(hidden_size, hidden_size)
 
 
 class Output(nn.Module):
     """A projection back to the model's width, with the LayerNorm behind its residual connection."""
 
-    def __init__(self, inner: int, config: BertConfig) -> None:
+    def __init__(self, inner: int, hidden_size: int, norm: NormSpec) -> None:
         super().__init__()
-        self.dense = nn.Linear(inner, config.hidden_size)
-        self.LayerNorm = Norm(config.hidden_size, config.layer_norm_eps)
+        self.dense = nn.Linear(inner, hidden_size)
+        self.LayerNorm = Norm(hidden_size, norm.eps)
 
     def forward(self, x: Tensor, residual: Tensor, dropout: TokenDropout | None) -> Tensor:
         """Return LayerNorm(residual + dropout(dense(x))), (tokens, hidden_size), of x (tokens, inner)."""
@@ -115,31 +122,37 @@ class Output(nn.Module):
 class Attention(nn.Module):
     """Self-attention and its output projection, under the names `self` and `output`."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, hidden_size: int, norm: NormSpec) -> None:
         super().__init__()
-        self.self = SelfAttention(config)
-        self.output = Output(config.hidden_size, config)
+        self.self = SelfAttention(hidden_size)
+        self.output = Output(hidden_size, hidden_size, norm)
 
 
 class Intermediate(nn.Module):
     """The widening half of the feed-forward network."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, spec: LayerSpec) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.dense = nn.Linear(spec.hidden_size, spec.feed_forward.intermediate_size)
 
 
 class Layer(nn.Module):
-    """One encoder layer: self-attention, then the feed-forward network, each with dropout, residual and LayerNorm."""
+    """One encoder layer: self-attention, then the feed-forward network, each with dropout, residual and LayerNorm.
 
-    def __init__(self, config: BertConfig, index: int) -> None:
+    `index` counts the layer's dropout sites; `drops` tells whether its config has dropout. Only post-LN layers with
+    every bias, as BERT's, have modules so far.
+    """
+
+    def __init__(self, spec: LayerSpec, index: int, *, drops: bool = False) -> None:
         super().__init__()
-        self.attention = Attention(config)
-        self.intermediate = Intermediate(config)
-        self.output = Output(config.intermediate_size, config)
+        attention_norm, output_norm = post_norms(spec)
+        self.attention = Attention(spec.hidden_size, attention_norm)
+        self.intermediate = Intermediate(spec)
+        self.output = Output(spec.feed_forward.intermediate_size, spec.hidden_size, output_norm)
         self.index = index
-        self.spec = layer_spec(config)
-        self.drops = bool(config.hidden_dropout_prob or config.attention_probs_dropout_prob)
+        self.spec = spec
+        self.causal_spec = causal_spec(spec)
+        self.drops = drops
         self.quantization: Quantization | None = None
 
     def forward(self, x: Tensor, batch: LayerBatch, spec: LayerSpec | None = None, recompute: bool = False) -> Tensor:
@@ -219,11 +232,10 @@ class ComposedLayer(ModuleLayer):
 class Encoder(nn.Module):
     """The stack of layers."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, specs: tuple[LayerSpec, ...], *, drops: bool = False) -> None:
         super().__init__()
-        self.layer = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
+        self.layer = nn.ModuleList(Layer(spec, index, drops=drops) for index, spec in enumerate(specs))
         self.checkpointing: Checkpointing = "none"
-        self.causal_spec = layer_spec(config, causal=True)
 
     def forward(
         self,
@@ -239,9 +251,9 @@ class Encoder(nn.Module):
         mode = self.checkpointing if self.training and torch.is_grad_enabled() else "none"
         gathers = token_indices is not None and len(self.layer) > 0 and not output_hidden_states
         last = self.layer[-1] if gathers and runs_as_written(self.layer[-1], Layer) else None
-        spec = self.causal_spec if causal else None
         for layer in self.layer:
             layer_batch = replace(batch, token_indices=token_indices) if layer is last else batch
+            spec = layer.causal_spec if causal else None
             if mode == "layer":
                 # Dropout is replayed from its keys, so the generator's state need not be saved.
                 x = checkpoint(layer, x, layer_batch, spec, use_reentrant=False, preserve_rng_state=False)
@@ -252,20 +264,25 @@ class Encoder(nn.Module):
         return x if token_indices is None or last is not None else x.index_select(0, token_indices), states
 
 
-def layer_spec(config: BertConfig, *, causal: bool = False) -> LayerSpec:
-    """Return the spec of a config's layers; `causal`: tokens attend to themselves and to those before them."""
-    return bert_layer(
-        config.hidden_size, config.num_attention_heads, config.intermediate_size,
-        "gelu_tanh" if config.gelu_approximation == "tanh" else "gelu", config.layer_norm_eps, causal=causal,
-    )  # fmt: skip
+def causal_spec(spec: LayerSpec) -> LayerSpec:
+    """Return the spec of a layer whose tokens attend to themselves and to those before them."""
+    return replace(spec, self_attention=replace(spec.self_attention, causal=True))
+
+
+def post_norms(spec: LayerSpec) -> tuple[NormSpec, NormSpec]:
+    """Return the norms behind attention and behind the layer of a spec that `Layer` has modules for."""
+    assert spec.unfused is None or spec.cross_attention is not None, f"no modules for {spec.unfused}"
+    assert spec.attention_norm is not None
+    assert spec.output_norm is not None
+    return spec.attention_norm, spec.output_norm
 
 
 class Pooler(nn.Module):
     """The pooled output: tanh(W h + b) of each sequence's first token."""
 
-    def __init__(self, config: BertConfig) -> None:
+    def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(hidden_size, hidden_size)
 
     def forward(self, firsts: Tensor) -> Tensor:
         """Pool first tokens (sequences, hidden_size) -> the same shape."""
