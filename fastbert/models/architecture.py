@@ -43,6 +43,17 @@ class ArchitectureSpec:
     final_norm: NormSpec | None = None
     pooler: bool = True
 
+    @property
+    def unsupported(self) -> str | None:
+        """Return the part that our own encoder has no modules for; None if it has all."""
+        if self.embeddings.norm is None or not self.embeddings.positions:
+            return "embeddings without a norm or positions"
+        if any(layer.hidden_size != self.embeddings.embedding_size for layer in self.layers):
+            return "a projection behind the embeddings"
+        if self.shares_layers or self.relative_tables or self.final_norm is not None:
+            return "shared layers, relative position tables or a final norm"
+        return next((layer.unfused for layer in self.layers if layer.unfused is not None), None)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransformersLayout:

@@ -70,6 +70,7 @@ class EncoderModel(PreTrainedModel):
         """Make a model with new weights, from torch's global generator; without a pooler there is no pooled output."""
         super().__init__(config)
         spec = self.architecture.spec(config)
+        assert spec.unsupported is None, f"{self.architecture.name}: no modules for {spec.unsupported}"
         drops = bool(config.hidden_dropout_prob or config.attention_probs_dropout_prob)
         self.embeddings = Embeddings(spec.embeddings)
         self.encoder = Encoder(spec.layers, drops=drops)

@@ -82,8 +82,11 @@ def assert_same(ours: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor 
     torch.testing.assert_close(ours, reference, rtol=1e-4, atol=1e-5)
 
 
-@every_architecture
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("prefix", "kind"),
+    [(prefix, kind) for prefix in ("Roberta", "DistilBert") for kind in KINDS]
+    + [(prefix, kind) for prefix in ("XLMRoberta", "Camembert") for kind in ("Model", "ForMaskedLM")],
+)
 def test_models_equal_transformers(prefix: str, kind: str, tmp_path: Path, seed: int, caplog: Any) -> None:
     reference = make_reference(prefix, kind, tmp_path / "a", seed)
     model_class = getattr(fastbert, f"{prefix}{kind}")
@@ -171,7 +174,7 @@ def test_packed_texts_embeddings_and_positions_equal_padded_ones(prefix: str, tm
         model(torch.full((1, 41 - offset), 7))
 
 
-@every_architecture
+@pytest.mark.parametrize("prefix", ["Roberta", "DistilBert"])
 def test_exported_models_equal_packed_ones(prefix: str, tmp_path: Path, seed: int) -> None:
     make_reference(prefix, "ForSequenceClassification", tmp_path, seed)
     model = fastbert.load(tmp_path)
@@ -181,7 +184,7 @@ def test_exported_models_equal_packed_ones(prefix: str, tmp_path: Path, seed: in
         torch.testing.assert_close(exported.module()(**inputs).logits, model(**inputs).logits, rtol=1e-4, atol=1e-5)
 
 
-@every_architecture
+@pytest.mark.parametrize("prefix", ["Roberta", "DistilBert"])
 def test_training_drops_and_learns(prefix: str, seed: int) -> None:
     kinds = ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
     config = registry.find_class(f"{prefix}Model").config_type.from_dict(CONFIGS[prefix])  # type: ignore[union-attr]
@@ -190,9 +193,9 @@ def test_training_drops_and_learns(prefix: str, seed: int) -> None:
         model = getattr(models, f"{prefix}{kind}")(config).train()
         inputs = padded(prefix, kind, seed)
         inputs |= labels(kind, inputs)
-        optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+        optimizer = torch.optim.Adam(model.parameters(), 3e-3)
         losses = []
-        for _ in range(30):
+        for _ in range(10):
             losses.append(model(**inputs).loss)
             optimizer.zero_grad()
             losses[-1].backward()
