@@ -1,6 +1,8 @@
 """What every test can rely on: the installed package, the optional data, a printed seed and poisoned memory.
 
-Helpers in this folder are imported by their file's name: `from accuracy import assert_as_accurate`.
+Helpers in this folder are imported by their file's name: `from accuracy import assert_as_accurate`. Folders mirror the
+packages. As they can be imported too, none is called `kernels`, which is a package of Hugging Face: `fastbert_kernels`
+holds the tests of `fastbert.kernels`.
 """
 
 import importlib.util
