@@ -18,6 +18,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# What a helper asserts is explained as in a test.
+HELPERS = [file.stem for file in Path(__file__).parent.glob("*.py") if not file.stem.startswith(("conftest", "test_"))]
+pytest.register_assert_rewrite(*HELPERS)
+
 # The installed package is what users get, so it is what is tested: not the tree, which is not compiled, and whose
 # `kernels` folder would hide the package of that name that transformers imports.
 sys.path[:] = [entry for entry in sys.path if Path(entry or os.getcwd()).resolve() != ROOT]

@@ -1,10 +1,12 @@
-"""A corpus with something to learn, and a run of a few steps on it."""
+"""A corpus with something to learn, a run of a few steps on it, and tests on one thread."""
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from fastbert.training.config import PretrainConfig
 
@@ -59,3 +61,12 @@ def config(corpus: Path, tmp_path: Path) -> PretrainConfig:
         checkpoint_every=4,
         keep_checkpoints=10,
     )
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other take long on a busy machine; what depends on them has a test of its own."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

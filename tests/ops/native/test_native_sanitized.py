@@ -32,7 +32,8 @@ GROWS = "tests/ops/native/test_caching_allocator.py::test_two_thousand_steps_of_
 FILES = [
     *(
         str(file.relative_to(ROOT))
-        for file in sorted(ROOT.glob("tests/ops/**/test_native_*.py"))
+        for folder in ("ops", "training")
+        for file in sorted(ROOT.glob(f"tests/{folder}/**/test_native_*.py"))
         if file.name not in APART
     ),
     "tests/models/test_native_layer.py",
@@ -40,7 +41,6 @@ FILES = [
     "tests/models/test_read_rows.py",
     "tests/ops/native/test_caching_allocator.py",
     "tests/ops/native/test_prepacked_weights.py",
-    "tests/training/test_native_adamw.py",
 ]
 
 
