@@ -1,6 +1,8 @@
 """What every test can rely on: the installed package, the optional data, a printed seed and poisoned memory.
 
-Helpers in this folder are imported by their file's name: `from accuracy import assert_as_accurate`.
+Helpers in this folder are imported by their file's name: `from accuracy import assert_as_accurate`. Folders mirror the
+packages. As they can be imported too, none is called `kernels`, which is a package of Hugging Face: `fastbert_kernels`
+holds the tests of `fastbert.kernels`.
 """
 
 import importlib.util
@@ -15,6 +17,10 @@ import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# What a helper asserts is explained as in a test.
+HELPERS = [file.stem for file in Path(__file__).parent.glob("*.py") if not file.stem.startswith(("conftest", "test_"))]
+pytest.register_assert_rewrite(*HELPERS)
 
 # The installed package is what users get, so it is what is tested: not the tree, which is not compiled, and whose
 # `kernels` folder would hide the package of that name that transformers imports.

@@ -4,67 +4,17 @@ Numbers are handled as their bits: bf16 as uint16, fp32 as uint32 or float32.
 """
 
 import ctypes
-import mmap
-import os
-import signal
-import subprocess
-import sys
 import threading
-from functools import cache
-from pathlib import Path
 
 import emulator
 import numpy as np
 import pytest
 from amx_reference import KINDS, VECTORS, assert_same_floats, bf16, bf16_product, random_floats, vector_dot
+from emulator_checks import checks, configuration, configure, load, pointer, stored
 
 pytestmark = pytest.mark.skipif(bool(emulator.why_unavailable()), reason=emulator.why_unavailable())
 
 BF16, INT8 = "tdpbf16ps", ("tdpbssd", "tdpbsud", "tdpbusd", "tdpbuud")
-PAGE = mmap.PAGESIZE
-
-
-@cache
-def checks() -> ctypes.CDLL:
-    """The functions of native/emulator_checks.cpp, with the emulator installed."""
-    library = ctypes.CDLL(str(emulator.compiled("emulator_checks.cpp", "-O2")))
-    emulator.install()
-    if emulator.native():
-        assert library.allow_amx() == 0
-    return library
-
-
-def configure(shapes: dict[int, tuple[int, int]], **fields: int) -> None:
-    """Load a configuration of {tile: (rows, bytes per row)}; `fields` are bytes by their offset, as `byte5=1`."""
-    checks().load_config(configuration(shapes, **fields))
-
-
-def configuration(shapes: dict[int, tuple[int, int]], **fields: int) -> bytes:
-    wanted = np.zeros(64, np.uint8)
-    wanted[0] = 1
-    for tile, (rows, row_bytes) in shapes.items():
-        wanted[16 + 2 * tile] = row_bytes
-        wanted[48 + tile] = rows
-    for name, value in fields.items():
-        wanted[int(name.removeprefix("byte"))] = value
-    return wanted.tobytes()
-
-
-def pointer(array: np.ndarray, offset: int = 0) -> ctypes.c_void_p:
-    return ctypes.c_void_p(array.ctypes.data + offset)
-
-
-def load(tile: int, array: np.ndarray, *, function: str = "load") -> None:
-    getattr(checks(), function)(tile, pointer(array), ctypes.c_int64(array.strides[0]))
-
-
-def stored(tile: int, rows: int, row_bytes: int) -> np.ndarray:
-    """The tile's bytes, after a check that nothing was written beside them."""
-    memory = np.full((rows + 1, row_bytes + 5), 0xA5, np.uint8)
-    checks().store(tile, pointer(memory), ctypes.c_int64(memory.strides[0]))
-    assert (memory[rows] == 0xA5).all()
-    assert (memory[:, row_bytes:] == 0xA5).all()
-    return memory[:rows, :row_bytes].copy()
 
 
 SHAPES = [
@@ -285,122 +235,6 @@ def test_the_rounding_mode_of_the_program_is_not_consulted(seed: int) -> None:
     assert_same_floats(tiles, bf16_product(c, a, b))
 
 
-def ending(code: str) -> tuple[int, str]:
-    """The exit status and the errors of `code` in another process, where `t` is this module."""
-    start = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_emulator as t; t.checks()\n"
-    result = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, timeout=120)
-    return result.returncode, result.stderr
-
-
-def guarded_page() -> int:
-    """The address of a page of memory between two that must not be touched."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long)
-    address = libc.mmap(None, 3 * PAGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    middle = ctypes.c_void_p(address + PAGE)
-    if libc.mprotect(middle, ctypes.c_size_t(PAGE), mmap.PROT_READ | mmap.PROT_WRITE) != 0:
-        raise OSError(ctypes.get_errno(), "mprotect")
-    return address + PAGE
-
-
-def touch(function: str, place: str, beyond: int) -> None:
-    """One access of 5 rows of 12 bytes, 100 bytes apart, or of a vector, at an end of a page and `beyond` it."""
-    library, page = checks(), guarded_page()
-    if function in ("load", "load_streaming", "store"):
-        configure({0: (5, 12)})
-        at = page + PAGE - (4 * 100 + 12) + beyond if place == "last" else page - beyond
-        getattr(library, function)(0, ctypes.c_void_p(at), ctypes.c_int64(100))
-        return
-    size = {"load_config": 64, "store_config": 64}.get(function, 32)
-    at = page + PAGE - size + beyond if place == "last" else page - beyond
-    if function in ("load_config", "store_config"):
-        getattr(library, function)(ctypes.c_void_p(at))
-        return
-    registers = np.zeros(32, np.float32)
-    where = ctypes.c_void_p(at - 32)  # form 4 adds the vector's length
-    getattr(library, function)(4, pointer(registers), pointer(registers), pointer(registers), where, 0)
-
-
-TILE_ACCESSES = ["load", "load_streaming", "store", "load_config", "store_config"]
-ACCESSES = [*TILE_ACCESSES, "dot_256", "convert_two_256", "convert_256"]
-
-
-@pytest.mark.parametrize("place", ["first", "last"])
-@pytest.mark.parametrize("function", ACCESSES)
-def test_no_byte_beside_the_operand_is_touched(function: str, place: str) -> None:
-    touch(function, place, 0)
-    checks().release()
-
-
-@pytest.mark.parametrize("place", ["first", "last"])
-@pytest.mark.parametrize("function", ACCESSES)
-def test_a_byte_beyond_the_page_is_a_segmentation_fault(function: str, place: str) -> None:
-    status, errors = ending(f"t.touch({function!r}, {place!r}, 1)")
-    assert status == -signal.SIGSEGV, errors
-
-
-def touch_masked(function: str, mask: int) -> None:
-    """A vector of which only the dwords under the mask lie in the page: form 6, which subtracts the vector's length."""
-    registers, page = np.zeros(32, np.float32), guarded_page()
-    where = ctypes.c_void_p(page + PAGE - 4 * 3 + 32)
-    getattr(checks(), function)(6, pointer(registers), pointer(registers), pointer(registers), where, mask)
-
-
-@pytest.mark.parametrize("function", ["dot_256", "convert_256"])
-def test_masked_elements_of_vectors_are_not_read(function: str) -> None:
-    touch_masked(function, 0b111)
-
-
-@pytest.mark.parametrize(("function", "mask"), [("dot_256", 0b1111), ("convert_256", 0b1000), ("convert_two_256", 0)])
-def test_what_vectors_read_beyond_the_page_faults(function: str, mask: int) -> None:
-    """VCVTNE2PS2BF16 reads all of its operand whatever the mask."""
-    status, errors = ending(f"t.touch_masked({function!r}, {mask})")
-    assert status == -signal.SIGSEGV, errors
-
-
-WRONG = {
-    "t.checks().zero(0)": "TILEZERO: no tile configuration is loaded",
-    "t.configure({0: (1, 4)}); t.checks().zero(3)": "TILEZERO: tile 3 is not configured",
-    "t.checks().load_config(bytes([2]) + bytes(63))": "LDTILECFG: palette 2",
-    "t.configure({0: (1, 4)}, byte2=1)": "LDTILECFG: a reserved byte is 1",
-    "t.configure({0: (17, 64)})": "LDTILECFG: tile 0 has 17 rows",
-    "t.configure({0: (16, 65)})": "LDTILECFG: tile 0 has rows of 65 bytes",
-    "t.configure({0: (16, 0)})": "LDTILECFG: tile 0 has 16 rows of 0 bytes",
-    "t.configure({8: (16, 64)})": "LDTILECFG: tile 8 is configured",
-    "t.configure({0: (5, 12), 1: (5, 8), 2: (3, 12)}); t.checks().dot(0, 0)": "tile 0 (5 rows of 12 bytes) is no",
-    "t.configure({0: (5, 12), 1: (4, 8), 2: (2, 12)}); t.checks().dot(1, 0)": "tile 1 (4 of 8)",
-    "t.configure({0: (5, 12), 1: (5, 8), 2: (2, 16)}); t.checks().dot(1, 0)": "tile 2 (2 of 16)",
-    "t.configure({0: (5, 10), 1: (5, 8), 2: (2, 10)}); t.checks().dot(0, 0)": "rows of tile 0 have 10 bytes",
-    "t.configure({0: (16, 64), 1: (16, 64)}); t.checks().dot_with_itself()": "tiles 0, 1, 1 must differ",
-}
-
-
-@pytest.mark.parametrize("code", WRONG)
-def test_wrong_use_ends_the_process_and_says_why(code: str) -> None:
-    status, errors = ending(code)
-    if emulator.native():
-        assert status in (-signal.SIGILL, -signal.SIGSEGV), errors
-    else:
-        assert status == -signal.SIGABRT, errors
-        assert WRONG[code] in errors
-
-
-@pytest.mark.parametrize("handler", ["none", "before", "after"])
-@pytest.mark.parametrize("cause", ["t.checks().undefined()", "os.kill(os.getpid(), 4); time.sleep(60)"])
-def test_other_illegal_instructions_end_the_process(cause: str, handler: str) -> None:
-    """Python's faulthandler, which stands where pytest runs, may have come before or after the emulator."""
-    enable = "faulthandler.enable()\n"
-    lines = "import faulthandler, os, signal, time\n"
-    if handler == "before":
-        lines += f"signal.signal(signal.SIGILL, signal.SIG_DFL); {enable}t.emulator.install()\n"
-    if handler == "after":
-        lines += f"{enable}assert not t.emulator.installed(); t.emulator.install()\n"
-    status, errors = ending(f"{lines}assert t.emulator.installed()\n{cause}")
-    assert status == -signal.SIGILL, errors
-    assert errors.count("Fatal Python error: Illegal instruction") == (handler != "none"), errors
-
-
 def test_what_was_executed_is_counted() -> None:
     configure({0: (16, 64), 1: (16, 64), 2: (16, 64)})
     before = emulator.executed()
@@ -408,14 +242,3 @@ def test_what_was_executed_is_counted() -> None:
         checks().dot(0, 0)
     assert emulator.executed() - before == (0 if emulator.native() else 3)
     checks().release()
-
-
-def test_processes_may_compile_at_once(tmp_path: Path) -> None:
-    code = "import emulator; emulator.install(); print(emulator.installed())"
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parent)}
-    running = [
-        subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    assert [process.communicate(timeout=120)[0] for process in running] == ["True\n"] * 2
-    assert len(list(tmp_path.glob("fastbert-emulator-*/*"))) == 1

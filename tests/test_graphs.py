@@ -1,4 +1,4 @@
-"""Graphs of a model's calls: buckets, replays equal to the model, when they are made anew, and what is said of them."""
+"""Graphs of a model's calls: replays equal to the model, when they are made anew, and what is said of them."""
 
 import contextlib
 import logging
@@ -6,87 +6,25 @@ from dataclasses import replace
 
 import pytest
 import torch
+from graphed_models import CONFIG, SMALL, batch_of, made
 from rerunning import Rerun
 from torch import nn
 
-from fastbert import BertConfig, BertForSequenceClassification, BertForTokenClassification, BertModel, PackedBatch
+from fastbert import BertForSequenceClassification, BertForTokenClassification, BertModel, PackedBatch
 from fastbert.errors import UserError
 from fastbert.graphs import Bucket, Buckets, CaptureError, CudaRecorder, GraphedModel, graphed
 from fastbert.models import BertForMultipleChoice, BertForPreTraining, BertForQuestionAnswering
 from fastbert.models.base import PreTrainedModel
 
-CONFIG = BertConfig(
-    vocab_size=200, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,
-    max_position_embeddings=100, num_labels=3,
-)  # fmt: skip
-SMALL = Buckets(tokens=16, sequences=2, masked=4)
-
-
-def batch_of(*lengths: int, device: str = "cpu", draw: int = 0) -> PackedBatch:
-    """Sequences of random ids."""
-    generator = torch.Generator().manual_seed(draw + sum(lengths))
-    return PackedBatch(
-        input_ids=torch.randint(0, CONFIG.vocab_size, (sum(lengths),), generator=generator),
-        cu_seqlens=torch.tensor([0, *lengths]).cumsum(0).int(),
-        max_seqlen=max(lengths, default=0),
-    ).to(device)
-
 
 @pytest.fixture
 def model(seed: int) -> BertModel:
-    return _made(BertModel, seed)
-
-
-def _made(kind: type[PreTrainedModel], seed: int) -> PreTrainedModel:
-    model = kind(CONFIG).eval()
-    model.init_weights(seed=seed)
-    return model
+    return made(BertModel, seed)
 
 
 @pytest.fixture
 def recorder() -> Rerun:
     return Rerun()
-
-
-# Buckets
-
-
-@pytest.mark.parametrize("per_doubling", [4, 8])
-def test_buckets_fill_little_and_are_few(per_doubling: int) -> None:
-    rule = Buckets(per_doubling=per_doubling)
-    sizes = [rule._up(tokens, rule.tokens) for tokens in range(1, 40_000)]
-    for tokens, size in enumerate(sizes, start=1):
-        assert tokens <= size < tokens + max(rule.tokens, tokens / per_doubling)
-        assert size % rule.tokens == 0
-    assert len(set(sizes)) < 10 * per_doubling
-    assert sizes == sorted(sizes)
-
-
-@pytest.mark.parametrize(
-    "lengths", [(), (0,), (1,), (1,) * 64, (100,), (7, 0, 33), (16,) * 16, (64, 65), (3,) * 300], ids=str
-)
-@pytest.mark.parametrize("rule", [Buckets(), SMALL, Buckets(tokens=1, sequences=1, per_doubling=1000)], ids=str)
-def test_every_batch_fits_its_bucket(lengths: tuple[int, ...], rule: Buckets) -> None:
-    batch = batch_of(*lengths)
-    bucket = rule.of(batch)
-    filled = bucket.fill(batch)
-    assert (filled.num_tokens, len(filled), filled.max_seqlen) == (bucket.tokens, bucket.sequences, bucket.max_seqlen)
-    assert bucket.tokens != bucket.sequences
-    assert rule.of(batch) == bucket
-
-
-def test_batches_of_one_bucket_differ_in_tokens_only() -> None:
-    """How many sequences a bucket has does not hang on how full it is."""
-    found = {Buckets().of(batch_of(*[100] * 20, extra)) for extra in range(1, 100)}
-    assert {bucket.sequences for bucket in found} == {24}
-    assert len(found) == 2
-
-
-@pytest.mark.parametrize("values", [{"tokens": 0}, {"per_doubling": -1}, {"shortest": 2.5}])
-def test_buckets_out_of_range_are_named(values: dict) -> None:
-    ((name, value),) = values.items()
-    with pytest.raises(UserError, match=f"{name}={value} must be a whole number"):
-        Buckets(**values)
 
 
 # Replays
@@ -103,7 +41,7 @@ def test_buckets_out_of_range_are_named(values: dict) -> None:
     ],
 )
 def test_replays_equal_the_model(kind: type[PreTrainedModel], seed: int, recorder: Rerun) -> None:
-    model = _made(kind, seed)
+    model = made(kind, seed)
     fast = GraphedModel(model, SMALL, recorder=recorder)
     batches = [batch_of(5, 9, draw=seed), batch_of(12), batch_of(3, 8, 1), batch_of(33, 60), batch_of(2, 9)]
     with torch.no_grad():
@@ -129,7 +67,7 @@ def test_a_batch_that_fills_its_bucket_gives_the_same_bits(model: BertModel, rec
 
 @pytest.mark.parametrize("lengths", [(), (0,), (0, 0), (0, 3, 0)], ids=str)
 def test_batches_with_few_or_no_tokens(seed: int, recorder: Rerun, lengths: tuple[int, ...]) -> None:
-    model, batch = _made(BertForPreTraining, seed), batch_of(*lengths)
+    model, batch = made(BertForPreTraining, seed), batch_of(*lengths)
     fast = GraphedModel(model, SMALL, recorder=recorder)
     with torch.no_grad():
         for _ in range(2):
@@ -140,7 +78,7 @@ def test_batches_with_few_or_no_tokens(seed: int, recorder: Rerun, lengths: tupl
 
 
 def test_lengths_may_be_bounds_beyond_the_position_table(seed: int, recorder: Rerun) -> None:
-    model, batch = _made(BertModel, seed), batch_of(40, 30)
+    model, batch = made(BertModel, seed), batch_of(40, 30)
     fast = GraphedModel(model, Buckets(tokens=512), recorder=recorder)
     with torch.no_grad():
         found = fast(replace(batch, max_seqlen=1000)).last_hidden_state
@@ -338,7 +276,7 @@ def test_what_has_other_rows_is_refused(seed: int, recorder: Rerun) -> None:
     class Choices(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model = _made(BertForMultipleChoice, seed)
+            self.model = made(BertForMultipleChoice, seed)
 
         def forward(self, batch: PackedBatch):
             return self.model(batch, num_choices=2)
@@ -374,7 +312,7 @@ class TestOnAGpu:
     pytestmark = gpu
 
     def test_replays_equal_the_filled_batch_bit_for_bit(self, kind, dtype, seed: int) -> None:
-        model = _made(kind, seed).to("cuda", dtype)
+        model = made(kind, seed).to("cuda", dtype)
         fast = graphed(model)
         with torch.no_grad():
             for draw in range(4):
@@ -386,7 +324,7 @@ class TestOnAGpu:
         assert (use.how, use.calls, use.replays) == ("graph", 4, 3), use
 
     def test_a_replay_does_not_wait(self, kind, dtype, seed: int) -> None:
-        fast = graphed(_made(kind, seed).to("cuda", dtype))
+        fast = graphed(made(kind, seed).to("cuda", dtype))
         batch = batch_of(5, 40, device="cuda")
         with torch.no_grad():
             fast(batch)
@@ -398,7 +336,7 @@ class TestOnAGpu:
         assert fast.report()[0].replays == 1
 
     def test_graphs_share_memory(self, kind, dtype, seed: int) -> None:
-        fast = graphed(_made(kind, seed).to("cuda", dtype))
+        fast = graphed(made(kind, seed).to("cuda", dtype))
         with torch.no_grad():
             fast(batch_of(*[100] * 200, device="cuda"))
             one = torch.cuda.memory_reserved()

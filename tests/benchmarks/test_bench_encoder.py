@@ -1,4 +1,4 @@
-"""The encoder benchmark from end to end on toy sizes: workloads, peers, verdicts, rows, files, and Ctrl-C."""
+"""The encoder benchmark from end to end on toy sizes: workloads, peers, files, and Ctrl-C."""
 
 import io
 import json
@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from cpu_rows import row
 from rich.console import Console
 
 from fastbert.benchmarks import bench_encoder, peers
@@ -21,22 +21,17 @@ from fastbert.benchmarks.cpu import command, lineup, peak, report, workloads
 from fastbert.benchmarks.cpu.contender import CpuContender
 from fastbert.benchmarks.cpu.lineup import Absent, Result
 from fastbert.benchmarks.harness import measure, records
-from fastbert.benchmarks.harness.measure import Row, Timing
+from fastbert.benchmarks.harness.measure import Row
 from fastbert.benchmarks.peers import Entry
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("threads")
 
 TOY = BertConfig(vocab_size=99, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96)
 DESIGNED = {"workload", "contender", "median_ms", "p20", "p80", "tokens_per_second", "ratio_to_fastbert"}
 DESIGNED |= {"max_abs_difference", "dtype", "threads"}
 COMPILED = ("torch.compile fp32", "torch.compile bf16")
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -51,22 +46,6 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = [workloads.batch("toy", [3, 7, 1], 8, TOY), workloads.batch("one", [5], 5, TOY)]
     monkeypatch.setattr(workloads, "batches", lambda config, quick: batches)
     monkeypatch.setattr(peak, "COPY_BYTES", 1 << 20)
-
-
-def row(contender: str, milliseconds: float, dtype: str = "fp32", outputs: str = "close") -> Row:
-    return Row(
-        workload="toy",
-        contender=contender,
-        median_ms=milliseconds,
-        p20=milliseconds,
-        p80=milliseconds,
-        tokens_per_second=1.0,
-        ratio_to_fastbert=None,
-        max_abs_difference=0.0,
-        outputs=outputs,
-        dtype=dtype,
-        threads=1,
-    )
 
 
 # Workloads
@@ -149,75 +128,6 @@ def test_every_product_is_the_product(name: str, tmp_path: Path) -> None:
         exact = (x @ weight.T.astype(np.float64) + bias).astype(np.float32)
         verdict = lineup.compare(exact, adapter.values(adapter.run()), peers.options("matmul", name)["dtype"], "")
         assert verdict.outputs in measure.AGREEING
-
-
-# Verdicts and rows
-
-
-def test_verdicts(seed: int) -> None:
-    rng = np.random.default_rng(seed % 2**32)
-    expected = rng.standard_normal((4, 300)).astype(np.float32)
-
-    def said(found: np.ndarray, dtype: str = "fp32") -> str:
-        return lineup.compare(expected, found, dtype, "reference").outputs
-
-    assert said(expected) == "equal"
-    assert said(expected * np.float32(1.0001)) == "close"
-    off = expected + rng.standard_normal(expected.shape).astype(np.float32) * 0.02
-    assert said(off).startswith("cosine 1 is below") or said(off).startswith("cosine 0.99")
-    assert said(off, "bf16") == "close"
-    one_token = expected.copy()
-    one_token[2] = expected[1]
-    assert "is below 0.98" in said(one_token, "int8")
-    assert said(expected[:3]) == "shape (3, 300), not (4, 300)"
-    one_token[0, 0] = np.nan
-    assert said(one_token) == "holds values that are not finite"
-
-
-def test_ratios_are_to_our_best_that_agrees_and_to_ours_in_the_same_dtype() -> None:
-    rows = [
-        row("fastbert fp32", 10.0),
-        row("fastbert bf16", 4.0, "bf16"),
-        row("fastbert int8", 1.0, "int8", "cosine 0.3 is below 0.98"),
-        row("other fp32", 20.0),
-        row("other int8", 3.0, "int8"),
-    ]
-    found = {one.contender: one for one in lineup.with_ratios(rows)}
-    assert found["other fp32"].ratio_to_fastbert == 5.0
-    assert found["other fp32"].details["ratio_to_same_dtype"] == 2.0
-    assert found["other int8"].details["ratio_to_same_dtype"] == 3.0
-    assert found["fastbert bf16"].ratio_to_fastbert == 1.0
-    alone = lineup.with_ratios([row("other bf16", 1.0, "bf16")])[0]
-    assert (alone.ratio_to_fastbert, alone.details["ratio_to_same_dtype"]) == (None, None)
-
-
-def test_the_peak_of_a_dtype_is_the_best_that_may_serve_it() -> None:
-    units = {name: {"source": name.upper(), "work": 100.0} for name in ("fp32", "bf16", "int8", "copy")}
-    seconds = {"fp32": 1.0, "bf16": 2.0, "int8": 0.5, "copy": 4.0}
-    timings = {name: [Timing(value, 0.0), Timing(3 * value, 0.0)] for name, value in seconds.items()}
-    assert peak.best(units, timings) == {
-        "fp32": (100.0, "fp32: FP32"),
-        "bf16": (100.0, "fp32: FP32"),
-        "int8": (200.0, "int8: INT8"),
-        "copy": (25.0, "COPY"),
-    }
-
-
-def test_the_extension_s_own_peak_is_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastbert import _C
-
-    monkeypatch.setattr(peak, "COPY_BYTES", 1 << 20)
-    monkeypatch.setattr(
-        _C, "cpu_peak", lambda dtype, threads, seconds: {"fp32": 1e9, "bf16": 4e9}.get(dtype, 8e9), raising=False
-    )
-    units = (one_thread := peak.Peak(1)).open()
-    found = peak.best(units, {what: [one_thread.time(what)] for what in units})
-    assert {what: round(found[what][0]) for what in peak.DTYPES} == {
-        "fp32": 10**9,
-        "bf16": 4 * 10**9,
-        "int8": 8 * 10**9,
-    }
-    assert found["bf16"][1] == "bf16: the extension's own kernel"
 
 
 # From end to end

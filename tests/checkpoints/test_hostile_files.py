@@ -36,7 +36,7 @@ def test_every_hostile_folder_is_refused_at_once_in_little_memory_and_executes_n
 
 
 def test_the_trap_would_be_sprung_by_executing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from checkpoints.hostile import PICKLES
+    from checkpoints.hostile_pickles import PICKLES
 
     monkeypatch.setenv("FASTBERT_TEST_TRAP", str(tmp_path / "executed"))
     for name in ("os.system-in-a-dictionary", "exec"):

@@ -2,12 +2,12 @@
 
 import copy
 import logging
-import sys
 from typing import Any
 
 import pytest
 import torch
 from accuracy import assert_as_accurate
+from attention_models import COLUMNS, CONFIGS, SHAPE, WITHOUT_DROPOUT, build, padding, run
 from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
@@ -15,85 +15,8 @@ transformers = pytest.importorskip("transformers")
 from fastbert import use_backend  # noqa: E402
 from fastbert.errors import UserError  # noqa: E402
 from fastbert.integrations.transformers import attention  # noqa: E402
-from fastbert.integrations.transformers.attention import register_attention  # noqa: E402
 
-COLUMNS = 17
-SHAPE = {
-    "vocab_size": 60,
-    "hidden_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 64,
-    "max_position_embeddings": 40,
-    "attention_probs_dropout_prob": 0.0,
-    "hidden_dropout_prob": 0.0,
-}
-WITHOUT_DROPOUT = {name: value for name, value in SHAPE.items() if not name.endswith("prob")}
-SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
-CONFIGS = {
-    "bert": lambda: transformers.BertConfig(**SHAPE),
-    "roberta": lambda: transformers.RobertaConfig(**SHAPE),
-    "xlm-roberta": lambda: transformers.XLMRobertaConfig(**SHAPE),
-    "electra": lambda: transformers.ElectraConfig(**SHAPE, embedding_size=20),
-    "distilbert": lambda: transformers.DistilBertConfig(
-        vocab_size=60, dim=48, n_layers=2, n_heads=3, hidden_dim=64, dropout=0.0, attention_dropout=0.0
-    ),
-    "albert": lambda: transformers.AlbertConfig(**SHAPE, embedding_size=20),
-    "modernbert-within-its-window": lambda: transformers.ModernBertConfig(
-        **WITHOUT_DROPOUT, **SPECIAL, local_attention=64
-    ),
-    "modernbert-beyond-its-window": lambda: transformers.ModernBertConfig(
-        **WITHOUT_DROPOUT, **SPECIAL, local_attention=8
-    ),
-    "eurobert-grouped-keys": lambda: transformers.EuroBertConfig(
-        **WITHOUT_DROPOUT, **SPECIAL, head_dim=16, num_key_value_heads=1
-    ),
-    "mpnet-own-attention": lambda: transformers.MPNetConfig(**SHAPE),
-}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def registered() -> str:
-    return register_attention()
-
-
-@pytest.fixture(autouse=True)
-def unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_logged", set())
-
-
-def padding(kind: str) -> Tensor:
-    mask = torch.ones(3, COLUMNS, dtype=torch.long)
-    match kind:
-        case "right":
-            mask[1, 9:] = mask[2, 1:] = 0
-        case "left":
-            mask[1, :9] = mask[2, :-1] = 0
-        case "holes":
-            mask[0, 3:7] = mask[1, ::2] = mask[2, 0] = 0
-        case "a-row-of-padding":
-            mask[1] = 0
-    return mask
-
-
-def build(config: Any, seed: int, implementation: str, dtype: torch.dtype = torch.float32) -> Any:
-    """The same weights for every implementation and dtype, larger than fresh ones, so that attention is no average."""
-    torch.manual_seed(seed)
-    model = transformers.AutoModel.from_config(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 2 and "embed" not in name:
-                parameter.mul_(5)
-    model.set_attn_implementation(implementation)
-    return model.eval().to(dtype)
-
-
-def run(model: Any, inputs: dict[str, Tensor], upstream: Tensor, kept: Tensor) -> list[Tensor]:
-    """The hidden states at real tokens, and the gradients of all parameters of a loss on them."""
-    model.zero_grad()
-    states = model(**inputs).last_hidden_state[kept]
-    (states * upstream.to(states.dtype)).sum().backward()
-    return [states, *(p.grad for p in model.parameters() if p.grad is not None)]
+pytestmark = pytest.mark.usefixtures("attention_interface")
 
 
 KINDS = ["holes", "left", "right", "a-row-of-padding", "none"]
@@ -152,36 +75,6 @@ def test_what_stands_at_padding_changes_nothing(seed: int) -> None:
     others = torch.where(mask.bool(), ids, torch.randint(3, 60, mask.shape))
     first, second = (model(input_ids=x, attention_mask=mask).last_hidden_state[mask.bool()] for x in (ids, others))
     assert torch.equal(first, second)
-
-
-def test_without_padding_there_is_no_mask() -> None:
-    from transformers.masking_utils import create_bidirectional_mask
-
-    config = CONFIGS["bert"]()
-    config._attn_implementation = "fastbert"
-    for mask in (None, torch.ones(3, COLUMNS, dtype=torch.long)):
-        assert create_bidirectional_mask(config, torch.zeros(3, COLUMNS, 48), mask) is None
-    made = create_bidirectional_mask(config, torch.zeros(3, COLUMNS, 48), padding("left"))
-    assert made is not None
-    assert made.shape == (3, 1, COLUMNS, COLUMNS)
-    assert torch.equal(made[1, 0, 0] == 0, padding("left")[1].bool())
-
-
-class Plain(torch.nn.Module):
-    """An attention module of nobody's."""
-
-    is_causal = False
-
-
-def heads(rows: int, count: int, columns: int, dim: int, seed: int) -> Tensor:
-    return torch.randn(rows, count, columns, dim, generator=torch.Generator().manual_seed(seed), requires_grad=True)
-
-
-def sdpa(*given: Any, **options: Any) -> Tensor:
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    result: Tensor = sdpa_attention_forward(*given, **options)[0]
-    return result
 
 
 @pytest.mark.parametrize("kind", ["right", "left", "holes"])
@@ -249,80 +142,6 @@ def test_a_mask_of_the_users_own_goes_to_sdpa_and_is_said_once(
     assert "BertSelfAttention runs in transformers' sdpa: the mask is one of its own" in caplog.messages[0]
 
 
-def test_in_inference_mode_a_mask_that_can_be_written_to_has_no_note() -> None:
-    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
-
-    kept = padding("right").bool()
-    with torch.inference_mode():
-        for function, noted in ((causal_mask_function, False), (bidirectional_mask_function, True)):
-            mask = attention.attention_mask(3, 17, 17, 0, 0, function, kept, device="cpu")
-            assert (attention._padding(mask) is not None) == noted
-
-
-@pytest.mark.parametrize("change", ["written", "cut"])
-def test_a_mask_that_was_changed_counts_as_it_is(change: str, seed: int) -> None:
-    kept = padding("right").bool()
-    options: dict[str, Any] = {"device": "cpu", "allow_is_bidirectional_skip": False}
-    from transformers.masking_utils import bidirectional_mask_function, causal_mask_function
-
-    function = causal_mask_function if change == "written" else bidirectional_mask_function
-    mask = attention.attention_mask(3, 17, 17, 0, 0, function, kept, **options)
-    assert mask is not None
-    assert attention._padding(mask) is not None
-    assert attention._padding(mask.detach()) is not None, "checkpoints of activations detach what they keep"
-    if change == "written":
-        mask[:, :, 1:, 0] = torch.finfo(mask.dtype).min
-    columns = 17 if change == "written" else 9
-    mask = mask[..., :columns]
-    q, k = heads(3, 2, 17, 8, seed), heads(3, 2, columns, 8, seed + 1)
-    ours, _ = attention.attention_forward(Plain(), q, k, k, mask)
-    assert torch.allclose(ours, sdpa(Plain(), q, k, k, mask), atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        pytest.param({"softcap": 50.0}, "does not compute capped scores", id="softcap"),
-        pytest.param({"s_aux": torch.zeros(2)}, "does not compute attention sinks", id="sinks"),
-        pytest.param({"sliding_window": 4}, "sliding_window=4 of 17 keys came without a mask", id="window"),
-        pytest.param({"cu_seq_lens_q": torch.tensor([0, 17])}, "comes with cu_seq_lens_k", id="half-an-offset"),
-    ],
-)
-def test_what_sdpa_would_leave_out_in_silence_is_refused(options: dict[str, Any], words: str, seed: int) -> None:
-    q = heads(1, 2, 17, 8, seed)
-    with pytest.raises(UserError, match=words):
-        attention.attention_forward(Plain(), q, q, q, None, **options)
-
-
-@pytest.mark.parametrize(
-    ("q", "k", "v", "options"),
-    [
-        pytest.param((1, 2, 9, 300), (1, 2, 9, 300), (1, 2, 9, 300), {}, id="wide-heads"),
-        pytest.param((1, 2, 9, 8), (1, 2, 9, 8), (1, 2, 9, 5), {}, id="values-of-another-width"),
-        pytest.param((1, 2, 4, 8), (1, 2, 9, 8), (1, 2, 9, 8), {"is_causal": True}, id="causal-with-more-keys"),
-        pytest.param(
-            (1, 2, 9, 8), (1, 2, 9, 8), (1, 2, 9, 8), {"position_bias": torch.ones(1, 2, 9, 9).tril()}, id="bias"
-        ),
-        pytest.param((0, 2, 9, 8), (0, 2, 9, 8), (0, 2, 9, 8), {}, id="no-rows"),
-        pytest.param((2, 2, 9, 8), (2, 2, 9, 8), (2, 2, 9, 8), {"is_causal": True}, id="served-causal"),
-        pytest.param((2, 2, 4, 8), (2, 2, 9, 8), (2, 2, 9, 8), {}, id="served-fewer-queries"),
-        pytest.param((2, 2, 1, 8), (2, 2, 9, 8), (2, 2, 9, 8), {"is_causal": True}, id="served-one-query"),
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
-def test_every_call_is_computed_as_sdpa_computes_it(
-    q: Any, k: Any, v: Any, options: dict[str, Any], dtype: torch.dtype, seed: int
-) -> None:
-    given = [heads(*shape, seed + i).to(dtype) for i, shape in enumerate((q, k, v))]
-    options = {name: x.to(dtype) if isinstance(x, Tensor) else x for name, x in options.items()}
-    ours, weights = attention.attention_forward(Plain(), *given, None, scaling=0.3, **options)
-    theirs = sdpa(Plain(), *given, None, scaling=0.3, **options)
-    assert weights is None
-    assert ours.shape == theirs.shape
-    assert ours.dtype == theirs.dtype
-    assert torch.allclose(ours, theirs, atol=1e-5 if dtype in (torch.float32, torch.float64) else 2e-2)
-
-
 def test_sequences_laid_end_to_end_do_not_see_each_other(seed: int) -> None:
     model = build(CONFIGS["bert"](), seed, "fastbert")
     ids = torch.randint(3, 60, (1, COLUMNS), generator=torch.Generator().manual_seed(seed))
@@ -365,16 +184,6 @@ def test_checkpoints_of_activations_drop_the_same(reentrant: bool, seed: int) ->
         gradients.append(model.encoder.layer[0].attention.self.query.weight.grad)
     assert gradients[0].abs().max() > 0
     assert torch.allclose(*gradients, atol=1e-7)
-
-
-def test_dropout_drops_a_share_and_scales_the_rest(seed: int) -> None:
-    torch.manual_seed(seed)
-    q, v = torch.zeros(8, 4, 128, 8), torch.ones(8, 4, 128, 8)
-    out, _ = attention.attention_forward(Plain(), q, q, v, None, dropout=0.25)
-    assert out.std() > 0.01
-    assert abs(float(out.mean()) - 1) < 0.01
-    again, _ = attention.attention_forward(Plain(), q, q, v, None, dropout=0.25)
-    assert not torch.equal(out, again)
 
 
 @pytest.mark.parametrize("backend", ["eager", "native", "triton"])
@@ -471,16 +280,3 @@ def test_a_model_with_position_biases_computes_the_same(kind: str, seed: int) ->
     inputs = {"input_ids": mask + 5, "attention_mask": mask, "decoder_input_ids": mask[:, :4] + 7}
     ours, theirs = (build(config, seed, name)(**inputs).last_hidden_state for name in ("fastbert", "sdpa"))
     assert torch.allclose(ours, theirs, atol=1e-5)
-
-
-def test_names_of_others_are_not_taken() -> None:
-    assert register_attention() == "fastbert"
-    for name in ("sdpa", "eager", "flash_attention_2", "paged|fastbert", "someone/kernel"):
-        with pytest.raises(UserError, match="is reserved or in use"):
-            register_attention(name)
-
-
-def test_without_transformers_there_is_a_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match=r"needs transformers 5.10 or later .*pip install"):
-        register_attention()

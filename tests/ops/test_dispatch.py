@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
+import fastbert
 from fastbert import ops, use_backend
 from fastbert.errors import UserError
 from fastbert.ops import dispatch
 from fastbert.ops.norm.op import LAYER_NORM
+from fastbert.ops.operation import operations
 from fastbert.ops.softmax.op import SOFTMAX
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
@@ -132,3 +134,24 @@ def test_the_choice_is_made_once_per_call(monkeypatch: pytest.MonkeyPatch) -> No
     x = torch.randn(3, 8, requires_grad=True)
     ops.layer_norm(x, torch.ones(8), torch.zeros(8)).sum().backward()
     assert asked == ["native"]
+
+
+def test_use_backend_holds_inside_its_block_and_names_what_it_cannot_serve() -> None:
+    x = torch.randn(2, 8)
+    with (
+        fastbert.use_backend("native"),
+        pytest.raises(UserError, match=r"'native' does not support 'layer_norm' here: a tensor has .*float64"),
+    ):
+        ops.layer_norm(x.double(), torch.ones(8), torch.zeros(8))
+    ops.layer_norm(x, torch.ones(8), torch.zeros(8))
+    fastbert.use_backend("triton")
+    fastbert.use_backend(None)
+    ops.layer_norm(x, torch.ones(8), torch.zeros(8))
+    with pytest.raises(UserError, match="unknown backend 'cuda'"):
+        fastbert.use_backend("cuda")  # type: ignore[arg-type]
+
+
+def test_report_names_every_operation_with_a_reason() -> None:
+    choices = dispatch.report(torch.device("cpu"))
+    assert [choice.operation for choice in choices] == list(operations())
+    assert all(choice.backend in dispatch.BACKENDS and choice.reason for choice in choices)

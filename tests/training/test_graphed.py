@@ -1,124 +1,19 @@
 """The training step in CUDA graphs: equal to the ordinary one, step by step, whatever the batches are."""
 
-import json
-import logging
-import re
 import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from rerunning import Rerun
+from graphed_runs import BERT, COARSE, EXACT, Data, Run, assert_same
 
-from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.graphs import Buckets
 from fastbert.models import BertForPreTraining
 from fastbert.packing import PackedBatch
-from fastbert.training.config import Budget, PretrainConfig
-from fastbert.training.graphed import GraphedStep, reason_not_captured
-from fastbert.training.loop import Trainer, TrainingError
-from fastbert.training.reporter import Reporter
+from fastbert.training.config import PretrainConfig
 from fastbert.training.stopping import Stopped
-
-BERT = BertConfig(
-    vocab_size=150, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-    max_position_embeddings=32,
-)  # fmt: skip
-EXACT = Buckets(tokens=1, sequences=1, masked=1, per_doubling=2**20, shortest=1)
-COARSE = Buckets(tokens=64, sequences=4, masked=8, per_doubling=1)
-
-
-class Data:
-    """Random sequences as a function of seed, step and micro-batch; with `same` all have the same lengths."""
-
-    def __init__(self, seed: int = 0, *, pairs: bool = True, same: bool = False) -> None:
-        self.seed, self.pairs, self.same = seed, pairs, same
-
-    def training_step(self, step: int, batch_size: int, micro_batch: int) -> list[PackedBatch]:
-        return [self.batch(step, first, micro_batch) for first in range(0, batch_size, micro_batch)]
-
-    def validation_batches(self, samples: int, micro_batch: int) -> list[PackedBatch]:
-        return [self.batch(10_000, 0, micro_batch)]
-
-    def batch(self, step: int, first: int, sequences: int) -> PackedBatch:
-        draw = torch.Generator().manual_seed(hash((self.seed, step, first)))
-        lengths = torch.randint(5, 33, (sequences,), generator=draw)
-        if self.same:
-            lengths = torch.arange(5, 5 + sequences)
-        tokens = int(lengths.sum())
-        masked = torch.arange(1, tokens, 5)
-        return PackedBatch(
-            input_ids=torch.randint(0, BERT.vocab_size, (tokens,), generator=draw),
-            cu_seqlens=torch.cat((torch.zeros(1), lengths.cumsum(0))).int(),
-            max_seqlen=int(lengths.max()),
-            dropout_key=torch.randint(0, 2**62, (sequences,), generator=draw),
-            masked_positions=masked,
-            labels=torch.randint(0, BERT.vocab_size, masked.shape, generator=draw),
-            next_sentence_label=torch.randint(0, 2, (sequences,), generator=draw) if self.pairs else None,
-        )
-
-
-class Run:
-    """A trainer over `Data`, with or without graphs, and what it reported."""
-
-    def __init__(self, folder: Path, data: Data, buckets: Buckets | None, device: str = "cpu", **flags) -> None:
-        steps = flags.pop("steps", 5)
-        self.reported: list[dict] = []
-        self.messages: list[str] = []
-        self.recorder = Rerun(failing=flags.pop("failing", None))
-        dtype, kind = flags.pop("dtype", torch.float32), flags.pop("kind", BertForPreTraining)
-        given = {"batch_size": 6, "micro_batch": 3, "max_length": 32, "lr": 1e-3, "warmup": 0.0, "log_every": 3}
-        config = PretrainConfig(**{**given, "eval_every": 100, "checkpoint_every": 100, **flags})
-        model = kind(BERT)
-        model.init_weights(seed=data.seed % 2**31)
-        folder.mkdir(exist_ok=True)
-        self.trainer = Trainer(
-            model, data, config, Budget(steps=steps), device=torch.device(device), dtype=dtype, folder=folder,
-            fingerprint="", data_fingerprint="",
-            reporter=Reporter(on_step=self.on_step, on_message=self.messages.append),
-        )  # fmt: skip
-        if buckets is not None:
-            self.trainer.graphs = GraphedStep(
-                model, self.trainer.optimizer, max_grad_norm=config.max_grad_norm, dtype=dtype, buckets=buckets,
-                recorder=self.recorder if device == "cpu" else None,
-            )  # fmt: skip
-        elif device == "cpu":
-            # What is recorded stands for a GPU's steps, whose norm is torch's.
-            optimizer, check = self.trainer.optimizer, self.trainer.optimizer._norm
-
-            def norm(used: list) -> float:
-                check(used)
-                return float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
-
-            optimizer._norm = norm
-
-    def on_step(self, metrics, finished: float) -> None:
-        self.reported.append(timeless({**metrics, "finished": finished}))
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        return {name: value.detach().cpu().clone() for name, value in self.trainer.model.state_dict().items()}
-
-    def lines(self) -> list[dict]:
-        lines = (self.trainer.folder / "metrics.jsonl").read_text().splitlines()
-        return [timeless(json.loads(line)) for line in lines]
-
-
-def timeless(values: dict) -> dict:
-    """Metrics without what a clock measured, and without what is no number."""
-    return {k: v for k, v in values.items() if "second" not in k and v is not None and k != "split"}
-
-
-def assert_same(first: Run, second: Run, tolerance: float) -> None:
-    """Equal weights, lines and reports: to the bit with a tolerance of 0."""
-    found = second.weights()
-    for name, value in first.weights().items():
-        assert float((found[name] - value).abs().max()) <= tolerance, name
-    for a, b in ((first.lines(), second.lines()), (first.reported, second.reported)):
-        assert len(a) == len(b) > 0
-        for line, other in zip(a, b):
-            assert other == (pytest.approx(line, rel=1e-5) if tolerance else line)
 
 
 @pytest.mark.parametrize(
@@ -224,86 +119,6 @@ def test_a_replay_draws_the_masks_of_its_own_keys(tmp_path: Path, seed: int) -> 
         graphs.prepare(replace(batch, masked_positions=None, labels=None))
 
 
-@pytest.mark.parametrize("log_every", [1, 3, 100])
-def test_a_gradient_that_is_no_number_ends_the_run_as_ever(tmp_path: Path, seed: int, log_every: int) -> None:
-    """One step later at most, with the same message, and with the weights from before that step."""
-    runs, errors = [], []
-    for i, buckets in enumerate((None, EXACT)):
-        runs.append(Run(tmp_path / str(i), Data(seed, same=True), buckets, lr=1e30, steps=30, log_every=log_every))
-        with pytest.raises(TrainingError, match=r"step \d+: the gradient is not a finite number") as error:
-            runs[-1].trainer.run()
-        # The ordinary step looks at the gradient itself, and names the parameter.
-        errors.append(re.sub(r"; [\w.]+, of shape \(.*\), is \S+ at \[.*\](?=\);)", "", str(error.value)))
-    assert errors[0] == errors[1]
-    assert runs[0].reported == runs[1].reported
-    for name, value in runs[0].weights().items():
-        assert torch.equal(runs[1].weights()[name], value), name
-
-
-class Unchecked(BertForPreTraining):
-    """What a GPU does with numbers outside its tables: it looks at none of them and gives NaN."""
-
-    def forward(self, batch: PackedBatch):
-        rows = {"input_ids": 150, "position_ids": 32, "token_type_ids": 2, "labels": 150}
-        legal = {name: getattr(batch, name).clamp(-100 * (name == "labels"), end - 1) for name, end in rows.items()}
-        output = super().forward(replace(batch, **legal))
-        if any(not torch.equal(getattr(batch, name), values) for name, values in legal.items()):
-            output.mlm_loss_sum = output.mlm_loss_sum * torch.nan
-        return output
-
-
-@pytest.mark.parametrize("graphs", [False, True], ids=["ordinary", "graphs"])
-@pytest.mark.parametrize("field", ["input_ids", "position_ids", "token_type_ids", "labels"])
-def test_numbers_out_of_range_are_named_before_the_learning_rate(
-    tmp_path: Path, seed: int, field: str, graphs: bool
-) -> None:
-    class Wrong(Data):
-        def batch(self, step: int, first: int, sequences: int) -> PackedBatch:
-            batch = super().batch(step, first, sequences)
-            if (step, first) == (2, 3):
-                getattr(batch, field)[3] = 4321
-            return batch
-
-    run = Run(tmp_path, Wrong(seed, same=True), EXACT if graphs else None, kind=Unchecked)
-    message = f"step 3: the gradient is not a finite number, because {field} holds 4321, outside the .*[0-9]+ "
-    with pytest.raises(TrainingError, match=message) as error:
-        run.trainer.run()
-    assert "--lr" not in str(error.value)
-    assert len(run.reported) == 2
-
-
-def test_ranges_are_those_of_the_model(seed: int) -> None:
-    model, batch = BertForPreTraining(BERT), Data(seed).batch(0, 0, 3)
-    model.check_ranges(batch)
-    model.check_ranges(replace(batch, next_sentence_label=torch.full((3,), -100), labels=None, masked_positions=None))
-    for name, value in (("next_sentence_label", 2), ("masked_positions", batch.num_tokens), ("masked_positions", -100)):
-        values = getattr(batch, name).clone()
-        values[1] = value
-        with pytest.raises(UserError, match=f"{name} holds {value}, outside the [0-9]+ "):
-            model.check_ranges(replace(batch, **{name: values}))
-        if name == "masked_positions":
-            with pytest.raises(UserError, match=f"{name} holds {value}, outside the {batch.num_tokens} tokens"):
-                model(replace(batch, **{name: values}))
-
-
-def test_a_step_that_raised_leaves_nothing_to_the_next(tmp_path: Path, seed: int) -> None:
-    """Its first micro-batch had been computed."""
-    data = Data(seed, same=True)
-    bad = replace(data.batch(1, 3, 3), token_type_ids=torch.full_like(data.batch(1, 3, 3).input_ids, 9))
-    runs = [Run(tmp_path / str(i), data, EXACT) for i in range(2)]
-    for i, run in enumerate(runs):
-        graphs = run.trainer.graphs
-        for step in range(3):
-            if i == step == 1:
-                with pytest.raises(UserError, match="token_type_ids holds 9"):
-                    graphs([graphs.prepare(batch) for batch in (data.batch(1, 0, 3), bad)], lr=1e-3)
-            found = graphs([graphs.prepare(data.batch(step, first, 3)) for first in (0, 3)], lr=1e-3)
-        run.count = found.read()[0].mlm_count
-    assert runs[0].count == runs[1].count
-    for name, value in runs[0].weights().items():
-        assert torch.equal(runs[1].weights()[name], value), name
-
-
 def test_an_optimiser_that_loaded_a_state_is_made_capturable_again(tmp_path: Path, seed: int) -> None:
     """The state of an ordinary run: its rates are floats."""
     data = Data(seed, same=True)
@@ -318,18 +133,6 @@ def test_an_optimiser_that_loaded_a_state_is_made_capturable_again(tmp_path: Pat
     for group in optimizer.param_groups:
         assert group["capturable"]
         assert torch.equal(group["lr"], torch.tensor(1e-3))
-
-
-def test_a_capture_that_fails_later_leaves_the_graphs_before_it(tmp_path: Path, seed: int) -> None:
-    data = Data(seed, same=True)
-    run = Run(tmp_path, data, EXACT)
-    graphs = run.trainer.graphs
-    small, large = (graphs.prepare(data.batch(0, 0, sequences)) for sequences in (3, 5))
-    graphs([small], lr=1e-3)
-    run.recorder.failing = "it waits"
-    for _ in range(2):
-        graphs([small, large], lr=1e-3)
-    assert [(use.how, use.calls, use.replays) for use in graphs.report()] == [("graph", 3, 2), ("eager", 2, 0)]
 
 
 @pytest.mark.parametrize("change", ["gradients", "weights"])
@@ -351,30 +154,6 @@ def test_gradients_or_weights_that_moved_are_noticed(tmp_path: Path, seed: int, 
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
     assert (plain.recorder.captures, changed.recorder.captures) == (2, 4)
-
-
-def test_a_failed_capture_trains_on_without(tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    plain = Run(tmp_path / "a", Data(seed), None)
-    failed = Run(tmp_path / "b", Data(seed), COARSE, failing="it waits")
-    plain.trainer.run()
-    with caplog.at_level(logging.WARNING, "fastbert"):
-        failed.trainer.run()
-    assert_same(plain, failed, tolerance=2e-6)
-    assert {(use.how, use.reason) for use in failed.trainer.graphs.report()} == {
-        ("eager", "the capture failed: it waits")
-    }
-    assert len(caplog.records) == 1
-
-
-def test_where_there_are_no_graphs_the_run_says_so_in_a_line(tmp_path: Path) -> None:
-    run = Run(tmp_path, Data(), None, cuda_graphs=True)
-    assert run.trainer.graphs is None
-    assert run.messages[0].startswith("kernels: native (")
-    assert run.messages[1:] == ["--cuda-graphs has no effect: there are no CUDA graphs on a device of type cpu"]
-    assert "fp16" in (reason_not_captured(torch.device("cuda"), torch.float16) or "")
-    assert reason_not_captured(torch.device("cuda"), torch.bfloat16) is None
-    with pytest.raises(UserError, match="a graphed step cannot be recorded: there are no CUDA graphs"):
-        GraphedStep(run.trainer.model, run.trainer.optimizer, max_grad_norm=1.0)
 
 
 def test_graphs_may_be_switched_on_when_a_run_is_resumed(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BUILT_FROM = [
     "csrc",
     "fastbert",
@@ -28,19 +28,19 @@ BUILT_FROM = [
 SANITIZERS = "-fsanitize=address,undefined"
 APART = ("test_native_processes.py", "test_native_sanitized.py")  # of these, processes of their own are the matter
 # Freed memory is quarantined for a while.
-GROWS = "tests/ops/test_caching_allocator.py::test_two_thousand_steps_of_any_size_do_not_grow"
+GROWS = "tests/ops/native/test_caching_allocator.py::test_two_thousand_steps_of_any_size_do_not_grow"
 FILES = [
     *(
         str(file.relative_to(ROOT))
-        for file in sorted(ROOT.glob("tests/ops/test_native_*.py"))
+        for folder in ("ops", "training")
+        for file in sorted(ROOT.glob(f"tests/{folder}/**/test_native_*.py"))
         if file.name not in APART
     ),
     "tests/models/test_native_layer.py",
     "tests/models/test_native_training.py",
     "tests/models/test_read_rows.py",
-    "tests/ops/test_caching_allocator.py",
-    "tests/ops/test_prepacked_weights.py",
-    "tests/training/test_native_adamw.py",
+    "tests/ops/native/test_caching_allocator.py",
+    "tests/ops/native/test_prepacked_weights.py",
 ]
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import cpu_kernels
 import pytest
 import torch
-from accuracy import assert_as_accurate
 from fences import Fenced
 from rowwise_kernels import DTYPES, LEVELS, NAMES, Draw, apart, check, wide
 from torch import Tensor
@@ -105,63 +104,6 @@ def test_weights_of_any_dtype(operation: str, dtype: torch.dtype, kinds: Any, se
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_far_from_zero_keep_their_digits(dtype: torch.dtype, seed: int) -> None:
-    draw = Draw(seed)
-    x = (draw.normal(64, 768) + 1e4).to(dtype)
-    weight, bias = draw.normal(768), draw.normal(768)
-    with use_backend("native"):
-        ours = ops.layer_norm(x, weight, bias)
-    with use_backend("eager"):
-        exact = ops.layer_norm(x.double(), weight.double(), bias.double())
-    assert_as_accurate(ours, exact.to(dtype), exact)
-
-
-def test_rows_of_one_value_give_the_bias(seed: int) -> None:
-    values = torch.tensor([0.0, 1.0, -3.1, 1e4, 123456.7, 1e-20])
-    bias = Draw(seed).normal(771)
-    with use_backend("native"):
-        y = ops.layer_norm(values[:, None].repeat(1, 771), torch.ones(771), bias)
-    assert torch.equal(y, bias.expand_as(y))
-
-
-def bits(x: Tensor) -> Tensor:
-    """bf16 numbers as integers in the order of the numbers."""
-    whole = x.view(torch.int16).int()
-    return torch.where(whole < 0, -(whole & 0x7FFF), whole)
-
-
-def exact_gelu(x: Tensor, approximate: str) -> Tensor:
-    """In float64, without cancellation far below zero; the limit 0 at -infinity."""
-    x = x.double()
-    if approximate == "none":
-        y = x * torch.special.erfc(-x / math.sqrt(2.0)) / 2.0
-    else:
-        y = x / (1.0 + torch.exp(-2.0 * math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
-    return torch.where(x == -math.inf, 0.0, y)
-
-
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_gelu_of_every_bf16(approximate: str) -> None:
-    x = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-    with use_backend("native"):
-        y = ops.bias_gelu(x, None, approximate)
-        also = ops.bias_gelu(x[:, None], torch.zeros(1), approximate)[:, 0]
-    exact = exact_gelu(x, approximate).bfloat16()
-    assert torch.equal(y.isnan(), x.isnan())
-    number = ~x.isnan()
-    assert torch.equal(also[number], y[number])
-    assert int((bits(y[number]) - bits(exact[number])).abs().max()) <= 1
-
-
-@pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_gelu_of_a_dense_grid(approximate: str) -> None:
-    x = torch.linspace(-16.0, 16.0, 2**18 + 1)
-    with use_backend("native"):
-        y = ops.bias_gelu(x, None, approximate)
-    assert float((y.double() - exact_gelu(x, approximate)).abs().div(x.abs().clamp(min=1.0)).max()) < 5e-7
-
-
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_same_bits_on_every_run_and_any_threads(operation: str, dtype: torch.dtype, seed: int) -> None:
@@ -229,57 +171,6 @@ def test_arguments_may_share_memory(seed: int) -> None:
         forced("dropout_add_layer_norm", given), forced("dropout_add_layer_norm", [one.clone() for one in given])
     ):
         assert torch.equal(ours, expected)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("keys", [1, 5, 16, 33, 200])
-@pytest.mark.parametrize("form", ["none", "keys", "queries", "batch", "all", "one", "apart"])
-def test_softmax_masks(dtype: torch.dtype, keys: int, form: str, seed: int) -> None:
-    draw = Draw(seed)
-    scores = draw.normal(3, 2, 5, keys, dtype=dtype)
-    shapes = {"keys": (keys,), "queries": (5, 1), "batch": (3, 1, 1, keys), "all": (3, 2, 5, keys), "one": (1, 1, 1, 1)}
-    mask = draw.normal(*shapes[form]) > -0.5 if form in shapes else None
-    if form == "apart":
-        mask = (draw.normal(keys, 5) > -0.5).t()
-    both = {}
-    for backend in ("native", "eager"):
-        with use_backend(backend):  # type: ignore[arg-type]
-            both[backend] = ops.softmax(scores, mask, scale=-1.5)
-    with use_backend("eager"):
-        exact = ops.softmax(scores.double(), mask, scale=-1.5)
-    check(both["native"], both["eager"], exact, "softmax")
-
-
-def test_softmax_of_rows_without_a_key_and_of_what_is_no_number(seed: int) -> None:
-    scores = Draw(seed).normal(1, 1, 6, 37)
-    scores[0, 0, 0] = -math.inf
-    scores[0, 0, 1, 30] = math.nan
-    scores[0, 0, 2, 36] = math.inf
-    scores[0, 0, 3] = -1000.0 + scores[0, 0, 3]
-    scores[0, 0, 4, 1:] = -math.inf
-    mask = torch.ones(6, 37, dtype=torch.bool)
-    mask[5] = False
-    with use_backend("native"):
-        y = ops.softmax(scores, mask)[0, 0]
-    assert (y[[0, 5]] == 0.0).all()
-    assert y[[1, 2]].isnan().all()
-    torch.testing.assert_close(y[3], scores[0, 0, 3].softmax(-1))
-    assert y[4].tolist() == [1.0] + [0.0] * 36
-
-
-def test_softmax_of_scores_of_any_strides(seed: int) -> None:
-    scores = Draw(seed).normal(3, 5, 2, 33)
-    mask = scores.transpose(1, 2) > -1.0
-    with use_backend("native"):
-        for one in (
-            scores.transpose(1, 2),
-            scores.transpose(2, 3),
-            scores[:, :, :, 1:30],
-            scores[:1].expand(4, 5, 2, 33),
-        ):
-            assert torch.equal(ops.softmax(one), ops.softmax(one.contiguous()))
-        turned = scores.transpose(1, 2)
-        assert torch.equal(ops.softmax(turned, mask), ops.softmax(turned.contiguous(), mask.contiguous()))
 
 
 @pytest.mark.parametrize("behind", [True, False], ids=["behind", "before"])

@@ -1,0 +1,116 @@
+"""What fine-tuning refuses, in one line: folders, weights, labels, metrics and gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from finetune_runs import config, weights, wrong
+from safetensors.torch import save_file
+
+from fastbert import WordPieceTokenizer
+from fastbert.errors import UserError
+from fastbert.finetuning.run import finetune
+from fastbert.tasks.examples import Dataset, TextExample
+from fastbert.tasks.registry import make_task
+from fastbert.tasks.settings import TaskSettings
+from fastbert.training.reporter import Reporter
+
+
+def test_a_folder_has_one_run_at_a_time(place: Path, tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def again(record: dict[str, Any], progress: float) -> None:
+        for flag in ("resume", "overwrite"):
+            refused.append(wrong(place, tmp_path, **{flag: True}))
+
+    finetune(config(place, tmp_path / "run", epochs=(0.1,)), Reporter(on_step=again))
+    assert set(refused) == {
+        f"{tmp_path / 'run'}: another process is writing there; wait for it to end, or choose another --out"
+    }
+
+
+@pytest.mark.parametrize("flag", ["model", "teacher"])
+def test_a_weight_that_is_not_finite_is_named(place: Path, tmp_path: Path, flag: str) -> None:
+    first = finetune(config(place, tmp_path / "first", epochs=(0.1,)))
+    path = first.model / "model.safetensors"
+    tensors = weights(first.model)
+    tensors["bert.encoder.layer.1.intermediate.dense.weight"][3, 2] = torch.nan
+    save_file(tensors, path, metadata={"format": "pt"})
+    for manifest in first.model.glob("*manifest*"):
+        manifest.unlink()
+    message = wrong(place, tmp_path, **{flag: str(first.model)})
+    assert "bert.encoder.layer.1.intermediate.dense.weight holds NaN or infinity" in message
+    assert str(first.model) in message
+
+
+def test_a_label_that_training_never_saw(place: Path, tmp_path: Path) -> None:
+    path = tmp_path / "dev.tsv"
+    path.write_text("label\tsentence\ngood\ta day\nGood\tthe road\nugly\ta river\n")
+    message = wrong(place, tmp_path, eval=(path,))
+    assert f"{path}, line 3: the label 'Good' is not one of the training set's: bad, good" in message
+    assert "did you mean 'good'?" in message
+    assert "2 such examples" in message
+
+
+def test_one_label_is_nothing_to_learn(place: Path, tmp_path: Path) -> None:
+    path = tmp_path / "train.tsv"
+    path.write_text("label\tsentence\ngood\ta day\ngood\tthe road\n")
+    assert "all 2 examples have the label 'good'" in wrong(place, tmp_path, train=path)
+
+
+def test_pairs_and_single_texts_mixed(place: Path) -> None:
+    one = TextExample(id="0", place="line 2", text="a day", label="x")
+    dataset = Dataset("mixed.jsonl", (one, replace(one, place="line 3", pair="a river")))
+    task = make_task("classification", TaskSettings())
+    with pytest.raises(UserError, match=r"mixed\.jsonl, line 3: is a pair, but the file begins with a single text"):
+        task.encode(dataset, WordPieceTokenizer.from_pretrained(place / "model"), labelled=False)
+
+
+def test_longer_than_the_models_positions(place: Path, tmp_path: Path) -> None:
+    assert "--max-length 65 is more than the 64 positions" in wrong(place, tmp_path, max_length=65)
+
+
+def test_too_few_examples_to_hold_some_out(place: Path, tmp_path: Path) -> None:
+    assert "--validation-fraction 0.001: of 192 examples" in wrong(place, tmp_path, eval=(), validation_fraction=0.001)
+
+
+def test_a_metric_of_another_task(place: Path, tmp_path: Path) -> None:
+    assert "--metric pearson: classification has accuracy" in wrong(place, tmp_path, metric="pearson")
+
+
+def test_a_metric_that_is_not_defined(place: Path, tmp_path: Path) -> None:
+    path = tmp_path / "dev.tsv"
+    path.write_text("label\tsentence\ngood\ta day\ngood\tthe road\n")
+    message = wrong(place, tmp_path, metric="matthews", eval=(path,), epochs=(0.1,))
+    assert f"--metric matthews: is undefined on {path}" in message
+
+
+def test_a_gradient_that_is_not_finite(place: Path, tmp_path: Path) -> None:
+    message = wrong(place, tmp_path, lr=(1e30,), warmup=0.0)
+    assert "the gradient is not a finite number" in message
+    assert "use an --lr below 1e+30" in message
+
+
+def test_a_folder_that_holds_a_run(place: Path, tmp_path: Path) -> None:
+    finetune(config(place, tmp_path / "run", epochs=(0.1,)))
+    assert "already holds a run" in wrong(place, tmp_path)
+    result = finetune(config(place, tmp_path / "run", epochs=(0.2,), overwrite=True))
+    assert result.best.epochs == 0.2
+
+
+def test_overwriting_spares_other_folders(place: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"mine": true}')
+    assert "holds no fine-tuning run" in wrong(place, tmp_path, overwrite=True)
+    assert (folder / "config.json").read_text() == '{"mine": true}'
+
+
+def test_a_run_is_not_trained_from_the_model_that_it_removes(place: Path, tmp_path: Path) -> None:
+    finetune(config(place, tmp_path / "run", epochs=(0.1,)))
+    message = wrong(place, tmp_path, model=str(tmp_path / "run" / "model"), overwrite=True)
+    assert "belongs to the run that --overwrite removes" in message

@@ -1,0 +1,12 @@
+"""What tests of `attn_implementation="fastbert"` begin with."""
+
+import pytest
+
+
+@pytest.fixture
+def attention_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interface is registered, and has logged nothing yet."""
+    from fastbert.integrations.transformers import attention
+
+    attention.register_attention()
+    monkeypatch.setattr(attention, "_logged", set())

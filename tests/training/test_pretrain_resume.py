@@ -1,0 +1,289 @@
+"""Pre-training runs that stop, are killed or damaged: they resume to the bit, or say why not."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from pretrain_runs import stop_at, timeless, weights
+
+from fastbert.errors import CheckpointError, UserError
+from fastbert.training import checkpoint
+from fastbert.training.config import PretrainConfig
+from fastbert.training.metrics import read_metrics
+from fastbert.training.pretrain import pretrain
+from fastbert.training.reporter import Reporter
+from fastbert.training.stopping import Stopped
+
+
+@pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]], ids=["SIGINT", "SIGTERM"])
+def test_an_interrupted_run_ends_like_an_uninterrupted_one_bit_for_bit(
+    config: PretrainConfig, numbers: list[int]
+) -> None:
+    whole = replace(config, log_every=5, out=config.out.with_name("whole"))
+    pretrain(whole)
+    for step in (1, 6, 7, 12):  # 6 and 12 are validated
+        run = replace(whole, out=config.out.with_name(f"run-{step}"))
+        with pytest.raises(Stopped) as stopped:
+            pretrain(run, stop_at(step, *numbers))
+        assert stopped.value.signal == numbers[0]
+        assert stopped.value.saved.name == f"step-{step:08d}"
+        with (run.out / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 13, "spl')  # as a kill in the middle of a line leaves it
+        pretrain(replace(run, resume=True))
+        expected, found = weights(whole.out), weights(run.out)
+        assert expected.keys() == found.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(tensor, found[name]), name
+        assert timeless(run.out) == timeless(whole.out)
+        pretrain(PretrainConfig(out=run.out, resume=True))
+        assert timeless(run.out) == timeless(whole.out)
+
+
+def test_a_stop_during_a_validation_changes_nothing(config: PretrainConfig) -> None:
+    whole = replace(config, out=config.out.with_name("whole"))
+    pretrain(whole)
+    reporter = Reporter(on_validation=lambda metrics: os.kill(os.getpid(), signal.SIGTERM))
+    for _ in range(2):
+        with pytest.raises(Stopped):
+            pretrain(replace(config, resume=True), reporter)
+    pretrain(replace(config, resume=True))
+    assert timeless(config.out) == timeless(whole.out)
+
+
+def test_flags_of_a_resumed_run(config: PretrainConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Equal ones are no contradiction; of another run no flag is taken; what is lost or damaged costs nobody a run."""
+    whole = replace(config, out=config.out.with_name("whole"))
+    pretrain(whole)
+    with pytest.raises(Stopped):
+        pretrain(replace(config, resume=True), stop_at(7))  # there is none: it begins
+    corpus = tmp_path / "other.txt"
+    corpus.write_text("another corpus\n")
+    (tmp_path / "vocabulary.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nword\n")
+    for change, message in (
+        ({"corpus": (corpus,)}, f"--corpus {corpus} differs from the run being resumed, which has"),
+        ({"tokenizer": tmp_path / "vocabulary.txt"}, "--tokenizer .*: has a different vocabulary than the run"),
+        ({"seed": 3}, "--seed 3 differs from the run being resumed, which has 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            pretrain(replace(config, resume=True, **change))
+    folder = config.out / "tokenizer"
+    vocabulary = (config.out / "vocab.txt").read_text()
+    assert (folder / "vocab.txt").read_text() == vocabulary
+    *tokens, one, other, _ = vocabulary.split("\n")
+    swapped = "\n".join([*tokens, other, one, ""])
+    (config.out / "vocab.txt").write_text(swapped)
+    with pytest.raises(
+        UserError, match=r"vocab\.txt: a different vocabulary than .*tokenizer/vocab\.txt; put the run's"
+    ):
+        pretrain(replace(config, resume=True))
+    (config.out / "vocab.txt").unlink()  # copied again
+    (folder / "vocab.txt").write_text(swapped)
+    (folder / "fastbert_manifest.json").unlink()
+    with pytest.raises(UserError, match=r"tokenizer: holds a different vocabulary than the run began with"):
+        pretrain(replace(config, resume=True))
+    shutil.rmtree(folder)  # made again, and compared
+    (config.out / "config.json").unlink()  # taken from the checkpoint
+    (config.out / "data" / "unigrams.bin").write_bytes(b"")  # tokenized again
+    log = config.out / "metrics.jsonl"
+    log.write_text(log.read_text() + "nonsense\n" + "[" * 100_000 + "\n[]\n")
+    messages: list[str] = []
+    pretrain(PretrainConfig(out=config.out, resume=True), Reporter(on_message=messages.append))
+    assert any("config.json is missing: the configuration is taken from" in message for message in messages)
+    assert any("tokenizing the corpus again" in message for message in messages)
+    assert caplog.text.count("is not a metrics record; it is dropped") == 3
+    assert timeless(config.out) == timeless(whole.out)
+    for name, tensor in weights(whole.out).items():
+        assert torch.equal(tensor, weights(config.out)[name]), name
+
+
+def test_a_vocabulary_and_shards_that_are_complete_are_kept(
+    config: PretrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that ends between its stages repeats only the one that it was in."""
+    from fastbert.training import pretrain as module
+
+    made: list[str] = []
+
+    def counted(name: str, fails: bool) -> None:
+        original = getattr(module, name)
+
+        def stage(*values: object, **named: object) -> object:
+            made.append(name)
+            if fails:
+                raise KeyboardInterrupt
+            return original(*values, **named)
+
+        monkeypatch.setattr(module, name, stage)
+
+    flags = replace(config, tokenizer=None, vocab_size=60, resume=True, steps=1)
+    shape = json.loads(Path(config.model).read_text())
+    Path(config.model).write_text(json.dumps({**shape, "vocab_size": 60}))
+    for failing, expected in (
+        ("train_vocabulary", ["train_vocabulary"]),
+        ("prepare", ["train_vocabulary", "prepare"]),
+        ("unigram_cross_entropy", ["prepare", "unigram_cross_entropy"]),
+        ("", ["unigram_cross_entropy"]),
+        ("", []),
+    ):
+        made.clear()
+        for name in ("train_vocabulary", "prepare", "unigram_cross_entropy"):
+            counted(name, name == failing)
+        if failing:
+            with pytest.raises(KeyboardInterrupt):
+                pretrain(flags)
+        else:
+            pretrain(flags)
+        assert made == expected
+        monkeypatch.undo()
+
+
+def test_kill_9_and_resume(config: PretrainConfig, tmp_path: Path) -> None:
+    """A killed process leaves whole checkpoints only, and the run continues to the same weights."""
+    pytest.importorskip("tyro", reason="the command line needs tyro")
+    whole = replace(config, steps=40, out=tmp_path / "whole")
+    pretrain(whole)
+    flags = [
+        "--corpus", str(config.corpus[0]), "--tokenizer", str(config.tokenizer), "--model", config.model,
+        "--out", str(config.out), "--text-format", "lines", "--steps", "40", "--batch-size", "8", "--micro-batch", "4",
+        "--max-length", "32", "--lr", "3e-3", "--dtype", "fp32", "--device", "cpu", "--log-every", "2",
+        "--eval-every", "6", "--eval-samples", "16", "--checkpoint-every", "4", "--keep-checkpoints", "10", "--quiet",
+    ]  # fmt: skip
+    threads = torch.get_num_threads()  # sums of as many parts have the same bits
+    script = f"import sys, torch; torch.set_num_threads({threads}); from fastbert.cli import main; sys.exit(main())"
+    process = subprocess.Popen([sys.executable, "-P", "-c", script, "pretrain", *flags], cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while not (config.out / "checkpoints" / "step-00000008").exists() and process.poll() is None:
+        assert time.monotonic() < deadline, "no checkpoint within two minutes"
+        time.sleep(0.01)
+    process.kill()
+    assert process.wait() in (-signal.SIGKILL, 0)
+    for folder in checkpoint.find(config.out / "checkpoints"):
+        checkpoint.load(folder)
+    pretrain(PretrainConfig(out=config.out, resume=True))
+    for name, tensor in weights(whole.out).items():
+        assert torch.equal(tensor, weights(config.out)[name]), name
+    steps = [record.step for record in read_metrics(config.out / "metrics.jsonl") if record.split == "train"]
+    assert steps == sorted(set(steps)), "a resumed run must not repeat lines"
+
+
+def test_resume_refuses_what_would_be_another_run(config: PretrainConfig) -> None:
+    with pytest.raises(UserError, match="holds no run to resume, and nothing to train on is given: give --corpus"):
+        pretrain(PretrainConfig(out=config.out, resume=True))
+    assert not config.out.exists()
+    pretrain(replace(config, steps=1))
+    with pytest.raises(UserError, match=r"--lr 0\.5 differs from the run being resumed, which has 0\.003"):
+        pretrain(replace(config, resume=True, lr=0.5))
+    longer = pretrain(replace(config, resume=True, steps=3))
+    assert longer.validation.step == 3
+
+
+def test_resume_refuses_another_vocabulary(config: PretrainConfig) -> None:
+    pretrain(replace(config, steps=1))
+    for folder in (config.out, config.out / "tokenizer"):
+        vocabulary = (folder / "vocab.txt").read_text().split("\n")
+        vocabulary[8], vocabulary[9] = vocabulary[9], vocabulary[8]
+        (folder / "vocab.txt").write_text("\n".join(vocabulary))
+    (config.out / "tokenizer" / "fastbert_manifest.json").unlink()
+    with pytest.raises(UserError, match="a different vocabulary than the run began with"):
+        pretrain(replace(config, resume=True, steps=3))
+
+
+def test_resume_refuses_other_data(config: PretrainConfig, tmp_path: Path) -> None:
+    pretrain(replace(config, steps=1))
+    shutil.rmtree(config.out / "data")
+    corpus = config.corpus[0].read_text()
+    config.corpus[0].write_text(corpus[:-900])
+    try:
+        with pytest.raises(UserError, match="other token shards"):
+            pretrain(PretrainConfig(out=config.out, resume=True, steps=3))
+    finally:
+        config.corpus[0].write_text(corpus)
+    assert pretrain(PretrainConfig(out=config.out, resume=True, steps=3)).validation.step == 3
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_whole(config: PretrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretrain(replace(config, steps=4))
+    save_tensors = checkpoint.save_tensors
+
+    def full(tensors, path, metadata=None) -> None:
+        if Path(path).name == checkpoint.OPTIMIZER:
+            Path(path).write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        save_tensors(tensors, path, metadata)
+
+    monkeypatch.setattr(checkpoint, "save_tensors", full)
+    with pytest.raises(CheckpointError, match=r"step-00000008: the checkpoint could not be written .*No space left"):
+        pretrain(replace(config, resume=True, steps=12))
+    found = checkpoint.find(config.out / "checkpoints")
+    assert [path.name for path in found] == ["step-00000004"]
+    checkpoint.load(found[0])
+    assert not list((config.out / "checkpoints").glob(".*"))
+    monkeypatch.undo()
+    assert pretrain(replace(config, resume=True, steps=12)).validation.step == 12
+
+
+def test_a_damaged_checkpoint_is_seen_and_passed_over(config: PretrainConfig, seed: int) -> None:
+    pretrain(config)
+    draw = random.Random(seed)
+    root = config.out / "checkpoints"
+    newest = checkpoint.find(root)[-1]
+    for name in (checkpoint.MODEL, checkpoint.OPTIMIZER, checkpoint.STATE):
+        original = (newest / name).read_bytes()
+        place = draw.randrange(len(original))
+        damaged = bytearray(original)
+        damaged[place] ^= 1 << draw.randrange(8)
+        (newest / name).write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="damaged"):
+            checkpoint.load(newest)
+        last = checkpoint.load_last(root)
+        assert last is not None
+        assert last.folder.name == "step-00000008", f"seed {seed}"
+        (newest / name).write_bytes(original)
+    shutil.rmtree(newest)
+    for folder in checkpoint.find(root):
+        (folder / checkpoint.MANIFEST).unlink()
+    with pytest.raises(CheckpointError, match="no checkpoint is whole"):
+        checkpoint.load_last(root)
+
+
+def test_a_resumed_run_keeps_its_model_and_its_new_length(config: PretrainConfig) -> None:
+    pretrain(replace(config, steps=1))
+    Path(config.model).write_text("{}")
+    with pytest.raises(Stopped):
+        pretrain(replace(config, resume=True, steps=4), stop_at(2))
+    assert pretrain(PretrainConfig(out=config.out, resume=True)).validation.step == 4
+
+
+def test_a_damaged_checkpoint_is_written_anew(config: PretrainConfig) -> None:
+    pretrain(replace(config, steps=8))
+    root = config.out / "checkpoints"
+    (root / "step-00000008" / checkpoint.MODEL).write_bytes(b"")
+    (root / ".step-00000007.partial").mkdir()  # of a run that was killed
+    pretrain(replace(config, steps=12, resume=True))
+    assert checkpoint.load(root / "step-00000008").state["step"] == 8
+    assert not list(root.glob(".*"))
+
+
+def test_a_run_of_an_older_format_is_refused(config: PretrainConfig) -> None:
+    config.out.mkdir()
+    (config.out / "config.json").write_text('{"format_version": 2, "run": {}}')
+    with pytest.raises(UserError, match=r"config\.json: has format 2, from before the first release; start again with"):
+        pretrain(replace(config, resume=True))
+    pretrain(replace(config, steps=1, overwrite=True))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"format_version": 1, "run": [], "model": {}}', '{"run": {}}'])
+def test_a_damaged_configuration_is_named(config: PretrainConfig, content: str) -> None:
+    config.out.mkdir()
+    (config.out / "config.json").write_text(content)
+    with pytest.raises(UserError, match=r"config\.json: not a run's configuration"):
+        pretrain(replace(config, resume=True))
