@@ -14,6 +14,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
 
+from fastbert.errors import UserError
+from fastbert.training.stopping import Stopped
+
 # Command -> module and description; the help separates groups by an empty line.
 GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
     {
@@ -59,8 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug, quiet = "--debug" in words, "--quiet" in words
     words = [word for word in words if word not in ("--debug", "--quiet")]
-    from fastbert.errors import UserError
-
     try:
         code = _dispatch(words, quiet)
         if sys.stdout is not None:  # closed by the parent process
@@ -71,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print("fastbert: interrupted", file=sys.stderr)
         return INTERRUPTED
+    except Stopped as stopped:  # the command has said how to continue
+        return 128 + stopped.signal
     except BrokenPipeError:
         # The reader of the output (head, less) has exited, which is no error. Keep Python from reporting it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -103,12 +106,7 @@ def _dispatch(words: list[str], quiet: bool) -> int:
     if words[0] in ("-V", "--version"):
         print(f"fastbert {version('fastbert-engine')}")
         return 0
-    return _run(words[0], words[1:], quiet)
-
-
-def _run(command: str, flags: list[str], quiet: bool) -> int:
-    from fastbert.errors import UserError
-
+    command, *flags = words
     if command not in COMMANDS:
         close = difflib.get_close_matches(command, COMMANDS, n=1)
         hint = f"did you mean `fastbert {close[0]}`?" if close else "`fastbert --help` lists the commands"

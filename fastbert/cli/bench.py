@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -125,11 +126,4 @@ def _on_cpu(module: str, config: Config, values: dict[str, Any], quiet: bool) ->
 def _measured(benchmark: Any, options: Any, quiet: bool) -> Any:
     """Return the result of the benchmark's `run`, with a progress bar."""
     with Bars(quiet) as bars:
-        update: Any = None
-
-        def progress(done: int, total: int, name: str) -> None:
-            nonlocal update
-            update = update or bars.stage("measuring", total)
-            update(done, name)
-
-        return benchmark.run(options, bars.message, progress)
+        return benchmark.run(options, bars.message, partial(bars.count, "measuring"))

@@ -13,6 +13,7 @@ from fastbert.cli.common import output, require
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.progress import console
+from fastbert.io.untrusted_input import shown
 
 if TYPE_CHECKING:
     from fastbert.checkpoints.convert import Report
@@ -177,10 +178,7 @@ def describe(report: Report) -> str:
         reasons.setdefault(reason, []).append(name)
     for reason, left_out in reasons.items():
         lines += _listed(f"left out, {reason}", left_out)
-    if report.whole:
-        lines.append(f"wrote {', '.join(report.files)}")
-    else:
-        lines.append("wrote nothing: the encoder is not whole")
+    lines.append(f"wrote {', '.join(report.files)}" if report.whole else "wrote nothing: the encoder is not whole")
     return "\n".join(lines)
 
 
@@ -189,8 +187,6 @@ def _listed(title: str, names: list[str]) -> list[str]:
     if not names:
         return []
     more = [f"    and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
-    from fastbert.io.untrusted_input import shown
-
     # Names from a file may contain anything.
     lines = [name if name.isprintable() and len(name) < WIDEST else shown(name) for name in names[:SHOWN]]
     return [f"  {title}: {len(names)}", *(f"    {line}" for line in lines), *more]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fastbert.cli.common import output
-from fastbert.io.progress import Bars
+from fastbert.cli.training_view import shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,28 +30,21 @@ class Config:
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Run the demonstration and print its result."""
-    from fastbert.cli.training_view import TrainingView
     from fastbert.training.demo import free_folder, run_demo
-    from fastbert.training.stopping import Stopped
 
     out = config.out or free_folder(Path("runs/demo"))
-    with Bars(quiet) as bars:
-        bars.message(
-            f"fastbert demo: {'your text' if config.corpus else 'the English that comes with Python'} -> {out}"
+    with shown("pretrain", out, quiet) as reporter:
+        text = "your text" if config.corpus else "the English that comes with Python"
+        reporter.on_message(f"fastbert demo: {text} -> {out}")
+        result = run_demo(
+            out,
+            corpus=config.corpus,
+            minutes=config.minutes,
+            steps=config.steps,
+            seed=config.seed,
+            overwrite=config.overwrite,
+            reporter=reporter,
         )
-        try:
-            result = run_demo(
-                out,
-                corpus=config.corpus,
-                minutes=config.minutes,
-                steps=config.steps,
-                seed=config.seed,
-                overwrite=config.overwrite,
-                reporter=TrainingView(bars).reporter(),
-            )
-        except Stopped as stopped:
-            bars.message(f"saved {stopped.saved}; continue with: fastbert pretrain --out {out} --resume")
-            return 128 + stopped.signal
     validation, unigram = result.run.validation, result.run.unigram_cross_entropy
     gap = unigram - validation.mlm_loss
     lines = [

@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
+
+from fastbert.errors import UserError
+from fastbert.io.progress import Bars
 
 if TYPE_CHECKING:
     from fastbert.doctor import Diagnosis
@@ -45,8 +48,6 @@ def _tune(quiet: bool) -> None:
     """Measure kernel configurations with a bar, and print a summary."""
     import torch
 
-    from fastbert.errors import UserError
-    from fastbert.io.progress import Bars
     from fastbert.ops.dispatch import HAS_TRITON
 
     if not torch.cuda.is_available():
@@ -56,34 +57,18 @@ def _tune(quiet: bool) -> None:
         raise UserError("cannot tune kernels: triton is not installed; `pip install 'fastbert-engine[gpu]'`")
     from fastbert.kernels.tuning import tune
 
-    device = torch.device("cuda")
     with Bars(quiet) as bars:
-        steps: dict[int, Callable[..., None]] = {}
-
-        def report(done: int, total: int, text: str) -> None:
-            if total not in steps:
-                steps[total] = bars.stage("tuning kernels", total)
-            steps[total](done, text)
-
-        path, measured = tune.run(device, report)
+        path, measured = tune.run(torch.device("cuda"), partial(bars.count, "tuning kernels"))
         bars.message(f"{len(measured)} configurations measured; those faster than the defaults are in {path}")
 
 
 def _tune_matmul(quiet: bool) -> None:
     """Measure the CPU's matrix products with a bar, and print those whose choice differs from the default."""
     from fastbert import cpu_capability
-    from fastbert.io.progress import Bars
     from fastbert.ops.native import matmul_table, matmul_tune
 
     with Bars(quiet) as bars:
-        step: list[Callable[..., None]] = []
-
-        def report(done: int, total: int, text: str) -> None:
-            if not step:
-                step.append(bars.stage("tuning matrix products", total))
-            step[0](done, text)
-
-        path, trials = matmul_tune.run(report)
+        path, trials = matmul_tune.run(partial(bars.count, "tuning matrix products"))
         changed = [
             trial for trial in trials if trial.choice != matmul_table.DEFAULTS[cpu_capability.level()][trial.element]
         ]

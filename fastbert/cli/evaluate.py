@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fastbert.cli.common import output, require
 from fastbert.cli.model_flags import ModelFlags
 from fastbert.errors import UserError
 from fastbert.io.progress import Bars
+from fastbert.tasks.metrics.glue import AVERAGED, GLUE, glue_average, glue_name, glue_numbers
 from fastbert.tasks.registry import TASKS, make_task
 
 
@@ -66,8 +66,7 @@ def _score(config: Config) -> dict[str, float]:
     predicted = read_predictions(predictions, name, dataset)
     if config.no_answer is not None:
         predicted = task.add_no_answer(config.no_answer, dataset, predicted)
-    scores: dict[str, float] = task.score(dataset, predicted)
-    return scores
+    return task.score(dataset, predicted)
 
 
 def _score_model(config: Config, quiet: bool) -> dict[str, float]:
@@ -80,8 +79,7 @@ def _score_model(config: Config, quiet: bool) -> dict[str, float]:
         trained.task.check_labels(dataset)
         bars.message(f"{trained.task.name}, {len(dataset):,} examples, {trained.how}")
         predictions = config.predict(trained, dataset, bars.stage)
-    scores: dict[str, float] = trained.task.score(dataset, predictions)
-    return scores
+    return trained.task.score(dataset, predictions)
 
 
 def _glue(config: Config) -> dict[str, float]:
@@ -89,8 +87,6 @@ def _glue(config: Config) -> dict[str, float]:
     others = (config.task, config.gold, config.predictions, config.no_answer, config.model)
     if any(value is not None for value in others):
         raise UserError("--glue averages results that exist: leave --task, --gold, --model and --predictions out")
-    from fastbert.tasks.metrics.glue import AVERAGED, GLUE, glue_average, glue_numbers
-
     assert config.glue is not None
     if not config.glue.is_dir():
         raise UserError(f"--glue {config.glue}: no such folder")
@@ -103,18 +99,16 @@ def _glue(config: Config) -> dict[str, float]:
     for convention, tasks in AVERAGED.items():
         available = {name: result for name, result in results.items() if name in tasks}
         scores |= {f"{convention} {name}": number for name, number in glue_numbers(available, convention).items()}
-        if set(tasks) <= set(available):
+        missing = [name for name in tasks if name not in results]
+        if missing:
+            output(f"no {convention} average: no result for {', '.join(missing)}")
+        else:
             scores[f"{convention} average"] = glue_average(available, convention)
-    missing = {convention: [name for name in tasks if name not in results] for convention, tasks in AVERAGED.items()}
-    for convention, names in missing.items():
-        if names:
-            output(f"no {convention} average: no result for {', '.join(names)}")
     return scores
 
 
 def _results(folder: Path) -> dict[str, Mapping[str, float]]:
     """Return the metrics of each task of GLUE with results in a folder."""
-    from fastbert.tasks.metrics.glue import glue_name
     from fastbert.tasks.readers.tables import read_json
 
     results: dict[str, Mapping[str, float]] = {}
@@ -130,7 +124,10 @@ def _results(folder: Path) -> dict[str, Mapping[str, float]]:
             raise UserError(f"{path}, line 1: must be an object of metrics by name")
         if content.get("finished") is False:
             raise UserError(f"{path}: its run is not finished; continue it with --resume, or take it out of {folder}")
-        for task, metrics in zip((name, "MNLI-mm") if name == "MNLI-m" else (name,), _of_files(content)):
+        files = [content]
+        if isinstance(content.get("results"), dict):  # of a run, by evaluation file
+            files = [each for each in content["results"].values() if isinstance(each, dict)]
+        for task, metrics in zip((name, "MNLI-mm") if name == "MNLI-m" else (name,), files):
             # The mean over several seeds.
             means = {
                 metric: value["mean"] if isinstance(value, dict) and "mean" in value else value
@@ -138,11 +135,3 @@ def _results(folder: Path) -> dict[str, Mapping[str, float]]:
             }
             results[task] = {metric: float(value) for metric, value in means.items() if isinstance(value, int | float)}
     return results
-
-
-def _of_files(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the metrics of each evaluation file of a run; other results are of one file."""
-    results = content.get("results")
-    if not isinstance(results, dict):
-        return [content]
-    return [metrics for metrics in results.values() if isinstance(metrics, dict)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -151,7 +151,7 @@ def _run_table(config: Config, source: str, quiet: bool) -> int:
 
         rows = table7(model, tokenizer, sets[0], sets[1], training, progress=progress)
     out.mkdir(parents=True, exist_ok=True)
-    result = {"kind": "table7", "model": source, "train": train, "eval": dev, "rows": [row.to_dict() for row in rows]}
+    result = {"kind": "table7", "model": source, "train": train, "eval": dev, "rows": [asdict(row) for row in rows]}
     write_json_atomic(out / "table7.json", result)
     output(describe(rows))
     return 0

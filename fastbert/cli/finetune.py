@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from fastbert.cli.common import output
-from fastbert.cli.training_view import TrainingView
+from fastbert.cli.training_view import shown
 from fastbert.finetuning.config import FinetuneConfig as Config
-from fastbert.io.progress import Bars
 
 __all__ = ["Config", "run"]
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
-    """Fine-tune; return 130 after Ctrl-C and 143 after SIGTERM, both with a checkpoint."""
+    """Fine-tune. Raises `Stopped` after Ctrl-C and SIGTERM, with a checkpoint."""
     from fastbert.finetuning.run import finetune
-    from fastbert.training.stopping import Stopped
 
-    with Bars(quiet) as bars:
-        try:
-            result = finetune(config, TrainingView(bars).reporter())
-        except Stopped as stopped:
-            bars.message(f"saved {stopped.saved}; continue with: fastbert finetune --out {config.out} --resume")
-            return 128 + stopped.signal
+    with shown("finetune", config.out, quiet) as reporter:
+        result = finetune(config, reporter)
     lines = []
     for file, metrics in result.scores.items():
         for name, values in metrics.items():

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fastbert.tasks.registry import TaskName
+
+if TYPE_CHECKING:
+    from fastbert.tasks.finetuned_model import Trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +43,8 @@ class ModelFlags:
         label = getattr(self, "label_column", None)
         return Columns(text=self.text_column, pair=self.pair_column, label=label, id=self.id_column)
 
-    def load(self, **settings: Any) -> Any:
-        """Load the model with its task and tokenizer (`fastbert.tasks.finetuned_model.Trained`)."""
+    def load(self, **settings: Any) -> Trained:
+        """Load the model with its task and tokenizer."""
         from fastbert.tasks.finetuned_model import load_trained
 
         assert self.model is not None
@@ -50,7 +53,7 @@ class ModelFlags:
             self.model, task=self.task, columns=self.columns(), skip_bad=self.skip_bad, **compute, **settings
         )
 
-    def predict(self, trained: Any, dataset: Any, stage: Callable[[str, int | None], Any]) -> list[dict[str, Any]]:
+    def predict(self, trained: Trained, dataset: Any, stage: Callable[[str, int | None], Any]) -> list[dict[str, Any]]:
         """Return a prediction for each example, with a progress bar."""
         from fastbert.tasks.predicting import predict
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from fastbert.cli.common import output
-from fastbert.cli.training_view import TrainingView
-from fastbert.io.progress import Bars
+from fastbert.cli.training_view import shown
 from fastbert.training.config import PretrainConfig as Config
 
 __all__ = ["Config", "run"]
 
 
 def run(config: Config, *, quiet: bool = False) -> int:
-    """Pre-train; return 130 after Ctrl-C and 143 after SIGTERM, both with a checkpoint."""
+    """Pre-train. Raises `Stopped` after Ctrl-C and SIGTERM, with a checkpoint."""
     from fastbert.training.pretrain import pretrain
-    from fastbert.training.stopping import Stopped
 
-    with Bars(quiet) as bars:
-        try:
-            result = pretrain(config, TrainingView(bars).reporter())
-        except Stopped as stopped:
-            bars.message(f"saved {stopped.saved}; continue with: fastbert pretrain --out {config.out} --resume")
-            return 128 + stopped.signal
+    with shown("pretrain", config.out, quiet) as reporter:
+        result = pretrain(config, reporter)
     validation = result.validation
     lines = [
         f"validation: masked-LM loss {validation.mlm_loss:.3f} nats (word frequencies alone:"

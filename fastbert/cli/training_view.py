@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from fastbert.io.progress import Bars
 from fastbert.training.reporter import Record, Reporter
+from fastbert.training.stopping import Stopped
 
 _LINE_SECONDS = 10.0
+
+
+@contextmanager
+def shown(command: str, out: Path, quiet: bool) -> Iterator[Reporter]:
+    """Yield the hooks of a run whose progress is shown; say how `command` continues a run that a signal stopped."""
+    with Bars(quiet) as bars:
+        try:
+            yield TrainingView(bars).reporter()
+        except Stopped as stopped:
+            bars.message(f"saved {stopped.saved}; continue with: fastbert {command} --out {out} --resume")
+            raise
 
 
 class TrainingView:

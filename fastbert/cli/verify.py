@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -64,17 +63,10 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
     with Bars(quiet) as bars:
-        stages: dict[str, Callable[..., None]] = {}
-
-        def progress(stage: str, done: int, total: int) -> None:
-            if stage not in stages:
-                stages[stage] = bars.stage(stage, total)
-            stages[stage](done)
-
         report = verify(
             name, texts, task=config.task, max_length=config.max_length, batch_size=config.batch_size,
             dtype=config.dtype, device=device, threads=config.threads, tolerance=config.tolerance,
-            min_cosine=config.min_cosine, rounds=config.rounds, progress=progress,
+            min_cosine=config.min_cosine, rounds=config.rounds, progress=bars.count,
         )  # fmt: skip
     output(table(report))
     if config.json is not None:
@@ -117,17 +109,14 @@ def table(report: VerifyReport) -> str:
 
 def verdict(report: VerifyReport) -> str:
     """Return the conclusion, with the measure that decided."""
+    agreement = "They agree" if report.agrees else "THEY DO NOT AGREE"
     if report.dtype == "fp32":
         measure, value, bound = "difference", f"{report.max_abs_difference:.2g}", f"--tolerance {report.tolerance:g}"
         side = "is within" if report.agrees else "is over"
-        return f"{_word(report)}: the largest {measure}, {value}, {side} {bound}."
+        return f"{agreement}: the largest {measure}, {value}, {side} {bound}."
     side = "reaches" if report.agrees else "is below"
     value, bound = f"{report.min_token_cosine:.7f}", f"--min-cosine {report.min_cosine:g}"
-    return f"{_word(report)}: the lowest cosine of a token vector, {value}, {side} {bound}."
-
-
-def _word(report: VerifyReport) -> str:
-    return "They agree" if report.agrees else "THEY DO NOT AGREE"
+    return f"{agreement}: the lowest cosine of a token vector, {value}, {side} {bound}."
 
 
 def _texts(file: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -92,18 +93,16 @@ def run(config: Config, *, quiet: bool = False) -> int:
 
 def _build(config: Config, quiet: bool) -> None:
     from fastbert.cli.vocab_view import coverage_table
-    from fastbert.tokenizers import WordPieceTokenizer
-    from fastbert.tokenizers.coverage import measure_coverage
-    from fastbert.tokenizers.training import check_size, learn_vocabulary
-    from fastbert.tokenizers.word_counts import Normalization
+    from fastbert.tokenizers import WordPieceTokenizer, coverage, training, word_counts
 
     out = require(config.out, "--out", "the folder to write the vocabulary to")
     _refuse_present(out, ("vocab.txt",), config.overwrite)
-    check_size(config.vocab_size)
+    training.check_size(config.vocab_size)
     with Bars(quiet) as bars:
-        split = _count(config, bars, Normalization(lower_case=not config.cased), config.validation_fraction)
+        normalization = word_counts.Normalization(lower_case=not config.cased)
+        split = _count(config, bars, normalization, config.validation_fraction)
         beat = bars.waiting("learning pieces")
-        vocabulary = learn_vocabulary(
+        vocabulary = training.learn_vocabulary(
             split.learn.words,
             config.vocab_size,
             min_frequency=config.min_frequency or _MIN_FREQUENCY,
@@ -111,7 +110,7 @@ def _build(config: Config, quiet: bool) -> None:
         )
         beat(0.0, done=True)
         tokenizer = WordPieceTokenizer(vocabulary, do_lower_case=not config.cased)
-        measured = measure_coverage(tokenizer, split.held_out)
+        measured = coverage.measure_coverage(tokenizer, split.held_out)
     report = {"kind": "vocabulary", **_source(config, split), "coverage": measured.to_dict()}
     with atomic_folder(out, superseded=("tokenizer.json",)) as folder:
         tokenizer.save_pretrained(folder)
@@ -119,7 +118,7 @@ def _build(config: Config, quiet: bool) -> None:
     output(
         f"{out}/vocab.txt: {tokenizer.vocab_size:,} entries\n\n{coverage_table(measured, split.unit)}\n\n"
         f"report: {report_file or out / REPORT}\n"
-        f"next: fastbert prepare --corpus {_words(config.corpus)} --tokenizer {out} --out shards"
+        f"{_next_command(config, out)}"
     )
 
 
@@ -179,7 +178,7 @@ def _extend(config: Config, quiet: bool) -> None:
         file = _save_extension(config, config.out, extension, model, report)
         output(view.written(config.out, extension, model))
         output(f"report: {file}")
-        output(f"next: fastbert prepare --corpus {_words(config.corpus)} --tokenizer {config.out} --out shards")
+        output(_next_command(config, config.out))
         return
     named = _write_report(config, report, None)
     output((f"report: {named}\n" if named else "") + "next: the same command with --out FOLDER writes the tokenizer")
@@ -243,6 +242,10 @@ def _source(config: Config, split: Split) -> dict[str, Any]:
     }
 
 
+def _next_command(config: Config, out: Path) -> str:
+    return f"next: fastbert prepare --corpus {shlex.join(map(str, config.corpus))} --tokenizer {out} --out shards"
+
+
 def _write_report(config: Config, report: dict[str, Any], folder: Path | None) -> Path | None:
     """Write the report to --report, else into the output folder; return the value of --report."""
     from fastbert.tokenizers.coverage import write_report
@@ -265,9 +268,3 @@ def _refuse_present(out: Path, names: tuple[str, ...], overwrite: bool, with_mod
             f"--out {out}: holds a model, which would not fit a different vocabulary; choose another folder, or"
             " --extend it with --model"
         )
-
-
-def _words(paths: tuple[Path, ...]) -> str:
-    import shlex
-
-    return shlex.join(map(str, paths))

@@ -14,15 +14,15 @@ import glob
 import json
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from fastbert.data.layout import TextFormat, detect_layout, documents_of_lines
-from fastbert.data.text_lines import COMPRESSIONS, Progress, line_blocks
+from fastbert.data.text_lines import Progress, line_blocks
 from fastbert.errors import CorpusError
+from fastbert.io.text import COMPRESSIONS, plain_name, whole_characters
 from fastbert.io.untrusted_input import require_regular_file
 
 logger = logging.getLogger("fastbert")
@@ -34,8 +34,6 @@ _BLOCK_BYTES = 1 << 20
 _SAMPLE_BYTES = 1 << 18
 # A line of JSON cannot be cut: a longer one is an error.
 MAX_JSON_LINE_BYTES = 1 << 26
-
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -148,10 +146,7 @@ def _walk(folder: str) -> list[Path]:
 
 def _kind(file: Path) -> str | None:
     """Return ".txt" or ".jsonl", ignoring a compression suffix; None for other files."""
-    name = file.name.lower()
-    for compression in COMPRESSIONS:
-        name = name.removesuffix(compression)
-    return next((extension for extension in EXTENSIONS if name.endswith(extension)), None)
+    return next((extension for extension in EXTENSIONS if plain_name(file).endswith(extension)), None)
 
 
 def _read_file(file: Path, text_format: TextFormat, text_key: str, report: Progress | None) -> Iterator[list[str]]:
@@ -204,6 +199,4 @@ def _json_text(line: str, text_key: str, where: str) -> str:
     text = record[text_key]
     if not isinstance(text, str):
         raise CorpusError(f"{where}: the value of {text_key!r} must be a string, not {type(text).__name__}")
-    # JSON can encode half of a surrogate pair, which is not a character.
-    text = _SURROGATE.sub("�", text) if _SURROGATE.search(text) else text
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return whole_characters(text).replace("\r\n", "\n").replace("\r", "\n")

@@ -7,33 +7,20 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
 from fastbert.errors import CorpusError
+from fastbert.io.text import COMPRESSIONS, decompressor
 from fastbert.io.untrusted_input import open_regular
 
 Progress = Callable[[int], None]
 
-COMPRESSIONS = (".gz", ".xz")
 # A longer line is cut at a space.
 MAX_LINE_BYTES = 1 << 20
 
 
-def _open(file: Path) -> tuple[IO[bytes], IO[bytes]]:
-    """Open a file: the raw stream on disk, and the decompressed one."""
-    raw = open_regular(file, CorpusError)
-    match file.suffix.lower():
-        case ".gz":
-            return raw, gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
-        case ".xz":
-            return raw, lzma.LZMAFile(raw)
-    return raw, raw
-
-
 def _byte_blocks(file: Path, size: int, report: Progress | None) -> Iterator[bytes]:
     try:
-        raw, stream = _open(file)
-        with raw, stream:
+        with open_regular(file, CorpusError) as raw, decompressor(raw, file) as stream:
             if file.stat().st_size == 0:
                 return
             while block := stream.read(size):

@@ -37,8 +37,7 @@ def soft_target_loss(student: Tensor, teacher: Tensor, temperature: float = 2.0,
 
 def soft_regression_loss(student: Tensor, teacher: Tensor) -> Tensor:
     """Compute the mean squared error of regression outputs, fp32: the counterpart of soft targets."""
-    _check_shapes(student, teacher, "outputs")
-    return F.mse_loss(student.float(), teacher.detach().float())
+    return _squared_error(student, teacher, "outputs")
 
 
 def hidden_state_loss(student: Tensor, teacher: Tensor) -> Tensor:
@@ -60,12 +59,8 @@ class HiddenProjection(nn.Module):
     def forward(self, student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
         """Return the sum of the losses of all layers, fp32: (tokens, student_width) against (tokens, teacher_width)."""
         _check_layers(student, teacher)
-        losses = []
-        for state, target in zip(student, teacher, strict=True):
-            projected = self.dense(state.to(self.dense.weight.dtype)).float()
-            _check_shapes(projected, target, "hidden states")
-            losses.append(F.mse_loss(projected, target.detach().float()))
-        return torch.stack(losses).sum()
+        projected = [self.dense(state.to(self.dense.weight.dtype)) for state in student]
+        return torch.stack([_squared_error(x, y, "hidden states") for x, y in zip(projected, teacher)]).sum()
 
 
 def attention_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
@@ -75,11 +70,8 @@ def attention_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tens
     sequence. TinyBERT sets padding to 0 in both; packed sequences have no padding.
     """
     _check_layers(student, teacher)
-    losses = []
-    for scores, target in zip(student, teacher, strict=True):
-        _check_shapes(scores, target, "attention scores (heads, pairs)")
-        losses.append(F.mse_loss(scores.float(), target.detach().float()))
-    return torch.stack(losses).sum()
+    what = "attention scores (heads, pairs)"
+    return torch.stack([_squared_error(x, y, what) for x, y in zip(student, teacher)]).sum()
 
 
 def attention_scores(layer: Layer, x: Tensor, batch: PackedBatch) -> Tensor:
@@ -95,6 +87,12 @@ def attention_scores(layer: Layer, x: Tensor, batch: PackedBatch) -> Tensor:
         for start, end in pairwise(batch.cu_seqlens.tolist())
     ]
     return torch.cat(scores, dim=1) if scores else q.new_empty(heads, 0)
+
+
+def _squared_error(student: Tensor, teacher: Tensor, what: str) -> Tensor:
+    """Return the mean squared error, fp32, without a gradient for the teacher."""
+    _check_shapes(student, teacher, what)
+    return F.mse_loss(student.float(), teacher.detach().float())
 
 
 def _check_layers(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> None:

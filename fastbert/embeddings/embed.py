@@ -62,10 +62,10 @@ class EmbedOptions:
             check_pooling(self.pooling)
         if self.long not in LONG:
             raise UserError(f"long={self.long!r} must be {', '.join(map(repr, LONG[:-1]))} or {LONG[-1]!r}")
-        least = SPECIAL + 1
-        for name, value, lowest in (("max_length", self.max_length, least), ("batch_tokens", self.batch_tokens, 1)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < lowest):
-                raise UserError(f"{name}={value!r} must be a whole number, at least {lowest}")
+        for name, least in (("max_length", SPECIAL + 1), ("batch_tokens", 1)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise UserError(f"{name}={value!r} must be a whole number, at least {least}")
 
 
 @dataclass
@@ -134,8 +134,7 @@ def embed_chunks(
     """
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise UserError(f"texts must be a list of strings or another iterable, not {type(texts).__name__}")
-    embedder = _Embedder(model, tokenizer, options or EmbedOptions(), counts or Counts())
-    return embedder.run(texts)
+    return _Embedder(model, tokenizer, options or EmbedOptions(), counts or Counts()).run(texts)
 
 
 class _Embedder:

@@ -121,8 +121,7 @@ def _pooling(folder: Path) -> str:
         )
     if config.get("include_prompt") is False:
         raise UserError(f"{path}: leaves the tokens of a prompt out of pooling (include_prompt), which is unsupported")
-    pooling: str = modes[0]
-    return pooling
+    return str(modes[0])
 
 
 def _dense(folder: Path) -> Dense:

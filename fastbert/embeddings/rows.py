@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastbert.errors import UserError
+from fastbert.io.text import has_surrogates
+from fastbert.tasks.ragged import by_length
 from fastbert.tokenizers import WordPieceTokenizer
 
 LONG = ("truncate", "windows", "error")
@@ -54,16 +56,9 @@ class Rows:
         return self.sizes + SPECIAL
 
     def batches(self, batch_tokens: int) -> Iterator[np.ndarray]:
-        """Yield rows by length, longest first, in groups of at most `batch_tokens` tokens; a longer row stands
+        """Return rows by length, longest first, in groups of at most `batch_tokens` tokens; a longer row stands
         alone."""
-        lengths = self.lengths
-        order = np.argsort(-lengths, kind="stable")
-        ends = np.cumsum(lengths[order])
-        first = done = 0
-        while first < len(order):
-            last = max(first + 1, int(np.searchsorted(ends, done + batch_tokens, side="right")))
-            yield order[first:last]
-            first, done = last, int(ends[last - 1])
+        return by_length(self.lengths, batch_tokens)
 
 
 def read_rows(tokenizer: WordPieceTokenizer, texts: Sequence[str], cutting: Cutting, first: int = 0) -> Rows:
@@ -107,7 +102,7 @@ def check_texts(texts: Sequence[object], first: int = 0) -> None:
     for index, text in enumerate(texts, first):
         if not isinstance(text, str):
             raise UserError(f"texts[{index}] must be a string, not {type(text).__name__}")
-        if any("\ud800" <= character <= "\udfff" for character in text):
+        if has_surrogates(text):
             raise UserError(
                 f"texts[{index}] holds a lone surrogate (half of a character): clean it first, with"
                 ' text.encode("utf-8", "replace").decode() for example'

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -14,17 +14,23 @@ from fastbert.embeddings.output_file import OutputFile, import_pyarrow, vector_c
 NPY_HEADER = 128  # bytes, whatever the shape
 
 
-class VectorWriter(Protocol):
+class VectorWriter(ABC):
     """Writes fp32 (rows, width) arrays one below the other."""
 
+    file: Any
+    rows = 0
+
+    @abstractmethod
+    def __init__(self, path: Path, width: int) -> None:
+        """Open the file."""
+
+    @abstractmethod
     def write(self, vectors: np.ndarray) -> None:
         """Append vectors, fp32 (rows, width)."""
 
     def finish(self) -> None:
-        """Complete the file."""
-
-    def close(self) -> None:
-        """Close the file."""
+        """Complete and close the file."""
+        self.file.close()
 
 
 class VectorFile(OutputFile):
@@ -52,17 +58,15 @@ class VectorFile(OutputFile):
     def _finish(self) -> None:
         if self._writer is not None:
             self._writer.finish()
-            self._writer.close()
 
     def _close(self) -> None:
         if self._writer is not None:
-            self._writer.close()
+            self._writer.file.close()
 
 
-class _Npy:
+class _Npy(VectorWriter):
     def __init__(self, path: Path, width: int) -> None:
-        self.file: IO[bytes] = path.open("wb")
-        self.rows, self.width = 0, width
+        self.file, self.width = path.open("wb"), width
         self.file.write(self._header())
 
     def _header(self) -> bytes:
@@ -78,19 +82,17 @@ class _Npy:
     def finish(self) -> None:
         self.file.seek(0)
         self.file.write(self._header())
-
-    def close(self) -> None:
-        self.file.close()
+        super().finish()
 
 
-class _Parquet:
+class _Parquet(VectorWriter):
     def __init__(self, path: Path, width: int) -> None:
         self.pyarrow, parquet = import_pyarrow()
-        self.rows, self.width = 0, width
+        self.width = width
         fields = {"index": self.pyarrow.int64(), "embedding": self.pyarrow.list_(self.pyarrow.float32(), width)}
         self.schema = self.pyarrow.schema(list(fields.items()))
         # Vectors hold no repetition: dictionaries and compression would only cost time.
-        self.file: Any = parquet.ParquetWriter(path, self.schema, use_dictionary=False, compression="none")
+        self.file = parquet.ParquetWriter(path, self.schema, use_dictionary=False, compression="none")
 
     def write(self, vectors: np.ndarray) -> None:
         index = self.pyarrow.array(np.arange(self.rows, self.rows + len(vectors)))
@@ -98,17 +100,10 @@ class _Parquet:
         self.file.write_table(self.pyarrow.Table.from_arrays(columns, schema=self.schema))
         self.rows += len(vectors)
 
-    def finish(self) -> None:
-        pass  # closing writes the footer
 
-    def close(self) -> None:
-        self.file.close()
-
-
-class _JsonLines:
+class _JsonLines(VectorWriter):
     def __init__(self, path: Path, width: int) -> None:
         self.file = path.open("w", encoding="utf-8")
-        self.rows = 0
         # Nine digits represent each fp32 exactly.
         self.line = '{"index": %d, "embedding": [' + ", ".join(["%.9g"] * width) + "]}\n"
 
@@ -121,11 +116,5 @@ class _JsonLines:
                 self.file.write(json.dumps({"index": self.rows, "embedding": vector}) + "\n")
             self.rows += 1
 
-    def finish(self) -> None:
-        pass
 
-    def close(self) -> None:
-        self.file.close()
-
-
-WRITERS: dict[str, Callable[[Path, int], VectorWriter]] = {".npy": _Npy, ".parquet": _Parquet, ".jsonl": _JsonLines}
+WRITERS: dict[str, type[VectorWriter]] = {".npy": _Npy, ".parquet": _Parquet, ".jsonl": _JsonLines}

@@ -20,6 +20,7 @@ from fastbert.embeddings.rows import SPECIAL, Rows, check_texts
 from fastbert.errors import UserError
 from fastbert.models.encoder import EncoderModel
 from fastbert.models.finite import check_finite
+from fastbert.tasks.ragged import bounds
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 
@@ -204,8 +205,7 @@ def _layout_of(tokenizer: WordPieceTokenizer, texts: Sequence[str | Sequence[str
     split = [_words(text, index) for index, text in enumerate(texts, first)]
     words = [word for sentence in split for word in sentence]
     check_texts(words)
-    word_offsets = np.zeros(len(split) + 1, dtype=np.int64)
-    np.cumsum([len(sentence) for sentence in split], out=word_offsets[1:])
+    word_offsets = bounds(np.array([len(sentence) for sentence in split], dtype=np.int64))
     # A word without tokens (control characters alone) becomes [UNK], so that each word has a vector.
     word_ids, begins = tokenizer.encode_ragged(words, False, threads=1)
     begins = begins.astype(np.int64)

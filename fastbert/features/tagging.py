@@ -6,8 +6,7 @@ The encoder runs once over both sets; all its hidden states stay in memory, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -58,10 +57,6 @@ class Table7Row:
     f1: float
     epoch: int
     """The epoch of the best score, from 1."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the row as JSON can hold it."""
-        return asdict(self)
 
 
 def table7_rows(count: int) -> list[tuple[str, tuple[int, ...], bool]]:

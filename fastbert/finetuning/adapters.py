@@ -7,8 +7,7 @@ forward of their modules. The head is trained with them. peft has no bottleneck 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -209,20 +208,13 @@ def _check_targets(model: PreTrainedModel, targets: Sequence[str]) -> None:
 def _wrapped(peft: Any, model: PreTrainedModel, config: Any) -> Any:
     if any(name.endswith((".base_layer", ".modules_to_save")) for name, _ in model.named_modules()):
         raise UserError("the model has adapters already; merge them first")
-    with _peft_errors(model):
+    try:
         adapted = peft.get_peft_model(model, config)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"peft puts no such adapters on {type(model).__name__} ({_line(error)})") from error
     # Prepacked copies of weights that are no longer trained are stale.
     prepacked_weights.forget(model.parameters())
     return adapted
-
-
-@contextmanager
-def _peft_errors(model: PreTrainedModel) -> Iterator[None]:
-    """Raise peft's errors as `UserError`."""
-    try:
-        yield
-    except (ValueError, TypeError) as error:
-        raise UserError(f"peft puts no such adapters on {type(model).__name__} ({_line(error)})") from error
 
 
 def _line(error: BaseException) -> str:

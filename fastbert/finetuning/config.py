@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from fastbert.errors import UserError
 from fastbert.tasks.registry import TASKS, TaskFlags, TaskName, task_class
-from fastbert.training.run_config import RunConfig, flag, require
+from fastbert.training.run_config import RunConfig, flag
 
 PAPER_GRID: dict[str, tuple[float, ...]] = {"batch_size": (16, 32), "lr": (5e-5, 3e-5, 2e-5), "epochs": (2, 3, 4)}
 DEFAULTS: dict[str, tuple[float, ...]] = {"batch_size": (32,), "lr": (5e-5,), "epochs": (3,)}
@@ -131,42 +131,40 @@ class FinetuneConfig(TaskFlags, _Files):
     def __post_init__(self) -> None:
         if self.task is not None and self.task not in TASKS:
             raise UserError(f"--task {self.task}: choose one of {', '.join(TASKS)}")
-        for name in ("seeds", "log_every", "n_best", "max_answer_length", "num_beams", "max_target_length"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        counts = ("seeds", "log_every", "n_best", "max_answer_length", "num_beams", "max_target_length")
         optional = (
-            "max_steps",
-            "micro_batch",
-            "eval_every",
-            "checkpoint_every",
-            "early_stopping",
-            "student_layers",
-            "lora",
+            *("max_steps", "micro_batch", "eval_every", "checkpoint_every", "early_stopping", "student_layers"),
+            *("lora", "decoder_layers"),
         )
-        for name in (*optional, "decoder_layers"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, name, value, "at least 1")
-        for name, least in (("epochs", 0), ("lr", 0), ("batch_size", 1)):
-            for value in getattr(self, name):
-                good = least <= value < float("inf") and value > 0
-                require(good, name, value, "at least 1" if least else "above 0 and finite")
-        for name in ("stride", "context_tokens", "reinit_layers", "weight_decay"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
-        require(0 <= self.warmup < 1, "warmup", self.warmup, "from 0 to below 1 (a fraction of the run)")
-        require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "above 0")
-        require(0 < self.layer_decay <= 1, "layer_decay", self.layer_decay, "above 0 and at most 1")
-        require(self.dropout is None or 0 <= self.dropout < 1, "dropout", self.dropout, "from 0 to below 1")
-        require(self.max_length is None or self.max_length >= 4, "max_length", self.max_length, "at least 4")
         fraction = self.validation_fraction
-        require(
-            fraction is None or 0 < fraction < 1,
-            "validation_fraction",
-            fraction,
-            "between 0 and 1 (a fraction of the examples)",
+        self.require(
+            *((name, getattr(self, name) >= 1, "at least 1") for name in counts),
+            *((name, getattr(self, name) is None or getattr(self, name) >= 1, "at least 1") for name in optional),
+            *((name, getattr(self, name) >= 0, "at least 0") for name in ("stride", "context_tokens", "reinit_layers")),
+            ("weight_decay", self.weight_decay >= 0, "at least 0"),
+            ("warmup", 0 <= self.warmup < 1, "from 0 to below 1 (a fraction of the run)"),
+            ("max_grad_norm", self.max_grad_norm > 0, "above 0"),
+            ("layer_decay", 0 < self.layer_decay <= 1, "above 0 and at most 1"),
+            ("dropout", self.dropout is None or 0 <= self.dropout < 1, "from 0 to below 1"),
+            ("max_length", self.max_length is None or self.max_length >= 4, "at least 4"),
+            (
+                "validation_fraction",
+                fraction is None or 0 < fraction < 1,
+                "between 0 and 1 (a fraction of the examples)",
+            ),
+            ("temperature", self.temperature > 0, "above 0"),
+            ("soft_weight", 0 <= self.soft_weight <= 1, "from 0 to 1"),
+            ("seed", 0 <= self.seed < 2**31, "from 0 to 2^31 - 1"),
+            ("null_threshold", not math.isnan(self.null_threshold), "a number"),
         )
-        require(self.temperature > 0, "temperature", self.temperature, "above 0")
-        require(0 <= self.soft_weight <= 1, "soft_weight", self.soft_weight, "from 0 to 1")
-        require(0 <= self.seed < 2**31, "seed", self.seed, "from 0 to 2^31 - 1")
-        require(not math.isnan(self.null_threshold), "null_threshold", self.null_threshold, "a number")
+        for name, least, range_in_words in (
+            ("epochs", 0, "above 0 and finite"),
+            ("lr", 0, "above 0 and finite"),
+            ("batch_size", 1, "at least 1"),
+        ):
+            for value in getattr(self, name):
+                if not (least <= value < math.inf and value > 0):
+                    raise UserError(f"{flag(name)} {value} must be {range_in_words}")
         self._check_together()
 
     def _check_together(self) -> None:

@@ -122,7 +122,7 @@ class Setting:
     objective: Objective
     items: Callable[[TaskBatch], int]
     """Counts the labels of a batch."""
-    save: Callable[[Path], None]
+    save: Callable[[Path], object]
     """Writes the current model to a folder."""
     evaluate: Callable[[Any], Scores] | None
     """Returns a model's scores by file; None without evaluation files."""
@@ -285,8 +285,7 @@ class Fit:
         setting, rows = self.setting, self.setting.rows
         size = setting.config.micro_batch or len(units)
         keys = order.dropout_keys(units, self.trial.seed, epoch)
-        batches = [rows.batch(units[i : i + size], keys[i : i + size]) for i in range(0, len(units), size)]
-        batches = share_out(batches)
+        batches = share_out([rows.batch(units[i : i + size], keys[i : i + size]) for i in range(0, len(units), size)])
         items = sum(setting.items(batch) for batch in batches)
         total: Any = 0.0
         for batch in batches:

@@ -158,9 +158,9 @@ class _Run:
             _Evaluation(name, dataset, self.task.encode(dataset, self.tokenizer, labelled=False))
             for name, dataset in zip(names, evaluations, strict=True)
         ]
-        self.teacher = None
-        if config.teacher is not None:
-            self.teacher = load_teacher(self.task, find_source(config.teacher), self.tokenizer)
+        self.teacher = (
+            None if config.teacher is None else load_teacher(self.task, find_source(config.teacher), self.tokenizer)
+        )
         if not self.rows.units:
             raise UserError(f"{config.train}: no example can be trained on")
         self._check_metric()

@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fastbert.config import BertConfig
 from fastbert.distillation.finetuning import DistillationLoss
 from fastbert.distillation.models import student_from
 from fastbert.errors import UserError
+from fastbert.finetuning import adapters
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.fit import Objective
 from fastbert.finetuning.recipe import reinitialise, top_layers
@@ -81,7 +83,7 @@ class Beginning:
 
     model: PreTrainedModel
     objective: Objective
-    save: Callable[[Path], None]
+    save: Callable[[Path], object]
     loaded: Callable[[torch.dtype], PreTrainedModel]
 
 
@@ -91,19 +93,14 @@ def begin_trial(
     """Return what a trial trains: the whole model or adapters, on labels alone or with a teacher."""
     model = begin(task, source, config, seed)
     if config.lora is not None:
-        from fastbert.finetuning.adapters import add_lora, merge, save_adapter
-
         torch.manual_seed(seed)  # peft draws from the global generator
-        adapted = add_lora(model, rank=config.lora, alpha=2 * config.lora)
-
-        def save_adapters(folder: Path) -> None:
-            save_adapter(adapted, folder, base=config.model)
+        adapted = adapters.add_lora(model, rank=config.lora, alpha=2 * config.lora)
 
         def merged(dtype: torch.dtype) -> PreTrainedModel:
             # On the CPU, where `finished` merges.
-            return merge(copy.deepcopy(adapted).to("cpu")).to(device=model.device, dtype=dtype)
+            return adapters.merge(copy.deepcopy(adapted).to("cpu")).to(device=model.device, dtype=dtype)
 
-        return Beginning(model, task.loss, save_adapters, merged)
+        return Beginning(model, task.loss, partial(adapters.save_adapter, adapted, base=config.model), merged)
     if teacher is None:
         return Beginning(model, task.loss, model.save_pretrained, lambda dtype: in_dtype(model, dtype))
     distillation = DistillationLoss(task, model, teacher, config)
@@ -143,6 +140,4 @@ def finished(task: Task[Any], source: Path, config: FinetuneConfig, seed: int, f
     """Return the model that `Beginning.save` wrote, with adapters merged into its weights."""
     if config.lora is None:
         return task.load_head(folder)
-    from fastbert.finetuning.adapters import load_adapter, merge
-
-    return merge(load_adapter(begin(task, source, config, seed), folder))
+    return adapters.merge(adapters.load_adapter(begin(task, source, config, seed), folder))

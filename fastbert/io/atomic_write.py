@@ -1,17 +1,23 @@
 """Write files atomically: after a kill or a power failure, a file has its old content or its new one.
 
-The content is written to `NAME.partial` beside the file, flushed to disk, and renamed.
+The content is written to `NAME.*.partial` beside the file, flushed to disk, and renamed. Each write has a temporary
+name of its own, so of several at the same time the last to finish wins, whole.
 """
 
 from __future__ import annotations
 
 import errno
+import glob
 import json
 import os
+import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+_ABANDONED_SECONDS = 86_400.0  # without a change: the temporary file of a killed process
 
 
 @contextmanager
@@ -46,8 +52,12 @@ def write_json_atomic(path: Path, content: Any, *, ensure_ascii: bool = True) ->
 
 
 def partial_path(path: Path) -> Path:
-    """Return the temporary path beside `path`."""
-    return path.with_name(f"{path.name}.partial")
+    """Return a new temporary path beside `path`; remove those of processes that were killed a day ago or earlier."""
+    for left in path.parent.glob(f"{glob.escape(path.name)}.*.partial"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
+                left.unlink()
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
 
 
 def replace_synced(partial: Path, path: Path) -> None:

@@ -20,6 +20,7 @@ class Bars:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
         self.console = console(quiet)
+        self._counted: dict[tuple[str, int], Callable[..., None]] = {}
         self.progress = Progress(
             TextColumn("{task.description:<28}"),
             BarColumn(bar_width=28),
@@ -41,6 +42,12 @@ class Bars:
         """Begin a stage of `total` bytes or items; return a function that takes the number done, and a note to show."""
         task = self.progress.add_task(name, total=total, detail="")
         return lambda done, detail="": self.progress.update(task, completed=done, detail=detail)
+
+    def count(self, name: str, done: int, total: int, detail: str = "") -> None:
+        """Show the number done in a stage of `total` items, which begins with its first call."""
+        if (name, total) not in self._counted:
+            self._counted[name, total] = self.stage(name, total)
+        self._counted[name, total](done, detail)
 
     def waiting(self, name: str) -> Callable[..., None]:
         """Begin a stage of unknown length; return a function to call with the seconds so far, and with `done=True` at

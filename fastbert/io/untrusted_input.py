@@ -11,7 +11,6 @@ import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from fastbert.errors import CheckpointError, UserError
@@ -33,6 +32,14 @@ def require_regular_file(path: str | os.PathLike[str], error: type[UserError] = 
     Links are followed. Raises OSError where the path cannot be examined, FileNotFoundError for a missing file.
     """
     _check_kind(path, os.stat(path).st_mode, error)
+
+
+def require_file(path: str | os.PathLike[str]) -> None:
+    """Raise UserError unless `path` is a regular file."""
+    try:
+        require_regular_file(path)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
 
 
 def open_regular(path: str | os.PathLike[str], error: type[UserError] = UserError) -> IO[bytes]:
@@ -118,9 +125,7 @@ class UntrustedFile:
     def __enter__(self) -> UntrustedFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -87,6 +87,13 @@ class Task(ABC, Generic[E]):
         return self.head(registry.verified_config(folder, options)).from_pretrained(folder, **options)
 
     @property
+    def known_labels(self) -> tuple[str, ...]:
+        """The labels. Raises UserError while they are unknown."""
+        if self.labels is None:
+            raise UserError(f"the labels of {self.name} are not known: call learn_labels with a training set first")
+        return self.labels
+
+    @property
     def main_metric(self) -> str:
         """The metric that chooses models."""
         return self.settings.metric or self.metrics[0]
@@ -134,10 +141,10 @@ class Task(ABC, Generic[E]):
     def items(self, batch: TaskBatch) -> int:
         """Return the number of labels in a batch, over which its loss is a mean."""
 
-    @abstractmethod
     def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
         """Return the sum of the losses of the batch's labels divided by `items`, fp32: its share of the mean over
         several batches."""
+        return self.forward(model, batch, items).loss
 
     def forward(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> TaskOutput:
         """Return the loss with the logits behind it; `options` are passed to the model."""
@@ -170,6 +177,12 @@ class Task(ABC, Generic[E]):
     def add_no_answer(self, path: Path, dataset: Dataset[E], predictions: list[Prediction]) -> list[Prediction]:
         """Add to each prediction the probability that its question has no answer, from a file by id (SQuAD 2.0)."""
         raise UserError(f"{path}: {self.name} has no questions without an answer")
+
+    def require_least(self, **least: int) -> None:
+        """Raise UserError for a setting below its least value."""
+        for name, value in least.items():
+            if getattr(self.settings, name) < value:
+                raise UserError(f"{name}={getattr(self.settings, name)} must be at least {value}")
 
     def report_unusable(self, message: str) -> None:
         """Log a message about examples that cannot be used, or raise it as UserError with `strict`."""

@@ -7,7 +7,7 @@ example are a unit, over which the softmax goes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,6 @@ from fastbert.tasks.prediction_format import Prediction, PredictionFormat
 from fastbert.tasks.readers.cells import choice_of
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tokenizers import WordPieceTokenizer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LEAST_LENGTH = 5  # the special tokens of a pair, and a token of each text
 
@@ -108,9 +105,6 @@ class Choice(Task[ChoiceExample]):
         choices = len(batch.inputs) // len(labels)
         output = model(batch.inputs, labels=labels, num_choices=choices, num_items_in_batch=items, **options)
         return TaskOutput(output.loss, output.logits, output.hidden_states or ())
-
-    def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
-        return self.forward(model, batch, items).loss
 
     def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:
         """Return the score of each row, that is of each ending, (1,)."""

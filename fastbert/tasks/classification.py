@@ -13,7 +13,7 @@ import numpy as np
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.tasks.examples import Dataset, TextExample
-from fastbert.tasks.metrics.classification import ordered
+from fastbert.tasks.metrics.classification import classification_scores, ordered
 from fastbert.tasks.prediction_format import Prediction, PredictionFormat
 from fastbert.tasks.readers.cells import class_name
 from fastbert.tasks.rows import Rows
@@ -61,7 +61,7 @@ class Classification(TextTask):
         self.labels = ordered(labels)
 
     def check_labels(self, dataset: Dataset[TextExample]) -> None:
-        known = self._known()
+        known = self.known_labels
         unknown = [
             (i, str(e.label)) for i, e in enumerate(dataset) if e.label is not None and str(e.label) not in known
         ]
@@ -87,12 +87,12 @@ class Classification(TextTask):
         if not labelled:
             return rows
         self.check_labels(dataset)
-        numbers = {label: number for number, label in enumerate(self._known())}
+        numbers = {label: number for number, label in enumerate(self.known_labels)}
         labels = np.array([numbers[str(example.label)] for example in dataset], dtype=np.int64)
         return replace(rows, unit_targets={"labels": labels})
 
     def decode(self, dataset: Dataset[TextExample], rows: Rows, outputs: Sequence[np.ndarray]) -> list[Prediction]:
-        known = self._known()
+        known = self.known_labels
         logits = np.stack(outputs).astype(np.float64)
         powers = np.exp(logits - logits.max(-1, keepdims=True))
         probabilities = powers / powers.sum(-1, keepdims=True)
@@ -106,16 +106,9 @@ class Classification(TextTask):
         ]
 
     def score(self, dataset: Dataset[TextExample], predictions: Sequence[Prediction]) -> dict[str, float]:
-        from fastbert.tasks.metrics.classification import classification_scores
-
         gold = [str(example.label) for example in dataset]
         predicted = [str(prediction["label"]) for prediction in predictions]
         return classification_scores(gold, predicted, self.labels or ordered([*gold, *predicted]), where=dataset.path)
 
     def gold_prediction(self, example: TextExample) -> Prediction:
         return {"id": example.id, "label": str(example.label)}
-
-    def _known(self) -> tuple[str, ...]:
-        if self.labels is None:
-            raise AssertionError("learn_labels comes first")
-        return self.labels

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from fastbert.errors import UserError
+from fastbert.io.text import has_surrogates
 from fastbert.models.finite import check_finite
 from fastbert.models.heads.pretraining import MaskedLanguageModel
 from fastbert.tokenizers import WordPieceTokenizer
@@ -40,7 +41,7 @@ def fill_mask(
     if not 1 <= top_k <= answers:
         raise UserError(f"top_k={top_k} must be between 1 and the vocabulary's {answers} entries that can be an answer")
     check_tokenizer(tokenizer, model.config.vocab_size)
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if has_surrogates(text):
         raise UserError(f"the text {text!r} is not valid Unicode: give it as UTF-8")
     limit = model.config.max_sequence_length
     batch = tokenizer.pack([text], max_length=None).to(model.device)

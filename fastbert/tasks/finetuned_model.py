@@ -71,5 +71,4 @@ def _foreign_task(folder: Path, name: str, settings: dict[str, Any]) -> Task[Any
     if classes and not any(kind.head_name in str(each) for each in classes):
         raise UserError(f"--task {name}: {folder} holds a {classes[0]}")
     length = min(kind.default_length, config.max_sequence_length)
-    task: Task[Any] = kind(kind.settings_type(**{"max_length": length, **changed_settings(kind, settings)}), labels)
-    return task
+    return kind(kind.settings_type(**{"max_length": length, **changed_settings(kind, settings)}), labels)

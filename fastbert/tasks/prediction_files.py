@@ -11,10 +11,11 @@ from typing import Any
 
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_atomic
+from fastbert.io.text import plain_name
 from fastbert.tasks.examples import Dataset
 from fastbert.tasks.prediction_format import Prediction, PredictionFormat, cell
 from fastbert.tasks.readers.cells import number
-from fastbert.tasks.readers.tables import json_lines, name_of, plain_name, read_lines, read_table
+from fastbert.tasks.readers.tables import json_lines, name_of, read_json, read_lines, read_table
 from fastbert.tasks.registry import task_class
 from fastbert.tasks.text_files import STDIN
 
@@ -40,7 +41,8 @@ def write_predictions(
     prediction under a header; `.txt`, predictions alone, one per line; `.json`, SQuAD's object of texts by id; `.conll`
     (for tagging also `.txt`), words and tags.
     """
-    _same_ids(dataset, predictions)
+    if [example.id for example in dataset] != [prediction["id"] for prediction in predictions]:
+        raise ValueError("predictions must be those of the dataset, in its order")
     form = _format(task_name)
     key = form.key
     match ".jsonl" if str(path) == STDIN else file_kind(path, task_name):
@@ -117,28 +119,25 @@ def file_kind(path: str | Path, task_name: str) -> str:
 
 def _format(task_name: str) -> PredictionFormat:
     """Return a task's prediction format. Raises UserError for an unknown name."""
-    form: PredictionFormat = task_class(task_name).prediction_format
-    return form
-
-
-def _same_ids(dataset: Dataset[Any], predictions: Sequence[Prediction]) -> None:
-    if [example.id for example in dataset] != [prediction["id"] for prediction in predictions]:
-        raise ValueError("predictions must be those of the dataset, in its order")
+    return task_class(task_name).prediction_format
 
 
 def _json_lines(path: str | Path, task_name: str, form: PredictionFormat) -> Iterator[_Entry]:
-    key = form.key
     for line, record in json_lines(enumerate(read_lines(path), 1), name_of(path)):
         where = f"{path}, line {line}"
         if not isinstance(record, dict):
             raise UserError(f"{where}: must be a JSON object, not {type(record).__name__}")
-        if key not in record and "prediction" not in record:
-            raise UserError(f"{where}: has no {key!r} ({', '.join(list(record)[:10])}), the prediction of {task_name}")
+        if form.key not in record and "prediction" not in record:
+            raise UserError(
+                f"{where}: has no {form.key!r} ({', '.join(list(record)[:10])}), the prediction of {task_name}"
+            )
         name = record.get("id")
         if name is not None and (isinstance(name, bool) or not isinstance(name, str | int)):
             raise UserError(f"{where}: 'id' must be a string or an integer, not {type(name).__name__}")
-        value = record.get(key, record.get("prediction"))
-        yield _Entry(where, None if name is None else str(name), value, form.details(record, where))
+        value = record.get(form.key, record.get("prediction"))
+        yield _Entry(
+            where, None if name is None else str(name), value, form.details(record, where) if form.details else {}
+        )
 
 
 class _Pairs(list[tuple[str, Any]]):
@@ -146,13 +145,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 def _json_object(path: str | Path, meaning: str) -> Iterator[_Entry]:
-    text = "\n".join(read_lines(path))
-    try:
-        content = json.loads(text, object_pairs_hook=_Pairs)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}, line 1 ff.: not JSON ({error})") from None
+    content = read_json(path, object_pairs_hook=_Pairs)
     if not isinstance(content, _Pairs):
         raise UserError(f"{path}, line 1: must be a JSON object of {meaning}")
     seen: set[str] = set()

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastbert.errors import UserError
+from fastbert.io.text import whole_characters
 from fastbert.tasks.examples import Dataset, Example
-from fastbert.tasks.text_files import whole_characters
 
 Prediction = dict[str, Any]
 """The prediction for one example, as JSON can hold it: `id`, the value under the task's key, and details."""
@@ -27,11 +27,6 @@ def check_text(value: Any, where: str, example: Example) -> str:
     return whole_characters(value)
 
 
-def no_details(record: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return no more than the predicted value of a JSON object."""
-    return {}
-
-
 @dataclass(frozen=True)
 class PredictionFormat:
     """How predictions of a task are written to files and read from them."""
@@ -42,8 +37,8 @@ class PredictionFormat:
     """Suffixes of the files that can hold predictions, besides .jsonl."""
     check: Callable[[Any, str, Example], Any] = check_text
     """Return a value of a file, checked against its example. Raises UserError, naming the place, for a wrong one."""
-    details: Callable[[Mapping[str, Any], str], dict[str, Any]] = no_details
-    """Return the other entries of a JSON object that scoring reads, checked."""
+    details: Callable[[Mapping[str, Any], str], dict[str, Any]] | None = None
+    """Return the other entries of a JSON object that scoring reads, checked; None if it reads no others."""
     write_text: Callable[[Dataset[Any], Sequence[Prediction]], str] | None = None
     """Return the content of a text file (default: one predicted value per line)."""
     read_text: Callable[[str, Dataset[Any]], list[Prediction]] | None = None

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastbert.errors import UserError
 from fastbert.tasks.seq2seq.flags import SequenceFlags, SequencePredictFlags
 from fastbert.tasks.span.flags import SpanFlags, SpanPredictFlags
 from fastbert.tasks.tagging.flags import TaggingFlags
+
+if TYPE_CHECKING:
+    from fastbert.tasks.base import Task
 
 # Name -> module:class.
 TASKS = {
@@ -48,14 +51,15 @@ class PredictFlags(SequencePredictFlags, SpanPredictFlags):
     """The flags of all tasks that can change after training; None keeps the value of training."""
 
 
-def task_class(name: str) -> Any:
+def task_class(name: str) -> type[Task[Any]]:
     """Return the subclass of `Task` with this name. Raises `UserError` for an unknown name."""
     if name not in TASKS:
         raise UserError(f"--task {name}: choose one of {', '.join(TASKS)}")
     module, _, attribute = TASKS[name].partition(":")
-    return getattr(import_module(module), attribute)
+    kind: type[Task[Any]] = getattr(import_module(module), attribute)
+    return kind
 
 
-def make_task(name: str, settings: Any = None, labels: Sequence[str] | None = None) -> Any:
+def make_task(name: str, settings: Any = None, labels: Sequence[str] | None = None) -> Task[Any]:
     """Return the `Task` with this name, with `TaskSettings` or the task's own subclass of them."""
     return task_class(name)(settings, labels)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastbert.tasks.ragged import runs
+from fastbert.tasks.ragged import bounds, by_length, runs
 
 if TYPE_CHECKING:
     import torch
@@ -117,25 +117,17 @@ class Rows:
         from fastbert.packing import PackedBatch
 
         tokens, lengths = self._tokens(rows), self.lengths[rows]
-        cu_seqlens = np.zeros(len(rows) + 1, dtype=np.int32)
-        np.cumsum(lengths, out=cu_seqlens[1:])
         return PackedBatch(
             input_ids=torch.from_numpy(self.input_ids[tokens].astype(np.int64)),
             token_type_ids=torch.from_numpy(self.token_type_ids[tokens].astype(np.int64)),
-            cu_seqlens=torch.from_numpy(cu_seqlens),
+            cu_seqlens=torch.from_numpy(bounds(lengths).astype(np.int32)),
             max_seqlen=int(lengths.max(initial=0)),
             dropout_key=None if keys is None else torch.from_numpy(keys.astype(np.int64)),
         )
 
     def by_length(self, batch_tokens: int) -> Iterator[np.ndarray]:
-        """Yield all rows, longest first, in groups of at most `batch_tokens` tokens; a longer row stands alone."""
-        order = np.argsort(-self.lengths, kind="stable")
-        ends = np.cumsum(self.lengths[order])
-        first = done = 0
-        while first < len(order):
-            last = max(first + 1, int(np.searchsorted(ends, done + batch_tokens, side="right")))
-            yield order[first:last]
-            first, done = last, int(ends[last - 1])
+        """Return all rows, longest first, in groups of at most `batch_tokens` tokens; a longer row stands alone."""
+        return by_length(self.lengths, batch_tokens)
 
     def _tokens(self, rows: np.ndarray) -> np.ndarray:
         """Return the indices of the tokens of these rows, in the order of the rows."""

@@ -52,8 +52,7 @@ def load_task(folder: Path, **overrides: Any) -> Task[Any]:
         settings = {name: stored[key] for name, key in keys.items() if key in stored}
         settings["columns"] = Columns(**settings.get("columns", {}))
         settings |= changed_settings(kind, overrides)
-        task: Task[Any] = kind(kind.settings_type(**settings), values["labels"])
-        return task
+        return kind(kind.settings_type(**settings), values["labels"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointError(f"{path}: damaged ({error}); name the task with --task") from None
 

@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import lzma
-import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -16,11 +15,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from fastbert.errors import UserError
-from fastbert.io.untrusted_input import require_regular_file
+from fastbert.io.text import COMPRESSIONS, decompressor, plain_name, whole_characters
+from fastbert.io.untrusted_input import require_file
 
 STDIN = "-"
 KINDS = (".txt", ".jsonl", ".csv", ".tsv")
-COMPRESSIONS = (".gz", ".xz")
 MOST_FIELD = (1 << 31) - 1  # characters of a cell
 HEAD = 4096  # bytes by which a binary file is recognised
 # First bytes of files that are not text: what they are, and the cure.
@@ -33,7 +32,6 @@ MAGIC = (
     (b"\xff\xfe", "UTF-16", "save it as UTF-8"),
     (b"\xfe\xff", "UTF-16", "save it as UTF-8"),
 )
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class TextFile:
@@ -46,18 +44,14 @@ class TextFile:
     def __init__(self, path: str | Path, column: str | None = None) -> None:
         self.name = "standard input" if str(path) == STDIN else str(path)
         self.path = None if str(path) == STDIN else Path(path)
-        plain = "" if self.path is None else self.path.name.lower()
-        for compression in COMPRESSIONS:
-            plain = plain.removesuffix(compression)
-        kind = ".txt" if self.path is None else next((kind for kind in KINDS if plain.endswith(kind)), None)
+        plain = ".txt" if self.path is None else plain_name(self.path)
+        kind = next((kind for kind in KINDS if plain.endswith(kind)), None)
         if kind is None:
             raise UserError(f"{path}: must be a {', '.join(KINDS)} file, perhaps with {' or '.join(COMPRESSIONS)}")
         if kind == ".txt" and column is not None:
             raise UserError(f"{self.name} has lines of text and no column {column!r}: leave the column out")
-        if self.path is not None and self.path.exists():
-            require_regular_file(self.path)
-        if self.path is not None and not self.path.is_file():
-            raise UserError(f"{self.path}: no such file")
+        if self.path is not None:
+            require_file(self.path)
         self.kind, self.column = kind, column or "text"
         self._raw: IO[bytes] | None = None
 
@@ -103,28 +97,18 @@ class TextFile:
             yield whole_characters(text)
 
     def _table(self, stream: Any) -> Iterator[str]:
-        # The limit, 128 KiB by default, is process-wide.
-        csv.field_size_limit(max(csv.field_size_limit(), MOST_FIELD))
-        text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
-        rows = csv.reader(text, delimiter="\t" if self.kind == ".tsv" else ",", strict=True)
-        try:
-            names = next(rows, [])
-            if self.column not in names:
-                raise UserError(
-                    f"{self.name}: no column {self.column!r} (columns: {', '.join(names[:20]) or 'none'}); name the"
-                    " column of the text with --column"
-                )
-            index = names.index(self.column)
-            for row in rows:
-                if not row:
-                    continue
-                if index >= len(row):
-                    raise UserError(f"{self.name}, line {rows.line_num}: has {len(row)} cells, not {len(names)}")
-                yield row[index]
-        except csv.Error as error:
-            raise UserError(f"{self.name}, line {rows.line_num}: not a table ({error})") from None
-        except UnicodeDecodeError as error:
-            raise UserError(f"{self.name}, after line {rows.line_num}: not UTF-8 ({error.reason})") from None
+        rows = csv_rows(stream, self.name, "\t" if self.kind == ".tsv" else ",")
+        _, names = next(rows, (1, []))
+        if self.column not in names:
+            raise UserError(
+                f"{self.name}: no column {self.column!r} (columns: {', '.join(names[:20]) or 'none'}); name the column"
+                " of the text with --column"
+            )
+        index = names.index(self.column)
+        for line, row in rows:
+            if index >= len(row):
+                raise UserError(f"{self.name}, line {line}: has {len(row)} cells, not {len(names)}")
+            yield row[index]
 
 
 def standard_input() -> IO[bytes]:
@@ -138,13 +122,7 @@ def standard_input() -> IO[bytes]:
 def decompressed(raw: IO[bytes], path: Path) -> Iterator[Any]:
     """Decompress an open file according to its suffix. Raises UserError while reading if it is damaged."""
     try:
-        match path.suffix.lower():
-            case ".gz":
-                yield gzip.GzipFile(fileobj=raw)
-            case ".xz":
-                yield io.BufferedReader(lzma.LZMAFile(raw))  # noqa: SIM115 (`raw` is closed where it was opened)
-            case _:
-                yield raw
+        yield decompressor(raw, path)
     except EOFError:
         raise UserError(f"{path}: ends too early; copy or download it again") from None
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
@@ -169,6 +147,23 @@ def _is_utf8(head: bytes) -> bool:
     except UnicodeDecodeError as error:
         return error.start > len(head) - 4
     return True
+
+
+def csv_rows(stream: Any, name: str, delimiter: str = ",") -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a quoted table that are not empty, each with the line at which it begins. Raises UserError."""
+    # The limit, 128 KiB by default, is process-wide.
+    csv.field_size_limit(max(csv.field_size_limit(), MOST_FIELD))
+    rows = csv.reader(io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""), delimiter=delimiter, strict=True)
+    begins = 1
+    try:
+        for row in rows:
+            if row:
+                yield begins, row
+            begins = rows.line_num + 1
+    except csv.Error as error:
+        raise UserError(f"{name}, line {begins}: not a table ({error})") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name}, after line {rows.line_num}: not UTF-8 ({error.reason}); save it as UTF-8") from None
 
 
 def utf8_lines(stream: Iterable[bytes], name: str) -> Iterator[str]:
@@ -197,8 +192,3 @@ def numbered_lines(
             on_error(number, problem)
         else:
             yield number, text
-
-
-def whole_characters(text: str) -> str:
-    """Replace lone surrogates, which JSON can contain, by U+FFFD."""
-    return text if text.isascii() or not _SURROGATE.search(text) else _SURROGATE.sub("\ufffd", text)

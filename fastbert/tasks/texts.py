@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.settings import TaskSettings
 from fastbert.tasks.text_files import STDIN
 from fastbert.tokenizers import WordPieceTokenizer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def _mismatch(paired: bool, path: str) -> str:
@@ -97,9 +94,6 @@ class TextTask(Task[TextExample]):
     def forward(self, model: Any, batch: TaskBatch, items: int, **options: Any) -> TaskOutput:
         output = model(batch.inputs, labels=batch.targets["labels"], num_items_in_batch=items, **options)
         return TaskOutput(output.loss, output.logits, output.hidden_states or ())
-
-    def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
-        return self.forward(model, batch, items).loss
 
     def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:
         return list(model(batch.inputs).logits.float().cpu().numpy())

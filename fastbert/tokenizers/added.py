@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
+from fastbert.io.text import has_surrogates
+
 FLAGS = ("lstrip", "rstrip", "single_word", "normalized", "special")
 
 
@@ -33,7 +35,7 @@ class AddedToken:
             raise TypeError(f"an added token must be a string, not {type(self.content).__name__}")
         if not self.content:
             raise ValueError("an added token must not be empty")
-        if not self.content.isascii() and any("\ud800" <= character <= "\udfff" for character in self.content):
+        if has_surrogates(self.content):
             raise ValueError(f"the added token {self.content!r} holds a lone surrogate (half of a character)")
         if self.normalized is None:
             object.__setattr__(self, "normalized", not self.special)

@@ -1,8 +1,9 @@
 """The result of a tokenizer's call: model inputs as lists, arrays or tensors, created on first access."""
 
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -55,8 +56,8 @@ class Encoding(UserDict[str, Any]):
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
             value = self._values[key]
-            if isinstance(value, LazyValue):
-                value = self._values[key] = value.create()
+            if isinstance(value, partial):  # created on first access
+                value = self._values[key] = value()
             return value
         if isinstance(key, slice):
             rows = self.encodings
@@ -168,9 +169,7 @@ class Encoding(UserDict[str, Any]):
         return self._row(batch_index).sequence_ids
 
     def _locate(self, batch_or_index: int, index: int | None) -> tuple[RowEncoding, int]:
-        row = self._row(0 if index is None else batch_or_index)
-        index = batch_or_index if index is None else index
-        return row, index
+        return (self._row(0), batch_or_index) if index is None else (self._row(batch_or_index), index)
 
     def _locate_token(self, batch_or_token: int, token: int | None) -> tuple[RowEncoding, int]:
         row, token = self._locate(batch_or_token, token)
@@ -189,24 +188,21 @@ class Encoding(UserDict[str, Any]):
     def token_to_chars(self, batch_or_token_index: int, token_index: int | None = None) -> CharSpan | None:
         """Return the characters of a token."""
         row, token = self._locate_token(batch_or_token_index, token_index)
-        span = row.token_to_chars(token)
-        return None if span is None else CharSpan(*span)
+        return row.token_to_chars(token)
 
     def word_to_tokens(
         self, batch_or_word_index: int, word_index: int | None = None, sequence_index: int = 0
     ) -> TokenSpan | None:
         """Return the tokens of a word."""
         row, word = self._locate(batch_or_word_index, word_index)
-        span = row.word_to_tokens(word, sequence_index)
-        return None if span is None else TokenSpan(*span)
+        return row.word_to_tokens(word, sequence_index)
 
     def word_to_chars(
         self, batch_or_word_index: int, word_index: int | None = None, sequence_index: int = 0
     ) -> CharSpan | None:
         """Return the characters of a word."""
         row, word = self._locate(batch_or_word_index, word_index)
-        span = row.word_to_chars(word, sequence_index)
-        return None if span is None else CharSpan(*span)
+        return row.word_to_chars(word, sequence_index)
 
     def char_to_token(
         self, batch_or_char_index: int, char_index: int | None = None, sequence_index: int = 0
@@ -223,13 +219,6 @@ class Encoding(UserDict[str, Any]):
         return row.char_to_word(char, sequence_index)
 
 
-class LazyValue:
-    """A value that is created on first access."""
-
-    def __init__(self, create: Callable[[], Any]) -> None:
-        self.create = create
-
-
 def as_tensor(array: np.ndarray, tensors: str) -> Any:
     """Return the array for "np", a tensor over the same memory for "pt"."""
     if tensors == "np":
@@ -241,7 +230,7 @@ def as_tensor(array: np.ndarray, tensors: str) -> Any:
 
 def make_encoding(table: RowTable, layout: Layout, names: list[str]) -> Encoding:
     """Return the values `names` of a table's rows, as keys of model inputs."""
-    return Encoding({name: LazyValue(lambda name=name: _value(table, layout, name)) for name in names}, table, layout)  # type: ignore[misc]
+    return Encoding({name: partial(_value, table, layout, name) for name in names}, table, layout)
 
 
 def _value(table: RowTable, layout: Layout, name: str) -> Any:
@@ -286,9 +275,8 @@ def _token_values(table: RowTable, layout: Layout, name: str, sizes: np.ndarray)
 
 def _ragged_lists(table: RowTable, layout: Layout, column: _C.Column, filler: int) -> list[list[int]]:
     flat = table.column(column).tolist()
-    bounds = table.offsets.tolist()
     rows = []
-    for begin, end in pairwise(bounds):
+    for begin, end in pairwise(table.offsets.tolist()):
         padding = [filler] * (layout.width - (end - begin))
         rows.append(padding + flat[begin:end] if layout.left else flat[begin:end] + padding)
     return rows

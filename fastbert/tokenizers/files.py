@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.io.atomic_write import write_atomic, write_json_atomic
+from fastbert.io.text import has_surrogates
 from fastbert.io.untrusted_input import shown
 from fastbert.tokenizers.added import AddedToken
 from fastbert.tokenizers.json_files import (
@@ -105,7 +106,7 @@ def _check_unicode(tokens: Sequence[str], location: Callable[[int], str]) -> Non
     try:
         "".join(tokens).encode()
     except UnicodeEncodeError:
-        index = next(i for i, token in enumerate(tokens) if any("\ud800" <= char <= "\udfff" for char in token))
+        index = next(i for i, token in enumerate(tokens) if has_surrogates(token))
         raise VocabularyError(
             f"{location(index)}: token {tokens[index]!a} holds a lone surrogate (half of a character); remove it"
         ) from None

@@ -1,17 +1,14 @@
 """Read the lines of text files in batches of bounded size."""
 
-import gzip
 import lzma
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from fastbert.errors import UserError
+from fastbert.io.text import decompressor
 from fastbert.io.untrusted_input import open_regular
-
-_DECOMPRESSORS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 
 
 def read_line_batches(
@@ -27,7 +24,7 @@ def read_line_batches(
 def _read_file(path: Path, batch_bytes: int) -> Iterator[list[str]]:
     lines_before = 0
     try:
-        with open_regular(path) as raw, _DECOMPRESSORS.get(path.suffix, nullcontext)(raw) as file:
+        with open_regular(path) as raw, decompressor(raw, path) as file:
             while block := _read_block(file, batch_bytes):
                 lines = _decode(block, path, lines_before)
                 lines_before += len(lines)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastbert.tokenizers.call import PADDINGS, checked_max_length, checked_side, checked_tensors
+from fastbert.tokenizers.decoding import plain_ids
 from fastbert.tokenizers.encoding import Encoding
 
 
@@ -20,9 +21,8 @@ def pad_rows(
 ) -> Encoding:
     """Pad the keys in `fillers` with their values to one length; other keys are not changed."""
     checked_side(side, "padding_side")
-    tensors = checked_tensors(return_tensors)
     values = _columns(rows)
-    tensors = tensors or _tensors_of(rows)
+    tensors = checked_tensors(return_tensors) or _tensors_of(rows)
     if "input_ids" not in values:
         raise ValueError(f"rows to pad need 'input_ids'; there are only {', '.join(values) or 'no keys'}")
     if not values["input_ids"]:
@@ -59,20 +59,14 @@ def _tensors_of(rows: Any) -> str | None:
 def _columns(rows: Any) -> dict[str, Any]:
     """Return the values by key as plain lists."""
     if isinstance(rows, Mapping):
-        return {key: _plain(value) for key, value in rows.items()}
+        return {key: plain_ids(value) for key, value in rows.items()}
     if not all(isinstance(row, Mapping) for row in rows):
         raise TypeError("rows to pad must be a mapping, or a list of mappings such as the tokenizer returns")
     keys = rows[0].keys() if rows else ()
     for index, row in enumerate(rows):
         if missing := [key for key in keys if key not in row]:
             raise ValueError(f"row {index} has no {missing[0]!r}, which the first row has; give all rows the same keys")
-    return {key: [_plain(row[key]) for row in rows] for key in keys}
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    return {key: [plain_ids(row[key]) for row in rows] for key in keys}
 
 
 def _filled(row: list[int], width: int, filler: int, side: str) -> list[int]:

@@ -155,8 +155,7 @@ class RowEncoding:
         return [None if value < 0 else value for value in self._values(column, -1)]
 
     def __len__(self) -> int:
-        size: int = self._table.offsets[self._index + 1] - self._table.offsets[self._index]
-        return int(size) + self._before + self._after
+        return max(int(self._table.offsets[self._index + 1] - self._table.offsets[self._index]), self._width)
 
     @property
     def ids(self) -> list[int]:
@@ -235,24 +234,24 @@ class RowEncoding:
         """Return the word of a token."""
         return _item(self.word_ids, token)
 
-    def token_to_chars(self, token: int) -> tuple[int, int] | None:
+    def token_to_chars(self, token: int) -> CharSpan | None:
         """Return the characters of a token."""
-        return None if self.token_to_sequence(token) is None else _item(self.offsets, token)
+        return None if self.token_to_sequence(token) is None else CharSpan(*self.offsets[token])
 
-    def word_to_tokens(self, word: int, sequence: int = 0) -> tuple[int, int] | None:
+    def word_to_tokens(self, word: int, sequence: int = 0) -> TokenSpan | None:
         """Return the first token of a word and the end (exclusive)."""
         word, words = operator.index(word), self.word_ids
         # Words ascend within a sequence; with two, the search ends in the first sequence that passes the word.
         in_reach = takewhile(lambda token: (words[token] or 0) <= word, self._range(sequence))
         tokens = [token for token in in_reach if words[token] == word]
-        return (tokens[0], tokens[-1] + 1) if tokens else None
+        return TokenSpan(tokens[0], tokens[-1] + 1) if tokens else None
 
-    def word_to_chars(self, word: int, sequence: int = 0) -> tuple[int, int] | None:
+    def word_to_chars(self, word: int, sequence: int = 0) -> CharSpan | None:
         """Return the characters of a word."""
         tokens = self.word_to_tokens(word, sequence)
         if tokens is None:
             return None
-        return self.offsets[tokens[0]][0], self.offsets[tokens[1] - 1][1]
+        return CharSpan(self.offsets[tokens.start][0], self.offsets[tokens.end - 1][1])
 
     def char_to_token(self, char: int, sequence: int = 0) -> int | None:
         """Return the token of a character."""

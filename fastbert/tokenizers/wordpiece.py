@@ -95,12 +95,10 @@ class WordPieceTokenizer(Tokenizer):
         if path.is_dir():
             verify_files(path, TOKENIZER, verify=verify)
             vocab, file_options = files.read_folder(path)
-        elif path.suffix == ".json":
-            verify_file(path, verify=verify)
-            vocab, file_options = files.read_tokenizer_file(path)
         else:
             verify_file(path, verify=verify)
-            vocab, file_options = files.read_vocab_file(path)
+            read = files.read_tokenizer_file if path.suffix == ".json" else files.read_vocab_file
+            vocab, file_options = read(path)
         try:
             tokenizer = cls(vocab, **(file_options | options))
         except files.VocabularyError as error:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from fastbert.config import PRESETS
 from fastbert.errors import UserError
-from fastbert.training.run_config import RunConfig, require
+from fastbert.training.run_config import RunConfig
 
 Objective = Literal["mlm+nsp", "mlm", "mlm+sop"]
 
@@ -110,27 +110,25 @@ class PretrainConfig(RunConfig):
     """Replace the run in --out."""
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "max_length", "eval_samples", "keep_checkpoints", "log_every", "vocab_size"):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
-        for name in ("steps", "micro_batch", "eval_every", "checkpoint_every"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, name, value, "at least 1")
-        require(self.hours is None or self.hours > 0, "hours", self.hours, "above 0")
-        require(0 < self.mask_prob <= 1, "mask_prob", self.mask_prob, "above 0 and at most 1")
-        require(0 <= self.short_sequence_prob <= 1, "short_sequence_prob", self.short_sequence_prob, "from 0 to 1")
-        require(0 < self.lr < float("inf"), "lr", self.lr, "above 0 and finite")
-        require(0 <= self.warmup < 1, "warmup", self.warmup, "from 0 to below 1 (a fraction of the run)")
-        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
-        require(self.max_grad_norm > 0, "max_grad_norm", self.max_grad_norm, "above 0")
-        require(
-            self.student_layers is None or self.student_layers >= 1, "student_layers", self.student_layers, "at least 1"
-        )
-        require(self.temperature > 0, "temperature", self.temperature, "above 0")
-        require(0 <= self.soft_weight <= 1, "soft_weight", self.soft_weight, "from 0 to 1")
-        require(0 < self.validation_fraction < 1, "validation_fraction", self.validation_fraction, "between 0 and 1")
-        require(0 <= self.seed < 2**63, "seed", self.seed, "from 0 to 2^63 - 1")
         shortest = 3 if self.objective == "mlm" else 5
-        require(self.max_length >= shortest, "max_length", self.max_length, f"at least {shortest}")
+        counts = ("batch_size", "max_length", "eval_samples", "keep_checkpoints", "log_every", "vocab_size")
+        optional = ("steps", "micro_batch", "eval_every", "checkpoint_every", "student_layers")
+        self.require(
+            *((name, getattr(self, name) >= 1, "at least 1") for name in counts),
+            *((name, getattr(self, name) is None or getattr(self, name) >= 1, "at least 1") for name in optional),
+            ("hours", self.hours is None or self.hours > 0, "above 0"),
+            ("mask_prob", 0 < self.mask_prob <= 1, "above 0 and at most 1"),
+            ("short_sequence_prob", 0 <= self.short_sequence_prob <= 1, "from 0 to 1"),
+            ("lr", 0 < self.lr < float("inf"), "above 0 and finite"),
+            ("warmup", 0 <= self.warmup < 1, "from 0 to below 1 (a fraction of the run)"),
+            ("weight_decay", self.weight_decay >= 0, "at least 0"),
+            ("max_grad_norm", self.max_grad_norm > 0, "above 0"),
+            ("temperature", self.temperature > 0, "above 0"),
+            ("soft_weight", 0 <= self.soft_weight <= 1, "from 0 to 1"),
+            ("validation_fraction", 0 < self.validation_fraction < 1, "between 0 and 1"),
+            ("seed", 0 <= self.seed < 2**63, "from 0 to 2^63 - 1"),
+            ("max_length", self.max_length >= shortest, f"at least {shortest}"),
+        )
         if self.resume and self.overwrite:
             raise UserError(
                 "--resume and --overwrite exclude each other: the first continues the run, the second replaces it"

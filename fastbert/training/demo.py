@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from itertools import chain, count
 from pathlib import Path
 
 from fastbert.config import BertConfig
 from fastbert.data.corpus import Corpus
 from fastbert.data.python_text import python_documents
 from fastbert.errors import UserError
-from fastbert.io.atomic_write import atomic_write
+from fastbert.io.atomic_write import atomic_write, write_json_atomic
 from fastbert.models import BertForPreTraining
 from fastbert.tasks.fill_mask import Guess, fill_mask
 from fastbert.tokenizers import WordPieceTokenizer
@@ -73,12 +73,13 @@ def run_demo(
         minutes = MINUTES
     paths = corpus
     if not corpus:
-        refuse_existing(out, overwrite)
+        if (out / "config.json").exists() and not overwrite:  # before anything is written into the folder
+            raise UserError(f"--out {out}: already holds a run; choose another --out, or replace it with --overwrite")
         report = reporter.on_stage("reading Python's own text", CORPUS_BYTES)
         paths = (write_corpus(python_documents(CORPUS_BYTES), out / "corpus.txt", report),)
     shape = out / "shape.json"
-    shape.parent.mkdir(parents=True, exist_ok=True)
-    shape.write_text(json.dumps(asdict(SHAPE), indent=2) + "\n", encoding="utf-8")
+    out.mkdir(parents=True, exist_ok=True)
+    write_json_atomic(shape, asdict(SHAPE))
     config = PretrainConfig(
         corpus=paths,
         text_format="auto" if corpus else "lines",
@@ -102,19 +103,10 @@ def run_demo(
     return DemoResult(result, blanks)
 
 
-def refuse_existing(out: Path, overwrite: bool) -> None:
-    """Raise `UserError` before anything is written into a folder that holds a run."""
-    if (out / "config.json").exists() and not overwrite:
-        raise UserError(f"--out {out}: already holds a run; choose another --out, or replace it with --overwrite")
-
-
 def free_folder(base: Path) -> Path:
     """Return `base`, or `base-2`, `base-3`, ...: the first that does not exist."""
-    number, folder = 1, base
-    while folder.exists():
-        number += 1
-        folder = base.with_name(f"{base.name}-{number}")
-    return folder
+    numbered = (base.with_name(f"{base.name}-{number}") for number in count(2))
+    return next(folder for folder in chain([base], numbered) if not folder.exists())
 
 
 def write_corpus(documents: Iterable[list[str]], path: Path, report: Callable[[int], None]) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
@@ -21,6 +20,7 @@ from fastbert.models.outputs import PreTrainingOutput
 from fastbert.ops import dispatch
 from fastbert.ops.native import caching_allocator
 from fastbert.packing import PackedBatch
+from fastbert.tasks.predicting import autocast
 from fastbert.training import checkpoint
 from fastbert.training.batches import Batches, prefetch
 from fastbert.training.checkpoint import Checkpoints
@@ -246,11 +246,9 @@ class Trainer:
                 losses = Totals()
                 losses.add(output)
                 totals.add(output)
-                try:
-                    self._check_norm(norm, step.number, losses, step.batches)
-                except TrainingError:
+                if not math.isfinite(norm):
                     self._announce(read)  # the steps before had finite gradients
-                    raise
+                    self._refuse(step.number, losses, step.batches)
             read.append((self._metrics("train", losses, rate, step), step.finished))
         return read
 
@@ -264,7 +262,7 @@ class Trainer:
         self.model.eval()
         with torch.no_grad():
             for batch in self.data.validation_batches(self.config.eval_samples, self.micro_batch):
-                with self._autocast():
+                with autocast(self.device, self.dtype):
                     totals.add(self.model(batch.to(self.device)))
                 tokens += batch.num_tokens
         self.model.train()
@@ -276,12 +274,8 @@ class Trainer:
 
     def learning_rate(self) -> float:
         """Return the learning rate of the next optimiser step: that of the middle of the step."""
-        half = 0.5
-        if self.step and self.budget.seconds is not None:
-            half_seconds = 0.5 * self.seconds / self.step
-        else:
-            half_seconds = 0.0
-        progress = self.budget.progress(self.step + half, self.seconds + half_seconds)
+        half_seconds = 0.5 * self.seconds / self.step if self.step else 0.0
+        progress = self.budget.progress(self.step + 0.5, self.seconds + half_seconds)
         return self.config.lr * learning_rate_factor(progress, self.config.warmup)
 
     def _load(self, step: int) -> list[Any]:
@@ -297,7 +291,7 @@ class Trainer:
         weights = loss_weights(batches)
         losses = Totals()
         for batch, shares in zip(batches, micro_batch_shares(batches), strict=True):
-            with self._autocast():
+            with autocast(self.device, self.dtype):
                 loss, output = self._loss(batch.to(self.device, non_blocking=True), weights, shares)
             self.scaler.scale(loss).backward()
             losses.add(output)
@@ -328,16 +322,13 @@ class Trainer:
             return
         self.scaler.unscale_(self.optimizer)
         norm = clip_gradients(self.model.parameters(), self.config.max_grad_norm)
-        if not self.scaler.is_enabled():
-            self._check_norm(float(norm), self.step + 1, losses, batches)
-
-    def _check_norm(self, norm: float, step: int, losses: Totals, batches: Sequence[PackedBatch]) -> None:
-        """Raise `TrainingError` if a step's gradient is not finite; the weights are those before the step."""
-        if not math.isfinite(norm):
-            self._refuse(step, losses, batches)
+        if not self.scaler.is_enabled() and not math.isfinite(float(norm)):
+            self._refuse(self.step + 1, losses, batches)
 
     def _refuse(self, step: int, losses: Totals, batches: Sequence[PackedBatch], where: str = "") -> NoReturn:
-        """Raise `TrainingError` for a non-finite gradient; `where` names the parameter and element, if known."""
+        """Raise `TrainingError` for a non-finite gradient; `where` names the parameter and element, if known.
+
+        The weights are those before the step."""
         self.optimizer.zero_grad(set_to_none=True)
         problem = f"step {step}: the gradient is not a finite number"
         # On a GPU an id outside of the embedding table gives NaN instead of an error.
@@ -362,9 +353,6 @@ class Trainer:
             seconds=round(self.seconds if step is None else step.seconds, 3),
             **totals.read(),
         )
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32)
 
     def _due(self, every: int | None, parts: int, steps: int | None, before: float, now: float) -> bool:
         """Return True if an action is due: `every` steps, or at each of `parts` equal parts of the run and `steps`."""

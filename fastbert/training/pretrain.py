@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -250,13 +250,12 @@ def _tokenizer(run: Run, reporter: Reporter) -> WordPieceTokenizer:
 
 def _new_tokenizer(config: PretrainConfig, reporter: Reporter) -> WordPieceTokenizer:
     """Return the tokenizer of --tokenizer, --data or --teacher, else one whose vocabulary is built from the corpus."""
-    if config.tokenizer is not None:
-        return WordPieceTokenizer.from_pretrained(config.tokenizer)
-    if config.data is not None:
-        return WordPieceTokenizer.from_pretrained(config.data)
-    if config.teacher is not None:
-        return WordPieceTokenizer.from_pretrained(find_source(config.teacher))
-    sentences = _sentences(_corpus(config), reporter)
+    source = config.tokenizer or config.data or (config.teacher and find_source(config.teacher))
+    if source:
+        return WordPieceTokenizer.from_pretrained(source)
+    corpus = _corpus(config)
+    report = reporter.on_stage("reading for the vocabulary", corpus.total_bytes)
+    sentences = chain.from_iterable(corpus.documents(report))
     vocabulary = train_vocabulary(sentences, config.vocab_size, lower_case=not config.cased)
     return WordPieceTokenizer(vocabulary, do_lower_case=not config.cased)
 
@@ -305,11 +304,6 @@ def _stored_shards(run: Run, folder: Path, reporter: Reporter) -> TokenShards | 
 
 def _corpus(config: PretrainConfig) -> Corpus:
     return Corpus.find(config.corpus, text_format=config.text_format, text_key=config.text_key)
-
-
-def _sentences(corpus: Corpus, reporter: Reporter) -> Iterator[str]:
-    for document in corpus.documents(reporter.on_stage("reading for the vocabulary", corpus.total_bytes)):
-        yield from document
 
 
 def _budget(config: PretrainConfig, data: PretrainingData) -> Budget:

@@ -18,6 +18,12 @@ class RunConfig:
     CHANGEABLE: ClassVar[frozenset[str]]
     """Flags that may have a different value when a run is resumed."""
 
+    def require(self, *ranges: tuple[str, bool, str]) -> None:
+        """Raise `UserError` for the first flag that is out of range, given by name, whether it holds, and in words."""
+        for name, holds, range_in_words in ranges:
+            if not holds:
+                raise UserError(f"{flag(name)} {getattr(self, name)} must be {range_in_words}")
+
     def to_dict(self) -> dict[str, Any]:
         """Return the configuration as JSON can store it."""
         return {name: _plain(value) for name, value in asdict(self).items()}  # type: ignore[call-overload]
@@ -60,12 +66,6 @@ class RunConfig:
 def flag(name: str) -> str:
     """Return a field's name as a flag of the command line."""
     return "--" + name.replace("_", "-")
-
-
-def require(holds: bool, name: str, value: object, range_in_words: str) -> None:
-    """Raise `UserError`, which names the flag, unless its value is in range."""
-    if not holds:
-        raise UserError(f"{flag(name)} {value} must be {range_in_words}")
 
 
 def _same_files(value: Any, stored: Any) -> bool:

@@ -63,7 +63,8 @@ def read_record(folder: Path, run: str, changeable: Collection[str]) -> dict[str
     try:
         saved = read_json_file(path)
     except CheckpointError as error:
-        raise UserError(f"{path}: not a run's configuration ({_reason(error, path)}); {_cure(folder)}") from None
+        reason = str(error).removeprefix(f"{path}: ")
+        raise UserError(f"{path}: not a run's configuration ({reason}); {_cure(folder)}") from None
     if not isinstance(saved, dict) or not isinstance(saved.get(run), dict):
         raise UserError(f"{path}: not a run's configuration; {_cure(folder)}")
     version = saved.get("format_version")
@@ -97,10 +98,6 @@ def stored_run(
     on_message(f"{folder / FILE} is missing: the configuration is taken from {source}")
     stored = checkpoint.require(state, "configuration", dict)
     return {**stored, "vocabulary": state.get("vocabulary"), "data": state.get("data")}
-
-
-def _reason(error: CheckpointError, path: Path) -> str:
-    return str(error).removeprefix(f"{path}: ")
 
 
 def _cure(folder: Path) -> str:

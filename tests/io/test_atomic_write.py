@@ -67,8 +67,32 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
         pytest.skip("needs /dev/full")
     path = tmp_path / "file"
     path.write_text("old")
-    (tmp_path / "file.partial").symlink_to("/dev/full")
+
+    def overfull() -> None:
+        with atomic_write(path) as partial:
+            partial.symlink_to("/dev/full")
+            partial.write_text("new")
+
     with pytest.raises(OSError, match="No space"):
-        write_atomic(path, "new")
+        overfull()
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_writes_at_the_same_time_do_not_mix(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with atomic_write(path) as first:
+        first.write_text("first")
+        write_atomic(path, "second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_temporary_files_of_killed_processes_are_removed_after_a_day(tmp_path: Path) -> None:
+    path, old, new = (tmp_path / name for name in ("a[b]", "a[b].0123abcd.partial", "a[b].4567abcd.partial"))
+    old.touch()
+    new.touch()  # perhaps still being written
+    os.utime(old, (0, 0))
+    write_atomic(path, "content")
+    assert sorted(tmp_path.iterdir()) == [path, new]

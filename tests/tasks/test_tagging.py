@@ -236,7 +236,7 @@ def test_a_tag_that_training_has_not_seen_is_named_by_its_line() -> None:
     with pytest.raises(UserError, match=message):
         task().encode(data, our_tokenizer(), labelled=True)
     task().encode(data, our_tokenizer(), labelled=False)
-    with pytest.raises(UserError, match="tags are not known"):
+    with pytest.raises(UserError, match="labels of tagging are not known"):
         Tagging(TaskSettings()).check_labels(data)
 
 

@@ -131,7 +131,6 @@ def test_overwrite_spares_folders_that_hold_no_run(config: PretrainConfig) -> No
 
 def test_a_model_that_does_not_fit_on_the_disk_is_one_line(config: PretrainConfig, tmp_path: Path) -> None:
     model = BertForPreTraining(BertConfig.from_pretrained(config.model))
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "model.safetensors.partial").mkdir()  # what cannot be written, for whoever runs this
+    (tmp_path / "full" / "model.safetensors").mkdir(parents=True)  # what cannot be written, for whoever runs this
     with pytest.raises(CheckpointError, match=r"model\.safetensors: could not be written"):
         model.save_pretrained(tmp_path / "full")

@@ -62,7 +62,7 @@ def squad_scores(
     has_none = any(not example.answers for example in dataset)
     pairs = [_best(example, predictions.get(example.id), has_none) for example in dataset]
     raw = {"exact": np.array([pair[0] for pair in pairs]), "f1": np.array([pair[1] for pair in pairs])}
-    answerable = np.array([_is_answerable(example) for example in dataset])
+    answerable = np.array([bool(example.answers) for example in dataset])
     scores = dict(raw)
     if has_none and no_answer_probabilities is not None:
         above = np.array([no_answer_probabilities.get(example.id, 0.0) > threshold for example in dataset])
@@ -97,10 +97,6 @@ def _gold(example: QuestionExample, has_none: bool) -> Sequence[str]:
     texts = [answer.text for answer in example.answers or ()]
     # SQuAD 2.0's script drops answers that are an article alone.
     return [text for text in texts if normalized(text)] or [""] if has_none else texts
-
-
-def _is_answerable(example: QuestionExample) -> bool:
-    return bool(example.answers)
 
 
 def _best(example: QuestionExample, predicted: str | None, has_none: bool) -> tuple[float, float]:

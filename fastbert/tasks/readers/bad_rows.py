@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import TracebackType
 
 from fastbert.errors import UserError
 
@@ -41,7 +40,7 @@ class BadRows:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> bool:
         if not isinstance(error, UserError):
             return False
         self.add(self._number, str(error))

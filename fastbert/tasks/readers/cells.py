@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from fastbert.errors import UserError
+from fastbert.io.text import whole_characters
 from fastbert.tasks.readers.tables import Row, Table
-from fastbert.tasks.text_files import whole_characters
 
 logger = logging.getLogger("fastbert")
 IDS = ("index", "id", "idx", "pairID")

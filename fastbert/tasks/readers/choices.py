@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from fastbert.errors import UserError
+from fastbert.io.text import whole_characters
 from fastbert.tasks.examples import ChoiceExample, Dataset
 from fastbert.tasks.readers.bad_rows import BadRows
 from fastbert.tasks.readers.cells import choice_of, row_ids
 from fastbert.tasks.readers.tables import Names, Row, Table, name_of, read_table
-from fastbert.tasks.text_files import whole_characters
 
 if TYPE_CHECKING:
     from fastbert.tasks.settings import Columns
@@ -54,15 +54,13 @@ def read_choices(
                     prompt=table.text(row, prompt),
                     endings=endings,
                     start="" if start is None else table.text(row, start, empty=True),
-                    label=None if label is None else _label(table, row, label, len(endings)),
+                    label=None
+                    if label is None
+                    else choice_of(row.cells[label], table.where(row), table.column(label), len(endings)),
                 )
             )
     bad.settle(len(examples))
     return Dataset(table.path, tuple(examples))
-
-
-def _label(table: Table, row: Row, index: int, choices: int) -> int:
-    return choice_of(row.cells[index], table.where(row), table.column(index), choices)
 
 
 def _is_header(cells: Names) -> bool:

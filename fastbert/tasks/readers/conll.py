@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fastbert.errors import UserError
+from fastbert.io.text import plain_name, whole_characters
 from fastbert.tasks.examples import Dataset, TaggedExample
 from fastbert.tasks.readers.arrow_files import is_arrow
 from fastbert.tasks.readers.bad_rows import BadRows
@@ -24,9 +25,9 @@ from fastbert.tasks.readers.conll_columns import (
     is_comment,
     is_document_mark,
 )
-from fastbert.tasks.readers.tables import Row, Table, name_of, opened, plain_name, read_table
+from fastbert.tasks.readers.tables import Row, Table, name_of, opened, read_table
 from fastbert.tasks.readers.tags import OUTSIDE, count_invalid, is_entity_tag, scheme_of
-from fastbert.tasks.text_files import STDIN, numbered_lines, whole_characters
+from fastbert.tasks.text_files import STDIN, numbered_lines
 
 if TYPE_CHECKING:
     from fastbert.tasks.settings import Columns

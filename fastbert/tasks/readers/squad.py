@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastbert.errors import UserError
+from fastbert.io.text import plain_name, whole_characters
 from fastbert.tasks.examples import Answer, Dataset, QuestionExample
 from fastbert.tasks.readers.arrow_files import is_arrow
 from fastbert.tasks.readers.bad_rows import BadRows
-from fastbert.tasks.readers.tables import name_of, plain_name, read_json, read_table
-from fastbert.tasks.text_files import whole_characters
+from fastbert.tasks.readers.tables import name_of, read_json, read_table
 
 
 @dataclass(frozen=True)

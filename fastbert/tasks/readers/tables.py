@@ -7,10 +7,9 @@ character like any other. CSV is quoted (RFC 4180), and its cells may hold line 
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,19 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.errors import UserError
-from fastbert.io.untrusted_input import require_regular_file
+from fastbert.io.text import COMPRESSIONS, plain_name, whole_characters
+from fastbert.io.untrusted_input import require_file
 from fastbert.tasks.readers import arrow_files
 from fastbert.tasks.readers.bad_rows import BadRows
 from fastbert.tasks.text_files import (
-    COMPRESSIONS,
-    MOST_FIELD,
     STDIN,
+    csv_rows,
     decompressed,
     numbered_lines,
     refuse_binary,
     standard_input,
     utf8_lines,
-    whole_characters,
 )
 
 KINDS = (".tsv", ".csv", ".jsonl", ".json", ".txt", ".parquet", ".arrow")
@@ -65,7 +63,7 @@ class Table:
 
     def where(self, row: Row) -> str:
         """Return the file and position of a row, for error messages."""
-        return f"{self.path}, {self.unit} {row.line}"
+        return f"{self.path}, {self.place(row)}"
 
     def numbered(self, bad: BadRows) -> list[tuple[int, Row]]:
         """Number the rows from 0 in the order of the file, bad ones included."""
@@ -160,9 +158,12 @@ def _read(
         return Table(name, columns.names, rows, unit="row")
     with opened(path) as stream:
         if kind == ".json":
-            return _table_of_records(name, _without_squad(name, json_values(_whole_text(stream, name), name)), bad)
+            return _table_of_records(
+                name, _without_squad(name, json_values("\n".join(utf8_lines(stream, name)), name)), bad
+            )
         if kind == ".csv":
-            return _table_of_rows(name, _csv_rows(stream, name), is_header, forgives, bad)
+            cells = (Row(line, tuple(row)) for line, row in csv_rows(stream, name))
+            return _table_of_rows(name, cells, is_header, forgives, bad)
         if kind == ".tsv":
             cells = (Row(i, tuple(line.split("\t"))) for i, line in numbered_lines(stream, name, bad.add) if line)
             return _table_of_rows(name, cells, is_header, forgives, bad)
@@ -178,14 +179,6 @@ def _read(
 def name_of(path: str | Path) -> str:
     """Return a file's name, for error messages."""
     return "standard input" if str(path) == STDIN else str(path)
-
-
-def plain_name(path: str | Path) -> str:
-    """Return the file's name in lower case, without the suffix of a compression."""
-    plain = Path(path).name.lower()
-    for compression in COMPRESSIONS:
-        plain = plain.removesuffix(compression)
-    return plain
 
 
 def kind_of(path: str | Path) -> str:
@@ -210,10 +203,7 @@ def opened(path: str | Path) -> Iterator[Any]:
         yield standard_input()
         return
     file = Path(path)
-    if file.exists():
-        require_regular_file(file)
-    if not file.is_file():
-        raise UserError(f"{path}: no such file")
+    require_file(file)
     with file.open("rb") as raw, decompressed(raw, file) as stream:
         refuse_binary(stream, str(path))
         yield stream
@@ -225,13 +215,11 @@ def read_lines(path: str | Path) -> list[str]:
         return list(utf8_lines(stream, name_of(path)))
 
 
-def read_json(path: str | Path) -> Any:
-    """Return the single JSON value of a file. Raises UserError."""
+def read_json(path: str | Path, **options: Any) -> Any:
+    """Return the single JSON value of a file; `options` are those of `json.loads`. Raises UserError."""
     name = name_of(path)
-    with opened(path) as stream:
-        text = _whole_text(stream, name)
     try:
-        return json.loads(text)
+        return json.loads("\n".join(read_lines(path)), **options)
     except json.JSONDecodeError as error:
         raise UserError(f"{name}, line {error.lineno}: not JSON ({error.msg})") from None
     except (ValueError, RecursionError) as error:
@@ -305,26 +293,6 @@ def _skip_space(text: str, position: int) -> int:
     return position
 
 
-def _whole_text(stream: Any, name: str) -> str:
-    return "\n".join(utf8_lines(stream, name))
-
-
-def _csv_rows(stream: Any, name: str) -> Iterator[Row]:
-    # The limit, 128 KiB by default, is process-wide.
-    csv.field_size_limit(max(csv.field_size_limit(), MOST_FIELD))
-    rows = csv.reader(io.TextIOWrapper(stream, encoding="utf-8-sig", newline=""), strict=True)
-    begins = 1
-    try:
-        for row in rows:
-            if row:
-                yield Row(begins, tuple(row))
-            begins = rows.line_num + 1
-    except csv.Error as error:
-        raise UserError(f"{name}, line {begins}: not a table ({error})") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{name}, after line {rows.line_num}: not UTF-8 ({error.reason}); save it as UTF-8") from None
-
-
 def _table_of_rows(
     name: str,
     rows: Iterator[Row],
@@ -338,8 +306,9 @@ def _table_of_rows(
         raise UserError(f"{name}, line 1: the file is empty; name one with examples")
     has_names = is_header(first.cells)
     names = first.cells if has_names else None
-    if names is not None:
-        _no_name_twice(name, first.line, names)
+    repeated = next((column for column, count in Counter(names).items() if column and count > 1), None)
+    if repeated is not None:
+        raise UserError(f"{name}, line {first.line}: two columns are named {repeated!r}; rename one")
     width = len(first.cells)
     good: list[Row] = [] if has_names else [first]
     ragged: list[Row] = []
@@ -353,14 +322,6 @@ def _table_of_rows(
             f"line {row.line}: has {len(row.cells)} cells, not {width} as line {first.line} has; give each row {width}",
         )
     return Table(name, names, good)
-
-
-def _no_name_twice(name: str, line: int, names: Sequence[str]) -> None:
-    seen = set()
-    for column in names:
-        if column and column in seen:
-            raise UserError(f"{name}, line {line}: two columns are named {column!r}; rename one")
-        seen.add(column)
 
 
 def _table_of_records(name: str, records: Iterator[tuple[int, Any]], bad: BadRows) -> Table:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastbert.errors import UserError
+from fastbert.io.text import plain_name, whole_characters
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.readers.bad_rows import BadRows
 from fastbert.tasks.readers.cells import class_name, number, row_ids
@@ -19,12 +20,11 @@ from fastbert.tasks.readers.tables import (
     kind_of,
     name_of,
     opened,
-    plain_name,
     read_json,
     read_table,
     refuse_squad,
 )
-from fastbert.tasks.text_files import STDIN, whole_characters
+from fastbert.tasks.text_files import STDIN
 
 if TYPE_CHECKING:
     from fastbert.tasks.settings import Columns
@@ -75,6 +75,7 @@ def read_texts(
     elif not any(row.cells[index] for _, row in rows for index in layout.texts):
         raise UserError(f"{table.where(rows[0][1])}: {table.column(layout.texts[0])} is empty in all rows; fill it in")
     ids = row_ids(table, rows, columns.id)
+    check = number if regression else class_name
     examples = []
     for (_, row), name in zip(rows, ids):
         with bad.row(row.line):
@@ -84,16 +85,13 @@ def read_texts(
                     place=table.place(row),
                     text=layout.text(table, row, empty=not labelled),
                     pair=None if layout.pair is None else table.text(row, layout.pair, empty=not labelled),
-                    label=None if layout.label is None else _label(table, row, layout.label, regression),
+                    label=None
+                    if layout.label is None
+                    else check(row.cells[layout.label], table.where(row), table.column(layout.label)),
                 )
             )
     bad.settle(len(examples))
     return Dataset(table.path, tuple(examples))
-
-
-def _label(table: Table, row: Row, index: int, regression: bool) -> str | float:
-    check = number if regression else class_name
-    return check(row.cells[index], table.where(row), table.column(index))
 
 
 def _trec(path: str) -> Table | None:

@@ -49,10 +49,7 @@ class SequenceToSequence(Task[SequenceExample]):
 
     def __init__(self, settings: TaskSettings | None = None, labels: Sequence[str] | None = None) -> None:
         super().__init__(settings, labels)
-        for name, least in (("max_length", SPECIAL), ("max_target_length", SPECIAL), ("num_beams", 1)):
-            value = getattr(self.settings, name)
-            if value < least:
-                raise UserError(f"{name}={value} must be at least {least}")
+        self.require_least(max_length=SPECIAL, max_target_length=SPECIAL, num_beams=1)
         self.tokenizer: WordPieceTokenizer | None = None
 
     def head(self, config: BertConfig) -> type[PreTrainedModel]:
@@ -122,11 +119,7 @@ class SequenceToSequence(Task[SequenceExample]):
         rows = _rows(*tokenizer.encode_ragged(sources, True, max_length=self.settings.max_length), numbers)
         if not labelled:
             return rows
-        targets = []
-        for index, example in enumerate(dataset):
-            if example.target is None:
-                raise UserError(f"{dataset.where(index)}: has no target to learn; give it one, or leave it out")
-            targets.append(example.target)
+        targets = _targets(dataset, "has no target to learn; give it one, or leave it out")
         ids, offsets = self._cut(dataset, *tokenizer.encode_ragged(targets, True))
         return _rows(rows.input_ids, rows.offsets, numbers, decoder=_rows(ids, offsets, numbers))
 
@@ -186,20 +179,23 @@ class SequenceToSequence(Task[SequenceExample]):
     def score(self, dataset: Dataset[SequenceExample], predictions: Sequence[Prediction]) -> dict[str, float]:
         if not len(dataset):
             raise UserError(f"{dataset.path}: holds no example to score")
-        gold = []
-        for index, example in enumerate(dataset):
-            if example.target is None:
-                raise UserError(f"{dataset.where(index)}: has no target to score against")
-            gold.append(example.target)
         from fastbert.tasks.metrics.generation import generation_scores
 
-        scores: dict[str, float] = generation_scores(gold, [str(prediction["text"]) for prediction in predictions])
-        return scores
+        gold = _targets(dataset, "has no target to score against")
+        return generation_scores(gold, [str(prediction["text"]) for prediction in predictions])
 
     def _known_tokenizer(self) -> WordPieceTokenizer:
         if self.tokenizer is None:
             raise AssertionError("encode sets the tokenizer")
         return self.tokenizer
+
+
+def _targets(dataset: Dataset[SequenceExample], problem: str) -> list[str]:
+    """Return the targets. Raises UserError with this problem for an example without one."""
+    for index, example in enumerate(dataset):
+        if example.target is None:
+            raise UserError(f"{dataset.where(index)}: {problem}")
+    return [example.target or "" for example in dataset]
 
 
 def _rows(ids: np.ndarray, offsets: np.ndarray, examples: np.ndarray, decoder: Rows | None = None) -> Rows:

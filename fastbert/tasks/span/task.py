@@ -64,10 +64,7 @@ class SpanAnswers(Task[QuestionExample]):
 
     def __init__(self, settings: TaskSettings | None = None, labels: Sequence[str] | None = None) -> None:
         super().__init__(settings, None)
-        for name, least in (("stride", 0), ("n_best", 1), ("max_answer_length", 1)):
-            value = getattr(self.settings, name)
-            if value < least:
-                raise UserError(f"{name}={value} must be at least {least}")
+        self.require_least(stride=0, n_best=1, max_answer_length=1)
 
     def read(self, path: str, *, labelled: bool = True) -> Dataset[QuestionExample]:
         from fastbert.tasks.readers.squad import read_squad

@@ -18,6 +18,7 @@ import numpy as np
 from fastbert.config import BertConfig
 from fastbert.embeddings.rows import SPECIAL, windowed
 from fastbert.errors import UserError
+from fastbert.io.text import whole_characters
 from fastbert.tasks.base import Task, TaskOutput
 from fastbert.tasks.examples import Dataset, Example, TaggedExample
 from fastbert.tasks.prediction_format import Prediction, PredictionFormat, cell
@@ -26,7 +27,6 @@ from fastbert.tasks.readers.tags import OUTSIDE, scheme_of, spans_of
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.settings import Columns, TaskSettings
 from fastbert.tasks.tagging.flags import TaggingFlags
-from fastbert.tasks.text_files import whole_characters
 from fastbert.tokenizers import WordPieceTokenizer
 
 if TYPE_CHECKING:
@@ -143,13 +143,13 @@ class Tagging(Task[TaggedExample]):
         return tuple(config.id2label.values())
 
     def check_labels(self, dataset: Dataset[TaggedExample]) -> None:
-        known = set(self._known_labels())
+        known = set(self.known_labels)
         for index, example in enumerate(dataset):
             for word, tag in enumerate(example.tags or ()):
                 if tag not in known:
                     raise UserError(
                         f"{dataset.where(index)}: the tag {tag!r} of word {word + 1}, {example.words[word]!r}, is none"
-                        f" of the {len(known)} of the training set ({', '.join(self._known_labels()[:9])}"
+                        f" of the {len(known)} of the training set ({', '.join(self.known_labels[:9])}"
                         f"{', ...' if len(known) > 9 else ''}): correct it, or train with examples of it"
                     )
 
@@ -226,7 +226,7 @@ class Tagging(Task[TaggedExample]):
 
     def _label_numbers(self, dataset: Dataset[TaggedExample], sentences: np.ndarray) -> np.ndarray:
         """Return the class of every word of a dataset, int64."""
-        numbers = {label: number for number, label in enumerate(self._known_labels())}
+        numbers = {label: number for number, label in enumerate(self.known_labels)}
         for index, example in enumerate(dataset):
             if example.tags is None or len(example.tags) != len(example.words):
                 count = "no tags" if example.tags is None else f"{len(example.tags)} tags"
@@ -236,11 +236,6 @@ class Tagging(Task[TaggedExample]):
         if (classes < 0).any():
             self.check_labels(dataset)
         return classes
-
-    def _known_labels(self) -> tuple[str, ...]:
-        if self.labels is None:
-            raise UserError("the tags are not known: call learn_labels with a training set first")
-        return self.labels
 
     def items(self, batch: TaskBatch) -> int:
         labels = batch.inputs.labels
@@ -268,7 +263,7 @@ class Tagging(Task[TaggedExample]):
         A word without tokens has probability 0.
         """
         assert isinstance(rows, TagRows)
-        labels = self._known_labels()
+        labels = self.known_labels
         sentences = bounds(np.fromiter((len(example.words) for example in dataset), np.int64, len(dataset)))
         classes = np.full(sentences[-1], labels.index(OUTSIDE) if OUTSIDE in labels else 0)
         probability = np.zeros(sentences[-1])
