@@ -85,7 +85,7 @@ def _tune_matmul(quiet: bool) -> None:
 
         path, trials = matmul_tune.run(report)
         changed = [
-            trial for trial in trials if trial.choice != matmul_table.DEFAULTS[cpu_capability.level()][trial.element]
+            trial for trial in trials if trial.choice != matmul_table.DEFAULTS[cpu_capability.current()][trial.element]
         ]
         for trial in changed:
             shape = f"{trial.element} {trial.rows} x {trial.depth} x {trial.columns}"
