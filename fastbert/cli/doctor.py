@@ -22,7 +22,7 @@ class Config:
     json: bool = False
     """Write one JSON object instead of text."""
     tune: bool = False
-    """First measure kernel configurations on this machine's GPU or, without one, matrix products on its CPU (takes
+    """First measure kernel configurations on this machine's GPU or, without one, matmuls on its CPU (takes
     minutes), and save those faster than the defaults."""
 
 
@@ -70,7 +70,7 @@ def _tune(quiet: bool) -> None:
 
 
 def _tune_matmul(quiet: bool) -> None:
-    """Measure the CPU's matrix products with a bar, and print those whose choice differs from the default."""
+    """Measure the CPU's matmuls with a bar, and print those whose choice differs from the default."""
     from fastbert import cpu_capability
     from fastbert.io.progress import Bars
     from fastbert.ops.native import matmul_table, matmul_tune
@@ -80,7 +80,7 @@ def _tune_matmul(quiet: bool) -> None:
 
         def report(done: int, total: int, text: str) -> None:
             if not step:
-                step.append(bars.stage("tuning matrix products", total))
+                step.append(bars.stage("tuning matmuls", total))
             step[0](done, text)
 
         path, trials = matmul_tune.run(report)
@@ -127,7 +127,7 @@ def _sections(diagnosis: Diagnosis) -> list[tuple[str, list[Row]]]:
                 ("model", f"{cpu.model} ({cpu.architecture})"),
                 ("cores", f"{cpu.logical_cores} logical{usable}; {threads}"),
                 ("kernels", f"{cpu.level or 'none':<7} {cpu.level_reason}"),
-                ("matrix products", cpu.matmul),
+                ("matmuls", cpu.matmul),
                 ("can use", _names(features, True)),
                 ("cannot use", _names(features, False)),
             ],

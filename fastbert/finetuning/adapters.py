@@ -160,10 +160,10 @@ def check_adapter(folder: Path) -> set[str]:
     config = read_json_file(folder / CONFIG_FILE)
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind not in KINDS:
-        raise UserError(f"{folder / CONFIG_FILE}: peft_type {shown(kind)} is not read; {' and '.join(KINDS)} are")
+        raise UserError(f"{folder / CONFIG_FILE}: peft_type {shown(kind)} is not supported; {' and '.join(KINDS)} are")
     if not (folder / WEIGHTS_FILE).is_file():
         raise CheckpointError(
-            f"{folder}: holds no {WEIGHTS_FILE} (pickled adapters are not read); save it with peft anew"
+            f"{folder}: holds no {WEIGHTS_FILE} (pickled adapters are not read); save it again with peft"
         )
     return set(read_safetensors(folder / WEIGHTS_FILE))
 
@@ -222,7 +222,7 @@ def _peft_errors(model: PreTrainedModel) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        raise UserError(f"peft puts no such adapters on {type(model).__name__} ({_line(error)})") from error
+        raise UserError(f"peft does not support these adapters on {type(model).__name__} ({_line(error)})") from error
 
 
 def _line(error: BaseException) -> str:

@@ -161,5 +161,5 @@ def test_wrong_arguments_are_refused_by_name(seed: int) -> None:
         _C.matmul(address, 6, packed, place, activation="gelu_gradient", pre_activation=(u.data_ptr(), "fp32", 8))
     with pytest.raises(ValueError, match="pre_activation requires GELU"):
         _C.matmul(address, 6, packed, place, activation="gelu_gradient", activation_out=(u.data_ptr(), "fp32", 8))
-    with pytest.raises(ValueError, match="before must have the dtype of out"):
+    with pytest.raises(ValueError, match="pre_activation must have the dtype of out"):
         _C.matmul(address, 6, packed, place, activation="gelu", pre_activation=(u.data_ptr(), "bf16", 8))
