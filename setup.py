@@ -141,7 +141,7 @@ class NinjaBuild(build_ext):
             command += ["-j", os.environ["MAX_JOBS"]]
         sys.stdout.flush()
         if subprocess.run(command).returncode != 0:
-            refuse("the C++ extension did not compile; the compiler's messages stand above.")
+            refuse("the C++ extension did not compile; see the compiler's messages above.")
         output.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(folder / output.name, output)
 

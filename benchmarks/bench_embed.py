@@ -68,7 +68,7 @@ class Options(CpuOptions):
 
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result:
     """Measure. `say` receives lines for the user; `progress` the completed steps, all steps and the next one's name."""
-    cpu_capability.level()  # raises for a wrong FASTBERT_CPU before a contender fails with it
+    cpu_capability.current()  # raises for a wrong FASTBERT_CPU before a contender fails with it
     progress = progress or (lambda *_: None)
     model = options.folder or minilm_folder()
     name, texts = _texts(options)

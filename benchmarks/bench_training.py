@@ -119,7 +119,7 @@ class Options(CpuOptions):
 def run(options: Options, say: Say, progress: Progress | None = None) -> Result | Curves:
     """Measure speed, or compare losses if `loss_curve` is set. `say` receives lines for the user; `progress` the
     completed steps, all steps and the next one's name."""
-    cpu_capability.level()  # raises for a wrong FASTBERT_CPU before a contender fails with it
+    cpu_capability.current()  # raises for a wrong FASTBERT_CPU before a contender fails with it
     progress = progress or (lambda *_: None)
     if options.loss_curve is not None:
         return _curves(options, options.loss_curve, say, progress)

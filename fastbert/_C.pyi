@@ -14,17 +14,19 @@ MAX_WORD_CHARS: int
 class NormalizerOptions:
     def __init__(self, lower_case: bool, strip_accents: bool, chinese_chars: bool) -> None: ...
 
-class Truncation:
-    NONE: ClassVar[Truncation]
-    LONGEST_FIRST: ClassVar[Truncation]
-    ONLY_FIRST: ClassVar[Truncation]
-    ONLY_SECOND: ClassVar[Truncation]
+class TruncationStrategy:
+    NONE: ClassVar[TruncationStrategy]
+    LONGEST_FIRST: ClassVar[TruncationStrategy]
+    ONLY_FIRST: ClassVar[TruncationStrategy]
+    ONLY_SECOND: ClassVar[TruncationStrategy]
 
 class Template:
     def __init__(self, add_special_tokens: bool, cls_id: int, sep_id: int) -> None: ...
 
-class Cutting:
-    def __init__(self, how: Truncation, max_length: int, stride: int, left: bool, overflow: bool) -> None: ...
+class TruncationOptions:
+    def __init__(
+        self, strategy: TruncationStrategy, max_length: int, stride: int, left: bool, overflow: bool
+    ) -> None: ...
 
 class Column:
     IDS: ClassVar[Column]
@@ -70,7 +72,7 @@ class WordPiece:
     def encode_aligned_ragged(
         self, texts: Sequence[str], threads: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]: ...
-    def encode_wrapped(
+    def encode_with_special_tokens(
         self, texts: Sequence[str], limit: int | None, begin_id: int, end_id: int, threads: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int64]]: ...
     def encode_rows(
@@ -79,8 +81,8 @@ class WordPiece:
         pairs: Sequence[str] | None,
         text_bounds: NDArray[np.int64] | None,
         pair_bounds: NDArray[np.int64] | None,
-        form: Template,
-        cutting: Cutting,
+        template: Template,
+        truncation: TruncationOptions,
         aligned: bool,
         threads: int,
     ) -> Rows: ...
@@ -206,7 +208,7 @@ class AttentionArguments:
 def attention(arguments: AttentionArguments, out: int, lse: int) -> bool:
     """Return False, with nothing written, if the offsets do not match the tokens."""
 
-def attention_gradient(
+def attention_backward(
     arguments: AttentionArguments,
     lse: int,
     grad: tuple[int, int, int],
@@ -217,14 +219,14 @@ def attention_gradient(
 
 # bindings/gemm.cpp
 
-class PackedWeight:
+class PrepackedWeight:
     """A weight (columns, depth), prepacked for CPU matmuls. Matrices are (address, dtype, row stride in elements)."""
 
     def __init__(
         self, weight: tuple[int, str, int], columns: int, depth: int, element: str, transposed: bool = False
     ) -> None: ...
     @staticmethod
-    def room(columns: int, depth: int, element: str) -> PackedWeight: ...
+    def empty(columns: int, depth: int, element: str) -> PrepackedWeight: ...
     def __bytes__(self) -> bytes: ...
     @property
     def columns(self) -> int: ...
@@ -236,12 +238,12 @@ class PackedWeight:
     def scales(self) -> list[float]: ...
 
 def repack(
-    packed: PackedWeight, transposed: bool, offset: int, weight: tuple[int, str, int], first: int, last: int
+    packed: PrepackedWeight, transposed: bool, offset: int, weight: tuple[int, str, int], first: int, last: int
 ) -> None: ...
-def product(
+def matmul(
     x: tuple[int, str, int],
     rows: int,
-    weight: PackedWeight,
+    weight: PrepackedWeight,
     out: tuple[int, str, int],
     *,
     bias: int = 0,
@@ -250,10 +252,10 @@ def product(
     norm: tuple[int, int, float] | None = None,
     row_scales: int = 0,
     blocking: tuple[int, int] = (0, 0),
-    before: tuple[int, str, int] | None = None,
-    again: tuple[int, str, int] | None = None,
+    pre_activation: tuple[int, str, int] | None = None,
+    activation_out: tuple[int, str, int] | None = None,
 ) -> None: ...
-def gradient_product(
+def weight_gradient(
     a: tuple[int, str, int],
     b: tuple[int, str, int],
     tokens: int,
@@ -270,9 +272,9 @@ def quantize_rows(x: tuple[int, str, int], rows: int, depth: int, integers: int,
 def cross_entropy(
     logits: tuple[int, str, int],
     rows: int,
-    vocabulary: int,
+    vocab_size: int,
     labels: int,
-    ignored: int,
+    ignore_index: int,
     label_smoothing: float,
     z_loss: float,
     gradients: bool,
@@ -289,12 +291,12 @@ def layer_norm(
     rows: int, width: int, dtype: str, x: int, x_stride: int,
     weight: int, bias: int, vector_dtype: str, eps: float, y: int, mean: int, rstd: int, /,
 ) -> None: ...  # fmt: skip
-def sum_layer_norm(
+def dropout_add_layer_norm(
     rows: int, width: int, dtype: str, x: int, x_stride: int, residual: int, residual_stride: int,
     x_bias: int, weight: int, bias: int, vector_dtype: str, eps: float, dropout: tuple[Any, ...] | None,
     total: int, y: int, mean: int, rstd: int, /,
 ) -> None: ...  # fmt: skip
-def norm_gradients(
+def layer_norm_backward(
     rows: int, width: int, dtype: str, grad: int, grad_stride: int, grad_total: int, grad_total_stride: int,
     total: int, total_stride: int, mean: int, rstd: int, weight: int, weight_dtype: str,
     dropout: tuple[Any, ...] | None, dx: int, dresidual: int, x_bias: bool, sums: int, /,
@@ -302,7 +304,7 @@ def norm_gradients(
 def bias_gelu(
     rows: int, width: int, dtype: str, x: int, x_stride: int, bias: int, vector_dtype: str, tanh: bool, y: int, /
 ) -> None: ...
-def gelu_gradient(
+def bias_gelu_backward(
     rows: int, width: int, dtype: str, grad: int, grad_stride: int, x: int, x_stride: int,
     bias: int, bias_dtype: str, tanh: bool, dx: int, y: int, sums: int, /,
 ) -> None: ...  # fmt: skip
@@ -310,7 +312,7 @@ def gelu_layer_norm(
     rows: int, width: int, dtype: str, x: int, x_stride: int,
     x_bias: int, weight: int, bias: int, vector_dtype: str, eps: float, tanh: bool, y: int, mean: int, rstd: int, /,
 ) -> None: ...  # fmt: skip
-def gelu_norm_gradients(
+def gelu_layer_norm_backward(
     rows: int, width: int, dtype: str, grad: int, grad_stride: int, x: int, x_stride: int, x_bias: int,
     weight: int, vector_dtype: str, tanh: bool, mean: int, rstd: int, dx: int, sums: int, /,
 ) -> None: ...  # fmt: skip
@@ -321,24 +323,24 @@ def embedding_layer_norm(
 ) -> tuple[int, int, int] | None:  # fmt: skip
     """Return (table, token, id) of the first id outside its table, with nothing written."""
 
-def embedding_sum_gradient(
+def embedding_layer_norm_backward(
     tokens: int, width: int, dtype: str, grad_dtype: str, tables: Sequence[tuple[Any, ...]],
     grad: int, grad_stride: int, mean: int, rstd: int, weight: int, weight_dtype: str,
     dropout: tuple[Any, ...] | None, dsum: int, sums: int, /,
 ) -> None: ...  # fmt: skip
-def table_gradient(
+def embedding_backward(
     tokens: int, width: int, dtype: str, dsum: int, ids: int, ids_stride: int, wide: bool, rows: int, gradient: int, /
 ) -> None: ...
 def softmax(
     sizes: Sequence[int], dtype: str, scores: int, strides: Sequence[int], mask: int, mask_strides: Sequence[int],
     scale: float, dropout: tuple[int, int, int, float] | None, out: int, /,
 ) -> None: ...  # fmt: skip
-def softmax_gradient(
+def softmax_backward(
     sizes: Sequence[int], dtype: str, scores: int, strides: Sequence[int], mask: int, mask_strides: Sequence[int],
     scale: float, dropout: tuple[int, int, int, float] | None, grad: int, dscores: int, /,
 ) -> None: ...  # fmt: skip
-def drop(rows: int, width: int, dtype: str, x: int, x_stride: int, dropout: tuple[Any, ...], y: int, /) -> None: ...
-def first_outside(ids: int, stride: int, wide: bool, count: int, below: int, /) -> int:
+def dropout(rows: int, width: int, dtype: str, x: int, x_stride: int, dropout: tuple[Any, ...], y: int, /) -> None: ...
+def find_bad_id(ids: int, stride: int, wide: bool, count: int, below: int, /) -> int:
     """Return the index of the first id outside 0..below - 1, or their number."""
 
 # bindings/encoder_layer.cpp
@@ -350,7 +352,7 @@ def encoder_layer(
     x_stride: int,
     tokens: int,
     width: int,
-    products: Sequence[PackedWeight],
+    weights: Sequence[PrepackedWeight],
     vectors: Sequence[tuple[int, int, str]],
     cu_seqlens: int,
     sequences: int,
@@ -369,9 +371,9 @@ def encoder_layer(
 def adamw(
     parameters: Sequence[tuple[int, int, int, int, int, int, int, int]],
     settings: Sequence[tuple[float, float, float, float, float]],
-    copies: Sequence[tuple[PackedWeight, bool, int, int]],
-    factor: float,
-    clear: bool,
+    copies: Sequence[tuple[PrepackedWeight, bool, int, int]],
+    grad_scale: float,
+    zero_grad: bool,
 ) -> bool:
     """Run one step; return False, with nothing written, if tensors share memory.
 
@@ -382,26 +384,26 @@ def adamw(
 def sum_of_squares(tensors: Sequence[tuple[int, int]]) -> tuple[float, tuple[int, int] | None]:
     """Sum the squares of fp32 tensors, (address, elements) each; also return the first non-finite (tensor, element)."""
 
-def refill_copies(parts: Sequence[tuple[PackedWeight, bool, int, tuple[int, str, int], int]]) -> None:
+def repack_all(parts: Sequence[tuple[PrepackedWeight, bool, int, tuple[int, str, int], int]]) -> None:
     """Rewrite copies from parts (packed, transposed, row of the weight's first row, weight, rows), grouped by copy."""
 
 # bindings/runtime.cpp
 
-def pool_tensor(shape: Sequence[int], bytes: int, code: int, bits: int, /) -> Any:
+def allocate_tensor(shape: Sequence[int], bytes: int, code: int, bits: int, /) -> Any:
     """Return a DLPack capsule over `bytes` bytes of the caching allocator, with DLPack's type code and bits."""
 
-def pool_statistics() -> dict[str, int]: ...
-def pool_reset_peak() -> None: ...
-def pool_release() -> None: ...
+def allocator_statistics() -> dict[str, int]: ...
+def reset_allocator_peak() -> None: ...
+def release_free_pages() -> None: ...
 def cpu_features() -> dict[str, bool]: ...
-def cpu_level_features() -> dict[str, bool]: ...
-def cpu_level() -> str: ...
-def cpu_levels() -> list[str]: ...
-def force_cpu_level(name: str) -> None: ...
-def pretend_cpu_features(names: Sequence[str]) -> None: ...
+def cpu_capability_features() -> dict[str, bool]: ...
+def cpu_capability() -> str: ...
+def cpu_capabilities() -> list[str]: ...
+def force_cpu_capability(name: str) -> None: ...
+def override_cpu_features(names: Sequence[str]) -> None: ...
 def parallel_threads() -> int: ...
 def fingerprint(spans: Sequence[tuple[int, int]]) -> int: ...
-def whole_fingerprint(spans: Sequence[tuple[int, int]]) -> int: ...
+def full_fingerprint(spans: Sequence[tuple[int, int]]) -> int: ...
 def crc32c(data: bytes | bytearray | memoryview | NDArray[Any], value: int = 0, /) -> int: ...
 def crc32c_combine(first: int, second: int, second_size: int, /) -> int: ...
 def cpu_peak(element: str, threads: int, seconds: float) -> float: ...

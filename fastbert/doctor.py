@@ -171,7 +171,7 @@ def _level(advice: list[str]) -> tuple[str | None, str]:
     from fastbert import cpu_capability
 
     try:
-        return cpu_capability.level(), cpu_capability.reason()
+        return cpu_capability.current(), cpu_capability.reason()
     except UserError as error:
         advice.append(str(error))
         return None, f"{cpu_capability.VARIABLE} is wrong"
@@ -181,7 +181,7 @@ def _matmul() -> str:
     from fastbert import cpu_capability
     from fastbert.ops.native import matmul_table
 
-    rules = matmul_table.DEFAULTS[cpu_capability.level()]
+    rules = matmul_table.DEFAULTS[cpu_capability.current()]
     ours = ", ".join(element for element, choice in rules.items() if choice == matmul_table.NATIVE)
     theirs = ", ".join(element for element, choice in rules.items() if choice != matmul_table.NATIVE)
     rule = f"{ours} by fastbert" + (f"; {theirs} by torch" if theirs else "")
@@ -192,7 +192,7 @@ def _matmul() -> str:
         measured = matmul_table.load(path)
     except UserError as error:
         return f"{rule}, because {error}"
-    count = len(measured.get(matmul_table.cpu_key(cpu_capability.level()), {}))
+    count = len(measured.get(matmul_table.cpu_key(cpu_capability.current()), {}))
     return f"{rule}, except {count} shapes measured on this CPU, in {path}"
 
 

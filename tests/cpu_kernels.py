@@ -74,9 +74,9 @@ def running(name: str) -> Iterator[None]:
     if KERNELS[name].emulated and not in_hardware(name):
         emulator.install()
     kernel = KERNELS[name]
-    _C.pretend_cpu_features(sorted((HARDWARE - {*kernel.without}) | {*kernel.needs}))
+    _C.override_cpu_features(sorted((HARDWARE - {*kernel.without}) | {*kernel.needs}))
     try:
-        _C.force_cpu_level(kernel.level)
+        _C.force_cpu_capability(kernel.level)
         yield
     finally:
-        _C.pretend_cpu_features([])
+        _C.override_cpu_features([])

@@ -8,7 +8,7 @@ import pytest
 
 from fastbert import _C, cpu_capability
 
-PRINT = "from fastbert import cpu_capability; print(cpu_capability.level())"
+PRINT = "from fastbert import cpu_capability; print(cpu_capability.current())"
 MODEL = """
 import torch, fastbert
 model = fastbert.BertModel(fastbert.BertConfig.preset("tiny", vocab_size=50))
@@ -21,7 +21,7 @@ def python(code: str, level: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("level", _C.cpu_levels())
+@pytest.mark.parametrize("level", _C.cpu_capabilities())
 def test_a_level_is_forced(level: str) -> None:
     assert python(PRINT, level).stdout.strip() == level
 
@@ -29,21 +29,24 @@ def test_a_level_is_forced(level: str) -> None:
 @pytest.mark.parametrize("named", ["portable", "AVX2", "sse9"])
 def test_kernels_heed_it_before_anyone_asks(named: str) -> None:
     """Benchmarks and compiled code reach a kernel without a choice of backend."""
-    highest = _C.cpu_levels()[-1]
-    expected = named.lower() if named.lower() in _C.cpu_levels() else highest
-    assert python("from fastbert import _C; print(_C.cpu_level())", named).stdout.strip() == expected
+    highest = _C.cpu_capabilities()[-1]
+    expected = named.lower() if named.lower() in _C.cpu_capabilities() else highest
+    assert python("from fastbert import _C; print(_C.cpu_capability())", named).stdout.strip() == expected
 
 
 def test_the_highest_is_the_default() -> None:
-    assert python(PRINT, "").stdout.strip() == _C.cpu_levels()[-1]
+    assert python(PRINT, "").stdout.strip() == _C.cpu_capabilities()[-1]
 
 
 def test_an_unknown_level_is_named() -> None:
     result = python(MODEL, "sse9")
-    assert "UserError: FASTBERT_CPU=sse9 is not a level: choose one of portable, avx2, avx512, amx" in result.stderr
+    assert (
+        "UserError: FASTBERT_CPU=sse9 is not a CPU capability: choose one of portable, avx2, avx512, amx"
+        in result.stderr
+    )
 
 
-@pytest.mark.skipif("amx" in _C.cpu_levels(), reason="this processor has every level")
+@pytest.mark.skipif("amx" in _C.cpu_capabilities(), reason="this processor has every level")
 def test_a_level_that_the_processor_lacks_is_named() -> None:
     result = python(MODEL, "amx")
     assert "UserError: FASTBERT_CPU=amx: not supported by this processor or operating system" in result.stderr
@@ -58,10 +61,10 @@ def test_doctor_says_what_is_wrong() -> None:
 
 
 def test_forcing_in_process_is_checked() -> None:
-    before = cpu_capability.level()
+    before = cpu_capability.current()
     with pytest.raises(ValueError, match="there is no level fast"):
-        _C.force_cpu_level("fast")
-    assert _C.cpu_level() == before
+        _C.force_cpu_capability("fast")
+    assert _C.cpu_capability() == before
 
 
 def test_threads_are_those_of_torch() -> None:

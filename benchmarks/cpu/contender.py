@@ -44,7 +44,7 @@ class CpuContender:
         prepared = time.perf_counter() - began
         second = clock(self.peer.run).seconds
         self.calls = max(1, min(MOST_CALLS, math.ceil(TURN_SECONDS / max(second, 1e-6))))
-        return {**details, "prepare_seconds": round(prepared, 2), "calls_a_round": self.calls}
+        return {**details, "prepare_seconds": round(prepared, 2), "calls_per_round": self.calls}
 
     def save(self, path: str) -> None:
         """Write the values to be compared: fp32 (tokens, width)."""

@@ -258,7 +258,7 @@ def _varlen(inputs: Inputs) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     if inputs.dropout or inputs.causal:
-        raise NotImplementedError("varlen_attn has no dropout, and is asked for no causal mask here")
+        raise NotImplementedError("varlen_attn supports no dropout, and is measured here without causal masks")
     offsets, longest = inputs.cu_seqlens, inputs.longest
     out = varlen_attn(inputs.q, inputs.k, inputs.v, offsets, offsets, longest, longest)
     assert isinstance(out, Tensor)

@@ -172,7 +172,7 @@ def _forward_eager(inputs: Inputs) -> tuple[Tensor, ...]:
 
 
 def _backward(inputs: Inputs) -> tuple[Tensor, ...]:
-    results: tuple[Tensor, ...] = import_module("fastbert.kernels.linear.linear").gelu_gradient_product(
+    results: tuple[Tensor, ...] = import_module("fastbert.kernels.linear.linear").linear_gelu_backward(
         inputs.grad, inputs.back, inputs.u, False
     )
     return results

@@ -68,7 +68,7 @@ class TrainingContender(CpuContender):
             **details,
             "prepare_seconds": prepared,
             "first_step_ms": round(first * 1e3, 2),
-            "calls_a_round": self.calls,
+            "calls_per_round": self.calls,
             "warming_turns": len(times) + 1,
         }
 

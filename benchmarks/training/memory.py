@@ -166,7 +166,7 @@ def packed_bytes() -> int:
     objects = gc.get_referents(*gc.get_objects())
     # The collector does not track tuples of untracked objects.
     objects += gc.get_referents(*(value for value in objects if type(value) is tuple))
-    weights = {id(weight): weight for weight in objects if type(weight) is _C.PackedWeight}
+    weights = {id(weight): weight for weight in objects if type(weight) is _C.PrepackedWeight}
     return sum(weight.columns * weight.depth * ELEMENT_BYTES[weight.element] for weight in weights.values())
 
 

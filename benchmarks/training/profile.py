@@ -27,7 +27,7 @@ OPERATIONS = (
     ("loss", r"_?log_softmax|nll_loss|cross_entropy|argmax"),
     ("embeddings", r"embedding|index_select"),
     ("attention", r"attention|_?(safe_)?softmax|bmm|baddbmm"),
-    ("matmuls", r"mm$|addmm|product|mkldnn.*linear|linear$|quantize_rows|(re)?pack"),
+    ("matmuls", r"mm$|addmm|matmul|weight_gradient|mkldnn.*linear|linear$|quantize_rows|(re)?pack"),
     ("norms", r"norm"),
     ("GELU", r"gelu"),
     ("dropout", r"bernoulli|dropout"),

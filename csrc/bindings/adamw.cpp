@@ -27,14 +27,14 @@ using Part = std::tuple<PrepackedWeight*, bool, std::size_t, Matrix, std::size_t
 // Check here what `repack` rejects: once the GIL is released and other threads run, it could only throw.
 void require_fits(const PrepackedWeight* packed, bool transposed, std::size_t offset, std::size_t rows,
                   std::size_t columns) {
-    require(packed && packed->element != Element::int8, "a copy must be a PackedWeight of bf16 or fp32");
+    require(packed && packed->element != Element::int8, "a copy must be a PrepackedWeight of bf16 or fp32");
     const std::size_t width = transposed ? packed->columns : packed->depth;
     const std::size_t room = transposed ? packed->depth : packed->columns;
     require(columns == width && rows <= room && offset <= room - rows, "a weight does not fit into its copy");
 }
 
 bool step(const std::vector<Parameter>& parameters, const std::vector<Settings>& settings,
-          const std::vector<Copy>& copies, float factor, bool clear) {
+          const std::vector<Copy>& copies, float grad_scale, bool zero_grad) {
     std::vector<AdamParameter> adam_parameters;
     for (const auto& [weight, gradient, exp_avg, exp_avg_sq, steps, rows, columns, group] : parameters) {
         require(group < settings.size(), "a parameter has no settings");
@@ -56,7 +56,7 @@ bool step(const std::vector<Parameter>& parameters, const std::vector<Settings>&
         require_fits(packed, transposed, offset, adam_parameters[parameter].rows, adam_parameters[parameter].columns);
         adam_copies.push_back({packed, transposed, parameter, offset});
     }
-    const AdamCall call{adam_parameters, adam_copies, factor, clear};
+    const AdamCall call{adam_parameters, adam_copies, grad_scale, zero_grad};
     py::gil_scoped_release release;
     if (overlaps(call)) return false;
     adamw(call);
@@ -79,7 +79,7 @@ std::tuple<double, std::optional<std::pair<std::size_t, std::size_t>>> squares(
     return {result.sum, std::pair{result.non_finite->tensor, result.non_finite->element}};
 }
 
-void refill_copies(const std::vector<Part>& parts) {
+void call_repack_all(const std::vector<Part>& parts) {
     std::vector<CopyPart> checked;
     for (const auto& [packed, transposed, offset, matrix, rows] : parts) {
         const auto& [address, dtype, stride] = matrix;
@@ -90,14 +90,15 @@ void refill_copies(const std::vector<Part>& parts) {
             {packed, transposed, offset, pointer<const void>(address), dtype_of(dtype), rows, stride});
     }
     py::gil_scoped_release release;
-    refill(checked);
+    repack_all(checked);
 }
 
 const Registration registration{"adamw", [](py::module_& module) {
-    module.def("adamw", &step, py::arg("parameters"), py::arg("settings"), py::arg("copies"), py::arg("factor"),
-               py::arg("clear"), "Run one step of AdamW; return False, with nothing written, if tensors share memory.");
+    module.def("adamw", &step, py::arg("parameters"), py::arg("settings"), py::arg("copies"), py::arg("grad_scale"),
+               py::arg("zero_grad"),
+               "Run one step of AdamW; return False, with nothing written, if tensors share memory.");
     module.def("sum_of_squares", &squares, py::arg("tensors"));
-    module.def("refill_copies", &refill_copies, py::arg("parts"));
+    module.def("repack_all", &call_repack_all, py::arg("parts"));
 }};
 
 }  // namespace

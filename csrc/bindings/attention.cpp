@@ -97,7 +97,7 @@ bool run_gradient(const Arguments& arguments, std::size_t lse, const Rows& grad,
     py::gil_scoped_release release;
     CheckedCall checked(arguments);
     if (!checked.fits()) return false;
-    AttentionGradientCall call;
+    AttentionBackwardCall call;
     call.forward = checked.call;
     call.forward.lse = reinterpret_cast<float*>(lse);
     call.grad = rows_of(grad);
@@ -105,7 +105,7 @@ bool run_gradient(const Arguments& arguments, std::size_t lse, const Rows& grad,
     for (std::size_t i = 0; i < 3; ++i)
         *gradient_views[i] = {reinterpret_cast<void*>(gradients[i][0]), gradients[i][1], gradients[i][2]};
     call.dbias = reinterpret_cast<float*>(dbias);
-    attention_gradient(call);
+    attention_backward(call);
     return true;
 }
 
@@ -130,7 +130,7 @@ void bind_classes(py::module_& module) {
 void bind_functions(py::module_& module) {
     module.def("attention", &run_forward, py::arg("arguments"), py::arg("out"), py::arg("lse"),
                "Compute attention of packed sequences; return False, with nothing written, if the offsets do not match the tokens.");
-    module.def("attention_gradient", &run_gradient, py::arg("arguments"), py::arg("lse"), py::arg("grad"),
+    module.def("attention_backward", &run_gradient, py::arg("arguments"), py::arg("lse"), py::arg("grad"),
                py::arg("gradients"), py::arg("dbias"),
                "Compute its gradients for q, k, v and optionally the bias; return False as above.");
 }

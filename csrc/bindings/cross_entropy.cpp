@@ -15,21 +15,21 @@ namespace py = pybind11;
 namespace fastbert {
 namespace {
 
-void call_cross_entropy(const Matrix& logits, std::size_t rows, std::size_t vocabulary, Address labels,
-                        std::int64_t ignored, float label_smoothing, float z_loss, bool gradients, Address losses,
+void call_cross_entropy(const Matrix& logits, std::size_t rows, std::size_t vocab_size, Address labels,
+                        std::int64_t ignore_index, float label_smoothing, float z_loss, bool gradients, Address losses,
                         Address correct) {
     const auto& [address, dtype, stride] = logits;
-    require(vocabulary >= 1, "vocabulary=0 must be at least 1");
-    require(rows <= 1 || stride >= vocabulary, "rows of logits overlap");
+    require(vocab_size >= 1, "vocab_size=0 must be at least 1");
+    require(rows <= 1 || stride >= vocab_size, "rows of logits overlap");
     require(rows == 0 || (address && labels && losses && correct), "an address is 0");
     CrossEntropyCall call;
     call.logits = pointer(address);
     call.dtype = dtype_of(dtype);
     call.rows = rows;
-    call.vocabulary = vocabulary;
+    call.vocab_size = vocab_size;
     call.stride = stride;
     call.labels = pointer<const std::int64_t>(labels);
-    call.ignored = ignored;
+    call.ignore_index = ignore_index;
     call.label_smoothing = label_smoothing;
     call.z_loss = z_loss;
     call.gradients = gradients;
@@ -40,8 +40,8 @@ void call_cross_entropy(const Matrix& logits, std::size_t rows, std::size_t voca
 }
 
 const Registration registration{"cross_entropy", [](py::module_& module) {
-    module.def("cross_entropy", &call_cross_entropy, py::arg("logits"), py::arg("rows"), py::arg("vocabulary"),
-               py::arg("labels"), py::arg("ignored"), py::arg("label_smoothing"), py::arg("z_loss"),
+    module.def("cross_entropy", &call_cross_entropy, py::arg("logits"), py::arg("rows"), py::arg("vocab_size"),
+               py::arg("labels"), py::arg("ignore_index"), py::arg("label_smoothing"), py::arg("z_loss"),
                py::arg("gradients"), py::arg("losses"), py::arg("correct"),
                "Compute the losses of rows of logits, which are replaced by their gradients.");
 }};

@@ -76,7 +76,8 @@ void check_shapes(const LayerWeights& layer, const std::vector<Vector>& vectors,
             throw py::value_error("weight " + std::to_string(i) + " of the layer is " +
                                   std::to_string(weights[i]->columns) + " x " + std::to_string(weights[i]->depth) +
                                   ": it must be " + std::to_string(expected[i][0]) + " x " +
-                                  std::to_string(expected[i][1]) + ", laid out for the same element as the others");
+                                  std::to_string(expected[i][1]) +
+                                  ", prepacked for the same element type as the others");
     }
     const std::array<std::size_t, 10> sizes = {width, width, width, width, width, width, inner, width, width, width};
     if (vectors.size() != sizes.size()) throw py::value_error("a layer has ten vectors");
@@ -147,7 +148,7 @@ void call_encoder_layer(Address x, const std::string& x_dtype, std::size_t x_str
 const Registration registration{
     "encoder_layer", [](py::module_& module) {
         module.def("encoder_layer", &call_encoder_layer, py::kw_only(), py::arg("x"), py::arg("x_dtype"),
-                   py::arg("x_stride"), py::arg("tokens"), py::arg("width"), py::arg("products"), py::arg("vectors"),
+                   py::arg("x_stride"), py::arg("tokens"), py::arg("width"), py::arg("weights"), py::arg("vectors"),
                    py::arg("cu_seqlens"), py::arg("sequences"), py::arg("heads"), py::arg("eps"), py::arg("tanh"),
                    py::arg("causal"), py::arg("rows"), py::arg("y"), py::arg("y_dtype"));
     }};

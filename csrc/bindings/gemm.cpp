@@ -80,15 +80,15 @@ void call_gemm(const Matrix& x, std::size_t rows, const PrepackedWeight& weight,
                const std::optional<std::string>& activation, const std::optional<Matrix>& residual,
                const std::optional<std::tuple<Address, Address, float>>& norm, Address row_scales,
                std::pair<std::size_t, std::size_t> blocking, const std::optional<Matrix>& pre_activation,
-               const std::optional<Matrix>& recomputed) {
+               const std::optional<Matrix>& activation_out) {
     GemmCall call;
     call.rows = rows;
     call.weight = &weight;
     call.x = pointer<const void>(std::get<0>(x));
     call.x_stride = std::get<2>(x);
     const bool integers = weight.element == Element::int8;
-    require(integers == (std::get<1>(x) == "int8"), "x must be int8 where the weight is, and only there");
-    require(integers == (row_scales != 0), "row_scales belong to int8 products, and only there");
+    require(integers == (std::get<1>(x) == "int8"), "x must be int8 if and only if the weight is");
+    require(integers == (row_scales != 0), "row_scales are required for int8 weights, and only for them");
     if (!integers) call.x_dtype = dtype_of(std::get<1>(x));
     require_rows("x", std::get<0>(x), rows, weight.depth, call.x_stride);
     require_rows("out", std::get<0>(out), rows, weight.columns, std::get<2>(out));
@@ -114,11 +114,13 @@ void call_gemm(const Matrix& x, std::size_t rows, const PrepackedWeight& weight,
     Epilogue& epilogue = call.epilogue;
     using enum Epilogue::Activation;
     const bool gradient = epilogue.activation == gelu_gradient || epilogue.activation == gelu_tanh_gradient;
-    require(gradient == recomputed.has_value(), "again belongs to gradients of GELU, and only there");
-    require(pre_activation ? epilogue.activation != none && !norm : !gradient, "before belongs to GELU without norm");
+    require(gradient == activation_out.has_value(),
+            "activation_out is required for gradients of GELU, and only for them");
+    require(pre_activation ? epilogue.activation != none && !norm : !gradient,
+            "pre_activation requires GELU without norm");
     for (const auto& [name, matrix, to, stride] :
-         {std::tuple{"before", &pre_activation, &epilogue.pre_activation, &epilogue.pre_activation_stride},
-          std::tuple{"again", &recomputed, &epilogue.recomputed, &epilogue.recomputed_stride}}) {
+         {std::tuple{"pre_activation", &pre_activation, &epilogue.pre_activation, &epilogue.pre_activation_stride},
+          std::tuple{"activation_out", &activation_out, &epilogue.activation_out, &epilogue.activation_out_stride}}) {
         if (!*matrix) continue;
         require_rows(name, std::get<0>(**matrix), rows, weight.columns, std::get<2>(**matrix));
         require(dtype_of(std::get<1>(**matrix)) == epilogue.dtype, std::string(name) + " must have the dtype of out");
@@ -167,11 +169,11 @@ void quantize_rows(const Matrix& x, std::size_t rows, std::size_t depth, Address
 }
 
 void bind_classes(py::module_& module) {
-    py::class_<PrepackedWeight>(module, "PackedWeight", "A weight (columns, depth), prepacked for CPU matmuls.")
+    py::class_<PrepackedWeight>(module, "PrepackedWeight", "A weight (columns, depth), prepacked for CPU matmuls.")
         .def(py::init(&make_prepacked), py::arg("weight"), py::arg("columns"), py::arg("depth"), py::arg("element"),
              py::arg("transposed") = false)
-        .def_static("room", &allocate, py::arg("columns"), py::arg("depth"), py::arg("element"),
-                    "Allocate a weight of bf16 or fp32 without contents; refill_copies writes them.")
+        .def_static("empty", &allocate, py::arg("columns"), py::arg("depth"), py::arg("element"),
+                    "Allocate a weight of bf16 or fp32 without contents; repack_all writes them.")
         .def("__bytes__",
              [](const PrepackedWeight& weight) {
                  return py::bytes(reinterpret_cast<const char*>(weight.bytes.get()),
@@ -190,11 +192,12 @@ void bind_classes(py::module_& module) {
 void bind_functions(py::module_& module) {
     module.def("repack", &call_repack, py::arg("packed"), py::arg("transposed"), py::arg("offset"), py::arg("weight"),
                py::arg("first"), py::arg("last"), "Rewrite rows first..last of a weight in its prepacked copy.");
-    module.def("product", &call_gemm, py::arg("x"), py::arg("rows"), py::arg("weight"), py::arg("out"), py::kw_only(),
+    module.def("matmul", &call_gemm, py::arg("x"), py::arg("rows"), py::arg("weight"), py::arg("out"), py::kw_only(),
                py::arg("bias") = 0, py::arg("activation") = py::none(), py::arg("residual") = py::none(),
                py::arg("norm") = py::none(), py::arg("row_scales") = 0, py::arg("blocking") = std::pair{0, 0},
-               py::arg("before") = py::none(), py::arg("again") = py::none(), "Compute epilogue(x weight^T).");
-    module.def("gradient_product", &call_weight_gradient, py::arg("a"), py::arg("b"), py::arg("tokens"),
+               py::arg("pre_activation") = py::none(), py::arg("activation_out") = py::none(),
+               "Compute epilogue(x weight^T).");
+    module.def("weight_gradient", &call_weight_gradient, py::arg("a"), py::arg("b"), py::arg("tokens"),
                py::arg("rows"), py::arg("columns"), py::arg("out"), py::arg("sums"), py::arg("accumulate"),
                "Compute a^T b and the sums of a's columns.");
     module.def("quantize_rows", &quantize_rows, py::arg("x"), py::arg("rows"), py::arg("depth"), py::arg("integers"),

@@ -73,26 +73,26 @@ void call_layer_norm(std::int64_t rows, std::int64_t width, Name dtype, Address 
     layer_norm(call);
 }
 
-void call_sum_layer_norm(std::int64_t rows, std::int64_t width, Name dtype, Address x, std::int64_t x_stride,
-                         Address residual, std::int64_t residual_stride, Address x_bias, Address weight, Address bias,
-                         Name vector_dtype, double eps, const std::optional<PyDropout>& dropout, Address total,
-                         Address y, Address mean, Address rstd) {
+void call_dropout_add_layer_norm(std::int64_t rows, std::int64_t width, Name dtype, Address x, std::int64_t x_stride,
+                                 Address residual, std::int64_t residual_stride, Address x_bias, Address weight,
+                                 Address bias, Name vector_dtype, double eps, const std::optional<PyDropout>& dropout,
+                                 Address total, Address y, Address mean, Address rstd) {
     require_rows(rows, width, {x, y});
     require_statistics(mean, rstd);
-    const SumNormCall call{static_cast<std::size_t>(rows),
-                           static_cast<std::size_t>(width),
-                           dtype_of(dtype),
-                           {pointer(x), x_stride},
-                           {pointer(residual), residual_stride},
-                           vector_of(x_bias, vector_dtype),
-                           norm_of(weight, bias, vector_dtype, eps),
-                           pointer(total),
-                           pointer(y),
-                           dropout_of(dropout, rows),
-                           pointer<float>(mean),
-                           pointer<float>(rstd)};
+    const DropoutAddNormCall call{static_cast<std::size_t>(rows),
+                                  static_cast<std::size_t>(width),
+                                  dtype_of(dtype),
+                                  {pointer(x), x_stride},
+                                  {pointer(residual), residual_stride},
+                                  vector_of(x_bias, vector_dtype),
+                                  norm_of(weight, bias, vector_dtype, eps),
+                                  pointer(total),
+                                  pointer(y),
+                                  dropout_of(dropout, rows),
+                                  pointer<float>(mean),
+                                  pointer<float>(rstd)};
     py::gil_scoped_release release;
-    sum_layer_norm(call);
+    dropout_add_layer_norm(call);
 }
 
 GeluCall gelu_of(std::int64_t rows, std::int64_t width, Name dtype, Address x, std::int64_t x_stride, Address bias,
@@ -201,7 +201,7 @@ void call_softmax(const std::array<std::int64_t, 4>& sizes, Name dtype, Address 
     softmax(call);
 }
 
-void call_softmax_gradient(const std::array<std::int64_t, 4>& sizes, Name dtype, Address scores,
+void call_softmax_backward(const std::array<std::int64_t, 4>& sizes, Name dtype, Address scores,
                            const std::array<std::int64_t, 4>& strides, Address mask,
                            const std::array<std::int64_t, 4>& mask_strides, double scale,
                            const std::optional<PyScoresDropout>& dropout, Address grad, Address dscores) {
@@ -209,62 +209,62 @@ void call_softmax_gradient(const std::array<std::int64_t, 4>& sizes, Name dtype,
         softmax_of(sizes, dtype, scores, strides, mask, mask_strides, scale, dropout, dscores);
     require(sizes[0] * sizes[1] * sizes[2] == 0 || grad, "an address is 0");
     py::gil_scoped_release release;
-    softmax_gradient({forward, pointer(grad)});
+    softmax_backward({forward, pointer(grad)});
 }
 
-void call_drop(std::int64_t rows, std::int64_t width, Name dtype, Address x, std::int64_t x_stride,
-               const PyDropout& dropout, Address y) {
+void call_dropout(std::int64_t rows, std::int64_t width, Name dtype, Address x, std::int64_t x_stride,
+                  const PyDropout& dropout, Address y) {
     require_rows(rows, width, {x, y});
     const DropoutCall call{static_cast<std::size_t>(rows), static_cast<std::size_t>(width), dtype_of(dtype),
                            {pointer(x), x_stride},         dropout_of(dropout, rows),       pointer(y)};
     py::gil_scoped_release release;
-    drop(call);
+    dropout_rows(call);
 }
 
-void call_norm_gradients(std::int64_t rows, std::int64_t width, Name dtype, Address grad, std::int64_t grad_stride,
-                         Address grad_total, std::int64_t grad_total_stride, Address total, std::int64_t total_stride,
-                         Address mean, Address rstd, Address weight, Name weight_dtype,
-                         const std::optional<PyDropout>& dropout, Address dx, Address dresidual, bool x_bias,
-                         Address sums) {
+void call_layer_norm_backward(std::int64_t rows, std::int64_t width, Name dtype, Address grad, std::int64_t grad_stride,
+                              Address grad_total, std::int64_t grad_total_stride, Address total,
+                              std::int64_t total_stride, Address mean, Address rstd, Address weight, Name weight_dtype,
+                              const std::optional<PyDropout>& dropout, Address dx, Address dresidual, bool x_bias,
+                              Address sums) {
     require_rows(rows, width, {grad, total, mean, rstd, dx});
     require(weight && sums, "the address of weight or sums is 0");
-    const NormGradientCall call{static_cast<std::size_t>(rows),
-                                static_cast<std::size_t>(width),
-                                dtype_of(dtype),
-                                {pointer(grad), grad_stride},
-                                {pointer(grad_total), grad_total_stride},
-                                {pointer(total), total_stride},
-                                pointer<const float>(mean),
-                                pointer<const float>(rstd),
-                                vector_of(weight, weight_dtype),
-                                dropout_of(dropout, rows),
-                                pointer(dx),
-                                pointer(dresidual),
-                                x_bias,
-                                pointer<float>(sums)};
+    const LayerNormBackwardCall call{static_cast<std::size_t>(rows),
+                                     static_cast<std::size_t>(width),
+                                     dtype_of(dtype),
+                                     {pointer(grad), grad_stride},
+                                     {pointer(grad_total), grad_total_stride},
+                                     {pointer(total), total_stride},
+                                     pointer<const float>(mean),
+                                     pointer<const float>(rstd),
+                                     vector_of(weight, weight_dtype),
+                                     dropout_of(dropout, rows),
+                                     pointer(dx),
+                                     pointer(dresidual),
+                                     x_bias,
+                                     pointer<float>(sums)};
     py::gil_scoped_release release;
-    norm_gradients(call);
+    layer_norm_backward(call);
 }
 
-void call_gelu_gradient(std::int64_t rows, std::int64_t width, Name dtype, Address grad, std::int64_t grad_stride,
-                        Address x, std::int64_t x_stride, Address bias, Name bias_dtype, bool tanh, Address dx,
-                        Address y, Address sums) {
+void call_bias_gelu_backward(std::int64_t rows, std::int64_t width, Name dtype, Address grad, std::int64_t grad_stride,
+                             Address x, std::int64_t x_stride, Address bias, Name bias_dtype, bool tanh, Address dx,
+                             Address y, Address sums) {
     require(rows == 0 || (grad && dx), "an address is 0");
-    const GeluGradientCall call{gelu_of(rows, width, dtype, x, x_stride, bias, bias_dtype, tanh, y),
+    const GeluBackwardCall call{gelu_of(rows, width, dtype, x, x_stride, bias, bias_dtype, tanh, y),
                                 {pointer(grad), grad_stride},
                                 pointer(dx),
                                 pointer<float>(sums)};
     py::gil_scoped_release release;
-    gelu_gradient(call);
+    bias_gelu_backward(call);
 }
 
-void call_gelu_norm_gradients(std::int64_t rows, std::int64_t width, Name dtype, Address grad,
-                              std::int64_t grad_stride, Address x, std::int64_t x_stride, Address x_bias,
-                              Address weight, Name vector_dtype, bool tanh, Address mean, Address rstd, Address dx,
-                              Address sums) {
+void call_gelu_layer_norm_backward(std::int64_t rows, std::int64_t width, Name dtype, Address grad,
+                                   std::int64_t grad_stride, Address x, std::int64_t x_stride, Address x_bias,
+                                   Address weight, Name vector_dtype, bool tanh, Address mean, Address rstd, Address dx,
+                                   Address sums) {
     require(rows == 0 || (grad && mean && rstd && dx), "an address is 0");
     require(weight && sums, "the address of weight or sums is 0");
-    const GeluNormGradientCall call{gelu_of(rows, width, dtype, x, x_stride, x_bias, vector_dtype, tanh, 0),
+    const GeluNormBackwardCall call{gelu_of(rows, width, dtype, x, x_stride, x_bias, vector_dtype, tanh, 0),
                                     {pointer(grad), grad_stride},
                                     pointer<const float>(mean),
                                     pointer<const float>(rstd),
@@ -272,69 +272,70 @@ void call_gelu_norm_gradients(std::int64_t rows, std::int64_t width, Name dtype,
                                     pointer(dx),
                                     pointer<float>(sums)};
     py::gil_scoped_release release;
-    gelu_norm_gradients(call);
+    gelu_layer_norm_backward(call);
 }
 
-void call_embedding_sum_gradient(std::int64_t tokens, std::int64_t width, Name dtype, Name grad_dtype,
-                                 const std::vector<PyTable>& descriptions, Address grad, std::int64_t grad_stride,
-                                 Address mean, Address rstd, Address weight, Name weight_dtype,
-                                 const std::optional<PyDropout>& dropout, Address dsum, Address sums) {
+void call_embedding_layer_norm_backward(std::int64_t tokens, std::int64_t width, Name dtype, Name grad_dtype,
+                                        const std::vector<PyTable>& descriptions, Address grad,
+                                        std::int64_t grad_stride, Address mean, Address rstd, Address weight,
+                                        Name weight_dtype, const std::optional<PyDropout>& dropout, Address dsum,
+                                        Address sums) {
     require_rows(tokens, width, {grad, mean, rstd, dsum});
     require(weight && sums, "the address of weight or sums is 0");
     const std::vector<Table> tables = tables_of(descriptions, tokens);
     for (const Table& table : tables) require(tokens == 0 || table.rows > 0, "a table has no row");
-    const EmbeddingSumGradientCall call{static_cast<std::size_t>(tokens),
-                                        static_cast<std::size_t>(width),
-                                        dtype_of(dtype),
-                                        dtype_of(grad_dtype),
-                                        tables,
-                                        {pointer(grad), grad_stride},
-                                        pointer<const float>(mean),
-                                        pointer<const float>(rstd),
-                                        vector_of(weight, weight_dtype),
-                                        dropout_of(dropout, tokens),
-                                        pointer<float>(dsum),
-                                        pointer<float>(sums)};
+    const EmbeddingNormBackwardCall call{static_cast<std::size_t>(tokens),
+                                         static_cast<std::size_t>(width),
+                                         dtype_of(dtype),
+                                         dtype_of(grad_dtype),
+                                         tables,
+                                         {pointer(grad), grad_stride},
+                                         pointer<const float>(mean),
+                                         pointer<const float>(rstd),
+                                         vector_of(weight, weight_dtype),
+                                         dropout_of(dropout, tokens),
+                                         pointer<float>(dsum),
+                                         pointer<float>(sums)};
     py::gil_scoped_release release;
-    embedding_sum_gradient(call);
+    embedding_layer_norm_backward(call);
 }
 
-void call_table_gradient(std::int64_t tokens, std::int64_t width, Name dtype, Address dsum, Address ids,
-                         std::int64_t ids_stride, bool wide, std::int64_t rows, Address gradient) {
+void call_embedding_backward(std::int64_t tokens, std::int64_t width, Name dtype, Address dsum, Address ids,
+                             std::int64_t ids_stride, bool wide, std::int64_t rows, Address gradient) {
     require_rows(tokens, width, {dsum, ids});
     require(rows >= 0 && (rows == 0 || gradient), "an address is 0");
-    const TableGradientCall call{static_cast<std::size_t>(tokens),
-                                 static_cast<std::size_t>(width),
-                                 dtype_of(dtype),
-                                 pointer<const float>(dsum),
-                                 ids_of(ids, ids_stride, wide),
-                                 rows,
-                                 pointer(gradient)};
+    const EmbeddingBackwardCall call{static_cast<std::size_t>(tokens),
+                                     static_cast<std::size_t>(width),
+                                     dtype_of(dtype),
+                                     pointer<const float>(dsum),
+                                     ids_of(ids, ids_stride, wide),
+                                     rows,
+                                     pointer(gradient)};
     py::gil_scoped_release release;
-    table_gradient(call);
+    embedding_backward(call);
 }
 
-std::size_t call_first_outside(Address ids, std::int64_t stride, bool wide, std::size_t count, std::int64_t below) {
+std::size_t call_find_bad_id(Address ids, std::int64_t stride, bool wide, std::size_t count, std::int64_t below) {
     require(count == 0 || ids, "an address is 0");
-    return first_outside(ids_of(ids, stride, wide), count, below);
+    return find_bad_id(ids_of(ids, stride, wide), count, below);
 }
 
 const Registration registration{"rowwise", [](py::module_& module) {
     module.def("layer_norm", &call_layer_norm);
-    module.def("sum_layer_norm", &call_sum_layer_norm);
-    module.def("norm_gradients", &call_norm_gradients);
+    module.def("dropout_add_layer_norm", &call_dropout_add_layer_norm);
+    module.def("layer_norm_backward", &call_layer_norm_backward);
     module.def("bias_gelu", &call_bias_gelu);
-    module.def("gelu_gradient", &call_gelu_gradient);
+    module.def("bias_gelu_backward", &call_bias_gelu_backward);
     module.def("gelu_layer_norm", &call_gelu_layer_norm);
-    module.def("gelu_norm_gradients", &call_gelu_norm_gradients);
+    module.def("gelu_layer_norm_backward", &call_gelu_layer_norm_backward);
     module.def("embedding_layer_norm", &call_embedding_layer_norm,
                "Return None, or (table, token, id) of the first id outside its table, with nothing written.");
-    module.def("embedding_sum_gradient", &call_embedding_sum_gradient);
-    module.def("table_gradient", &call_table_gradient);
+    module.def("embedding_layer_norm_backward", &call_embedding_layer_norm_backward);
+    module.def("embedding_backward", &call_embedding_backward);
     module.def("softmax", &call_softmax);
-    module.def("softmax_gradient", &call_softmax_gradient);
-    module.def("drop", &call_drop);
-    module.def("first_outside", &call_first_outside,
+    module.def("softmax_backward", &call_softmax_backward);
+    module.def("dropout", &call_dropout);
+    module.def("find_bad_id", &call_find_bad_id,
                "Return the index of the first id outside 0..below - 1, or their number.");
 }};
 

@@ -92,9 +92,9 @@ py::dict by_name(const CpuFeatures& features) {
 }
 
 void bind_allocator(py::module_& module) {
-    module.def("pool_tensor", &allocate_tensor, py::arg("shape"), py::arg("bytes"), py::arg("code"), py::arg("bits"),
-               py::pos_only(), "Return a DLPack capsule over memory of the caching allocator.");
-    module.def("pool_statistics", [] {
+    module.def("allocate_tensor", &allocate_tensor, py::arg("shape"), py::arg("bytes"), py::arg("code"),
+               py::arg("bits"), py::pos_only(), "Return a DLPack capsule over memory of the caching allocator.");
+    module.def("allocator_statistics", [] {
         const AllocatorStatistics statistics = allocator_statistics();
         py::dict fields;
         fields["in_use"] = statistics.in_use;
@@ -103,8 +103,8 @@ void bind_allocator(py::module_& module) {
         fields["blocks"] = statistics.blocks;
         return fields;
     });
-    module.def("pool_reset_peak", &reset_allocator_peak);
-    module.def("pool_release", &release_free_pages, py::call_guard<py::gil_scoped_release>());
+    module.def("reset_allocator_peak", &reset_allocator_peak);
+    module.def("release_free_pages", &release_free_pages, py::call_guard<py::gil_scoped_release>());
 }
 
 void bind_cpu_capability(py::module_& module) {
@@ -112,13 +112,15 @@ void bind_cpu_capability(py::module_& module) {
         "cpu_features", [] { return by_name(cpu_features()); },
         "Return the instruction sets that this process can use, named as Linux names them.");
     module.def(
-        "cpu_level_features", [] { return by_name(capability_features()); },
+        "cpu_capability_features", [] { return by_name(capability_features()); },
         "Return those that kernels use at the current CPU capability.");
-    module.def("cpu_level", [] { return capability_name(cpu_capability()); }, "Return the current CPU capability.");
-    module.def("cpu_levels", &available_capabilities, "Return the CPU capabilities that this process supports, lowest first.");
-    module.def("force_cpu_level", &force_capability, py::arg("name"),
+    module.def(
+        "cpu_capability", [] { return capability_name(cpu_capability()); }, "Return the current CPU capability.");
+    module.def("cpu_capabilities", &available_capabilities,
+               "Return the CPU capabilities that this process supports, lowest first.");
+    module.def("force_cpu_capability", &force_capability, py::arg("name"),
                "Override the CPU capability; an empty name restores the highest.");
-    module.def("pretend_cpu_features", &pretend_features, py::arg("names"),
+    module.def("override_cpu_features", &override_features, py::arg("names"),
                "For tests: replace the processor's features; an empty list restores the detected ones.");
     module.def("parallel_threads", &parallel_threads, "Return the number of threads of a kernel called here.");
 }
@@ -136,7 +138,7 @@ void bind_checksums(py::module_& module) {
         },
         py::arg("spans"), "Return a number that changes when memory, as (address, bytes) spans, is overwritten completely.");
     module.def(
-        "whole_fingerprint",
+        "full_fingerprint",
         [](const std::vector<std::pair<Address, std::size_t>>& spans) {
             std::vector<MemorySpan> memory;
             for (const auto& [address, bytes] : spans) {
@@ -144,7 +146,7 @@ void bind_checksums(py::module_& module) {
                 memory.push_back({reinterpret_cast<const std::byte*>(address), bytes});
             }
             py::gil_scoped_release release;
-            return whole_fingerprint(memory);
+            return full_fingerprint(memory);
         },
         py::arg("spans"), "Return a number that changes when any byte of memory, as (address, bytes) spans, does.");
     module.def(

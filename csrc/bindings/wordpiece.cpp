@@ -33,18 +33,18 @@ public:
         if (PyUnicode_Check(texts.ptr()) || PyBytes_Check(texts.ptr())) {
             throw py::type_error(std::string(name) + " must be a sequence of strings, not " + type_name(texts));
         }
-        const std::string complaint = std::string(name) + " must be a sequence of strings, not " + type_name(texts);
-        const auto sequence = py::reinterpret_steal<py::object>(PySequence_Fast(texts.ptr(), complaint.c_str()));
+        const std::string message = std::string(name) + " must be a sequence of strings, not " + type_name(texts);
+        const auto sequence = py::reinterpret_steal<py::object>(PySequence_Fast(texts.ptr(), message.c_str()));
         if (!sequence) throw py::error_already_set();
         PyObject** const items = PySequence_Fast_ITEMS(sequence.ptr());
         const auto size = static_cast<std::size_t>(PySequence_Fast_GET_SIZE(sequence.ptr()));
         views_.reserve(size);
-        held_.objects.reserve(size);
+        references_.objects.reserve(size);
         // Nothing in this loop runs Python code that could change the sequence.
         for (std::size_t i = 0; i < size; ++i) {
             if (i + kAhead < size) __builtin_prefetch(items[i + kAhead], 1);
             views_.push_back(view(items[i], name, i));
-            held_.objects.push_back(Py_NewRef(items[i]));
+            references_.objects.push_back(Py_NewRef(items[i]));
         }
     }
 
@@ -71,10 +71,10 @@ private:
     static std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
     static std::string_view view(PyObject* text, const char* name, std::size_t i) {
-        const auto place = [&] { return std::string(name) + "[" + std::to_string(i) + "]"; };
+        const auto item = [&] { return std::string(name) + "[" + std::to_string(i) + "]"; };
         if (!PyUnicode_Check(text)) {
             const char* cure = PyBytes_Check(text) ? "; decode it first, e.g. text.decode(\"utf-8\")" : "";
-            throw py::type_error(place() + " must be a string, not " + type_name(text) + cure);
+            throw py::type_error(item() + " must be a string, not " + type_name(text) + cure);
         }
         if (PyUnicode_IS_COMPACT_ASCII(text)) {
             return {static_cast<const char*>(PyUnicode_DATA(text)), static_cast<std::size_t>(PyUnicode_GET_LENGTH(text))};
@@ -84,13 +84,13 @@ private:
         if (data == nullptr) {
             if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) throw py::error_already_set();
             PyErr_Clear();
-            throw py::type_error(place() + " holds a lone surrogate (half of a character); clean it first, e.g. " +
+            throw py::type_error(item() + " holds a lone surrogate (half of a character); clean it first, e.g. " +
                                   "text.encode(\"utf-8\", \"replace\").decode()");
         }
         return {data, static_cast<std::size_t>(size)};
     }
 
-    References held_;
+    References references_;
     std::vector<std::string_view> views_;
 };
 
@@ -113,21 +113,21 @@ std::span<const T> span_of(const IntArray<T>& array) {
 }
 
 py::tuple encode_ragged(const Tokenizer& self, py::handle texts, std::optional<std::size_t> limit, unsigned threads) {
-    const Texts held(texts, "texts");
+    const Texts inputs(texts, "texts");
     Sequences rows;
     {
         py::gil_scoped_release release;
-        rows = encode_batch(self, held.views(), limit.value_or(Tokenizer::kNoLimit), false, threads);
+        rows = encode_batch(self, inputs.views(), limit.value_or(Tokenizer::kNoLimit), false, threads);
     }
     return py::make_tuple(to_array(std::move(rows.tokens.ids)), to_array(std::move(rows.offsets)));
 }
 
 py::tuple encode_aligned_ragged(const Tokenizer& self, py::handle texts, unsigned threads) {
-    const Texts held(texts, "texts");
+    const Texts inputs(texts, "texts");
     Sequences rows;
     {
         py::gil_scoped_release release;
-        rows = encode_batch(self, held.views(), Tokenizer::kNoLimit, true, threads);
+        rows = encode_batch(self, inputs.views(), Tokenizer::kNoLimit, true, threads);
     }
     TokenColumns& tokens = rows.tokens;
     return py::make_tuple(to_array(std::move(tokens.ids)), to_array(std::move(tokens.begins)),
@@ -135,30 +135,32 @@ py::tuple encode_aligned_ragged(const Tokenizer& self, py::handle texts, unsigne
                           to_array(std::move(rows.offsets)));
 }
 
-py::tuple encode_wrapped(const Tokenizer& self, py::handle texts, std::optional<std::size_t> limit,
-                         std::int32_t begin_id, std::int32_t end_id, unsigned threads) {
-    const Texts held(texts, "texts");
+py::tuple encode_with_special_tokens(const Tokenizer& self, py::handle texts, std::optional<std::size_t> limit,
+                                     std::int32_t begin_id, std::int32_t end_id, unsigned threads) {
+    const Texts inputs(texts, "texts");
     Sequences rows;
     {
         py::gil_scoped_release release;
-        rows = encode_batch_wrapped(self, held.views(), limit.value_or(Tokenizer::kNoLimit), begin_id, end_id, threads);
+        rows = encode_batch_with_special_tokens(self, inputs.views(), limit.value_or(Tokenizer::kNoLimit), begin_id,
+                                                end_id, threads);
     }
     return py::make_tuple(to_array(std::move(rows.tokens.ids)), to_array(std::move(rows.offsets)));
 }
 
-[[noreturn]] void raise(const RowError& error, const Cutting& cutting) {
+[[noreturn]] void raise(const RowError& error, const TruncationOptions& truncation) {
     const std::string row = "row " + std::to_string(error.sample);
-    const std::string length = "max_length=" + std::to_string(cutting.max_length);
+    const std::string length = "max_length=" + std::to_string(truncation.max_length);
     switch (error.reason) {
         case RowError::Reason::kNoSecond:
-            throw py::value_error(row + " is no pair, so truncation='only_second' cannot shorten it; use 'longest_first'");
+            throw py::value_error(row +
+                                  " is not a pair, so truncation='only_second' cannot shorten it; use 'longest_first'");
         case RowError::Reason::kTooShort:
             throw py::value_error(row + " cannot be cut to " + length + " by shortening one sequence alone; use"
                                   " truncation='longest_first' or a larger max_length");
         case RowError::Reason::kStride:
-            throw py::value_error("stride=" + std::to_string(cutting.stride) + " must be below the " +
-                                  std::to_string(error.kept) + " tokens that " + row + " keeps of a sequence at " + length +
-                                  "; use a smaller stride or a larger max_length");
+            throw py::value_error("stride=" + std::to_string(truncation.stride) + " must be below the " +
+                                  std::to_string(error.num_tokens) + " tokens that " + row + " keeps of a sequence at " +
+                                  length + "; use a smaller stride or a larger max_length");
         default:
             throw py::value_error("the overflow of " + row + " makes more than 10 million rows or 2^31 tokens; use a smaller"
                                   " stride, a larger max_length or return_overflowing_tokens=False");
@@ -184,8 +186,9 @@ void check_bounds(const std::optional<IntArray<std::int64_t>>& bounds, std::size
 
 std::unique_ptr<Rows> encode_rows(const Tokenizer& self, py::handle texts, const py::object& pairs,
                                   const std::optional<IntArray<std::int64_t>>& text_bounds,
-                                  const std::optional<IntArray<std::int64_t>>& pair_bounds, const Template& form,
-                                  const Cutting& cutting, bool aligned, unsigned threads) {
+                                  const std::optional<IntArray<std::int64_t>>& pair_bounds,
+                                  const Template& special_tokens, const TruncationOptions& truncation, bool aligned,
+                                  unsigned threads) {
     const Texts first(texts, "text");
     std::optional<Texts> second;
     if (!pairs.is_none()) second.emplace(pairs, "text_pair");
@@ -196,17 +199,19 @@ std::unique_ptr<Rows> encode_rows(const Tokenizer& self, py::handle texts, const
     {
         py::gil_scoped_release release;
         // A single text truncated on the right need not be read to its end; for a pair, both lengths matter.
-        const bool cut = !second && cutting.how != Truncation::kNone && !cutting.left && !cutting.overflow;
+        const bool truncates = truncation.strategy != TruncationStrategy::kNone;
+        const bool stops_early = truncates && !second && !truncation.left && !truncation.overflow;
         // One token more than fits, to tell "too long" from "just fits".
-        const auto room = static_cast<std::size_t>(std::max<std::int64_t>(cutting.max_length - form.added(false), 0));
-        const std::size_t limit = cut ? room + 1 : Tokenizer::kNoLimit;
+        const std::int64_t room = truncation.max_length - special_tokens.added(false);
+        const auto most = static_cast<std::size_t>(std::max<std::int64_t>(room, 0)) + 1;
+        const std::size_t limit = stops_early ? most : Tokenizer::kNoLimit;
         Sequences a = encode_texts(self, first, text_bounds, limit, aligned, threads);
         std::optional<Sequences> b;
         if (second) b = encode_texts(self, *second, pair_bounds, Tokenizer::kNoLimit, aligned, threads);
-        rows = std::make_unique<Rows>(std::move(a), std::move(b), form);
-        error = rows->plan(cutting);
+        rows = std::make_unique<Rows>(std::move(a), std::move(b), special_tokens);
+        error = rows->plan(truncation);
     }
-    if (error) raise(*error, cutting);
+    if (error) raise(*error, truncation);
     return rows;
 }
 
@@ -273,9 +278,9 @@ AddedToken make_added_token(std::string content, std::int32_t id, bool special, 
 }
 
 void count_words(WordCounter& self, py::handle texts) {
-    const Texts held(texts, "texts");
+    const Texts inputs(texts, "texts");
     py::gil_scoped_release release;
-    for (const std::string_view text : held.views()) self.add(text);
+    for (const std::string_view text : inputs.views()) self.add(text);
 }
 
 // One word per call of word(), as Python strings.
@@ -287,9 +292,9 @@ struct ListSink {
 };
 
 py::list split_words(const Tokenizer& self, const py::str& text) {
-    const Texts held(py::make_tuple(text), "texts");
+    const Texts inputs(py::make_tuple(text), "texts");
     ListSink sink;
-    self.split_words(held.views()[0], sink);
+    self.split_words(inputs.views()[0], sink);
     return sink.words;
 }
 
@@ -304,18 +309,18 @@ void bind_classes(py::module_& module) {
                 return NormalizerOptions{state[0].cast<bool>(), state[1].cast<bool>(), state[2].cast<bool>()};
             }));
 
-    py::enum_<Truncation>(module, "Truncation", "Strategies of truncation to a maximum length.")
-        .value("NONE", Truncation::kNone)
-        .value("LONGEST_FIRST", Truncation::kLongestFirst)
-        .value("ONLY_FIRST", Truncation::kOnlyFirst)
-        .value("ONLY_SECOND", Truncation::kOnlySecond);
+    py::enum_<TruncationStrategy>(module, "TruncationStrategy", "Strategies of truncation to a maximum length.")
+        .value("NONE", TruncationStrategy::kNone)
+        .value("LONGEST_FIRST", TruncationStrategy::kLongestFirst)
+        .value("ONLY_FIRST", TruncationStrategy::kOnlyFirst)
+        .value("ONLY_SECOND", TruncationStrategy::kOnlySecond);
 
     py::class_<Template>(module, "Template", "The special tokens around sequences.")
         .def(py::init<bool, std::int32_t, std::int32_t>(), "add_special_tokens"_a, "cls_id"_a, "sep_id"_a);
 
-    py::class_<Cutting>(module, "Cutting", "Settings of truncation to a maximum length.")
-        .def(py::init<Truncation, std::int64_t, std::int64_t, bool, bool>(), "how"_a, "max_length"_a, "stride"_a,
-             "left"_a, "overflow"_a);
+    py::class_<TruncationOptions>(module, "TruncationOptions", "Settings of truncation to a maximum length.")
+        .def(py::init<TruncationStrategy, std::int64_t, std::int64_t, bool, bool>(), "strategy"_a, "max_length"_a,
+             "stride"_a, "left"_a, "overflow"_a);
 
     py::enum_<Column>(module, "Column", "The columns of a row's tokens.")
         .value("IDS", Column::kIds)
@@ -349,15 +354,16 @@ void bind_classes(py::module_& module) {
              "Return the ids of the texts, one row per text: (ids int32, offsets int64).")
         .def("encode_aligned_ragged", &encode_aligned_ragged, "texts"_a, "threads"_a,
              "Return the tokens of the texts, one row per text: (ids, begins, ends, words, all int32, offsets int64).")
-        .def("encode_wrapped", &encode_wrapped, "texts"_a, "limit"_a, "begin_id"_a, "end_id"_a, "threads"_a,
+        .def("encode_with_special_tokens", &encode_with_special_tokens, "texts"_a, "limit"_a, "begin_id"_a, "end_id"_a,
+             "threads"_a,
              "Return the ids of the texts, each between two others that count towards the limit: (ids int32, offsets int64).")
-        .def("encode_rows", &encode_rows, "texts"_a, "pairs"_a, "text_bounds"_a, "pair_bounds"_a, "form"_a, "cutting"_a,
-             "aligned"_a, "threads"_a, "Return rows of the texts or pairs, with special tokens.")
+        .def("encode_rows", &encode_rows, "texts"_a, "pairs"_a, "text_bounds"_a, "pair_bounds"_a, "template"_a,
+             "truncation"_a, "aligned"_a, "threads"_a, "Return rows of the texts or pairs, with special tokens.")
         .def(
             "added_strings",
             [](const Tokenizer& self, const py::str& text) {
-                const Texts held(py::make_tuple(text), "texts");
-                return self.added_strings(held.views()[0]);
+                const Texts inputs(py::make_tuple(text), "texts");
+                return self.added_strings(inputs.views()[0]);
             },
             "text"_a, "Return the added tokens as spelled in a text: (index among its tokens, string).")
         .def("split_words", &split_words, "text"_a, "Return the normalised words of a text.");

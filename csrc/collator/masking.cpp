@@ -20,13 +20,13 @@ void Masker::find_words(std::span<const int64_t> tokens, std::span<const std::pa
 
 void Masker::choose_exactly(int32_t num_tokens, RandomStream& random) {
     if (recipe_.probability == 0) return;
-    const auto wanted = std::max<int32_t>(1, static_cast<int32_t>(std::lround(recipe_.probability * num_tokens)));
+    const auto target = std::max<int32_t>(1, static_cast<int32_t>(std::lround(recipe_.probability * num_tokens)));
     int32_t covered = 0;
     // Fisher-Yates from the front, stopped as soon as the count is reached.
-    for (size_t i = 0; i < words_.size() && covered < wanted; ++i) {
+    for (size_t i = 0; i < words_.size() && covered < target; ++i) {
         std::swap(words_[i], words_[i + random.below(static_cast<uint32_t>(words_.size() - i))]);
         const int32_t length = words_[i].end - words_[i].begin;
-        if (covered + length > wanted) continue;
+        if (covered + length > target) continue;
         covered += length;
         chosen_.push_back(words_[i]);
     }

@@ -111,29 +111,31 @@ class Planner {
         return foreign ? cut : end;
     }
 
-    // Draw whole sentences of another document with at least `wanted` tokens if possible; with `inside`, begins at
-    // a word inside a sentence, as the true continuation of a cut sentence does.
-    Segment draw_foreign_tokens(size_t document, int64_t wanted, bool inside, RandomStream& random) const {
+    // Draw whole sentences of another document with at least `min_tokens` tokens if possible; with `inside`, the first
+    // may begin at a word inside it, as the true continuation of a split sentence does.
+    Segment draw_foreign_tokens(size_t document, int64_t min_tokens, bool inside, RandomStream& random) const {
         Segment best;
-        for (int attempt = 0; attempt < ATTEMPTS && best.length() < wanted; ++attempt) {
+        for (int attempt = 0; attempt < ATTEMPTS && best.length() < min_tokens; ++attempt) {
             auto [range, sentence] = draw_foreign_sentence(document, random);
             const int64_t document_end = corpus_.sentence_begin(range.last_sentence);
-            while (sentence > range.first_sentence && document_end - corpus_.sentence_begin(sentence) < wanted) --sentence;
+            while (sentence > range.first_sentence && document_end - corpus_.sentence_begin(sentence) < min_tokens) {
+                --sentence;
+            }
             int64_t begin = corpus_.sentence_begin(sentence);
             if (inside) {
-                const int64_t limit = std::min(corpus_.sentence_begin(sentence + 1), document_end - wanted + 1);
+                const int64_t limit = std::min(corpus_.sentence_begin(sentence + 1), document_end - min_tokens + 1);
                 begin = std::max(begin, draw_word_begin(begin + 1, limit, random));
             }
             int64_t end = begin;
-            while (end < document_end && end - begin < wanted) end = corpus_.sentence_begin(++sentence);
+            while (end < document_end && end - begin < min_tokens) end = corpus_.sentence_begin(++sentence);
             end = std::min(end, begin + recipe_.budget);
             if (end - begin > best.length()) best = {begin, end};
         }
         return best;
     }
 
-    // `count` sentences of another document (fewer if it has fewer), of at most `most` tokens where they can be found:
-    // the true continuation stays under the budget, and so must they.
+    // Draw `count` sentences of another document (fewer if it has fewer), of at most `most` tokens if possible: like
+    // the true continuation, they must stay under the budget.
     Segment draw_foreign_sentences(size_t document, int64_t count, int64_t most, bool inside, RandomStream& random) const {
         Segment drawn;
         for (int attempt = 0; attempt < ATTEMPTS; ++attempt) {
@@ -150,9 +152,10 @@ class Planner {
 
     // Draw a sentence uniformly from those of all other documents, and its document.
     std::pair<DocumentRange, int64_t> draw_foreign_sentence(size_t document, RandomStream& random) const {
-        const int64_t own = sentences_before_[document + 1] - sentences_before_[document];
-        int64_t index = static_cast<int64_t>(random.below64(static_cast<uint64_t>(sentences_before_.back() - own)));
-        if (index >= sentences_before_[document]) index += own;
+        const int64_t excluded = sentences_before_[document + 1] - sentences_before_[document];
+        const auto candidates = static_cast<uint64_t>(sentences_before_.back() - excluded);
+        auto index = static_cast<int64_t>(random.below64(candidates));
+        if (index >= sentences_before_[document]) index += excluded;
         const auto next = std::upper_bound(sentences_before_.begin(), sentences_before_.end(), index);
         const size_t other = static_cast<size_t>(next - sentences_before_.begin()) - 1;
         return {documents_[other], documents_[other].first_sentence + index - sentences_before_[other]};

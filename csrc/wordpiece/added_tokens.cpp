@@ -72,16 +72,17 @@ AddedTokens::AddedTokens(std::vector<AddedToken> tokens, bool split_special)
 
 AddedTokens::Match AddedTokens::find(std::string_view text, std::size_t from, std::size_t last_end) const {
     // A rejected match is skipped as a whole: a shorter token within it is not searched.
-    for (Content found = next_content(text, from); found.id != Trie::kNone; found = next_content(text, found.end)) {
-        const AddedToken& token = tokens_[static_cast<std::size_t>(found.id)];
+    for (Content content = next_content(text, from); content.id != Trie::kNone;
+         content = next_content(text, content.end)) {
+        const AddedToken& token = tokens_[static_cast<std::size_t>(content.id)];
         if (split_special_ && token.special) continue;
-        const std::string_view before = text.substr(0, found.begin), behind = text.substr(found.end);
+        const std::string_view before = text.substr(0, content.begin), behind = text.substr(content.end);
         if (token.single_word && (ends_with_word(before) || begins_with_word(behind))) continue;
-        std::size_t begin = found.begin;
+        std::size_t begin = content.begin;
         if (token.lstrip) begin = last_end + without_trailing_space(before.substr(std::min(last_end, before.size())));
-        const std::size_t end = found.end + (token.rstrip ? leading_space(behind) : 0);
+        const std::size_t end = content.end + (token.rstrip ? leading_space(behind) : 0);
         // White space already consumed by the previous match is not taken again.
-        if (begin < end) return {begin, end, found.end, token.id};
+        if (begin < end) return {begin, end, content.end, token.id};
     }
     return {text.size(), text.size(), text.size(), Trie::kNone};
 }

@@ -86,11 +86,11 @@ void encode_parallel(const Tokenizer& tokenizer, const Encode& encode, std::span
         return encode_run(encode, texts, limit, all, *workspace, output, ends);
     }
     // Aligned to cache lines, since each thread updates its output's size per token.
-    struct alignas(128) Part {
+    struct alignas(128) WorkerOutput {
         Output output;
     };
-    std::vector<Part> parts(workers);
-    std::vector<std::size_t> places(runs.size());
+    std::vector<WorkerOutput> worker_outputs(workers);
+    std::vector<std::size_t> token_offsets(runs.size());
     std::atomic<std::size_t> next_run = 0, next_copy = 0;
     std::exception_ptr failure;
     std::mutex failure_lock;
@@ -104,7 +104,7 @@ void encode_parallel(const Tokenizer& tokenizer, const Encode& encode, std::span
         try {
             std::size_t total = 0;
             for (std::size_t i = 0; i < runs.size(); ++i) {
-                places[i] = total;
+                token_offsets[i] = total;
                 for (std::size_t row = runs[i].first_row; row < runs[i].end_row; ++row) {
                     ends[row] += static_cast<std::int64_t>(total);
                 }
@@ -121,7 +121,7 @@ void encode_parallel(const Tokenizer& tokenizer, const Encode& encode, std::span
             Lease workspace(tokenizer);
             for (std::size_t i = next_run++; i < runs.size(); i = next_run++) {
                 runs[i].worker = worker;
-                encode_run(encode, texts, limit, runs[i], *workspace, parts[worker].output, ends);
+                encode_run(encode, texts, limit, runs[i], *workspace, worker_outputs[worker].output, ends);
             }
         } catch (...) {
             fail();
@@ -130,10 +130,10 @@ void encode_parallel(const Tokenizer& tokenizer, const Encode& encode, std::span
         if (failure) return;
         const auto to = columns_of(output);
         for (std::size_t i = next_copy++; i < runs.size(); i = next_copy++) {
-            const auto from = columns_of(parts[runs[i].worker].output);
+            const auto from = columns_of(worker_outputs[runs[i].worker].output);
             for (std::size_t column = 0; column < to.size(); ++column) {
                 std::copy(from[column]->data() + runs[i].begin, from[column]->data() + runs[i].end,
-                          to[column]->data() + places[i]);
+                          to[column]->data() + token_offsets[i]);
             }
         }
     };
@@ -162,12 +162,13 @@ Sequences encode_batch(const Tokenizer& tokenizer, std::span<const std::string_v
     return result;
 }
 
-Sequences encode_batch_wrapped(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit,
-                               std::int32_t begin_id, std::int32_t end_id, unsigned threads) {
+Sequences encode_batch_with_special_tokens(const Tokenizer& tokenizer, std::span<const std::string_view> texts,
+                                           std::size_t limit, std::int32_t begin_id, std::int32_t end_id,
+                                           unsigned threads) {
     Sequences result;
     const auto encode = [&](std::span<const std::string_view> rows, Workspace& workspace, Buffer<std::int32_t>& ids,
                             std::int64_t* ends) {
-        tokenizer.encode_wrapped(rows, limit, begin_id, end_id, workspace, ids, ends);
+        tokenizer.encode_with_special_tokens(rows, limit, begin_id, end_id, workspace, ids, ends);
     };
     encode_parallel(tokenizer, encode, texts, limit, threads, result.tokens.ids, result.offsets);
     return result;

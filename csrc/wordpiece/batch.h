@@ -25,8 +25,9 @@ Sequences encode_batch(const Tokenizer& tokenizer, std::span<const std::string_v
                        bool aligned, unsigned threads);
 
 // Encode the ids of each text between two others; these count towards the limit.
-Sequences encode_batch_wrapped(const Tokenizer& tokenizer, std::span<const std::string_view> texts, std::size_t limit,
-                               std::int32_t begin_id, std::int32_t end_id, unsigned threads);
+Sequences encode_batch_with_special_tokens(const Tokenizer& tokenizer, std::span<const std::string_view> texts,
+                                           std::size_t limit, std::int32_t begin_id, std::int32_t end_id,
+                                           unsigned threads);
 
 // Group words that were encoded separately into texts: text i consists of words bounds[i] to bounds[i + 1]. Character
 // offsets stay relative to the word; word indices become those within the text.

@@ -39,7 +39,7 @@ ChunkCache::LongKey ChunkCache::long_key(const std::uint8_t* chunk, std::size_t 
     return key;
 }
 
-std::size_t ChunkCache::place_of(const LongKey& key) const {
+std::size_t ChunkCache::slot_of(const LongKey& key) const {
     std::uint64_t hash = 0;
     for (const std::uint64_t word : key.words) hash = (std::rotl(hash, 29) ^ word) * 0x9E3779B97F4A7C15U;
     return hash >> (64 - kLongBits);
@@ -49,36 +49,36 @@ void ChunkCache::insert(const std::uint8_t* chunk, std::size_t size, std::span<c
     if (size > kLongBytes || pieces.size() > LongPieces::kMax) return;
     if (size > kShortBytes) return insert_long(chunk, size, pieces, keep);
     const bool few = pieces.size() <= ShortPieces::kMax;
-    if (!few && find_short(chunk, size, short_place(chunk, size)) != nullptr) {
+    if (!few && find_short(chunk, size, short_slot(chunk, size)) != nullptr) {
         // Second occurrence: only now is it worth a long entry.
         return insert_long(chunk, size, pieces, keep);
     }
     ShortPieces value{};
-    value.places = (few ? static_cast<std::uint32_t>(pieces.size()) : ShortPieces::kElsewhere) << 28 |
-                   static_cast<std::uint32_t>(keep) << 27;
+    value.alignment = (few ? static_cast<std::uint32_t>(pieces.size()) : ShortPieces::kElsewhere) << 28 |
+                      static_cast<std::uint32_t>(keep) << 27;
     for (std::size_t i = 0; few && i < pieces.size(); ++i) {
         value.ids[i] = pieces[i].id;
-        value.places |= (pieces[i].begin | pieces[i].end << 4) << 8 * i;
-        if (i > 0) value.places |= pieces[i].word << (23 + i);
+        value.alignment |= (pieces[i].begin | pieces[i].end << 4) << 8 * i;
+        if (i > 0) value.alignment |= pieces[i].word << (23 + i);
     }
     insert_short(short_key(chunk, size), value);
 }
 
 void ChunkCache::note(const std::uint8_t* chunk, std::size_t size) {
     ShortPieces value{};
-    value.places = ShortPieces::kElsewhere << 28;
+    value.alignment = ShortPieces::kElsewhere << 28;
     insert_short(short_key(chunk, size), value);
 }
 
 void ChunkCache::insert_short(const ShortKey& key, const ShortPieces& value) {
-    const std::size_t place = place_of(key);
+    const std::size_t slot = slot_of(key);
     const std::uint32_t random = next_random();
     // Return its entry, else a free one, else an evictable one, else null. The first line is probed first, so frequent
     // chunks, which come early, should be stored there.
     const auto put = [&](std::uint32_t start, auto may_take) {
         for (std::uint32_t i = 0; i < 4; ++i) {
             const std::uint32_t choice = i ^ start;
-            ShortLine& line = short_lines_[place ^ (choice >> 1)];
+            ShortLine& line = short_lines_[slot ^ (choice >> 1)];
             const std::size_t entry = choice & 1;
             if (!may_take(line.keys[entry], line.pieces[entry])) continue;
             line.keys[entry] = key;
@@ -87,15 +87,15 @@ void ChunkCache::insert_short(const ShortKey& key, const ShortPieces& value) {
         }
         return false;
     };
-    put(0, [&](const ShortKey& there, const ShortPieces&) { return there == key; }) ||
-        put(0, [](const ShortKey& there, const ShortPieces&) { return there.high == 0; }) ||
-        put(random & 3, [](const ShortKey&, const ShortPieces& pieces) { return !pieces.kept(); });
+    put(0, [&](const ShortKey& stored, const ShortPieces&) { return stored == key; }) ||
+        put(0, [](const ShortKey& stored, const ShortPieces&) { return stored.high == 0; }) ||
+        put(random & 3, [](const ShortKey&, const ShortPieces& pieces) { return !pieces.pinned(); });
 }
 
 void ChunkCache::insert_long(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep) {
     LongPieces value{};
     value.number = static_cast<std::uint8_t>(pieces.size());
-    value.kept = keep;
+    value.pinned = keep;
     for (std::size_t i = 0; i < pieces.size(); ++i) {
         const bool new_word = i > 0 && pieces[i].word != pieces[i - 1].word;
         value.ids[i] = pieces[i].id;
@@ -103,11 +103,11 @@ void ChunkCache::insert_long(const std::uint8_t* chunk, std::size_t size, std::s
         value.ends[i] = static_cast<std::uint8_t>(pieces[i].end);
     }
     const LongKey key = long_key(chunk, size);
-    const std::size_t place = place_of(key);
+    const std::size_t slot = slot_of(key);
     const auto is_free = [this](std::size_t at) { return long_entries_[at].key.words[7] == 0; };
-    std::size_t at = is_free(place) ? place : is_free(place ^ 1) ? place ^ 1 : place ^ (next_random() & 1);
-    if (!is_free(at) && long_entries_[at].pieces.kept) at ^= 1;
-    if (!is_free(at) && long_entries_[at].pieces.kept) return;
+    std::size_t at = is_free(slot) ? slot : is_free(slot ^ 1) ? slot ^ 1 : slot ^ (next_random() & 1);
+    if (!is_free(at) && long_entries_[at].pieces.pinned) at ^= 1;
+    if (!is_free(at) && long_entries_[at].pieces.pinned) return;
     long_entries_[at] = {key, value};
 }
 

@@ -26,18 +26,18 @@ struct ShortPieces {
     std::array<std::int32_t, kMax> ids;
     // From bit 0: four bits begin and four bits end of each token; from bit 24: the words of the second and third
     // tokens, one bit and two bits; bit 27: pinned; from bit 28: the number of tokens, or kElsewhere.
-    std::uint32_t places;
+    std::uint32_t alignment;
 
     // A chunk seen once, or one with more tokens, which is stored as a long entry once it is seen twice.
     static constexpr std::uint32_t kElsewhere = 4;
 
-    bool elsewhere() const { return places >> 28 == kElsewhere; }
+    bool elsewhere() const { return alignment >> 28 == kElsewhere; }
 
-    std::size_t count() const { return places >> 28; }
-    bool kept() const { return places >> 27 & 1; }
-    std::uint32_t begin(std::size_t i) const { return places >> 8 * i & 15; }
-    std::uint32_t end(std::size_t i) const { return places >> (8 * i + 4) & 15; }
-    std::uint32_t word(std::size_t i) const { return i == 0 ? 0 : i == 1 ? places >> 24 & 1 : places >> 25 & 3; }
+    std::size_t count() const { return alignment >> 28; }
+    bool pinned() const { return alignment >> 27 & 1; }
+    std::uint32_t begin(std::size_t i) const { return alignment >> 8 * i & 15; }
+    std::uint32_t end(std::size_t i) const { return alignment >> (8 * i + 4) & 15; }
+    std::uint32_t word(std::size_t i) const { return i == 0 ? 0 : i == 1 ? alignment >> 24 & 1 : alignment >> 25 & 3; }
 };
 
 // Up to ten tokens of a chunk of at most 63 bytes.
@@ -49,7 +49,7 @@ struct LongPieces {
     std::array<std::uint8_t, kMax> begins;
     std::array<std::uint8_t, kMax> ends;
     std::uint8_t number;
-    std::uint8_t kept;  // for good
+    std::uint8_t pinned;  // never evicted
     std::uint16_t unused;
 
     std::size_t count() const { return number; }
@@ -70,25 +70,27 @@ public:
     ChunkCache();
 
     // The line of a chunk of at most kShortBytes, and its prefetch.
-    std::size_t short_place(const std::uint8_t* chunk, std::size_t size) const { return place_of(short_key(chunk, size)); }
-    void prefetch(std::size_t short_place) const { __builtin_prefetch(&short_lines_[short_place]); }
+    std::size_t short_slot(const std::uint8_t* chunk, std::size_t size) const {
+        return slot_of(short_key(chunk, size));
+    }
+    void prefetch(std::size_t short_slot) const { __builtin_prefetch(&short_lines_[short_slot]); }
 
     // Return the tokens of a chunk, or null. As many bytes as the longest chunk of the kind, plus one, must be
     // readable.
-    const ShortPieces* find_short(const std::uint8_t* chunk, std::size_t size, std::size_t place) const {
+    const ShortPieces* find_short(const std::uint8_t* chunk, std::size_t size, std::size_t slot) const {
         const ShortKey key = short_key(chunk, size);
         // Both entries of a line are compared branch-free, since the matching one is unpredictable.
         const auto look_in = [&key](const ShortLine& line) -> const ShortPieces* {
             const bool first = line.keys[0] == key, second = line.keys[1] == key;
             return (first | second) ? &line.pieces[second] : nullptr;
         };
-        if (const ShortPieces* found = look_in(short_lines_[place])) [[likely]] return found;
-        return look_in(short_lines_[place ^ 1]);
+        if (const ShortPieces* pieces = look_in(short_lines_[slot])) [[likely]] return pieces;
+        return look_in(short_lines_[slot ^ 1]);
     }
     const LongPieces* find_long(const std::uint8_t* chunk, std::size_t size) const {
         const LongKey key = long_key(chunk, size);
-        const std::size_t place = place_of(key);
-        for (const std::size_t at : {place, place ^ 1}) {
+        const std::size_t slot = slot_of(key);
+        for (const std::size_t at : {slot, slot ^ 1}) {
             if (long_entries_[at].key == key) return &long_entries_[at].pieces;
         }
         return nullptr;
@@ -101,7 +103,7 @@ public:
 
 private:
     struct ShortKey {
-        std::uint64_t low, high;  // the bytes; the size in the topmost one, so that an empty place equals no chunk
+        std::uint64_t low, high;  // the bytes; the size in the topmost one, so that an empty slot equals no chunk
         bool operator==(const ShortKey& other) const { return ((low ^ other.low) | (high ^ other.high)) == 0; }
     };
     struct LongKey {
@@ -172,10 +174,10 @@ private:
     }
     static LongKey long_key(const std::uint8_t* chunk, std::size_t size);
 
-    std::size_t place_of(const ShortKey& key) const {
+    std::size_t slot_of(const ShortKey& key) const {
         return (key.low * 0x9E3779B97F4A7C15U + key.high * 0xC2B2AE3D27D4EB4FU) >> (64 - kShortBits);
     }
-    std::size_t place_of(const LongKey& key) const;
+    std::size_t slot_of(const LongKey& key) const;
 
     void insert_short(const ShortKey& key, const ShortPieces& value);
     void insert_long(const std::uint8_t* chunk, std::size_t size, std::span<const Piece> pieces, bool keep);

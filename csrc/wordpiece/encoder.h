@@ -49,8 +49,8 @@ public:
         // A chunk of a byte that UTF-8 lacks marks the end of a row and the beginning of the next.
         const Piece pieces[] = {{end_id, 0, 1, 0}, {begin_id, 0, 1, 0}};
         if (find_row_mark() == nullptr) workspace_.cache.insert(row_mark(), 1, pieces, true);
-        const ShortPieces* const found = find_row_mark();
-        can_stage_ = found != nullptr && found->ids[0] == end_id && found->ids[1] == begin_id;
+        const ShortPieces* const mark = find_row_mark();
+        can_stage_ = mark != nullptr && mark->ids[0] == end_id && mark->ids[1] == begin_id;
     }
 
     // Short texts share windows, to amortise the fixed cost per window.
@@ -140,7 +140,7 @@ private:
 
     void encode_row(std::string_view text) {
         full_size_ = limit_ == kNoLimit ? kNoLimit : ids().size() + limit_;
-        place_ = word_ = 0;
+        position_ = word_ = 0;
         // Text between added tokens is normalised piece by piece: nothing is reordered or joined across a token.
         std::size_t last_end = 0;
         for (std::size_t at = 0; at < text.size() && !full();) {
@@ -166,11 +166,11 @@ private:
             return static_cast<std::uint32_t>(count_characters(text.substr(begin, end - begin)));
         };
         // White space after a token may also belong to the next one.
-        if (match.begin < last_end) place_ -= count(match.begin, last_end);
+        if (match.begin < last_end) position_ -= count(match.begin, last_end);
         const std::uint32_t size = count(match.begin, match.end);
         note_string(text.substr(match.begin, match.end - match.begin));
         append({match.id, 0, size, 0});
-        place_ += size;
+        position_ += size;
         word_ += 1;
     }
 
@@ -198,7 +198,7 @@ private:
             at = match.next;
             last_end = match.end;
         }
-        place_ += static_cast<std::uint32_t>(count_characters(text));
+        position_ += static_cast<std::uint32_t>(count_characters(text));
     }
 
     // Two bytes, so that reads past a chunk stay in bounds.
@@ -208,7 +208,7 @@ private:
     }
     const ShortPieces* find_row_mark() const {
         const ChunkCache& cache = workspace_.cache;
-        return cache.find_short(row_mark(), 1, cache.short_place(row_mark(), 1));
+        return cache.find_short(row_mark(), 1, cache.short_slot(row_mark(), 1));
     }
     void append_row_mark() {
         ids().push_back(end_id_);
@@ -248,17 +248,17 @@ private:
     void encode_stage(std::size_t rows, std::int64_t* ends) {
         const Window& window = workspace_.window;
         full_size_ = kNoLimit;
-        place_ = word_ = 0;
+        position_ = word_ = 0;
         tokenizer_.scan_(workspace_.stage.data(), staged_size_, tokenizer_.tables_.options.lower_case,
                          workspace_.window);
         const std::size_t before = ids().size();
         const CharacterCounter characters(window);
         encode_chunks(workspace_.stage.data(), characters);
-        // encode_chunks has stored the output's size after each chunk in `places`.
+        // encode_chunks has stored the number of tokens after each chunk in `chunk_values`.
         std::size_t first = before, to = before;
         for (std::size_t row = 0; row < rows; ++row) {
             const std::size_t chunks = chunks_before(window, row_ends_[row]);
-            const std::size_t last = chunks == 0 ? before : before + workspace_.places[chunks - 1];
+            const std::size_t last = chunks == 0 ? before : before + workspace_.chunk_values[chunks - 1];
             const std::size_t marks = wrapping_ ? 2 : 0;
             const std::size_t count = std::min(last - first - marks, limit_);
             move_row(first, count, to, row == 0 ? 0 : characters.before(row_ends_[row - 1]));
@@ -282,14 +282,14 @@ private:
 
     // Move a row's tokens towards the front if rows before it were truncated, and make its offsets relative to its own
     // start.
-    void move_row(std::size_t from, std::size_t count, std::size_t to, [[maybe_unused]] std::uint32_t place) {
+    void move_row(std::size_t from, std::size_t count, std::size_t to, [[maybe_unused]] std::uint32_t row_start) {
         const auto move = [&](Buffer<std::int32_t>& column, std::int32_t base) {
             for (std::size_t i = 0; i < count; ++i) column[to + i] = column[from + i] - base;
         };
         if (from != to) move(ids(), 0);
         if constexpr (kAligned) {
-            move(output_.begins, static_cast<std::int32_t>(place));
-            move(output_.ends, static_cast<std::int32_t>(place));
+            move(output_.begins, static_cast<std::int32_t>(row_start));
+            move(output_.ends, static_cast<std::int32_t>(row_start));
             if (count > 0) move(output_.words, output_.words[from]);
         }
     }
@@ -306,31 +306,31 @@ private:
             if (size == 0) return encode_giant(text, end);
         }
         encode_chunks(text, CharacterCounter(window));
-        if constexpr (kAligned) place_ += static_cast<std::uint32_t>(count_characters({chars(text), size}));
+        if constexpr (kAligned) position_ += static_cast<std::uint32_t>(count_characters({chars(text), size}));
         return text + size;
     }
 
     // Scan few bytes if few ids are requested.
     std::size_t window_size() const {
-        const std::size_t wanted = full_size_ - ids().size();
-        return wanted >= kWindow / 8 ? kWindow : std::max<std::size_t>(8 * wanted, kBlock);
+        const std::size_t missing = full_size_ - ids().size();
+        return missing >= kWindow / 8 ? kWindow : std::max<std::size_t>(8 * missing, kBlock);
     }
 
     // Encode all chunks of the window over `text`, storing the running number of tokens after each in the workspace's
-    // places.
+    // chunk_values.
     void encode_chunks(const std::uint8_t* text, const CharacterCounter& characters) {
         const Window& window = workspace_.window;
         const ChunkCache& cache = workspace_.cache;
         reserve(window.count);
         const std::size_t before = ids().size();
         std::size_t at = before;
-        std::uint32_t* const places = workspace_.places.data();
+        std::uint32_t* const values = workspace_.chunk_values.data();
         const auto fetch = [&](std::size_t i) {
             const std::size_t size = window.lasts[i] - window.starts[i] + 1u;
-            const std::size_t place =
-                cache.short_place(window.bytes.data() + window.starts[i], std::min(size, ChunkCache::kShortBytes));
-            cache.prefetch(place);
-            places[i] = static_cast<std::uint32_t>(place);
+            const std::size_t slot =
+                cache.short_slot(window.bytes.data() + window.starts[i], std::min(size, ChunkCache::kShortBytes));
+            cache.prefetch(slot);
+            values[i] = static_cast<std::uint32_t>(slot);
         };
         for (std::size_t i = 0; i < std::min(kPrefetched, window.count); ++i) fetch(i);
         for (std::size_t i = 0; i < window.count; ++i) {
@@ -340,17 +340,17 @@ private:
             const std::uint8_t* const chunk = window.bytes.data() + start;
             bool look_further = size <= ChunkCache::kLongBytes;
             if (size <= ChunkCache::kShortBytes) [[likely]] {
-                const ShortPieces* const found = cache.find_short(chunk, size, places[i]);
-                if (found != nullptr && !found->elsewhere()) [[likely]] {
-                    at = write(*found, at, characters, start);
-                    places[i] = static_cast<std::uint32_t>(at - before);
+                const ShortPieces* const pieces = cache.find_short(chunk, size, values[i]);
+                if (pieces != nullptr && !pieces->elsewhere()) [[likely]] {
+                    at = write(*pieces, at, characters, start);
+                    values[i] = static_cast<std::uint32_t>(at - before);
                     continue;
                 }
-                look_further = found != nullptr;
+                look_further = pieces != nullptr;
             }
-            const LongPieces* const found = look_further ? cache.find_long(chunk, size) : nullptr;
-            if (found != nullptr) {
-                at = write(*found, at, characters, start);
+            const LongPieces* const pieces = look_further ? cache.find_long(chunk, size) : nullptr;
+            if (pieces != nullptr) {
+                at = write(*pieces, at, characters, start);
             } else {
                 resize(at);
                 const bool is_new = size <= ChunkCache::kShortBytes && !look_further;
@@ -358,25 +358,25 @@ private:
                 reserve(window.count - i);
                 at = ids().size();
             }
-            places[i] = static_cast<std::uint32_t>(at - before);
+            values[i] = static_cast<std::uint32_t>(at - before);
         }
         resize(at);
     }
 
     // Copy the tokens of a chunk to offset `at` of the output, plus some that are overwritten or truncated later.
     template <class Pieces>
-    std::size_t write(const Pieces& found, std::size_t at, const CharacterCounter& characters, std::size_t start) {
-        std::copy_n(found.ids.data(), Pieces::kMax, ids().data() + at);
-        const std::size_t count = found.count();
+    std::size_t write(const Pieces& pieces, std::size_t at, const CharacterCounter& characters, std::size_t start) {
+        std::copy_n(pieces.ids.data(), Pieces::kMax, ids().data() + at);
+        const std::size_t count = pieces.count();
         if constexpr (kAligned) {
-            const std::uint32_t place = place_ + characters.before(start);
+            const std::uint32_t position = position_ + characters.before(start);
             const std::size_t written = count == 1 ? 1 : Pieces::kMax;
             for (std::size_t i = 0; i < written; ++i) {
-                output_.begins[at + i] = static_cast<std::int32_t>(place + found.begin(i));
-                output_.ends[at + i] = static_cast<std::int32_t>(place + found.end(i));
-                output_.words[at + i] = static_cast<std::int32_t>(word_ + found.word(i));
+                output_.begins[at + i] = static_cast<std::int32_t>(position + pieces.begin(i));
+                output_.ends[at + i] = static_cast<std::int32_t>(position + pieces.end(i));
+                output_.words[at + i] = static_cast<std::int32_t>(word_ + pieces.word(i));
             }
-            word_ += count == 0 ? 0 : found.word(count - 1) + 1;
+            word_ += count == 0 ? 0 : pieces.word(count - 1) + 1;
         }
         return at + count;
     }
@@ -403,7 +403,7 @@ private:
         if constexpr (kAligned) {
             reader_.read_general(text, size);
             append_pieces(0);
-            place_ += static_cast<std::uint32_t>(count_characters({chars(text), size}));
+            position_ += static_cast<std::uint32_t>(count_characters({chars(text), size}));
         } else {
             split(text, size);
         }
@@ -424,8 +424,8 @@ private:
     void append(const Piece& piece) {
         ids().push_back(piece.id);
         if constexpr (kAligned) {
-            output_.begins.push_back(static_cast<std::int32_t>(place_ + piece.begin));
-            output_.ends.push_back(static_cast<std::int32_t>(place_ + piece.end));
+            output_.begins.push_back(static_cast<std::int32_t>(position_ + piece.begin));
+            output_.ends.push_back(static_cast<std::int32_t>(position_ + piece.end));
             output_.words.push_back(static_cast<std::int32_t>(word_ + piece.word));
         }
     }
@@ -442,7 +442,7 @@ private:
     std::array<std::uint16_t, 64> row_ends_;  // of the staged texts
     bool can_stage_ = true, wrapping_ = false;
     std::int32_t begin_id_ = 0, end_id_ = 0;  // around each row, if wrapping
-    std::uint32_t place_ = 0;  // characters of the text before the window
+    std::uint32_t position_ = 0;  // characters of the text before the window
     std::uint32_t word_ = 0;   // words so far
 };
 

@@ -113,14 +113,14 @@ NormalizedText::NormalizedText(std::string_view raw, const NormalizerOptions& op
     if (options.lower_case) characters_ = lower(characters_);
     for (const NormalizedCharacter& character : characters_) {
         std::array<std::uint8_t, unicode::kMaxUtf8Bytes> encoded;
-        places_.push_back(bytes_.size());
+        offsets_.push_back(bytes_.size());
         bytes_.append(encoded.begin(), encoded.begin() + unicode::encode(character.point, encoded.data()));
     }
 }
 
 std::span<const NormalizedCharacter> NormalizedText::characters(std::size_t begin, std::size_t end) const {
     const auto index = [this](std::size_t byte) {
-        return static_cast<std::size_t>(std::lower_bound(places_.begin(), places_.end(), byte) - places_.begin());
+        return static_cast<std::size_t>(std::lower_bound(offsets_.begin(), offsets_.end(), byte) - offsets_.begin());
     };
     return std::span(characters_).subspan(index(begin), index(end) - index(begin));
 }

@@ -28,7 +28,7 @@ public:
 private:
     std::vector<NormalizedCharacter> characters_;
     std::string bytes_;
-    std::vector<std::size_t> places_;  // where each character begins in bytes_
+    std::vector<std::size_t> offsets_;  // where each character begins in bytes_
 };
 
 }  // namespace fastbert::wordpiece

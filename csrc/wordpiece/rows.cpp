@@ -8,17 +8,17 @@
 namespace fastbert::wordpiece {
 namespace {
 
-constexpr std::int64_t kNoPlace = -1;  // the word and the sequence of a special token of the template
+constexpr std::int64_t kNone = -1;  // the word and the sequence of a special token of the template
 
 struct Lengths {
     std::int64_t first, second;
 };
 
-// The reference's rule: the shorter sequence keeps up to half of the room, the longer one gets the rest; if both exceed
+// The reference's rule: the shorter sequence keeps up to half of `room`, the longer one gets the rest; if both exceed
 // half, they share it, and the odd token goes to the longer one, or to the second in a tie.
-Lengths longest_first(Lengths have, std::int64_t room) {
-    const bool first_is_longer = have.first > have.second;
-    std::int64_t shorter = std::min(have.first, have.second);
+Lengths longest_first(Lengths lengths, std::int64_t room) {
+    const bool first_is_longer = lengths.first > lengths.second;
+    std::int64_t shorter = std::min(lengths.first, lengths.second);
     std::int64_t longer = shorter > room ? shorter : std::max(shorter, room - shorter);
     if (shorter + longer > room) {
         shorter = room / 2;
@@ -28,70 +28,73 @@ Lengths longest_first(Lengths have, std::int64_t room) {
 }
 
 // Return lengths after truncation to `room` tokens in total.
-Lengths truncate(Lengths have, bool pair, Truncation how, std::int64_t room, std::size_t row,
+Lengths truncate(Lengths lengths, bool pair, TruncationStrategy strategy, std::int64_t room, std::size_t row,
                  std::optional<RowError>& error) {
-    const std::int64_t surplus = have.first + have.second - room;
-    if (how == Truncation::kNone || surplus <= 0) return have;
+    const std::int64_t surplus = lengths.first + lengths.second - room;
+    if (strategy == TruncationStrategy::kNone || surplus <= 0) return lengths;
     if (room == 0) return {0, 0};
-    if (how == Truncation::kLongestFirst) return pair ? longest_first(have, room) : Lengths{room, 0};
-    if (how == Truncation::kOnlySecond && !pair) {
+    if (strategy == TruncationStrategy::kLongestFirst) return pair ? longest_first(lengths, room) : Lengths{room, 0};
+    if (strategy == TruncationStrategy::kOnlySecond && !pair) {
         error = {RowError::Reason::kNoSecond, row, 0};
-        return have;
+        return lengths;
     }
-    std::int64_t& target = how == Truncation::kOnlyFirst ? have.first : have.second;
+    std::int64_t& target = strategy == TruncationStrategy::kOnlyFirst ? lengths.first : lengths.second;
     if (target <= surplus) {
         error = {RowError::Reason::kTooShort, row, 0};
     } else {
         target -= surplus;
     }
-    return have;
+    return lengths;
 }
 
-// The windows of a sequence of which `kept` tokens fit: the first is the main row, the others are its overflow. Each
-// begins `kept - stride` tokens after the previous one, until one reaches the end; truncating from the left mirrors
+// Windows of `size` tokens over a sequence: the first is the main row, the others are its overflow. Each begins
+// `size - stride` tokens after the previous one, until one reaches the end; truncating from the left mirrors
 // everything. If nothing fits, the whole sequence is the overflow.
 class Windows {
 public:
-    Windows(std::int64_t begin, std::int64_t length, std::int64_t kept, const Cutting& cutting)
-        : begin_(begin), length_(length), kept_(kept), step_(kept - cutting.stride), left_(cutting.left) {
-        if (length <= kept || !cutting.overflow) {
+    Windows(std::int64_t begin, std::int64_t length, std::int64_t size, const TruncationOptions& truncation)
+        : begin_(begin), length_(length), size_(size), step_(size - truncation.stride), left_(truncation.left) {
+        if (length <= size || !truncation.overflow) {
             count_ = 1;
         } else {
-            count_ = kept == 0 ? 2 : 1 + (length - kept + step_ - 1) / step_;
+            count_ = size == 0 ? 2 : 1 + (length - size + step_ - 1) / step_;
         }
     }
 
     std::int64_t count() const { return count_; }
 
     std::pair<std::int64_t, std::int64_t> operator[](std::int64_t i) const {
-        const bool whole = kept_ == 0 && i == 1;
+        const bool whole = size_ == 0 && i == 1;
         const std::int64_t from = whole ? 0 : std::min(i * step_, length_);
-        const std::int64_t to = whole ? length_ : std::min(from + kept_, length_);
+        const std::int64_t to = whole ? length_ : std::min(from + size_, length_);
         return left_ ? std::pair{begin_ + length_ - to, begin_ + length_ - from} : std::pair{begin_ + from, begin_ + to};
     }
 
 private:
-    std::int64_t begin_, length_, kept_, step_, count_;
+    std::int64_t begin_, length_, size_, step_, count_;
     bool left_;
 };
 
 }  // namespace
 
-std::optional<RowError> Rows::plan(const Cutting& cutting) {
+std::optional<RowError> Rows::plan(const TruncationOptions& truncation) {
     const bool pair = pairs();
-    const std::int64_t room = cutting.max_length - form_.added(pair);
+    const std::int64_t room = truncation.max_length - template_.added(pair);
     std::int64_t total = 0;
     std::optional<RowError> error;
     offsets_.push_back(0);
     for (std::size_t sample = 0; sample < first_.count(); ++sample) {
-        const Lengths have{first_.length(sample), pair ? second_->length(sample) : 0};
-        const Lengths kept = truncate(have, pair, cutting.how, room, sample, error);
+        const Lengths lengths{first_.length(sample), pair ? second_->length(sample) : 0};
+        const Lengths shortened = truncate(lengths, pair, truncation.strategy, room, sample, error);
         if (error) return error;
-        for (const auto& [of, stays] : {std::pair{have.first, kept.first}, std::pair{have.second, kept.second}}) {
-            if (stays < of && stays > 0 && stays <= cutting.stride) return RowError{RowError::Reason::kStride, sample, stays};
+        for (const auto& [before, after] :
+             {std::pair{lengths.first, shortened.first}, std::pair{lengths.second, shortened.second}}) {
+            if (after < before && after > 0 && after <= truncation.stride) {
+                return RowError{RowError::Reason::kStride, sample, after};
+            }
         }
-        const Windows first(first_.offsets[sample], have.first, kept.first, cutting);
-        const Windows second(pair ? second_->offsets[sample] : 0, have.second, kept.second, cutting);
+        const Windows first(first_.offsets[sample], lengths.first, shortened.first, truncation);
+        const Windows second(pair ? second_->offsets[sample] : 0, lengths.second, shortened.second, truncation);
         const auto add = [&](std::int64_t i, std::int64_t j) {
             const auto [a_begin, a_end] = first[i];
             const auto [b_begin, b_end] = second[j];
@@ -127,13 +130,13 @@ template <class T>
 T* Rows::write_row(Column column, const Row& row, T* to) const {
     // The column values of the template's own tokens; `is_last` if the second sequence's type applies.
     const auto special = [&](std::int32_t id, bool is_last) {
-        if (!form_.add_special_tokens) return;
+        if (!template_.add_special_tokens) return;
         switch (column) {
             case Column::kIds: *to++ = id; break;
             case Column::kTypes: *to++ = is_last; break;
             case Column::kSpecialMask: case Column::kOnes: *to++ = 1; break;
             case Column::kBegins: case Column::kEnds: *to++ = 0; break;
-            case Column::kWords: case Column::kSequences: *to++ = static_cast<T>(kNoPlace); break;
+            case Column::kWords: case Column::kSequences: *to++ = static_cast<T>(kNone); break;
         }
     };
     const auto sequence = [&](const Sequences& of, const Range& range, T index) {
@@ -151,12 +154,12 @@ T* Rows::write_row(Column column, const Row& row, T* to) const {
             case Column::kOnes: fill(1); break;
         }
     };
-    special(form_.cls_id, false);
+    special(template_.cls_id, false);
     sequence(first_, row.first, 0);
-    special(form_.sep_id, false);
+    special(template_.sep_id, false);
     if (second_) {
         sequence(*second_, row.second, 1);
-        special(form_.sep_id, true);
+        special(template_.sep_id, true);
     }
     return to;
 }

@@ -12,7 +12,7 @@
 
 namespace fastbert::wordpiece {
 
-enum class Truncation { kNone, kLongestFirst, kOnlyFirst, kOnlySecond };
+enum class TruncationStrategy { kNone, kLongestFirst, kOnlyFirst, kOnlySecond };
 
 // The special tokens around sequences: cls A sep, or cls A sep B sep.
 struct Template {
@@ -22,12 +22,12 @@ struct Template {
     std::int64_t added(bool pair) const { return add_special_tokens ? (pair ? 3 : 2) : 0; }
 };
 
-struct Cutting {
-    Truncation how = Truncation::kNone;
+struct TruncationOptions {
+    TruncationStrategy strategy = TruncationStrategy::kNone;
     std::int64_t max_length = 0;  // of a row with its special tokens, and at least as many as those
     std::int64_t stride = 0;      // tokens that a window shares with the one before it
-    bool left = false;            // cut at the front
-    bool overflow = false;        // the rest of a cut text becomes rows of its own
+    bool left = false;            // remove tokens from the front
+    bool overflow = false;        // the removed tokens become rows of their own
 };
 
 // The reason why rows cannot be built as requested.
@@ -35,7 +35,7 @@ struct RowError {
     enum class Reason { kNoSecond, kTooShort, kStride, kTooMany };
     Reason reason;
     std::size_t sample;
-    std::int64_t kept;  // kStride: the tokens that a sequence keeps
+    std::int64_t num_tokens;  // kStride: what is left of the sequence
 };
 
 enum class Column { kIds, kTypes, kSpecialMask, kOnes, kBegins, kEnds, kWords, kSequences };
@@ -46,11 +46,11 @@ public:
     static constexpr std::int64_t kMostTokens = std::int64_t{1} << 31;
 
     // Without `second`, rows are single sequences.
-    Rows(Sequences first, std::optional<Sequences> second, const Template& form) noexcept
-        : first_(std::move(first)), second_(std::move(second)), form_(form) {}
+    Rows(Sequences first, std::optional<Sequences> second, const Template& special_tokens) noexcept
+        : first_(std::move(first)), second_(std::move(second)), template_(special_tokens) {}
 
     // Plan the rows: one per sample, followed by those of its overflow.
-    std::optional<RowError> plan(const Cutting& cutting);
+    std::optional<RowError> plan(const TruncationOptions& truncation);
 
     std::size_t count() const { return rows_.size(); }
     bool pairs() const { return second_.has_value(); }
@@ -78,14 +78,14 @@ private:
     };
 
     std::int64_t length(const Row& row) const {
-        return row.first.size() + row.second.size() + form_.added(pairs());
+        return row.first.size() + row.second.size() + template_.added(pairs());
     }
     template <class T>
     T* write_row(Column column, const Row& row, T* to) const;
 
     Sequences first_;
     std::optional<Sequences> second_;
-    Template form_;
+    Template template_;
     Buffer<Row> rows_;
     Buffer<std::int64_t> offsets_;
 };

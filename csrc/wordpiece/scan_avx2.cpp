@@ -51,7 +51,7 @@ TARGET void scan(const std::uint8_t* text, std::size_t size, bool lower_case, Wi
         window.masks[i] = {join(a.inside, b.inside), join(a.punctuation, b.punctuation),
                            join(a.continuation, b.continuation)};
     }
-    collect_places(window, count);
+    collect_chunks(window, count);
 }
 
 }  // namespace

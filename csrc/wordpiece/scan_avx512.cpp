@@ -40,12 +40,13 @@ TARGET inline std::uint16_t* append(std::uint64_t mask, std::size_t base, std::u
         for (std::size_t i = 0; i < kBlock; ++i) counter[i] = static_cast<std::uint8_t>(i);
         return counter;
     }();
-    const __m512i places = _mm512_maskz_compress_epi8(mask, _mm512_load_si512(kCounter.data()));
+    const __m512i offsets = _mm512_maskz_compress_epi8(mask, _mm512_load_si512(kCounter.data()));
     const __m512i from = _mm512_set1_epi16(static_cast<short>(base));
-    _mm512_storeu_si512(to, _mm512_add_epi16(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(places)), from));
+    _mm512_storeu_si512(to, _mm512_add_epi16(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(offsets)), from));
     const auto count = static_cast<unsigned>(_mm_popcnt_u64(mask));
     if (count > 32) {
-        _mm512_storeu_si512(to + 32, _mm512_add_epi16(_mm512_cvtepu8_epi16(_mm512_extracti64x4_epi64(places, 1)), from));
+        const __m256i upper = _mm512_extracti64x4_epi64(offsets, 1);
+        _mm512_storeu_si512(to + 32, _mm512_add_epi16(_mm512_cvtepu8_epi16(upper), from));
     }
     return to + count;
 }
@@ -62,7 +63,7 @@ TARGET void scan(const std::uint8_t* text, std::size_t size, bool lower_case, Wi
         const __m512i bytes = _mm512_mask_loadu_epi8(spaces, present, text + i * kBlock);
         window.masks[i] = classify(bytes, low_half, high_half, lower_case, window.bytes.data() + i * kBlock);
     }
-    // Like collect_places, which cannot inline an append() compiled for this target.
+    // Like collect_chunks, which cannot inline an append() compiled for this target.
     std::uint16_t* starts = window.starts.data();
     std::uint16_t* lasts = window.lasts.data();
     for (std::size_t i = 0; i < count; ++i) {

@@ -46,6 +46,6 @@ inline Edges edges_of(const Window& window, std::size_t i, std::size_t count) {
 }
 
 // Convert the masks of `count` blocks to chunk offsets.
-void collect_places(Window& window, std::size_t count);
+void collect_chunks(Window& window, std::size_t count);
 
 }  // namespace fastbert::wordpiece::scans

@@ -44,7 +44,7 @@ void scan(const std::uint8_t* text, std::size_t size, bool lower_case, Window& w
         window.masks[i] =
             classify(block_at(text, size, i, padded), lower_case, window.bytes.data() + i * kBlock);
     }
-    collect_places(window, count);
+    collect_chunks(window, count);
 }
 
 }  // namespace

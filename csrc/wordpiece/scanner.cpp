@@ -25,7 +25,7 @@ constexpr std::array<ByteClass, 256> kByteClasses = [] {
 
 }  // namespace
 
-void collect_places(Window& window, std::size_t count) {
+void collect_chunks(Window& window, std::size_t count) {
     const auto append = [](std::uint64_t mask, std::size_t base, std::uint16_t* to) {
         for (; mask != 0; mask &= mask - 1) *to++ = static_cast<std::uint16_t>(base + std::countr_zero(mask));
         return to;
@@ -59,7 +59,7 @@ void portable(const std::uint8_t* text, std::size_t size, bool lower_case, Windo
         }
         window.masks[i] = masks;
     }
-    collect_places(window, count);
+    collect_chunks(window, count);
 }
 
 }  // namespace scans

@@ -25,21 +25,21 @@ std::vector<AddedToken> chosen(const std::vector<AddedToken>& tokens, const Norm
 }  // namespace
 
 WorkspacePool::~WorkspacePool() {
-    for (std::atomic<Workspace*>& place : waiting_) delete place.load();
+    for (std::atomic<Workspace*>& slot : waiting_) delete slot.load();
 }
 
 std::unique_ptr<Workspace> WorkspacePool::take() {
-    for (std::atomic<Workspace*>& place : waiting_) {
-        if (place.load(std::memory_order_relaxed) == nullptr) continue;
-        if (Workspace* const taken = place.exchange(nullptr)) return std::unique_ptr<Workspace>(taken);
+    for (std::atomic<Workspace*>& slot : waiting_) {
+        if (slot.load(std::memory_order_relaxed) == nullptr) continue;
+        if (Workspace* const taken = slot.exchange(nullptr)) return std::unique_ptr<Workspace>(taken);
     }
     return nullptr;
 }
 
 void WorkspacePool::give_back(std::unique_ptr<Workspace> workspace) {
-    for (std::atomic<Workspace*>& place : waiting_) {
+    for (std::atomic<Workspace*>& slot : waiting_) {
         Workspace* none = nullptr;
-        if (place.compare_exchange_strong(none, workspace.get())) {
+        if (slot.compare_exchange_strong(none, workspace.get())) {
             (void)workspace.release();
             return;
         }
@@ -106,9 +106,9 @@ void Tokenizer::encode(std::span<const std::string_view> texts, std::size_t limi
     Encoder<false>(*this, limit, workspace, ids).encode_rows(texts, ends);
 }
 
-void Tokenizer::encode_wrapped(std::span<const std::string_view> texts, std::size_t limit, std::int32_t begin_id,
-                               std::int32_t end_id, Workspace& workspace, Buffer<std::int32_t>& ids,
-                               std::int64_t* ends) const {
+void Tokenizer::encode_with_special_tokens(std::span<const std::string_view> texts, std::size_t limit,
+                                           std::int32_t begin_id, std::int32_t end_id, Workspace& workspace,
+                                           Buffer<std::int32_t>& ids, std::int64_t* ends) const {
     Encoder<false> encoder(*this, limit == kNoLimit ? kNoLimit : limit - std::min<std::size_t>(limit, 2), workspace, ids);
     encoder.wrap(begin_id, end_id);
     encoder.encode_rows(texts, ends);

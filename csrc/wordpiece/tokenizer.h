@@ -30,7 +30,8 @@ struct Workspace {
     ChunkCache cache;
     Window window;
     std::vector<Piece> pieces;
-    std::array<std::uint32_t, kWindow> places;  // of a window's chunks in the cache
+    // By chunk of the window: its slot in the cache, then the number of tokens up to its end.
+    std::array<std::uint32_t, kWindow> chunk_values;
     std::array<std::uint8_t, kWindow> stage;    // short texts, side by side
 };
 
@@ -60,8 +61,9 @@ public:
     void encode(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
                 Buffer<std::int32_t>& ids, std::int64_t* ends) const;
     // Like encode(), with `begin_id` before and `end_id` after the ids of each text; these two count towards the limit.
-    void encode_wrapped(std::span<const std::string_view> texts, std::size_t limit, std::int32_t begin_id,
-                        std::int32_t end_id, Workspace& workspace, Buffer<std::int32_t>& ids, std::int64_t* ends) const;
+    void encode_with_special_tokens(std::span<const std::string_view> texts, std::size_t limit, std::int32_t begin_id,
+                                    std::int32_t end_id, Workspace& workspace, Buffer<std::int32_t>& ids,
+                                    std::int64_t* ends) const;
     // Like encode(), with alignment.
     void encode_aligned(std::span<const std::string_view> texts, std::size_t limit, Workspace& workspace,
                         TokenColumns& tokens, std::int64_t* ends) const;

@@ -82,12 +82,12 @@ Trie::Trie(std::vector<std::pair<std::string_view, std::int32_t>> keys) {
 std::uint32_t Trie::find_base(std::span<const std::uint8_t> bytes) {
     constexpr std::size_t kLong = 64;
     std::size_t& from = bytes.size() == 1 ? first_free_ : first_try_;
-    for (std::size_t place = from;; ++place) {
-        const std::size_t base = place - bytes[0];
+    for (std::size_t slot = from;; ++slot) {
+        const std::size_t base = slot - bytes[0];
         if (base + 2 * kAlphabet > nodes_.size()) nodes_.resize(nodes_.size() * 2);
         const auto is_free = [&](std::uint8_t byte) { return nodes_[base + byte].parent == kFree; };
         if (!std::all_of(bytes.begin(), bytes.end(), is_free)) continue;
-        if (bytes.size() == 1 || place - from > kLong) from = place;
+        if (bytes.size() == 1 || slot - from > kLong) from = slot;
         return static_cast<std::uint32_t>(base);
     }
 }

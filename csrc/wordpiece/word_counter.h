@@ -34,8 +34,8 @@ private:
         // A longer word is unknown whatever the vocabulary.
         void word(const Word& word) {
             if (word.too_long()) return;
-            if (const auto found = counts.find(word.view()); found != counts.end()) {
-                ++found->second;
+            if (const auto entry = counts.find(word.view()); entry != counts.end()) {
+                ++entry->second;
             } else {
                 counts.emplace(word.view(), 1);
             }

@@ -26,7 +26,7 @@ GROUPS: tuple[dict[str, tuple[str, str]], ...] = (
         "vocab": ("vocab", "build a WordPiece vocabulary from a corpus, measure one, or extend one for a domain"),
         "prepare": ("prepare", "turn a corpus into token shards"),
         "pretrain": ("pretrain", "pre-train from raw text or shards, with resume"),
-        "plot": ("plot", "compare runs in a picture"),
+        "plot": ("plot", "compare runs in a plot"),
     },
     {
         "finetune": ("finetune", "fine-tune on a task: classes, numbers, tags, answers, choices or generated text"),

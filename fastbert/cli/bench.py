@@ -44,7 +44,7 @@ class Config:
     json: Path | None = None
     """File to write the rows to, with machine, versions and commit."""
     chart: Path | None = None
-    """Picture to write: .png, .pdf or .svg."""
+    """Image file to write: .png, .pdf or .svg."""
     data: Path | None = None
     """Folder of real text and vocabularies; default: FASTBERT_DATA, else the text that comes with Python."""
     text: Path | None = None
@@ -61,7 +61,7 @@ class Config:
     device: Literal["cpu"] | None = None
     """encoder, training, embed: the device; only `cpu` here (benchmarks/bench_gpu.py measures GPUs)."""
     model: PresetName | None = None
-    """encoder, training: the model's size (default: base, of training base and mini; with --quick tiny)."""
+    """encoder, training: the model's size (default: base, for training base and mini; with --quick tiny)."""
     workloads: tuple[str, ...] = ()
     """Workloads with one of these parts in the name. encoder: lognormal full-128 full-512 latency-16 latency-128;
     training: base mini demo wiki-en finetune."""

@@ -25,7 +25,7 @@ class Config:
     json: bool = False
     """Write one JSON object instead of text."""
     tune: bool = False
-    """First measure kernel configurations on this machine's GPU or, without one, matrix products on its CPU (takes
+    """First measure kernel configurations on this machine's GPU or, without one, matmuls on its CPU (takes
     minutes), and save those faster than the defaults."""
 
 
@@ -63,14 +63,14 @@ def _tune(quiet: bool) -> None:
 
 
 def _tune_matmul(quiet: bool) -> None:
-    """Measure the CPU's matrix products with a bar, and print those whose choice differs from the default."""
+    """Measure the CPU's matmuls with a bar, and print those whose choice differs from the default."""
     from fastbert import cpu_capability
     from fastbert.ops.native import matmul_table, matmul_tune
 
     with Bars(quiet) as bars:
-        path, trials = matmul_tune.run(partial(bars.count, "tuning matrix products"))
+        path, trials = matmul_tune.run(partial(bars.count, "tuning matmuls"))
         changed = [
-            trial for trial in trials if trial.choice != matmul_table.DEFAULTS[cpu_capability.level()][trial.element]
+            trial for trial in trials if trial.choice != matmul_table.DEFAULTS[cpu_capability.current()][trial.element]
         ]
         for trial in changed:
             shape = f"{trial.element} {trial.rows} x {trial.depth} x {trial.columns}"
@@ -112,7 +112,7 @@ def _sections(diagnosis: Diagnosis) -> list[tuple[str, list[Row]]]:
                 ("model", f"{cpu.model} ({cpu.architecture})"),
                 ("cores", f"{cpu.logical_cores} logical{usable}; {threads}"),
                 ("kernels", f"{cpu.level or 'none':<7} {cpu.level_reason}"),
-                ("matrix products", cpu.matmul),
+                ("matmuls", cpu.matmul),
                 ("can use", _names(features, True)),
                 ("cannot use", _names(features, False)),
             ],

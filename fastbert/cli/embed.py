@@ -28,17 +28,17 @@ class Config:
     pooling: Literal["mean", "max", "cls"] | None = None
     """Pooling of the tokens' vectors (default: the folder's, else mean)."""
     normalize: bool = False
-    """Divide each vector by its length, even if the folder's settings do not."""
+    """Scale each vector to unit length, even if the folder's settings do not."""
     max_length: int | None = None
     """Tokens per model input (default: the folder's, else as many as the model allows)."""
     long: Literal["truncate", "windows", "error"] = "truncate"
-    """Longer texts are cut, split into overlapping windows, or refused."""
+    """Longer texts are truncated, split into overlapping windows, or refused."""
     prompt: str | None = None
     """Name of the folder's prompt that precedes each text (default: its default prompt, if it has one)."""
     batch_tokens: int | None = None
     """Tokens per batch (default: 4096, on a GPU 65536); results do not depend on it."""
     dtype: Literal["auto", "fp32", "bf16", "int8"] = "auto"
-    """Dtype of matrix products: auto is the faster of fp32 and bf16; int8, on CPUs, is faster still and less exact."""
+    """Dtype of matmuls: auto is the faster of fp32 and bf16; int8, on CPUs, is faster still and less exact."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device: auto uses a GPU if there is one."""
     overwrite: bool = False

@@ -42,7 +42,7 @@ class Config:
     batch_tokens: int | None = None
     """Tokens per batch (default: 4096, on a GPU 65536)."""
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
-    """Dtype of matrix products: auto is the faster of fp32 and bf16."""
+    """Dtype of matmuls: auto is the faster of fp32 and bf16."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device: auto uses a GPU if there is one."""
     overwrite: bool = False

@@ -31,7 +31,7 @@ class ModelFlags:
     batch_tokens: int | None = None
     """Tokens per batch (default: 4096, on a GPU 65536)."""
     dtype: Literal["auto", "fp32", "bf16", "int8"] = "auto"
-    """Dtype of matrix products: auto is the --dtype of the model's run if it had one, else the faster of fp32 and bf16;
+    """Dtype of matmuls: auto is the --dtype of the model's run if it had one, else the faster of fp32 and bf16;
     int8, on CPUs, is faster still and less exact."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device: auto uses a GPU if there is one."""

@@ -31,7 +31,7 @@ class _Files:
 @dataclass(frozen=True, kw_only=True)
 class Config(PredictFlags, _Files, ModelFlags):
     """Predict with a fine-tuned model: labels with probabilities, numbers, tags and entities, answers with their
-    position in the text, choices, or written text; one JSON object per example."""
+    position in the text, choices, or generated text; one JSON object per example."""
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

@@ -26,7 +26,7 @@ class Config:
     text_key: str = "text"
     """Key that holds a document's text in .jsonl files."""
     overwrite: bool = False
-    """Replace shards that are there already."""
+    """Replace existing shards."""
 
 
 def run(config: Config, *, quiet: bool = False) -> int:

@@ -64,7 +64,7 @@ class TrainingView:
         )
         self.update(int(progress * 1000), detail)
         now = time.monotonic()
-        # Without a terminal there is no bar: a line every ten seconds shows in a log file that the run goes on.
+        # Without a terminal there is no bar: a line every ten seconds shows in a log file that the run continues.
         if not self.bars.console.is_terminal and (now - self.last_line >= _LINE_SECONDS or progress >= 1.0):
             self.last_line = now
             self.bars.message(f"{progress:6.1%}  {detail}")

@@ -32,13 +32,13 @@ class Config:
     task: Literal["base", "fill-mask", "text-classification", "token-classification"] = "base"
     """Head to compare: base compares the hidden states of AutoModel, the others a head's logits."""
     max_length: int = 512
-    """Tokens to which a text is cut, at most the model's."""
+    """Tokens per text, at most as many as the model allows; longer texts are truncated."""
     batch_size: int = 32
     """Texts per batch, in the order of the file."""
     dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Dtype of both."""
+    """Dtype of both models."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of both: auto uses a GPU if there is one."""
+    """Device of both models: auto uses a GPU if there is one."""
     threads: int | None = None
     """Threads of both (default: all)."""
     tolerance: float = 2e-5

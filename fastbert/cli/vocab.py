@@ -39,7 +39,7 @@ class Config:
     min_frequency: int | None = None
     """Drop pieces that occur less often (default: 2); with --extend, words (default: 5)."""
     validation_fraction: float = 0.05
-    """Fraction of the documents to measure on and not to learn from; 0 learns from all and measures on the same."""
+    """Fraction of the documents held out to measure on; 0 learns from all documents and measures on them."""
     report: Path | None = None
     """JSON file for the report (default: vocab_report.json in --out)."""
     tokenizer: Path | None = None
@@ -47,7 +47,7 @@ class Config:
     extend: bool = False
     """Add the words of the corpus whose splitting costs most tokens to --tokenizer; without --out only list them."""
     model: Path | None = None
-    """With --extend: folder of the model to give the new rows; its tokenizer is the default of --tokenizer."""
+    """With --extend: folder of the model to extend, too; its tokenizer is the default of --tokenizer."""
     add: int | Literal["auto"] = "auto"
     """With --extend: number of words to add; auto stops when the next 100 would save less than 0.1 % of the tokens."""
     keep_unused: bool = False
@@ -58,7 +58,7 @@ class Config:
     text_key: str = "text"
     """Key that holds a document's text in .jsonl files."""
     overwrite: bool = False
-    """Replace a vocabulary that is there already."""
+    """Replace an existing vocabulary."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.validation_fraction < 1:

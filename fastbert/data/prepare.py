@@ -194,7 +194,7 @@ class _Preparation:
         if self._texts:
             ids, offsets = self.tokenizer.encode_ragged(self._texts)
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.unigrams):
-            raise ValueError(f"the tokenizer made ids outside its vocabulary of {len(self.unigrams)}")
+            raise ValueError(f"the tokenizer returned ids outside its vocabulary of {len(self.unigrams)}")
         self.unigrams += np.bincount(ids, minlength=len(self.unigrams))
         start = 0
         for end in self._document_ends:

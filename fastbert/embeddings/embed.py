@@ -2,7 +2,7 @@
 
 Texts are read in chunks, tokenized on a second thread while the model runs on the previous chunk, sorted by length and
 packed, so that nothing is computed for padding. On CPUs a text's vector has the same bits in every batch, because all
-matrix products are fastbert's own; `fastbert.ops.native.matmul_table` names the exceptions.
+matmuls are fastbert's own; `fastbert.ops.native.matmul_table` names the exceptions.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class EmbedOptions:
     max_length: int | None = None
     """Tokens per model input, [CLS] and [SEP] included."""
     long: str = "truncate"
-    """Longer texts are cut ("truncate"), pooled over overlapping windows ("windows"), or refused ("error")."""
+    """Longer texts are truncated ("truncate"), pooled over overlapping windows ("windows"), or refused ("error")."""
     batch_tokens: int | None = None
     """Tokens per batch; None: 4,096, on a GPU 65,536."""
     prompt: str | None = None

@@ -120,7 +120,7 @@ def _pooling(folder: Path) -> str:
             f"{path}: pooling {shown(modes)} cannot be used here; supported is one of {', '.join(POOLINGS)}"
         )
     if config.get("include_prompt") is False:
-        raise UserError(f"{path}: leaves the tokens of a prompt out of pooling (include_prompt), which is unsupported")
+        raise UserError(f"{path}: excludes the tokens of a prompt from pooling (include_prompt), which is unsupported")
     return str(modes[0])
 
 
@@ -132,7 +132,7 @@ def _dense(folder: Path) -> Dense:
     if activation not in ACTIVATIONS or not f"{home}.".startswith("torch.nn."):
         raise UserError(f"{path}: the activation {shown(name)} is unsupported; supported are {', '.join(ACTIVATIONS)}")
     if config.get("use_residual"):
-        raise UserError(f"{path}: a Dense that adds what goes into it (use_residual) is unsupported")
+        raise UserError(f"{path}: a Dense with a residual connection (use_residual) is unsupported")
     weights = folder / WEIGHTS
     if not os.path.lexists(weights):
         raise UserError(f"{folder}: holds no {WEIGHTS}; save the model again with sentence-transformers 3 or later")
@@ -144,7 +144,7 @@ def _dense(folder: Path) -> Dense:
     for name, tensor in stored.items():
         if name not in expected or tensor.shape != expected[name] or tensor.dtype not in _FLOATS:
             raise CheckpointError(
-                f"{weights}: holds {shown(name)} of {tensor.dtype} {shown(tensor.shape)}, but {path.name} says"
+                f"{weights}: holds {shown(name)} of {tensor.dtype} {shown(tensor.shape)}, but {path.name} requires"
                 f" linear.weight {shown(shape)} and perhaps linear.bias, in floats"
             )
     if "linear.weight" not in stored:

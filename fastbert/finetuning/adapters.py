@@ -159,10 +159,10 @@ def check_adapter(folder: Path) -> set[str]:
     config = read_json_file(folder / CONFIG_FILE)
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind not in KINDS:
-        raise UserError(f"{folder / CONFIG_FILE}: peft_type {shown(kind)} is not read; {' and '.join(KINDS)} are")
+        raise UserError(f"{folder / CONFIG_FILE}: peft_type {shown(kind)} is not supported; {' and '.join(KINDS)} are")
     if not (folder / WEIGHTS_FILE).is_file():
         raise CheckpointError(
-            f"{folder}: holds no {WEIGHTS_FILE} (pickled adapters are not read); save it with peft anew"
+            f"{folder}: holds no {WEIGHTS_FILE} (pickled adapters are not read); save it again with peft"
         )
     return set(read_safetensors(folder / WEIGHTS_FILE))
 
@@ -211,7 +211,7 @@ def _wrapped(peft: Any, model: PreTrainedModel, config: Any) -> Any:
     try:
         adapted = peft.get_peft_model(model, config)
     except (ValueError, TypeError) as error:
-        raise UserError(f"peft puts no such adapters on {type(model).__name__} ({_line(error)})") from error
+        raise UserError(f"peft does not support these adapters on {type(model).__name__} ({_line(error)})") from error
     # Prepacked copies of weights that are no longer trained are stale.
     prepacked_weights.forget(model.parameters())
     return adapted

@@ -108,7 +108,7 @@ class FinetuneConfig(TaskFlags, _Files):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to train on; auto selects a GPU if one is available."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Dtype of matrix products; auto selects and prints the fastest on the device. fp16 needs a GPU."""
+    """Dtype of matmuls; auto selects and prints the fastest on the device. fp16 needs a GPU."""
     checkpoint_activations: bool = False
     """Store only each layer's input and recompute activations in the backward pass."""
     deterministic: bool = False
@@ -223,7 +223,9 @@ class FinetuneConfig(TaskFlags, _Files):
     def check_change(self, name: str, value: Any, stored: Any) -> None:
         """Refuse fewer seeds than the run has."""
         if name == "seeds" and value < stored:
-            raise UserError(f"--seeds {value}: the run being resumed has {stored}; leave --seeds out, or ask for more")
+            raise UserError(
+                f"--seeds {value}: the run being resumed has {stored}; omit --seeds, or give a larger number"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

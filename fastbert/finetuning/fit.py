@@ -190,7 +190,7 @@ class Fit:
                 try:
                     shutil.rmtree(other)
                 except OSError as error:
-                    logger.warning("%s: an old model could not be removed (%s); the run goes on", other, error)
+                    logger.warning("%s: an old model could not be removed (%s); the run continues", other, error)
 
     def _save_best(self) -> None:
         """Write the model as the best of this trial."""

@@ -104,7 +104,7 @@ def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, For
                     " cpu_offload, disk_offload or dispatch_model; the model is unchanged"
                 )
             raise UserError(
-                f"{where} ({type(module).__name__}) has a forward of its own, put there by {_origin(patched)}: undo"
+                f"{where} ({type(module).__name__}) has a patched forward, set by {_origin(patched)}: undo"
                 " that first, the model is unchanged"
             )
         if layout is not None:
@@ -127,7 +127,7 @@ def _check(module: nn.Module, layout: TransformersLayout, where: str) -> None:
         layouts.tables(layout, module)
     except AttributeError as error:
         raise UserError(
-            f"{where} ({type(module).__name__}) is built in another way than in transformers 5: {error}; the model is"
+            f"{where} ({type(module).__name__}) is built differently than in transformers 5: {error}; the model is"
             " unchanged"
         ) from None
 
@@ -157,6 +157,6 @@ def _unknown(model: nn.Module) -> str:
             break
     where = f"{name} ({type(encoder).__name__})" if name else type(encoder).__name__
     return (
-        f"{where} is no encoder that fastbert can accelerate: it knows {known} of transformers and"
+        f"{where} is not an encoder that fastbert can accelerate: it supports {known} of transformers and"
         " torch.nn.TransformerEncoder; the model is unchanged"
     )

@@ -62,7 +62,7 @@ def _trainer() -> type:
         from transformers import Trainer as Base
     except ImportError as error:
         raise UserError(
-            f"the Trainer is that of transformers ({error}): `pip install -U transformers accelerate`"
+            f"the Trainer requires transformers and accelerate ({error}): `pip install -U transformers accelerate`"
         ) from None
 
     class Trainer(SavesModels, Base):

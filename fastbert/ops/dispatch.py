@@ -180,7 +180,7 @@ def _explain(operation: Operation[Any], device: torch.device) -> tuple[str, str]
     name = _first(operation, names)
     summary = operation.backends[name].summary
     if name == "native":
-        return name, f"{cpu_capability.level()} kernels: {summary}"
+        return name, f"{cpu_capability.current()} kernels: {summary}"
     if name == names[0]:
         return name, f"the fastest on {device.type}"
     if names[0] == "triton" and not HAS_TRITON:
@@ -198,11 +198,11 @@ def fastest_dtype(device: torch.device, *, training: bool = False) -> tuple[torc
             return torch.bfloat16, "the GPU multiplies bf16 in hardware"
         return torch.float16, "the GPU has no bf16 matmuls"
     if device.type == "cpu":
-        if cpu_capability.level() == "amx":
+        if cpu_capability.current() == "amx":
             return torch.bfloat16, "the CPU has AMX"
-        if cpu_capability.level() == "avx512" and _C.cpu_level_features()["avx512_bf16"]:
+        if cpu_capability.current() == "avx512" and _C.cpu_capability_features()["avx512_bf16"]:
             return torch.bfloat16, "the CPU has AVX-512 BF16"
-        if training and cpu_capability.level() == "avx512" and preferred_backend("encoder_layer", device) == "native":
+        if training and cpu_capability.current() == "avx512" and preferred_backend("encoder_layer", device) == "native":
             return torch.bfloat16, "the AVX-512 kernels read and save half as much as in fp32"
         return torch.float32, "the CPU has no bf16 matmuls"
     return torch.float32, "the safe choice on this device"

@@ -45,7 +45,7 @@ class Choice(Task[ChoiceExample]):
         if self.settings.max_length < LEAST_LENGTH:
             raise UserError(
                 f"max_length={self.settings.max_length} leaves no room for a prompt and an ending: use {LEAST_LENGTH}"
-                " or more, 128 say"
+                " or more, for example 128"
             )
         choices = self._choices(dataset)
         labels = self._labels(dataset, choices) if labelled else None
@@ -93,7 +93,7 @@ class Choice(Task[ChoiceExample]):
                 )
             if not 0 <= example.label < choices:
                 raise UserError(
-                    f"{dataset.where(index)}: the label {example.label} is none of the endings 0 to {choices - 1}"
+                    f"{dataset.where(index)}: the label {example.label} is not one of the endings 0 to {choices - 1}"
                 )
         return np.array([example.label for example in dataset], dtype=np.int64)
 

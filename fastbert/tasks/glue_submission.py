@@ -60,7 +60,7 @@ def write_submission(folder: str | Path, predictions: Mapping[str, Sequence[Pred
     texts |= {path.name: path.read_text(encoding="utf-8") for path in before if path.is_file()}
     missing = [task for task in GLUE if f"{task}.tsv" not in texts]
     if missing:
-        logger.warning("%s: without %s; the server asks for a file of every task", folder, ", ".join(missing))
+        logger.warning("%s: without %s; the server requires a file for every task", folder, ", ".join(missing))
     with atomic_folder(Path(folder)) as partial:
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")

@@ -18,7 +18,7 @@ class ScoringDtype:
     """The dtype in which a run scored its model, stored with the model so that its scores can be reproduced."""
 
     dtype: str
-    """fp32, bf16 or fp16: of the weights and of matrix products."""
+    """fp32, bf16 or fp16: of the weights and of matmuls."""
     device: str
     """cpu or cuda."""
     chosen: bool

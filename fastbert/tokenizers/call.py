@@ -15,13 +15,13 @@ from fastbert import _C
 logger = logging.getLogger("fastbert")
 
 TRUNCATIONS = {
-    False: _C.Truncation.NONE,
-    None: _C.Truncation.NONE,
-    "do_not_truncate": _C.Truncation.NONE,
-    True: _C.Truncation.LONGEST_FIRST,
-    "longest_first": _C.Truncation.LONGEST_FIRST,
-    "only_first": _C.Truncation.ONLY_FIRST,
-    "only_second": _C.Truncation.ONLY_SECOND,
+    False: _C.TruncationStrategy.NONE,
+    None: _C.TruncationStrategy.NONE,
+    "do_not_truncate": _C.TruncationStrategy.NONE,
+    True: _C.TruncationStrategy.LONGEST_FIRST,
+    "longest_first": _C.TruncationStrategy.LONGEST_FIRST,
+    "only_first": _C.TruncationStrategy.ONLY_FIRST,
+    "only_second": _C.TruncationStrategy.ONLY_SECOND,
 }
 PADDINGS = {
     False: "do_not_pad",
@@ -126,7 +126,7 @@ def _flatten(texts: Sequence[Any], name: str) -> tuple[list[str], np.ndarray]:
 class Lengths:
     """Truncation and padding of rows."""
 
-    cutting: _C.Cutting
+    truncation: _C.TruncationOptions
     padding: str
     max_length: int | None
     multiple: int | None
@@ -163,9 +163,9 @@ def read_lengths(
     strategy = _choice(padding, PADDINGS, "padding")
     length = model_max_length if max_length is None else max_length
     if length is None:
-        truncate = _C.Truncation.NONE
+        truncate = _C.TruncationStrategy.NONE
         strategy = "do_not_pad" if strategy == "max_length" else strategy
-    if truncate != _C.Truncation.NONE:
+    if truncate != _C.TruncationStrategy.NONE:
         assert length is not None
         check_room(length, added)
         # The reference always subtracts the two special tokens of a single sequence here.
@@ -178,8 +178,8 @@ def read_lengths(
             raise ValueError(
                 f"max_length={length} must be a multiple of pad_to_multiple_of={multiple} to truncate and pad"
             )
-    cutting = _C.Cutting(truncate, length or 0, stride, left, overflow)
-    return Lengths(cutting=cutting, padding=strategy, max_length=length, multiple=multiple)
+    options = _C.TruncationOptions(truncate, length or 0, stride, left, overflow)
+    return Lengths(truncation=options, padding=strategy, max_length=length, multiple=multiple)
 
 
 def check_room(max_length: int, added: int) -> None:

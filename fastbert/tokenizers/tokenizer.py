@@ -54,7 +54,7 @@ class Tokenizer(Vocabulary):
             call.check_room(max_length, self.num_special_tokens_to_add() if add_special_tokens else 0)
         if not add_special_tokens:
             return self._core.encode_ragged(texts, max_length, threads)
-        return self._core.encode_wrapped(texts, max_length, self.cls_token_id, self.sep_token_id, threads)
+        return self._core.encode_with_special_tokens(texts, max_length, self.cls_token_id, self.sep_token_id, threads)
 
     def encode_aligned_ragged(
         self, texts: Sequence[str], *, threads: int | None = None
@@ -162,7 +162,7 @@ class Tokenizer(Vocabulary):
             added=self.num_special_tokens_to_add(inputs.pairs is not None) if add_special_tokens else 0,
         )
         core = self._core_for(split_special_tokens)
-        plan = functools.partial(self._plan, inputs, add_special_tokens, lengths.cutting, core=core)
+        plan = functools.partial(self._plan, inputs, add_special_tokens, lengths.truncation, core=core)
         rows = plan(return_offsets_mapping, threads)
         realign = None if return_offsets_mapping else lambda: plan(True, threads)
         table = RowTable(rows, realign, TokenNames(self._spelled, self._varying, core), inputs)
@@ -194,14 +194,14 @@ class Tokenizer(Vocabulary):
         self,
         inputs: call.Inputs,
         add_special_tokens: bool,
-        cutting: _C.Cutting,
+        truncation: _C.TruncationOptions,
         aligned: bool,
         threads: int,
         core: Any = None,
     ) -> _C.Rows:
         template = _C.Template(add_special_tokens, self.cls_token_id, self.sep_token_id)
         return (core or self._core).encode_rows(
-            inputs.texts, inputs.pairs, inputs.text_bounds, inputs.pair_bounds, template, cutting, aligned, threads
+            inputs.texts, inputs.pairs, inputs.text_bounds, inputs.pair_bounds, template, truncation, aligned, threads
         )
 
     def _core_for(self, split_special_tokens: bool | None) -> Any:
@@ -237,7 +237,7 @@ class Tokenizer(Vocabulary):
             model_max_length=None,
             added=self.num_special_tokens_to_add(inputs.pairs is not None),
         )
-        rows = self._plan(inputs, True, lengths.cutting, False, call.checked_threads(None))
+        rows = self._plan(inputs, True, lengths.truncation, False, call.checked_threads(None))
         offsets = rows.offsets()
         return PackedBatch(
             input_ids=torch.from_numpy(rows.column(_C.Column.IDS).astype(np.int64)),

@@ -112,7 +112,7 @@ def count_documents(
     last sentences of each document are held out, at least one per document of two; else the very last sentence.
     """
     if not 0 <= holdout < 1:
-        raise UserError(f"holdout={holdout} must be a share of at least 0 and below 1, such as 0.05")
+        raise UserError(f"holdout={holdout} must be a fraction of at least 0 and below 1, such as 0.05")
     normalization = normalization or Normalization()
     learn, held_out, ends, last = (_Counter(normalization) for _ in range(4))
     final: list[str] = []

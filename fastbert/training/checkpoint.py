@@ -188,7 +188,7 @@ class Checkpoints:
             try:
                 self._remove(folder)
             except OSError as error:
-                logger.warning("%s: an old checkpoint could not be removed (%s); the run goes on", folder, error)
+                logger.warning("%s: an old checkpoint could not be removed (%s); the run continues", folder, error)
 
     def _remove(self, folder: Path) -> None:
         self._whole.pop(folder.name, None)

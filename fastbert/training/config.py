@@ -82,7 +82,7 @@ class PretrainConfig(RunConfig):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to train on; auto selects a GPU if one is available."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Dtype of matrix products; auto selects and prints the fastest on the device. fp16 needs a GPU."""
+    """Dtype of matmuls; auto selects and prints the fastest on the device. fp16 needs a GPU."""
     checkpoint_activations: bool = False
     """Store only each layer's input and recompute activations in the backward pass: less memory, a third more time."""
     checkpoint_mode: Literal["layer", "selective"] = "layer"

@@ -1,4 +1,4 @@
-"""The device of a run, and the dtype of its matrix products."""
+"""The device of a run, and the dtype of its matmuls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 def choose_device(device: str, dtype: str, on_message: Callable[[str], None]) -> tuple[torch.device, torch.dtype]:
-    """Return the device (auto, cpu or cuda) and the dtype of matrix products (auto or one of `DTYPES`); `auto` selects
+    """Return the device (auto, cpu or cuda) and the dtype of matmuls (auto or one of `DTYPES`); `auto` selects
     the fastest. Both are reported."""
     name = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():

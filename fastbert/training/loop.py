@@ -367,4 +367,4 @@ def _kernels(device: torch.device) -> str:
     """Describe the kernels of a run on a CPU in one line."""
     if not any(choice.backend == "native" for choice in dispatch.report(device)):
         return "kernels: PyTorch"
-    return f"kernels: native ({cpu_capability.level()}), PyTorch for unsupported operations"
+    return f"kernels: native ({cpu_capability.current()}), PyTorch for unsupported operations"

@@ -132,6 +132,6 @@ def check_configuration(
             if value != stored:
                 value, stored = json.dumps(value), json.dumps(stored)
                 raise UserError(
-                    f"{folder / FILE}: says {name}={value}, but {source} was written with {name}={stored}; put"
+                    f"{folder / FILE}: has {name}={value}, but {source} was written with {name}={stored}; put"
                     f" {name}={stored} back, or delete {FILE} to continue with the checkpoint's configuration"
                 )

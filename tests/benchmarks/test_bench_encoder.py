@@ -101,7 +101,7 @@ def test_every_adapter_gives_the_hidden_states_of_real_tokens(name: str, model: 
             contender.load()
         except NotImplementedError as error:
             pytest.skip(str(error))
-        assert contender.open(str(path))["calls_a_round"] >= 1
+        assert contender.open(str(path))["calls_per_round"] >= 1
         assert contender.time().seconds > 0
         contender.save(str(tmp_path / f"{index}.npy"))
         found[one] = np.load(tmp_path / f"{index}.npy")

@@ -52,7 +52,7 @@ def test_every_contender_takes_the_same_step(name: str, classifies: bool, tmp_pa
         contender.load()
         before = {key: value.clone() for key, value in contender.peer.model.state_dict().items()}
         details = contender.open(str(tmp_path / "workload.npz"))
-        assert details["calls_a_round"] % 2 == 0
+        assert details["calls_per_round"] % 2 == 0
         assert contender.time().seconds > 0
         contender.save(str(tmp_path / f"{number}.npy"))
         found[one] = np.load(tmp_path / f"{number}.npy")

@@ -226,7 +226,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "config-a-list": (lambda folder: (folder / "adapter_config.json").write_text("[]"), "peft_type None is not read"),
     "another-kind": (
         lambda folder: (folder / "adapter_config.json").write_text('{"peft_type": "PREFIX_TUNING"}'),
-        "peft_type 'PREFIX_TUNING' is not read; LORA and IA3 are",
+        "peft_type 'PREFIX_TUNING' is not supported; LORA and IA3 are",
     ),
     "another-rank": (
         lambda folder: (folder / "adapter_config.json").write_text(
@@ -264,7 +264,7 @@ def test_bad_adapters_are_one_line(name: str, pair: tuple[Any, Any], tmp_path: P
         ({"dropout": 1.0}, "dropout=1.0 at least 0 and below 1"),
         ({"targets": "query"}, "targets='query' must be a list of names"),
         ({"targets": ("q_proj",)}, "has no 'q_proj'; it has classifier, dense, key, position_embeddings, query"),
-        ({"targets": ("LayerNorm",)}, "peft puts no such adapters on BertForSequenceClassification"),
+        ({"targets": ("LayerNorm",)}, "peft does not support these adapters on BertForSequenceClassification"),
     ],
 )
 def test_wrong_numbers_are_one_line(options: dict[str, Any], words: str, pair: tuple[Any, Any]) -> None:

@@ -219,7 +219,7 @@ def test_a_model_that_writes_is_trained_further(decoder: str, place: Path, tmp_p
     assert not same(weights(second.model), weights(first.model))
     assert weights(second.model).keys() == weights(first.model).keys()
     for other in {"decoder", "bert2bert", "prefix"} - {decoder}:
-        with pytest.raises(UserError, match=f"--decoder {other}: the model already writes, as {decoder}; leave"):
+        with pytest.raises(UserError, match=f"--decoder {other}: the model already has a decoder, {decoder}; omit"):
             finetune(config(place, tmp_path / "third", model=str(first.model), decoder=other, **files))
     # A classifier that was made of it does not write, so it may become anything.
     classifier = finetune(config(place, tmp_path / "classes", model=str(place / "model"), epochs=(0.1,)))

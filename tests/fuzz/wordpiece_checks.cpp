@@ -205,7 +205,7 @@ void check_wrapped(const std::vector<std::string_view>& rows, std::size_t limit,
     Buffer<std::int32_t> got;
     std::vector<std::int64_t> got_ends(rows.size());
     const Subject& all = subject(choice);
-    all.tokenizers[version]->encode_wrapped(rows, limit == Tokenizer::kNoLimit ? limit : limit + 2, kBegin, kEnd,
+    all.tokenizers[version]->encode_with_special_tokens(rows, limit == Tokenizer::kNoLimit ? limit : limit + 2, kBegin, kEnd,
                                             *all.workspaces[version], got, got_ends.data());
     if (!std::equal(got.begin(), got.end(), expected.begin(), expected.end()) || got_ends != expected_ends) {
         fail("wrapped rows", rows[0], choice, version);

@@ -82,10 +82,10 @@ def test_an_encoder_we_do_not_know_is_named_and_left_alone(seed: int) -> None:
     )
     model = transformers.MPNetForMaskedLM(config)
     before = dict(vars(model))
-    with pytest.raises(UserError, match=r"mpnet \(MPNetModel\) is no encoder .* the model is unchanged"):
+    with pytest.raises(UserError, match=r"mpnet \(MPNetModel\) is not an encoder .* the model is unchanged"):
         fastbert.accelerate(model)
     assert vars(model).keys() == before.keys()
-    with pytest.raises(UserError, match=r"Linear is no encoder"):
+    with pytest.raises(UserError, match=r"Linear is not an encoder"):
         fastbert.accelerate(torch.nn.Linear(2, 2))
     with pytest.raises(UserError, match=r"takes a torch\.nn\.Module, not str"):
         fastbert.accelerate("bert-base-uncased")
@@ -96,6 +96,6 @@ def test_an_encoder_we_do_not_know_is_named_and_left_alone(seed: int) -> None:
 def test_a_forward_of_ones_own_is_not_replaced(seed: int) -> None:
     model = toy("BertForMaskedLM", seed)
     model.bert.forward = lambda *args, **kwargs: None
-    with pytest.raises(UserError, match=r"bert \(BertModel\) has a forward of its own, put there by tests"):
+    with pytest.raises(UserError, match=r"bert \(BertModel\) has a patched forward, set by tests"):
         fastbert.accelerate(model)
     assert not explain(model)

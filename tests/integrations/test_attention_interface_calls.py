@@ -82,7 +82,7 @@ def test_a_mask_that_was_changed_counts_as_it_is(change: str, seed: int) -> None
     [
         pytest.param({"softcap": 50.0}, "does not compute capped scores", id="softcap"),
         pytest.param({"s_aux": torch.zeros(2)}, "does not compute attention sinks", id="sinks"),
-        pytest.param({"sliding_window": 4}, "sliding_window=4 of 17 keys came without a mask", id="window"),
+        pytest.param({"sliding_window": 4}, "sliding_window=4 of 17 keys came without its mask", id="window"),
         pytest.param({"cu_seq_lens_q": torch.tensor([0, 17])}, "comes with cu_seq_lens_k", id="half-an-offset"),
     ],
 )

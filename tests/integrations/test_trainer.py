@@ -297,7 +297,7 @@ def test_without_transformers_there_is_a_cure(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.delitem(vars(trainer), "Trainer", raising=False)
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UserError, match=r"Trainer is that of transformers .*pip install"):
+    with pytest.raises(UserError, match=r"Trainer requires transformers .*pip install"):
         _ = trainer.Trainer
     with pytest.raises(AttributeError, match="no attribute 'Coach'"):
         _ = trainer.Coach

@@ -136,7 +136,7 @@ def test_a_model_that_cannot_be_accelerated_says_what_stops_it(tmp_path: Path) -
     )  # fmt: skip
     transformers.AlbertModel(config).save_pretrained(tmp_path)
     WordPieceTokenizer(WORDS).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="AlbertModel is no encoder that fastbert can accelerate"):
+    with pytest.raises(UserError, match="AlbertModel is not an encoder that fastbert can accelerate"):
         side(tmp_path, accelerate=True)
 
 

@@ -66,7 +66,7 @@ def batch_of(lengths: list[int], seed: int) -> PackedBatch:
 @torch.no_grad()
 def states(model: BertModel, batch: PackedBatch, backend: str | None = None) -> Tensor:
     # Plain C++ multiplies only where it is asked to.
-    forced = "native" if backend is None and _C.cpu_level() == "portable" else backend
+    forced = "native" if backend is None and _C.cpu_capability() == "portable" else backend
     with use_backend(forced):
         return model(batch).last_hidden_state
 
@@ -306,7 +306,7 @@ def test_the_fastest_dtype_is_chosen_by_name(tmp_path, seed: int) -> None:
     model_of(seed, torch.float32).save_pretrained(tmp_path)
     assert BertModel.from_pretrained(tmp_path).dtype == torch.float32
     fast = BertModel.from_pretrained(tmp_path, dtype="fastest").dtype
-    features = _C.cpu_level_features()
+    features = _C.cpu_capability_features()
     if not torch.cuda.is_available():
         assert fast == (torch.bfloat16 if features["avx512_bf16"] else torch.float32)
     with pytest.raises(UserError, match="dtype='fast' must be a torch dtype"):

@@ -135,7 +135,7 @@ def test_accuracy_counts_the_endings_that_are_right() -> None:
         ([prompt("a", "b")], r"choices.tsv, line 2: 1 endings leave no choice"),
         ([prompt("a")], r"choices.tsv, line 2: 0 endings leave no choice"),
         ([prompt("a", "b", "c", label=None)], r"choices.tsv, line 2: has no label that says which ending is correct"),
-        ([prompt("a", "b", "c", label=2)], r"choices.tsv, line 2: the label 2 is none of the endings 0 to 1"),
+        ([prompt("a", "b", "c", label=2)], r"choices.tsv, line 2: the label 2 is not one of the endings 0 to 1"),
         ([prompt("a", "b", "c", label=-1)], r"choices.tsv, line 2: the label -1 is none"),
     ],
 )

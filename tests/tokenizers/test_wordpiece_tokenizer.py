@@ -113,7 +113,7 @@ def test_long_text_is_no_error(tokenizer):
         pytest.param(("a",), {"return_tensors": "tf"}, ValueError, "return_tensors='tf'", id="tensors"),
         pytest.param((["a", "a!"],), {"return_tensors": "pt"}, ValueError, "add padding=True", id="ragged-tensor"),
         pytest.param(
-            ("hello " * 9,), {"max_length": 5, "truncation": "only_second"}, ValueError, "is no pair", id="no-second"
+            ("hello " * 9,), {"max_length": 5, "truncation": "only_second"}, ValueError, "is not a pair", id="no-second"
         ),
         pytest.param(
             ("hello hello", "a"),

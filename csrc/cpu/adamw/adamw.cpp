@@ -45,7 +45,7 @@ AdamRange formula(const AdamParameter& parameter, const AdamCall& call) {
     const AdamSettings& settings = parameter.settings;
     const double step = static_cast<double>(*parameter.step + 1.0F);
     AdamRange range;
-    range.factor = call.factor;
+    range.grad_scale = call.grad_scale;
     range.decay = settings.weight_decay != 0 ? static_cast<float>(1 - settings.lr * settings.weight_decay) : 1.0F;
     const auto share = static_cast<float>(1 - settings.beta1);
     range.from_gradient = share >= 0.5F;
@@ -55,7 +55,7 @@ AdamRange formula(const AdamParameter& parameter, const AdamCall& call) {
     range.root_correction = static_cast<float>(std::sqrt(1 - std::pow(settings.beta2, step)));
     range.eps = static_cast<float>(settings.eps);
     range.minus_step_size = static_cast<float>(-(settings.lr / (1 - std::pow(settings.beta1, step))));
-    range.clear = call.clear;
+    range.zero_grad = call.zero_grad;
     return range;
 }
 
@@ -109,7 +109,7 @@ bool overlaps(const AdamCall& call) {
         add(parameter.exp_avg, parameter.size(), true);
         add(parameter.exp_avg_sq, parameter.size(), true);
         add(parameter.step, 1, true);
-        add(parameter.gradient, parameter.size(), call.clear);
+        add(parameter.gradient, parameter.size(), call.zero_grad);
     }
     std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
     std::uintptr_t any = 0, written = 0;  // end of the spans so far
@@ -151,7 +151,7 @@ void adamw(const AdamCall& call) {
         const std::size_t parameter = chunks[i].parameter;
         update(call, chunks[i], formulas[parameter], fused_copies[parameter], table);
     });
-    refill(deferred_parts);
+    repack_all(deferred_parts);
     for (const AdamParameter& parameter : call.parameters) *parameter.step += 1.0F;
 }
 
@@ -182,7 +182,7 @@ SquaresResult sum_of_squares(std::span<const FloatSpan> tensors) {
     return result;
 }
 
-void refill(std::span<const CopyPart> parts) {
+void repack_all(std::span<const CopyPart> parts) {
     // A task of one thread: a group of rows if the copy's parts begin at group boundaries, else all parts of the copy.
     struct Task {
         std::size_t first_part, last_part, first_row, last_row;

@@ -42,8 +42,8 @@ struct AdamCopy {
 struct AdamCall {
     std::span<const AdamParameter> parameters;
     std::span<const AdamCopy> copies;
-    float factor = 1.0F;  // scale of all gradients, for clipping
-    bool clear = false;   // zero the gradients after use
+    float grad_scale = 1.0F;  // of all gradients, for clipping
+    bool zero_grad = false;   // after use
 };
 
 // Return true if two of the call's tensors share memory that it writes: they must then be updated one after the other.
@@ -77,6 +77,6 @@ struct CopyPart {
     Dtype dtype = Dtype::fp32;
     std::size_t rows = 0, stride = 0;
 };
-void refill(std::span<const CopyPart> parts);
+void repack_all(std::span<const CopyPart> parts);
 
 }  // namespace fastbert

@@ -13,11 +13,11 @@ struct AdamRange {
     float* exp_avg_sq = nullptr;
     std::size_t count = 0;
     std::size_t tail = 0;  // the last of these, after the tensor's last whole group of eight
-    float factor = 1, decay = 1;
+    float grad_scale = 1, decay = 1;
     float lerp = 0;              // 1 - beta1, or -beta1 from the gradient's side
     bool from_gradient = false;  // 1 - beta1 >= 1/2
     float beta2 = 0, square_share = 0, root_correction = 1, eps = 0, minus_step_size = 0;
-    bool clear = false;
+    bool zero_grad = false;
 };
 
 struct AdamKernels {

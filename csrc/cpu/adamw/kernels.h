@@ -18,7 +18,7 @@ template <class V, class Load, class Store>
 FASTBERT_INLINE void adam_vector(const AdamRange& range, const AdamPointers& at, bool tail, const Load& load,
                                  const Store& store) {
     using Float = typename V::Float;
-    const Float g = V::mul(load(at.gradient), V::broadcast(range.factor));
+    const Float g = V::mul(load(at.gradient), V::broadcast(range.grad_scale));
     const Float old = load(at.exp_avg);
     // As torch.lerp: interpolate from the nearer end.
     const Float m = V::fma(V::broadcast(range.lerp), V::sub(g, old), range.from_gradient ? g : old);
@@ -28,7 +28,7 @@ FASTBERT_INLINE void adam_vector(const AdamRange& range, const AdamPointers& at,
     const Float root = V::div(V::sqrt(v), V::broadcast(range.root_correction));
     const Float update = V::div(V::mul(V::broadcast(range.minus_step_size), m), V::add(root, V::broadcast(range.eps)));
     store(at.weight, V::add(V::mul(load(at.weight), V::broadcast(range.decay)), update));
-    if (range.clear) store(at.gradient, V::zero());
+    if (range.zero_grad) store(at.gradient, V::zero());
 }
 
 template <class V>

@@ -149,7 +149,7 @@ void attention(const AttentionCall& call) {
                   });
 }
 
-void attention_gradient(const AttentionGradientCall& call) {
+void attention_backward(const AttentionBackwardCall& call) {
     const AttentionKernel kernel = kernel_of(call.forward.dtype);
     const std::size_t heads = call.forward.heads;
     std::vector<QueryRange> sequences;

@@ -58,7 +58,7 @@ struct HeadGradients {
 
 // Gradients of a call whose `lse` was computed; `out` is not read. Scores are recomputed; sums over keys and queries
 // have a fixed order, independent of batch and threads.
-struct AttentionGradientCall {
+struct AttentionBackwardCall {
     AttentionCall forward;
     HeadRows grad;             // of out
     HeadGradients dq, dk, dv;  // in the call's dtype
@@ -67,7 +67,7 @@ struct AttentionGradientCall {
 };
 
 // Throws like `attention`.
-void attention_gradient(const AttentionGradientCall& call);
+void attention_backward(const AttentionBackwardCall& call);
 
 // A work item: queries first..last of one head of a sequence.
 struct AttentionItem {
@@ -95,7 +95,7 @@ struct AttentionKernel {
     // Backward processes whole sequences: `keys` is the longest of those with more queries than a block, `tiles` the
     // maximum number of tiles kept per block.
     std::size_t (*gradient_bytes)(std::size_t dim, std::size_t keys, std::size_t tiles);
-    void (*gradient)(const AttentionGradientCall& call, const AttentionItem& item, std::byte* scratch);
+    void (*gradient)(const AttentionBackwardCall& call, const AttentionItem& item, std::byte* scratch);
     // Called on each thread before its first item and after its last one; may be null.
     void (*enter)();
     void (*leave)();

@@ -73,7 +73,7 @@ class AttentionBackward {
         return AttentionBackward(dim, keys, nullptr).used_ + slots * 2 * kSlot * sizeof(float);
     }
 
-    static void run(const AttentionGradientCall& call, const AttentionItem& item, std::byte* scratch) {
+    static void run(const AttentionBackwardCall& call, const AttentionItem& item, std::byte* scratch) {
         const std::size_t keys = item.queries > kGradientBlock ? item.keys : 0;
         AttentionBackward run(call.forward.dim, keys, scratch);
         run.call_ = &call;
@@ -425,7 +425,7 @@ class AttentionBackward {
         }
     }
 
-    const AttentionGradientCall* call_ = nullptr;
+    const AttentionBackwardCall* call_ = nullptr;
     const AttentionItem* item_ = nullptr;
     std::byte* scratch_;  // null to compute only the size
     std::size_t used_ = 0;

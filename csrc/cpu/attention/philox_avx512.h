@@ -34,9 +34,9 @@ struct Avx512Words {
         const __m512i least = _mm512_set1_epi16(static_cast<short>(threshold));
         const __m512 scale = _mm512_set1_ps(keep);
         for (std::size_t i = 0; i < quads; ++i) {
-            const __mmask32 kept = _mm512_cmpge_epu16_mask(draws[i], least);
-            _mm512_storeu_ps(row_ptr[i], _mm512_maskz_mov_ps(static_cast<__mmask16>(kept), scale));
-            _mm512_storeu_ps(row_ptr[i] + 16, _mm512_maskz_mov_ps(static_cast<__mmask16>(kept >> 16), scale));
+            const __mmask32 keep_mask = _mm512_cmpge_epu16_mask(draws[i], least);
+            _mm512_storeu_ps(row_ptr[i], _mm512_maskz_mov_ps(static_cast<__mmask16>(keep_mask), scale));
+            _mm512_storeu_ps(row_ptr[i] + 16, _mm512_maskz_mov_ps(static_cast<__mmask16>(keep_mask >> 16), scale));
         }
     }
 };

@@ -21,7 +21,7 @@ CrossEntropyKernel kernel_of(Dtype dtype) {
 
 void cross_entropy(const CrossEntropyCall& call) {
     const CrossEntropyKernel kernel = kernel_of(call.dtype);
-    const std::size_t grain = std::max<std::size_t>(1, 16384 / std::max<std::size_t>(1, call.vocabulary));
+    const std::size_t grain = std::max<std::size_t>(1, 16384 / std::max<std::size_t>(1, call.vocab_size));
     parallel_ranges(call.rows, grain, [&](std::size_t first, std::size_t last) { kernel(call, first, last); });
 }
 

@@ -9,13 +9,13 @@
 namespace fastbert {
 
 // With p = softmax(logits), lse = logsumexp(logits) and the target t (1 - label_smoothing at the label, plus
-// label_smoothing / vocabulary everywhere): loss = lse - t . logits + z_loss lse^2 per row, in fp32.
+// label_smoothing / vocab_size everywhere): loss = lse - t . logits + z_loss lse^2 per row, in fp32.
 struct CrossEntropyCall {
-    void* logits = nullptr;  // (rows, vocabulary); replaced by p (1 + 2 z_loss lse) - t if `gradients`
+    void* logits = nullptr;  // (rows, vocab_size); replaced by p (1 + 2 z_loss lse) - t if `gradients`
     Dtype dtype = Dtype::fp32;
-    std::size_t rows = 0, vocabulary = 0, stride = 0;  // stride in elements
-    const std::int64_t* labels = nullptr;              // (rows,): below `vocabulary`, or `ignored`
-    std::int64_t ignored = -100;
+    std::size_t rows = 0, vocab_size = 0, stride = 0;  // stride in elements
+    const std::int64_t* labels = nullptr;              // (rows,): below `vocab_size`, or `ignore_index`
+    std::int64_t ignore_index = -100;
     float label_smoothing = 0.0F, z_loss = 0.0F;
     bool gradients = false;
     // (rows,): the loss of each row, and whether its label is the first of its highest logits. Ignored rows have loss

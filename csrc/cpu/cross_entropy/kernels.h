@@ -29,7 +29,7 @@ bool is_first(const T* logits, std::size_t label, float highest) {
 
 template <class V, class T>
 void cross_entropy_row(const CrossEntropyCall& call, T* logits, std::size_t label, float& loss, std::uint8_t& correct) {
-    const std::size_t count = call.vocabulary;
+    const std::size_t count = call.vocab_size;
     const float highest = highest_of<V>(logits, count), uniform = call.label_smoothing / static_cast<float>(count);
     Sums<V> exponentials, differences;
     for_each_vector_pair<V>(count, [&](std::size_t i, auto part) FASTBERT_INLINE_BODY {
@@ -59,15 +59,15 @@ template <class V, class T>
 void cross_entropy_rows(const CrossEntropyCall& call, std::size_t first, std::size_t last) {
     for (std::size_t row = first; row < last; ++row) {
         T* logits = static_cast<T*>(call.logits) + row * call.stride;
-        if (call.labels[row] == call.ignored) {
+        if (call.labels[row] == call.ignore_index) {
             call.losses[row] = 0.0F;
             call.correct[row] = 0;
-            if (call.gradients) std::memset(logits, 0, call.vocabulary * sizeof(T));
+            if (call.gradients) std::memset(logits, 0, call.vocab_size * sizeof(T));
             continue;
         }
         // Another thread may have changed the label since it was validated: stay inside the row.
         const auto label = static_cast<std::size_t>(call.labels[row]);
-        cross_entropy_row<V>(call, logits, label < call.vocabulary ? label : 0, call.losses[row], call.correct[row]);
+        cross_entropy_row<V>(call, logits, label < call.vocab_size ? label : 0, call.losses[row], call.correct[row]);
     }
 }
 

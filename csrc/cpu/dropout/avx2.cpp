@@ -48,7 +48,7 @@ struct Wide {
     }
 
     // All ones where a draw is kept.
-    static FASTBERT_INLINE Word kept(Word draws, std::uint32_t threshold) {
+    static FASTBERT_INLINE Word keep_mask(Word draws, std::uint32_t threshold) {
         const Word least = _mm256_set1_epi16(static_cast<short>(threshold));
         return _mm256_cmpeq_epi16(_mm256_max_epu16(draws, least), draws);
     }
@@ -57,7 +57,7 @@ struct Wide {
     }
     static FASTBERT_INLINE void select(Word draws, std::uint32_t threshold, std::uint16_t keep, std::size_t count,
                                        std::uint16_t* out) {
-        const Word values = _mm256_and_si256(kept(draws, threshold), _mm256_set1_epi16(static_cast<short>(keep)));
+        const Word values = _mm256_and_si256(keep_mask(draws, threshold), _mm256_set1_epi16(static_cast<short>(keep)));
         if (count >= 16) return store(out, values);
         std::uint16_t whole[16];
         store(whole, values);
@@ -65,7 +65,7 @@ struct Wide {
     }
     static FASTBERT_INLINE void select(Word draws, std::uint32_t threshold, std::uint32_t keep, std::size_t count,
                                        std::uint32_t* out) {
-        const Word mask = kept(draws, threshold), all = _mm256_set1_epi32(static_cast<int>(keep));
+        const Word mask = keep_mask(draws, threshold), all = _mm256_set1_epi32(static_cast<int>(keep));
         const Word low = _mm256_and_si256(_mm256_cvtepi16_epi32(_mm256_castsi256_si128(mask)), all);
         const Word high = _mm256_and_si256(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(mask, 1)), all);
         if (count >= 16) {

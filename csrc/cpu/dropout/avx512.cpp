@@ -48,18 +48,18 @@ struct Wide {
         }
     }
 
-    static FASTBERT_INLINE __mmask32 kept(Word draws, std::uint32_t threshold) {
+    static FASTBERT_INLINE __mmask32 keep_mask(Word draws, std::uint32_t threshold) {
         return _mm512_cmpge_epu16_mask(draws, _mm512_set1_epi16(static_cast<short>(threshold)));
     }
     static FASTBERT_INLINE void select(Word draws, std::uint32_t threshold, std::uint16_t keep, std::size_t count,
                                        std::uint16_t* out) {
-        const Word values = _mm512_maskz_set1_epi16(kept(draws, threshold), static_cast<short>(keep));
+        const Word values = _mm512_maskz_set1_epi16(keep_mask(draws, threshold), static_cast<short>(keep));
         if (count >= 32) return _mm512_storeu_si512(out, values);
         _mm512_mask_storeu_epi16(out, (std::uint32_t{1} << count) - 1, values);
     }
     static FASTBERT_INLINE void select(Word draws, std::uint32_t threshold, std::uint32_t keep, std::size_t count,
                                        std::uint32_t* out) {
-        const __mmask32 mask = kept(draws, threshold);
+        const __mmask32 mask = keep_mask(draws, threshold);
         const Word all = _mm512_set1_epi32(static_cast<int>(keep));
         const Word low = _mm512_maskz_mov_epi32(static_cast<__mmask16>(mask), all);
         const Word high = _mm512_maskz_mov_epi32(static_cast<__mmask16>(mask >> 16), all);

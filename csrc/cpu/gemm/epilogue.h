@@ -51,7 +51,7 @@ void finish_rows_by(const Block& block, const Epilogue& epilogue, std::size_t fi
         const auto offset = [&](std::size_t stride) { return (block.first_row + row) * stride + block.first_column; };
         const std::size_t residual = offset(epilogue.residual_stride), out = offset(epilogue.out_stride);
         const std::size_t pre_activation = offset(epilogue.pre_activation_stride),
-                          recomputed = offset(epilogue.recomputed_stride);
+                          activation_out = offset(epilogue.activation_out_stride);
         for (std::size_t column = 0; column < block.columns; column += V::kLanes) {
             const std::size_t count = block.columns - column;
             F x = block_sums<V>(block, epilogue, row, column);
@@ -60,7 +60,7 @@ void finish_rows_by(const Block& block, const Epilogue& epilogue, std::size_t fi
                 const F u = load_as<V>(epilogue.dtype, epilogue.pre_activation, pre_activation + column, count);
                 x = V::mul(x, kTanh ? gelu_tanh_gradient_of<V>(u) : gelu_gradient_of<V>(u));
                 const F h = kTanh ? gelu_tanh_of<V>(u) : gelu_of<V>(u);
-                store_as<V>(epilogue.dtype, epilogue.recomputed, recomputed + column, h, count);
+                store_as<V>(epilogue.dtype, epilogue.activation_out, activation_out + column, h, count);
             } else if constexpr (kActivation != none) {
                 if (epilogue.pre_activation) {
                     store_as<V>(epilogue.dtype, epilogue.pre_activation, pre_activation + column, x, count);

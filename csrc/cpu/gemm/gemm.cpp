@@ -189,9 +189,9 @@ private:
             epilogue.pre_activation = static_cast<std::byte*>(epilogue.pre_activation) +
                                       first * epilogue.pre_activation_stride * size_of(epilogue.dtype);
         }
-        if (epilogue.recomputed) {
-            epilogue.recomputed = static_cast<std::byte*>(epilogue.recomputed) +
-                                  first * epilogue.recomputed_stride * size_of(epilogue.dtype);
+        if (epilogue.activation_out) {
+            epilogue.activation_out = static_cast<std::byte*>(epilogue.activation_out) +
+                                  first * epilogue.activation_out_stride * size_of(epilogue.dtype);
         }
         if (epilogue.row_scales) {
             epilogue.row_scales += first;

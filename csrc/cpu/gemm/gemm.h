@@ -46,14 +46,14 @@ struct PrepackedWeight {
 // column_scales[column]) + bias, GELU or its gradient, + residual, rounding to `dtype`.
 struct Epilogue {
     const float* bias = nullptr;  // (columns,)
-    // GELU gradients multiply the sums by GELU's derivative at `pre_activation` and store its GELU to `recomputed`.
+    // GELU gradients multiply the sums by GELU's derivative at `pre_activation` and store its GELU to `activation_out`.
     enum class Activation : int { none, gelu, gelu_tanh, gelu_gradient, gelu_tanh_gradient };
     Activation activation = Activation::none;
     // (rows, columns) in `dtype`: written by GELU, whose rounded input it is, and read by its gradients.
     void* pre_activation = nullptr;
     std::size_t pre_activation_stride = 0;  // elements
-    void* recomputed = nullptr;             // (rows, columns) in `dtype`; gradients only
-    std::size_t recomputed_stride = 0;      // elements
+    void* activation_out = nullptr;             // (rows, columns) in `dtype`; gradients only
+    std::size_t activation_out_stride = 0;      // elements
     const void* residual = nullptr;  // (rows, columns) in `residual_dtype`
     std::size_t residual_stride = 0;  // elements
     Dtype residual_dtype = Dtype::fp32;

@@ -75,36 +75,36 @@ void run(RowGradientKernels::Kernel<Call> kernel, const Call& call, std::size_t 
 
 }  // namespace
 
-void norm_gradients(const NormGradientCall& arguments) {
-    NormGradientCall call = arguments;
+void layer_norm_backward(const LayerNormBackwardCall& arguments) {
+    LayerNormBackwardCall call = arguments;
     const Fp32Vector weight(call.weight, call.width);
     const std::size_t scratch = call.dropout.keys ? call.width : 0;
     run(kernels().norm[index(call.dtype)], call, call.rows, call.width, scratch, (call.x_bias ? 3 : 2) * call.width);
 }
 
-void gelu_gradient(const GeluGradientCall& arguments) {
-    GeluGradientCall call = arguments;
+void bias_gelu_backward(const GeluBackwardCall& arguments) {
+    GeluBackwardCall call = arguments;
     const GeluCall& forward = call.forward;
     const Fp32Vector bias(call.forward.bias, forward.width);
     run(kernels().gelu[index(forward.dtype)], call, forward.rows, forward.width, 0, call.sums ? forward.width : 0);
 }
 
-void gelu_norm_gradients(const GeluNormGradientCall& arguments) {
-    GeluNormGradientCall call = arguments;
+void gelu_layer_norm_backward(const GeluNormBackwardCall& arguments) {
+    GeluNormBackwardCall call = arguments;
     const std::size_t width = call.gelu.width;
     const Fp32Vector weight(call.weight, width), bias(call.gelu.bias, width);
     const std::size_t vectors = call.gelu.bias.data ? 3 : 2;
     run(kernels().gelu_norm[index(call.gelu.dtype)], call, call.gelu.rows, width, 2 * width, vectors * width);
 }
 
-void embedding_sum_gradient(const EmbeddingSumGradientCall& arguments) {
-    EmbeddingSumGradientCall call = arguments;
+void embedding_layer_norm_backward(const EmbeddingNormBackwardCall& arguments) {
+    EmbeddingNormBackwardCall call = arguments;
     const Fp32Vector weight(call.weight, call.width);
-    const auto kernel = kernels().embedding_sum[index(call.dtype)][index(call.grad_dtype)];
+    const auto kernel = kernels().embedding_norm[index(call.dtype)][index(call.grad_dtype)];
     run(kernel, call, call.tokens, call.width, (call.dropout.keys ? 2 : 1) * call.width, 2 * call.width);
 }
 
-void softmax_gradient(const SoftmaxGradientCall& call) {
+void softmax_backward(const SoftmaxBackwardCall& call) {
     const SoftmaxCall& forward = call.forward;
     const std::size_t rows = forward.sizes[0] * forward.sizes[1] * forward.sizes[2], keys = forward.sizes[3];
     run(rows, keys, 2 * keys, 0, nullptr, [&](std::size_t first, std::size_t last, float* floats, float*) {

@@ -14,7 +14,7 @@ namespace fastbert {
 
 // Backward of y = LayerNorm(total), total = dropout(x + x_bias) + residual: the gradient of total is that through y
 // plus grad_total; dresidual equals it, and dx is it times the dropout mask.
-struct NormGradientCall {
+struct LayerNormBackwardCall {
     std::size_t rows = 0, width = 0;
     Dtype dtype = Dtype::fp32;  // of grad, grad_total, total, dx and dresidual
     RowsView grad, grad_total;  // the latter may be null
@@ -30,7 +30,7 @@ struct NormGradientCall {
 };
 
 // Backward of y = GELU(x + bias): dx, its sums over rows unless null, and y again unless null.
-struct GeluGradientCall {
+struct GeluBackwardCall {
     GeluCall forward;  // y is written unless null
     RowsView grad;     // of x's dtype, as dx
     void* dx = nullptr;
@@ -38,7 +38,7 @@ struct GeluGradientCall {
 };
 
 // Backward of y = LayerNorm(GELU(x + bias)).
-struct GeluNormGradientCall {
+struct GeluNormBackwardCall {
     GeluCall gelu;  // without y
     RowsView grad;  // of x's dtype, as dx
     const float* mean = nullptr;
@@ -49,7 +49,7 @@ struct GeluNormGradientCall {
 };
 
 // Backward of y = dropout(LayerNorm(sum)): the gradient of the sum of embeddings, fp32 (tokens, width).
-struct EmbeddingSumGradientCall {
+struct EmbeddingNormBackwardCall {
     std::size_t tokens = 0, width = 0;
     Dtype dtype = Dtype::fp32;       // of all tables
     Dtype grad_dtype = Dtype::fp32;  // of y and its gradient
@@ -65,15 +65,15 @@ struct EmbeddingSumGradientCall {
 
 // Backward of softmax: `forward` holds the call's arguments, but its `out` receives the gradient of the scores. The
 // upstream gradient is contiguous, in the dtype of the scores.
-struct SoftmaxGradientCall {
+struct SoftmaxBackwardCall {
     SoftmaxCall forward;
     const void* grad = nullptr;
 };
 
-void norm_gradients(const NormGradientCall& call);
-void gelu_gradient(const GeluGradientCall& call);
-void gelu_norm_gradients(const GeluNormGradientCall& call);
-void embedding_sum_gradient(const EmbeddingSumGradientCall& call);
-void softmax_gradient(const SoftmaxGradientCall& call);
+void layer_norm_backward(const LayerNormBackwardCall& call);
+void bias_gelu_backward(const GeluBackwardCall& call);
+void gelu_layer_norm_backward(const GeluNormBackwardCall& call);
+void embedding_layer_norm_backward(const EmbeddingNormBackwardCall& call);
+void softmax_backward(const SoftmaxBackwardCall& call);
 
 }  // namespace fastbert

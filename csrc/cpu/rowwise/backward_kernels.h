@@ -26,9 +26,9 @@ FASTBERT_INLINE NormProjection norm_projection(std::size_t width, float mean, fl
         add_at(part, dbias + i, g);
         part.store(dweight + i, V::fma(g, normalized, part.load(static_cast<const float*>(dweight) + i)));
         const F weighted = V::mul(g, part.load(weight + i));
-        means.parts[slot] = V::add(means.parts[slot], weighted);
+        means.partial[slot] = V::add(means.partial[slot], weighted);
         // Padding lanes have zero gradient, but the normalized value of a row without variance may be NaN there.
-        slopes.parts[slot] = V::fma(weighted, part.keep(normalized), slopes.parts[slot]);
+        slopes.partial[slot] = V::fma(weighted, part.keep(normalized), slopes.partial[slot]);
     });
     const auto count = static_cast<float>(width);
     return {means.total() / count, slopes.total() / count};
@@ -49,8 +49,8 @@ FASTBERT_INLINE void norm_gradient(std::size_t width, float mean, float rstd, co
 }
 
 template <class V, class T>
-void norm_gradient_rows(const NormGradientCall& call, std::size_t first, std::size_t last, float* scratch,
-                        float* sums) {
+void layer_norm_backward_rows(const LayerNormBackwardCall& call, std::size_t first, std::size_t last, float* scratch,
+                              float* sums) {
     using F = typename V::Float;
     const std::size_t width = call.width;
     const auto* weight = static_cast<const float*>(call.weight.data);
@@ -101,7 +101,8 @@ FASTBERT_INLINE void biased_row(const T* x, const float* bias, std::size_t width
 }
 
 template <class V, class T, Gelu kForm>
-FASTBERT_INLINE void gelu_gradient_by(const GeluGradientCall& call, std::size_t first, std::size_t last, float* sums) {
+FASTBERT_INLINE void bias_gelu_backward_by(const GeluBackwardCall& call, std::size_t first, std::size_t last,
+                                           float* sums) {
     const GeluCall& forward = call.forward;
     const auto* bias = static_cast<const float*>(forward.bias.data);
     for (std::size_t row = first; row < last; ++row) {
@@ -120,15 +121,15 @@ FASTBERT_INLINE void gelu_gradient_by(const GeluGradientCall& call, std::size_t 
 }
 
 template <class V, class T>
-void gelu_gradient_rows(const GeluGradientCall& call, std::size_t first, std::size_t last, float*, float* sums) {
+void bias_gelu_backward_rows(const GeluBackwardCall& call, std::size_t first, std::size_t last, float*, float* sums) {
     if (!call.sums) sums = nullptr;
-    if (call.forward.form == Gelu::erf) return gelu_gradient_by<V, T, Gelu::erf>(call, first, last, sums);
-    gelu_gradient_by<V, T, Gelu::tanh>(call, first, last, sums);
+    if (call.forward.form == Gelu::erf) return bias_gelu_backward_by<V, T, Gelu::erf>(call, first, last, sums);
+    bias_gelu_backward_by<V, T, Gelu::tanh>(call, first, last, sums);
 }
 
 // The two scratch rows hold the GELU of a row and its derivative.
 template <class V, class T, Gelu kForm>
-FASTBERT_INLINE void gelu_norm_gradient_by(const GeluNormGradientCall& call, std::size_t first, std::size_t last,
+FASTBERT_INLINE void gelu_norm_gradient_by(const GeluNormBackwardCall& call, std::size_t first, std::size_t last,
                                            float* scratch, float* sums) {
     using F = typename V::Float;
     const std::size_t width = call.gelu.width;
@@ -161,16 +162,16 @@ FASTBERT_INLINE void gelu_norm_gradient_by(const GeluNormGradientCall& call, std
 }
 
 template <class V, class T>
-void gelu_norm_gradient_rows(const GeluNormGradientCall& call, std::size_t first, std::size_t last, float* scratch,
-                             float* sums) {
+void gelu_layer_norm_backward_rows(const GeluNormBackwardCall& call, std::size_t first, std::size_t last,
+                                   float* scratch, float* sums) {
     if (call.gelu.form == Gelu::erf) return gelu_norm_gradient_by<V, T, Gelu::erf>(call, first, last, scratch, sums);
     gelu_norm_gradient_by<V, T, Gelu::tanh>(call, first, last, scratch, sums);
 }
 
 // The first scratch row holds the sum of a token's embeddings, the second its dropout mask.
 template <class V, class In, class Out>
-void embedding_sum_gradient_rows(const EmbeddingSumGradientCall& call, std::size_t first, std::size_t last,
-                                 float* scratch, float* sums) {
+void embedding_layer_norm_backward_rows(const EmbeddingNormBackwardCall& call, std::size_t first, std::size_t last,
+                                        float* scratch, float* sums) {
     using F = typename V::Float;
     constexpr std::size_t kPrefetchDistance = 2;
     const std::size_t width = call.width;
@@ -204,7 +205,7 @@ void embedding_sum_gradient_rows(const EmbeddingSumGradientCall& call, std::size
 
 // dscores = scale * p * (dp - sum of p dp), where dp is the gradient of the kept probabilities.
 template <class V, class T>
-void softmax_gradient_rows(const SoftmaxGradientCall& call, std::size_t first, std::size_t last, float* scratch) {
+void softmax_backward_rows(const SoftmaxBackwardCall& call, std::size_t first, std::size_t last, float* scratch) {
     using F = typename V::Float;
     const SoftmaxCall& forward = call.forward;
     const std::size_t keys = forward.sizes[3];
@@ -222,7 +223,7 @@ void softmax_gradient_rows(const SoftmaxGradientCall& call, std::size_t first, s
             if (drops) slope = V::mul(slope, part.load(static_cast<const float*>(dp) + i));
             part.store(p + i, probability);
             part.store(dp + i, slope);
-            sums.parts[slot] = V::fma(probability, slope, sums.parts[slot]);
+            sums.partial[slot] = V::fma(probability, slope, sums.partial[slot]);
         });
         const F mean = V::broadcast(sums.total()), scale = V::broadcast(forward.scale);
         T* dscores = static_cast<T*>(forward.out) + row * keys;
@@ -237,11 +238,11 @@ template <class V>
 constexpr RowGradientKernels row_gradient_kernels_of() {
     using B = BFloat16;
     return {
-        {norm_gradient_rows<V, float>, norm_gradient_rows<V, B>},
-        {gelu_gradient_rows<V, float>, gelu_gradient_rows<V, B>},
-        {gelu_norm_gradient_rows<V, float>, gelu_norm_gradient_rows<V, B>},
-        {{embedding_sum_gradient_rows<V, float, float>, embedding_sum_gradient_rows<V, float, B>},
-         {embedding_sum_gradient_rows<V, B, float>, embedding_sum_gradient_rows<V, B, B>}},
-        {softmax_gradient_rows<V, float>, softmax_gradient_rows<V, B>},
+        {layer_norm_backward_rows<V, float>, layer_norm_backward_rows<V, B>},
+        {bias_gelu_backward_rows<V, float>, bias_gelu_backward_rows<V, B>},
+        {gelu_layer_norm_backward_rows<V, float>, gelu_layer_norm_backward_rows<V, B>},
+        {{embedding_layer_norm_backward_rows<V, float, float>, embedding_layer_norm_backward_rows<V, float, B>},
+         {embedding_layer_norm_backward_rows<V, B, float>, embedding_layer_norm_backward_rows<V, B, B>}},
+        {softmax_backward_rows<V, float>, softmax_backward_rows<V, B>},
     };
 }

@@ -13,11 +13,11 @@ struct RowGradientKernels {
     template <class Call>
     using Kernel = void (*)(const Call& call, std::size_t first, std::size_t last, float* scratch, float* sums);
 
-    Kernel<NormGradientCall> norm[2];
-    Kernel<GeluGradientCall> gelu[2];
-    Kernel<GeluNormGradientCall> gelu_norm[2];
-    Kernel<EmbeddingSumGradientCall> embedding_sum[2][2];  // by the dtypes of the tables and of the gradient
-    void (*softmax[2])(const SoftmaxGradientCall& call, std::size_t first, std::size_t last, float* scratch);
+    Kernel<LayerNormBackwardCall> norm[2];
+    Kernel<GeluBackwardCall> gelu[2];
+    Kernel<GeluNormBackwardCall> gelu_norm[2];
+    Kernel<EmbeddingNormBackwardCall> embedding_norm[2][2];  // by the dtypes of the tables and of the gradient
+    void (*softmax[2])(const SoftmaxBackwardCall& call, std::size_t first, std::size_t last, float* scratch);
 };
 
 const RowGradientKernels& row_gradient_kernels_portable();

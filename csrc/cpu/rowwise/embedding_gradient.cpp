@@ -64,15 +64,16 @@ void add(float* sum, const float* x, std::size_t width) {
     for (std::size_t i = 0; i < width; ++i) sum[i] += x[i];
 }
 
-void add_tokens(const TableGradientCall& call, const TokensById& sorted, std::size_t first, std::size_t last,
+void add_tokens(const EmbeddingBackwardCall& call, const TokensById& sorted, std::size_t first, std::size_t last,
                 float* sum) {
     std::memcpy(sum, call.dsum + sorted.tokens[first] * call.width, call.width * sizeof(float));
     for (std::size_t i = first + 1; i < last; ++i) add(sum, call.dsum + sorted.tokens[i] * call.width, call.width);
 }
 
 // Write rows first..last of the gradient; `partial` holds block sums, those of row r from first_partial[r] on.
-void write_rows(const TableGradientCall& call, const TokensById& sorted, const std::vector<std::size_t>& first_partial,
-                const float* partial, std::size_t first, std::size_t last, float* scratch) {
+void write_rows(const EmbeddingBackwardCall& call, const TokensById& sorted,
+                const std::vector<std::size_t>& first_partial, const float* partial, std::size_t first,
+                std::size_t last, float* scratch) {
     const std::size_t width = call.width, size = width * size_of(call.dtype);
     const bool large = static_cast<std::size_t>(call.rows) * size > kCachedTableBytes;
     auto* gradient = static_cast<std::byte*>(call.gradient);
@@ -103,7 +104,7 @@ void write_rows(const TableGradientCall& call, const TokensById& sorted, const s
 }
 
 // Split the table into parts of about equal work: writing a row costs as much as adding a token.
-std::vector<std::size_t> parts(const TokensById& sorted, std::size_t rows, std::size_t threads) {
+std::vector<std::size_t> partition(const TokensById& sorted, std::size_t rows, std::size_t threads) {
     const auto work = [&](std::size_t row) { return 1 + std::min(sorted.count(row), kBlock); };
     std::size_t all = 0, done = 0;
     for (std::size_t row = 0; row < rows; ++row) all += work(row);
@@ -118,7 +119,7 @@ std::vector<std::size_t> parts(const TokensById& sorted, std::size_t rows, std::
 
 }  // namespace
 
-void table_gradient(const TableGradientCall& call) {
+void embedding_backward(const EmbeddingBackwardCall& call) {
     const auto rows = static_cast<std::size_t>(call.rows);
     const TokensById sorted(call.ids, call.tokens, rows);
     std::vector<Block> blocks;
@@ -135,7 +136,7 @@ void table_gradient(const TableGradientCall& call) {
             add_tokens(call, sorted, blocks[i].first, blocks[i].last, partial.data() + i * call.width);
     });
     const auto threads = static_cast<std::size_t>(threads_for(rows + call.tokens, call.width));
-    const std::vector<std::size_t> begin = parts(sorted, rows, threads);
+    const std::vector<std::size_t> begin = partition(sorted, rows, threads);
     const std::size_t each = scratch_stride(call.width);
     const AlignedFloats floats(each * threads);
     const auto write = [&](std::size_t part) {

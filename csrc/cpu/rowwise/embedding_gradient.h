@@ -9,7 +9,7 @@
 namespace fastbert {
 
 // gradient[id] = sum of dsum[token] over the tokens with that id; zero for unused rows.
-struct TableGradientCall {
+struct EmbeddingBackwardCall {
     std::size_t tokens = 0, width = 0;
     Dtype dtype = Dtype::fp32;    // of the gradient
     const float* dsum = nullptr;  // (tokens, width)
@@ -20,6 +20,6 @@ struct TableGradientCall {
 
 // Every row is written once. Tokens are added in order, in fp32; those of a frequent id in blocks of a fixed length
 // whose sums are then added in order, so the bits do not depend on threads.
-void table_gradient(const TableGradientCall& call);
+void embedding_backward(const EmbeddingBackwardCall& call);
 
 }  // namespace fastbert

@@ -7,7 +7,7 @@ void layer_norm_rows(const LayerNormCall& call, std::size_t first, std::size_t l
         const T* x = row_of<T>(call.x, row);
         Sums<V> sums;
         for_each_vector<V>(call.width, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
-            sums.parts[slot] = V::add(sums.parts[slot], part.load(x + i));
+            sums.partial[slot] = V::add(sums.partial[slot], part.load(x + i));
         });
         const Statistics statistics =
             norm_row<V>(x, sums.total(), call.width, call.norm, static_cast<T*>(call.y) + row * call.width);
@@ -17,7 +17,7 @@ void layer_norm_rows(const LayerNormCall& call, std::size_t first, std::size_t l
 
 // LayerNorm reads the rounded sum, stored in `total`, or in y if `total` is null.
 template <class V, class T>
-void sum_layer_norm_rows(const SumNormCall& call, std::size_t first, std::size_t last, float* scratch) {
+void dropout_add_layer_norm_rows(const DropoutAddNormCall& call, std::size_t first, std::size_t last, float* scratch) {
     using F = typename V::Float;
     const auto* x_bias = static_cast<const float*>(call.x_bias.data);
     const float* mask = call.dropout.keys ? scratch : nullptr;
@@ -36,7 +36,7 @@ void sum_layer_norm_rows(const SumNormCall& call, std::size_t first, std::size_t
             part.store(total + i, value);
             // Sum the rounded values, so that y has the same bits as LayerNorm of `total`.
             if constexpr (!std::is_same_v<T, float>) value = part.load(static_cast<const T*>(total) + i);
-            sums.parts[slot] = V::add(sums.parts[slot], value);
+            sums.partial[slot] = V::add(sums.partial[slot], value);
         });
         const Statistics statistics = norm_row<V>(static_cast<const T*>(total), sums.total(), call.width, call.norm, y);
         store_statistics(statistics, row, call.mean, call.rstd);
@@ -131,7 +131,7 @@ constexpr RowKernels row_kernels_of() {
     using B = BFloat16;
     return {
         {layer_norm_rows<V, float>, layer_norm_rows<V, B>},
-        {sum_layer_norm_rows<V, float>, sum_layer_norm_rows<V, B>},
+        {dropout_add_layer_norm_rows<V, float>, dropout_add_layer_norm_rows<V, B>},
         {bias_gelu_rows<V, float>, bias_gelu_rows<V, B>},
         {gelu_layer_norm_rows<V, float>, gelu_layer_norm_rows<V, B>},
         {{embedding_layer_norm_rows<V, float, float>, embedding_layer_norm_rows<V, float, B>},

@@ -14,7 +14,7 @@ struct RowKernels {
     using Kernel = void (*)(const Call& call, std::size_t first, std::size_t last, float* scratch);
 
     Kernel<LayerNormCall> layer_norm[2];
-    Kernel<SumNormCall> sum_layer_norm[2];
+    Kernel<DropoutAddNormCall> dropout_add_layer_norm[2];
     Kernel<GeluCall> bias_gelu[2];
     Kernel<GeluNormCall> gelu_layer_norm[2];
     Kernel<EmbeddingCall> embedding_layer_norm[2][2];  // by the dtypes of the tables and of the result

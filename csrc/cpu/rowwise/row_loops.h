@@ -66,13 +66,13 @@ FASTBERT_INLINE void for_each_vector(std::size_t width, const Body& body) {
 // Four independent partial sums.
 template <class V>
 struct Sums {
-    typename V::Float parts[4];
+    typename V::Float partial[4];
 
     // User-provided: GCC compiles implicit constructors without the target's instructions.
     FASTBERT_INLINE Sums() { clear(); }
-    FASTBERT_INLINE void clear() { parts[0] = parts[1] = parts[2] = parts[3] = V::zero(); }
+    FASTBERT_INLINE void clear() { partial[0] = partial[1] = partial[2] = partial[3] = V::zero(); }
     FASTBERT_INLINE float total() const {
-        return V::sum(V::add(V::add(parts[0], parts[1]), V::add(parts[2], parts[3])));
+        return V::sum(V::add(V::add(partial[0], partial[1]), V::add(partial[2], partial[3])));
     }
 };
 
@@ -116,12 +116,12 @@ struct VectorPair {
 
 template <class V>
 FASTBERT_INLINE void add_to(Sums<V>& sums, typename V::Float x) {
-    sums.parts[0] = V::add(sums.parts[0], x);
+    sums.partial[0] = V::add(sums.partial[0], x);
 }
 template <class V>
 FASTBERT_INLINE void add_to(Sums<V>& sums, typename VectorPair<V>::Float x) {
-    sums.parts[0] = V::add(sums.parts[0], x.a);
-    sums.parts[1] = V::add(sums.parts[1], x.b);
+    sums.partial[0] = V::add(sums.partial[0], x.a);
+    sums.partial[1] = V::add(sums.partial[1], x.b);
 }
 
 // Call body(offset, part) for every pair of vectors of a row, then for single ones; `part` names the vector type.
@@ -149,8 +149,8 @@ FASTBERT_INLINE Statistics norm_row(const In* row, float sum, std::size_t width,
     Sums<V> deviations, squares;
     for_each_vector<V>(width, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
         const F d = part.keep(V::sub(part.load(row + i), mean));
-        deviations.parts[slot] = V::add(deviations.parts[slot], d);
-        squares.parts[slot] = V::fma(d, d, squares.parts[slot]);
+        deviations.partial[slot] = V::add(deviations.partial[slot], d);
+        squares.partial[slot] = V::fma(d, d, squares.partial[slot]);
     });
     const float off = deviations.total() / count;
     float variance = squares.total() / count - off * off;
@@ -215,7 +215,7 @@ FASTBERT_INLINE void add_embeddings(std::span<const Table> tables, std::size_t t
         if (b) value = V::add(value, part.load(b + i));
         if (c) value = V::add(value, part.load(c + i));
         part.store(sum + i, value);
-        sums.parts[slot] = V::add(sums.parts[slot], value);
+        sums.partial[slot] = V::add(sums.partial[slot], value);
     });
     for (std::size_t more = 3; more < count; ++more) {
         const In* d = embedding<In>(tables[more], token);
@@ -223,7 +223,7 @@ FASTBERT_INLINE void add_embeddings(std::span<const Table> tables, std::size_t t
         for_each_vector<V>(width, [&](std::size_t i, std::size_t slot, auto part) FASTBERT_INLINE_BODY {
             const F value = V::add(part.load(static_cast<const float*>(sum) + i), part.load(d + i));
             part.store(sum + i, value);
-            sums.parts[slot] = V::add(sums.parts[slot], value);
+            sums.partial[slot] = V::add(sums.partial[slot], value);
         });
     }
 }

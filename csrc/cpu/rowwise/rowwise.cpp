@@ -43,10 +43,10 @@ void run(RowKernels::Kernel<Call> kernel, const Call& call, std::size_t rows, st
         [&](std::size_t first, std::size_t last, float* floats) { kernel(call, first, last, floats); });
 }
 
-std::optional<BadId> find_bad_id(const EmbeddingCall& call) {
+std::optional<BadId> check_ids(const EmbeddingCall& call) {
     for (std::size_t i = 0; i < call.tables.size(); ++i) {
         const Table& table = call.tables[i];
-        const std::size_t token = first_outside(table.ids, call.tokens, table.rows);
+        const std::size_t token = find_bad_id(table.ids, call.tokens, table.rows);
         if (token < call.tokens) return BadId{i, token, table.ids[token]};
     }
     return std::nullopt;
@@ -54,7 +54,7 @@ std::optional<BadId> find_bad_id(const EmbeddingCall& call) {
 
 }  // namespace
 
-std::size_t first_outside(const Ids& ids, std::size_t count, std::int64_t below) {
+std::size_t find_bad_id(const Ids& ids, std::size_t count, std::int64_t below) {
     for (std::size_t token = 0; token < count; ++token) {
         const std::int64_t id = ids[token];
         if (id < 0 || id >= below) return token;
@@ -80,12 +80,12 @@ void layer_norm(const LayerNormCall& arguments) {
     run(kernels().layer_norm[index(call.dtype)], call, call.rows, call.width, 0);
 }
 
-void sum_layer_norm(const SumNormCall& arguments) {
-    SumNormCall call = arguments;
+void dropout_add_layer_norm(const DropoutAddNormCall& arguments) {
+    DropoutAddNormCall call = arguments;
     const Fp32Vector x_bias(call.x_bias, call.width);
     const Fp32Vector weight(call.norm.weight, call.width), bias(call.norm.bias, call.width);
     const std::size_t scratch = call.dropout.keys ? call.width : 0;
-    run(kernels().sum_layer_norm[index(call.dtype)], call, call.rows, call.width, scratch);
+    run(kernels().dropout_add_layer_norm[index(call.dtype)], call, call.rows, call.width, scratch);
 }
 
 void bias_gelu(const GeluCall& arguments) {
@@ -119,7 +119,7 @@ void gelu_layer_norm(const GeluNormCall& arguments) {
 
 std::optional<BadId> embedding_layer_norm(const EmbeddingCall& arguments) {
     EmbeddingCall call = arguments;
-    if (const std::optional<BadId> bad = find_bad_id(call)) return bad;
+    if (const std::optional<BadId> bad = check_ids(call)) return bad;
     const Fp32Vector weight(call.norm.weight, call.width), bias(call.norm.bias, call.width);
     const auto kernel = kernels().embedding_layer_norm[index(call.dtype)][index(call.out_dtype)];
     run(kernel, call, call.tokens, call.width, call.dropout.keys ? 2 * call.width : call.width);
@@ -132,7 +132,7 @@ void softmax(const SoftmaxCall& call) {
     run(kernels().softmax[index(call.dtype)], call, rows, keys, call.dropout.keys ? 2 * keys : keys);
 }
 
-void drop(const DropoutCall& call) {
+void dropout_rows(const DropoutCall& call) {
     run(kernels().drop[index(call.dtype)], call, call.rows, call.width, call.width);
 }
 

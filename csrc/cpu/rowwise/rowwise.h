@@ -79,7 +79,7 @@ struct LayerNormCall {
 };
 
 // total = dropout(x + x_bias) + residual, rounded once; y = LayerNorm(total). `total` and `residual` may be null.
-struct SumNormCall {
+struct DropoutAddNormCall {
     std::size_t rows = 0, width = 0;
     Dtype dtype = Dtype::fp32;  // of x, residual, total and y
     RowsView x, residual;
@@ -161,15 +161,15 @@ struct DropoutCall {
 
 // Each runs on the threads that parallel.h grants, or on one for little work. Width and keys are at least 1.
 void layer_norm(const LayerNormCall& call);
-void sum_layer_norm(const SumNormCall& call);
+void dropout_add_layer_norm(const DropoutAddNormCall& call);
 void bias_gelu(const GeluCall& call);
 void gelu_layer_norm(const GeluNormCall& call);
 // Validates all ids first: if one is outside its table, returns it and writes nothing.
 std::optional<BadId> embedding_layer_norm(const EmbeddingCall& call);
 void softmax(const SoftmaxCall& call);
-void drop(const DropoutCall& call);
+void dropout_rows(const DropoutCall& call);
 
 // Return the index of the first of `count` ids outside 0..below - 1, or `count`.
-std::size_t first_outside(const Ids& ids, std::size_t count, std::int64_t below);
+std::size_t find_bad_id(const Ids& ids, std::size_t count, std::int64_t below);
 
 }  // namespace fastbert

@@ -98,7 +98,7 @@ void force_capability(const std::string& name) {
     throw std::invalid_argument("there is no level " + name);
 }
 
-void pretend_features(const std::vector<std::string>& names) {
+void override_features(const std::vector<std::string>& names) {
     CpuFeatures features;
     for (const std::string& name : names) {
         bool known = false;

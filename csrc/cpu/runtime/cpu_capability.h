@@ -29,6 +29,6 @@ void force_capability(const std::string& name);
 
 // For tests: replace the processor's features by these, named as Linux names them; an empty list restores the detected
 // ones. Executing an unsupported instruction ends the process unless it is emulated.
-void pretend_features(const std::vector<std::string>& names);
+void override_features(const std::vector<std::string>& names);
 
 }  // namespace fastbert

@@ -68,11 +68,11 @@ constexpr std::array<Table, 8> kTables = byte_tables();
 constexpr std::array<Table, 4> shift_tables() {
     const std::uint32_t factor = power(kStream);
     std::array<Table, 4> tables{};
-    for (std::size_t place = 0; place < tables.size(); ++place)
+    for (std::size_t byte = 0; byte < tables.size(); ++byte)
         for (std::uint32_t bit = 0; bit < 8; ++bit) {
-            const std::uint32_t image = multiply(factor, 1U << (8 * place + bit));
+            const std::uint32_t image = multiply(factor, 1U << (8 * byte + bit));
             for (std::uint32_t low = 0; low < 1U << bit; ++low)
-                tables[place][(1U << bit) + low] = tables[place][low] ^ image;
+                tables[byte][(1U << bit) + low] = tables[byte][low] ^ image;
         }
     return tables;
 }

@@ -49,7 +49,7 @@ std::uint64_t hash(const MemorySpan& chunk) {
 
 }  // namespace
 
-std::uint64_t whole_fingerprint(const std::vector<MemorySpan>& spans) {
+std::uint64_t full_fingerprint(const std::vector<MemorySpan>& spans) {
     std::vector<MemorySpan> chunks;
     for (const MemorySpan& span : spans) {
         for (std::size_t at = 0; at < span.bytes; at += kChunk)
@@ -60,7 +60,7 @@ std::uint64_t whole_fingerprint(const std::vector<MemorySpan>& spans) {
         for (std::size_t i = first; i < last; ++i) hashes[i] = hash(chunks[i]);
     });
     std::uint64_t mixed = 0;
-    for (std::uint64_t one : hashes) mixed = mix(mixed, one);
+    for (std::uint64_t chunk_hash : hashes) mixed = mix(mixed, chunk_hash);
     return mixed;
 }
 

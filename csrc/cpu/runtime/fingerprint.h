@@ -37,6 +37,6 @@ struct MemorySpan {
 
 // Return a fingerprint that changes, except with probability 2^-64, if any byte of the spans changes; independent of
 // the number of threads. Runs at about memory bandwidth.
-std::uint64_t whole_fingerprint(const std::vector<MemorySpan>& spans);
+std::uint64_t full_fingerprint(const std::vector<MemorySpan>& spans);
 
 }  // namespace fastbert

@@ -41,7 +41,7 @@ void fill_random(std::byte* data, Element element) {
     std::uint32_t state = 0x9E3779B9U;
     for (std::size_t i = 0; i < kPeakVectors * 16; ++i) {
         std::uint32_t bits[2];
-        for (std::uint32_t& one : bits) one = state = state * 1664525U + 1013904223U;
+        for (std::uint32_t& word : bits) word = state = state * 1664525U + 1013904223U;
         const auto number = [](std::uint32_t from) { return static_cast<float>(from >> 8) * 0x1p-23F - 1.0F; };
         std::uint32_t word = bits[0] ^ bits[1] >> 16;
         if (element == Element::fp32) word = std::bit_cast<std::uint32_t>(number(bits[0]));
@@ -80,7 +80,7 @@ double cpu_peak(Element element, int threads, double seconds) {
         rates[static_cast<std::size_t>(thread)] = rate(kernel, floats ? Element::fp32 : element, seconds);
     });
     double total = 0.0;
-    for (const double one : rates) total += one;
+    for (const double thread_rate : rates) total += thread_rate;
     return total;
 }
 

@@ -277,7 +277,7 @@ def _unsupported_mask(
         if any(options.get(name) is None for name in ("cu_seq_lens_k", "max_length_q", "max_length_k")):
             raise UserError("cu_seq_lens_q comes with cu_seq_lens_k, max_length_q and max_length_k")
         if padding is not None or len(query) != 1:
-            raise UserError("cu_seq_lens_q tells of sequences in one row: give neither padding nor more rows with it")
+            raise UserError("cu_seq_lens_q packs sequences in one row: pass neither padding nor further rows with it")
     if mask is not None and padding is None:
         return "the mask is one of its own (4-D, or with a window, an overlay or a cache)"
     if options.get("position_bias") is not None:
@@ -287,7 +287,7 @@ def _unsupported_mask(
     window = options.get("sliding_window")
     if mask is None and window is not None and window < key.shape[2]:
         raise UserError(
-            f"sliding_window={window} of {key.shape[2]} keys came without a mask of it, and fastbert's attention has no"
+            f"sliding_window={window} of {key.shape[2]} keys came without its mask, and fastbert's attention has no"
             ' windows; use model.set_attn_implementation("eager")'
         )
     return None

@@ -110,7 +110,7 @@ def _run_backward(
     lse, grad = lse.contiguous(), _contiguous_heads(grad)
     inputs = _KernelInputs(arguments)
     dq, dk, dv = (_strided(name, x) for name, x in zip(("dq", "dk", "dv"), gradients, strict=True))
-    valid = _C.attention_gradient(
+    valid = _C.attention_backward(
         inputs.addresses,
         buffers.address("lse", lse),
         _strided("grad", grad),

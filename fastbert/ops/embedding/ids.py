@@ -27,6 +27,6 @@ def refuse_id(index: int, position: int, table: int, tables: Sequence[Tensor]) -
     names = ("token", "position", "segment") if len(tables) == 3 else tuple(f"table {i}'s" for i in range(len(tables)))
     rows = tables[table].shape[0]
     raise UserError(
-        f"{names[table]} id {index} at ids[{table}][{position}] is no row of tables[{table}], which has {rows} rows:"
+        f"{names[table]} id {index} at ids[{table}][{position}] is not a row of tables[{table}], which has {rows} rows:"
         f" ids must be at least 0 and below {rows}"
     )

@@ -52,7 +52,7 @@ def _run(
     weights = LayerParameters(*parameters)
     if x.stride(-1) != 1:
         x = x.contiguous()
-    products = prepacked_weights.prepacked_group(weights.matrices, (3, 1, 1, 1), element, rows=x.shape[0])
+    prepacked = prepacked_weights.prepacked_group(weights.matrices, (3, 1, 1, 1), element, rows=x.shape[0])
     vectors = [
         vector if vector.is_contiguous() else vector.contiguous()
         for vector in (
@@ -71,7 +71,7 @@ def _run(
             x_stride=x.stride(0),
             tokens=x.shape[0],
             width=x.shape[1],
-            products=products,
+            weights=prepacked,
             vectors=[
                 (0 if buffers.was_freed(vector) else vector.data_ptr(), vector.numel(), DTYPES[vector.dtype])
                 for vector in vectors

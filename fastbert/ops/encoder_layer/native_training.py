@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fastbert._C import PackedWeight
+from fastbert._C import PrepackedWeight
 from fastbert.errors import UserError
 from fastbert.ops.attention import native as native_attention
 from fastbert.ops.dropout.arguments import Site
@@ -39,10 +39,10 @@ CHUNK = 2048
 class _Matrices(NamedTuple):
     """The prepacked weights of a layer."""
 
-    projections: PackedWeight
-    attention_output: PackedWeight
-    intermediate: PackedWeight
-    output: PackedWeight
+    projections: PrepackedWeight
+    attention_output: PrepackedWeight
+    intermediate: PrepackedWeight
+    output: PrepackedWeight
 
 
 def _prepacked(arguments: EncoderLayerArguments, transposed: bool = False) -> _Matrices:
@@ -204,12 +204,14 @@ def _feed_forward_backward(
     return dy1, dw1.to(parameters.intermediate.dtype), db1, dw2.to(parameters.output.dtype)
 
 
-def _matmul(x: Tensor, weight: PackedWeight, bias: Tensor | None = None, *, dtype: torch.dtype | None = None) -> Tensor:
+def _matmul(
+    x: Tensor, weight: PrepackedWeight, bias: Tensor | None = None, *, dtype: torch.dtype | None = None
+) -> Tensor:
     out = caching_allocator.empty((x.shape[0], weight.columns), x.dtype if dtype is None else dtype)
     return matmul.matmul_unchecked(x, weight, out, bias)
 
 
-def _add_matmul(total: Tensor, x: Tensor, weight: PackedWeight) -> Tensor:
+def _add_matmul(total: Tensor, x: Tensor, weight: PrepackedWeight) -> Tensor:
     """Return total + x weight^T, written over `total`."""
     return matmul.matmul_unchecked(x, weight, total, residual=total)
 

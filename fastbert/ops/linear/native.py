@@ -43,7 +43,7 @@ class Native(NativeBackend[LinearArguments]):
         if dispatch.forced() == self.name:
             return None
         if not isinstance(weight, torch.nn.Parameter):
-            return Reason("weight is no parameter: a prepacked copy of it may never be used again")
+            return Reason("weight is not a parameter: a prepacked copy of it may never be used again")
         if min(weight.shape) < MIN_TRAINED_SIZE and dispatch.needs_backward(x, weight, bias):
             return Reason(f"weight has fewer than {MIN_TRAINED_SIZE} inputs or outputs, and a backward pass may follow")
         if not matmul_table.prefers_native(buffers.DTYPES[dtype], math.prod(x.shape[:-1]), *weight.shape):

@@ -41,7 +41,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     count = math.prod(shape)
     if not SMALL_BYTES <= count * size < _MAX_BYTES or torch._C._len_torch_dispatch_stack():
         return torch.empty(shape, dtype=dtype, device="cpu")
-    tensor = from_dlpack(_C.pool_tensor(shape, count * size, code, bits))
+    tensor = from_dlpack(_C.allocate_tensor(shape, count * size, code, bits))
     poisoned = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     if poisoned and torch.are_deterministic_algorithms_enabled():
         tensor.fill_(math.nan if dtype.is_floating_point else torch.iinfo(dtype).max)
@@ -55,12 +55,12 @@ def zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 def statistics() -> dict[str, int]:
     """Return the bytes `in_use`, `free` in the cache, and at the `peak` of use, and the number of `blocks`."""
-    return _C.pool_statistics()
+    return _C.allocator_statistics()
 
 
 def reset_peak() -> None:
     """Reset the `peak` to the bytes in use."""
-    _C.pool_reset_peak()
+    _C.reset_allocator_peak()
 
 
 def release() -> None:
@@ -69,4 +69,4 @@ def release() -> None:
     Blocks that 2,048 successive allocations did not use are freed anyway, so that one huge batch does not hold its
     memory forever.
     """
-    _C.pool_release()
+    _C.release_free_pages()

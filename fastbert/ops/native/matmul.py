@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fastbert._C import PackedWeight
-from fastbert._C import gradient_product as _native_gradient_product
-from fastbert._C import product as _native_product
+from fastbert._C import PrepackedWeight
+from fastbert._C import matmul as _native_matmul
 from fastbert._C import quantize_rows as _native_quantize_rows
 from fastbert._C import repack as _native_repack
+from fastbert._C import weight_gradient as _native_weight_gradient
 from fastbert.errors import UserError
 from fastbert.ops.native import buffers, caching_allocator
 from fastbert.ops.native.buffers import DTYPES
@@ -23,7 +23,7 @@ _ELEMENTS = ("bf16", "fp32", "int8")
 _ACTIVATIONS = ("gelu", "gelu_tanh")
 
 
-def prepack(weight: Tensor, element: str, transposed: bool = False) -> PackedWeight:
+def prepack(weight: Tensor, element: str, transposed: bool = False) -> PrepackedWeight:
     """Return a prepacked copy of `weight` (out, in), bf16 or fp32, in elements `"bf16"`, `"fp32"` or `"int8"`.
 
     bf16 rounds to nearest. int8 has one scale per output, the row's largest magnitude / 127; an output whose weights
@@ -38,11 +38,11 @@ def prepack(weight: Tensor, element: str, transposed: bool = False) -> PackedWei
     weight = weight.detach().resolve_neg()
     _check_matrix("weight", weight, None)
     columns, depth = reversed(weight.shape) if transposed else weight.shape
-    return PackedWeight(_matrix(weight), columns, depth, element, transposed)
+    return PrepackedWeight(_matrix(weight), columns, depth, element, transposed)
 
 
 def repack(
-    packed: PackedWeight, weight: Tensor, first: int, last: int, *, offset: int = 0, transposed: bool = False
+    packed: PrepackedWeight, weight: Tensor, first: int, last: int, *, offset: int = 0, transposed: bool = False
 ) -> None:
     """Rewrite rows first..last of `weight` (out, in) in its prepacked copy, bf16 or fp32.
 
@@ -81,7 +81,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def matmul(
     x: Tensor,
-    packed: PackedWeight,
+    packed: PrepackedWeight,
     bias: Tensor | None = None,
     activation: str | None = None,
     residual: Tensor | None = None,
@@ -140,7 +140,7 @@ def matmul(
             return out
         integers, row_scales = quantize_rows(x)
         operand = (integers.data_ptr(), "int8", packed.depth)
-    _native_product(
+    _native_matmul(
         operand,
         rows,
         packed,
@@ -151,14 +151,14 @@ def matmul(
         norm=scale,
         row_scales=0 if row_scales is None else row_scales.data_ptr(),
         blocking=blocking,
-        before=None if pre_activation is None else _matrix(pre_activation),
+        pre_activation=None if pre_activation is None else _matrix(pre_activation),
     )
     return out
 
 
 def matmul_gelu_backward(
     x: Tensor,
-    packed: PackedWeight,
+    packed: PrepackedWeight,
     u: Tensor,
     tanh: bool,
     *,
@@ -230,7 +230,7 @@ def weight_gradient(
 
 def matmul_unchecked(
     x: Tensor,
-    packed: PackedWeight,
+    packed: PrepackedWeight,
     out: Tensor,
     bias: Tensor | None = None,
     *,
@@ -240,7 +240,7 @@ def matmul_unchecked(
 ) -> Tensor:
     """Write `matmul` of floats to `out`, and return it."""
     bias = None if bias is None else _vector("bias", bias, packed.columns)
-    _native_product(
+    _native_matmul(
         _matrix(x),
         x.shape[0],
         packed,
@@ -248,29 +248,29 @@ def matmul_unchecked(
         bias=0 if bias is None else bias.data_ptr(),
         activation=activation,
         residual=None if residual is None else _matrix(residual),
-        before=None if pre_activation is None else _matrix(pre_activation),
+        pre_activation=None if pre_activation is None else _matrix(pre_activation),
     )
     return out
 
 
 def matmul_gelu_backward_unchecked(
-    x: Tensor, packed: PackedWeight, u: Tensor, tanh: bool, out: Tensor, activation_out: Tensor
+    x: Tensor, packed: PrepackedWeight, u: Tensor, tanh: bool, out: Tensor, activation_out: Tensor
 ) -> None:
     """Write `matmul_gelu_backward` to `out` and `activation_out`."""
-    _native_product(
+    _native_matmul(
         _matrix(x),
         x.shape[0],
         packed,
         _matrix(out),
         activation="gelu_tanh_gradient" if tanh else "gelu_gradient",
-        before=_matrix(u),
-        again=_matrix(activation_out),
+        pre_activation=_matrix(u),
+        activation_out=_matrix(activation_out),
     )
 
 
 def weight_gradient_unchecked(a: Tensor, b: Tensor, out: Tensor, sums: Tensor | None, accumulate: bool = False) -> None:
     """Write `weight_gradient` to `out`, or add it, and write the column sums of a to `sums`."""
-    _native_gradient_product(
+    _native_weight_gradient(
         _matrix(a),
         _matrix(b),
         a.shape[0],

@@ -35,7 +35,7 @@ DEFAULTS = {
 }
 Table = dict[str, dict[str, str]]
 # For code that torch.compile traces, which cannot call the extension.
-_LEVEL_AT_IMPORT = _C.cpu_level()
+_CAPABILITY_AT_IMPORT = _C.cpu_capability()
 _same_bits: ContextVar[bool] = ContextVar("fastbert_same_in_every_batch", default=False)
 
 
@@ -56,7 +56,7 @@ def same_in_every_batch() -> Iterator[None]:
 def _is_forced(element: str) -> bool:
     if dispatch.forced() == "native":
         return True
-    return _same_bits.get() and (element == "int8" or cpu_capability.level() != "portable")
+    return _same_bits.get() and (element == "int8" or cpu_capability.current() != "portable")
 
 
 def prefers_native(element: str, rows: int, columns: int, depth: int) -> bool:
@@ -66,7 +66,7 @@ def prefers_native(element: str, rows: int, columns: int, depth: int) -> bool:
     """
     if _is_forced(element):
         return True
-    return _prefers_native(element, row_class(rows), columns, depth, cpu_capability.level())
+    return _prefers_native(element, row_class(rows), columns, depth, cpu_capability.current())
 
 
 def prefers_native_layer(element: str, rows: int, width: int, inner: int) -> bool:
@@ -77,10 +77,10 @@ def prefers_native_layer(element: str, rows: int, width: int, inner: int) -> boo
     if dispatch.forced() == "native":
         return True
     if torch.compiler.is_compiling():
-        return DEFAULTS[_LEVEL_AT_IMPORT][element] == NATIVE
+        return DEFAULTS[_CAPABILITY_AT_IMPORT][element] == NATIVE
     if _is_forced(element):
         return True
-    return _prefers_native_layer(element, row_class(rows), width, inner, cpu_capability.level())
+    return _prefers_native_layer(element, row_class(rows), width, inner, cpu_capability.current())
 
 
 def row_class(rows: int) -> str:

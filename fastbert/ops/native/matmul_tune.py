@@ -36,7 +36,7 @@ class Trial(NamedTuple):
     @property
     def choice(self) -> str:
         """The faster one; the default where they are about equal."""
-        default = matmul_table.DEFAULTS[cpu_capability.level()][self.element]
+        default = matmul_table.DEFAULTS[cpu_capability.current()][self.element]
         times = {matmul_table.NATIVE: self.native, matmul_table.TORCH: self.torch}
         other = matmul_table.TORCH if default == matmul_table.NATIVE else matmul_table.NATIVE
         return other if times[other] < MARGIN * times[default] else default
@@ -78,7 +78,7 @@ def run(
     report: Callable[[int, int, str], None] = lambda done, total, text: None, *, widths: tuple[int, ...] = WIDTHS
 ) -> tuple[Path, list[Trial]]:
     """Measure all shapes, save the table for this CPU at its level, and return its path and the trials."""
-    level, path = cpu_capability.level(), matmul_table.saved_path()
+    level, path = cpu_capability.current(), matmul_table.saved_path()
     tuning_tables.require_writable(path)
     shapes = [shape for width in widths for shape in matmul_table.layer_shapes(width, 4 * width)]
     pending = [(element, rows, *shape) for element in DTYPES for shape in shapes for rows in ROWS]

@@ -42,7 +42,7 @@ class _Copies:
     weights: tuple[TensorWeakRef, ...]
     counts: tuple[int, ...]
     transposed: bool
-    packed: tuple[_C.PackedWeight, ...]
+    packed: tuple[_C.PrepackedWeight, ...]
     state: tuple[Any, ...] | None
     """State of the weights when they were packed; None: stale."""
     used: bool = True
@@ -63,7 +63,7 @@ HASHED_ROWS = {"fp32": 2048, "bf16": 4096, "int8": 8192}
 """Rows of a matmul, by its element, from which hashing the weights takes at most a few per cent of its time."""
 
 
-def prepacked(weight: Tensor, element: str, transposed: bool = False, *, rows: int = 0) -> _C.PackedWeight:
+def prepacked(weight: Tensor, element: str, transposed: bool = False, *, rows: int = 0) -> _C.PrepackedWeight:
     """Return a weight (out, in), fp32 or bf16 on the CPU, prepacked for matmuls of `element`.
 
     `transposed` packs the operand of dx = dy weight; `rows` is as in `prepacked_group`.
@@ -73,7 +73,7 @@ def prepacked(weight: Tensor, element: str, transposed: bool = False, *, rows: i
 
 def prepacked_group(
     weights: Sequence[Tensor], counts: tuple[int, ...], element: str, transposed: bool = False, *, rows: int = 0
-) -> tuple[_C.PackedWeight, ...]:
+) -> tuple[_C.PrepackedWeight, ...]:
     """Return the weights of several matmuls, prepacked: the first `counts[0]` concatenated by rows, and so on.
 
     `transposed` transposes each concatenation. Copies are made on the first call and when a weight has changed, which
@@ -123,23 +123,23 @@ def prepacked_group(
 
 def _pack_in_place(
     weights: Sequence[Tensor], counts: tuple[int, ...], element: str, transposed: bool
-) -> list[_C.PackedWeight] | None:
+) -> list[_C.PrepackedWeight] | None:
     """Return new copies without concatenating weights first; None for weights that this does not support."""
     if element not in ("bf16", "fp32") or any(weight.dim() != 2 for weight in weights):
         return None
     packed, index = [], 0
     for count in counts:
         rows, width = sum(weight.shape[0] for weight in weights[index : index + count]), weights[index].shape[1]
-        packed.append(_C.PackedWeight.room(*((width, rows) if transposed else (rows, width)), element))
+        packed.append(_C.PrepackedWeight.empty(*((width, rows) if transposed else (rows, width)), element))
         index += count
     parts = _parts(packed, counts, transposed, weights)
     if parts is None:
         return None
-    _C.refill_copies(parts)
+    _C.repack_all(parts)
     return packed
 
 
-def _reference_counts(packed: tuple[_C.PackedWeight, ...]) -> tuple[int, ...]:
+def _reference_counts(packed: tuple[_C.PrepackedWeight, ...]) -> tuple[int, ...]:
     return (sys.getrefcount(packed), *[sys.getrefcount(copy) for copy in packed])
 
 
@@ -160,13 +160,13 @@ def _repack(copies: _Copies, weights: Sequence[Tensor]) -> bool:
     if parts is None:
         return False
     copies.state = None
-    _C.refill_copies(parts)
+    _C.repack_all(parts)
     return True
 
 
 def _parts(
-    copies: Sequence[_C.PackedWeight], counts: tuple[int, ...], transposed: bool, weights: Sequence[Tensor]
-) -> list[tuple[_C.PackedWeight, bool, int, tuple[int, str, int], int]] | None:
+    copies: Sequence[_C.PrepackedWeight], counts: tuple[int, ...], transposed: bool, weights: Sequence[Tensor]
+) -> list[tuple[_C.PrepackedWeight, bool, int, tuple[int, str, int], int]] | None:
     """Return the rows of each copy that each weight fills; None if a weight does not fit."""
     parts, index = [], 0
     for packed, count in zip(copies, counts, strict=True):
@@ -196,7 +196,7 @@ class Refresh:
 
         Copies that are stale, shared, or were not used since the last change are dropped instead.
         """
-        self.parts: list[tuple[_C.PackedWeight, bool, int, int]] = []
+        self.parts: list[tuple[_C.PrepackedWeight, bool, int, int]] = []
         """Prepacked weight, whether transposed, index of the weight, and the row of its first row in the copy."""
         self._refreshed: list[tuple[_Copies, list[Tensor]]] = []
         index = {id(weight): i for i, weight in enumerate(weights)}
@@ -244,7 +244,7 @@ def _spans(weights: Sequence[Tensor]) -> list[tuple[int, int]]:
 
 def _content_hash(weights: Sequence[Tensor]) -> int:
     """Return a hash of all bytes of some weights, whose storage `_state` has checked."""
-    return _C.whole_fingerprint(_spans(weights))
+    return _C.full_fingerprint(_spans(weights))
 
 
 def _state(weights: Sequence[Tensor]) -> tuple[Any, ...]:

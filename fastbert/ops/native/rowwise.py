@@ -65,7 +65,7 @@ def sum_layer_norm(
         residual, _, residual_stride = as_rows(residual.to(x.dtype))
     weight, bias, x_bias, dtype = as_vectors(weight, bias, x_bias)
     dropout, _tensors = dropout_arguments(token_dropout, rows)
-    _C.sum_layer_norm(
+    _C.dropout_add_layer_norm(
         rows, x.shape[-1], DTYPES[x.dtype], x.data_ptr(), stride,
         buffers.address("residual", residual), residual_stride, buffers.address("x_bias", x_bias),
         weight.data_ptr(), bias.data_ptr(), dtype, eps, dropout, 0 if total is None else total.data_ptr(),
@@ -195,5 +195,5 @@ def drop(x: Tensor, token_dropout: TokenDropout) -> Tensor:
     y = empty(x.shape, x.dtype)
     dropout, _tensors = dropout_arguments(token_dropout, rows)
     if dropout is not None:
-        _C.drop(rows, x.shape[1], DTYPES[x.dtype], x.data_ptr(), stride, dropout, y.data_ptr())
+        _C.dropout(rows, x.shape[1], DTYPES[x.dtype], x.data_ptr(), stride, dropout, y.data_ptr())
     return y

@@ -55,7 +55,7 @@ def norm_gradients(
     buffers.address("weight", weight)
     mean, rstd, weight = mean.contiguous(), rstd.contiguous(), weight.contiguous()
     dropout, _tensors = dropout_arguments(token_dropout, rows)
-    _C.norm_gradients(
+    _C.layer_norm_backward(
         rows, width, DTYPES[total.dtype], grad.data_ptr(), grad_stride,
         buffers.address("grad_total", grad_total), grad_total_stride, total.data_ptr(), total_stride,
         mean.data_ptr(), rstd.data_ptr(), weight.data_ptr(), DTYPES[weight.dtype], dropout,
@@ -78,7 +78,7 @@ def gelu_backward(
     dx, y = empty(shape, x.dtype), empty(shape, x.dtype) if recompute else None
     total = empty((width,), torch.float32) if sums else None
     bias = None if bias is None else bias.contiguous()
-    _C.gelu_gradient(
+    _C.bias_gelu_backward(
         rows, width, DTYPES[x.dtype], grad.data_ptr(), grad_stride, x.data_ptr(), x_stride,
         buffers.address("bias", bias), "fp32" if bias is None else DTYPES[bias.dtype], tanh,
         dx.data_ptr(), 0 if y is None else y.data_ptr(), 0 if total is None else total.data_ptr(),
@@ -98,7 +98,7 @@ def gelu_norm_gradients(
     mean, rstd, weight = mean.contiguous(), rstd.contiguous(), weight.contiguous()
     if x_bias is not None:
         weight, x_bias, _, _ = as_vectors(weight, x_bias)
-    _C.gelu_norm_gradients(
+    _C.gelu_layer_norm_backward(
         rows, width, DTYPES[x.dtype], grad.data_ptr(), grad_stride, x.data_ptr(), x_stride,
         buffers.address("bias", x_bias), weight.data_ptr(), DTYPES[weight.dtype], tanh,
         mean.data_ptr(), rstd.data_ptr(), dx.data_ptr(), sums.data_ptr(),
@@ -127,7 +127,7 @@ def embedding_gradients(
     buffers.address("weight", weight)
     mean, rstd, weight = mean.contiguous(), rstd.contiguous(), weight.contiguous()
     dropout, _tensors = dropout_arguments(token_dropout, tokens)
-    _C.embedding_sum_gradient(
+    _C.embedding_layer_norm_backward(
         tokens, width, DTYPES[tables[0].dtype], DTYPES[grad.dtype],
         table_arguments(ids, tables), grad.data_ptr(), grad_stride, mean.data_ptr(), rstd.data_ptr(),
         weight.data_ptr(), DTYPES[weight.dtype], dropout, dsum.data_ptr(), sums.data_ptr(),
@@ -138,7 +138,7 @@ def embedding_gradients(
         gradients.append(gradient)
         if not needed:
             continue
-        _C.table_gradient(
+        _C.embedding_backward(
             tokens, width, DTYPES[table.dtype], dsum.data_ptr(),
             index.data_ptr(), index.stride(0), index.dtype == torch.int64, table.shape[0], gradient.data_ptr(),
         )  # fmt: skip
@@ -151,5 +151,5 @@ def softmax_gradient(arguments: SoftmaxArguments, grad: Tensor) -> Tensor:
     values, _tensors = scores_arguments(arguments)
     grad = grad.to(arguments.scores.dtype).contiguous()
     dscores = empty(arguments.scores.shape, arguments.scores.dtype)
-    _C.softmax_gradient(*values, grad.data_ptr(), dscores.data_ptr())
+    _C.softmax_backward(*values, grad.data_ptr(), dscores.data_ptr())
     return dscores

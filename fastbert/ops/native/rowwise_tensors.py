@@ -103,7 +103,7 @@ def dropout_arguments(
     names = ("token_dropout.key", "token_dropout.sequence_ids", "token_dropout.offsets")
     key_address, ids_address, offsets_address = map(buffers.address, names, tensors)
     is_int64 = [ids.dtype == torch.int64 for ids in (sequence_ids, offsets)]
-    position = _C.first_outside(ids_address, 1, is_int64[0], rows, key.shape[0])
+    position = _C.find_bad_id(ids_address, 1, is_int64[0], rows, key.shape[0])
     if position < rows:
         raise UserError(
             f"token_dropout.sequence_ids[{position}]={int(sequence_ids[position])} has no key: ids must be at least 0"

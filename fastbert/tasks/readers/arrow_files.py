@@ -96,7 +96,8 @@ def _of_folder(folder: Path, split: str | None) -> _Shards:
         )
     if split is None and len(splits) > 1:
         raise UserError(
-            f"{folder}: holds the splits {', '.join(splits)}; name one of them, {folder}#{next(iter(splits))} say"
+            f"{folder}: holds the splits {', '.join(splits)}; name one of them, for example"
+            f" {folder}#{next(iter(splits))}"
         )
     chosen = next(iter(splits)) if split is None else split
     if chosen not in splits:

@@ -219,7 +219,7 @@ def _key(table: Table, named: str | None, usual: Sequence[str], flag: str) -> in
         return table.named(named, flag)
     names = [name for name in usual if table.find(name) is not None]
     if len(names) > 1 and names[0] == BESIDE_ENTITIES[0] and set(names) <= set(BESIDE_ENTITIES):
-        logger.warning("%s: tags from %r; %s takes %s", table.path, names[0], flag, " or ".join(map(repr, names[1:])))
+        logger.warning("%s: tags from %r; %s selects %s", table.path, names[0], flag, " or ".join(map(repr, names[1:])))
         names = names[:1]
     if not names and table.first(tuple(TEXT_NAMES)) is not None:
         raise UserError(

@@ -66,7 +66,9 @@ def read_texts(
         raise UserError(f"{table.path}, line 1: has a header and no rows; add examples or name another file")
     layout = find_layout(table, columns, labelled=labelled, regression=regression)
     if table.names == TREC_COLUMNS and layout.label == 0:
-        logger.warning("%s: took the whole class of TREC's questions; --label-column coarse takes its first half", file)
+        logger.warning(
+            "%s: uses the whole label of TREC's questions; --label-column coarse selects its first half", file
+        )
     rows = table.numbered(bad)
     if table.names is not None and QQP.issubset(table.names):
         rows = _whole_questions(table, layout, rows)

@@ -18,7 +18,7 @@ class SequenceFlags:
     num_beams: int = 1
     """Sequence to sequence: beam width; 1 is greedy."""
     max_target_length: int = 64
-    """Sequence to sequence: tokens of the longest text that is written."""
+    """Sequence to sequence: maximum number of generated tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)

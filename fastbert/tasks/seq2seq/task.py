@@ -68,7 +68,7 @@ class SequenceToSequence(Task[SequenceExample]):
         return read_sequences(path, self.settings.columns, labelled=labelled, skip_bad=self.settings.skip_bad)
 
     def base_config(self, folder: Path) -> BertConfig:
-        """Read the config of an encoder, or of a model that already writes."""
+        """Read the config of an encoder, or of a model that already has a decoder."""
         from fastbert.checkpoints.source import config_folder
         from fastbert.models.seq2seq.config import SequenceConfig
 
@@ -104,10 +104,10 @@ class SequenceToSequence(Task[SequenceExample]):
         return config
 
     def _check_same(self, config: SequenceConfig) -> None:
-        """Raise UserError for flags of a different decoder than a model that already writes has."""
+        """Raise UserError for flags that contradict the decoder that the model already has."""
         kind, layers = self.settings.decoder, self.settings.decoder_layers
         if kind not in (None, config.kind):
-            raise UserError(f"--decoder {kind}: the model already writes, as {config.kind}; leave --decoder out")
+            raise UserError(f"--decoder {kind}: the model already has a decoder, {config.kind}; omit --decoder")
         if layers not in (None, config.decoder.num_hidden_layers):
             count = config.decoder.num_hidden_layers
             raise UserError(f"--decoder-layers {layers}: the model's decoder has {count}; leave --decoder-layers out")

@@ -106,7 +106,7 @@ def cut_windows(
         left = max(int(room[index]), 0)
         raise UserError(
             f"{dataset.where(index)}: max_length={max_length} leaves {left} tokens to the context, beside"
-            f" a question of {questions[index]}, and neighbouring windows are to share {stride} of them: use a larger"
+            f" a question of {questions[index]}, but neighbouring windows must share {stride} of them: use a larger"
             " max_length, or a smaller stride"
         )
     step = np.maximum(room - stride, 1)

@@ -197,7 +197,7 @@ class Tagging(Task[TaggedExample]):
         room = self.settings.max_length - SPECIAL
         if room < 1:
             raise UserError(
-                f"max_length={self.settings.max_length} leaves no room beside [CLS] and [SEP]: use 3 or more, 128 say"
+                f"max_length={self.settings.max_length} leaves no room beside [CLS] and [SEP]: use 3 or more"
             )
         if self.settings.context_tokens < 0:
             raise UserError(f"context_tokens={self.settings.context_tokens} must be at least 0")

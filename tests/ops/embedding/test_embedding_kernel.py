@@ -301,7 +301,9 @@ def test_bad_ids_are_named_on_request(backend: str, seed: int, monkeypatch) -> N
     with use_backend(backend):
         ops.embedding_layer_norm(ids, tables, *weights)
         ids[1][13], ids[1][15] = 7, -4
-        with pytest.raises(UserError, match=r"position id 7 at ids\[1\]\[13\] is no row of tables\[1\], .* has 7 rows"):
+        with pytest.raises(
+            UserError, match=r"position id 7 at ids\[1\]\[13\] is not a row of tables\[1\], .* has 7 rows"
+        ):
             ops.embedding_layer_norm(ids, tables, *weights)
         ids[1][13] = 0
         with pytest.raises(UserError, match=r"table 0's id -4 at ids\[0\]\[15\] .* at least 0 and below 7"):

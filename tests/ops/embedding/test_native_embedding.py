@@ -67,7 +67,7 @@ def test_ids_out_of_range_are_refused_by_name(wrong: int, seed: int) -> None:
     tables = [draw.normal(50, 8), draw.normal(20, 8), draw.normal(2, 8)]
     ids = [draw.ids(50, 30), draw.ids(20, 30), draw.ids(2, 30)]
     ids[1][17] = wrong
-    with pytest.raises(UserError, match=rf"position id {wrong} at ids\[1\]\[17\] is no row of tables\[1\]"):
+    with pytest.raises(UserError, match=rf"position id {wrong} at ids\[1\]\[17\] is not a row of tables\[1\]"):
         ops.embedding_layer_norm(ids, tables, torch.ones(8), torch.zeros(8))
     with pytest.raises(UserError, match=r"table 0's id .* which has 0 rows"):
         ops.embedding_layer_norm([ids[0]], [torch.empty(0, 8)], torch.ones(8), torch.zeros(8))

@@ -146,8 +146,8 @@ def test_frozen_tables_get_no_gradient_and_others_the_same(
         made.append(arguments[-2])
         original(*arguments)
 
-    original = _C.table_gradient
-    monkeypatch.setattr(_C, "table_gradient", counted)
+    original = _C.embedding_backward
+    monkeypatch.setattr(_C, "embedding_backward", counted)
     with use_backend("native"):
         ops.embedding_layer_norm(ids, leaves[:-2], *leaves[-2:]).backward(grad)
     assert made == [len(table) for i, table in enumerate(given[:3]) if i not in frozen]
@@ -191,12 +191,12 @@ def test_gradients_touch_nothing_outside(behind: bool, dtype: torch.dtype, width
     mean, rstd, dsum = (Fenced(draw.normal(*shape), behind) for shape in ((tokens,), (tokens,), (tokens, width)))
     sums = Fenced(draw.normal(2, width), behind)
     parts = [(one.address, 1, True, table.address, width, table.tensor.shape[0]) for one, table in zip(ids, tables)]
-    _C.embedding_sum_gradient(
+    _C.embedding_layer_norm_backward(
         tokens, width, NAMES[dtype], NAMES[dtype], parts, grad.address, width, mean.address, rstd.address,
         weight.address, "fp32", None, dsum.address, sums.address,
     )  # fmt: skip
     for one, gradient, rows in zip(ids, gradients, sizes):
-        _C.table_gradient(
+        _C.embedding_backward(
             tokens, width, NAMES[dtype], dsum.address, one.address, 1, True, rows, gradient.address
         )  # fmt: skip
     plain = [[one.tensor for one in fenced] for fenced in (ids, tables)]
@@ -211,5 +211,5 @@ def test_ids_outside_of_the_table_add_nothing(seed: int) -> None:
     """Another thread may have changed them since forward looked."""
     draw = Draw(seed)
     dsum, ids, gradient = draw.normal(6, 4), torch.tensor([0, -1, 2, 3, 2**40, 2]), torch.full((3, 4), torch.nan)
-    _C.table_gradient(6, 4, "fp32", dsum.data_ptr(), ids.data_ptr(), 1, True, 3, gradient.data_ptr())
+    _C.embedding_backward(6, 4, "fp32", dsum.data_ptr(), ids.data_ptr(), 1, True, 3, gradient.data_ptr())
     assert torch.equal(gradient, torch.stack([dsum[0], torch.zeros(4), dsum[2] + dsum[5]]))

@@ -16,7 +16,7 @@ from fastbert.ops.native import matmul_table, matmul_tune
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     chosen = tmp_path / "cache" / "products.json"
     monkeypatch.setenv("FASTBERT_PRODUCTS", str(chosen))
-    monkeypatch.setattr(cpu_capability, "level", lambda: "avx2")
+    monkeypatch.setattr(cpu_capability, "current", lambda: "avx2")
     matmul_table.clear_cache()
     yield chosen
     matmul_table.clear_cache()
@@ -30,9 +30,9 @@ def test_classes_of_rows(rows: int, kind: str) -> None:
 
 
 @pytest.mark.usefixtures("path")
-@pytest.mark.parametrize("level", cpu_capability.LEVELS)
+@pytest.mark.parametrize("level", cpu_capability.CAPABILITIES)
 def test_default_choices(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_capability, "level", lambda: level)
+    monkeypatch.setattr(cpu_capability, "current", lambda: level)
     for element in ("bf16", "int8", "fp32"):
         own = element == "int8" or level != "portable"
         assert matmul_table.prefers_native(element, 100, 768, 768) == own
@@ -40,7 +40,7 @@ def test_default_choices(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_was_measured_goes_first(path: Path) -> None:
-    cpu = matmul_table.cpu_key(cpu_capability.level())
+    cpu = matmul_table.cpu_key(cpu_capability.current())
     matmul_table.save(path, cpu, {matmul_table.entry_name("fp32", "rows<=16", 768, 768): "library"})
     matmul_table.save(path, cpu, {matmul_table.entry_name("bf16", "rows>1024", 768, 768): "library"})
     assert not matmul_table.prefers_native("fp32", 10, 768, 768)
@@ -78,7 +78,7 @@ def test_tuning_saves_what_it_measured(path: Path, monkeypatch: pytest.MonkeyPat
     assert written == path
     assert len(trials) == 2 * 4 * 2
     assert all(trial.native > 0 and trial.torch > 0 for trial in trials)
-    table = matmul_table.load(path)[matmul_table.cpu_key(cpu_capability.level())]
+    table = matmul_table.load(path)[matmul_table.cpu_key(cpu_capability.current())]
     assert table["bf16 96x32 rows<=16"] in ("own", "library")
     assert len(table) == len(trials)
     assert said[-1] == "done"
@@ -95,7 +95,7 @@ def test_a_place_that_cannot_be_written_is_found_before_anything_is_measured(
 
 @pytest.mark.parametrize("level", ["portable", "avx2"])
 def test_compiled_code_follows_the_level(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matmul_table, "_LEVEL_AT_IMPORT", level)
+    monkeypatch.setattr(matmul_table, "_CAPABILITY_AT_IMPORT", level)
     torch._dynamo.reset()  # code that was compiled for another level
 
     def chosen(x: torch.Tensor) -> torch.Tensor:
@@ -117,7 +117,7 @@ def test_compiled_code_follows_the_level(level: str, monkeypatch: pytest.MonkeyP
 def test_a_choice_needs_a_margin(
     level: str, own: float, library: float, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_capability, "level", lambda: level)
+    monkeypatch.setattr(cpu_capability, "current", lambda: level)
     assert matmul_tune.Trial("fp32", 16, 96, 32, own, library).choice == choice
 
 

@@ -37,20 +37,20 @@ def integers(generator: torch.Generator, rows: int, width: int, lowest: int = -1
     return torch.randint(lowest, 128, (rows, width), generator=generator, dtype=torch.int32).to(torch.int8)
 
 
-def pack_integers(weight: Tensor) -> _C.PackedWeight:
+def pack_integers(weight: Tensor) -> _C.PrepackedWeight:
     """A weight of integers whose scale is 1: each row has a 127."""
     packed = prepack(weight.float(), "int8")
     assert packed.scales == [1.0] * len(weight)
     return packed
 
 
-def sums(x: Tensor, packed: _C.PackedWeight, out: Tensor | None = None) -> Tensor:
+def sums(x: Tensor, packed: _C.PrepackedWeight, out: Tensor | None = None) -> Tensor:
     """x weight^T in fp32, which holds integers below 2^24 exactly."""
     if out is None:
         out = torch.full((len(x), packed.columns), torch.nan)
     scales = torch.ones(max(1, len(x)))
     target = (out.data_ptr(), "fp32", packed.columns)
-    _C.product((x.data_ptr(), "int8", packed.depth), len(x), packed, target, row_scales=scales.data_ptr())
+    _C.matmul((x.data_ptr(), "int8", packed.depth), len(x), packed, target, row_scales=scales.data_ptr())
     return out
 
 

@@ -275,6 +275,6 @@ def test_wrong_arguments_are_refused_by_name(seed: int) -> None:
     with pytest.raises(UserError, match="blocking"):
         matmul(x, packed, blocking=(-1, 0))
     with pytest.raises(ValueError, match="null pointer"):
-        _C.product((0, "bf16", 10), 6, packed, (memory.data_ptr(), "bf16", 20))
+        _C.matmul((0, "bf16", 10), 6, packed, (memory.data_ptr(), "bf16", 20))
     with pytest.raises(ValueError, match="larger than the memory"):
-        _C.product((x.data_ptr(), "bf16", 2**62), 6, packed, (memory.data_ptr(), "bf16", 20))
+        _C.matmul((x.data_ptr(), "bf16", 2**62), 6, packed, (memory.data_ptr(), "bf16", 20))

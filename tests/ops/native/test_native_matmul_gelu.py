@@ -157,9 +157,9 @@ def test_wrong_arguments_are_refused_by_name(seed: int) -> None:
     with pytest.raises(UserError, match="out overlaps u"):
         matmul_gelu_backward(x, packed, memory[:, :8], False, out=memory[:, 4:12])
     address, place = (x.data_ptr(), "fp32", 10), (out.data_ptr(), "fp32", 8)
-    with pytest.raises(ValueError, match="again belongs to gradients"):
-        _C.product(address, 6, packed, place, activation="gelu_gradient", before=(u.data_ptr(), "fp32", 8))
-    with pytest.raises(ValueError, match="before belongs to GELU"):
-        _C.product(address, 6, packed, place, activation="gelu_gradient", again=(u.data_ptr(), "fp32", 8))
-    with pytest.raises(ValueError, match="before must have the dtype of out"):
-        _C.product(address, 6, packed, place, activation="gelu", before=(u.data_ptr(), "bf16", 8))
+    with pytest.raises(ValueError, match="activation_out is required for gradients"):
+        _C.matmul(address, 6, packed, place, activation="gelu_gradient", pre_activation=(u.data_ptr(), "fp32", 8))
+    with pytest.raises(ValueError, match="pre_activation requires GELU"):
+        _C.matmul(address, 6, packed, place, activation="gelu_gradient", activation_out=(u.data_ptr(), "fp32", 8))
+    with pytest.raises(ValueError, match="pre_activation must have the dtype of out"):
+        _C.matmul(address, 6, packed, place, activation="gelu", pre_activation=(u.data_ptr(), "bf16", 8))

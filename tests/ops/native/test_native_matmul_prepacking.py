@@ -147,4 +147,4 @@ def test_wrong_arguments_are_refused_by_name(seed: int) -> None:
     with pytest.raises(ValueError, match="null pointer"):
         _C.repack(packed, False, 0, (0, "fp32", 20), 0, 40)
     with pytest.raises(ValueError, match="transposed weights"):
-        _C.PackedWeight(address, 20, 40, "int8", True)
+        _C.PrepackedWeight(address, 20, 40, "int8", True)

@@ -194,7 +194,7 @@ def test_nothing_outside_is_touched(
     with use_backend("native"):
         _C.layer_norm(*head, x.address, width, *norm, y.address, *kept)
         expect(ops.layer_norm(x.tensor, weight.tensor, bias.tensor))
-        _C.sum_layer_norm(
+        _C.dropout_add_layer_norm(
             *head,
             x.address,
             width,

@@ -307,7 +307,7 @@ def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, width: int
         key.address, len(drops.key), sequence.address, True, offset.address, False, SITE, threshold, keep
     )  # fmt: skip
     head, statistics = (rows, width, NAMES[dtype]), (mean.address, rstd.address)
-    _C.norm_gradients(
+    _C.layer_norm_backward(
         *head, grad.address, width, beside.address, width, x.address, width, *statistics, weight.address,
         NAMES[dtype], dropout, dx.address, dresidual.address, True, sums.address,
     )  # fmt: skip
@@ -315,16 +315,16 @@ def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, width: int
         grad.tensor, beside.tensor, x.tensor, mean.tensor, rstd.tensor, weight.tensor, drops, x_bias=True, residual=True
     )
     assert all(torch.equal(one.tensor, two) for one, two in zip((dx, dresidual, sums), expected))
-    _C.drop(*head, x.address, width, dropout, y.address)
+    _C.dropout(*head, x.address, width, dropout, y.address)
     assert torch.equal(y.tensor, ops.dropout(x.tensor, drops))
     for tanh in (False, True):
-        _C.gelu_gradient(
+        _C.bias_gelu_backward(
             *head, grad.address, width, x.address, width, bias.address, NAMES[dtype], tanh,
             dx.address, y.address, column.address,
         )  # fmt: skip
         again = rowwise_gradients.gelu_backward(grad.tensor, x.tensor, bias.tensor, tanh, True, True)
         assert all(torch.equal(one.tensor, two) for one, two in zip((dx, column, y), again))
-        _C.gelu_norm_gradients(
+        _C.gelu_layer_norm_backward(
             *head, grad.address, width, x.address, width, bias.address, weight.address, NAMES[dtype], tanh,
             *statistics, dx.address, sums.address,
         )  # fmt: skip

@@ -118,7 +118,7 @@ def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, keys: int,
     expected = run(*given, 0.3, key.tensor)
     _C.softmax(*call, out.address)
     assert torch.equal(out.tensor, expected[0][0, 0])
-    _C.softmax_gradient(*call, grad.address, out.address)
+    _C.softmax_backward(*call, grad.address, out.address)
     assert torch.equal(out.tensor, expected[1][0, 0])
 
 
