@@ -293,11 +293,11 @@ def _write(folder: Path, plan: dict[str, FileTensor], config: BertConfig, kind: 
     write_json_atomic(folder / "bert_config.json", content)
 
 
-def _refuse_present(place: Path, out: Path, options: Options) -> None:
+def _refuse_present(source: Path, out: Path, options: Options) -> None:
     """Raise `UserError` for an `out` that is a file or the source, or holds weights that would be lost or preferred."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is a file; name a folder")
-    folder = place if place.is_dir() else place.parent
+    folder = source if source.is_dir() else source.parent
     if out.resolve() == folder.resolve() or folder.resolve() in out.resolve().parents:
         raise UserError(f"--out {out}: is the source, or in it; name another folder")
     for to, patterns in _FILES.items():

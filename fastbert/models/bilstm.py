@@ -79,7 +79,7 @@ class BiLstmTagger(nn.Module):
         sentences = self.dropout(features).split(lengths.tolist())
         padded = nn.utils.rnn.pad_sequence(list(sentences), batch_first=True)
         packed = pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False)
-        found, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
-        real = torch.arange(found.shape[1])[None] < lengths[:, None]
-        logits: Tensor = self.classifier(self.dropout(found[real.to(found.device)]))
+        padded, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
+        real = torch.arange(padded.shape[1])[None] < lengths[:, None]
+        logits: Tensor = self.classifier(self.dropout(padded[real.to(padded.device)]))
         return logits

@@ -27,7 +27,7 @@ from fastbert.packing import PackedBatch
 class EmbeddingSettings(Protocol):
     """What an encoder requires of its settings for embeddings, which it saves with its weights."""
 
-    def check_width(self, width: int, place: str) -> None:
+    def check_width(self, width: int, source: str) -> None:
         """Raise UserError if the settings do not fit a model of this width."""
 
     def check_folder(self, folder: Path) -> None:

@@ -35,14 +35,14 @@ class KeyMap:
             name = name.replace(part, replacement)
         return name
 
-    def match(self, names: Iterable[str], own: Collection[str], prefix: str, path: Path) -> dict[str, str]:
-        """Map a model's names `own` to those of a checkpoint.
+    def match(self, names: Iterable[str], parameters: Collection[str], prefix: str, path: Path) -> dict[str, str]:
+        """Map the names of a model's `parameters` to those of a checkpoint.
 
         A checkpoint's names may lack the encoder's `prefix` or have it where the model does not, and LayerNorms may
         have their old names. Names that the model does not have are mapped to themselves. Raises `CheckpointError`
         where two of a checkpoint's names are the same weight.
         """
-        model_names = {self.file_name(name): name for name in own}
+        model_names = {self.file_name(name): name for name in parameters}
         matched: dict[str, str] = {}
         for name in names:
             if name.endswith(BUFFERS):
@@ -58,7 +58,7 @@ class KeyMap:
                 )
             matched[key] = name
         bias = self.file_name(DECODER_BIAS)
-        if OUTPUT_BIAS in own and OUTPUT_BIAS not in matched and bias in matched:
+        if OUTPUT_BIAS in parameters and OUTPUT_BIAS not in matched and bias in matched:
             matched[OUTPUT_BIAS] = matched[bias]
         return matched
 

@@ -1,4 +1,4 @@
-"""The shape of a model that writes text: a BERT encoder's config, and how the decoder is made of it."""
+"""The config of a sequence-to-sequence model: a BERT encoder's config, and how the decoder is derived from it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from fastbert.io.untrusted_input import read_json_file, shown
 Kind = Literal["decoder", "bert2bert", "prefix"]
 Sharing = Literal["none", "embeddings", "all"]
 ENCODER_DECODER = "encoder-decoder"
-# Where config.json keeps what transformers has no field for.
+# The section of config.json for settings that transformers has no field for.
 SECTION = "fastbert_seq2seq"
-# What transformers' decoder says of itself, which follows from being one.
+# Fields of transformers' decoders, which are the same for all of them.
 _OF_DECODERS = ("is_decoder", "add_cross_attention")
-# Of these an encoder and a decoder may differ: none is a part of the decoder's shape that is not read elsewhere.
+# Fields in which an encoder and a decoder may differ.
 _FREE = ("num_hidden_layers", "num_labels", "label_names", "problem_type", "classifier_dropout", "extra")
 
 
 @config_class
 class SequenceConfig(BertConfig):
-    """A BERT encoder with what writes from it.
+    """A BERT encoder with a decoder, or with a prefix mask.
 
     `kind`: "decoder" is a decoder of new layers with cross-attention; "bert2bert" begins it as the encoder, with new
     cross-attention (Rothe et al. 2020); "prefix" is the encoder itself, whose source tokens see the source, and target
     tokens the source and the target before them (Dong et al. 2019). `decoder_layers` (None: as many as the encoder).
-    `sharing`: what the decoder has in common with the encoder, in memory and in training; None is "embeddings" for new
+    `sharing`: the parameters that the decoder shares with the encoder; None is "embeddings" for new
     layers, "none" for a copy of the encoder. `begin_token_id` and `end_token_id`: [CLS] and [SEP] of the vocabulary,
     with which targets begin and end. Raises `UserError` for values that cannot make a model.
     """
@@ -73,28 +73,27 @@ class SequenceConfig(BertConfig):
 
     @property
     def encoder(self) -> BertConfig:
-        """The encoder's config alone."""
-        return BertConfig(**{one.name: getattr(self, one.name) for one in fields(BertConfig)})
+        """Return the encoder's config."""
+        return BertConfig(**{field.name: getattr(self, field.name) for field in fields(BertConfig)})
 
     @property
     def decoder(self) -> BertConfig:
-        """The decoder's, which differs in its layers only."""
+        """Return the decoder's config, which differs only in the number of layers."""
         return replace(self.encoder, num_hidden_layers=self.decoder_layers or self.num_hidden_layers)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], source: str = "config") -> Self:
-        """Read a dictionary in transformers' format, of BERT or of an encoder-decoder model of BERTs. What is said
-        beside the two, by the names of this class, goes first."""
+        """Make a config of a dictionary in transformers' format, of BERT or of an encoder-decoder of two BERTs. Fields
+        of this class take precedence over the encoder's and the decoder's."""
         section = values.get(SECTION)
-        ours = {one.name for one in fields(cls)} - {one.name for one in fields(BertConfig)}
-        said = {name: section[name] for name in ours if name in section} if isinstance(section, dict) else {}
-        said.update({name: values[name] for name in ours if name in values})
-        rest = {name: value for name, value in values.items() if name not in (SECTION, *ours)}
+        names = {field.name for field in fields(cls)} - {field.name for field in fields(BertConfig)}
+        settings = {name: section[name] for name in names if name in section} if isinstance(section, dict) else {}
+        settings.update({name: values[name] for name in names if name in values})
+        rest = {name: value for name, value in values.items() if name not in (SECTION, *names)}
         if values.get("model_type") == ENCODER_DECODER:
-            rest, found = _joined(rest, source)
-            said = {**found, **said}
-        # What BERT's own reader makes, since it knows the fields of the class it is called on.
-        config = super().from_dict({**rest, **said}, source)
+            rest, joined = _joined(rest, source)
+            settings = {**joined, **settings}
+        config = super().from_dict({**rest, **settings}, source)
         assert isinstance(config, cls)
         return config
 
@@ -110,15 +109,15 @@ class SequenceConfig(BertConfig):
 
     @classmethod
     def of_writer(cls, path: str | Path) -> Self | None:
-        """The config of a folder whose model already writes text; None of BERT's, of which one has yet to be made."""
+        """Return the config of a folder with a sequence-to-sequence model; None if it holds an encoder."""
         values = _values(path)
         # A model of another task may have been made of one with a prefix mask, and still have its section.
         prefixed = SECTION in values and values.get("architectures") == ["BertForMaskedLM"]
         return cls.from_pretrained(path) if prefixed or values.get("model_type") == ENCODER_DECODER else None
 
     def to_dict(self, architecture: str | None = None) -> dict[str, Any]:
-        """The dictionary that transformers reads as the same model: `EncoderDecoderModel`, or for a prefix mask the
-        encoder with its masked-LM head. `architecture` says nothing that `kind` does not."""
+        """Return the dictionary that transformers reads as the same model: `EncoderDecoderModel`, or for a prefix mask
+        the encoder with its masked-LM head. `architecture` is ignored, since `kind` decides."""
         section = {"kind": self.kind, "sharing": self.shared, "decoder_layers": self.decoder_layers}
         ids = {"begin_token_id": self.begin_token_id, "end_token_id": self.end_token_id}
         if self.kind == "prefix":
@@ -157,16 +156,16 @@ def _joined(values: dict[str, Any], source: str) -> tuple[dict[str, Any], dict[s
     plain = {name: value for name, value in decoder.items() if name not in _OF_DECODERS}
     first = BertConfig.from_dict(encoder, f"{source}, encoder")
     second = BertConfig.from_dict(plain, f"{source}, decoder")
-    for one in fields(BertConfig):
-        mine, theirs = getattr(first, one.name), getattr(second, one.name)
-        if one.name not in _FREE and mine != theirs:
+    for field in fields(BertConfig):
+        value, other = getattr(first, field.name), getattr(second, field.name)
+        if field.name not in _FREE and value != other:
             raise UserError(
-                f"{source}: the decoder has {one.name}={shown(theirs)}, but the encoder {shown(mine)}; only their"
+                f"{source}: the decoder has {field.name}={shown(other)}, but the encoder {shown(value)}; only their"
                 " layers may differ"
             )
-    known = {one.name for one in fields(BertConfig)} - {"num_labels", "pad_token_id"}
+    known = {field.name for field in fields(BertConfig)} - {"num_labels", "pad_token_id"}
     beside = {name: value for name, value in values.items() if name in known}
-    found = {
+    settings = {
         "kind": "bert2bert",
         "sharing": "none",
         "decoder_layers": second.num_hidden_layers,
@@ -174,10 +173,10 @@ def _joined(values: dict[str, Any], source: str) -> tuple[dict[str, Any], dict[s
         "end_token_id": _one(values.get("eos_token_id", plain.get("eos_token_id"))),
     }
     if second.num_hidden_layers > first.num_hidden_layers:
-        found["kind"] = "decoder"
-    return {**encoder, **beside}, found
+        settings["kind"] = "decoder"
+    return {**encoder, **beside}, settings
 
 
 def _one(token: Any) -> Any:
-    """A token's id, where transformers may have a list."""
+    """Return a token's id, which may be a list of one in transformers' files."""
     return token[0] if isinstance(token, list) and len(token) == 1 else token

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from pathlib import Path
 
 from fastbert.checkpoints.file_tensors import equal
 from fastbert.checkpoints.source import Weights
@@ -23,7 +22,7 @@ def tied_names(names: Iterable[str], shared: Sharing) -> tuple[str, ...]:
     return tuple(name for name in names if _first_name(name, shared) is not None)
 
 
-def weights_for(config: SequenceConfig, weights: Weights, own: Collection[str], tied: Collection[str]) -> Weights:
+def weights_for(config: SequenceConfig, weights: Weights, names: Collection[str], tied: Collection[str]) -> Weights:
     """Return the weights of a checkpoint, of BERT or of an encoder-decoder, under the names of the model of `config`.
 
     Raises `CheckpointError` for an encoder-decoder that lacks weights, or holds different values for tied ones, or is
@@ -35,8 +34,8 @@ def weights_for(config: SequenceConfig, weights: Weights, own: Collection[str], 
             raise CheckpointError(f"{weights.path}: holds an encoder-decoder; load it as one, without kind='prefix'")
         return weights
     if not saved:
-        return _of_bert(config, weights, own)
-    lacking = sorted(set(own) - set(tied) - weights.tensors.keys())
+        return _of_bert(config, weights, names)
+    lacking = sorted(set(names) - set(tied) - weights.tensors.keys())
     if lacking:
         more = f" and {len(lacking) - 8} more" if len(lacking) > 8 else ""
         raise CheckpointError(
@@ -49,13 +48,13 @@ def weights_for(config: SequenceConfig, weights: Weights, own: Collection[str], 
     return weights
 
 
-def _of_bert(config: SequenceConfig, weights: Weights, own: Collection[str]) -> Weights:
+def _of_bert(config: SequenceConfig, weights: Weights, names: Collection[str]) -> Weights:
     """Return BERT's weights as those of the encoder, and of the decoder where it starts from BERT."""
-    sources = {name: theirs for name in own if (theirs := _bert_name(name, config)) is not None}
+    sources = {name: bert_name for name in names if (bert_name := _bert_name(name, config)) is not None}
     matched = BERT_NAMES.match(weights.tensors, set(sources.values()), "bert", weights.path)
     if DECODER in matched and _EMBEDDING in matched:
         _check_same(weights, DECODER, matched[DECODER], matched[_EMBEDDING])
-    tensors = {name: weights.tensors[matched[theirs]] for name, theirs in sources.items() if theirs in matched}
+    tensors = {name: weights.tensors[matched[bert_name]] for name, bert_name in sources.items() if bert_name in matched}
     return replace(weights, tensors=tensors, origins={})
 
 
@@ -65,10 +64,10 @@ def _bert_name(name: str, config: SequenceConfig) -> str | None:
         return name.removeprefix("encoder.")
     if name.startswith(_HEAD):
         return name.removeprefix("decoder.")
-    theirs = name.removeprefix(_DECODER_BERT)
-    if theirs.startswith("embeddings."):
-        return theirs
-    return theirs if config.kind == "bert2bert" and ".crossattention." not in theirs else None
+    bert_name = name.removeprefix(_DECODER_BERT)
+    if bert_name.startswith("embeddings."):
+        return bert_name
+    return bert_name if config.kind == "bert2bert" and ".crossattention." not in bert_name else None
 
 
 def _first_name(name: str, shared: Sharing) -> str | None:
@@ -85,9 +84,8 @@ def _first_name(name: str, shared: Sharing) -> str | None:
 
 def _check_same(weights: Weights, name: str, first: str, second: str) -> None:
     """Raise CheckpointError for different values of two weights that the model ties."""
-    place: Path = weights.path
     if not equal(weights.tensors[first], weights.tensors[second]):
         raise CheckpointError(
-            f"{place}: {shown(name)} is not {shown(second)}, but this model ties them; sharing='none' keeps the"
+            f"{weights.path}: {shown(name)} is not {shown(second)}, but this model ties them; sharing='none' keeps the"
             " decoder's own weights"
         )
