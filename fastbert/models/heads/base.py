@@ -72,12 +72,24 @@ class ClassificationHead(nn.Module):
 class ModelWithHead(PreTrainedModel):
     """A head over an encoder, which is the attribute `base_model_prefix` and has a pooler if `with_pooler`."""
 
-    with_pooler = True
+    with_pooler: bool = True
 
     def __init__(self, config: BertConfig) -> None:
+        """Make a model with new weights, from torch's global generator."""
         super().__init__(config)
         encoder = self.architecture.model_class(EncoderModel)
         self.add_module(self.base_model_prefix, encoder(config, add_pooling_layer=self.with_pooler))
+        self.add_head(config)
+        self.init_weights()
+
+    def add_head(self, config: BertConfig) -> None:
+        """Add the modules of the head."""
+        raise NotImplementedError
+
+    def _classifier(self, classes: int) -> nn.Module:
+        """Return the architecture's classifier of first tokens: a linear layer, or a `ClassificationHead`."""
+        spec, width = self.architecture.classification_head, self.config.hidden_size
+        return nn.Linear(width, classes) if spec is None else ClassificationHead(spec, width, classes)
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Return the token embedding, whose weight is (vocab_size, hidden_size)."""

@@ -34,6 +34,10 @@ class MaskedLanguageModel(ModelWithHead):
     cls: PreTrainingHeads
     tied_keys = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
 
+    def add_head(self, config: BertConfig) -> None:
+        """Add the masked-LM head."""
+        self.cls = PreTrainingHeads(config, mlm=True, nsp=False)
+
     def tie_weights(self) -> None:
         """Share the token embedding's weight and the head's bias with the decoder."""
         self.cls.predictions.decoder.weight = self.get_input_embeddings().weight
@@ -57,10 +61,9 @@ class ForPreTraining(MaskedLanguageModel):
     """An encoder with both pre-training heads: masked LM and next-sentence prediction (Devlin et al. 2019, section
     3.1)."""
 
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__(config)
+    def add_head(self, config: BertConfig) -> None:
+        """Add both heads."""
         self.cls = PreTrainingHeads(config, mlm=True, nsp=True)
-        self.init_weights()
 
     def forward(
         self,
@@ -133,11 +136,6 @@ class ForMaskedLM(MaskedLanguageModel):
 
     with_pooler = False
     accepts_loss_kwargs = True
-
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__(config)
-        self.cls = PreTrainingHeads(config, mlm=True, nsp=False)
-        self.init_weights()
 
     def forward(
         self,

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.models.fusibility import project
-from fastbert.models.heads.base import ClassificationHead, ModelWithHead
+from fastbert.models.heads.base import ModelWithHead
 from fastbert.models.heads.prediction import PreTrainingHeads
 from fastbert.models.labels import (
     IS_NEXT,
@@ -32,10 +32,9 @@ class ForNextSentencePrediction(ModelWithHead):
 
     accepts_loss_kwargs = True
 
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__(config)
+    def add_head(self, config: BertConfig) -> None:
+        """Add the next-sentence head."""
         self.cls = PreTrainingHeads(config, mlm=False, nsp=True)
-        self.init_weights()
 
     def forward(
         self,
@@ -82,13 +81,14 @@ class ForSequenceClassification(ModelWithHead):
 
     accepts_loss_kwargs = True
 
-    def __init__(self, config: BertConfig) -> None:
-        head = self.architecture.classification_head
-        self.with_pooler = head is None
-        super().__init__(config)
-        width, labels = config.hidden_size, config.num_labels
-        self.classifier = nn.Linear(width, labels) if head is None else ClassificationHead(head, width, labels)
-        self.init_weights()
+    @property
+    def with_pooler(self) -> bool:  # type: ignore[override]
+        """Return whether the classifier reads pooled first tokens."""
+        return self.architecture.classification_head is None
+
+    def add_head(self, config: BertConfig) -> None:
+        """Add the classifier."""
+        self.classifier = self._classifier(config.num_labels)
 
     def forward(
         self,
@@ -147,13 +147,9 @@ class ForMultipleChoice(ModelWithHead):
 
     accepts_loss_kwargs = True
 
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__(config)
-        # The encoder's pooler where it has one, as transformers does, whatever classifiers of sequences have.
-        head = None if self.base_model.pooler is not None else self.architecture.classification_head
-        width = config.hidden_size
-        self.classifier = nn.Linear(width, 1) if head is None else ClassificationHead(head, width, 1)
-        self.init_weights()
+    def add_head(self, config: BertConfig) -> None:
+        """Add the classifier, behind the encoder's pooler where it has one."""
+        self.classifier = nn.Linear(config.hidden_size, 1) if self.base_model.pooler else self._classifier(1)
 
     def forward(
         self,

@@ -27,10 +27,9 @@ class ForTokenClassification(ModelWithHead):
     with_pooler = False
     accepts_loss_kwargs = True
 
-    def __init__(self, config: BertConfig) -> None:
-        super().__init__(config)
+    def add_head(self, config: BertConfig) -> None:
+        """Add the classifier."""
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.init_weights()
 
     def forward(
         self,
@@ -74,9 +73,12 @@ class ForQuestionAnswering(ModelWithHead):
     with_pooler = False
 
     def __init__(self, config: BertConfig) -> None:
+        """Make a model with new weights, from torch's global generator."""
         super().__init__(replace(config, num_labels=2))  # start and end, whatever the config was made for
+
+    def add_head(self, config: BertConfig) -> None:
+        """Add the linear layer of both scores."""
         self.qa_outputs = nn.Linear(config.hidden_size, 2)
-        self.init_weights()
 
     def forward(
         self,

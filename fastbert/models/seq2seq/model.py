@@ -18,7 +18,7 @@ from fastbert.errors import UserError
 from fastbert.models.base import PreTrainedModel
 from fastbert.models.bert.architecture import BERT
 from fastbert.models.encoder import EncoderModel
-from fastbert.models.heads.prediction import PredictionHead, PreTrainingHeads
+from fastbert.models.heads.prediction import PredictionHead
 from fastbert.models.heads.pretraining import MaskedLanguageModel
 from fastbert.models.labels import mean_loss
 from fastbert.models.layers import ROWS_MULTIPLE, layer_batch, multiplies_in_bf16
@@ -333,11 +333,6 @@ class PrefixModel(BertForSequenceToSequence, MaskedLanguageModel):
 
     bert: EncoderModel
     with_pooler = False
-
-    def __init__(self, config: SequenceConfig) -> None:
-        super().__init__(config)
-        self.cls = PreTrainingHeads(config, mlm=True, nsp=False)
-        self.init_weights()
 
     @property
     def head(self) -> PredictionHead:
