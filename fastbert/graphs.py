@@ -11,7 +11,6 @@ that the others fix.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -21,11 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.models.packed import Packed
 from fastbert.ops import dispatch
 from fastbert.packing import PackedBatch
-
-logger = logging.getLogger("fastbert")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -22,14 +21,12 @@ from typing import Any
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import write_atomic
 from fastbert.io.checksums import combine_crc32c, crc32c
-from fastbert.io.untrusted_input import UntrustedFile, parse_json, shown
-
-logger = logging.getLogger("fastbert")
+from fastbert.io.log import logger
+from fastbert.io.untrusted_input import UntrustedFile, read_json_file, shown
 
 NAME = "fastbert_manifest.json"
 FORMAT, VERSION = "fastbert-manifest", 1
 VARIABLE = "FASTBERT_VERIFY"
-MAX_BYTES = 4 << 20
 _MAX_SHOWN = 4
 # A thread's share of a large file; and a single read, which fits a core's cache.
 _RANGE_BYTES, _CHUNK_BYTES = 16 << 20, 1 << 18
@@ -77,14 +74,8 @@ def read_manifest(folder: Path) -> Manifest | None:
     path = folder / NAME
     if not os.path.lexists(path):
         return None
-    with UntrustedFile(path) as file:
-        if file.size > MAX_BYTES:
-            raise CheckpointError(
-                f"{path}: has {file.size:,} bytes, and at most {MAX_BYTES:,} are read; {_cure(folder)}"
-            )
-        text = file.read(0, file.size)
     try:
-        body = parse_json(text, str(path))
+        body = read_json_file(path)
     except CheckpointError as error:
         raise CheckpointError(f"{error}; {_cure(folder)}") from None
     digest = body.pop("sha256", None) if isinstance(body, dict) else None

@@ -8,7 +8,6 @@ matrix products are fastbert's own; `fastbert.ops.native.matmul_table` names the
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,13 +22,12 @@ from fastbert.embeddings.pooling import check_pooling, normalized, pool
 from fastbert.embeddings.rows import LONG, SPECIAL, Cutting, Rows, check_texts, read_rows
 from fastbert.embeddings.settings import EmbedSettings
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.models.bert.model import BertModel, first_indices
 from fastbert.models.finite import check_finite
 from fastbert.ops.native import matmul_table
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
-
-logger = logging.getLogger("fastbert")
 
 # Tokens per batch: few enough for their activations to stay in a CPU's caches, or enough to fill a GPU.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}

@@ -6,11 +6,10 @@ import contextlib
 from abc import ABC, abstractmethod
 from importlib import import_module
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from fastbert.errors import UserError
-from fastbert.io.atomic_write import partial_path, replace_synced
+from fastbert.io.atomic_write import partial_path, refuse_present, replace_synced
 
 
 class OutputFile(ABC):
@@ -27,18 +26,14 @@ class OutputFile(ABC):
         self.partial = partial_path(self.path)
         if self.path.suffix not in self.suffixes:
             raise UserError(f"{self.path}: must end in {', '.join(self.suffixes)}")
-        if self.path.is_dir() or not self.path.parent.is_dir():
-            problem = "is a folder" if self.path.is_dir() else "cannot be made: its folder is missing"
-            raise UserError(f"{self.path} {problem}; name a file")
-        if self.path.exists() and not overwrite:
-            raise UserError(f"{self.path} exists; give another name, or --overwrite to replace it")
+        refuse_present(self.path, overwrite)
         if self.path.suffix == ".parquet":
             import_pyarrow()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         try:
             if kind is None:
                 self._finish()

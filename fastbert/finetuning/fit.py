@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import shutil
 import time
@@ -19,6 +18,7 @@ from fastbert.finetuning import order, recipe
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.io.atomic_write import sync_tree
 from fastbert.io.checksums import sha256
+from fastbert.io.log import logger
 from fastbert.io.untrusted_input import read_json_file
 from fastbert.tasks.predicting import autocast
 from fastbert.tasks.rows import Rows, TaskBatch, share_out
@@ -29,7 +29,6 @@ from fastbert.training.optimizer import GradientError, clip_gradients
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.stopping import Stopped, StopRequest
 
-logger = logging.getLogger("fastbert")
 Scores = dict[str, dict[str, float]]
 Objective = Callable[[Any, TaskBatch, int], Tensor]
 """(model, batch, items) -> the loss of a batch: `Task.loss`, or that of distillation."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.tasks.metrics.glue import GLUE, glue_name
 from fastbert.tasks.readers.cells import number
 
 if TYPE_CHECKING:
     from fastbert.tasks.prediction_format import Prediction
 
-logger = logging.getLogger("fastbert")
 ARCHIVE = "submission.zip"
 # Examples of the official test sets.
 ROWS = {

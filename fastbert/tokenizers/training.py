@@ -5,7 +5,6 @@ results differ between identical runs if it finds the alphabet itself: it number
 seeded hash map and breaks ties between merges by number. It is therefore given the alphabet in a fixed order.
 """
 
-import logging
 import threading
 import time
 from collections import Counter
@@ -13,9 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.tokenizers.word_counts import count_words
-
-logger = logging.getLogger("fastbert")
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import re
 import shutil
@@ -27,10 +26,10 @@ from torch import Tensor
 from fastbert.checkpoints.formats.safetensors import read_safetensors, save_tensors
 from fastbert.errors import CheckpointError
 from fastbert.io.atomic_write import sync, write_synced
+from fastbert.io.log import logger
 from fastbert.io.untrusted_input import UntrustedFile, read_json_file, shown
 from fastbert.models.base import PreTrainedModel
 
-logger = logging.getLogger("fastbert")
 FORMAT_VERSION = 2
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 FILES = (MODEL, OPTIMIZER, STATE, MANIFEST)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import deque
@@ -40,7 +39,6 @@ from fastbert.training.step_loss import loss_weights, micro_batch_loss, micro_ba
 from fastbert.training.stopping import Stopped, StopRequest
 from fastbert.training.trainer_state import TrainerState, Window
 
-logger = logging.getLogger("fastbert")
 EVALUATIONS, CHECKPOINTS, CHECKPOINT_STEPS = 10, 20, 1000  # a run's defaults, unless flags say otherwise
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,10 +15,9 @@ from torch import Tensor
 
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import write_atomic
+from fastbert.io.log import logger
 from fastbert.io.untrusted_input import UntrustedFile, require_regular_file
 from fastbert.models.outputs import PreTrainingOutput
-
-logger = logging.getLogger("fastbert")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from fastbert.errors import UserError
+from fastbert.io.folder_exchange import remove
 from fastbert.io.locking import locked_folder
 
 
@@ -26,11 +26,7 @@ def remove_run(out: Path, names: Sequence[str]) -> None:
     config.json, which marks the folder as a run's, is removed last, so that an interrupted removal can be repeated.
     """
     for name in sorted(names, key="config.json".__eq__):
-        path = out / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        remove(out / name, ignore_errors=True)
 
 
 def check_spared(out: Path, names: Sequence[str], inputs: Iterable[tuple[str, Path | None]]) -> None:

@@ -38,7 +38,7 @@ from fastbert.checkpoints.manifest import NAME as MANIFEST
 from fastbert.checkpoints.source import config_folder, find_source, find_weights
 from fastbert.checkpoints.tokenizer_files import accept_folder
 from fastbert.errors import CheckpointError, UserError
-from fastbert.io.atomic_write import atomic_write
+from fastbert.io.atomic_write import atomic_write, refuse_present
 from fastbert.io.untrusted_input import UntrustedFile, parse_json, shown
 from fastbert.models.loading import MAX_NEW_ELEMENTS
 
@@ -164,7 +164,7 @@ def write_delta(
     if bits is not None and (isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= MAX_BITS):
         raise UserError(f"bits={bits!r} must be a whole number from 1 to {MAX_BITS}, or None for an exact delta")
     out = Path(out)
-    _refuse_present(out, overwrite)
+    refuse_present(out, overwrite, "--out")
     model, base = find_source(model_folder), find_source(base_folder)
     for source in (model, base):
         verify_files(config_folder(source), *KINDS)
@@ -257,14 +257,6 @@ def restore_delta(
             (folder / name).write_bytes(content)
         accept_folder(folder)
         return sorted(path.name for path in folder.iterdir())
-
-
-def _refuse_present(out: Path, overwrite: bool) -> None:
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        wrong = "is a folder" if out.is_dir() else "cannot be created: its folder is missing"
-        raise UserError(f"--out {out} {wrong}; name a file")
-    if out.exists() and not overwrite:
-        raise UserError(f"--out {out} exists; give another name, or --overwrite to replace it")
 
 
 def _read_files(model: Path, base: Path) -> tuple[list[IncludedFile], dict[str, bytes]]:

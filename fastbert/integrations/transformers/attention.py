@@ -8,7 +8,6 @@ without it, or unsupported by our kernels, falls back to transformers' sdpa.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,13 +17,12 @@ from torch import Tensor, nn
 
 from fastbert import ops
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.ops.attention.native import MAX_HEAD_DIM
 from fastbert.ops.attention.triton import HEAD_DIMS
 from fastbert.ops.dispatch import forced, preferred_backend
 from fastbert.ops.native import buffers
 from fastbert.packing import pad
-
-logger = logging.getLogger("fastbert")
 
 # Classes of transformers whose queries and keys always come from the same tokens, so that padding among the keys is
 # padding among the queries. Elsewhere equal lengths may be chance, as in cross-attention: all queries are computed.

@@ -26,7 +26,7 @@ from fastbert.integrations.transformers import layouts
 from fastbert.integrations.transformers.unpadding import Unpadding, unpad, with_ids
 from fastbert.models.architecture import TransformersLayout
 from fastbert.models.fusibility import has_hooks, project
-from fastbert.models.layers import ROWS_MULTIPLE, layer_batch, multiplies_in_bf16
+from fastbert.models.layers import ROWS_MULTIPLE, layer_batch
 from fastbert.ops.dropout.arguments import Site
 from fastbert.ops.encoder_layer.arguments import LayerBatch
 from fastbert.ops.native import buffers
@@ -191,7 +191,7 @@ class PackedForward(ForwardPatch):
             if segments is None and len(tables) > 2 and positions is not None:
                 segments = packed_embeddings.token_segments(embeddings, positions.long())
             batch, p = with_ids(unpadding, positions, segments), dropout_probability(embeddings.dropout) or 0.0
-        if self._library_multiplies_bf16(modules, batch.num_tokens):
+        if library_multiplies_bf16(modules, batch.num_tokens, self._weight(), self.int8):
             batch = batch.filled(ROWS_MULTIPLE)
         hidden, attention = largest_dropout(modules)
         layers = layer_batch(batch, max(p, hidden), attention, training=True)
@@ -217,12 +217,6 @@ class PackedForward(ForwardPatch):
         embeddings: Any = self.module.embeddings
         weight: Tensor = embeddings.LayerNorm.weight
         return weight
-
-    def _library_multiplies_bf16(self, modules: list[LayerModules | None], tokens: int) -> bool:
-        """Return whether torch's library will multiply bf16 on the CPU, for which row counts are rounded up."""
-        if not multiplies_in_bf16(self._weight()):
-            return False
-        return library_multiplies_bf16(modules, tokens, torch.bfloat16, self.int8)
 
     def _original_layer(self, layer: nn.Module, x: Tensor, unpadding: Unpadding, given: dict[str, Any]) -> Tensor:
         """Run a layer's own forward on the padded states and the mask that the library would pass."""

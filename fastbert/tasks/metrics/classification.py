@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from fastbert.io.log import logger
 from fastbert.tasks.metrics.library import library
 
-logger = logging.getLogger("fastbert")
 EVALUATION_SET = "the evaluation set"
 
 # Names of the positive class in binary classification.

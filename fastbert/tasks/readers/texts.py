@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.io.text import plain_name, whole_characters
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.readers.bad_rows import BadRows
@@ -29,7 +29,6 @@ from fastbert.tasks.text_files import STDIN
 if TYPE_CHECKING:
     from fastbert.tasks.settings import Columns
 
-logger = logging.getLogger("fastbert")
 
 QQP = frozenset(("question1", "question2", "is_duplicate"))
 NLI = frozenset(("entailment", "neutral", "contradiction"))
