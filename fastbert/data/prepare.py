@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fastbert.data.corpus import Corpus
-from fastbert.data.shard_format import (
+from fastbert.data.shards import (
     FORMAT,
     INDEX,
     OFFSET_DTYPE,
@@ -23,11 +23,11 @@ from fastbert.data.shard_format import (
     VERSION,
     VOCABULARY,
     HashedFile,
+    TokenShards,
     describe,
     shard_files,
     token_dtype,
 )
-from fastbert.data.shards import TokenShards
 from fastbert.errors import CorpusError, UserError
 from fastbert.io.atomic_write import sync, write_synced
 from fastbert.io.folder_exchange import recover_folder, remove, replace_folder

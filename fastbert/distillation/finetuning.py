@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastbert.distillation.layers import LayerLoss
-from fastbert.distillation.losses import soft_regression_loss, soft_target_loss
+from fastbert.distillation.losses import LayerLoss, soft_regression_loss, soft_target_loss
 from fastbert.distillation.models import frozen_teacher
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fastbert.embeddings.rows import Rows
 from fastbert.packing import PackedBatch
-from fastbert.tasks.ragged import bounds, runs
+from fastbert.tasks.rows import bounds, runs
 
 
 def packed(rows: Rows, indices: np.ndarray, cls: int, sep: int) -> PackedBatch:

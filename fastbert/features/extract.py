@@ -20,7 +20,7 @@ from fastbert.embeddings.rows import SPECIAL, Rows, check_texts
 from fastbert.errors import UserError
 from fastbert.models.bert.model import BertModel
 from fastbert.models.finite import check_finite
-from fastbert.tasks.ragged import bounds
+from fastbert.tasks.rows import bounds
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 

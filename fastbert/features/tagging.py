@@ -18,7 +18,7 @@ from fastbert.features.extract import Features, hidden_states
 from fastbert.models.bert.model import BertModel
 from fastbert.models.bilstm import BiLstmConfig, BiLstmTagger
 from fastbert.tasks.examples import Dataset, TaggedExample
-from fastbert.tasks.ragged import runs
+from fastbert.tasks.rows import runs
 from fastbert.tokenizers import WordPieceTokenizer
 
 Tags = list[list[str]]

@@ -28,14 +28,13 @@ from fastbert.finetuning.results import TrialResult
 from fastbert.finetuning.run_folder import NAMES, open_folder, record
 from fastbert.io.checksums import sha256
 from fastbert.tasks.base import Task
-from fastbert.tasks.examples import Dataset
+from fastbert.tasks.examples import Dataset, Prediction
+from fastbert.tasks.finetuned_model import save_task
 from fastbert.tasks.inference import SHORT_NAMES, ScoringDtype
 from fastbert.tasks.predicting import outputs_of
-from fastbert.tasks.prediction_format import Prediction
 from fastbert.tasks.registry import make_task, task_class
 from fastbert.tasks.rows import Rows
 from fastbert.tasks.settings import Columns, TaskSettings
-from fastbert.tasks.task_file import save_task
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.training import checkpoint

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.io.log import logger
-from fastbert.tasks.examples import Dataset, E
-from fastbert.tasks.prediction_format import Prediction, PredictionFormat
+from fastbert.tasks.examples import Dataset, E, Prediction, PredictionFormat
 from fastbert.tasks.settings import TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
 

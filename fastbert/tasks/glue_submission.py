@@ -14,7 +14,7 @@ from fastbert.tasks.metrics.glue import GLUE, glue_name
 from fastbert.tasks.readers.cells import number
 
 if TYPE_CHECKING:
-    from fastbert.tasks.prediction_format import Prediction
+    from fastbert.tasks.examples import Prediction
 
 ARCHIVE = "submission.zip"
 # Examples of the official test sets.

@@ -11,8 +11,7 @@ import torch
 
 from fastbert.models.finite import refuse_non_finite
 from fastbert.tasks.base import Task
-from fastbert.tasks.examples import Dataset
-from fastbert.tasks.prediction_format import Prediction
+from fastbert.tasks.examples import Dataset, Prediction
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer

@@ -1,4 +1,4 @@
-"""Examples as rows of tokens, laid end to end, and the batches made of them."""
+"""Examples as rows of tokens, laid end to end, the batches made of them, and arithmetic of such runs of tokens."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from fastbert.tasks.ragged import bounds, by_length, runs
 
 if TYPE_CHECKING:
     import torch
@@ -132,3 +130,28 @@ class Rows:
     def _tokens(self, rows: np.ndarray) -> np.ndarray:
         """Return the indices of the tokens of these rows, in the order of the rows."""
         return runs(self.offsets[rows], self.lengths[rows])
+
+
+def bounds(sizes: np.ndarray) -> np.ndarray:
+    """Return the offsets of runs of these sizes, and the end of the last: int64 (runs + 1,)."""
+    offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets
+
+
+def runs(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return the token indices of runs, one run after the other: `begins[0]`, `begins[0] + 1`, ... int64."""
+    ends = np.cumsum(sizes)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - (ends - sizes), sizes)
+
+
+def by_length(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
+    """Yield the numbers of runs, longest first, in groups of at most `batch_tokens` tokens; a longer run stands
+    alone."""
+    order = np.argsort(-lengths, kind="stable")
+    ends = np.cumsum(lengths[order])
+    first = done = 0
+    while first < len(order):
+        last = max(first + 1, int(np.searchsorted(ends, done + batch_tokens, side="right")))
+        yield order[first:last]
+        first, done = last, int(ends[last - 1])

@@ -25,7 +25,7 @@ from fastbert.training.batches import Batches, prefetch
 from fastbert.training.checkpoint import Checkpoints
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.graphed import GraphedStep, StepStats, reason_not_captured
-from fastbert.training.metrics import Metrics, MetricsLog, Totals, last_of, read_metrics
+from fastbert.training.metrics import Metrics, MetricsLog, Totals, TrainerState, Window, last_of, read_metrics
 from fastbert.training.optimizer import (
     GradientError,
     adamw,
@@ -37,7 +37,6 @@ from fastbert.training.reporter import Reporter
 from fastbert.training.run_record import check_configuration, plain
 from fastbert.training.step_loss import loss_weights, micro_batch_loss, micro_batch_shares
 from fastbert.training.stopping import Stopped, StopRequest
-from fastbert.training.trainer_state import TrainerState, Window
 
 EVALUATIONS, CHECKPOINTS, CHECKPOINT_STEPS = 10, 20, 1000  # a run's defaults, unless flags say otherwise
 

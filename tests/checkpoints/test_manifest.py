@@ -22,9 +22,9 @@ from fastbert.embeddings.folder import load_embedder
 from fastbert.embeddings.settings import Dense, EmbedSettings
 from fastbert.errors import CheckpointError, UserError
 from fastbert.models import BertForSequenceClassification
+from fastbert.tasks.finetuned_model import load_task, save_task
 from fastbert.tasks.registry import make_task
 from fastbert.tasks.settings import TaskSettings
-from fastbert.tasks.task_file import load_task, save_task
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"token{i}" for i in range(35))]
 SHAPE = BertConfig(

@@ -12,8 +12,7 @@ import numpy as np
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.tasks.base import Task
-from fastbert.tasks.examples import Dataset, SequenceExample
-from fastbert.tasks.prediction_format import Prediction, PredictionFormat
+from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, SequenceExample
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.seq2seq.flags import SequenceFlags
 from fastbert.tasks.settings import TaskSettings

@@ -16,8 +16,7 @@ import numpy as np
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.tasks.base import Task, TaskOutput
-from fastbert.tasks.examples import Dataset, QuestionExample
-from fastbert.tasks.prediction_format import Prediction, PredictionFormat
+from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, QuestionExample
 from fastbert.tasks.readers.cells import number
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.settings import TaskSettings

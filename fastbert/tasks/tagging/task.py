@@ -20,11 +20,9 @@ from fastbert.embeddings.rows import SPECIAL, windowed
 from fastbert.errors import UserError
 from fastbert.io.text import whole_characters
 from fastbert.tasks.base import Task, TaskOutput
-from fastbert.tasks.examples import Dataset, Example, TaggedExample
-from fastbert.tasks.prediction_format import Prediction, PredictionFormat, cell
-from fastbert.tasks.ragged import bounds, runs
+from fastbert.tasks.examples import Dataset, Example, Prediction, PredictionFormat, TaggedExample, cell
 from fastbert.tasks.readers.tags import OUTSIDE, scheme_of, spans_of
-from fastbert.tasks.rows import Rows, TaskBatch
+from fastbert.tasks.rows import Rows, TaskBatch, bounds, runs
 from fastbert.tasks.settings import Columns, TaskSettings
 from fastbert.tasks.tagging.flags import TaggingFlags
 from fastbert.tokenizers import WordPieceTokenizer
