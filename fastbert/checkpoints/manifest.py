@@ -8,7 +8,6 @@ it. docs/checkpoints.md describes the format.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -16,11 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import write_atomic
-from fastbert.io.checksums import combine_crc32c, crc32c
+from fastbert.io.checksums import combine_crc32c, crc32c, json_sha256
 from fastbert.io.log import logger
 from fastbert.io.untrusted_input import UntrustedFile, read_json_file, shown
 
@@ -79,7 +77,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     except CheckpointError as error:
         raise CheckpointError(f"{error}; {_cure(folder)}") from None
     digest = body.pop("sha256", None) if isinstance(body, dict) else None
-    if not isinstance(body, dict) or digest != _digest(body) or body.get("format") != FORMAT:
+    if not isinstance(body, dict) or digest != json_sha256(body) or body.get("format") != FORMAT:
         raise CheckpointError(f"{path}: damaged: it does not match its own checksum; {_cure(folder)}")
     if body.get("version") != VERSION:
         raise CheckpointError(
@@ -249,14 +247,10 @@ def _is_shard(name: str) -> bool:
     return name.startswith(("model-", "bert_model.ckpt"))
 
 
-def _digest(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
 def _write(folder: Path, manifest: Manifest) -> None:
     files = {name: asdict(entry) for name, entry in sorted(manifest.files.items())}
     body = {"format": FORMAT, "version": VERSION, "files": files, "tokenizer": manifest.tokenizer}
     try:
-        write_atomic(folder / NAME, json.dumps({**body, "sha256": _digest(body)}, indent=1) + "\n")
+        write_atomic(folder / NAME, json.dumps({**body, "sha256": json_sha256(body)}, indent=1) + "\n")
     except OSError as error:
         raise CheckpointError(f"{folder / NAME}: could not be written ({error}); free some disk space") from error

@@ -52,8 +52,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     out = require(config.out, "--out", "the file to write, .npy, .parquet or .jsonl")
     from fastbert.embeddings.embed import EmbedOptions
     from fastbert.embeddings.folder import load_embedder
-    from fastbert.embeddings.text_files import embed_file
-    from fastbert.embeddings.vector_files import VectorFile
+    from fastbert.embeddings.vector_files import VectorFile, embed_file
     from fastbert.tasks.inference import choose_inference
     from fastbert.tasks.text_files import TextFile
 

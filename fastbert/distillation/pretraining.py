@@ -15,8 +15,8 @@ from fastbert.models.heads.pretraining import BertForPreTraining
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
 from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.training.batches import micro_batch_loss
 from fastbert.training.config import PretrainConfig
-from fastbert.training.step_loss import micro_batch_loss
 
 
 def load_teacher(folder: Path, tokenizer: WordPieceTokenizer) -> BertForPreTraining:

@@ -23,7 +23,6 @@ from fastbert.finetuning.adapters import require_peft
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.fit import Fit, Scores, Setting, State, best_folder
 from fastbert.finetuning.order import permutation
-from fastbert.finetuning.plot import plot_run
 from fastbert.finetuning.results import TrialResult
 from fastbert.finetuning.run_folder import NAMES, open_folder, record
 from fastbert.io.checksums import sha256
@@ -40,9 +39,9 @@ from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.training import checkpoint
 from fastbert.training.device import choose_device, deterministic_algorithms
 from fastbert.training.metrics import MetricsLog
+from fastbert.training.plot import plot_trials
 from fastbert.training.reporter import Record, Reporter
-from fastbert.training.run_files import locked_run, remove_run
-from fastbert.training.run_record import check_configuration
+from fastbert.training.run_files import check_configuration, locked_run, remove_run
 from fastbert.training.starting_weights import weights_fingerprint
 from fastbert.training.stopping import StopRequest
 
@@ -106,7 +105,7 @@ def _ended(out: Path, metric: str, done: list[TrialResult]) -> FinetuneResult:
     """Plot the run and remove its checkpoints, unless that was done before."""
     if (out / "checkpoints").exists() or not (out / "loss.png").exists():
         with contextlib.suppress(UserError):
-            plot_run(out, metric)
+            plot_trials(out, metric)
     _discard(out / "checkpoints")
     best = results.best_point(done)
     return FinetuneResult(

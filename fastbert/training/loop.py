@@ -21,7 +21,7 @@ from fastbert.ops.native import caching_allocator
 from fastbert.packing import PackedBatch
 from fastbert.tasks.predicting import autocast
 from fastbert.training import checkpoint
-from fastbert.training.batches import Batches, prefetch
+from fastbert.training.batches import Batches, loss_weights, micro_batch_loss, micro_batch_shares, prefetch
 from fastbert.training.checkpoint import Checkpoints
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.graphed import GraphedStep, StepStats, reason_not_captured
@@ -34,8 +34,7 @@ from fastbert.training.optimizer import (
     set_learning_rate,
 )
 from fastbert.training.reporter import Reporter
-from fastbert.training.run_record import check_configuration, plain
-from fastbert.training.step_loss import loss_weights, micro_batch_loss, micro_batch_shares
+from fastbert.training.run_files import check_configuration, plain
 from fastbert.training.stopping import Stopped, StopRequest
 
 EVALUATIONS, CHECKPOINTS, CHECKPOINT_STEPS = 10, 20, 1000  # a run's defaults, unless flags say otherwise

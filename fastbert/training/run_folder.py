@@ -11,8 +11,7 @@ from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.training.config import PretrainConfig
 from fastbert.training.device import KERNEL_TABLE
 from fastbert.training.reporter import Reporter
-from fastbert.training.run_files import TOKENIZER, VOCABULARY
-from fastbert.training.run_record import looks_like_run, read_record, stored_run, write_record
+from fastbert.training.run_files import TOKENIZER, VOCABULARY, looks_like_run, read_record, stored_run, write_record
 
 LOSS_CURVE = "loss.png"
 # All that a run writes to its folder, and that --overwrite removes.

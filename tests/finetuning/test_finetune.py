@@ -29,7 +29,7 @@ from fastbert.tasks.settings import TaskSettings
 from fastbert.training import checkpoint
 from fastbert.training.metrics import read_records
 from fastbert.training.reporter import Reporter
-from fastbert.training.run_record import sealed
+from fastbert.training.run_files import sealed
 from fastbert.training.stopping import Stopped
 
 
