@@ -117,8 +117,7 @@ def replace_manifest(folder: Path, fingerprint: Callable[[list[str]], str | None
     names = _present(folder, KINDS)
     if not names:
         raise UserError(f"{folder}: holds no file of a model or a tokenizer; name a model's folder")
-    files = {name: describe(folder / name) for name in names}
-    _write(folder, Manifest(files, fingerprint(names)))
+    _write(folder, Manifest({name: describe(folder / name) for name in names}, fingerprint(names)))
     return names
 
 
@@ -146,9 +145,7 @@ def verify_files(folder: Path, *kinds: str, verify: bool = True) -> None:
 
     Raises `CheckpointError`, which names each file that changed, is missing or was added.
     """
-    if not verify or not is_enabled():
-        return
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder) if verify and is_enabled() else None
     if manifest is None:
         return
     differences = []
@@ -163,9 +160,7 @@ def verify_files(folder: Path, *kinds: str, verify: bool = True) -> None:
 
 def verify_file(path: Path, *, verify: bool = True) -> None:
     """Compare one file with the manifest beside it, if listed there. Raises `CheckpointError`."""
-    if not verify or not is_enabled():
-        return
-    manifest = read_manifest(path.parent)
+    manifest = read_manifest(path.parent) if verify and is_enabled() else None
     if manifest is not None and path.name in manifest.files:
         difference = _difference(path.parent, path.name, manifest.files[path.name])
         _refuse(path.parent, [difference] if difference else [])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fastbert.cli.common import output, require
+from fastbert.cli.common import require
 from fastbert.io.progress import Bars
 
 
@@ -79,5 +79,5 @@ def run(config: Config, *, quiet: bool = False) -> int:
             update(position, f"{counts.texts:,} texts, {counts.texts / (time.perf_counter() - began):,.0f} texts/s")
 
         report = embed_file(model.to(device), tokenizer, texts, file, options, progress)
-    output(str(report))
+    print(str(report))
     return 0

@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +32,7 @@ from fastbert.errors import CorpusError, UserError
 from fastbert.io.atomic_write import sync, write_synced
 from fastbert.io.folder_exchange import recover_folder, remove, replace_folder
 from fastbert.io.locking import locked_folder
-
-if TYPE_CHECKING:
-    from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.tokenizers import WordPieceTokenizer
 
 _BATCH_CHARS = 1 << 22
 _BATCH_SENTENCES = 1 << 16

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastbert.distillation.losses import LayerLoss, soft_target_loss
-from fastbert.distillation.models import frozen_teacher
+from fastbert.distillation import losses, models
 from fastbert.errors import UserError
 from fastbert.models.heads.pretraining import BertForPreTraining
 from fastbert.models.outputs import PreTrainingOutput
@@ -27,7 +26,7 @@ def load_teacher(folder: Path, tokenizer: WordPieceTokenizer) -> BertForPreTrain
     missing = [name for name in teacher.new_weights if name.startswith("cls.predictions")]
     if missing:
         raise UserError(f"--teacher {folder}: has no masked-LM head: it lacks {missing[0]}")
-    return frozen_teacher(teacher, folder)
+    return models.frozen_teacher(teacher, folder)
 
 
 class PretrainingDistillationLoss(nn.Module):
@@ -37,7 +36,7 @@ class PretrainingDistillationLoss(nn.Module):
         super().__init__()
         self._teacher = (teacher,)  # in a tuple: neither trained nor saved with the student
         self.temperature, self.soft_weight = config.temperature, config.soft_weight
-        self.layer_loss = LayerLoss(student.config, teacher.config, config.distill)
+        self.layer_loss = losses.LayerLoss(student.config, teacher.config, config.distill)
 
     def forward(
         self,
@@ -56,7 +55,7 @@ class PretrainingDistillationLoss(nn.Module):
         with torch.no_grad():
             target = teacher(batch, return_logits=True, output_hidden_states=True)
         output = student(batch, return_logits=True, output_hidden_states=True)
-        soft = soft_target_loss(output.prediction_logits, target.prediction_logits, self.temperature, rows=1)
+        soft = losses.soft_target_loss(output.prediction_logits, target.prediction_logits, self.temperature, rows=1)
         states, attention = self.layer_loss(
             student.bert, teacher.bert, output.hidden_states, target.hidden_states, batch
         )

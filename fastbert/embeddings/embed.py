@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastbert.embeddings.batches import counted_tokens, packed
-from fastbert.embeddings.pooling import check_pooling, normalized, pool
+from fastbert.embeddings.pooling import check_pooling, counted_tokens, normalized, packed, pool
 from fastbert.embeddings.rows import LONG, SPECIAL, Cutting, Rows, check_texts, read_rows
 from fastbert.embeddings.settings import EmbedSettings
 from fastbert.errors import UserError

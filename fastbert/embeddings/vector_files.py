@@ -2,24 +2,84 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from fastbert.embeddings.embed import Counts, EmbedOptions, embed_chunks
-from fastbert.embeddings.output_file import OutputFile, import_pyarrow, vector_column
 from fastbert.errors import UserError
+from fastbert.io.atomic_write import partial_path, refuse_present, replace_synced
 from fastbert.models.bert.model import BertModel
 from fastbert.tasks.text_files import TextFile
 from fastbert.tokenizers import WordPieceTokenizer
 
 NPY_HEADER = 128  # bytes, whatever the shape
+
+
+class OutputFile(ABC):
+    """A file written inside a `with` block: it gets its name when the block ends without an error, else it is removed.
+
+    Raises UserError for an unknown suffix, a missing folder, a file that exists unless `overwrite`, and a missing
+    package.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]]
+
+    def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
+        self.path = Path(path)
+        self.partial = partial_path(self.path)
+        if self.path.suffix not in self.suffixes:
+            raise UserError(f"{self.path}: must end in {', '.join(self.suffixes)}")
+        refuse_present(self.path, overwrite)
+        if self.path.suffix == ".parquet":
+            import_pyarrow()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        try:
+            if kind is None:
+                self._finish()
+                if self.partial.exists():
+                    replace_synced(self.partial, self.path)
+        finally:
+            with contextlib.suppress(OSError):  # of a full disk, which has been reported
+                self._close()
+            self.partial.unlink(missing_ok=True)
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Complete and close the file."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close the file, which may be closed or never have been opened."""
+
+
+def import_pyarrow() -> tuple[Any, Any]:
+    """Import pyarrow and its parquet module. Raises UserError if it is not installed."""
+    try:
+        # By name, since it comes without types.
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError:
+        raise UserError(
+            ".parquet needs the package pyarrow: `pip install 'fastbert-engine[data]'`, or write another kind of file"
+        ) from None
+
+
+def vector_column(vectors: Any, width: int) -> Any:
+    """Return NumPy vectors fp32 (rows, width) as a column of lists of equal length."""
+    pyarrow, _ = import_pyarrow()
+    return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.reshape(-1)), width)
 
 
 class VectorWriter(ABC):

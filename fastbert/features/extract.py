@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastbert.embeddings.batches import packed
 from fastbert.embeddings.embed import BATCH_TOKENS, inferring
+from fastbert.embeddings.pooling import packed
 from fastbert.embeddings.rows import SPECIAL, Rows, check_texts
 from fastbert.errors import UserError
 from fastbert.models.bert.model import BertModel

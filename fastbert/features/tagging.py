@@ -145,8 +145,7 @@ class _Set:
         offsets = self.features.offsets
         lengths = (offsets[1:] - offsets[:-1])[sentences]
         words = torch.from_numpy(runs(offsets[sentences], lengths))
-        states = self.features.values[words][:, list(layers)]
-        return states, torch.from_numpy(lengths), self.tags[words]
+        return self.features.values[words][:, list(layers)], torch.from_numpy(lengths), self.tags[words]
 
 
 class _Row:

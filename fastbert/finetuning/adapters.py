@@ -14,10 +14,9 @@ from typing import Any
 
 from torch import nn
 
+from fastbert.checkpoints import manifest, tokenizer_files
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.formats.safetensors import read_safetensors
-from fastbert.checkpoints.manifest import ADAPTER, MODEL, verify_files
-from fastbert.checkpoints.tokenizer_files import accept_folder
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.untrusted_input import read_json_file, shown
 from fastbert.models.base import PreTrainedModel
@@ -124,7 +123,7 @@ def save_adapter(adapted: Any, folder: str | Path, base: str | None = None) -> l
         (partial / "README.md").unlink(missing_ok=True)  # a model card with nothing on it
         text = json.dumps(model.config.to_dict(architecture=type(model).__name__), indent=2) + "\n"
         (partial / "config.json").write_text(text, encoding="utf-8")
-        accept_folder(partial)
+        tokenizer_files.accept_folder(partial)
         return sorted(path.name for path in partial.iterdir())
 
 
@@ -155,7 +154,7 @@ def check_adapter(folder: Path) -> set[str]:
     """Verify a folder in peft's format; return the names of its tensors. Raises `UserError`."""
     if not (folder / CONFIG_FILE).is_file():
         raise UserError(f"{folder}: holds no {CONFIG_FILE}; name a folder that save_adapter or peft wrote")
-    verify_files(folder, ADAPTER, MODEL)
+    manifest.verify_files(folder, manifest.ADAPTER, manifest.MODEL)
     config = read_json_file(folder / CONFIG_FILE)
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind not in KINDS:

@@ -149,8 +149,7 @@ def best_folder(folder: Path, step: int) -> Path:
 def _best_step(folder: Path) -> int | None:
     """Return the best step that a checkpoint names; None if its state cannot be read."""
     try:
-        state = read_json_file(folder / checkpoint.STATE)
-        return Progress.of(state["progress"]).best_step
+        return Progress.of(read_json_file(folder / checkpoint.STATE)["progress"]).best_step
     except (CheckpointError, KeyError, TypeError, AttributeError):
         return None
 
@@ -248,8 +247,7 @@ class Fit:
         batches = order.batches(setting.rows.units, self.trial.batch_size, self.trial.seed, now.step, self.total)
         for epoch, units in batches:
             if config.gradual_unfreezing and epoch != last_epoch:
-                layers = self.model.config.num_hidden_layers
-                recipe.freeze(self.model, recipe.unfrozen(epoch, layers))
+                recipe.freeze(self.model, recipe.unfrozen(epoch, self.model.config.num_hidden_layers))
             last_epoch = epoch
             started = time.perf_counter()
             rate = self.trial.lr * recipe.factor(config.schedule, config.warmup, now.step, self.total)

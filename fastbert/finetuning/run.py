@@ -277,8 +277,7 @@ class _Run:
         return {file.name: self.task.score(file.dataset, self._predict(model, file)) for file in self.evaluations}
 
     def _predict(self, model: Any, file: _Evaluation) -> list[Prediction]:
-        outputs = outputs_of(self.task, model, file.rows)
-        return self.task.decode(file.dataset, file.rows, outputs)
+        return self.task.decode(file.dataset, file.rows, outputs_of(self.task, model, file.rows))
 
     def _choose(self, scores: Scores) -> float:
         first, metric = self.evaluations[0], self.task.main_metric

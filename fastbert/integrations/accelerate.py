@@ -16,8 +16,7 @@ from fastbert.integrations.forward_patch import ForwardPatch, patch_of
 from fastbert.integrations.torch_nn import encoder as torch_encoder
 from fastbert.integrations.torch_nn.encoder import TorchEncoderForward
 from fastbert.integrations.transformers import layouts
-from fastbert.integrations.transformers.encoder import PackedForward
-from fastbert.integrations.transformers.heads import PackedHead
+from fastbert.integrations.transformers.encoder import PackedForward, PackedHead
 from fastbert.io.log import logger
 from fastbert.models import registry
 from fastbert.models.architecture import TransformersLayout

@@ -16,11 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastbert.checkpoints.convert import MODEL_CLASSES, choose_class, listed_classes
+from fastbert.checkpoints import convert, key_mapping, manifest
 from fastbert.checkpoints.delta.files import open_delta
 from fastbert.checkpoints.delta.tensors import find_base, fingerprint, tensors_of
-from fastbert.checkpoints.key_mapping import is_encoders, match
-from fastbert.checkpoints.manifest import check_fingerprint
 from fastbert.checkpoints.source import config_folder, find_source, find_weights
 from fastbert.config import BertConfig
 from fastbert.errors import CheckpointError, UserError
@@ -159,20 +157,19 @@ class ServedTasks:
         from fastbert import models
 
         config = BertConfig.from_pretrained(folder)
-        named = [kind for kind in listed_classes(folder) if kind in MODEL_CLASSES]
-        kind = named[0] if new_head and named else choose_class(tensors, named)
+        named = [kind for kind in convert.listed_classes(folder) if kind in convert.MODEL_CLASSES]
+        kind = named[0] if new_head and named else convert.choose_class(tensors, named)
         model: PreTrainedModel = loading.outline(getattr(models, kind), config)
         own = loading.model_shapes(model)
-        matched = match(tensors, own, model.base_model_prefix, place)
+        matched = key_mapping.match(tensors, own, model.base_model_prefix, place)
         given: dict[str, Tensor] = {}
         for key, shape in own.items():
             if key in matched and tuple(tensors[matched[key]].shape) == shape:
                 given[key] = self._parameter(tensors[matched[key]], shared.get(matched[key]))
-            elif not new_head or is_encoders(key):
+            elif not new_head or key_mapping.is_encoders(key):
                 raise CheckpointError(f"{place}: lacks {key} in the shape {shape} that {kind} needs")
         loading.materialise(model, next(iter(given.values())).dtype, given)
-        missing = [key for key in own if key not in given]
-        loading.initialise(model, missing)
+        loading.initialise(model, [key for key in own if key not in given])
         return model.eval()
 
     def _parameter(self, tensor: Tensor, base: str | None) -> nn.Parameter:
@@ -193,6 +190,6 @@ class ServedTasks:
         has_own = any((folder / file).is_file() for file in (VOCAB_FILE, TOKENIZER_FILE))
         tokenizer = WordPieceTokenizer.from_pretrained(folder if has_own else self.folder)
         check_tokenizer(tokenizer, model.config.vocab_size, str(folder))
-        check_fingerprint(folder, tokenizer.fingerprint, str(folder if has_own else self.folder))
+        manifest.check_fingerprint(folder, tokenizer.fingerprint, str(folder if has_own else self.folder))
         size = sum(parameter.nbytes for parameter in own.values())
         return ServedTask(name=name, model=model.eval(), tokenizer=tokenizer, own_bytes=size)

@@ -45,8 +45,7 @@ def outputs_of(
     outputs: list[Any] = [None] * len(rows)
     with torch.no_grad(), autocast(device, dtype):
         for indices in rows.by_length(most):
-            batch = TaskBatch(inputs=rows.packed(indices).to(device), targets={})
-            batch_outputs = task.outputs(model, batch)
+            batch_outputs = task.outputs(model, TaskBatch(inputs=rows.packed(indices).to(device), targets={}))
             for row, values in zip(indices.tolist(), batch_outputs, strict=True):
                 outputs[row] = values
             if not np.isfinite(np.concatenate([values.ravel() for values in batch_outputs])).all():

@@ -57,8 +57,8 @@ class Rows:
 
     `input_ids` and `token_type_ids` are int32 (tokens,), `offsets` int64 (rows + 1,), `examples` int64 (rows,) the
     example of the dataset that each row belongs to (sorted; an example may have several rows: windows, choices).
-    `per_unit` adjacent rows are trained on together: the choices of a question. `unit_targets` have one item per unit,
-    `token_targets` one per token. `decoder`: the decoder's rows, as many as there are rows here.
+    `per_unit` adjacent rows are trained on together: the choices of a question. `unit_targets` have one item per unit.
+    `decoder`: the decoder's rows, as many as there are rows here.
     """
 
     input_ids: np.ndarray
@@ -67,7 +67,6 @@ class Rows:
     examples: np.ndarray
     per_unit: int = 1
     unit_targets: Mapping[str, np.ndarray] = field(default_factory=dict)
-    token_targets: Mapping[str, np.ndarray] = field(default_factory=dict)
     decoder: Rows | None = None
 
     def __len__(self) -> int:
@@ -100,11 +99,7 @@ class Rows:
 
         rows = (units[:, None] * self.per_unit + np.arange(self.per_unit)).ravel()
         row_keys = None if keys is None else (keys[:, None] + np.arange(self.per_unit)).ravel()
-        tokens, targets = self._tokens(rows), {}
-        for name, values in self.unit_targets.items():
-            targets[name] = torch.from_numpy(values[units])
-        for name, values in self.token_targets.items():
-            targets[name] = torch.from_numpy(values[tokens])
+        targets = {name: torch.from_numpy(values[units]) for name, values in self.unit_targets.items()}
         decoder = None if self.decoder is None else self.decoder.packed(rows, row_keys)
         return TaskBatch(inputs=self.packed(rows, row_keys), targets=targets, decoder=decoder)
 

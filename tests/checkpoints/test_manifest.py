@@ -168,7 +168,7 @@ def test_versions_and_the_variable(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert body["format"] == "fastbert-manifest"
     body["version"] = 2
     del body["sha256"]
-    (folder / NAME).write_text(json.dumps({**body, "sha256": manifest._digest(body)}))
+    (folder / NAME).write_text(json.dumps({**body, "sha256": manifest.json_sha256(body)}))
     with pytest.raises(
         CheckpointError, match=r"version 2, but 1 is supported; use a newer fastbert, .*FASTBERT_VERIFY=0"
     ):

@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from fastbert.checkpoints import manifest, tokenizer_files
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.delta.differences import MAX_BITS, expand, squeeze
 from fastbert.checkpoints.delta.tensors import EncodedTensor, decode, encode, fingerprint, tensors_of
@@ -33,10 +34,7 @@ from fastbert.checkpoints.formats.safetensors import (
     save_tensors,
     write_safetensors,
 )
-from fastbert.checkpoints.manifest import KINDS, verify_files
-from fastbert.checkpoints.manifest import NAME as MANIFEST
 from fastbert.checkpoints.source import config_folder, find_source, find_weights
-from fastbert.checkpoints.tokenizer_files import accept_folder
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import atomic_write, refuse_present
 from fastbert.io.untrusted_input import UntrustedFile, parse_json, shown
@@ -167,7 +165,7 @@ def write_delta(
     refuse_present(out, overwrite, "--out")
     model, base = find_source(model_folder), find_source(base_folder)
     for source in (model, base):
-        verify_files(config_folder(source), *KINDS)
+        manifest.verify_files(config_folder(source), *manifest.KINDS)
     tensors, base_tensors = (
         tensors_of(find_weights(source, verify=False)) for source in (model, base)
     )  # checked above
@@ -255,7 +253,7 @@ def restore_delta(
         for name, content in contents.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
-        accept_folder(folder)
+        tokenizer_files.accept_folder(folder)
         return sorted(path.name for path in folder.iterdir())
 
 
@@ -264,7 +262,7 @@ def _read_files(model: Path, base: Path) -> tuple[list[IncludedFile], dict[str, 
     files, contents = [], {}
     for path in sorted([*model.iterdir(), *model.glob("[1-9]_*/*")]):
         name = path.relative_to(model).as_posix()
-        if not _INCLUDED.fullmatch(name) or name.endswith((".index.json", MANIFEST)) or not path.is_file():
+        if not _INCLUDED.fullmatch(name) or name.endswith((".index.json", manifest.NAME)) or not path.is_file():
             continue
         if path.stat().st_size > MAX_FILE_BYTES:
             continue

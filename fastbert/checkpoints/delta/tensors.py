@@ -105,8 +105,7 @@ def decode(entry: EncodedTensor, data: memoryview, base: Mapping[str, Tensor], b
         assert bits is not None
         values = decode_rounded(data, predict(_rows(other, entry.shape), entry.factor), bits)
         return torch.from_numpy(values).view(entry.shape).to(dtype)
-    codes = decode_exact(data, _expected(other, entry.factor))
-    return _tensor(codes.tobytes(), dtype, entry.shape)
+    return _tensor(decode_exact(data, _expected(other, entry.factor)).tobytes(), dtype, entry.shape)
 
 
 def _expected(base: Tensor, factor: float) -> np.ndarray:

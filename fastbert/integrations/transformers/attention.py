@@ -66,8 +66,8 @@ def register_attention(name: str = "fastbert") -> str:
         raise UserError(
             f"register_attention needs transformers 5.10 or later ({error}): `pip install -U transformers`"
         ) from None
-    taken = {key: AttentionInterface._global_mapping[key] for key in AttentionInterface._global_mapping}
-    if name == "eager" or "|" in name or "/" in name or taken.get(name, attention_forward) is not attention_forward:
+    registered = AttentionInterface._global_mapping.get(name, attention_forward)
+    if name == "eager" or "|" in name or "/" in name or registered is not attention_forward:
         raise UserError(f"attn_implementation {name!r} is reserved or in use: choose a name such as 'fastbert'")
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)

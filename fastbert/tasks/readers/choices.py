@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from fastbert.errors import UserError
 from fastbert.io.text import whole_characters
@@ -11,9 +10,7 @@ from fastbert.tasks.examples import ChoiceExample, Dataset
 from fastbert.tasks.readers.bad_rows import BadRows
 from fastbert.tasks.readers.cells import choice_of, row_ids
 from fastbert.tasks.readers.tables import Names, Row, Table, name_of, read_table
-
-if TYPE_CHECKING:
-    from fastbert.tasks.settings import Columns
+from fastbert.tasks.settings import Columns
 
 PROMPTS = ("sent1", "prompt", "ctx", "premise", "context", "question")
 STARTS = ("sent2",)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastbert.errors import UserError
 from fastbert.io.log import logger
@@ -27,10 +27,8 @@ from fastbert.tasks.readers.conll_columns import (
 )
 from fastbert.tasks.readers.tables import Row, Table, name_of, opened, read_table
 from fastbert.tasks.readers.tags import OUTSIDE, count_invalid, is_entity_tag, scheme_of
+from fastbert.tasks.settings import Columns
 from fastbert.tasks.text_files import STDIN, numbered_lines
-
-if TYPE_CHECKING:
-    from fastbert.tasks.settings import Columns
 
 _NEW_DOCUMENT = re.compile(r"#\s+newdoc\b")
 _SENTENCE_ID = re.compile(r"#\s+sent_id\s*=\s*(\S.*?)\s*$")

@@ -6,15 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fastbert.errors import UserError
 from fastbert.io.log import logger
 from fastbert.tasks.readers.bad_rows import BadRows
 from fastbert.tasks.readers.layouts import MORE_SINGLES, SINGLES
-
-if TYPE_CHECKING:
-    from fastbert.tasks.settings import Columns
+from fastbert.tasks.settings import Columns
 
 DOCUMENT = "-DOCSTART-"
 CONLL_U_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fastbert.errors import UserError
 from fastbert.tasks.examples import Dataset, SequenceExample
 from fastbert.tasks.readers.bad_rows import BadRows
 from fastbert.tasks.readers.cells import row_ids
 from fastbert.tasks.readers.tables import Row, Table, name_of, read_lines, read_table
+from fastbert.tasks.settings import Columns
 from fastbert.tasks.text_files import STDIN
-
-if TYPE_CHECKING:
-    from fastbert.tasks.settings import Columns
 
 PAIRS = (
     ("source", "target"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastbert.errors import UserError
 from fastbert.io.log import logger
@@ -24,11 +24,8 @@ from fastbert.tasks.readers.tables import (
     read_table,
     refuse_squad,
 )
+from fastbert.tasks.settings import Columns
 from fastbert.tasks.text_files import STDIN
-
-if TYPE_CHECKING:
-    from fastbert.tasks.settings import Columns
-
 
 QQP = frozenset(("question1", "question2", "is_duplicate"))
 NLI = frozenset(("entailment", "neutral", "contradiction"))
@@ -174,15 +171,11 @@ def _split_of(path: str) -> tuple[str, list[str] | None]:
 def _is_clinc(path: str) -> bool:
     if path == STDIN or kind_of(path) != ".json" or not Path(path).is_file():
         return False
-    value = _json_or_none(path)
-    return isinstance(value, dict) and bool(value) and all(isinstance(part, list) for part in value.values())
-
-
-def _json_or_none(path: str) -> Any:
     try:
-        return read_json(path)
+        value = read_json(path)
     except UserError:
-        return None  # perhaps consecutive objects: the reader of tables reports what is wrong
+        return False  # perhaps consecutive objects: the reader of tables reports what is wrong
+    return isinstance(value, dict) and bool(value) and all(isinstance(part, list) for part in value.values())
 
 
 def _clinc(

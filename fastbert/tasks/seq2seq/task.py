@@ -143,8 +143,7 @@ class SequenceToSequence(Task[SequenceExample]):
         return batch.decoder.num_tokens - len(batch.decoder)
 
     def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
-        losses = model.losses(batch.inputs, batch.decoder)
-        mean: Tensor = losses.loss_sum / items
+        mean: Tensor = model.losses(batch.inputs, batch.decoder).loss_sum / items
         return mean
 
     def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:
