@@ -20,7 +20,7 @@ from torch import Tensor
 from fastbert.embeddings.pooling import check_pooling, counted_tokens, normalized, packed, pool
 from fastbert.embeddings.rows import LONG, SPECIAL, Cutting, Rows, check_texts, read_rows
 from fastbert.embeddings.settings import EmbedSettings
-from fastbert.errors import UserError
+from fastbert.errors import UserError, require_whole
 from fastbert.io.log import logger
 from fastbert.models.bert.model import BertModel, first_indices
 from fastbert.models.finite import check_finite
@@ -59,10 +59,8 @@ class EmbedOptions:
             check_pooling(self.pooling)
         if self.long not in LONG:
             raise UserError(f"long={self.long!r} must be {', '.join(map(repr, LONG[:-1]))} or {LONG[-1]!r}")
-        for name, least in (("max_length", SPECIAL + 1), ("batch_tokens", 1)):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise UserError(f"{name}={value!r} must be a whole number, at least {least}")
+        require_whole("max_length", self.max_length, SPECIAL + 1, optional=True)
+        require_whole("batch_tokens", self.batch_tokens, 1, optional=True)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from torch import nn
 from fastbert.checkpoints import manifest, tokenizer_files
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.formats.safetensors import read_safetensors
-from fastbert.errors import CheckpointError, UserError
+from fastbert.errors import CheckpointError, UserError, require_whole
 from fastbert.io.untrusted_input import read_json_file, shown
 from fastbert.models.base import PreTrainedModel
 from fastbert.ops.native import prepacked_weights
@@ -54,8 +54,7 @@ def add_lora(
     `UserError` for numbers out of range, and for targets that the model does not have.
     """
     peft = require_peft()
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise UserError(f"rank={rank!r} must be a whole number, at least 1")
+    require_whole("rank", rank, 1)
     if not alpha > 0 or not 0 <= dropout < 1:
         raise UserError(f"alpha={alpha!r} must be above 0, and dropout={dropout!r} at least 0 and below 1")
     _check_targets(model, targets)

@@ -30,8 +30,7 @@ def read_choices(
     """
     bad = BadRows(name_of(path), skip=skip_bad)
     table = read_table(path, is_header=_is_header, bad=bad)
-    if not table.rows:
-        raise UserError(f"{table.path}, line 1: has a header and no rows; add examples or name another file")
+    table.require_rows()
     prompt, start, label = _columns(table, columns, labelled)
     endings_of = _endings(table)
     ids = row_ids(table, table.numbered(bad), columns.id)

@@ -41,8 +41,7 @@ def read_sequences(
         path, is_header=lambda cells: bool(names & set(cells)) or not (numbered or len(cells) == 1), bad=bad
     )
     table = _flat(table, columns)
-    if not table.rows:
-        raise UserError(f"{table.path}, line 1: has a header and no rows; add examples or name another file")
+    table.require_rows()
     source, target = _columns(table, columns, labelled)
     ids = row_ids(table, table.numbered(bad), columns.id)
     examples = []

@@ -58,8 +58,7 @@ def read_texts(
         forgives=QQP.issubset,
         bad=bad,
     )
-    if not table.rows:
-        raise UserError(f"{table.path}, line 1: has a header and no rows; add examples or name another file")
+    table.require_rows()
     layout = find_layout(table, columns, labelled=labelled, regression=regression)
     if table.names == TREC_COLUMNS and layout.label == 0:
         logger.warning("%s: took the whole class of TREC's questions; --label-column coarse takes its first half", file)
