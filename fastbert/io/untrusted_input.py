@@ -141,9 +141,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     """Return the object that a JSON file holds. Raises `CheckpointError`."""
     content = read_json_file(path)
     if not isinstance(content, dict):
-        raise CheckpointError(
-            f"{path}: damaged: must hold a JSON object, not {type(content).__name__}; restore the file"
-        )
+        raise CheckpointError(f"{path}: damaged: must hold a JSON object ({shown(content)} is not an object)")
     return content
 
 
