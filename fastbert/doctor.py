@@ -213,17 +213,15 @@ def _gpus(torch: Any) -> tuple[tuple[Gpu, ...], str]:
         return (), "this torch is a CPU build, without GPU support"
     if not torch.cuda.is_available():
         return (), "torch finds no GPU with a working driver"
-    gpus = []
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        gpus.append(
-            Gpu(
-                name=properties.name,
-                memory_gib=round(properties.total_memory / 2**30, 1),
-                compute_capability=f"{properties.major}.{properties.minor}",
-            )
+    devices = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
+    return tuple(
+        Gpu(
+            name=device.name,
+            memory_gib=round(device.total_memory / 2**30, 1),
+            compute_capability=f"{device.major}.{device.minor}",
         )
-    return tuple(gpus), ""
+        for device in devices
+    ), ""
 
 
 def _triton_reason(kernels: tuple[str, ...], triton: str | None, has_gpu: bool) -> str:

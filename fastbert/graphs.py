@@ -11,7 +11,6 @@ that the others fix.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -21,11 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.models.packed import Packed
 from fastbert.ops import dispatch
 from fastbert.packing import PackedBatch
-
-logger = logging.getLogger("fastbert")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,21 +92,15 @@ class CaptureError(RuntimeError):
     """The work cannot be recorded, for example because it needs a host-device sync."""
 
 
-class Recording(Protocol):
-    """Work that can be repeated on the same memory."""
-
-    def replay(self) -> Any:
-        """Repeat the work; return the results, the same tensors each time."""
-
-
 class Recorder(Protocol):
     """A device's way to record work, as `Graphs` needs it."""
 
     def warm_up(self, run: Callable[[], Any]) -> Any:
         """Do the work once under the conditions of the capture; return its results."""
 
-    def capture(self, run: Callable[[], Any]) -> Recording:
-        """Record the work without doing it. Raises `CaptureError`."""
+    def capture(self, run: Callable[[], Any]) -> Callable[[], Any]:
+        """Record the work without doing it. Return a function that repeats it on the same memory and returns the
+        results, the same tensors each time. Raises `CaptureError`."""
 
     def forget(self) -> None:
         """Release what recordings hold: none is used any more."""
@@ -132,7 +124,7 @@ class CudaRecorder:
             current.wait_stream(self.stream)
         return results
 
-    def capture(self, run: Callable[[], Any]) -> Recording:
+    def capture(self, run: Callable[[], Any]) -> Callable[[], Any]:
         """Record on the side stream; other threads may use the device meanwhile, for example to pin memory."""
         graph = torch.cuda.CUDAGraph()
         recorded = torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local")
@@ -145,7 +137,12 @@ class CudaRecorder:
             if isinstance(error.__context__, KeyboardInterrupt):
                 raise error.__context__ from None
             raise CaptureError(_first_cause(error)) from error
-        return _CudaRecording(graph, results)
+
+        def replay() -> Any:
+            graph.replay()
+            return results
+
+        return replay
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a failed capture in the allocator, which torch does not: cached memory would never be freed again."""
@@ -165,29 +162,11 @@ class CudaRecorder:
 _abandoned: list[torch.cuda.CUDAGraph] = []
 
 
-@dataclass(frozen=True)
-class _CudaRecording:
-    graph: torch.cuda.CUDAGraph
-    results: Any
-
-    def replay(self) -> Any:
-        self.graph.replay()
-        return self.results
-
-
 def _first_cause(error: BaseException) -> str:
     """Return the first error in one line: ending a failed capture raises once more."""
     if isinstance(error.__context__, RuntimeError):
         error = error.__context__
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-@dataclass(frozen=True)
-class _Slot:
-    """One recording with the batch that it reads."""
-
-    batch: PackedBatch | None
-    recording: Recording
 
 
 class Graphs:
@@ -198,24 +177,27 @@ class Graphs:
 
     def __init__(self, recorder: Recorder, device: torch.device, limit: int) -> None:
         self.recorder, self.device, self.limit = recorder, device, limit
-        self.slots: OrderedDict[Any, _Slot] = OrderedDict()
+        self.slots: OrderedDict[Any, tuple[PackedBatch | None, Callable[[], Any]]] = OrderedDict()
+        """Recordings, each with the batch that it reads."""
         self.refused: str | None = None
 
     def run(self, key: Any, batch: PackedBatch | None, function: Callable[[PackedBatch | None], Any]) -> Any:
         """Return function(batch): record it if `key` is new, else replay it on a copy of `batch`, whose shapes `key`
         fixes. The results are static memory, valid until the next call with any key."""
-        slot = self.slots.get(key)
-        if slot is not None:
+        if key in self.slots:
             self.slots.move_to_end(key)
-            if batch is not None:
-                _copy(batch, slot.batch)
-            return slot.recording.replay()
+            static, replay = self.slots[key]
+            for field in fields(batch) if batch is not None else ():
+                value = getattr(batch, field.name)
+                if isinstance(value, Tensor):
+                    getattr(static, field.name).copy_(value, non_blocking=True)
+            return replay()
         static = None if batch is None else batch._map(lambda x: x.to(self.device, non_blocking=True, copy=True))
         if self.refused is not None:
             return function(static)
         results = self.recorder.warm_up(lambda: function(static))
         try:
-            self.slots[key] = _Slot(static, self.recorder.capture(lambda: function(static)))
+            self.slots[key] = static, self.recorder.capture(lambda: function(static))
         except CaptureError as error:
             self.refused = f"the capture failed: {error}"
             logger.warning("no CUDA graphs, kernels are launched one by one: %s", self.refused)
@@ -228,13 +210,6 @@ class Graphs:
         self.slots.clear()
         self.recorder.forget()
         self.refused = None
-
-
-def _copy(batch: PackedBatch, into: PackedBatch | None) -> None:
-    for field in fields(batch):
-        value = getattr(batch, field.name)
-        if isinstance(value, Tensor):
-            getattr(into, field.name).copy_(value, non_blocking=True)
 
 
 class Weights:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import platform
 from collections.abc import Callable
@@ -14,11 +13,11 @@ from typing import Any, TypeVar
 
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_atomic
+from fastbert.io.log import logger
 from fastbert.io.untrusted_input import require_regular_file
 
 CURE = "`fastbert doctor --tune` writes a new one"
 Table = TypeVar("Table")
-logger = logging.getLogger("fastbert")
 
 
 def cpu_model() -> str:

@@ -22,11 +22,11 @@ class Rerun:
     def warm_up(self, run: Callable[[], Any]) -> Any:
         return run()
 
-    def capture(self, run: Callable[[], Any]) -> "Again":
+    def capture(self, run: Callable[[], Any]) -> Callable[[], Any]:
         self.captures += 1
         if self.failing is not None:
             raise CaptureError(self.failing)
-        return Again(self, run)
+        return Again(self, run).replay
 
     def forget(self) -> None:
         self.forgotten += 1

@@ -22,11 +22,10 @@ from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.run import finetune
 from fastbert.tasks import registry
 from fastbert.tasks.base import Task
-from fastbert.tasks.examples import Dataset, TextExample
+from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, TextExample
 from fastbert.tasks.finetuned_model import load_trained
 from fastbert.tasks.predicting import predict
 from fastbert.tasks.prediction_files import read_predictions, write_predictions
-from fastbert.tasks.prediction_format import Prediction, PredictionFormat
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.settings import TaskSettings
 

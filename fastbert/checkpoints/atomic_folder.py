@@ -151,10 +151,7 @@ def _clean_up(work: Path, target: Path) -> None:
         if info is not None and (info.st_dev, info.st_ino) == planned:
             _move_late_files(work / _NEW, target, plan.get("replaced", ()))
     for left in sorted(work.iterdir(), key=lambda path: path.name == _PLAN):
-        if left.is_dir() and not left.is_symlink():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)
+        remove(left, ignore_errors=True)
 
 
 def _move_late_files(old: Path, target: Path, replaced: Sequence[str]) -> None:

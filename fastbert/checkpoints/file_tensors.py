@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -83,11 +84,9 @@ def fill(pairs: Iterable[tuple[FileTensor, Tensor]]) -> None:
     Raises `CheckpointError` for truncated files and wrong checksums.
     """
     work = list(pairs)
-    files: dict[Path, UntrustedFile] = {}
-    try:
-        for stored, _ in work:
-            if stored.file not in files:
-                files[stored.file] = UntrustedFile(stored.file)
+    with ExitStack() as stack:
+        paths = {stored.file for stored, _ in work}
+        files = {path: stack.enter_context(UntrustedFile(path)) for path in paths}
         jobs = [job for stored, tensor in work for job in _jobs(files[stored.file], stored, tensor)]
         threads = min(MAX_THREADS, torch.get_num_threads(), len(jobs))
         if threads > 1:
@@ -97,9 +96,6 @@ def fill(pairs: Iterable[tuple[FileTensor, Tensor]]) -> None:
         else:
             for job in jobs:
                 job()
-    finally:
-        for file in files.values():
-            file.close()
 
 
 def map_tensors(named: Mapping[str, FileTensor]) -> dict[str, Tensor]:
@@ -111,9 +107,8 @@ def map_tensors(named: Mapping[str, FileTensor]) -> dict[str, Tensor]:
     files: dict[Path, Tensor] = {}
     mapped = {}
     for name, stored in named.items():
-        if stored.stride is not None or stored.checksum is not None or not stored.numel:
-            continue
-        if stored.offset % stored.dtype.itemsize:
+        is_strided, misaligned = stored.stride is not None, stored.offset % stored.dtype.itemsize
+        if is_strided or misaligned or stored.checksum is not None or not stored.numel:
             continue
         try:
             if stored.file not in files:
@@ -190,14 +185,12 @@ def _read_checked(file: UntrustedFile, stored: FileTensor, target: Tensor) -> No
 
 def _read_strided(file: UntrustedFile, stored: FileTensor, tensor: Tensor) -> None:
     """Read a tensor with strides, or one within a larger byte range that has one checksum."""
-    if stored.checksum is not None:
-        base, size = stored.checksum.offset, stored.checksum.size
-    else:
-        base, size = stored.offset, stored.extent
+    checksum = stored.checksum
+    base, size = (stored.offset, stored.extent) if checksum is None else (checksum.offset, checksum.size)
     data = torch.empty(size, dtype=torch.uint8)
     file.read_into(_bytes(data), base)
-    if stored.checksum is not None:
-        _compare(file, stored.checksum, stored.checksum.update(_bytes(data), 0))
+    if checksum is not None:
+        _compare(file, checksum, checksum.update(_bytes(data), 0))
     extent = data[stored.offset - base :][: stored.extent]
     if extent.data_ptr() % stored.dtype.itemsize:
         extent = extent.clone()

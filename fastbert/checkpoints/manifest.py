@@ -8,28 +8,23 @@ it. docs/checkpoints.md describes the format.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import write_atomic
-from fastbert.io.checksums import combine_crc32c, crc32c
-from fastbert.io.untrusted_input import UntrustedFile, parse_json, shown
-
-logger = logging.getLogger("fastbert")
+from fastbert.io.checksums import combine_crc32c, crc32c, json_sha256
+from fastbert.io.log import logger
+from fastbert.io.untrusted_input import UntrustedFile, read_json_file, shown
 
 NAME = "fastbert_manifest.json"
 FORMAT, VERSION = "fastbert-manifest", 1
 VARIABLE = "FASTBERT_VERIFY"
-MAX_BYTES = 4 << 20
 _MAX_SHOWN = 4
 # A thread's share of a large file; and a single read, which fits a core's cache.
 _RANGE_BYTES, _CHUNK_BYTES = 16 << 20, 1 << 18
@@ -77,18 +72,12 @@ def read_manifest(folder: Path) -> Manifest | None:
     path = folder / NAME
     if not os.path.lexists(path):
         return None
-    with UntrustedFile(path) as file:
-        if file.size > MAX_BYTES:
-            raise CheckpointError(
-                f"{path}: has {file.size:,} bytes, and at most {MAX_BYTES:,} are read; {_cure(folder)}"
-            )
-        text = file.read(0, file.size)
     try:
-        body = parse_json(text, str(path))
+        body = read_json_file(path)
     except CheckpointError as error:
         raise CheckpointError(f"{error}; {_cure(folder)}") from None
     digest = body.pop("sha256", None) if isinstance(body, dict) else None
-    if not isinstance(body, dict) or digest != _digest(body) or body.get("format") != FORMAT:
+    if not isinstance(body, dict) or digest != json_sha256(body) or body.get("format") != FORMAT:
         raise CheckpointError(f"{path}: damaged: it does not match its own checksum; {_cure(folder)}")
     if body.get("version") != VERSION:
         raise CheckpointError(
@@ -128,8 +117,7 @@ def replace_manifest(folder: Path, fingerprint: Callable[[list[str]], str | None
     names = _present(folder, KINDS)
     if not names:
         raise UserError(f"{folder}: holds no file of a model or a tokenizer; name a model's folder")
-    files = {name: describe(folder / name) for name in names}
-    _write(folder, Manifest(files, fingerprint(names)))
+    _write(folder, Manifest({name: describe(folder / name) for name in names}, fingerprint(names)))
     return names
 
 
@@ -157,9 +145,7 @@ def verify_files(folder: Path, *kinds: str, verify: bool = True) -> None:
 
     Raises `CheckpointError`, which names each file that changed, is missing or was added.
     """
-    if not verify or not is_enabled():
-        return
-    manifest = read_manifest(folder)
+    manifest = read_manifest(folder) if verify and is_enabled() else None
     if manifest is None:
         return
     differences = []
@@ -174,9 +160,7 @@ def verify_files(folder: Path, *kinds: str, verify: bool = True) -> None:
 
 def verify_file(path: Path, *, verify: bool = True) -> None:
     """Compare one file with the manifest beside it, if listed there. Raises `CheckpointError`."""
-    if not verify or not is_enabled():
-        return
-    manifest = read_manifest(path.parent)
+    manifest = read_manifest(path.parent) if verify and is_enabled() else None
     if manifest is not None and path.name in manifest.files:
         difference = _difference(path.parent, path.name, manifest.files[path.name])
         _refuse(path.parent, [difference] if difference else [])
@@ -258,14 +242,10 @@ def _is_shard(name: str) -> bool:
     return name.startswith(("model-", "bert_model.ckpt"))
 
 
-def _digest(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
 def _write(folder: Path, manifest: Manifest) -> None:
     files = {name: asdict(entry) for name, entry in sorted(manifest.files.items())}
     body = {"format": FORMAT, "version": VERSION, "files": files, "tokenizer": manifest.tokenizer}
     try:
-        write_atomic(folder / NAME, json.dumps({**body, "sha256": _digest(body)}, indent=1) + "\n")
+        write_atomic(folder / NAME, json.dumps({**body, "sha256": json_sha256(body)}, indent=1) + "\n")
     except OSError as error:
         raise CheckpointError(f"{folder / NAME}: could not be written ({error}); free some disk space") from error

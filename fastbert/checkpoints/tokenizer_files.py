@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from pathlib import Path
 from typing import Literal
 
 from fastbert.checkpoints.manifest import check_fingerprint, replace_manifest
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.models.vocabulary_extension import check_sizes
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.files import (
@@ -19,7 +19,6 @@ from fastbert.tokenizers.files import (
     VOCAB_FILE,
 )
 
-logger = logging.getLogger("fastbert")
 Target = Literal["hf", "tensorflow"]
 FILES = (VOCAB_FILE, TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE, ADDED_TOKENS_FILE)
 

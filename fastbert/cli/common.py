@@ -1,8 +1,7 @@
-"""Required flags, and results on standard output."""
+"""Required flags."""
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from fastbert.errors import UserError
@@ -13,8 +12,3 @@ def require(value: Any, flag: str, meaning: str) -> Any:
     if value is None or value == ():
         raise UserError(f"{flag} is missing: {meaning}")
     return value
-
-
-def output(text: str) -> None:
-    """Print a command's result on standard output."""
-    sys.stdout.write(text + "\n")

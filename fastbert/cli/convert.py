@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from fastbert.cli.common import output, require
+from fastbert.cli.common import require
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.progress import console
@@ -110,19 +110,17 @@ def run(config: Config, *, quiet: bool = False) -> int:
         report = convert(source, out, options)
     if config.report is not None:
         write_json_atomic(config.report, report.to_dict())
-    output(describe(report))
+    print(describe(report))
     return 0 if report.whole else NOT_WHOLE
 
 
 def _run_manifest(folder: Path) -> int:
     """Write a manifest of a folder's current files."""
-    from fastbert.checkpoints.manifest import NAME
-    from fastbert.checkpoints.tokenizer_files import accept_folder
+    from fastbert.checkpoints import manifest, tokenizer_files
 
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; --manifest takes a model's folder")
-    names = accept_folder(folder)
-    output(f"{folder / NAME}: lists {', '.join(names)}")
+    print(f"{folder / manifest.NAME}: lists {', '.join(tokenizer_files.accept_folder(folder))}")
     return 0
 
 
@@ -135,13 +133,13 @@ def _run_delta(config: Config, source: str, out: Path, base: str, quiet: bool) -
             raise UserError(f"{source} is a delta file: --bits and --report are for writing one")
         with console(quiet).status(f"restoring {source}"):
             files = restore_delta(source, base, out, overwrite=config.overwrite)
-        output(f"{source} + {base} -> {out}: wrote {', '.join(files)}")
+        print(f"{source} + {base} -> {out}: wrote {', '.join(files)}")
         return 0
     with console(quiet).status(f"comparing {source} with {base}"):
         report = write_delta(source, base, out, bits=config.bits, overwrite=config.overwrite)
     if config.report is not None:
         write_json_atomic(config.report, report.to_dict())
-    output(describe_delta(report))
+    print(describe_delta(report))
     return 0
 
 

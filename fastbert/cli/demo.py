@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastbert.cli.common import output
 from fastbert.cli.training_view import shown
 
 
@@ -72,5 +71,5 @@ def run(config: Config, *, quiet: bool = False) -> int:
         "  fastbert demo --minutes 20                                            (a better model)",
         "  fastbert doctor                                                       (what runs where, and why)",
     ]
-    output("\n".join(lines))
+    print("\n".join(lines))
     return 0

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
+from fastbert.doctor import Diagnosis, examine
 from fastbert.errors import UserError
 from fastbert.io.progress import Bars
-
-if TYPE_CHECKING:
-    from fastbert.doctor import Diagnosis
 
 Row = tuple[str, str]
 
@@ -31,14 +27,11 @@ class Config:
 
 def run(config: Config, *, quiet: bool = False) -> int:
     """Print the diagnosis; return 1 if torch or the C++ extension is missing."""
-    from fastbert.doctor import examine
-
     if config.tune:
         _tune(quiet)
     diagnosis = examine()
     if config.json:
-        json.dump(dataclasses.asdict(diagnosis), sys.stdout, indent=2)
-        print()
+        print(json.dumps(dataclasses.asdict(diagnosis), indent=2))
     else:
         _show(diagnosis)
     return 0 if diagnosis.device and not diagnosis.extension_problem else 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fastbert.cli.common import output, require
+from fastbert.cli.common import require
 from fastbert.io.progress import Bars
 
 
@@ -52,8 +52,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     out = require(config.out, "--out", "the file to write, .npy, .parquet or .jsonl")
     from fastbert.embeddings.embed import EmbedOptions
     from fastbert.embeddings.folder import load_embedder
-    from fastbert.embeddings.text_files import embed_file
-    from fastbert.embeddings.vector_files import VectorFile
+    from fastbert.embeddings.vector_files import VectorFile, embed_file
     from fastbert.tasks.inference import choose_inference
     from fastbert.tasks.text_files import TextFile
 
@@ -80,5 +79,5 @@ def run(config: Config, *, quiet: bool = False) -> int:
             update(position, f"{counts.texts:,} texts, {counts.texts / (time.perf_counter() - began):,.0f} texts/s")
 
         report = embed_file(model.to(device), tokenizer, texts, file, options, progress)
-    output(str(report))
+    print(str(report))
     return 0

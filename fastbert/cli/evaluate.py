@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastbert.cli.common import output, require
+from fastbert.cli.common import require
 from fastbert.cli.model_flags import ModelFlags
 from fastbert.errors import UserError
 from fastbert.io.progress import Bars
@@ -44,7 +44,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     else:
         scores = _score_model(config, quiet) if config.model is not None else _score(config)
     width = max(map(len, scores))
-    output("\n".join(f"{name:<{width}}  {value:>9.4f}" for name, value in scores.items()))
+    print("\n".join(f"{name:<{width}}  {value:>9.4f}" for name, value in scores.items()))
     if config.json is not None:
         from fastbert.io.atomic_write import write_json_atomic
 
@@ -101,7 +101,7 @@ def _glue(config: Config) -> dict[str, float]:
         scores |= {f"{convention} {name}": number for name, number in glue_numbers(available, convention).items()}
         missing = [name for name in tasks if name not in results]
         if missing:
-            output(f"no {convention} average: no result for {', '.join(missing)}")
+            print(f"no {convention} average: no result for {', '.join(missing)}")
         else:
             scores[f"{convention} average"] = glue_average(available, convention)
     return scores

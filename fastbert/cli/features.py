@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fastbert.cli.common import output, require
+from fastbert.cli.common import require
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.progress import Bars
@@ -103,7 +103,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
         if not file.texts:
             raise UserError(f"{texts.name} holds no text")
         seconds = time.perf_counter() - began
-    output(
+    print(
         f"{file.texts:,} texts, {file.items:,} {config.per}s, {file.width:,} numbers each: {seconds:.1f} s,"
         f" {file.texts / max(seconds, 1e-9):,.0f} texts/s"
     )
@@ -153,7 +153,7 @@ def _run_table(config: Config, source: str, quiet: bool) -> int:
     out.mkdir(parents=True, exist_ok=True)
     result = {"kind": "table7", "model": source, "train": train, "eval": dev, "rows": [asdict(row) for row in rows]}
     write_json_atomic(out / "table7.json", result)
-    output(describe(rows))
+    print(describe(rows))
     return 0
 
 
@@ -171,6 +171,5 @@ def _load(config: Config, source: str) -> tuple[EncoderModel, WordPieceTokenizer
     from fastbert.tokenizers import WordPieceTokenizer
 
     device, dtype, why = choose_inference(config.device, config.dtype)
-    folder = find_source(source)
     model = registry.load_encoder(source, dtype=dtype)
-    return model.to(device), WordPieceTokenizer.from_pretrained(folder), f"{why} on {device}"
+    return model.to(device), WordPieceTokenizer.from_pretrained(find_source(source)), f"{why} on {device}"

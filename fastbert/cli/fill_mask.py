@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from fastbert.cli.common import output, require
+from fastbert.cli.common import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     tokenizer = WordPieceTokenizer.from_pretrained(folder)
     for text in config.text:
         blanks = fill_mask(model, tokenizer, text, config.top_k)
-        output(text)
+        print(text)
         for guesses in blanks:
-            output("   " + "   ".join(f"{guess.token} {guess.probability:.1%}" for guess in guesses))
+            print("   " + "   ".join(f"{guess.token} {guess.probability:.1%}" for guess in guesses))
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fastbert.cli.common import output
 from fastbert.cli.training_view import shown
 from fastbert.finetuning.config import FinetuneConfig as Config
 
@@ -26,5 +25,5 @@ def run(config: Config, *, quiet: bool = False) -> int:
         lines.append(f"best of the grid: lr {best.lr:g}, batch {best.batch_size}, {best.epochs:g} epochs")
     trial = f" ({result.kept})" if len(result.trials) > 1 else ""
     lines += [f"model:   {result.model}{trial}", f"results: {result.folder / 'results.json'}"]
-    output("\n".join(lines))
+    print("\n".join(lines))
     return 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fastbert.cli.common import output, require
+from fastbert.cli.common import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,5 +26,5 @@ def run(config: Config, *, quiet: bool = False) -> int:
     from fastbert.training.plot import plot_runs
 
     plot_runs(require(config.runs, "--runs", "the folders of the runs to plot"), config.out, x_axis=config.x)
-    output(str(config.out))
+    print(str(config.out))
     return 0

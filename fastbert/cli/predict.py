@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from fastbert.cli.common import output, require
+from fastbert.cli.common import require
 from fastbert.cli.model_flags import ModelFlags
 from fastbert.errors import UserError
 from fastbert.io.progress import Bars
@@ -38,8 +38,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
     """Write a prediction for each example."""
     require(config.model, "--model", "the folder of a fine-tuned model")
     text = require(config.text, "--text", "a file with the examples, or - for standard input")
-    from fastbert.tasks.glue_submission import write_submission
-    from fastbert.tasks.prediction_files import file_kind, write_predictions
+    from fastbert.tasks import glue_submission, prediction_files
 
     out = config.out
     if config.glue is not None:
@@ -54,14 +53,14 @@ def run(config: Config, *, quiet: bool = False) -> int:
         trained = config.load(**{field.name: getattr(config, field.name) for field in fields(PredictFlags)})
         bars.message(f"{trained.task.name}: {trained.how}")
         if out is not None and config.glue is None:
-            file_kind(out, trained.task.name)
+            prediction_files.file_kind(out, trained.task.name)
         dataset = trained.task.read(text, labelled=False)
         predictions = config.predict(trained, dataset, bars.stage)
     if config.glue is not None and out is not None:
-        archive = write_submission(out, {config.glue: predictions})
-        output(f"{archive}: with {len(predictions):,} predictions of {config.glue}")
+        archive = glue_submission.write_submission(out, {config.glue: predictions})
+        print(f"{archive}: with {len(predictions):,} predictions of {config.glue}")
         return 0
-    write_predictions(out or "-", trained.task.name, dataset, predictions)
+    prediction_files.write_predictions(out or "-", trained.task.name, dataset, predictions)
     if out is not None:
-        output(f"{out}: {len(predictions):,} predictions")
+        print(f"{out}: {len(predictions):,} predictions")
     return 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fastbert.cli.common import output, require
+from fastbert.cli.common import require
 from fastbert.io.progress import Bars
 
 
@@ -49,7 +49,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
             update(done, f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB, {sentences:,} sentences")
 
         shards = prepare(corpus, tokenizer, out, overwrite=config.overwrite, progress=progress)
-    output(
+    print(
         f"{out}: {shards.num_documents:,} documents, {shards.num_sentences:,} sentences, {shards.num_tokens:,} tokens\n"
         f"next: fastbert pretrain --data {out} --model mini --out runs/mini"
     )

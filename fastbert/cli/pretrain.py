@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fastbert.cli.common import output
 from fastbert.cli.training_view import shown
 from fastbert.training.config import PretrainConfig as Config
 
@@ -24,5 +23,5 @@ def run(config: Config, *, quiet: bool = False) -> int:
         pairs = "sentence-order" if config.objective == "mlm+sop" else "next-sentence"
         lines.append(f"            {pairs} accuracy {validation.nsp_accuracy:.1%} (chance is 50 %)")
     lines += [f"model:      {result.model}", f"loss curve: {result.loss_curve}"]
-    output("\n".join(lines))
+    print("\n".join(lines))
     return 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from fastbert.cli.common import output, require
+from fastbert.cli.common import require
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic
 from fastbert.io.progress import Bars
@@ -68,7 +68,7 @@ def run(config: Config, *, quiet: bool = False) -> int:
             dtype=config.dtype, device=device, threads=config.threads, tolerance=config.tolerance,
             min_cosine=config.min_cosine, rounds=config.rounds, progress=bars.count,
         )  # fmt: skip
-    output(table(report))
+    print(table(report))
     if config.json is not None:
         write_json_atomic(config.json, report.to_dict())
     return AGREE if report.agrees else DISAGREE

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
-from fastbert.cli.common import output, require
+from fastbert.cli.common import require
 from fastbert.errors import UserError
 from fastbert.io.progress import Bars
 
@@ -115,7 +115,7 @@ def _build(config: Config, quiet: bool) -> None:
     with atomic_folder(out, superseded=("tokenizer.json",)) as folder:
         tokenizer.save_pretrained(folder)
         report_file = _write_report(config, report, folder)
-    output(
+    print(
         f"{out}/vocab.txt: {tokenizer.vocab_size:,} entries\n\n{coverage_table(measured, split.unit)}\n\n"
         f"report: {report_file or out / REPORT}\n"
         f"{_next_command(config, out)}"
@@ -124,24 +124,22 @@ def _build(config: Config, quiet: bool) -> None:
 
 def _measure(config: Config, quiet: bool) -> None:
     from fastbert.cli.vocab_view import coverage_table
-    from fastbert.tokenizers.coverage import measure_coverage
-    from fastbert.tokenizers.word_counts import Normalization
+    from fastbert.tokenizers import coverage, word_counts
 
     tokenizer = _read_tokenizer(config)
     with Bars(quiet) as bars:
-        split = _count(config, bars, Normalization.of(tokenizer), 0.0)
-        measured = measure_coverage(tokenizer, split.held_out)
+        split = _count(config, bars, word_counts.Normalization.of(tokenizer), 0.0)
+        measured = coverage.measure_coverage(tokenizer, split.held_out)
     file = _write_report(config, {"kind": "vocabulary", **_source(config, split), "coverage": measured.to_dict()}, None)
-    output(f"{config.tokenizer}: {tokenizer.vocab_size:,} entries\n\n{coverage_table(measured, 'all')}")
+    print(f"{config.tokenizer}: {tokenizer.vocab_size:,} entries\n\n{coverage_table(measured, 'all')}")
     if file is not None:
-        output(f"\nreport: {file}")
+        print(f"\nreport: {file}")
 
 
 def _extend(config: Config, quiet: bool) -> None:
     from fastbert.cli import vocab_view as view
-    from fastbert.tokenizers.coverage import measure_coverage
+    from fastbert.tokenizers import coverage, word_counts
     from fastbert.tokenizers.extension import extend_for, propose
-    from fastbert.tokenizers.word_counts import Normalization
 
     tokenizer = _read_tokenizer(config)
     model = None
@@ -152,21 +150,21 @@ def _extend(config: Config, quiet: bool) -> None:
         written = ("vocab.txt", "config.json", "model.safetensors") if config.model is not None else ("vocab.txt",)
         _refuse_present(config.out, written, config.overwrite, model is not None)
     with Bars(quiet) as bars:
-        split = _count(config, bars, Normalization.of(tokenizer), config.validation_fraction)
+        split = _count(config, bars, word_counts.Normalization.of(tokenizer), config.validation_fraction)
         working = bars.waiting("tokenizing its words")
         proposal = propose(tokenizer, split.learn.words, min_frequency=config.min_frequency or _MIN_FREQUENCY_OF_WORDS)
         rows = proposal.worth if config.add == "auto" else min(config.add, len(proposal.candidates))
         chosen = proposal.candidates[:rows]
         extension, changed = extend_for(tokenizer, chosen, split.learn.words, keep_unused=config.keep_unused)
-        before = measure_coverage(tokenizer, split.held_out)
-        after = measure_coverage(extension.tokenizer, split.held_out)
+        before = coverage.measure_coverage(tokenizer, split.held_out)
+        after = coverage.measure_coverage(extension.tokenizer, split.held_out)
         working(0.0, done=True)
-    output(view.proposal_table(proposal, rows, split.learn.total_words))
-    output(view.choice(proposal, rows, config.add))
+    print(view.proposal_table(proposal, rows, split.learn.total_words))
+    print(view.choice(proposal, rows, config.add))
     if not extension.entries:
-        output("nothing to extend: no file was written")
+        print("nothing to extend: no file was written")
         return
-    output(view.effect(before, after, changed, split))
+    print(view.effect(before, after, changed, split))
     report = {
         "kind": "extension",
         **_source(config, split),
@@ -176,12 +174,12 @@ def _extend(config: Config, quiet: bool) -> None:
     }
     if config.out is not None:
         file = _save_extension(config, config.out, extension, model, report)
-        output(view.written(config.out, extension, model))
-        output(f"report: {file}")
-        output(_next_command(config, config.out))
+        print(view.written(config.out, extension, model))
+        print(f"report: {file}")
+        print(_next_command(config, config.out))
         return
     named = _write_report(config, report, None)
-    output((f"report: {named}\n" if named else "") + "next: the same command with --out FOLDER writes the tokenizer")
+    print((f"report: {named}\n" if named else "") + "next: the same command with --out FOLDER writes the tokenizer")
 
 
 def _save_extension(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import glob
 import json
-import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -22,10 +21,9 @@ from pathlib import Path
 from fastbert.data.layout import TextFormat, detect_layout, documents_of_lines
 from fastbert.data.text_lines import Progress, line_blocks
 from fastbert.errors import CorpusError
+from fastbert.io.log import logger
 from fastbert.io.text import COMPRESSIONS, plain_name, whole_characters
 from fastbert.io.untrusted_input import require_regular_file
-
-logger = logging.getLogger("fastbert")
 
 EXTENSIONS = (".txt", ".jsonl")
 _KNOWN = ", ".join([*EXTENSIONS, *(f"*{suffix}" for suffix in COMPRESSIONS)])

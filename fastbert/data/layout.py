@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -11,8 +10,7 @@ from typing import Literal
 
 from fastbert.data import text_lines
 from fastbert.data.sentences import CLOSERS, split_sentences
-
-logger = logging.getLogger("fastbert")
+from fastbert.io.log import logger
 
 TextFormat = Literal["auto", "lines", "paragraphs", "prose"]
 # A longer document becomes several.

@@ -8,13 +8,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fastbert.data.corpus import Corpus
-from fastbert.data.shard_format import (
+from fastbert.data.shards import (
     FORMAT,
     INDEX,
     OFFSET_DTYPE,
@@ -23,61 +23,24 @@ from fastbert.data.shard_format import (
     VERSION,
     VOCABULARY,
     HashedFile,
+    TokenShards,
     describe,
     shard_files,
     token_dtype,
 )
-from fastbert.data.shards import TokenShards
 from fastbert.errors import CorpusError, UserError
 from fastbert.io.atomic_write import sync, write_synced
 from fastbert.io.folder_exchange import recover_folder, remove, replace_folder
 from fastbert.io.locking import locked_folder
+from fastbert.tokenizers import WordPieceTokenizer
 
 _BATCH_CHARS = 1 << 22
 _BATCH_SENTENCES = 1 << 16
 
 
-class ShardTokenizer(Protocol):
-    """The part of a tokenizer that `prepare` uses; `WordPieceTokenizer` implements it."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Return the number of entries."""
-
-    @property
-    def fingerprint(self) -> str:
-        """Return the hash of the whole tokenizer (`fastbert.tokenizers.fingerprint`), which the shards record."""
-
-    @property
-    def pad_token_id(self) -> int:
-        """Return the id of the padding token."""
-
-    @property
-    def unk_token_id(self) -> int:
-        """Return the id of the unknown-word token."""
-
-    @property
-    def cls_token_id(self) -> int:
-        """Return the id of the classification token."""
-
-    @property
-    def sep_token_id(self) -> int:
-        """Return the id of the separator token."""
-
-    @property
-    def mask_token_id(self) -> int:
-        """Return the id of the mask token."""
-
-    def encode_ragged(self, texts: Sequence[str]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Return the ids of all texts, concatenated, and the offset of each text."""
-
-    def save_pretrained(self, folder: Any) -> Any:
-        """Write vocab.txt and tokenizer_config.json."""
-
-
 def prepare(
     documents: Corpus | Iterable[Sequence[str]],
-    tokenizer: ShardTokenizer,
+    tokenizer: WordPieceTokenizer,
     out: str | os.PathLike[str],
     *,
     shard_tokens: int = 1 << 28,
@@ -166,7 +129,7 @@ class _ShardWriter:
 class _Preparation:
     """Collect sentences into batches for the tokenizer and distribute the ids over shards."""
 
-    def __init__(self, folder: Path, tokenizer: ShardTokenizer, shard_tokens: int) -> None:
+    def __init__(self, folder: Path, tokenizer: WordPieceTokenizer, shard_tokens: int) -> None:
         self.folder = folder
         self.tokenizer = tokenizer
         self.shard_tokens = shard_tokens
@@ -235,19 +198,15 @@ class _Preparation:
             raise CorpusError("the corpus is empty: no sentence of it has a token")
 
 
-def _added_tokens(tokenizer: ShardTokenizer) -> dict[str, int]:
-    """Return the tokens that the tokenizer recognises as a whole, if it has any."""
-    return getattr(tokenizer, "added_tokens_encoder", {})
-
-
 def _write_shards(
     folder: Path,
     documents: Corpus | Iterable[Sequence[str]],
-    tokenizer: ShardTokenizer,
+    tokenizer: WordPieceTokenizer,
     shard_tokens: int,
     progress: Callable[[int, int], None] | None,
 ) -> None:
-    outside = {index: token for token, index in _added_tokens(tokenizer).items() if index >= tokenizer.vocab_size}
+    added = getattr(tokenizer, "added_tokens_encoder", {})
+    outside = {index: token for token, index in added.items() if index >= tokenizer.vocab_size}
     if outside:
         raise UserError(
             f"the tokenizer has added tokens after its vocabulary ({outside[min(outside)]!r}, id {min(outside)}), which"

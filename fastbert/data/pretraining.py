@@ -146,19 +146,15 @@ class PretrainingData:
 
     def batch(self, epoch: int, indices: NDArray[np.int64] | Sequence[int]) -> PackedBatch:
         """Return samples of one epoch, by index, as a batch: a pure function."""
-        from fastbert.packing import PackedBatch
-
-        return PackedBatch(**_tensors(self._arrays(epoch, indices), with_label=self.objective != "mlm"))
+        return _packed(self._arrays(epoch, indices), with_label=self.objective != "mlm")
 
     def samples(self, counters: NDArray[np.int64] | Sequence[int] | range) -> PackedBatch:
         """Return samples by counter, possibly of different epochs, as a batch in the order of the counters."""
-        from fastbert.packing import PackedBatch
-
         samples = np.array([self.locate(int(counter)) for counter in counters], np.int64).reshape(-1, 2)
         epoch_ends = np.flatnonzero(np.diff(samples[:, 0])) + 1
         batches = [self._arrays(int(rows[0, 0]), rows[:, 1]) for rows in np.split(samples, epoch_ends) if len(rows)]
         arrays = batches[0] if len(batches) == 1 else _concatenate(batches or [self._arrays(0, [])])
-        return PackedBatch(**_tensors(arrays, with_label=self.objective != "mlm"))
+        return _packed(arrays, with_label=self.objective != "mlm")
 
     # For torch's DataLoader: a map-style dataset whose keys are lists of counters.
     __getitem__ = samples
@@ -330,14 +326,16 @@ def _check(
         raise UserError(f"seed={seed} must be from 0 to 2^64 - 1")
 
 
-def _tensors(arrays: dict[str, NDArray[Any]], *, with_label: bool) -> dict[str, Any]:
+def _packed(arrays: dict[str, NDArray[Any]], *, with_label: bool) -> PackedBatch:
     import torch
+
+    from fastbert.packing import PackedBatch
 
     fields: dict[str, Any] = {name: torch.from_numpy(array) for name, array in arrays.items()}
     fields["max_seqlen"] = int(np.diff(arrays["cu_seqlens"]).max(initial=0))
     if not with_label:
         del fields["next_sentence_label"]
-    return fields
+    return PackedBatch(**fields)
 
 
 def _concatenate(batches: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:

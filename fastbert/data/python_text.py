@@ -36,12 +36,8 @@ def python_documents(max_bytes: int = 6_000_000) -> Iterator[list[str]]:
 
 
 def _libraries() -> list[Path]:
-    folders = [Path(sysconfig.get_path("stdlib"))]
-    for package in PACKAGES:
-        spec = importlib.util.find_spec(package)
-        if spec is not None and spec.origin:
-            folders.append(Path(spec.origin).parent)
-    return folders
+    origins = [spec.origin for spec in map(importlib.util.find_spec, PACKAGES) if spec is not None]
+    return [Path(sysconfig.get_path("stdlib")), *(Path(origin).parent for origin in origins if origin)]
 
 
 def _interleaved(sources: list[Iterator[list[str]]]) -> Iterator[list[str]]:

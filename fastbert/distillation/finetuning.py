@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastbert.distillation.layers import LayerLoss
-from fastbert.distillation.losses import soft_regression_loss, soft_target_loss
-from fastbert.distillation.models import frozen_teacher
+from fastbert.distillation import losses, models
 from fastbert.errors import UserError
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.models.base import PreTrainedModel
@@ -39,7 +37,7 @@ def load_teacher(task: Task[Any], folder: Path, tokenizer: WordPieceTokenizer) -
             f"--max-length {task.settings.max_length} is more than the teacher's"
             f" {teacher.config.max_sequence_length} positions; lower it"
         )
-    return frozen_teacher(teacher, folder)
+    return models.frozen_teacher(teacher, folder)
 
 
 class DistillationLoss(nn.Module):
@@ -49,7 +47,7 @@ class DistillationLoss(nn.Module):
         super().__init__()
         self._teacher = (teacher,)  # in a tuple: neither trained nor saved with the student
         self.task, self.config = task, config
-        self.layer_loss = LayerLoss(student.config, teacher.config, config.distill)
+        self.layer_loss = losses.LayerLoss(student.config, teacher.config, config.distill)
 
     def forward(self, student: Any, batch: TaskBatch, items: int) -> Tensor:
         """Return a batch's share of the mean loss over `items` labels, an fp32 scalar."""
@@ -58,9 +56,9 @@ class DistillationLoss(nn.Module):
             target = self.task.forward(teacher, batch, items, output_hidden_states=True)
         output = self.task.forward(student, batch, items, output_hidden_states=True)
         if output.logits.shape[-1] == 1:
-            soft = soft_regression_loss(output.logits, target.logits)
+            soft = losses.soft_regression_loss(output.logits, target.logits)
         else:
-            soft = soft_target_loss(output.logits, target.logits, self.config.temperature)
+            soft = losses.soft_target_loss(output.logits, target.logits, self.config.temperature)
         states, attention = self.layer_loss(
             student.base_model, teacher.base_model, output.hidden_states, target.hidden_states, batch.inputs
         )

@@ -8,17 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastbert.distillation.layers import LayerLoss
-from fastbert.distillation.losses import soft_target_loss
-from fastbert.distillation.models import frozen_teacher
+from fastbert.distillation import losses, models
 from fastbert.errors import UserError
 from fastbert.models import BertForPreTraining
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
 from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.training.batches import micro_batch_loss
 from fastbert.training.config import PretrainConfig
-from fastbert.training.step_loss import micro_batch_loss
 
 
 def load_teacher(folder: Path, tokenizer: WordPieceTokenizer) -> ForPreTraining:
@@ -29,7 +27,7 @@ def load_teacher(folder: Path, tokenizer: WordPieceTokenizer) -> ForPreTraining:
     missing = [name for name in teacher.new_weights if name.startswith("cls.predictions")]
     if missing:
         raise UserError(f"--teacher {folder}: has no masked-LM head: it lacks {missing[0]}")
-    return frozen_teacher(teacher, folder)
+    return models.frozen_teacher(teacher, folder)
 
 
 class PretrainingDistillationLoss(nn.Module):
@@ -39,7 +37,7 @@ class PretrainingDistillationLoss(nn.Module):
         super().__init__()
         self._teacher = (teacher,)  # in a tuple: neither trained nor saved with the student
         self.temperature, self.soft_weight = config.temperature, config.soft_weight
-        self.layer_loss = LayerLoss(student.config, teacher.config, config.distill)
+        self.layer_loss = losses.LayerLoss(student.config, teacher.config, config.distill)
 
     def forward(
         self,
@@ -58,7 +56,7 @@ class PretrainingDistillationLoss(nn.Module):
         with torch.no_grad():
             target = teacher(batch, return_logits=True, output_hidden_states=True)
         output = student(batch, return_logits=True, output_hidden_states=True)
-        soft = soft_target_loss(output.prediction_logits, target.prediction_logits, self.temperature, rows=1)
+        soft = losses.soft_target_loss(output.prediction_logits, target.prediction_logits, self.temperature, rows=1)
         states, attention = self.layer_loss(
             student.base_model, teacher.base_model, output.hidden_states, target.hidden_states, batch
         )

@@ -8,7 +8,6 @@ matmuls are fastbert's own; `fastbert.ops.native.matmul_table` names the excepti
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,18 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastbert.embeddings.batches import counted_tokens, packed
-from fastbert.embeddings.pooling import check_pooling, normalized, pool
+from fastbert.embeddings.pooling import check_pooling, counted_tokens, normalized, packed, pool
 from fastbert.embeddings.rows import LONG, SPECIAL, Cutting, Rows, check_texts, read_rows
 from fastbert.embeddings.settings import EmbedSettings
-from fastbert.errors import UserError
+from fastbert.errors import UserError, require_whole
+from fastbert.io.log import logger
 from fastbert.models.encoder import EncoderModel, first_indices
 from fastbert.models.finite import check_finite
 from fastbert.ops.native import matmul_table
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
-
-logger = logging.getLogger("fastbert")
 
 # Tokens per batch: few enough for their activations to stay in a CPU's caches, or enough to fill a GPU.
 BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
@@ -62,10 +59,8 @@ class EmbedOptions:
             check_pooling(self.pooling)
         if self.long not in LONG:
             raise UserError(f"long={self.long!r} must be {', '.join(map(repr, LONG[:-1]))} or {LONG[-1]!r}")
-        for name, least in (("max_length", SPECIAL + 1), ("batch_tokens", 1)):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise UserError(f"{name}={value!r} must be a whole number, at least {least}")
+        require_whole("max_length", self.max_length, SPECIAL + 1, optional=True)
+        require_whole("batch_tokens", self.batch_tokens, 1, optional=True)
 
 
 @dataclass

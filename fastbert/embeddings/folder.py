@@ -21,7 +21,7 @@ from fastbert.checkpoints.source import find_source
 from fastbert.embeddings.pooling import POOLINGS
 from fastbert.embeddings.settings import ACTIVATIONS, Dense, EmbedSettings
 from fastbert.errors import CheckpointError, UserError
-from fastbert.io.untrusted_input import read_json_file, shown
+from fastbert.io.untrusted_input import read_json_object, shown
 from fastbert.models import registry
 from fastbert.models.encoder import EncoderModel
 from fastbert.tokenizers import WordPieceTokenizer
@@ -90,9 +90,10 @@ def read_settings(folder: Path) -> tuple[Path, EmbedSettings, bool]:
     if "pooling" not in values:
         raise UserError(f"{folder / MODULES}: names no Pooling, so the model has no embeddings of texts")
     encoder = next(
-        (_object(encoder_folder / name) for name in ENCODER_CONFIGS if os.path.lexists(encoder_folder / name)), {}
+        (read_json_object(encoder_folder / name) for name in ENCODER_CONFIGS if os.path.lexists(encoder_folder / name)),
+        {},
     )
-    prompts = _object(folder / PROMPTS) if os.path.lexists(folder / PROMPTS) else {}
+    prompts = read_json_object(folder / PROMPTS) if os.path.lexists(folder / PROMPTS) else {}
     settings = EmbedSettings(
         **values,
         **_prompts(prompts, folder / PROMPTS),
@@ -109,7 +110,7 @@ def _refused(folder: Path, kind: str, why: str) -> UserError:
 
 def _pooling(folder: Path) -> str:
     path = folder / "config.json"
-    config = _object(path)
+    config = read_json_object(path)
     modes = config.get("pooling_mode")
     if modes is None:
         old = {key: mode for key, mode in OLD_POOLINGS.items() if key in config}
@@ -156,7 +157,7 @@ def _dense(folder: Path) -> Dense:
 
 def _check_names(path: Path, kind: str) -> dict[str, Any]:
     """Return the config of a module that maps embeddings of texts. Raises UserError for other inputs or outputs."""
-    config = _object(path)
+    config = read_json_object(path)
     for key in ("module_input_name", "module_output_name"):
         if config.get(key) not in (None, "sentence_embedding"):
             raise UserError(
@@ -179,11 +180,4 @@ def _prompts(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
 def _length(value: Any, folder: Path) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 3):
         raise CheckpointError(f"{folder}: max_seq_length={shown(value)} must be a whole number, at least 3")
-    return value
-
-
-def _object(path: Path) -> dict[str, Any]:
-    value = read_json_file(path)
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: must hold a JSON object, not {type(value).__name__}; restore the file")
     return value

@@ -13,7 +13,7 @@ import numpy as np
 
 from fastbert.errors import UserError
 from fastbert.io.text import has_surrogates
-from fastbert.tasks.ragged import by_length
+from fastbert.tasks.rows import by_length
 from fastbert.tokenizers import WordPieceTokenizer
 
 LONG = ("truncate", "windows", "error")

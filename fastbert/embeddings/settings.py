@@ -137,7 +137,7 @@ class EmbedSettings:
         """
         self.check_width(width, str(folder))
         self.check_folder(folder)
-        listed = []
+        listed, files = [], [ENCODER_CONFIG, PROMPTS, MODULES]
         try:
             for index, (name, kind) in enumerate(self._parts()):
                 listed.append({"idx": index, "name": str(index), "path": name, "type": f"{TYPES}.{kind}"})
@@ -145,27 +145,21 @@ class EmbedSettings:
                 if kind == "Pooling":
                     config = {"word_embedding_dimension": width, **_pooling_modes(self.pooling)}
                     write_json_atomic(folder / name / "config.json", config)
+                    files.append(f"{name}/config.json")
                 elif kind == "Dense":
                     self.dense[index - 2].save(folder / name)
+                    files += [f"{name}/config.json", f"{name}/{WEIGHTS}"]
             write_json_atomic(folder / ENCODER_CONFIG, {"max_seq_length": self.max_length, "do_lower_case": False})
             write_json_atomic(
                 folder / PROMPTS, {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt}
             )
             write_json_atomic(folder / MODULES, listed)
-            update_manifest(folder, [ENCODER_CONFIG, PROMPTS, MODULES, *self._files()])
+            update_manifest(folder, files)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"{folder}: the settings of embeddings could not be written ({error}); free some disk space or choose"
                 " another folder"
             ) from error
-
-    def _files(self) -> list[str]:
-        """Return the files in the modules' folders."""
-        files = []
-        for name, kind in self._parts()[1:]:
-            files += [f"{name}/config.json"] if kind != "Normalize" else []
-            files += [f"{name}/{WEIGHTS}"] if kind == "Dense" else []
-        return files
 
     def _parts(self) -> list[tuple[str, str]]:
         """Return the modules' folders and kinds."""

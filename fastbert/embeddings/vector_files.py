@@ -1,17 +1,85 @@
-"""Write vectors to files, some thousand at a time: `.npy`, `.parquet` and `.jsonl`."""
+"""Files of vectors, `.npy`, `.parquet` and `.jsonl`: written some thousand at a time, and made of a file of texts."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from fastbert.embeddings.output_file import OutputFile, import_pyarrow, vector_column
+from fastbert.embeddings.embed import Counts, EmbedOptions, embed_chunks
+from fastbert.errors import UserError
+from fastbert.io.atomic_write import partial_path, refuse_present, replace_synced
+from fastbert.models.encoder import EncoderModel
+from fastbert.tasks.text_files import TextFile
+from fastbert.tokenizers import WordPieceTokenizer
 
 NPY_HEADER = 128  # bytes, whatever the shape
+
+
+class OutputFile(ABC):
+    """A file written inside a `with` block: it gets its name when the block ends without an error, else it is removed.
+
+    Raises UserError for an unknown suffix, a missing folder, a file that exists unless `overwrite`, and a missing
+    package.
+    """
+
+    suffixes: ClassVar[tuple[str, ...]]
+
+    def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
+        self.path = Path(path)
+        self.partial = partial_path(self.path)
+        if self.path.suffix not in self.suffixes:
+            raise UserError(f"{self.path}: must end in {', '.join(self.suffixes)}")
+        refuse_present(self.path, overwrite)
+        if self.path.suffix == ".parquet":
+            import_pyarrow()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        try:
+            if kind is None:
+                self._finish()
+                if self.partial.exists():
+                    replace_synced(self.partial, self.path)
+        finally:
+            with contextlib.suppress(OSError):  # of a full disk, which has been reported
+                self._close()
+            self.partial.unlink(missing_ok=True)
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Complete and close the file."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Close the file, which may be closed or never have been opened."""
+
+
+def import_pyarrow() -> tuple[Any, Any]:
+    """Import pyarrow and its parquet module. Raises UserError if it is not installed."""
+    try:
+        # By name, since it comes without types.
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError:
+        raise UserError(
+            ".parquet needs the package pyarrow: `pip install 'fastbert-engine[data]'`, or write another kind of file"
+        ) from None
+
+
+def vector_column(vectors: Any, width: int) -> Any:
+    """Return NumPy vectors fp32 (rows, width) as a column of lists of equal length."""
+    pyarrow, _ = import_pyarrow()
+    return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.reshape(-1)), width)
 
 
 class VectorWriter(ABC):
@@ -118,3 +186,45 @@ class _JsonLines(VectorWriter):
 
 
 WRITERS: dict[str, type[VectorWriter]] = {".npy": _Npy, ".parquet": _Parquet, ".jsonl": _JsonLines}
+
+
+@dataclass(frozen=True)
+class Report:
+    """A written file: its counts, the vectors' width, and the time it took."""
+
+    counts: Counts
+    width: int
+    seconds: float
+
+    def __str__(self) -> str:
+        counts = self.counts
+        speed = counts.texts / max(self.seconds, 1e-9)
+        return (
+            f"{counts.texts:,} texts, {counts.tokens:,} tokens, {counts.describe_truncated()}:"
+            f" {self.seconds:.1f} s, {speed:,.0f} texts/s"
+        )
+
+
+def embed_file(
+    model: EncoderModel,
+    tokenizer: WordPieceTokenizer,
+    texts: TextFile,
+    out: VectorFile | str | Path,
+    options: EmbedOptions | None = None,
+    progress: Callable[[int, Counts], None] | None = None,
+) -> Report:
+    """Write the embeddings of a file's texts, in their order; see `TextFile` and `VectorFile`.
+
+    `progress` is called with the bytes read and the counts so far. Raises UserError for a file without texts.
+    """
+    began = time.perf_counter()
+    counts = Counts()
+    file = out if isinstance(out, VectorFile) else VectorFile(out)
+    with file:
+        for vectors in embed_chunks(model, texts, tokenizer, options, counts):
+            file.append(vectors.numpy())
+            if progress is not None:
+                progress(texts.position, counts)
+        if not counts.texts:
+            raise UserError(f"{texts.name} holds no text")
+    return Report(counts, file.width, time.perf_counter() - began)

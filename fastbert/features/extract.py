@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastbert.embeddings.batches import packed
 from fastbert.embeddings.embed import BATCH_TOKENS, inferring
+from fastbert.embeddings.pooling import packed
 from fastbert.embeddings.rows import SPECIAL, Rows, check_texts
-from fastbert.errors import UserError
+from fastbert.errors import UserError, require_whole
 from fastbert.models.encoder import EncoderModel
 from fastbert.models.finite import check_finite
-from fastbert.tasks.ragged import bounds
+from fastbert.tasks.rows import bounds
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 
@@ -163,9 +163,8 @@ def _limits(
     model: EncoderModel, tokenizer: WordPieceTokenizer, max_length: int | None, batch_tokens: int | None
 ) -> tuple[int, int]:
     positions = model.config.max_sequence_length
-    for name, value, least in (("max_length", max_length, SPECIAL + 1), ("batch_tokens", batch_tokens, 1)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise UserError(f"{name}={value!r} must be a whole number, at least {least}")
+    require_whole("max_length", max_length, SPECIAL + 1, optional=True)
+    require_whole("batch_tokens", batch_tokens, 1, optional=True)
     if max_length is not None and max_length > positions:
         raise UserError(f"max_length={max_length} is more than the {positions} positions of the model")
     check_tokenizer(tokenizer, model.config.vocab_size)

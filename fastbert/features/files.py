@@ -10,7 +10,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from fastbert.embeddings.output_file import OutputFile, import_pyarrow, vector_column
+from fastbert.embeddings.vector_files import OutputFile, import_pyarrow, vector_column
 from fastbert.features.extract import Features
 
 

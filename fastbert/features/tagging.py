@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fastbert.errors import UserError
+from fastbert.errors import UserError, require_whole
 from fastbert.features.extract import Features, hidden_states
 from fastbert.models.bilstm import BiLstmConfig, BiLstmTagger
 from fastbert.models.encoder import EncoderModel
 from fastbert.tasks.examples import Dataset, TaggedExample
-from fastbert.tasks.ragged import runs
+from fastbert.tasks.rows import runs
 from fastbert.tokenizers import WordPieceTokenizer
 
 Tags = list[list[str]]
@@ -39,10 +39,8 @@ class FeatureTraining:
     max_length: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UserError(f"{name}={value!r} must be a whole number, at least 1")
+        require_whole("epochs", self.epochs, 1)
+        require_whole("batch_size", self.batch_size, 1)
         if not self.lr > 0:
             raise UserError(f"lr={self.lr!r} must be above 0")
 
@@ -145,8 +143,7 @@ class _Set:
         offsets = self.features.offsets
         lengths = (offsets[1:] - offsets[:-1])[sentences]
         words = torch.from_numpy(runs(offsets[sentences], lengths))
-        states = self.features.values[words][:, list(layers)]
-        return states, torch.from_numpy(lengths), self.tags[words]
+        return self.features.values[words][:, list(layers)], torch.from_numpy(lengths), self.tags[words]
 
 
 class _Row:

@@ -14,11 +14,10 @@ from typing import Any
 
 from torch import nn
 
+from fastbert.checkpoints import manifest, tokenizer_files
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.formats.safetensors import read_safetensors
-from fastbert.checkpoints.manifest import ADAPTER, MODEL, verify_files
-from fastbert.checkpoints.tokenizer_files import accept_folder
-from fastbert.errors import CheckpointError, UserError
+from fastbert.errors import CheckpointError, UserError, require_whole
 from fastbert.io.untrusted_input import read_json_file, shown
 from fastbert.models.base import PreTrainedModel
 from fastbert.ops.native import prepacked_weights
@@ -55,8 +54,7 @@ def add_lora(
     `UserError` for numbers out of range, and for targets that the model does not have.
     """
     peft = require_peft()
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-        raise UserError(f"rank={rank!r} must be a whole number, at least 1")
+    require_whole("rank", rank, 1)
     if not alpha > 0 or not 0 <= dropout < 1:
         raise UserError(f"alpha={alpha!r} must be above 0, and dropout={dropout!r} at least 0 and below 1")
     _check_targets(model, targets)
@@ -124,7 +122,7 @@ def save_adapter(adapted: Any, folder: str | Path, base: str | None = None) -> l
         (partial / "README.md").unlink(missing_ok=True)  # a model card with nothing on it
         text = json.dumps(model.config.to_dict(architecture=type(model).__name__), indent=2) + "\n"
         (partial / "config.json").write_text(text, encoding="utf-8")
-        accept_folder(partial)
+        tokenizer_files.accept_folder(partial)
         return sorted(path.name for path in partial.iterdir())
 
 
@@ -155,7 +153,7 @@ def check_adapter(folder: Path) -> set[str]:
     """Verify a folder in peft's format; return the names of its tensors. Raises `UserError`."""
     if not (folder / CONFIG_FILE).is_file():
         raise UserError(f"{folder}: holds no {CONFIG_FILE}; name a folder that save_adapter or peft wrote")
-    verify_files(folder, ADAPTER, MODEL)
+    manifest.verify_files(folder, manifest.ADAPTER, manifest.MODEL)
     config = read_json_file(folder / CONFIG_FILE)
     kind = config.get("peft_type") if isinstance(config, dict) else None
     if kind not in KINDS:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import shutil
 import time
@@ -19,6 +18,7 @@ from fastbert.finetuning import order, recipe
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.io.atomic_write import sync_tree
 from fastbert.io.checksums import sha256
+from fastbert.io.log import logger
 from fastbert.io.untrusted_input import read_json_file
 from fastbert.tasks.predicting import autocast
 from fastbert.tasks.rows import Rows, TaskBatch, share_out
@@ -29,7 +29,6 @@ from fastbert.training.optimizer import GradientError, clip_gradients
 from fastbert.training.reporter import Record, Reporter
 from fastbert.training.stopping import Stopped, StopRequest
 
-logger = logging.getLogger("fastbert")
 Scores = dict[str, dict[str, float]]
 Objective = Callable[[Any, TaskBatch, int], Tensor]
 """(model, batch, items) -> the loss of a batch: `Task.loss`, or that of distillation."""
@@ -150,8 +149,7 @@ def best_folder(folder: Path, step: int) -> Path:
 def _best_step(folder: Path) -> int | None:
     """Return the best step that a checkpoint names; None if its state cannot be read."""
     try:
-        state = read_json_file(folder / checkpoint.STATE)
-        return Progress.of(state["progress"]).best_step
+        return Progress.of(read_json_file(folder / checkpoint.STATE)["progress"]).best_step
     except (CheckpointError, KeyError, TypeError, AttributeError):
         return None
 
@@ -249,8 +247,7 @@ class Fit:
         batches = order.batches(setting.rows.units, self.trial.batch_size, self.trial.seed, now.step, self.total)
         for epoch, units in batches:
             if config.gradual_unfreezing and epoch != last_epoch:
-                layers = self.model.config.num_hidden_layers
-                recipe.freeze(self.model, recipe.unfrozen(epoch, layers))
+                recipe.freeze(self.model, recipe.unfrozen(epoch, self.model.config.num_hidden_layers))
             last_epoch = epoch
             started = time.perf_counter()
             rate = self.trial.lr * recipe.factor(config.schedule, config.warmup, now.step, self.total)

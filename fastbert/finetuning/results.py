@@ -15,7 +15,7 @@ from fastbert.finetuning.config import Trial
 from fastbert.finetuning.fit import Progress, Scores
 from fastbert.io.atomic_write import write_atomic
 from fastbert.io.untrusted_input import read_json_file
-from fastbert.training.run_record import is_sealed, sealed
+from fastbert.training.run_files import is_sealed, sealed
 
 FILE, FORMAT_VERSION = "results.json", 1
 

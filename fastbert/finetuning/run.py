@@ -23,27 +23,25 @@ from fastbert.finetuning.adapters import require_peft
 from fastbert.finetuning.config import FinetuneConfig, Trial
 from fastbert.finetuning.fit import Fit, Scores, Setting, State, best_folder
 from fastbert.finetuning.order import permutation
-from fastbert.finetuning.plot import plot_run
 from fastbert.finetuning.results import TrialResult
 from fastbert.finetuning.run_folder import NAMES, open_folder, record
 from fastbert.io.checksums import sha256
 from fastbert.tasks.base import Task
-from fastbert.tasks.examples import Dataset
+from fastbert.tasks.examples import Dataset, Prediction
+from fastbert.tasks.finetuned_model import save_task
 from fastbert.tasks.inference import SHORT_NAMES, ScoringDtype
 from fastbert.tasks.predicting import outputs_of
-from fastbert.tasks.prediction_format import Prediction
 from fastbert.tasks.registry import make_task, task_class
 from fastbert.tasks.rows import Rows
 from fastbert.tasks.settings import Columns, TaskSettings
-from fastbert.tasks.task_file import save_task
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
 from fastbert.training import checkpoint
 from fastbert.training.device import choose_device, deterministic_algorithms
 from fastbert.training.metrics import MetricsLog
+from fastbert.training.plot import plot_trials
 from fastbert.training.reporter import Record, Reporter
-from fastbert.training.run_files import locked_run, remove_run
-from fastbert.training.run_record import check_configuration
+from fastbert.training.run_files import check_configuration, locked_run, remove_run
 from fastbert.training.starting_weights import weights_fingerprint
 from fastbert.training.stopping import StopRequest
 
@@ -107,7 +105,7 @@ def _ended(out: Path, metric: str, done: list[TrialResult]) -> FinetuneResult:
     """Plot the run and remove its checkpoints, unless that was done before."""
     if (out / "checkpoints").exists() or not (out / "loss.png").exists():
         with contextlib.suppress(UserError):
-            plot_run(out, metric)
+            plot_trials(out, metric)
     _discard(out / "checkpoints")
     best = results.best_point(done)
     return FinetuneResult(
@@ -279,8 +277,7 @@ class _Run:
         return {file.name: self.task.score(file.dataset, self._predict(model, file)) for file in self.evaluations}
 
     def _predict(self, model: Any, file: _Evaluation) -> list[Prediction]:
-        outputs = outputs_of(self.task, model, file.rows)
-        return self.task.decode(file.dataset, file.rows, outputs)
+        return self.task.decode(file.dataset, file.rows, outputs_of(self.task, model, file.rows))
 
     def _choose(self, scores: Scores) -> float:
         first, metric = self.evaluations[0], self.task.main_metric

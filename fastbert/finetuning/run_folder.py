@@ -12,10 +12,17 @@ from fastbert.finetuning import results
 from fastbert.finetuning.config import FinetuneConfig
 from fastbert.tasks.registry import TASKS
 from fastbert.tokenizers import WordPieceTokenizer
-from fastbert.training import run_tokenizer
-from fastbert.training.run_files import check_spared
-from fastbert.training.run_record import looks_like_run, plain, read_record, stored_run, write_record
-from fastbert.training.run_tokenizer import keep_tokenizer
+from fastbert.training.run_files import (
+    TOKENIZER,
+    VOCABULARY,
+    check_spared,
+    keep_tokenizer,
+    looks_like_run,
+    plain,
+    read_record,
+    stored_run,
+    write_record,
+)
 
 # All that a run writes to its folder, and that --overwrite removes.
 NAMES = (
@@ -27,8 +34,8 @@ NAMES = (
     "checkpoints",
     "checkpoints.gone",
     "model",
-    run_tokenizer.FOLDER,
-    run_tokenizer.VOCABULARY,
+    TOKENIZER,
+    VOCABULARY,
     "adapter",
     "predictions",
 )

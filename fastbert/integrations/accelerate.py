@@ -6,9 +6,8 @@ and adapters work as before, in either state.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from torch import nn
 
@@ -17,12 +16,12 @@ from fastbert.integrations.forward_patch import ForwardPatch, patch_of
 from fastbert.integrations.torch_nn import encoder as torch_encoder
 from fastbert.integrations.torch_nn.encoder import TorchEncoderForward
 from fastbert.integrations.transformers import layouts
-from fastbert.integrations.transformers.encoder import PackedForward
-from fastbert.integrations.transformers.heads import PackedHead
+from fastbert.integrations.transformers.encoder import PackedForward, PackedHead
+from fastbert.io.log import logger
 from fastbert.models import registry
 from fastbert.models.architecture import TransformersLayout
+from fastbert.models.base import PreTrainedModel
 
-logger = logging.getLogger("fastbert")
 Model = TypeVar("Model", bound=nn.Module)
 # Models that do not treat the first column of hidden states differently from the others.
 READ_ALL = ("ForMaskedLM", "ForTokenClassification", "ForQuestionAnswering", "SentenceTransformer")
@@ -49,7 +48,7 @@ def accelerate(model: Model, *, quantize: Literal["int8"] | None = None) -> Mode
         raise UserError(f"accelerate takes a torch.nn.Module, not {type(model).__name__}")
     replacements = list(_replacements(model, quantize == "int8"))
     if not any(isinstance(patch, PackedForward | TorchEncoderForward) for _, patch in replacements):
-        if _is_ours(model):
+        if any(isinstance(module, PreTrainedModel) for module in model.modules()):  # fastbert's need no acceleration
             return model
         raise UserError(_unknown(model))
     for _, patch in replacements:
@@ -104,8 +103,9 @@ def _replacements(model: nn.Module, int8: bool) -> Iterator[tuple[nn.Module, For
                     " cpu_offload, disk_offload or dispatch_model; the model is unchanged"
                 )
             raise UserError(
-                f"{where} ({type(module).__name__}) has a patched forward, set by {_origin(patched)}: undo"
-                " that first, the model is unchanged"
+                f"{where} ({type(module).__name__}) has a patched forward, set by"
+                f" {getattr(patched, '__module__', None) or type(patched).__module__}: undo that first, the model is"
+                " unchanged"
             )
         if layout is not None:
             _check(module, layout, where)
@@ -132,29 +132,16 @@ def _check(module: nn.Module, layout: TransformersLayout, where: str) -> None:
         ) from None
 
 
-def _origin(function: Any) -> str:
-    """Return the Python module of a function or of a callable object's class."""
-    return str(getattr(function, "__module__", None) or type(function).__module__)
-
-
-def _is_ours(model: nn.Module) -> bool:
-    """Return whether a model is or contains one of fastbert's, which need no acceleration."""
-    from fastbert.models.base import PreTrainedModel
-
-    return any(isinstance(module, PreTrainedModel) for module in model.modules())
-
-
 def _unknown(model: nn.Module) -> str:
     """Return the message for a model without a known encoder, which names the outermost module of transformers."""
     known = ", ".join(layout.model for layout in registry.layouts())
-    encoder: nn.Module = model
-    name = ""
-    for path, module in model.named_modules():
-        # The outermost encoder of transformers, inside heads and pipelines.
-        base: Any = getattr(module, "base_model", None)
-        if hasattr(module, "config") and base is module:
-            encoder, name = module, path
-            break
+    # The outermost encoder of transformers, inside heads and pipelines.
+    encoders = (
+        (path, module)
+        for path, module in model.named_modules()
+        if hasattr(module, "config") and getattr(module, "base_model", None) is module
+    )
+    name, encoder = next(encoders, ("", model))
     where = f"{name} ({type(encoder).__name__})" if name else type(encoder).__name__
     return (
         f"{where} is not an encoder that fastbert can accelerate: it supports {known} of transformers and"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from copy import copy
 from typing import Any, Self
 
@@ -11,9 +10,8 @@ import torch
 from torch import nn
 
 from fastbert.integrations.module_checks import PATCH
+from fastbert.io.log import logger
 from fastbert.ops.native import prepacked_weights
-
-logger = logging.getLogger("fastbert")
 
 
 class ForwardPatch:

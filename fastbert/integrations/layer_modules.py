@@ -17,7 +17,7 @@ from fastbert.integrations.module_checks import (
     is_tokenwise_norm,
 )
 from fastbert.models.fusibility import is_plain
-from fastbert.models.layers import ModuleLayer, fused_layer, is_native, layer_parameters
+from fastbert.models.layers import ModuleLayer, fused_layer, is_native, layer_parameters, multiplies_in_bf16
 from fastbert.ops.encoder_layer.arguments import LayerBatch, LayerParameters
 from fastbert.ops.encoder_layer.composition import compose_layer
 from fastbert.ops.encoder_layer.spec import Activation, LayerSpec, bert_layer
@@ -108,12 +108,17 @@ def run_layer(modules: LayerModules, x: Tensor, batch: LayerBatch, index: int, i
     return compose_layer(x, layer, batch, index)
 
 
-def library_multiplies_bf16(layers: Iterable[LayerModules | None], tokens: int, dtype: torch.dtype, int8: bool) -> bool:
-    """Return whether torch's library would multiply bf16 in one of the layers of so many tokens, not our kernels."""
+def library_multiplies_bf16(layers: Iterable[LayerModules | None], tokens: int, x: Tensor, int8: bool) -> bool:
+    """Return whether torch's library, not our kernels, would multiply bf16 on the CPU in one of the layers of so many
+    tokens, for which row counts are rounded up; `x` has the dtype and the device of the hidden states."""
+    if not multiplies_in_bf16(x):
+        return False
     for modules in layers:
         if modules is None:
             continue
         parameters = modules.fusible_parameters()
-        if parameters is None or not is_native(parameters, modules.spec(), tokens, dtype, int8=int8, trains=False):
+        if parameters is None or not is_native(
+            parameters, modules.spec(), tokens, torch.bfloat16, int8=int8, trains=False
+        ):
             return True
     return False

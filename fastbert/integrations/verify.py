@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from fastbert.errors import UserError
 Task = Literal["base", "fill-mask", "text-classification", "token-classification"]
 DType = Literal["fp32", "bf16", "fp16"]
 TOLERANCE, MIN_COSINE = 2e-5, 0.999
+PACKAGES = {"fastbert": "fastbert-engine", "torch": "torch", "transformers": "transformers"}
 # A pass over the text that takes longer is timed on a part of it, spread evenly.
 SECONDS_A_PASS = 3.0
 Progress = Callable[[str, int, int], None]
@@ -128,9 +130,9 @@ def verify(
         _Worker(settings, folder, accelerate=True) as accelerated,
     ):
         tell("loading", 0, 2)
-        facts = original.load(texts)
+        facts = original.ask("load", settings=original.settings, texts=texts)
         tell("loading", 1, 2)
-        accelerated.load(texts)
+        accelerated.ask("load", settings=accelerated.settings, texts=texts)
         tell("loading", 2, 2)
         found = _compare(original, accelerated, facts["lengths"], tell)
         seconds, share = _time(original, accelerated, found.seconds, rounds, tell)
@@ -147,7 +149,8 @@ def verify(
         model=os.fspath(model), architecture=facts["architecture"], parameters=facts["parameters"], task=task,
         dtype=dtype, device=device, threads=threads, batch_size=batch_size, texts=len(texts), tokens=tokens,
         padding_share=1 - tokens / facts["slots"], original=sides[0], accelerated=sides[1],
-        notes=tuple(ends[1]["notes"]), tolerance=tolerance, min_cosine=min_cosine, versions=_versions(),
+        notes=tuple(ends[1]["notes"]), tolerance=tolerance, min_cosine=min_cosine,
+        versions={name: version(package) for name, package in PACKAGES.items()},
         **found.summary(),
     )  # fmt: skip
 
@@ -178,10 +181,6 @@ class _Worker:
     def __exit__(self, *error: object) -> None:
         self.process.kill()
         self.process.communicate()
-
-    def load(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Load the model and cut the texts to batches; returns the facts of both."""
-        return dict(self.ask("load", settings=self.settings, texts=list(texts)))
 
     def compute(self, batch: int) -> tuple[np.ndarray, dict[str, Any]]:
         """The outputs of a batch, fp32 (rows, width), with their shape and seconds."""
@@ -283,10 +282,3 @@ def _time(
             taken.append(side.ask("time", batches=batches))
     tell("timing", rounds, rounds)
     return [statistics.median(taken) for taken in times], batches
-
-
-def _versions() -> dict[str, str]:
-    from importlib.metadata import version
-
-    names = {"fastbert": "fastbert-engine", "torch": "torch", "transformers": "transformers"}
-    return {name: version(distribution) for name, distribution in names.items()}

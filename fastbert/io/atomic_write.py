@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from fastbert.errors import UserError
+
 _ABANDONED_SECONDS = 86_400.0  # without a change: the temporary file of a killed process
 
 
@@ -38,6 +40,16 @@ def atomic_write(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             partial.unlink()
         raise
+
+
+def refuse_present(path: Path, overwrite: bool, name: str = "") -> None:
+    """Raise UserError if a file at `path` cannot be written or, without `overwrite`, exists; `name` is its flag."""
+    named = f"{name} {path}".lstrip()
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        problem = "is a folder" if path.is_dir() else "cannot be created: its folder is missing"
+        raise UserError(f"{named} {problem}; name a file")
+    if path.exists() and not overwrite:
+        raise UserError(f"{named} exists; give another name, or --overwrite to replace it")
 
 
 def write_atomic(path: Path, text: str) -> None:

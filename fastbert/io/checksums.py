@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fastbert import _C, cpu_capability
 
@@ -23,3 +26,8 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def json_sha256(values: Mapping[str, Any]) -> str:
+    """Return the SHA-256, in hexadecimal, of values as JSON, whatever their order."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

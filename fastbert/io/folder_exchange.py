@@ -96,10 +96,10 @@ def copy_attributes(source: Path, target: Path) -> None:
     shutil.copystat(source, target)
 
 
-def remove(path: Path) -> None:
-    """Remove a file, a link or a folder with its content."""
+def remove(path: Path, *, ignore_errors: bool = False) -> None:
+    """Remove a file, a link or a folder with its content, of which `ignore_errors` leaves what cannot be removed."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        shutil.rmtree(path, ignore_errors=ignore_errors)
     else:
         path.unlink(missing_ok=True)
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 
-logger = logging.getLogger("fastbert")
 _UNSUPPORTED = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 

@@ -137,6 +137,14 @@ def read_json_file(path: Path, max_bytes: int = MAX_JSON_BYTES) -> Any:
         return parse_json(file.read(0, file.size), str(path))
 
 
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the object that a JSON file holds. Raises `CheckpointError`."""
+    content = read_json_file(path)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: damaged: must hold a JSON object ({shown(content)} is not an object)")
+    return content
+
+
 def parse_json(data: bytes, source: str) -> Any:
     """Parse JSON in UTF-8; `source` is its name in messages. Raises `CheckpointError`, also for a repeated key."""
     try:

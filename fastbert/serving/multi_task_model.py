@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastbert.checkpoints.convert import choose_class, listed_classes
+from fastbert.checkpoints import convert, manifest
 from fastbert.checkpoints.delta.files import open_delta
 from fastbert.checkpoints.delta.tensors import find_base, fingerprint, tensors_of
-from fastbert.checkpoints.manifest import check_fingerprint
 from fastbert.checkpoints.source import config_folder, find_source
 from fastbert.errors import CheckpointError, UserError
 from fastbert.models import loading, registry
@@ -157,8 +156,8 @@ class ServedTasks:
         base's."""
         config = registry.read_config(folder)
         kinds = registry.model_classes(registry.architecture_of(config))
-        listed = [kind for kind in listed_classes(folder) if kind in kinds]
-        kind = listed[0] if new_head and listed else choose_class(config, tensors, listed)
+        listed = [kind for kind in convert.listed_classes(folder) if kind in kinds]
+        kind = listed[0] if new_head and listed else convert.choose_class(config, tensors, listed)
         model = loading.outline(kinds[kind], config)
         shapes = loading.model_shapes(model)
         matched = model.key_map.match(tensors, shapes, model.base_model_prefix, source)
@@ -190,6 +189,6 @@ class ServedTasks:
         has_own = any((folder / file).is_file() for file in (VOCAB_FILE, TOKENIZER_FILE))
         tokenizer = WordPieceTokenizer.from_pretrained(folder if has_own else self.folder)
         check_tokenizer(tokenizer, model.config.vocab_size, str(folder))
-        check_fingerprint(folder, tokenizer.fingerprint, str(folder if has_own else self.folder))
+        manifest.check_fingerprint(folder, tokenizer.fingerprint, str(folder if has_own else self.folder))
         size = sum(parameter.nbytes for parameter in own.values())
         return ServedTask(name=name, model=model.eval(), tokenizer=tokenizer, own_bytes=size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
-from fastbert.tasks.examples import Dataset, E
-from fastbert.tasks.prediction_format import Prediction, PredictionFormat
+from fastbert.io.log import logger
+from fastbert.tasks.examples import Dataset, E, Prediction, PredictionFormat
 from fastbert.tasks.settings import TaskSettings
 from fastbert.tokenizers import WordPieceTokenizer
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
 
     from fastbert.models.base import PreTrainedModel
     from fastbert.tasks.rows import Rows, TaskBatch
-
-logger = logging.getLogger("fastbert")
 
 
 @dataclass(frozen=True)

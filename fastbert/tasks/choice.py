@@ -13,8 +13,7 @@ import numpy as np
 
 from fastbert.errors import UserError
 from fastbert.tasks.base import Task, TaskOutput
-from fastbert.tasks.examples import ChoiceExample, Dataset, Example
-from fastbert.tasks.prediction_format import Prediction, PredictionFormat
+from fastbert.tasks.examples import ChoiceExample, Dataset, Example, Prediction, PredictionFormat
 from fastbert.tasks.readers.cells import choice_of
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tokenizers import WordPieceTokenizer

@@ -12,9 +12,8 @@ import numpy as np
 
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
-from fastbert.tasks.examples import Dataset, TextExample
+from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, TextExample
 from fastbert.tasks.metrics.classification import classification_scores, ordered
-from fastbert.tasks.prediction_format import Prediction, PredictionFormat
 from fastbert.tasks.readers.cells import class_name
 from fastbert.tasks.rows import Rows
 from fastbert.tasks.texts import TextTask

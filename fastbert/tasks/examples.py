@@ -1,12 +1,18 @@
-"""Examples of every kind of task, which readers return and tasks turn into rows of tokens."""
+"""Examples of every kind of task, which readers return and tasks turn into rows of tokens; and predictions for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from fastbert.errors import UserError
+from fastbert.io.text import whole_characters
 
 E = TypeVar("E", bound="Example")
+Prediction = dict[str, Any]
+"""The prediction for one example, as JSON can hold it: `id`, the value under the task's key, and details."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,3 +99,33 @@ class Dataset(Generic[E]):
     def where(self, index: int) -> str:
         """Return the file and position of an example, for error messages."""
         return f"{self.path}, {self.examples[index].place}"
+
+
+def cell(value: Any) -> str:
+    """Return a value as text on one line and in one cell of a table."""
+    return repr(value) if isinstance(value, float) else re.sub(r"[\t\r\n]+", " ", str(value))
+
+
+def check_text(value: Any, where: str, example: Example) -> str:
+    """Return a predicted text. Raises UserError, naming the place, for another type."""
+    if not isinstance(value, str):
+        raise UserError(f"{where}: the predicted text must be a string, not {type(value).__name__}")
+    return whole_characters(value)
+
+
+@dataclass(frozen=True)
+class PredictionFormat:
+    """How predictions of a task are written to files and read from them."""
+
+    key: str
+    """The key of the predicted value: label, score, tags or text."""
+    suffixes: tuple[str, ...]
+    """Suffixes of the files that can hold predictions, besides .jsonl."""
+    check: Callable[[Any, str, Example], Any] = check_text
+    """Return a value of a file, checked against its example. Raises UserError, naming the place, for a wrong one."""
+    details: Callable[[Mapping[str, Any], str], dict[str, Any]] | None = None
+    """Return the other entries of a JSON object that scoring reads, checked; None if it reads no others."""
+    write_text: Callable[[Dataset[Any], Sequence[Prediction]], str] | None = None
+    """Return the content of a text file (default: one predicted value per line)."""
+    read_text: Callable[[str, Dataset[Any]], list[Prediction]] | None = None
+    """Read such a file."""

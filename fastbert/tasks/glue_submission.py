@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.errors import UserError
+from fastbert.io.log import logger
+from fastbert.tasks.examples import Prediction
 from fastbert.tasks.metrics.glue import GLUE, glue_name
 from fastbert.tasks.readers.cells import number
 
-if TYPE_CHECKING:
-    from fastbert.tasks.prediction_format import Prediction
-
-logger = logging.getLogger("fastbert")
 ARCHIVE = "submission.zip"
 # Examples of the official test sets.
 ROWS = {

@@ -11,8 +11,7 @@ import torch
 
 from fastbert.models.finite import refuse_non_finite
 from fastbert.tasks.base import Task
-from fastbert.tasks.examples import Dataset
-from fastbert.tasks.prediction_format import Prediction
+from fastbert.tasks.examples import Dataset, Prediction
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.fit import check_tokenizer
@@ -46,8 +45,7 @@ def outputs_of(
     outputs: list[Any] = [None] * len(rows)
     with torch.no_grad(), autocast(device, dtype):
         for indices in rows.by_length(most):
-            batch = TaskBatch(inputs=rows.packed(indices).to(device), targets={})
-            batch_outputs = task.outputs(model, batch)
+            batch_outputs = task.outputs(model, TaskBatch(inputs=rows.packed(indices).to(device), targets={}))
             for row, values in zip(indices.tolist(), batch_outputs, strict=True):
                 outputs[row] = values
             if not np.isfinite(np.concatenate([values.ravel() for values in batch_outputs])).all():

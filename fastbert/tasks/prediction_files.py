@@ -12,8 +12,7 @@ from typing import Any
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_atomic
 from fastbert.io.text import plain_name
-from fastbert.tasks.examples import Dataset
-from fastbert.tasks.prediction_format import Prediction, PredictionFormat, cell
+from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, cell
 from fastbert.tasks.readers.cells import number
 from fastbert.tasks.readers.tables import json_lines, name_of, read_json, read_lines, read_table
 from fastbert.tasks.registry import task_class

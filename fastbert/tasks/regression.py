@@ -10,8 +10,7 @@ import numpy as np
 
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
-from fastbert.tasks.examples import Dataset, TextExample
-from fastbert.tasks.prediction_format import Prediction, PredictionFormat
+from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, TextExample
 from fastbert.tasks.readers.cells import number
 from fastbert.tasks.rows import Rows
 from fastbert.tasks.texts import TextTask

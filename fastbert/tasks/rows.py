@@ -1,4 +1,4 @@
-"""Examples as rows of tokens, laid end to end, and the batches made of them."""
+"""Examples as rows of tokens, laid end to end, the batches made of them, and arithmetic of such runs of tokens."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from fastbert.tasks.ragged import bounds, by_length, runs
 
 if TYPE_CHECKING:
     import torch
@@ -59,8 +57,8 @@ class Rows:
 
     `input_ids` and `token_type_ids` are int32 (tokens,), `offsets` int64 (rows + 1,), `examples` int64 (rows,) the
     example of the dataset that each row belongs to (sorted; an example may have several rows: windows, choices).
-    `per_unit` adjacent rows are trained on together: the choices of a question. `unit_targets` have one item per unit,
-    `token_targets` one per token. `decoder`: the decoder's rows, as many as there are rows here.
+    `per_unit` adjacent rows are trained on together: the choices of a question. `unit_targets` have one item per unit.
+    `decoder`: the decoder's rows, as many as there are rows here.
     """
 
     input_ids: np.ndarray
@@ -69,7 +67,6 @@ class Rows:
     examples: np.ndarray
     per_unit: int = 1
     unit_targets: Mapping[str, np.ndarray] = field(default_factory=dict)
-    token_targets: Mapping[str, np.ndarray] = field(default_factory=dict)
     decoder: Rows | None = None
 
     def __len__(self) -> int:
@@ -102,11 +99,7 @@ class Rows:
 
         rows = (units[:, None] * self.per_unit + np.arange(self.per_unit)).ravel()
         row_keys = None if keys is None else (keys[:, None] + np.arange(self.per_unit)).ravel()
-        tokens, targets = self._tokens(rows), {}
-        for name, values in self.unit_targets.items():
-            targets[name] = torch.from_numpy(values[units])
-        for name, values in self.token_targets.items():
-            targets[name] = torch.from_numpy(values[tokens])
+        targets = {name: torch.from_numpy(values[units]) for name, values in self.unit_targets.items()}
         decoder = None if self.decoder is None else self.decoder.packed(rows, row_keys)
         return TaskBatch(inputs=self.packed(rows, row_keys), targets=targets, decoder=decoder)
 
@@ -132,3 +125,28 @@ class Rows:
     def _tokens(self, rows: np.ndarray) -> np.ndarray:
         """Return the indices of the tokens of these rows, in the order of the rows."""
         return runs(self.offsets[rows], self.lengths[rows])
+
+
+def bounds(sizes: np.ndarray) -> np.ndarray:
+    """Return the offsets of runs of these sizes, and the end of the last: int64 (runs + 1,)."""
+    offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets
+
+
+def runs(begins: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Return the token indices of runs, one run after the other: `begins[0]`, `begins[0] + 1`, ... int64."""
+    ends = np.cumsum(sizes)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - (ends - sizes), sizes)
+
+
+def by_length(lengths: np.ndarray, batch_tokens: int) -> Iterator[np.ndarray]:
+    """Yield the numbers of runs, longest first, in groups of at most `batch_tokens` tokens; a longer run stands
+    alone."""
+    order = np.argsort(-lengths, kind="stable")
+    ends = np.cumsum(lengths[order])
+    first = done = 0
+    while first < len(order):
+        last = max(first + 1, int(np.searchsorted(ends, done + batch_tokens, side="right")))
+        yield order[first:last]
+        first, done = last, int(ends[last - 1])

@@ -39,15 +39,6 @@ class AddedToken:
             raise ValueError(f"the added token {self.content!r} holds a lone surrogate (half of a character)")
         if self.normalized is None:
             object.__setattr__(self, "normalized", not self.special)
-        types = {
-            type(self.lstrip),
-            type(self.rstrip),
-            type(self.single_word),
-            type(self.normalized),
-            type(self.special),
-        }
-        if types == {bool}:
-            return
         for flag in FLAGS:
             if not isinstance(getattr(self, flag), bool):
                 raise TypeError(f"{self.content!r}: {flag}={getattr(self, flag)!r} must be True or False")

@@ -1,6 +1,5 @@
 """Validate the arguments of a tokenizer's call, with the rules and defaults of transformers."""
 
-import logging
 import operator
 import os
 from collections.abc import Sequence
@@ -11,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from fastbert import _C
-
-logger = logging.getLogger("fastbert")
+from fastbert.io.log import logger
 
 TRUNCATIONS = {
     False: _C.TruncationStrategy.NONE,

@@ -1,11 +1,11 @@
 """The result of a tokenizer's call: model inputs as lists, arrays or tensors, created on first access."""
 
 from collections import UserDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from fastbert import _C
 from fastbert.tokenizers.call import checked_tensors
 from fastbert.tokenizers.row_encoding import CharSpan, RowEncoding, RowTable, TokenSpan
 
+T = TypeVar("T")
 # The columns of model inputs, and their padding values; None: the id of the padding token.
 _COLUMNS = {
     "input_ids": (_C.Column.IDS, None),
@@ -171,52 +172,48 @@ class Encoding(UserDict[str, Any]):
     def _locate(self, batch_or_index: int, index: int | None) -> tuple[RowEncoding, int]:
         return (self._row(0), batch_or_index) if index is None else (self._row(batch_or_index), index)
 
-    def _locate_token(self, batch_or_token: int, token: int | None) -> tuple[RowEncoding, int]:
+    def _of_token(self, get: Callable[[RowEncoding, int], T], batch_or_token: int, token: int | None) -> T:
         row, token = self._locate(batch_or_token, token)
-        return row, token + len(row) if token < 0 else token
+        return get(row, token + len(row) if token < 0 else token)
+
+    def _of_part(self, get: Callable[[RowEncoding, int, int], T], batch_or_part: int, part: int | None, at: int) -> T:
+        return get(*self._locate(batch_or_part, part), at)
 
     def token_to_sequence(self, batch_or_token_index: int, token_index: int | None = None) -> int | None:
         """Return the sequence (0 or 1) of a token."""
-        row, token = self._locate_token(batch_or_token_index, token_index)
-        return row.token_to_sequence(token)
+        return self._of_token(RowEncoding.token_to_sequence, batch_or_token_index, token_index)
 
     def token_to_word(self, batch_or_token_index: int, token_index: int | None = None) -> int | None:
         """Return the word of a token."""
-        row, token = self._locate_token(batch_or_token_index, token_index)
-        return row.token_to_word(token)
+        return self._of_token(RowEncoding.token_to_word, batch_or_token_index, token_index)
 
     def token_to_chars(self, batch_or_token_index: int, token_index: int | None = None) -> CharSpan | None:
         """Return the characters of a token."""
-        row, token = self._locate_token(batch_or_token_index, token_index)
-        return row.token_to_chars(token)
+        return self._of_token(RowEncoding.token_to_chars, batch_or_token_index, token_index)
 
     def word_to_tokens(
         self, batch_or_word_index: int, word_index: int | None = None, sequence_index: int = 0
     ) -> TokenSpan | None:
         """Return the tokens of a word."""
-        row, word = self._locate(batch_or_word_index, word_index)
-        return row.word_to_tokens(word, sequence_index)
+        return self._of_part(RowEncoding.word_to_tokens, batch_or_word_index, word_index, sequence_index)
 
     def word_to_chars(
         self, batch_or_word_index: int, word_index: int | None = None, sequence_index: int = 0
     ) -> CharSpan | None:
         """Return the characters of a word."""
-        row, word = self._locate(batch_or_word_index, word_index)
-        return row.word_to_chars(word, sequence_index)
+        return self._of_part(RowEncoding.word_to_chars, batch_or_word_index, word_index, sequence_index)
 
     def char_to_token(
         self, batch_or_char_index: int, char_index: int | None = None, sequence_index: int = 0
     ) -> int | None:
         """Return the token of a character."""
-        row, char = self._locate(batch_or_char_index, char_index)
-        return row.char_to_token(char, sequence_index)
+        return self._of_part(RowEncoding.char_to_token, batch_or_char_index, char_index, sequence_index)
 
     def char_to_word(
         self, batch_or_char_index: int, char_index: int | None = None, sequence_index: int = 0
     ) -> int | None:
         """Return the word of a character."""
-        row, char = self._locate(batch_or_char_index, char_index)
-        return row.char_to_word(char, sequence_index)
+        return self._of_part(RowEncoding.char_to_word, batch_or_char_index, char_index, sequence_index)
 
 
 def as_tensor(array: np.ndarray, tensors: str) -> Any:

@@ -9,17 +9,15 @@ A word that is an entry is one token. A longer word that begins with it may spli
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.tokenizers.coverage import WordPieces, with_vocabulary
 from fastbert.tokenizers.word_counts import Normalization, count_words
 from fastbert.tokenizers.wordpiece import WordPieceTokenizer
-
-logger = logging.getLogger("fastbert")
 
 _UNUSED = re.compile(r"\[unused\d+\]")
 # Rows are worth adding while the next hundred rows save at least a thousandth of the tokens.

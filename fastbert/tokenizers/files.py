@@ -3,12 +3,12 @@
 Files are untrusted: a damaged file is a `VocabularyError` that names the file, the line and the cure.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fastbert.io.atomic_write import write_atomic, write_json_atomic
+from fastbert.io.log import logger
 from fastbert.io.text import has_surrogates
 from fastbert.io.untrusted_input import shown
 from fastbert.tokenizers.added import AddedToken
@@ -23,8 +23,6 @@ from fastbert.tokenizers.json_files import (
     read_tokenizer_json,
     write_tokenizer_json,
 )
-
-logger = logging.getLogger("fastbert")
 
 VOCAB_FILE = "vocab.txt"
 CONFIG_FILE = "tokenizer_config.json"
@@ -225,21 +223,22 @@ def _known_options(config: dict[str, Any], path: Path) -> dict[str, Any]:
             token = token.get("content")
         if token is not None:
             options[name] = token
-    for name in ("do_lower_case", "tokenize_chinese_chars", "split_special_tokens"):
-        if not isinstance(options.get(name, True), bool):
-            raise VocabularyError(f"{path}: {name}={shown(options[name])} must be true or false")
-    if not isinstance(options.get("strip_accents"), bool | None):
-        raise VocabularyError(f"{path}: strip_accents={shown(options['strip_accents'])} must be true, false or null")
-    for name in SPECIAL_TOKEN_NAMES:
-        if not isinstance(options.get(name, ""), str):
-            raise VocabularyError(f"{path}: {name}={shown(options[name])} must be a string")
-    for name in ("padding_side", "truncation_side"):
-        if options.get(name, "right") not in ("left", "right"):
-            raise VocabularyError(f"{path}: {name}={shown(options[name])} must be 'left' or 'right'")
-    length = options.get("model_max_length")
+    length: Any = options.get("model_max_length")
     is_number = isinstance(length, int | float) and not isinstance(length, bool)
-    if length is not None and not (is_number and length >= 1 and (length > UNLIMITED_LENGTH or length == int(length))):
-        raise VocabularyError(f"{path}: model_max_length={shown(length)} must be a whole number of at least 1, or null")
+    is_length = is_number and length >= 1 and (length > UNLIMITED_LENGTH or length == int(length))
+    flags, sides = (
+        ("do_lower_case", "tokenize_chinese_chars", "split_special_tokens"),
+        ("padding_side", "truncation_side"),
+    )
+    for name, holds, expected in (
+        *((name, isinstance(options.get(name, True), bool), "true or false") for name in flags),
+        ("strip_accents", isinstance(options.get("strip_accents"), bool | None), "true, false or null"),
+        *((name, isinstance(options.get(name, ""), str), "a string") for name in SPECIAL_TOKEN_NAMES),
+        *((name, options.get(name, "right") in ("left", "right"), "'left' or 'right'") for name in sides),
+        ("model_max_length", length is None or is_length, "a whole number of at least 1, or null"),
+    ):
+        if not holds:
+            raise VocabularyError(f"{path}: {name}={shown(options[name])} must be {expected}")
     return options
 
 

@@ -5,17 +5,15 @@ names the file and the cure.
 """
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fastbert.errors import UserError
 from fastbert.io.atomic_write import write_json_atomic
+from fastbert.io.log import logger
 from fastbert.io.untrusted_input import read_regular, shown
 from fastbert.tokenizers.added import FLAGS, AddedToken
-
-logger = logging.getLogger("fastbert")
 
 # The largest published vocabularies have 900,000 tokens; larger files would take seconds and gigabytes to read.
 MAX_TOKENS = 1 << 20

@@ -130,8 +130,7 @@ class RowTable:
         if self._names.varying:
             for index in range(len(self)):
                 self._strings_in_text(index)
-        names = self._names._replace(core=None)
-        return {**self.__dict__, "_rows": None, "_realign": None, "_names": names}
+        return {**self.__dict__, "_rows": None, "_realign": None, "_names": self._names._replace(core=None)}
 
 
 class RowEncoding:

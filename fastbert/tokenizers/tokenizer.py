@@ -223,7 +223,9 @@ class Tokenizer(Vocabulary):
 
         from fastbert.packing import PackedBatch
 
-        inputs = call.read_inputs(_as_batch(texts, "texts"), pairs, False)
+        if isinstance(texts, str):
+            raise TypeError("texts must be a sequence of strings, not one string")
+        inputs = call.read_inputs(texts, pairs, False)
         if not inputs.texts:
             raise ValueError("texts is empty; a batch needs at least one text")
         lengths = call.read_lengths(
@@ -315,9 +317,3 @@ class Tokenizer(Vocabulary):
             return [int(token_id in special) for token_id in ids]
         first = [1, *[0] * len(ids), 1]
         return first if pair_ids is None else [*first, *[0] * len(pair_ids), 1]
-
-
-def _as_batch(texts: Any, name: str) -> Any:
-    if isinstance(texts, str):
-        raise TypeError(f"{name} must be a sequence of strings, not one string")
-    return texts

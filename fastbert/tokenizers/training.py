@@ -5,17 +5,16 @@ results differ between identical runs if it finds the alphabet itself: it number
 seeded hash map and breaks ties between merges by number. It is therefore given the alphabet in a fixed order.
 """
 
-import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.tokenizers.word_counts import count_words
-
-logger = logging.getLogger("fastbert")
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -191,12 +190,7 @@ def _texts(words: Mapping[str, int], stop: threading.Event) -> Iterator[str]:
     for word, count in words.items():
         per_text = max(1, _CHARS_PER_TEXT // (len(word) + 1))
         full, rest = divmod(count, per_text)
-        text = f"{word} " * per_text
-        for _ in range(full):
+        for repeats in (*repeat(per_text, full), rest):
             if stop.is_set():
                 return
-            yield text
-        if rest:
-            yield f"{word} " * rest
-        if stop.is_set():
-            return
+            yield f"{word} " * repeats

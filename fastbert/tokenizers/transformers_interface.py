@@ -6,18 +6,15 @@ transformers is imported only when needed: `import fastbert` stays light.
 from __future__ import annotations
 
 import functools
+import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from fastbert.errors import UserError
 from fastbert.tokenizers import files
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
-
-    from fastbert.tokenizers.added import AddedToken
+from fastbert.tokenizers.added import AddedToken
 
 # The classes that callers use in isinstance, the most derived first.
 _BASES = (

@@ -224,8 +224,7 @@ class Vocabulary(TransformersInterface):
         # Tokens that were recognised by their role or as additional tokens stay recognised.
         before, special = set(self._recognised.values()), set(self.all_special_tokens)
         former = [token for token in self._recognised.values() if token.content in special]
-        added = as_added_tokens([*self.added_tokens, *former, *new])
-        self._replace(added_tokens=added, **changes)
+        self._replace(added_tokens=as_added_tokens([*self.added_tokens, *former, *new]), **changes)
         return len({token.content for token in new} - {token.content for token in new if token in before})
 
     def _replace(self, **changes: Any) -> None:

@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from fastbert import _C
 from fastbert.errors import UserError
-
-if TYPE_CHECKING:
-    from fastbert.tokenizers.wordpiece import WordPieceTokenizer
+from fastbert.tokenizers.wordpiece import WordPieceTokenizer
 
 _SENTENCES_PER_BATCH = 4096
 
@@ -143,8 +141,6 @@ class _Counter:
     """Count the words of documents, one document at a time."""
 
     def __init__(self, normalization: Normalization) -> None:
-        from fastbert.tokenizers.wordpiece import WordPieceTokenizer
-
         self.documents = self.sentences = self.bytes = self.all_words = 0
         self._counter = normalization.counter()
         # With a vocabulary without words, every word is one [UNK], including words too long for the counter.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import re
 import shutil
@@ -27,10 +26,10 @@ from torch import Tensor
 from fastbert.checkpoints.formats.safetensors import read_safetensors, save_tensors
 from fastbert.errors import CheckpointError
 from fastbert.io.atomic_write import sync, write_synced
-from fastbert.io.untrusted_input import UntrustedFile, read_json_file, shown
+from fastbert.io.log import logger
+from fastbert.io.untrusted_input import UntrustedFile, read_json_object, shown
 from fastbert.models.base import PreTrainedModel
 
-logger = logging.getLogger("fastbert")
 FORMAT_VERSION = 2
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 FILES = (MODEL, OPTIMIZER, STATE, MANIFEST)
@@ -235,9 +234,7 @@ def check(folder: Path) -> None:
 
 def _manifest(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of each file from the manifest."""
-    manifest = read_json_file(folder / MANIFEST)
-    if not isinstance(manifest, dict):
-        raise CheckpointError(f"{folder / MANIFEST}: damaged ({shown(manifest)} is not an object)")
+    manifest = read_json_object(folder / MANIFEST)
     _check_version(folder, manifest.get("format_version"))
     hashes = manifest.get("sha256")
     names = (MODEL, OPTIMIZER, STATE)
@@ -280,9 +277,7 @@ def load(folder: Path) -> Checkpoint:
 def load_state(folder: Path) -> dict[str, Any]:
     """Read the state of one checkpoint after `check` of all its files; raises `CheckpointError`."""
     check(folder)
-    state = read_json_file(folder / STATE)
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{folder / STATE}: damaged ({shown(state)} is not an object)")
+    state = read_json_object(folder / STATE)
     _check_version(folder, state.get("format_version"))
     if require(state, "step", int) != _step(folder):
         raise CheckpointError(f"{folder}: holds step {state['step']:,}; it was renamed or replaced")

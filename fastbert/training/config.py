@@ -156,9 +156,6 @@ class Budget:
 
     def progress(self, steps: float, seconds: float) -> float:
         """Return the finished fraction of the run, 0 to 1."""
-        fractions = [0.0]
-        if self.steps is not None:
-            fractions.append(steps / self.steps)
-        if self.seconds is not None:
-            fractions.append(seconds / self.seconds)
-        return min(max(fractions), 1.0)
+        of_steps = 0.0 if self.steps is None else steps / self.steps
+        of_seconds = 0.0 if self.seconds is None else seconds / self.seconds
+        return min(max(of_steps, of_seconds), 1.0)

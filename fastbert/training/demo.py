@@ -99,8 +99,7 @@ def run_demo(
     tokenizer = WordPieceTokenizer.from_pretrained(result.model)
     model = BertForPreTraining.from_pretrained(result.model)
     prompts = prompts_from(Corpus.find(paths), tokenizer) if corpus else PROMPTS
-    blanks = [(prompt, fill_mask(model, tokenizer, prompt, top_k=4)[0]) for prompt in prompts]
-    return DemoResult(result, blanks)
+    return DemoResult(result, [(prompt, fill_mask(model, tokenizer, prompt, top_k=4)[0]) for prompt in prompts])
 
 
 def free_folder(base: Path) -> Path:

@@ -1,15 +1,20 @@
-"""The device of a run, and the dtype of its matmuls."""
+"""The device of a run, the dtype of its matmuls, and its kernel configurations.
+
+Configurations are recorded at the start of a run and used again on --resume, for equal bits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from fastbert.errors import UserError
-from fastbert.ops.dispatch import fastest_dtype
+from fastbert.ops.dispatch import HAS_TRITON, fastest_dtype
 
+KERNEL_TABLE = "kernels.json"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -50,3 +55,35 @@ def deterministic_algorithms(required: bool) -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before, warn_only=only_warns)
+
+
+@contextmanager
+def kernels_of_run(
+    folder: Path, device: torch.device, on_message: Callable[[str], None], *, architecture: str | None = None
+) -> Iterator[None]:
+    """Use the kernel configurations of RUN/kernels.json within the block; write the file if it is missing.
+
+    No effect on a device without Triton kernels. `architecture` defaults to the device's.
+    """
+    if architecture is None and (device.type != "cuda" or not HAS_TRITON):
+        yield
+        return
+    from fastbert.kernels import launch
+    from fastbert.kernels.tuning import tables as tuning
+
+    name = architecture or launch.architecture(device)
+    path = folder / KERNEL_TABLE
+    tables = {}
+    if path.exists():
+        try:
+            tables = tuning.load(path)
+        except UserError:
+            on_message(
+                f"{path} is damaged or belongs to different kernels: the run continues with the current"
+                " configurations, and may differ in its last bits"
+            )
+    if name not in tables:
+        tables = {name: tuning.effective(name)}
+        tuning.save(path, tables)
+    with tuning.pinned(tables):
+        yield

@@ -30,9 +30,9 @@ from fastbert.graphs import (
 from fastbert.models.heads.pretraining import ForPreTraining
 from fastbert.models.outputs import PreTrainingOutput
 from fastbert.packing import PackedBatch
+from fastbert.training.batches import loss_weights, micro_batch_loss
 from fastbert.training.metrics import Totals
 from fastbert.training.optimizer import clip_gradients, make_capturable, set_learning_rate
-from fastbert.training.step_loss import loss_weights, micro_batch_loss
 
 
 def reason_not_captured(device: torch.device, dtype: torch.dtype) -> str | None:

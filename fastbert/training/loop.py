@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import deque
@@ -22,11 +21,11 @@ from fastbert.ops.native import caching_allocator
 from fastbert.packing import PackedBatch
 from fastbert.tasks.predicting import autocast
 from fastbert.training import checkpoint
-from fastbert.training.batches import Batches, prefetch
+from fastbert.training.batches import Batches, loss_weights, micro_batch_loss, micro_batch_shares, prefetch
 from fastbert.training.checkpoint import Checkpoints
 from fastbert.training.config import Budget, PretrainConfig
 from fastbert.training.graphed import GraphedStep, StepStats, reason_not_captured
-from fastbert.training.metrics import Metrics, MetricsLog, Totals, last_of, read_metrics
+from fastbert.training.metrics import Metrics, MetricsLog, Totals, TrainerState, Window, last_of, read_metrics
 from fastbert.training.optimizer import (
     GradientError,
     adamw,
@@ -35,12 +34,9 @@ from fastbert.training.optimizer import (
     set_learning_rate,
 )
 from fastbert.training.reporter import Reporter
-from fastbert.training.run_record import check_configuration, plain
-from fastbert.training.step_loss import loss_weights, micro_batch_loss, micro_batch_shares
+from fastbert.training.run_files import check_configuration, plain
 from fastbert.training.stopping import Stopped, StopRequest
-from fastbert.training.trainer_state import TrainerState, Window
 
-logger = logging.getLogger("fastbert")
 EVALUATIONS, CHECKPOINTS, CHECKPOINT_STEPS = 10, 20, 1000  # a run's defaults, unless flags say otherwise
 
 

@@ -1,9 +1,8 @@
-"""The metrics of a run: one JSON object per line of metrics.jsonl."""
+"""The metrics of a run, one JSON object per line of metrics.jsonl, and its position in state.json of checkpoints."""
 
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,10 +15,10 @@ from torch import Tensor
 
 from fastbert.errors import CheckpointError, UserError
 from fastbert.io.atomic_write import write_atomic
+from fastbert.io.log import logger
 from fastbert.io.untrusted_input import UntrustedFile, require_regular_file
 from fastbert.models.outputs import PreTrainingOutput
-
-logger = logging.getLogger("fastbert")
+from fastbert.training.checkpoint import require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,3 +176,39 @@ def read_metrics(path: Path) -> list[Metrics]:
 def last_of(records: Iterable[Metrics], split: str) -> Metrics | None:
     """Return the last record of a split."""
     return next((record for record in reversed(list(records)) if record.split == split), None)
+
+
+@dataclass
+class Window:
+    """Sums of losses since the last line of metrics.jsonl, and the run's tokens and seconds at that line."""
+
+    totals: Totals
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class TrainerState:
+    """A checkpoint's state with its types checked."""
+
+    step: int
+    tokens: int
+    seconds: float
+    window: Window
+    vocabulary: str
+    data: str
+    scaler: dict[str, Any]
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> TrainerState:
+        """Read the state that `Trainer.save` wrote. Raises `CheckpointError`."""
+        window = require(state, "window", dict)
+        return cls(
+            step=require(state, "step", int),
+            tokens=require(state, "tokens", int),
+            seconds=require(state, "seconds", float),
+            window=Window(Totals.from_state(window), require(window, "tokens", int), require(window, "seconds", float)),
+            vocabulary=require(state, "vocabulary", str),
+            data=require(state, "data", str),
+            scaler=require(state, "scaler", dict),
+        )

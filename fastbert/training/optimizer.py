@@ -136,9 +136,8 @@ class AdamW(torch.optim.AdamW):
     def _is_supported(self, entry: _Entry) -> bool:
         """Return True if the native step supports a parameter; initialise its state like torch."""
         group = self.param_groups[entry.group]
-        if any(group[name] for name in ("amsgrad", "maximize", "foreach", "capturable", "differentiable")):
-            return False
-        if not group.get("decoupled_weight_decay", True):
+        options = ("amsgrad", "maximize", "foreach", "capturable", "differentiable")
+        if any(group[name] for name in options) or not group.get("decoupled_weight_decay", True):
             return False
         if isinstance(group["lr"], Tensor) or any(isinstance(beta, Tensor) for beta in group["betas"]):
             return False
@@ -237,8 +236,7 @@ class AdamW(torch.optim.AdamW):
         for size in reversed(gradient.shape):
             rest, coordinate = divmod(rest, size)
             index.insert(0, coordinate)
-        value = float(gradient[tuple(index)])
-        return GradientError(f"{name}, of shape {shape}, is {value} at {index}")
+        return GradientError(f"{name}, of shape {shape}, is {float(gradient[tuple(index)])} at {index}")
 
 
 def _is_plain(x: Tensor) -> bool:

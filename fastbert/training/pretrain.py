@@ -16,8 +16,7 @@ from fastbert.config import PRESETS, BertConfig
 from fastbert.data.corpus import Corpus
 from fastbert.data.prepare import prepare
 from fastbert.data.pretraining import PretrainingData, unigram_cross_entropy
-from fastbert.data.shard_format import INDEX, IndexReader
-from fastbert.data.shards import TokenShards
+from fastbert.data.shards import INDEX, IndexReader, TokenShards
 from fastbert.distillation.models import copied_layers, student_from
 from fastbert.distillation.pretraining import PretrainingDistillationLoss, load_teacher
 from fastbert.errors import UserError
@@ -29,15 +28,13 @@ from fastbert.tokenizers import WordPieceTokenizer
 from fastbert.tokenizers.training import train_vocabulary
 from fastbert.training.batches import PretrainingBatches
 from fastbert.training.config import Budget, PretrainConfig
-from fastbert.training.device import choose_device, deterministic_algorithms
-from fastbert.training.kernel_table import kernels_of_run
+from fastbert.training.device import choose_device, deterministic_algorithms, kernels_of_run
 from fastbert.training.loop import Trainer
 from fastbert.training.metrics import Metrics
 from fastbert.training.plot import plot_runs
 from fastbert.training.reporter import Reporter
-from fastbert.training.run_files import check_spared, locked_run, remove_run
+from fastbert.training.run_files import TOKENIZER, check_spared, keep_tokenizer, locked_run, remove_run
 from fastbert.training.run_folder import LOSS_CURVE, RUN_FILES, RUN_FOLDERS, Run, open_folder
-from fastbert.training.run_tokenizer import FOLDER, keep_tokenizer
 from fastbert.training.starting_weights import weights_fingerprint
 
 DISTILLATION = "distillation"  # in the student, so that the projection is trained and stored in checkpoints
@@ -271,7 +268,7 @@ def _shards(run: Run, tokenizer: WordPieceTokenizer, reporter: Reporter) -> Toke
         shards = prepare(corpus, tokenizer, folder, overwrite=True, progress=lambda done, sentences: report(done))
     if shards.fingerprint != tokenizer.fingerprint:
         raise UserError(
-            f"{folder}: was tokenized with a different vocabulary than {config.tokenizer or config.out / FOLDER};"
+            f"{folder}: was tokenized with a different vocabulary than {config.tokenizer or config.out / TOKENIZER};"
             " prepare it again with this tokenizer, or leave --tokenizer out"
         )
     fingerprint = sha256(folder / INDEX)

@@ -1,14 +1,33 @@
-"""The files in a run's folder: lock the folder, and remove what an earlier run has written there."""
+"""The files in a run's folder: its lock, its tokenizer, its configuration, and what an earlier run has left there.
+
+RUN/config.json holds the configuration with its own SHA-256, and is compared with that of the checkpoints; the
+tokenizer is in RUN/tokenizer/, with RUN/vocab.txt beside it where it has one.
+"""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterable, Iterator, Sequence
+import json
+import platform
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from fastbert.errors import UserError
+import torch
+
+from fastbert.checkpoints.atomic_folder import atomic_folder
+from fastbert.errors import CheckpointError, UserError
+from fastbert.io.atomic_write import sync, sync_tree, write_atomic
+from fastbert.io.checksums import json_sha256
+from fastbert.io.folder_exchange import remove
 from fastbert.io.locking import locked_folder
+from fastbert.io.untrusted_input import read_json_file
+from fastbert.tokenizers import WordPieceTokenizer
+from fastbert.training import checkpoint
+
+TOKENIZER, VOCABULARY = "tokenizer", "vocab.txt"
+FILE, FORMAT_VERSION = "config.json", 3
+_SEAL = "sha256"
 
 
 @contextmanager
@@ -25,12 +44,8 @@ def remove_run(out: Path, names: Sequence[str]) -> None:
 
     config.json, which marks the folder as a run's, is removed last, so that an interrupted removal can be repeated.
     """
-    for name in sorted(names, key="config.json".__eq__):
-        path = out / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+    for name in sorted(names, key=FILE.__eq__):
+        remove(out / name, ignore_errors=True)
 
 
 def check_spared(out: Path, names: Sequence[str], inputs: Iterable[tuple[str, Path | None]]) -> None:
@@ -39,3 +54,146 @@ def check_spared(out: Path, names: Sequence[str], inputs: Iterable[tuple[str, Pa
     for flag, path in inputs:
         if path is not None and any(path.resolve().is_relative_to(target) for target in removed):
             raise UserError(f"{flag} {path}: belongs to the run that --overwrite removes; copy it elsewhere first")
+
+
+def keep_tokenizer(run: Path, fingerprint: str | None, make: Callable[[], WordPieceTokenizer]) -> WordPieceTokenizer:
+    """Return the tokenizer of a run; where its folder has none, write the one that `make` returns.
+
+    `fingerprint` is that of the run's tokenizer, None until one has been written. Raises `UserError` where a tokenizer
+    has a different fingerprint, and where RUN/vocab.txt differs from RUN/tokenizer/vocab.txt.
+    """
+    folder, original, copy = run / TOKENIZER, run / TOKENIZER / VOCABULARY, run / VOCABULARY
+    if fingerprint is not None and folder.exists():
+        tokenizer = WordPieceTokenizer.from_pretrained(folder)
+        _check(tokenizer, fingerprint, folder)
+        if copy.exists() and original.exists() and copy.read_bytes() != original.read_bytes():
+            raise UserError(f"{copy}: a different vocabulary than {original}; put the run's own back, or delete it")
+    else:
+        tokenizer = make()
+        if fingerprint is not None:
+            _check(tokenizer, fingerprint, folder)
+        copy.unlink(missing_ok=True)
+        with atomic_folder(folder) as partial:
+            tokenizer.save_pretrained(partial)
+            sync_tree(partial)
+        sync(run)
+    if original.exists() and not copy.exists():
+        write_atomic(copy, original.read_text(encoding="utf-8"))
+    return tokenizer
+
+
+def _check(tokenizer: WordPieceTokenizer, fingerprint: str, folder: Path) -> None:
+    if tokenizer.fingerprint != fingerprint:
+        raise UserError(f"{folder}: holds a different vocabulary than the run began with; put the run's own back")
+
+
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values as read back from a JSON file."""
+    copied: dict[str, Any] = json.loads(json.dumps(values))
+    return copied
+
+
+def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with their SHA-256."""
+    copied = plain(values)
+    return {**copied, _SEAL: json_sha256(copied)}
+
+
+def is_sealed(values: Mapping[str, Any]) -> bool:
+    """Return True if the values are unchanged since `sealed`."""
+    return values.get(_SEAL) == json_sha256({name: value for name, value in values.items() if name != _SEAL})
+
+
+def write_record(folder: Path, values: Mapping[str, Any]) -> None:
+    """Write the config.json of a run, sealed."""
+    versions = {"torch": torch.__version__, "python": platform.python_version()}
+    text = json.dumps(sealed({"format_version": FORMAT_VERSION, **values, **versions}), indent=2) + "\n"
+    write_atomic(folder / FILE, text)
+
+
+def read_record(folder: Path, run: str, changeable: Collection[str]) -> dict[str, Any] | None:
+    """Read the config.json of a run whose flags are under the key `run`; None where the folder has no such file.
+
+    A run may be continued with other values of the `changeable` flags.
+
+    Raises `UserError` for a different kind of file, one of another version, and one that was changed since it was
+    written; where a checkpoint stores the configuration too, the message names the difference.
+    """
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        saved = read_json_file(path)
+    except CheckpointError as error:
+        reason = str(error).removeprefix(f"{path}: ")
+        raise UserError(f"{path}: not a run's configuration ({reason}); {_cure(folder)}") from None
+    if not isinstance(saved, dict) or not isinstance(saved.get(run), dict):
+        raise UserError(f"{path}: not a run's configuration; {_cure(folder)}")
+    version = saved.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise UserError(f"{path}: written by a newer fastbert (format {version}); update fastbert")
+    if isinstance(version, int) and 0 < version < FORMAT_VERSION:
+        raise UserError(
+            f"{path}: has format {version}, from before the first release; start again with another --out, or replace"
+            " the run with --overwrite"
+        )
+    if version != FORMAT_VERSION:
+        raise UserError(f"{path}: not a run's configuration (format_version {version!r}); {_cure(folder)}")
+    if not is_sealed(saved):
+        last = checkpoint.last_state(folder / "checkpoints")
+        if last is not None:
+            check_configuration(folder, saved, *last, except_for=changeable)
+            check_configuration(folder, saved, *last, except_for=("out",))
+        raise UserError(f"{path}: changed or damaged since it was written; {_cure(folder)}")
+    return saved
+
+
+def stored_run(
+    folder: Path, run: str, changeable: Collection[str], on_message: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """Return what config.json holds of a run, or, where that is missing, its newest whole checkpoint; None where there
+    is neither. Raises `UserError` as `read_record` does."""
+    saved = read_record(folder, run, changeable)
+    if saved is not None or (last := checkpoint.last_state(folder / "checkpoints")) is None:
+        return saved
+    source, state = last
+    on_message(f"{folder / FILE} is missing: the configuration is taken from {source}")
+    stored = checkpoint.require(state, "configuration", dict)
+    return {**stored, "vocabulary": state.get("vocabulary"), "data": state.get("data")}
+
+
+def _cure(folder: Path) -> str:
+    if checkpoint.find(folder / "checkpoints"):
+        return "put the run's own back, or delete it to continue with the configuration of its checkpoints"
+    return "put the run's own back, or start again with another --out"
+
+
+def looks_like_run(folder: Path, run: str) -> bool:
+    """Return True if a folder holds a run of this kind, damaged or of any version, which --overwrite may remove."""
+    try:
+        saved = read_json_file(folder / FILE)
+    except CheckpointError:
+        return False
+    return isinstance(saved, dict) and isinstance(saved.get(run), dict) and "format_version" in saved
+
+
+def check_configuration(
+    folder: Path, saved: Mapping[str, Any], source: Path, state: Mapping[str, Any], except_for: Collection[str]
+) -> None:
+    """Raise `UserError` if config.json differs from the configuration in the state of the checkpoint `source`, flags in
+    `except_for` aside; the message names the first difference."""
+    for section, expected in checkpoint.require(state, "configuration", dict).items():
+        actual = saved.get(section)
+        if isinstance(expected, dict):
+            actual = actual if isinstance(actual, dict) else {}
+            names = [name for name in sorted(expected.keys() | actual.keys()) if name not in except_for]
+            pairs = [(name, actual.get(name), expected.get(name)) for name in names]
+        else:
+            pairs = [(section, actual, expected)]
+        for name, value, stored in pairs:
+            if value != stored:
+                value, stored = json.dumps(value), json.dumps(stored)
+                raise UserError(
+                    f"{folder / FILE}: has {name}={value}, but {source} was written with {name}={stored}; put"
+                    f" {name}={stored} back, or delete {FILE} to continue with the checkpoint's configuration"
+                )

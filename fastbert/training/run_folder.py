@@ -8,17 +8,16 @@ from typing import Any
 
 from fastbert.errors import UserError
 from fastbert.tokenizers import WordPieceTokenizer
-from fastbert.training import run_tokenizer
 from fastbert.training.config import PretrainConfig
-from fastbert.training.kernel_table import FILE as KERNEL_TABLE
+from fastbert.training.device import KERNEL_TABLE
 from fastbert.training.reporter import Reporter
-from fastbert.training.run_record import looks_like_run, read_record, stored_run, write_record
+from fastbert.training.run_files import TOKENIZER, VOCABULARY, looks_like_run, read_record, stored_run, write_record
 
 LOSS_CURVE = "loss.png"
 # All that a run writes to its folder, and that --overwrite removes.
-RUN_FILES = ("config.json", run_tokenizer.VOCABULARY, "metrics.jsonl", LOSS_CURVE, KERNEL_TABLE)
+RUN_FILES = ("config.json", VOCABULARY, "metrics.jsonl", LOSS_CURVE, KERNEL_TABLE)
 _STAGES = {"model": dict, "vocabulary": str, "data": str, "teacher": str, "finished": dict}
-RUN_FOLDERS = ("checkpoints", "model", "data", run_tokenizer.FOLDER)
+RUN_FOLDERS = ("checkpoints", "model", "data", TOKENIZER)
 
 
 @dataclass

@@ -22,9 +22,9 @@ from fastbert.embeddings.settings import Dense, EmbedSettings
 from fastbert.errors import CheckpointError, UserError
 from fastbert.models import BertForSequenceClassification
 from fastbert.models.loading import find_weights
+from fastbert.tasks.finetuned_model import load_task, save_task
 from fastbert.tasks.registry import make_task
 from fastbert.tasks.settings import TaskSettings
-from fastbert.tasks.task_file import load_task, save_task
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"token{i}" for i in range(35))]
 SHAPE = BertConfig(
@@ -168,7 +168,7 @@ def test_versions_and_the_variable(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert body["format"] == "fastbert-manifest"
     body["version"] = 2
     del body["sha256"]
-    (folder / NAME).write_text(json.dumps({**body, "sha256": manifest._digest(body)}))
+    (folder / NAME).write_text(json.dumps({**body, "sha256": manifest.json_sha256(body)}))
     with pytest.raises(
         CheckpointError, match=r"version 2, but 1 is supported; use a newer fastbert, .*FASTBERT_VERIFY=0"
     ):

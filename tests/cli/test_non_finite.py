@@ -12,10 +12,10 @@ from fastbert.cli import main
 from fastbert.embeddings.embed import embed
 from fastbert.errors import UserError
 from fastbert.features.extract import extract, hidden_states
+from fastbert.tasks.finetuned_model import save_task
 from fastbert.tasks.predicting import predict
 from fastbert.tasks.registry import make_task
 from fastbert.tasks.settings import TaskSettings
-from fastbert.tasks.task_file import save_task
 
 SHAPE = BertConfig(
     vocab_size=len(VOCABULARY),

@@ -17,9 +17,9 @@ pytest.importorskip("tyro", reason="the command line needs tyro")
 
 from fastbert import BertConfig, WordPieceTokenizer
 from fastbert.cli import main
+from fastbert.tasks.finetuned_model import save_task
 from fastbert.tasks.registry import make_task
 from fastbert.tasks.settings import TaskSettings
-from fastbert.tasks.task_file import save_task
 from fastbert.tasks.texts import TextSettings
 
 SQUAD = json.dumps(

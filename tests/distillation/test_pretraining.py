@@ -15,10 +15,10 @@ import torch
 from fastbert.distillation.pretraining import PretrainingDistillationLoss
 from fastbert.errors import UserError
 from fastbert.models import BertForPreTraining
+from fastbert.training.batches import micro_batch_loss
 from fastbert.training.config import PretrainConfig
 from fastbert.training.pretrain import pretrain
 from fastbert.training.reporter import Reporter
-from fastbert.training.step_loss import micro_batch_loss
 from fastbert.training.stopping import Stopped
 
 WORDS = [f"{a}{b}" for a in "abcdef" for b in "uvwxyz"]

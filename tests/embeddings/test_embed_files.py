@@ -12,8 +12,7 @@ import pytest
 from embedding import random_texts, small_model, small_tokenizer
 
 from fastbert.embeddings import embed
-from fastbert.embeddings.text_files import embed_file
-from fastbert.embeddings.vector_files import VectorFile
+from fastbert.embeddings.vector_files import VectorFile, embed_file
 from fastbert.errors import UserError
 from fastbert.tasks.text_files import TextFile
 

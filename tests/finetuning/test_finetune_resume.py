@@ -19,7 +19,7 @@ from fastbert.finetuning.config import FinetuneConfig
 from fastbert.finetuning.run import FinetuneResult, _Run, finetune
 from fastbert.training import checkpoint
 from fastbert.training.reporter import Reporter
-from fastbert.training.run_record import sealed
+from fastbert.training.run_files import sealed
 from fastbert.training.stopping import Stopped
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastbert.training.kernel_table import kernels_of_run
+from fastbert.training.device import kernels_of_run
 
 pytest.importorskip("triton", reason="needs triton")
 from fastbert.kernels.tuning import tables

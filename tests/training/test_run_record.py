@@ -11,7 +11,7 @@ from toy_checkpoints import Writer
 
 from fastbert.errors import UserError
 from fastbert.training.device import deterministic_algorithms
-from fastbert.training.run_record import (
+from fastbert.training.run_files import (
     FILE,
     check_configuration,
     is_sealed,

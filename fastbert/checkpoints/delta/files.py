@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from fastbert.checkpoints import manifest, tokenizer_files
 from fastbert.checkpoints.atomic_folder import atomic_folder
 from fastbert.checkpoints.delta.differences import MAX_BITS, expand, squeeze
 from fastbert.checkpoints.delta.tensors import EncodedTensor, decode, encode, fingerprint, tensors_of
@@ -33,12 +34,9 @@ from fastbert.checkpoints.formats.safetensors import (
     save_tensors,
     write_safetensors,
 )
-from fastbert.checkpoints.manifest import KINDS, verify_files
-from fastbert.checkpoints.manifest import NAME as MANIFEST
 from fastbert.checkpoints.source import config_folder, find_source
-from fastbert.checkpoints.tokenizer_files import accept_folder
 from fastbert.errors import CheckpointError, UserError
-from fastbert.io.atomic_write import atomic_write
+from fastbert.io.atomic_write import atomic_write, refuse_present
 from fastbert.io.untrusted_input import UntrustedFile, parse_json, shown
 from fastbert.models import loading
 
@@ -164,10 +162,10 @@ def write_delta(
     if bits is not None and (isinstance(bits, bool) or not isinstance(bits, int) or not 1 <= bits <= MAX_BITS):
         raise UserError(f"bits={bits!r} must be a whole number from 1 to {MAX_BITS}, or None for an exact delta")
     out = Path(out)
-    _refuse_present(out, overwrite)
+    refuse_present(out, overwrite, "--out")
     model, base = find_source(model_folder), find_source(base_folder)
     for source in (model, base):
-        verify_files(config_folder(source), *KINDS)
+        manifest.verify_files(config_folder(source), *manifest.KINDS)
     tensors, base_tensors = (
         tensors_of(loading.find_weights(source, verify=False)) for source in (model, base)
     )  # checked above
@@ -255,16 +253,8 @@ def restore_delta(
         for name, content in contents.items():
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_bytes(content)
-        accept_folder(folder)
+        tokenizer_files.accept_folder(folder)
         return sorted(path.name for path in folder.iterdir())
-
-
-def _refuse_present(out: Path, overwrite: bool) -> None:
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        wrong = "is a folder" if out.is_dir() else "cannot be created: its folder is missing"
-        raise UserError(f"--out {out} {wrong}; name a file")
-    if out.exists() and not overwrite:
-        raise UserError(f"--out {out} exists; give another name, or --overwrite to replace it")
 
 
 def _read_files(model: Path, base: Path) -> tuple[list[IncludedFile], dict[str, bytes]]:
@@ -272,7 +262,7 @@ def _read_files(model: Path, base: Path) -> tuple[list[IncludedFile], dict[str, 
     files, contents = [], {}
     for path in sorted([*model.iterdir(), *model.glob("[1-9]_*/*")]):
         name = path.relative_to(model).as_posix()
-        if not _INCLUDED.fullmatch(name) or name.endswith((".index.json", MANIFEST)) or not path.is_file():
+        if not _INCLUDED.fullmatch(name) or name.endswith((".index.json", manifest.NAME)) or not path.is_file():
             continue
         if path.stat().st_size > MAX_FILE_BYTES:
             continue

@@ -105,8 +105,7 @@ def decode(entry: EncodedTensor, data: memoryview, base: Mapping[str, Tensor], b
         assert bits is not None
         values = decode_rounded(data, predict(_rows(other, entry.shape), entry.factor), bits)
         return torch.from_numpy(values).view(entry.shape).to(dtype)
-    codes = decode_exact(data, _expected(other, entry.factor))
-    return _tensor(codes.tobytes(), dtype, entry.shape)
+    return _tensor(decode_exact(data, _expected(other, entry.factor)).tobytes(), dtype, entry.shape)
 
 
 def _expected(base: Tensor, factor: float) -> np.ndarray:
@@ -118,19 +117,16 @@ def _expected(base: Tensor, factor: float) -> np.ndarray:
 
 def _integers(tensor: Tensor) -> np.ndarray:
     """Return the bits of floating-point numbers, flat."""
-    flat: np.ndarray = tensor.contiguous().view(-1).view(_AS_INTEGERS[tensor.dtype.itemsize]).numpy()
-    return flat.view(_EXACT[tensor.dtype])
+    return np.asarray(tensor.contiguous().view(-1).view(_AS_INTEGERS[tensor.dtype.itemsize])).view(_EXACT[tensor.dtype])
 
 
 def _numbers(tensor: Tensor) -> np.ndarray:
-    flat: np.ndarray = tensor.contiguous().view(-1).numpy()
-    return flat
+    return np.asarray(tensor.contiguous().view(-1))
 
 
 def _rows(tensor: Tensor, shape: tuple[int, ...]) -> np.ndarray:
     """Return a tensor as fp32 (rows, width), all but the last dimension flattened."""
-    rows: np.ndarray = tensor.float().contiguous().view(-1, shape[-1]).numpy()
-    return rows
+    return np.asarray(tensor.float().contiguous().view(-1, shape[-1]))
 
 
 def _is_finite(*tensors: Tensor) -> bool:
@@ -140,8 +136,7 @@ def _is_finite(*tensors: Tensor) -> bool:
 def _bytes(tensor: Tensor) -> bytes | memoryview:
     if not tensor.numel():
         return b""
-    data: memoryview = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
-    return data
+    return np.asarray(tensor.contiguous().view(-1).view(torch.uint8)).data
 
 
 def _tensor(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

@@ -156,9 +156,6 @@ class _Machine:
             items.append(value)
         return items[::-1]
 
-    def drop_mark(self) -> None:
-        self.since_mark()
-
     def put(self, index: int) -> None:
         self.memo[index] = self.top(object)
 
@@ -267,7 +264,7 @@ _PUSHES = frozenset(
         *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
     }
 )
-_OPCODES: dict[str, Callable[[_Machine, Any], None]] = {
+_OPCODES: dict[str, Callable[[_Machine, Any], object]] = {
     "NONE": _constant(None),
     "NEWTRUE": _constant(True),
     "NEWFALSE": _constant(False),
@@ -276,7 +273,7 @@ _OPCODES: dict[str, Callable[[_Machine, Any], None]] = {
     "EMPTY_LIST": lambda machine, _: machine.stack.append([]),
     "EMPTY_DICT": lambda machine, _: machine.stack.append({}),
     "POP": lambda machine, _: machine.stack.pop(),
-    "POP_MARK": lambda machine, _: machine.drop_mark(),
+    "POP_MARK": lambda machine, _: machine.since_mark(),
     "TUPLE": lambda machine, _: machine.stack.append(tuple(machine.since_mark())),
     "TUPLE1": lambda machine, _: machine.tuple_of(1),
     "TUPLE2": lambda machine, _: machine.tuple_of(2),

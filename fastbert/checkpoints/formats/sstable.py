@@ -152,24 +152,25 @@ def _checksum(data: bytes) -> bytes:
 def _make_block(entries: Sequence[tuple[bytes, bytes]], interval: int) -> bytes:
     block, restarts, last = bytearray(), [], b""
     for position, (key, value) in enumerate(entries):
-        shared = 0
+        shared = _shared(key, last) if position % interval else 0
         if position % interval == 0:
             restarts.append(len(block))
-        else:
-            while shared < min(len(key), len(last)) and key[shared] == last[shared]:
-                shared += 1
         block += varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value
         last = key
     restarts = restarts or [0]
     return bytes(block) + struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts))
 
 
+def _shared(first: bytes, second: bytes) -> int:
+    """Return the length of the prefix that two keys share."""
+    return next((i for i, (a, b) in enumerate(zip(first, second)) if a != b), min(len(first), len(second)))
+
+
 def _separator(last: bytes, following: bytes | None) -> bytes:
     """Return a short key that is at least a block's last and precedes the next block's first."""
     shared = 0
     if following is not None:
-        while shared < min(len(last), len(following)) and last[shared] == following[shared]:
-            shared += 1
+        shared = _shared(last, following)
         if shared >= min(len(last), len(following)) or last[shared] + 1 >= following[shared]:
             return last
     return last[:shared] + bytes([last[shared] + 1]) if last[shared:] and last[shared] < 0xFF else last

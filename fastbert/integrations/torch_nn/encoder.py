@@ -22,7 +22,7 @@ from fastbert.integrations.module_checks import (
     torch_is_patched,
 )
 from fastbert.integrations.transformers.unpadding import Unpadding, unpad
-from fastbert.models.layers import ROWS_MULTIPLE, layer_batch, multiplies_in_bf16
+from fastbert.models.layers import ROWS_MULTIPLE, layer_batch
 from fastbert.ops.native import buffers
 
 HOME, ATTENTION_HOME = nn.TransformerEncoder.__module__, nn.MultiheadAttention.__module__
@@ -124,7 +124,7 @@ class TorchEncoderForward(ForwardPatch):
     def _run(self, unpadding: Unpadding, src: Tensor, padding: Tensor | None) -> Tensor:
         layers, batch, x = self._layers(), unpadding.batch, unpadding.pack(src)
         modules = [self._layer_modules(index, layer) for index, layer in enumerate(layers)]
-        if self._library_multiplies_bf16(modules, x):
+        if library_multiplies_bf16(modules, len(x), x, self.int8):
             batch = batch.filled(ROWS_MULTIPLE)
             x = F.pad(x, (0, 0, 0, batch.num_tokens - len(x)))
         layers_batch = layer_batch(batch, *largest_dropout(modules), training=True)
@@ -151,11 +151,6 @@ class TorchEncoderForward(ForwardPatch):
             mask = torch.zeros_like(padding, dtype=padded.dtype).masked_fill_(padding, float("-inf"))
         result: Tensor = layer(padded, src_mask=None, is_causal=False, src_key_padding_mask=mask)
         return result
-
-    def _library_multiplies_bf16(self, modules: list[LayerModules | None], x: Tensor) -> bool:
-        if not multiplies_in_bf16(x):
-            return False
-        return library_multiplies_bf16(modules, len(x), torch.bfloat16, self.int8)
 
     def _layer_modules(self, index: int, layer: Any) -> LayerModules | None:
         """Return the leaves of a layer; None where the layer must run as a whole, for its hooks for example."""

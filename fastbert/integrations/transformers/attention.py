@@ -8,7 +8,6 @@ without it, or unsupported by our kernels, falls back to transformers' sdpa.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,13 +17,12 @@ from torch import Tensor, nn
 
 from fastbert import ops
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.ops.attention.native import MAX_HEAD_DIM
 from fastbert.ops.attention.triton import HEAD_DIMS
 from fastbert.ops.dispatch import forced, preferred_backend
 from fastbert.ops.native import buffers
 from fastbert.packing import pad
-
-logger = logging.getLogger("fastbert")
 
 # Classes of transformers whose queries and keys always come from the same tokens, so that padding among the keys is
 # padding among the queries. Elsewhere equal lengths may be chance, as in cross-attention: all queries are computed.
@@ -68,8 +66,8 @@ def register_attention(name: str = "fastbert") -> str:
         raise UserError(
             f"register_attention needs transformers 5.10 or later ({error}): `pip install -U transformers`"
         ) from None
-    taken = {key: AttentionInterface._global_mapping[key] for key in AttentionInterface._global_mapping}
-    if name == "eager" or "|" in name or "/" in name or taken.get(name, attention_forward) is not attention_forward:
+    registered = AttentionInterface._global_mapping.get(name, attention_forward)
+    if name == "eager" or "|" in name or "/" in name or registered is not attention_forward:
         raise UserError(f"attn_implementation {name!r} is reserved or in use: choose a name such as 'fastbert'")
     AttentionInterface.register(name, attention_forward)
     AttentionMaskInterface.register(name, attention_mask)

@@ -39,13 +39,11 @@ def unpad(ids: Tensor, mask: Tensor | None) -> Unpadding:
     if mask is not None and not bool(mask.all()):
         batch, slots = unpad_ids(ids, mask.to(ids.device))
         return Unpadding(batch, slots, (rows, columns))
-    steps = torch.arange(rows + 1, dtype=torch.int32, device=ids.device)
-    positions = torch.arange(columns, device=ids.device).repeat(rows)
     batch = PackedBatch(
         input_ids=ids.reshape(-1).long(),
-        cu_seqlens=steps * columns,
+        cu_seqlens=torch.arange(rows + 1, dtype=torch.int32, device=ids.device) * columns,
         max_seqlen=columns,
-        position_ids=positions,
+        position_ids=torch.arange(columns, device=ids.device).repeat(rows),
         sequence_ids=torch.arange(rows, device=ids.device).repeat_interleave(columns),
     )
     return Unpadding(batch, None, (rows, columns))
@@ -53,8 +51,8 @@ def unpad(ids: Tensor, mask: Tensor | None) -> Unpadding:
 
 def with_ids(unpadding: Unpadding, positions: Tensor | None, segments: Tensor | None) -> PackedBatch:
     """Return the packed batch with given positions and segments, each (rows, columns) or one row or column of them."""
-    changed = {}
-    for name, ids in (("position_ids", positions), ("token_type_ids", segments)):
-        if ids is not None:
-            changed[name] = unpadding.pack(ids.expand(unpadding.shape)).long()
+    given = {"position_ids": positions, "token_type_ids": segments}
+    changed = {
+        name: unpadding.pack(ids.expand(unpadding.shape)).long() for name, ids in given.items() if ids is not None
+    }
     return replace(unpadding.batch, **changed) if changed else unpadding.batch  # type: ignore[arg-type]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from fastbert.io.log import logger
 from fastbert.tasks.metrics.library import library
 
-logger = logging.getLogger("fastbert")
 EVALUATION_SET = "the evaluation set"
 
 # Names of the positive class in binary classification.
@@ -67,8 +66,7 @@ def classification_scores(
 def choice_scores(gold: Sequence[int | None], predicted: Sequence[int]) -> dict[str, float]:
     """Compute `accuracy` in percent, of the numbers of endings."""
     _same_length(gold, predicted)
-    correct = sum(a == b for a, b in zip(gold, predicted, strict=True))
-    return {"accuracy": 100 * correct / len(gold)}
+    return {"accuracy": 100 * sum(a == b for a, b in zip(gold, predicted, strict=True)) / len(gold)}
 
 
 def regression_scores(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 import string
@@ -12,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from fastbert.io.log import logger
 from fastbert.tasks.examples import Dataset, QuestionExample
 
-logger = logging.getLogger("fastbert")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Sequence
 
+from fastbert.io.log import logger
 from fastbert.tasks.metrics.library import library
 from fastbert.tasks.readers.tags import scheme_of, to_bio
-
-logger = logging.getLogger("fastbert")
 
 
 def tagging_scores(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fastbert.errors import UserError
-from fastbert.io.untrusted_input import read_json_file
+from fastbert.io.untrusted_input import read_json_object
 
 KINDS = (".parquet", ".arrow")
 README = "README.md"
@@ -105,7 +105,7 @@ def _of_folder(folder: Path, split: str | None) -> _Shards:
     files = splits[chosen]
     for parent in (files[0].parent, folder):
         if (parent / "dataset_info.json").is_file():
-            return _Shards(files, _classes(_object(parent / "dataset_info.json").get("features")))
+            return _Shards(files, _classes(read_json_object(parent / "dataset_info.json").get("features")))
     readme = folder / README
     return _Shards(files, _classes_of_readme(readme) if readme.is_file() else {})
 
@@ -115,7 +115,7 @@ def _splits(folder: Path) -> dict[str, tuple[Path, ...]]:
     if (folder / "state.json").is_file():
         return {"all": _saved(folder)}
     if (folder / "dataset_dict.json").is_file():
-        names = _object(folder / "dataset_dict.json").get("splits")
+        names = read_json_object(folder / "dataset_dict.json").get("splits")
         if not isinstance(names, list) or not all(isinstance(name, str) and _is_plain(name) for name in names):
             raise UserError(f"{folder / 'dataset_dict.json'}: holds no list of names under 'splits'; save it again")
         return {name: _saved(folder / name) for name in names}
@@ -137,7 +137,7 @@ def _saved(folder: Path) -> tuple[Path, ...]:
     path = folder / "state.json"
     if not path.is_file():
         raise UserError(f"{path}: no such file, so the data set is incomplete; save it again")
-    state = _object(path)
+    state = read_json_object(path)
     if state.get("_indices_data_files"):
         raise UserError(f"{folder}: selects rows by an index; call flatten_indices() and save it again")
     named = state.get("_data_files")
@@ -145,13 +145,6 @@ def _saved(folder: Path) -> tuple[Path, ...]:
     if not isinstance(named, list) or not files or not all(isinstance(name, str) and _is_plain(name) for name in files):
         raise UserError(f"{path}: holds no list of files under '_data_files'; save the data set again")
     return tuple(folder / str(name) for name in files)
-
-
-def _object(path: Path) -> dict[str, Any]:
-    content = read_json_file(path)
-    if not isinstance(content, dict):
-        raise UserError(f"{path}: must be a JSON object, not {type(content).__name__}; save the data set again")
-    return content
 
 
 def _is_plain(name: str) -> bool:

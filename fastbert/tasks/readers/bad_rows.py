@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 
-logger = logging.getLogger("fastbert")
 NAMED = 3  # bad rows that a message describes
 
 

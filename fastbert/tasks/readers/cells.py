@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.io.text import whole_characters
 from fastbert.tasks.readers.tables import Row, Table
 
-logger = logging.getLogger("fastbert")
 IDS = ("index", "id", "idx", "pairID")
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from fastbert.errors import UserError
 from fastbert.io.text import whole_characters
@@ -11,9 +10,7 @@ from fastbert.tasks.examples import ChoiceExample, Dataset
 from fastbert.tasks.readers.bad_rows import BadRows
 from fastbert.tasks.readers.cells import choice_of, row_ids
 from fastbert.tasks.readers.tables import Names, Row, Table, name_of, read_table
-
-if TYPE_CHECKING:
-    from fastbert.tasks.settings import Columns
+from fastbert.tasks.settings import Columns
 
 PROMPTS = ("sent1", "prompt", "ctx", "premise", "context", "question")
 STARTS = ("sent2",)
@@ -33,8 +30,7 @@ def read_choices(
     """
     bad = BadRows(name_of(path), skip=skip_bad)
     table = read_table(path, is_header=_is_header, bad=bad)
-    if not table.rows:
-        raise UserError(f"{table.path}, line 1: has a header and no rows; add examples or name another file")
+    table.require_rows()
     prompt, start, label = _columns(table, columns, labelled)
     endings_of = _endings(table)
     ids = row_ids(table, table.numbered(bad), columns.id)

@@ -5,13 +5,13 @@ One file: the layouts differ in a line or two each, and share the walk over line
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.io.text import plain_name, whole_characters
 from fastbert.tasks.examples import Dataset, TaggedExample
 from fastbert.tasks.readers.arrow_files import is_arrow
@@ -27,12 +27,9 @@ from fastbert.tasks.readers.conll_columns import (
 )
 from fastbert.tasks.readers.tables import Row, Table, name_of, opened, read_table
 from fastbert.tasks.readers.tags import OUTSIDE, count_invalid, is_entity_tag, scheme_of
+from fastbert.tasks.settings import Columns
 from fastbert.tasks.text_files import STDIN, numbered_lines
 
-if TYPE_CHECKING:
-    from fastbert.tasks.settings import Columns
-
-logger = logging.getLogger("fastbert")
 _NEW_DOCUMENT = re.compile(r"#\s+newdoc\b")
 _SENTENCE_ID = re.compile(r"#\s+sent_id\s*=\s*(\S.*?)\s*$")
 # CoNLL-U's ids of words that are several tokens, and of words that are not written.

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.tasks.readers.bad_rows import BadRows
 from fastbert.tasks.readers.layouts import MORE_SINGLES, SINGLES
+from fastbert.tasks.settings import Columns
 
-if TYPE_CHECKING:
-    from fastbert.tasks.settings import Columns
-
-logger = logging.getLogger("fastbert")
 DOCUMENT = "-DOCSTART-"
 CONLL_U_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 # Names of the columns, by the number of columns of a file.

@@ -6,21 +6,17 @@ Columns without a usual name are reported in one log line, each with the reason.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.tasks.readers.cells import IDS
 from fastbert.tasks.readers.tables import Names, Row, Table, kind_of, name_of
+from fastbert.tasks.settings import Columns
 from fastbert.tasks.text_files import STDIN
-
-if TYPE_CHECKING:
-    from fastbert.tasks.settings import Columns
-
-logger = logging.getLogger("fastbert")
 
 # The columns of two texts, then those of one, by the names that files of the field give them.
 PAIRS = (

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fastbert.errors import UserError
 from fastbert.tasks.examples import Dataset, SequenceExample
 from fastbert.tasks.readers.bad_rows import BadRows
 from fastbert.tasks.readers.cells import row_ids
 from fastbert.tasks.readers.tables import Row, Table, name_of, read_lines, read_table
+from fastbert.tasks.settings import Columns
 from fastbert.tasks.text_files import STDIN
-
-if TYPE_CHECKING:
-    from fastbert.tasks.settings import Columns
 
 PAIRS = (
     ("source", "target"),
@@ -44,8 +41,7 @@ def read_sequences(
         path, is_header=lambda cells: bool(names & set(cells)) or not (numbered or len(cells) == 1), bad=bad
     )
     table = _flat(table, columns)
-    if not table.rows:
-        raise UserError(f"{table.path}, line 1: has a header and no rows; add examples or name another file")
+    table.require_rows()
     source, target = _columns(table, columns, labelled)
     ids = row_ids(table, table.numbered(bad), columns.id)
     examples = []

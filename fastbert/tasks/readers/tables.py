@@ -57,6 +57,11 @@ class Table:
     skipped: list[Row] = field(default_factory=list)
     unit: str = "line"
 
+    def require_rows(self) -> None:
+        """Raise UserError for a table with a header only."""
+        if not self.rows:
+            raise UserError(f"{self.path}, line 1: has a header and no rows; add examples or name another file")
+
     def place(self, row: Row) -> str:
         """Return a row's position in the file."""
         return f"{self.unit} {row.line}"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastbert.errors import UserError
+from fastbert.io.log import logger
 from fastbert.io.text import plain_name, whole_characters
 from fastbert.tasks.examples import Dataset, TextExample
 from fastbert.tasks.readers.bad_rows import BadRows
@@ -24,12 +24,8 @@ from fastbert.tasks.readers.tables import (
     read_table,
     refuse_squad,
 )
+from fastbert.tasks.settings import Columns
 from fastbert.tasks.text_files import STDIN
-
-if TYPE_CHECKING:
-    from fastbert.tasks.settings import Columns
-
-logger = logging.getLogger("fastbert")
 
 QQP = frozenset(("question1", "question2", "is_duplicate"))
 NLI = frozenset(("entailment", "neutral", "contradiction"))
@@ -62,8 +58,7 @@ def read_texts(
         forgives=QQP.issubset,
         bad=bad,
     )
-    if not table.rows:
-        raise UserError(f"{table.path}, line 1: has a header and no rows; add examples or name another file")
+    table.require_rows()
     layout = find_layout(table, columns, labelled=labelled, regression=regression)
     if table.names == TREC_COLUMNS and layout.label == 0:
         logger.warning(
@@ -177,15 +172,11 @@ def _split_of(path: str) -> tuple[str, list[str] | None]:
 def _is_clinc(path: str) -> bool:
     if path == STDIN or kind_of(path) != ".json" or not Path(path).is_file():
         return False
-    value = _json_or_none(path)
-    return isinstance(value, dict) and bool(value) and all(isinstance(part, list) for part in value.values())
-
-
-def _json_or_none(path: str) -> Any:
     try:
-        return read_json(path)
+        value = read_json(path)
     except UserError:
-        return None  # perhaps consecutive objects: the reader of tables reports what is wrong
+        return False  # perhaps consecutive objects: the reader of tables reports what is wrong
+    return isinstance(value, dict) and bool(value) and all(isinstance(part, list) for part in value.values())
 
 
 def _clinc(

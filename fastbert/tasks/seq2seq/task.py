@@ -12,8 +12,7 @@ import numpy as np
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.tasks.base import Task
-from fastbert.tasks.examples import Dataset, SequenceExample
-from fastbert.tasks.prediction_format import Prediction, PredictionFormat
+from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, SequenceExample
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.seq2seq.flags import SequenceFlags
 from fastbert.tasks.settings import TaskSettings
@@ -148,8 +147,7 @@ class SequenceToSequence(Task[SequenceExample]):
         return batch.decoder.num_tokens - len(batch.decoder)
 
     def loss(self, model: Any, batch: TaskBatch, items: int) -> Tensor:
-        losses = model.losses(batch.inputs, batch.decoder)
-        mean: Tensor = losses.loss_sum / items
+        mean: Tensor = model.losses(batch.inputs, batch.decoder).loss_sum / items
         return mean
 
     def outputs(self, model: Any, batch: TaskBatch) -> list[np.ndarray]:

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fastbert.tasks.examples import Dataset, QuestionExample
-from fastbert.tasks.prediction_format import Prediction
-from fastbert.tasks.ragged import bounds, runs
+from fastbert.tasks.examples import Dataset, Prediction, QuestionExample
+from fastbert.tasks.rows import bounds, runs
 from fastbert.tasks.span.rows import NOWHERE, SpanRows
 
 AT_ONCE = 512  # rows

@@ -8,8 +8,7 @@ import numpy as np
 
 from fastbert.errors import UserError
 from fastbert.tasks.examples import Dataset, QuestionExample
-from fastbert.tasks.ragged import bounds, runs
-from fastbert.tasks.rows import Rows
+from fastbert.tasks.rows import Rows, bounds, runs
 from fastbert.tokenizers import WordPieceTokenizer
 
 QUESTION_LENGTH = 64  # tokens to which questions are cut, as BERT's own code does

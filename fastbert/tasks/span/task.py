@@ -16,9 +16,9 @@ import numpy as np
 from fastbert.config import BertConfig
 from fastbert.errors import UserError
 from fastbert.tasks.base import Task, TaskOutput
-from fastbert.tasks.examples import Dataset, QuestionExample
-from fastbert.tasks.prediction_format import Prediction, PredictionFormat
+from fastbert.tasks.examples import Dataset, Prediction, PredictionFormat, QuestionExample
 from fastbert.tasks.readers.cells import number
+from fastbert.tasks.readers.squad import read_squad
 from fastbert.tasks.rows import Rows, TaskBatch
 from fastbert.tasks.settings import TaskSettings
 from fastbert.tasks.span.decode import Search, find_answers
@@ -67,14 +67,10 @@ class SpanAnswers(Task[QuestionExample]):
         self.require_least(stride=0, n_best=1, max_answer_length=1)
 
     def read(self, path: str, *, labelled: bool = True) -> Dataset[QuestionExample]:
-        from fastbert.tasks.readers.squad import read_squad
-
         return read_squad(path, labelled=labelled, report=self.report_unusable, skip_bad=self.settings.skip_bad)
 
     def read_gold(self, path: str) -> Dataset[QuestionExample]:
         """Read answers as they are in the file, without looking for them in their contexts."""
-        from fastbert.tasks.readers.squad import read_squad
-
         return read_squad(
             path, labelled=True, report=self.report_unusable, spans=False, skip_bad=self.settings.skip_bad
         )

@@ -20,11 +20,10 @@ from fastbert.embeddings.rows import SPECIAL, windowed
 from fastbert.errors import UserError
 from fastbert.io.text import whole_characters
 from fastbert.tasks.base import Task, TaskOutput
-from fastbert.tasks.examples import Dataset, Example, TaggedExample
-from fastbert.tasks.prediction_format import Prediction, PredictionFormat, cell
-from fastbert.tasks.ragged import bounds, runs
+from fastbert.tasks.examples import Dataset, Example, Prediction, PredictionFormat, TaggedExample, cell
+from fastbert.tasks.readers.conll import read_conll
 from fastbert.tasks.readers.tags import OUTSIDE, scheme_of, spans_of
-from fastbert.tasks.rows import Rows, TaskBatch
+from fastbert.tasks.rows import Rows, TaskBatch, bounds, runs
 from fastbert.tasks.settings import Columns, TaskSettings
 from fastbert.tasks.tagging.flags import TaggingFlags
 from fastbert.tokenizers import WordPieceTokenizer
@@ -89,8 +88,6 @@ def _conll(dataset: Dataset[Any], predictions: Sequence[Prediction]) -> str:
 
 def _read_conll(path: str, dataset: Dataset[Any]) -> list[Prediction]:
     """Read a CoNLL file with the predicted tag in the last column and the words of the dataset."""
-    from fastbert.tasks.readers.conll import read_conll
-
     predicted = read_conll(path, Columns(), labelled=True)
     for i, (gold, example) in enumerate(zip(dataset, predicted)):
         if gold.words != example.words:
@@ -125,8 +122,6 @@ class Tagging(Task[TaggedExample]):
         return self.settings.metric or ("f1" if self.labels and scheme_of(self.labels) else "accuracy")
 
     def read(self, path: str, *, labelled: bool = True) -> Dataset[TaggedExample]:
-        from fastbert.tasks.readers.conll import read_conll
-
         return read_conll(path, self.settings.columns, labelled=labelled, skip_bad=self.settings.skip_bad)
 
     def learn_labels(self, train: Dataset[TaggedExample]) -> None:
@@ -269,8 +264,7 @@ class Tagging(Task[TaggedExample]):
         probability = np.zeros(sentences[-1])
         if len(rows):
             logits = np.concatenate(outputs).astype(np.float64)
-            best = logits.argmax(axis=1)
-            classes[rows.words] = best
+            classes[rows.words] = logits.argmax(axis=1)
             # Relative to the largest logit, so that the numerator is exp(0).
             probability[rows.words] = 1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)
         names = np.array(labels, dtype=object)[classes].tolist()
