@@ -34,7 +34,7 @@ def no_details(record: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class PredictionFormat:
-    """How predictions of a task are written to files and read from them."""
+    """The form of a task's predictions in files."""
 
     key: str
     """The key of the predicted value: label, score, tags or text."""

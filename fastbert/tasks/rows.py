@@ -1,4 +1,4 @@
-"""Examples as rows of tokens, laid end to end, and the batches made of them."""
+"""Examples as concatenated rows of tokens, and batches of them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class TaskBatch:
     targets: dict[str, Tensor]
     decoder: PackedBatch | None = None
     token_share: float = 1.0
-    """Of a micro-batch: its share of the batch's tokens."""
+    """For a micro-batch, its share of the batch's tokens."""
     pair_share: float = 1.0
-    """Of a micro-batch: its share of the pairs of tokens that attend to each other."""
+    """For a micro-batch, its share of the pairs of tokens that attend to each other."""
 
     @property
     def pairs(self) -> int:

@@ -1,4 +1,4 @@
-"""LayerNorm, GELU, embeddings, products and the loss against the oracle, with random upstream gradients."""
+"""LayerNorm, GELU, embeddings, matmuls and the loss against the oracle, with random upstream gradients."""
 
 import pytest
 import torch

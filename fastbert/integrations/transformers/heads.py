@@ -42,9 +42,9 @@ class PackedHead(ForwardPatch):
         if slots is not None:
             x = x.index_select(0, slots)
         norm: Any = head.norm
-        product, bias = project_without_bias(head.dense, x)
+        projected, bias = project_without_bias(head.dense, x)
         x = ops.gelu_layer_norm(
-            product, bias, norm.weight, norm.bias, norm.eps, gelu_approximation(head.activation) or "none"
+            projected, bias, norm.weight, norm.bias, norm.eps, gelu_approximation(head.activation) or "none"
         )
         self._detect_row_writes(head.decoder)
         logits = project(head.decoder, x)

@@ -59,7 +59,7 @@ class Table:
     skipped: list[Row] = field(default_factory=list)
     unit: str = "line"
 
-    def place(self, row: Row) -> str:
+    def location(self, row: Row) -> str:
         """Return a row's position in the file."""
         return f"{self.unit} {row.line}"
 
@@ -356,11 +356,11 @@ def _table_of_rows(
 
 
 def _no_name_twice(name: str, line: int, names: Sequence[str]) -> None:
-    seen = set()
+    columns = set()
     for column in names:
-        if column and column in seen:
+        if column and column in columns:
             raise UserError(f"{name}, line {line}: two columns are named {column!r}; rename one")
-        seen.add(column)
+        columns.add(column)
 
 
 def _table_of_records(name: str, records: Iterator[tuple[int, Any]], bad: BadRows) -> Table:
