@@ -65,7 +65,7 @@ def compiles_cxx20(command: list[str]) -> bool:
 
 
 def find_compiler() -> list[str]:
-    """The command of $CXX, or the first of c++, g++, clang++, that compiles C++20."""
+    """Return the command of $CXX, or the first of c++, g++, clang++, that compiles C++20."""
     named = os.environ.get("CXX", "").strip()
     candidates = [named] if named else ["c++", "g++", "clang++"]
     for command in map(shlex.split, candidates):
@@ -78,17 +78,17 @@ def find_compiler() -> list[str]:
 
 
 def find_ninja() -> str:
-    """The ninja executable: the Python package's, else the one on PATH."""
+    """Return the ninja executable: the Python package's, else the one on PATH."""
     try:
         from ninja import BIN_DIR
     except ImportError:
         BIN_DIR = ""
-    found = shutil.which("ninja", path=BIN_DIR) or shutil.which("ninja")
-    return found or refuse(f"ninja is missing: {BUILD_TOOLS_CURE}")
+    executable = shutil.which("ninja", path=BIN_DIR) or shutil.which("ninja")
+    return executable or refuse(f"ninja is missing: {BUILD_TOOLS_CURE}")
 
 
 def stable_pybind11(folder: Path) -> Path:
-    """A copy of pybind11's headers that keeps its path and time stamps between isolated builds.
+    """Return a copy of pybind11's headers that keeps its path and time stamps between isolated builds.
 
     pip gives each isolated build a new temporary folder; compiling against that one would make every file look changed.
     """
@@ -105,12 +105,12 @@ def stable_pybind11(folder: Path) -> Path:
 
 
 def shell(words: list[object]) -> str:
-    """A command's words for a variable of build.ninja: quoted for the shell, then `$` for ninja."""
+    """Return a command's words for a variable of build.ninja: quoted for the shell, then with `$` escaped for ninja."""
     return shlex.join(map(str, words)).replace("$", "$$")
 
 
 def path(text: object) -> str:
-    """A path in a build line of build.ninja; ninja itself quotes it for the shell in $in and $out."""
+    """Return a path for a build line of build.ninja; ninja itself quotes it for the shell in $in and $out."""
     return str(text).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
 

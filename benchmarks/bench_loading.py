@@ -57,8 +57,8 @@ def measure(options: Options, folder: Path) -> list[Row]:
         for _ in range(options.rounds):
             for contender, runs in measured.items():
                 runs.append(_in_a_process(contender, workload, folder, options.threads))
-        ours, theirs = (np.asarray(measured[name][0]["output"], np.float32) for name in (FASTBERT, PEER))
-        difference = float(np.abs(ours - theirs).max(initial=0.0))
+        actual, expected = (np.asarray(measured[name][0]["output"], np.float32) for name in (FASTBERT, PEER))
+        difference = float(np.abs(actual - expected).max(initial=0.0))
         if difference > CLOSE:
             sys.exit(f"{workload}: outputs differ by {difference:.2g}: there is nothing to compare")
         timings = {name: [Timing(run["seconds"], run["processor"]) for run in runs] for name, runs in measured.items()}

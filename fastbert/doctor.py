@@ -34,7 +34,7 @@ class Cpu:
     """The instruction sets of the CPU kernels: portable, avx2, avx512 or amx; None without the extension."""
     level_reason: str
     matmul: str
-    """Which library multiplies matrices in which dtype, and where that choice comes from."""
+    """The library of the matmuls by dtype, and the origin of that choice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ class Diagnosis:
     """Everything that decides how fast fastbert runs here."""
 
     versions: dict[str, str | None]
-    """Of fastbert, Python, the system and the packages that matter; None for a package that is not installed."""
+    """Versions of fastbert, Python, the system and relevant packages; None for a package that is not installed."""
     cpu: Cpu
     gpus: tuple[Gpu, ...]
     gpu_reason: str
@@ -72,7 +72,7 @@ class Diagnosis:
     fastest_dtype: str | None
     dtype_reason: str
     advice: tuple[str, ...]
-    """How to make this installation faster, one sentence each."""
+    """Suggestions that make this installation faster, one sentence each."""
 
 
 def examine() -> Diagnosis:
@@ -182,9 +182,9 @@ def _matmul() -> str:
     from fastbert.ops.native import matmul_table
 
     rules = matmul_table.DEFAULTS[cpu_capability.current()]
-    ours = ", ".join(element for element, choice in rules.items() if choice == matmul_table.NATIVE)
-    theirs = ", ".join(element for element, choice in rules.items() if choice != matmul_table.NATIVE)
-    rule = f"{ours} by fastbert" + (f"; {theirs} by torch" if theirs else "")
+    native = ", ".join(element for element, choice in rules.items() if choice == matmul_table.NATIVE)
+    library = ", ".join(element for element, choice in rules.items() if choice != matmul_table.NATIVE)
+    rule = f"{native} by fastbert" + (f"; {library} by torch" if library else "")
     path = matmul_table.saved_path()
     if not os.path.exists(path):
         return f"{rule}; `fastbert doctor --tune` measures this CPU (without a GPU)"

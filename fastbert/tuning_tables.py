@@ -30,7 +30,7 @@ def cpu_model() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-def place(variable: str, name: str) -> Path:
+def path_of(variable: str, name: str) -> Path:
     """Return the file that an environment variable names, or `name` in the user's cache folder."""
     configured = os.environ.get(variable)
     if configured:

@@ -52,14 +52,14 @@ HERE = [name for name in KERNELS if in_hardware(name)]
 
 
 def why_unavailable(name: str) -> str:
-    """Why neither this processor nor the emulator can run the kernel, or ""."""
+    """Return why neither this processor nor the emulator can run the kernel, or ""."""
     if in_hardware(name):
         return ""
     return emulator.why_unavailable() if KERNELS[name].emulated else f"this processor has no {name}"
 
 
 def in_software(name: str) -> bool:
-    """Whether the emulator executes the kernel's own instructions, and counts them."""
+    """Return whether the emulator executes the kernel's own instructions, and counts them."""
     if not KERNELS[name].emulated or in_hardware(name):
         return False
     return KERNELS[name].level == "amx" or not emulator.is_bf16_hidden()
@@ -67,7 +67,7 @@ def in_software(name: str) -> bool:
 
 @contextmanager
 def running(name: str) -> Iterator[None]:
-    """Products, attention and rows run this kernel; the test is skipped where nothing can."""
+    """Run matmuls, attention and row-wise operations on this kernel; skip the test where nothing can."""
     reason = why_unavailable(name)
     if reason:
         pytest.skip(reason)

@@ -44,13 +44,13 @@ def why_unavailable() -> str:
 
 
 def native() -> bool:
-    """Whether the processor has all of the instructions, so that none is emulated."""
+    """Return whether the processor has all of the instructions, so that none is emulated."""
     return {"amx_tile", "amx_bf16", "amx_int8", "avx512_bf16"} <= cpu_flags()
 
 
 @cache
 def is_bf16_hidden() -> bool:
-    """Whether the processor executes AVX512_BF16 though it does not list it, as under a hypervisor that hides it:
+    """Return whether the processor executes AVX512_BF16 without listing it, as under a hypervisor that hides it:
     nothing is emulated then. Installs the emulator."""
     if "avx512_bf16" in cpu_flags():
         return False
@@ -99,7 +99,7 @@ def install() -> None:
 
 
 def installed() -> bool:
-    """Whether illegal instructions of this process go to the emulator now."""
+    """Return whether the emulator handles illegal instructions of this process now."""
     return not why_unavailable() and bool(_library().emulator_installed())
 
 

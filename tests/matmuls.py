@@ -1,4 +1,4 @@
-"""What tests of the CPU's products share: the kernels they run, random matrices, and a comparison bit for bit."""
+"""Helpers of the tests of native matmuls: the kernels they run, random matrices, and a comparison bit for bit."""
 
 import cpu_kernels
 import pytest
@@ -17,7 +17,7 @@ def drawn(seed: int, *shape: int, dtype: torch.dtype = FP32, scale: float = 1.0)
 
 
 def same_bits(a: Tensor | None, b: Tensor | None) -> bool:
-    """Whether two tensors, bf16 or fp32, are there and equal, NaN and the sign of zero too."""
+    """Return whether two tensors, bf16 or fp32, are equal, NaN and the sign of zero too; neither may be None."""
     assert a is not None
     assert b is not None
     kind = torch.int16 if a.dtype == BF16 else torch.int32

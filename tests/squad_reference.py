@@ -18,7 +18,9 @@ HOSTILE = st.text(
 
 def question(context: str, *answers: tuple[str, int], asked: str = "a b c", number: int = 0) -> QuestionExample:
     found = tuple(Answer(text, start) for text, start in answers)
-    return QuestionExample(id=f"q{number}", place=f"question q{number}", question=asked, context=context, answers=found)
+    return QuestionExample(
+        id=f"q{number}", location=f"question q{number}", question=asked, context=context, answers=found
+    )
 
 
 def dataset(*examples: QuestionExample) -> Dataset[QuestionExample]:

@@ -64,7 +64,7 @@ class Verdict(Task[TextExample]):
         return Dataset(
             path,
             tuple(
-                TextExample(id=str(i), place=f"line {i + 1}", text=text, label=verdict if labelled else None)
+                TextExample(id=str(i), location=f"line {i + 1}", text=text, label=verdict if labelled else None)
                 for i, (verdict, text) in enumerate(lines)
             ),
         )

@@ -77,9 +77,9 @@ def encoder_operations(config: BertConfig, lengths: Sequence[int]) -> float:
     """Count 8 H^2 + 4 H I operations per token and layer, 4 S^2 H per sequence and layer, and 2 H^2 per sequence in the
     pooler."""
     width, inner = config.hidden_size, config.intermediate_size
-    products = sum(lengths) * (8 * width * width + 4 * width * inner)
+    matmuls = sum(lengths) * (8 * width * width + 4 * width * inner)
     attention = 4 * width * sum(length * length for length in lengths)
-    return float(config.num_hidden_layers * (products + attention) + 2 * width * width * len(lengths))
+    return float(config.num_hidden_layers * (matmuls + attention) + 2 * width * width * len(lengths))
 
 
 def unread_operations(config: BertConfig) -> float:

@@ -183,7 +183,7 @@ class Peer:
     call: Callable[[Inputs], Tensor]
     padded: bool = True
     compares: bool = True
-    """Whether its result without dropout is to be compared."""
+    """True if its result without dropout is compared."""
 
 
 def eager_attention(

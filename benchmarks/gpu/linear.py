@@ -86,7 +86,7 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
     (shape,) = (candidate for candidate in shapes(dry) if candidate[1] == int(width))
     tokens, _, inner = shape
     case = Case()
-    with dispatch.use_backend(_own(device)):
+    with dispatch.use_backend(_forced_backend(device)):
         sets = [draw(device, *shape, seed) for seed in range(input_sets(device, 2 * tokens * (int(width) + inner)))]
         functions = contenders(direction)
         announce(FASTBERT)
@@ -123,7 +123,7 @@ def run_case(name: str, dry: bool, seconds: float, without: Sequence[str] = ()) 
     return case.as_json()
 
 
-def _own(device: Device) -> dispatch.BackendName | None:
+def _forced_backend(device: Device) -> dispatch.BackendName | None:
     """Return the backend to force: in a dry run Triton must support both halves of the comparison."""
     names = {own_backend(device, "linear"), own_backend(device, "bias_gelu")}
     return None if None in names else "triton"
@@ -132,11 +132,11 @@ def _own(device: Device) -> dispatch.BackendName | None:
 def warm(device: Device, name: str) -> None:
     """Compile fastbert's kernels for a case."""
     _, direction, width = name.split()
-    (shape,) = (one for one in shapes(device.dry_run) if one[1] == int(width))
-    with dispatch.use_backend(_own(device)):
-        functions, one = contenders(direction), draw(device, *shape, 0)
-        for who in functions.keys() & {FASTBERT, TRITON_MATMUL}:
-            functions[who](one)
+    (shape,) = (shape for shape in shapes(device.dry_run) if shape[1] == int(width))
+    with dispatch.use_backend(_forced_backend(device)):
+        functions, inputs = contenders(direction), draw(device, *shape, 0)
+        for name in functions.keys() & {FASTBERT, TRITON_MATMUL}:
+            functions[name](inputs)
 
 
 def contenders(direction: str) -> dict[str, Function]:

@@ -127,16 +127,16 @@ def ceilings(dry: bool, seconds: float) -> dict[str, Any]:
     """Measure the bandwidth of a copy, reads and writes both counted, and the operations per second of a square bf16
     matmul."""
     device = open_device(dry)
-    place = device.torch_device
+    torch_device = device.torch_device
     count, side = (1 << 14, 32) if dry else (1 << 31, 8192)
     case = Case()
-    source = torch.randn(count // 2, device=place).view(torch.bfloat16)
+    source = torch.randn(count // 2, device=torch_device).view(torch.bfloat16)
     target = torch.empty_like(source)
     work = Work(moved_bytes=float(2 * source.numel() * 2))
     case.rows += contest(device, "copy", {"torch": [partial(target.copy_, source)]}, work, seconds=seconds)
     del source, target
     device.free()
-    a, b = (torch.randn(side, side, device=place).bfloat16() for _ in range(2))
+    a, b = (torch.randn(side, side, device=torch_device).bfloat16() for _ in range(2))
     work = Work(operations=2.0 * side**3)
     case.rows += contest(device, f"matmul {side}", {"torch": [partial(torch.mm, a, b)]}, work, seconds=seconds)
     device.free()

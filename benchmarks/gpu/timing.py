@@ -31,7 +31,7 @@ class Measured:
     gigabytes_per_second: float | None = None
     host_us: float
     host_bound: bool
-    """Whether the device waited for Python: then the time is that of the host."""
+    """True if the device waited for Python: the time is then the host's."""
 
     def as_json(self) -> dict[str, Any]:
         """Return a flat object with the row's own names."""

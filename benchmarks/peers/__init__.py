@@ -94,7 +94,7 @@ class TrainingPeer(Protocol):
     batches: Sequence[Any]
     """The workload's batches in this contender's form."""
     classifies: bool
-    """Whether sequences are classified, else pre-training."""
+    """True for classification of sequences, False for pre-training."""
 
     def __init__(self, folder: Path, *, dtype: str, threads: int, scratch: Path) -> None: ...
 

@@ -14,7 +14,7 @@ from fastbert.benchmarks.peers import Arrays
 from fastbert.benchmarks.peers.transformers_encoder import load, padded, real_tokens
 
 HINTS = {"fp32": "f32", "bf16": "bf16"}
-PRODUCTS = ("FullyConnected", "MatMul")
+MATMULS = ("FullyConnected", "MatMul")
 
 
 class Encoder:
@@ -63,7 +63,7 @@ class Encoder:
     def _precisions(self) -> Counter[str]:
         """Count the matmuls of the compiled model by precision."""
         infos = [node.get_rt_info() for node in self.compiled.get_runtime_model().get_ops()]
-        return Counter(str(_value(info["runtimePrecision"])) for info in infos if _value(info["layerType"]) in PRODUCTS)
+        return Counter(str(_value(info["runtimePrecision"])) for info in infos if _value(info["layerType"]) in MATMULS)
 
 
 def _value(info: Any) -> Any:

@@ -255,8 +255,10 @@ def hostile(lineup: Lineup, *, count: int, size: int) -> list[Row]:
             table += _hostile(lineup, name, count, size)
         except ContenderFailed as error:
             lineup.drop(name, error)
-    own = next((row.median_ms for row in table if row.contender == FASTBERT), None)
-    return [replace(row, ratio_to_fastbert=round(row.median_ms / own, 3) if own else None) for row in table]
+    fastbert_ms = next((row.median_ms for row in table if row.contender == FASTBERT), None)
+    return [
+        replace(row, ratio_to_fastbert=round(row.median_ms / fastbert_ms, 3) if fastbert_ms else None) for row in table
+    ]
 
 
 def _hostile(lineup: Lineup, name: str, count: int, size: int) -> list[Row]:

@@ -38,7 +38,7 @@ class TrainingWorkload(Workload):
 
     config: BertConfig
     classifies: bool = False
-    """Whether sequences are classified; else masked LM and next-sentence prediction."""
+    """True for classification of sequences, False for masked LM and next-sentence prediction."""
     batches: int = 1
     checkpoint: Path | None = None
     """The weights to start from; None: random ones."""
@@ -58,7 +58,7 @@ def pretraining(
         ids[masked] = min(mask, config.vocab_size - 1)
         arrays |= {
             f"{number}.input_ids": ids,
-            f"{number}.lengths": np.array([len(one) for one in sequences], np.int64),
+            f"{number}.lengths": np.array([len(ids) for ids in sequences], np.int64),
             f"{number}.masked_positions": masked,
             f"{number}.labels": labels,
             f"{number}.next_sentence_label": rng.integers(0, 2, len(sequences)),

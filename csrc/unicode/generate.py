@@ -1,9 +1,9 @@
-"""Writes tables.cpp: what BERT's tokenizer does with each Unicode scalar value, as measured on the reference.
+"""Generate tables.cpp: the treatment of each Unicode scalar value by BERT's tokenizer, as measured on the reference.
 
 The reference (the `tokenizers` library) mixes several Unicode versions: categories of one, decompositions of another,
 lower case of a third. Tables made from any single Unicode release would therefore differ from it on rare characters.
-This script asks the reference itself about all 1,112,064 scalar values instead, and a test
-(tests/tokenizers/test_unicode_tables.py) asks again and compares the fingerprint that is written into tables.cpp.
+This script therefore queries the reference for all 1,112,064 scalar values, and a test
+(tests/tokenizers/test_unicode_tables.py) repeats the queries and compares the fingerprint in tables.cpp.
 
     python csrc/unicode/generate.py            # rewrites csrc/unicode/tables.cpp
 """
@@ -29,14 +29,14 @@ LOWEST_MARK, HIGHEST_MARK = "\u0334", "\u0345"
 
 
 def scalars() -> Iterator[str]:
-    """Every Unicode scalar value as a string of one character."""
+    """Yield every Unicode scalar value as a string of one character."""
     return (chr(point) for point in range(CODE_POINTS) if point not in SURROGATES)
 
 
 def combining_ranks(decompose, characters: Iterable[str]) -> dict[str, int]:
-    """The rank (1, 2, ...) of each non-starter's combining class, from the order in which `decompose` puts pairs.
+    """Return the rank (1, 2, ...) of each non-starter's combining class, from the order that `decompose` gives pairs.
 
-    Only the order of the classes matters for canonical reordering, so the ranks carry all there is to know.
+    Canonical reordering depends only on the order of the classes, so the ranks are sufficient.
     """
     marks = [
         char
@@ -57,31 +57,32 @@ def combining_ranks(decompose, characters: Iterable[str]) -> dict[str, int]:
 
 
 def word_characters() -> tuple[set[int], set[int]]:
-    """Beside which characters a token that must stand alone is refused, and which ones a token takes as white space."""
+    """Return the word characters, beside which a single-word token is not recognised, and the white space that a token
+    with rstrip consumes."""
     import tokenizers
 
     reference = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0}, unk_token="?"))
     reference.add_tokens([tokenizers.AddedToken("<w>", single_word=True, normalized=False)])
     reference.add_tokens([tokenizers.AddedToken("<s>", rstrip=True, normalized=False)])
-    alone, stripping = (reference.token_to_id(token) for token in ("<w>", "<s>"))
+    single_word, stripping = (reference.token_to_id(token) for token in ("<w>", "<s>"))
     words, spaces = set(), set()
     chars = list(scalars())
     for start in range(0, len(chars), BLOCK):
         block = chars[start : start + BLOCK]
         encoding = reference.encode("".join(f"-<w>{char}-<s>{char}" for char in block))
-        found = set(zip(encoding.ids, (begin for begin, _ in encoding.offsets), strict=True))
+        tokens = set(zip(encoding.ids, (begin for begin, _ in encoding.offsets), strict=True))
         ends = {end for index, (_, end) in zip(encoding.ids, encoding.offsets, strict=True) if index == stripping}
         for index, char in enumerate(block):
-            place = 10 * index
-            if (alone, place + 1) not in found:
+            offset = 10 * index
+            if (single_word, offset + 1) not in tokens:
                 words.add(ord(char))
-            if place + 10 in ends:
+            if offset + 10 in ends:
                 spaces.add(ord(char))
     return words, spaces
 
 
 def ranges_of(points: Iterable[int]) -> list[int]:
-    """First and last of each run of consecutive numbers."""
+    """Return the first and last number of each run of consecutive numbers."""
     bounds: list[int] = []
     for point in sorted(points):
         if bounds and point == bounds[-1] + 1:
@@ -91,8 +92,8 @@ def ranges_of(points: Iterable[int]) -> list[int]:
     return bounds
 
 
-def ask_reference() -> tuple[list[int], dict[int, str], dict[int, str], dict[int, int], list[int]]:
-    """Flags of each code point, its decomposition, lower case and combining rank, and the ranges of word characters."""
+def query_reference() -> tuple[list[int], dict[int, str], dict[int, str], dict[int, int], list[int]]:
+    """Return flags, decomposition, lower case and combining rank by code point, and the ranges of word characters."""
     from tokenizers import normalizers, pre_tokenizers
 
     def bert(**on: bool):
@@ -144,7 +145,7 @@ def ask_reference() -> tuple[list[int], dict[int, str], dict[int, str], dict[int
 
 
 def check_assumptions(flags, decompositions, lowercase, ranks) -> None:
-    """What csrc/wordpiece relies on; a future reference that breaks one of these must not pass silently."""
+    """Assert the properties that csrc/wordpiece relies on, for future versions of the reference."""
     for point in HANGUL:
         index = point - 0xAC00
         tail = index % 28
@@ -162,7 +163,7 @@ def check_assumptions(flags, decompositions, lowercase, ranks) -> None:
 
 
 def fingerprint(flags, decompositions, lowercase, ranks, words) -> str:
-    """SHA-256 over what the reference said, independent of how the tables are packed."""
+    """Return the SHA-256 of the reference's results, independent of the packing of the tables."""
     digest = hashlib.sha256(bytes(flags))
     for table in (decompositions, lowercase, ranks):
         for point, value in sorted(table.items()):
@@ -174,7 +175,7 @@ def fingerprint(flags, decompositions, lowercase, ranks, words) -> str:
 
 
 def rows(values: Iterable[object]) -> str:
-    """Comma-separated values, broken into lines of at most 120 characters."""
+    """Return comma-separated values in lines of at most 120 characters."""
     lines, line = [], "   "
     for value in values:
         item = f" {value},"
@@ -186,17 +187,17 @@ def rows(values: Iterable[object]) -> str:
 
 
 def pack(flags, decompositions, lowercase, ranks) -> tuple[list[tuple[int, ...]], list[int], list[int], list[int]]:
-    """Unique records, sequence pool, and the two stages: code point -> block -> record."""
+    """Return unique records, the sequence pool, and the two stages: code point -> block -> record."""
     pool: list[int] = [0]
-    places: dict[str, int] = {}
+    offsets: dict[str, int] = {}
 
-    def place(text: str | None) -> int:
+    def offset_of(text: str | None) -> int:
         if text is None:
             return 0
-        if text not in places:
-            places[text] = len(pool)
+        if text not in offsets:
+            offsets[text] = len(pool)
             pool.extend([len(text), *map(ord, text)])
-        return places[text]
+        return offsets[text]
 
     records: dict[tuple[int, ...], int] = {}
     blocks: dict[tuple[int, ...], int] = {}
@@ -205,7 +206,7 @@ def pack(flags, decompositions, lowercase, ranks) -> tuple[list[tuple[int, ...]]
         block = []
         for point in range(start, start + BLOCK):
             decomposed = None if point in HANGUL else decompositions.get(point)
-            record = (flags[point], ranks.get(point, 0), place(decomposed), place(lowercase.get(point)))
+            record = (flags[point], ranks.get(point, 0), offset_of(decomposed), offset_of(lowercase.get(point)))
             block.append(records.setdefault(record, len(records)))
         stage1.append(blocks.setdefault(tuple(block), len(blocks)))
     assert max(len(records), len(blocks), len(pool)) < 1 << 16
@@ -213,7 +214,7 @@ def pack(flags, decompositions, lowercase, ranks) -> tuple[list[tuple[int, ...]]
 
 
 def render(flags, decompositions, lowercase, ranks, words) -> str:
-    """The text of tables.cpp."""
+    """Return the text of tables.cpp."""
     records, pool, stage1, stage2 = pack(flags, decompositions, lowercase, ranks)
     return f"""\
 // Generated by csrc/unicode/generate.py from tokenizers {REFERENCE_VERSION}. Do not edit.
@@ -249,13 +250,13 @@ const std::span<const char32_t> kWordRanges = kWordBounds;
 
 
 def main() -> int:
-    """Ask the reference and write tables.cpp beside this file."""
+    """Query the reference and write tables.cpp beside this file."""
     import tokenizers
 
     if tokenizers.__version__ != REFERENCE_VERSION:
         sys.stderr.write(f"the reference is tokenizers {REFERENCE_VERSION}, installed is {tokenizers.__version__}\n")
         return 1
-    Path(__file__).with_name("tables.cpp").write_text(render(*ask_reference()))
+    Path(__file__).with_name("tables.cpp").write_text(render(*query_reference()))
     return 0
 
 

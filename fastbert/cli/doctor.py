@@ -71,7 +71,7 @@ def _tune_matmul(quiet: bool) -> None:
                 f"{shape}: {trial.choice} (fastbert {trial.native * 1e3:.2f} ms, torch {trial.torch * 1e3:.2f} ms)"
             )
         bars.message(
-            f"{len(trials)} products measured, {len(changed)} choices differ from the defaults; saved in {path}"
+            f"{len(trials)} matmuls measured, {len(changed)} choices differ from the defaults; saved in {path}"
         )
 
 

@@ -80,17 +80,17 @@ def proposal_table(proposal: Proposal, rows: int, words: int) -> str:
     return "\n".join(lines)
 
 
-def choice(proposal: Proposal, rows: int, asked: int | str) -> str:
+def choice(proposal: Proposal, rows: int, limit: int | str) -> str:
     """Return the number of added words and its reason as text."""
     if not proposal.candidates:
         return "\nno word that is frequent enough splits; a lower --min-frequency or more text may give some"
     saved = proposal.saved(rows) / max(proposal.tokens, 1)
-    if asked == "auto":
+    if limit == "auto":
         why = f"auto: the next {proposal.window} would save less than {proposal.share:.1%} of the tokens".replace(
             "%", " %"
         )
-    elif rows < int(asked):
-        why = f"all candidates, fewer than --add {int(asked):,}; a lower --min-frequency or more text gives more"
+    elif rows < int(limit):
+        why = f"all candidates, fewer than --add {int(limit):,}; a lower --min-frequency or more text gives more"
     else:
         why = f"--add; auto would add {proposal.worth:,}"
     return f"\nto add: {_number(rows, 'word')} ({why}), which saves {_percent(saved)} of the tokens"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fastbert.embeddings.pooling import check_pooling, counted_tokens, normalized, packed, pool
-from fastbert.embeddings.rows import LONG, SPECIAL, Cutting, Rows, check_texts, read_rows
+from fastbert.embeddings.rows import LONG, SPECIAL, Rows, Truncation, check_texts, read_rows
 from fastbert.embeddings.settings import EmbedSettings
 from fastbert.errors import UserError, require_whole
 from fastbert.io.log import logger
@@ -37,7 +37,7 @@ CHUNK_CHARACTERS = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class EmbedOptions:
-    """How texts become vectors. None stands for the settings in the model's folder (`fastbert.embeddings.folder`), and
+    """Options of embeddings. None stands for the settings in the model's folder (`fastbert.embeddings.folder`), and
     without settings for the mean, not normalised, of as many tokens as tokenizer and model allow."""
 
     pooling: str | None = None
@@ -147,12 +147,12 @@ class _Embedder:
         device = model.device.type
         self.batch_tokens = options.batch_tokens or BATCH_TOKENS.get(device, BATCH_TOKENS["cpu"])
         self.chunk_texts = CHUNK_TEXTS.get(device, CHUNK_TEXTS["cpu"])
-        self.cutting = Cutting(
+        self.truncation = Truncation(
             max_length=_limit(model, tokenizer, options.max_length, settings.max_length),
             long=options.long,
             left=tokenizer.truncation_side == "left",
         )
-        counts.max_length = self.cutting.max_length
+        counts.max_length = self.truncation.max_length
 
     def run(self, texts: Iterable[str]) -> Iterator[Tensor]:
         chunks, first = self._chunks(texts), 0
@@ -190,7 +190,7 @@ class _Embedder:
         if self.prompt:
             check_texts(chunk, first)
             chunk = [self.prompt + text for text in chunk]
-        return read_rows(self.tokenizer, chunk, self.cutting, first)
+        return read_rows(self.tokenizer, chunk, self.truncation, first)
 
     def _vectors(self, rows: Rows, texts: int) -> Tensor:
         """Return the embeddings of this number of texts from their rows."""

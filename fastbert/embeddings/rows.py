@@ -22,7 +22,7 @@ SHOWN = 40  # characters of a text in an error
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cutting:
+class Truncation:
     """The treatment of texts of more than `max_length` tokens, special ones included: one of `LONG`."""
 
     max_length: int
@@ -61,10 +61,10 @@ class Rows:
         return by_length(self.lengths, batch_tokens)
 
 
-def read_rows(tokenizer: WordPieceTokenizer, texts: Sequence[str], cutting: Cutting, first: int = 0) -> Rows:
+def read_rows(tokenizer: WordPieceTokenizer, texts: Sequence[str], truncation: Truncation, first: int = 0) -> Rows:
     """Tokenize texts, the first of which is number `first` in errors."""
     # One token more than is kept identifies longer texts.
-    most = None if cutting.long == "windows" or cutting.left else cutting.max_length + 1
+    most = None if truncation.long == "windows" or truncation.left else truncation.max_length + 1
     try:
         # The model uses the other cores.
         ids, offsets = tokenizer.encode_ragged(texts, True, max_length=most, threads=1)
@@ -72,20 +72,20 @@ def read_rows(tokenizer: WordPieceTokenizer, texts: Sequence[str], cutting: Cutt
         check_texts(texts, first)
         raise
     sizes = np.diff(offsets) - SPECIAL
-    long = sizes > cutting.room
-    if cutting.long == "error" and long.any():
+    long = sizes > truncation.room
+    if truncation.long == "error" and long.any():
         index = int(long.argmax())
         tokens = len(tokenizer.encode_ragged([texts[index]], True)[0])
         shown = texts[index][:SHOWN] + ("..." if len(texts[index]) > SHOWN else "")
         raise UserError(
-            f"texts[{first + index}] has {tokens} tokens, more than max_length={cutting.max_length}: {shown!r}; cut it,"
-            " or use long='truncate' or long='windows'"
+            f"texts[{first + index}] has {tokens} tokens, more than max_length={truncation.max_length}: {shown!r};"
+            " cut it, or use long='truncate' or long='windows'"
         )
     begins, numbers = offsets[:-1] + 1, np.arange(len(sizes))
-    if cutting.long == "windows" and long.any():
-        return windowed(ids, begins, sizes, cutting.room)
-    kept_sizes = np.minimum(sizes, cutting.room)
-    begins = begins + (sizes - kept_sizes) if cutting.left else begins
+    if truncation.long == "windows" and long.any():
+        return windowed(ids, begins, sizes, truncation.room)
+    kept_sizes = np.minimum(sizes, truncation.room)
+    begins = begins + (sizes - kept_sizes) if truncation.left else begins
     return Rows(
         ids=ids,
         texts=numbers,

@@ -104,19 +104,19 @@ class EmbedSettings:
         if self.default_prompt is not None:
             self.prompt(self.default_prompt)
 
-    def check_width(self, width: int, place: str) -> None:
+    def check_width(self, width: int, source: str) -> None:
         """Raise UserError if a Dense does not take the output width of the model or of the previous Dense."""
         for index, dense in enumerate(self.dense):
             if dense.weight.shape[1] != width:
-                raise UserError(f"{place}: Dense {index} takes {dense.weight.shape[1]} numbers, but gets {width}")
+                raise UserError(f"{source}: Dense {index} takes {dense.weight.shape[1]} numbers, but gets {width}")
             width = len(dense.weight)
 
     def check_folder(self, folder: Path) -> None:
         """Raise UserError, before anything is written, if a link or a file is in the way of `save`."""
-        for name, _ in self._parts():
-            place = folder / name
-            if name and os.path.lexists(place) and (place.is_symlink() or not place.is_dir()):
-                raise UserError(f"{place}: is a link or a file, where a module's folder belongs; move it away")
+        for name, _ in self._modules():
+            path = folder / name
+            if name and os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
+                raise UserError(f"{path}: is a link or a file, where a module's folder belongs; move it away")
 
     def prompt(self, name: str | None) -> str:
         """Return the text of a prompt: by default that of the default prompt, "" if there is none."""
@@ -139,7 +139,7 @@ class EmbedSettings:
         self.check_folder(folder)
         listed, files = [], [ENCODER_CONFIG, PROMPTS, MODULES]
         try:
-            for index, (name, kind) in enumerate(self._parts()):
+            for index, (name, kind) in enumerate(self._modules()):
                 listed.append({"idx": index, "name": str(index), "path": name, "type": f"{TYPES}.{kind}"})
                 (folder / name).mkdir(exist_ok=True)
                 if kind == "Pooling":
@@ -161,7 +161,7 @@ class EmbedSettings:
                 " another folder"
             ) from error
 
-    def _parts(self) -> list[tuple[str, str]]:
+    def _modules(self) -> list[tuple[str, str]]:
         """Return the modules' folders and kinds."""
         kinds = ["Pooling", *["Dense"] * len(self.dense), *["Normalize"] * self.normalize]
         return [("", "Transformer"), *((f"{index}_{kind}", kind) for index, kind in enumerate(kinds, 1))]

@@ -114,7 +114,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What the trials of a run have in common."""
+    """The objects that all trials of a run share."""
 
     config: FinetuneConfig
     rows: Rows

@@ -32,7 +32,7 @@ class TrialResult:
     steps: int
     tokens: int
     seconds: float
-    """Of training, without evaluations."""
+    """The time of training, without evaluations."""
 
     @classmethod
     def of(cls, trial: Trial, progress: Progress) -> TrialResult:

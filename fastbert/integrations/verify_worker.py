@@ -1,6 +1,6 @@
-"""One side of `fastbert verify` in a process of its own: a model of transformers, as it is or accelerated.
+"""The worker process of one side of `fastbert verify`: a model of transformers, original or accelerated.
 
-Questions and answers are lines of JSON; hidden states travel as files of raw numbers.
+Requests and responses are lines of JSON; outputs are passed in files of raw numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from fastbert.errors import UserError
 from fastbert.tokenizers.fit import check_tokenizer
 
-# What is loaded for a task, and the outputs that are compared: the first ones of these that there are.
+# The class that is loaded for each task.
 CLASSES = {
     "base": "AutoModel",
     "fill-mask": "AutoModelForMaskedLM",
@@ -50,10 +50,10 @@ class Side:
 
             accelerate(self.model)
         self.batches = list(self._tokenize(texts, settings["batch_size"], settings["max_length"]))
-        self._forget_peak()
+        self._reset_peak()
 
     def _tokenize(self, texts: list[str], size: int, max_length: int) -> Iterator[dict[str, Tensor]]:
-        # RoBERTa and its kin count positions from behind the padding's own.
+        # RoBERTa-like models number positions from padding_idx + 1.
         embeddings = getattr(self.model.base_model, "embeddings", None)
         first = getattr(embeddings, "padding_idx", -1) + 1
         limit = min(max_length, self.model.config.max_position_embeddings - first)
@@ -74,7 +74,7 @@ class Side:
         }
 
     def compute(self, batch: int, file: str) -> dict[str, Any]:
-        """Write the outputs of a batch at real tokens, fp32 (rows, width), to a file; returns shape and seconds."""
+        """Write the outputs of a batch at real tokens, fp32 (rows, width), to a file; return shape and seconds."""
         started = time.perf_counter()
         output = self._run(batch)
         seconds = time.perf_counter() - started
@@ -83,15 +83,15 @@ class Side:
         return {"shape": list(values.shape), "of_tokens": output.dim() == 3, "seconds": seconds}
 
     def time(self, batches: list[int]) -> float:
-        """Seconds that some batches take."""
+        """Return the seconds that some batches take."""
         started = time.perf_counter()
         for batch in batches:
             self._run(batch)
         return time.perf_counter() - started
 
     def finish(self) -> dict[str, Any]:
-        """The process's peak memory in bytes since the model was loaded (of the GPU, on one), where it is known, and
-        what of the model was not accelerated."""
+        """Return the peak memory in bytes since the model was loaded, that of the GPU if it runs on one, if known; and
+        notes on the parts that were not accelerated."""
         from fastbert.integrations.accelerate import explain
 
         notes = [line for line in explain(self.model) if not line.endswith("on fastbert's kernels")]
@@ -105,7 +105,7 @@ class Side:
             torch.cuda.synchronize(self.device)
         return result
 
-    def _forget_peak(self) -> None:
+    def _reset_peak(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             return
@@ -118,8 +118,8 @@ class Side:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         status = Path("/proc/self/status")
-        found = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE) if status.exists() else None
-        return int(found[1]) << 10 if found else None
+        peak = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE) if status.exists() else None
+        return int(peak[1]) << 10 if peak else None
 
 
 def _loaded(loader: Any, name: str, **options: Any) -> Any:
@@ -134,27 +134,27 @@ def _loaded(loader: Any, name: str, **options: Any) -> Any:
 
 
 def serve() -> None:
-    """Answer questions from standard input until it ends: first what to load, then methods of it."""
-    # Whatever a library prints must not get between the answers.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    """Serve requests from standard input until it ends: the first loads the model, the others call its methods."""
+    # Output of libraries must not mix with the responses.
+    responses = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     logging.basicConfig(level=logging.ERROR)
     import transformers  # noqa: F401  (while the other process does the same)
 
     side: Any = None
     for line in sys.stdin:
-        question = json.loads(line)
-        method = question.pop("do")
+        request = json.loads(line)
+        method = request.pop("method")
         try:
             if method == "load":
-                side = Side(question["settings"], question["texts"])
-                answer = {"result": side.facts()}
+                side = Side(request["settings"], request["texts"])
+                response = {"result": side.facts()}
             else:
-                answer = {"result": getattr(side, method)(**question)}
+                response = {"result": getattr(side, method)(**request)}
         except UserError as error:
-            answer = {"wrong": str(error)}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+            response = {"error": str(error)}
+        responses.write(json.dumps(response) + "\n")
+        responses.flush()
 
 
 if __name__ == "__main__":

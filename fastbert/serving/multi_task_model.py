@@ -82,7 +82,7 @@ class ServedTasks:
 
     @property
     def current(self) -> ServedTask:
-        """The task of the last `use`."""
+        """The task that was selected by the last `use`."""
         if self._current is None:
             raise UserError("no task is in use; choose one with use(name)")
         return self._tasks[self._current]
@@ -108,24 +108,24 @@ class ServedTasks:
         """Memory of the weights that tasks share."""
         return sum(parameter.nbytes for parameter in self._shared.values())
 
-    def _of_delta(self, name: str, file: Path) -> ServedTask:
-        delta = open_delta(file)
+    def _of_delta(self, name: str, path: Path) -> ServedTask:
+        delta = open_delta(path)
         tensors = delta.tensors(self._tensors, self._sha256)
         shared = {
             entry.name: entry.base for entry in delta.entries if entry.coding == "same" and entry.base is not None
         }
         # Configurations and tokenizers are read from files.
         with TemporaryDirectory() as folder:
-            for carried in delta.files:
-                (Path(folder) / carried.name).write_bytes(delta.content(carried, self.folder))
-            return self._task(name, self._model(Path(folder), tensors, shared, file), Path(folder))
+            for file in delta.files:
+                (Path(folder) / file.name).write_bytes(delta.content(file, self.folder))
+            return self._task(name, self._model(Path(folder), tensors, shared, path), Path(folder))
 
     def _of_folder(self, name: str, folder: Path) -> ServedTask:
         tensors, shared = tensors_of(loading.find_weights(folder)), {}
-        for own, tensor in tensors.items():
-            other = find_base(own, tensor, self._tensors)
-            if other is not None and torch.equal(tensor, self._tensors[other]):
-                shared[own] = other
+        for key, tensor in tensors.items():
+            base_key = find_base(key, tensor, self._tensors)
+            if base_key is not None and torch.equal(tensor, self._tensors[base_key]):
+                shared[key] = base_key
         return self._task(name, self._model(folder, tensors, shared, folder), folder)
 
     def _of_adapters(self, name: str, folder: Path) -> ServedTask:
@@ -133,15 +133,15 @@ class ServedTasks:
 
         if not (folder / "config.json").is_file():
             raise UserError(f"{folder}: does not describe the head; put the config.json of the fine-tuned model there")
-        shared = {own: own for own in self._tensors}
+        shared = {key: key for key in self._tensors}
         model = self._model(folder, self._tensors, shared, folder, new_head=True)
         adapted = load_adapter(model, folder)
-        for part in model.modules():
+        for module in model.modules():
             # Merging writes to these weights, which other tasks share.
-            below = getattr(part, "base_layer", None)
-            if isinstance(below, nn.Module):
-                for own, parameter in below.named_parameters():
-                    below.register_parameter(own, nn.Parameter(parameter.detach().clone()))
+            base_layer = getattr(module, "base_layer", None)
+            if isinstance(base_layer, nn.Module):
+                for key, parameter in base_layer.named_parameters():
+                    base_layer.register_parameter(key, nn.Parameter(parameter.detach().clone()))
         return self._task(name, merge(adapted), folder)
 
     def _model(
@@ -183,12 +183,14 @@ class ServedTasks:
 
     def _task(self, name: str, model: PreTrainedModel, folder: Path) -> ServedTask:
         shared = {id(parameter) for parameter in self._shared.values()}
-        own: dict[int, Any] = {id(one): one for one in model.parameters() if id(one) not in shared}
+        own_parameters: dict[int, Any] = {}
         for parameter in model.parameters():
+            if id(parameter) not in shared:
+                own_parameters[id(parameter)] = parameter
             parameter.requires_grad_(False)
-        has_own = any((folder / file).is_file() for file in (VOCAB_FILE, TOKENIZER_FILE))
-        tokenizer = WordPieceTokenizer.from_pretrained(folder if has_own else self.folder)
+        has_tokenizer = any((folder / file).is_file() for file in (VOCAB_FILE, TOKENIZER_FILE))
+        tokenizer = WordPieceTokenizer.from_pretrained(folder if has_tokenizer else self.folder)
         check_tokenizer(tokenizer, model.config.vocab_size, str(folder))
-        manifest.check_fingerprint(folder, tokenizer.fingerprint, str(folder if has_own else self.folder))
-        size = sum(parameter.nbytes for parameter in own.values())
+        manifest.check_fingerprint(folder, tokenizer.fingerprint, str(folder if has_tokenizer else self.folder))
+        size = sum(parameter.nbytes for parameter in own_parameters.values())
         return ServedTask(name=name, model=model.eval(), tokenizer=tokenizer, own_bytes=size)

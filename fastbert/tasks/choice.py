@@ -77,8 +77,8 @@ class Choice(Task[ChoiceExample]):
                 )
             if len(example.endings) != choices:
                 raise UserError(
-                    f"{dataset.where(index)}: {len(example.endings)} endings, but {choices} in {dataset[0].place}: give"
-                    " every question as many"
+                    f"{dataset.where(index)}: {len(example.endings)} endings, but {choices} in {dataset[0].location}:"
+                    " give every question as many"
                 )
         return choices
 

@@ -21,7 +21,7 @@ class Example:
 
     id: str
     """The id in the file, else the number in the file, from 0."""
-    place: str
+    location: str
     """The position in the file, for error messages: `line 12`, or `question 56be4db0acb8001400a502ec`."""
 
 
@@ -98,7 +98,7 @@ class Dataset(Generic[E]):
 
     def where(self, index: int) -> str:
         """Return the file and position of an example, for error messages."""
-        return f"{self.path}, {self.examples[index].place}"
+        return f"{self.path}, {self.examples[index].location}"
 
 
 def cell(value: Any) -> str:

@@ -53,7 +53,7 @@ def choose_inference(device: str, dtype: str, scored: ScoringDtype | None = None
     if dtype == "int8":
         if device != "cpu":
             raise UserError("--dtype int8 is for CPUs; use --device cpu, or --dtype bf16")
-        weights, reason = torch.bfloat16, "int8"  # activations between the products are then half as large
+        weights, reason = torch.bfloat16, "int8"  # activations between the matmuls are then half as large
     elif dtype == "auto" and scored is not None and scored.chosen and scored.device == device:
         weights, reason = scored.weights, f"{scored.dtype} (the dtype of its run)"
     elif dtype == "auto":

@@ -147,11 +147,11 @@ def _json_object(path: str | Path, meaning: str) -> Iterator[_Entry]:
     content = read_json(path, object_pairs_hook=_Pairs)
     if not isinstance(content, _Pairs):
         raise UserError(f"{path}, line 1: must be a JSON object of {meaning}")
-    seen: set[str] = set()
+    keys: set[str] = set()
     for key, value in content:
-        if key in seen:
+        if key in keys:
             raise UserError(f"{path}, key {key}: is repeated; keep one")
-        seen.add(key)
+        keys.add(key)
         yield _Entry(f"{path}, key {key}", key, value, {})
 
 

@@ -1,4 +1,4 @@
-"""Examples as rows of tokens, laid end to end, the batches made of them, and arithmetic of such runs of tokens."""
+"""Examples as concatenated rows of tokens, batches of them, and arithmetic of such rows."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class TaskBatch:
     targets: dict[str, Tensor]
     decoder: PackedBatch | None = None
     token_share: float = 1.0
-    """Of a micro-batch: its share of the batch's tokens."""
+    """For a micro-batch, its share of the batch's tokens."""
     pair_share: float = 1.0
-    """Of a micro-batch: its share of the pairs of tokens that attend to each other."""
+    """For a micro-batch, its share of the pairs of tokens that attend to each other."""
 
     @property
     def pairs(self) -> int:

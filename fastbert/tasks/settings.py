@@ -17,7 +17,7 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
-    """How examples become rows of tokens, and rows predictions. A task adds its own flags in a subclass."""
+    """Settings of rows and predictions. A task adds its own flags in a subclass."""
 
     max_length: int = 128
     """Tokens per row, special ones included."""

@@ -25,7 +25,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How rows are converted: padded to `width` (0: not padded), as lists or tensors, one text or a batch."""
+    """The form of converted rows: padded to `width` (0: not padded), as lists or tensors, one text or a batch."""
 
     width: int
     left: bool

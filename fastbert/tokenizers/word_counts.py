@@ -68,7 +68,7 @@ class TextCounts:
     documents: int
     sentences: int
     bytes: int
-    """Of the sentences in UTF-8, without line ends."""
+    """The size of the sentences in UTF-8, without line ends."""
     words: Mapping[str, int]
     long_words: int
     """Number of words of more than 100 characters, which are not in `words`: they are unknown to every tokenizer."""
@@ -97,8 +97,8 @@ class Split:
     learn: TextCounts
     held_out: TextCounts
     unit: Literal["documents", "sentences", "none"]
-    """What was held out: documents; the last sentences of documents, if there are too few documents; or nothing, if
-    there is only one sentence or `holdout` is 0: `held_out` is then the same text as `learn`."""
+    """The unit of the held-out part: documents; the last sentences of documents, if there are too few documents; or
+    nothing, if there is only one sentence or `holdout` is 0: `held_out` is then the same text as `learn`."""
 
 
 def count_documents(

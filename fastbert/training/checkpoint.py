@@ -310,7 +310,8 @@ def load_last(root: Path) -> Checkpoint | None:
 def last_state(
     root: Path, read_state: Callable[[dict[str, Any]], object] = lambda state: None
 ) -> tuple[Path, dict[str, Any]] | None:
-    """Like `load_last`, without the tensors: the folder and its state, which `read_state` must accept."""
+    """Return the folder and the state of the checkpoint that `load_last` would load, without reading its tensors;
+    `read_state` must accept the state."""
 
     def read(folder: Path) -> tuple[Path, dict[str, Any]]:
         state = load_state(folder)

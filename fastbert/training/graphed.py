@@ -90,7 +90,7 @@ class StepStats:
 class GraphedStep:
     """One optimiser step of pre-training: gradients of all micro-batches, clipped, and AdamW's update.
 
-    Equal to the step without graphs but for the rounding of products with more rows (`Buckets` pad batches). The first
+    Equal to the step without graphs but for the rounding of matmuls with more rows (`Buckets` pad batches). The first
     batch of a bucket is computed and then recorded. A non-finite gradient changes no weight and is reported in
     `StepStats`. The optimiser becomes capturable, with its learning rate in a tensor. Parameters that no batch has
     used so far have no gradient, and AdamW leaves them alone; once used, a step that does not use them counts as a

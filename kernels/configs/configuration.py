@@ -1,4 +1,4 @@
-"""How one kernel is compiled, and the shape classes that this depends on."""
+"""The configuration that a kernel is compiled with, and the shape classes that it depends on."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """How one kernel is compiled: tile sizes and other constants, warps per program, stages of the load pipeline."""
+    """The configuration of a kernel: tile sizes and other constants, warps per program, stages of the load pipeline."""
 
     constants: Mapping[str, int] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 1
     max_registers: int = 0
-    """Per thread, on NVIDIA GPUs; 0 leaves it to ptxas, which sometimes spills a few bytes to run more warps."""
+    """Limit per thread on NVIDIA GPUs; 0 leaves it to ptxas, which sometimes spills a few bytes to run more warps."""
 
     @property
     def options(self) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def _nearest(architecture: str) -> str:
 
 def saved_path() -> Path:
     """Return the path of the measured table: $FASTBERT_TUNING, or tuning.json in the user's cache folder."""
-    return tuning_tables.place("FASTBERT_TUNING", "tuning.json")
+    return tuning_tables.path_of("FASTBERT_TUNING", "tuning.json")
 
 
 @functools.cache

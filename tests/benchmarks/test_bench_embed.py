@@ -51,9 +51,9 @@ def test_the_work_is_that_of_real_tokens(model: Path, seed: int) -> None:
     batch = small_tokenizer().pack(texts, max_length=48)
     assert (work.tokens, work.texts) == (batch.num_tokens, 9)
     config = small_model(seed).config
-    products = batch.num_tokens * (8 * config.hidden_size**2 + 4 * config.hidden_size * config.intermediate_size)
+    matmuls = batch.num_tokens * (8 * config.hidden_size**2 + 4 * config.hidden_size * config.intermediate_size)
     attention = 4 * config.hidden_size * int(batch.cu_seqlens.diff().long().square().sum())
-    assert work.operations == config.num_hidden_layers * (products + attention)
+    assert work.operations == config.num_hidden_layers * (matmuls + attention)
     assert peers.texts_of(work.arrays) == texts
 
 

@@ -81,7 +81,7 @@ def test_products_are_ours_inside_alone_and_on_this_thread_alone(kernel: str) ->
 
 
 def test_hidden_layers_with_hooks_keep_their_bits_too(seed: int) -> None:
-    """A layer that is put together from single operations multiplies with our products as well."""
+    """A layer that is put together from single operations uses the native matmuls as well."""
     model, tokenizer, texts = small_model(seed), small_tokenizer(), random_texts(seed, TEXTS)
     model.encoder.layer[1].attention.register_forward_hook(lambda *_: None)
     with cpu_kernels.running("avx2"):

@@ -101,7 +101,7 @@ assert len(found) > 50
 @pytest.mark.slow
 def test_every_combination_fits_an_h100(tmp_path: Path) -> None:
     _, text, rows = compile_for("sm_90", tmp_path / "rows.json", "--full")
-    # Two registers too few for products of fp32 without tensor cores over 128 columns.
+    # Two registers too few for matmuls in fp32 without tensor cores over 128 columns.
     known = {("backward_queries", f"fp32 {width} causal dropout") for width in (96, 128)}
     assert {(row.kernel, row.case) for row in rows if not row.fits} <= known, text
     assert all(row.spills <= 8 for row in rows), text

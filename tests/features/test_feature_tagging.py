@@ -20,7 +20,7 @@ def tagged(seed: int, count: int) -> Dataset[TaggedExample]:
     for index in range(count):
         words = tuple(draw.choices(LETTERS, k=draw.randint(1, 12)))
         tags = tuple("B-V" if word < "n" else "O" for word in words)
-        examples.append(TaggedExample(id=str(index), place=f"line {index}", words=words, tags=tags))
+        examples.append(TaggedExample(id=str(index), location=f"line {index}", words=words, tags=tags))
     return Dataset("toy.conll", tuple(examples))
 
 
@@ -74,7 +74,7 @@ def test_the_same_seed_gives_the_same_rows(seed: int) -> None:
 
 def test_sets_that_will_not_do_are_named(seed: int) -> None:
     model, tokenizer, good = small_model(seed), small_tokenizer(), tagged(seed, 3)
-    bare = Dataset("bare.conll", (TaggedExample(id="0", place="line 7", words=("a",)),))
+    bare = Dataset("bare.conll", (TaggedExample(id="0", location="line 7", words=("a",)),))
     with pytest.raises(UserError, match=r"bare\.conll, line 7: every word needs a tag"):
         table7(model, tokenizer, good, bare, TRAINING, score=accuracy)
     with pytest.raises(UserError, match=r"none\.conll: holds no sentence"):

@@ -223,7 +223,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "not a complete safetensors file",
     ),
     "config-no-json": (lambda folder: (folder / "adapter_config.json").write_text("{"), "not a JSON file"),
-    "config-a-list": (lambda folder: (folder / "adapter_config.json").write_text("[]"), "peft_type None is not read"),
+    "config-a-list": (
+        lambda folder: (folder / "adapter_config.json").write_text("[]"),
+        "peft_type None is not supported",
+    ),
     "another-kind": (
         lambda folder: (folder / "adapter_config.json").write_text('{"peft_type": "PREFIX_TUNING"}'),
         "peft_type 'PREFIX_TUNING' is not supported; LORA and IA3 are",

@@ -125,7 +125,7 @@ def test_labels_that_are_one_number_have_one_order() -> None:
     task = make_task("classification", TaskSettings())
     spelled = ("1", "01", "10", "2")
     task.learn_labels(
-        Dataset("x", tuple(TextExample(id=str(i), place="", text="a", label=name) for i, name in enumerate(spelled)))
+        Dataset("x", tuple(TextExample(id=str(i), location="", text="a", label=name) for i, name in enumerate(spelled)))
     )
     assert task.labels == ("01", "1", "2", "10")
 

@@ -63,8 +63,8 @@ def test_one_label_is_nothing_to_learn(place: Path, tmp_path: Path) -> None:
 
 
 def test_pairs_and_single_texts_mixed(place: Path) -> None:
-    one = TextExample(id="0", place="line 2", text="a day", label="x")
-    dataset = Dataset("mixed.jsonl", (one, replace(one, place="line 3", pair="a river")))
+    one = TextExample(id="0", location="line 2", text="a day", label="x")
+    dataset = Dataset("mixed.jsonl", (one, replace(one, location="line 3", pair="a river")))
     task = make_task("classification", TaskSettings())
     with pytest.raises(UserError, match=r"mixed\.jsonl, line 3: is a pair, but the file begins with a single text"):
         task.encode(dataset, WordPieceTokenizer.from_pretrained(place / "model"), labelled=False)

@@ -143,7 +143,7 @@ def test_what_is_damaged_costs_a_run_its_last_steps_only(
             saved = json.loads((out / "config.json").read_text())
             saved["finetune"]["weight_decay"] = 0.5
             (out / "config.json").write_text(json.dumps(saved))
-            with pytest.raises(UserError, match=r"says weight_decay=0\.5, but .*step-00000015 was written"):
+            with pytest.raises(UserError, match=r"has weight_decay=0\.5, but .*step-00000015 was written"):
                 finetune(FinetuneConfig(out=out, resume=True))
             (out / "config.json").unlink()
         assert_same_runs(finetune(FinetuneConfig(out=out, resume=True)), whole)

@@ -71,22 +71,22 @@ struct Subject {
 
 Subject& subject(unsigned choice) {
     static std::map<unsigned, Subject> subjects;
-    Subject& found = subjects[choice];
-    if (found.tokenizers.empty()) {
+    Subject& entry = subjects[choice];
+    if (entry.tokenizers.empty()) {
         for (const ScanVersion& version : scan_versions()) {
             if (!version.usable) continue;
-            found.tokenizers.push_back(std::make_unique<Tokenizer>(
+            entry.tokenizers.push_back(std::make_unique<Tokenizer>(
                 vocabulary(), specials(), false, kUnknown, options_of(choice), version.scan));
-            found.workspaces.push_back(found.tokenizers.back()->take_workspace());
+            entry.workspaces.push_back(entry.tokenizers.back()->take_workspace());
         }
         // A token that no text holds makes another tokenizer go the slow way, over the normalised text as a whole.
         std::vector<AddedToken> added = specials();
         added.push_back({.content = "\U000E0FFF\U000E0FFE\U000E0FFF", .id = 5, .normalized = true});
-        found.tokenizers.push_back(
+        entry.tokenizers.push_back(
             std::make_unique<Tokenizer>(vocabulary(), added, false, kUnknown, options_of(choice)));
-        found.workspaces.push_back(found.tokenizers.back()->take_workspace());
+        entry.workspaces.push_back(entry.tokenizers.back()->take_workspace());
     }
-    return found;
+    return entry;
 }
 
 // What cannot be UTF-8 becomes U+FFFD, one byte at a time.
@@ -110,11 +110,11 @@ std::string make_valid(std::string_view input) {
 // Greedy longest match with a map, one word at a time.
 class PlainSink {
 public:
-    PlainSink(Tokens& tokens, std::uint32_t place, std::uint32_t word) : tokens_(tokens), place_(place), word_(word) {
+    PlainSink(Tokens& tokens, std::uint32_t position, std::uint32_t word) : tokens_(tokens), position_(position), word_(word) {
         for (std::size_t id = 0; id < vocabulary().size(); ++id) ids_[vocabulary()[id]] = static_cast<std::int32_t>(id);
     }
     void word(const AlignedWord& word) {
-        Tokens found;
+        Tokens pieces;
         const std::string text(word.view());
         for (std::size_t at = 0, character = 0; at < text.size();) {
             std::size_t size = text.size() - at;
@@ -124,15 +124,15 @@ public:
                 if (match != ids_.end()) break;
             }
             if (match == ids_.end() || word.too_long()) {
-                found = {{kUnknown, place_ + word.sources[0], place_ + word.last_source + 1, word_}};
+                pieces = {{kUnknown, position_ + word.sources[0], position_ + word.last_source + 1, word_}};
                 break;
             }
             const std::size_t first = character;
             for (std::size_t i = at; i < at + size; ++i) character += (text[i] & 0xC0) != 0x80;
-            found.push_back({match->second, place_ + word.sources[first], place_ + word.sources[character - 1] + 1, word_});
+            pieces.push_back({match->second, position_ + word.sources[first], position_ + word.sources[character - 1] + 1, word_});
             at += size;
         }
-        tokens_.insert(tokens_.end(), found.begin(), found.end());
+        tokens_.insert(tokens_.end(), pieces.begin(), pieces.end());
         ++word_;
     }
     bool full() const { return false; }
@@ -140,7 +140,7 @@ public:
 
 private:
     Tokens& tokens_;
-    std::uint32_t place_, word_;
+    std::uint32_t position_, word_;
     std::map<std::string, std::int32_t, std::less<>> ids_;
 };
 
@@ -152,7 +152,7 @@ std::uint32_t characters(std::string_view text) {
 
 Tokens plain(std::string_view text, const NormalizerTables& tables) {
     Tokens tokens;
-    std::uint32_t place = 0, word = 0;
+    std::uint32_t position = 0, word = 0;
     while (!text.empty()) {
         std::size_t begin = std::string_view::npos, size = 0;
         std::int32_t id = -1;
@@ -161,13 +161,13 @@ Tokens plain(std::string_view text, const NormalizerTables& tables) {
             if (const std::size_t at = text.find(content); at < begin) begin = at, size = content.size(), id = special;
         }
         const std::string_view segment = text.substr(0, begin);
-        PlainSink sink(tokens, place, word);
+        PlainSink sink(tokens, position, word);
         WordSplitter<PlainSink, true>(tables, sink).split(segment);
         word = sink.next_word();
-        place += characters(segment);
+        position += characters(segment);
         if (id < 0) break;
-        tokens.push_back({id, place, place + static_cast<std::uint32_t>(size), word++});
-        place += static_cast<std::uint32_t>(size);
+        tokens.push_back({id, position, position + static_cast<std::uint32_t>(size), word++});
+        position += static_cast<std::uint32_t>(size);
         text.remove_prefix(begin + size);
     }
     return tokens;
@@ -235,7 +235,7 @@ void check_rows(const std::vector<std::string_view>& rows, std::size_t limit, un
                 const Token got{columns.ids[at], static_cast<std::uint32_t>(columns.begins[at]),
                                 static_cast<std::uint32_t>(columns.ends[at]), static_cast<std::uint32_t>(columns.words[at])};
                 if (ids[at] != token.id) fail("ids", rows[row], choice, version);
-                if (got != token) fail("places", rows[row], choice, version);
+                if (got != token) fail("positions", rows[row], choice, version);
                 ++at;
             }
         }

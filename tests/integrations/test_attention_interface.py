@@ -153,7 +153,7 @@ def test_sequences_laid_end_to_end_do_not_see_each_other(seed: int) -> None:
     packed = model(input_ids=ids, position_ids=places, **lengths).last_hidden_state
     alone = [model(input_ids=ids[:, start:end]).last_hidden_state for start, end in cuts]
     assert torch.allclose(packed, torch.cat(alone, 1), atol=1e-5)
-    with pytest.raises(UserError, match="neither padding nor more rows"):
+    with pytest.raises(UserError, match="neither padding nor further rows"):
         model(input_ids=ids, attention_mask=padding("right")[1:2], **lengths)
 
 

@@ -84,7 +84,7 @@ def test_when_they_agree(changes: dict[str, float], agrees: bool, report: Verify
 
 
 def test_a_difference_anywhere_is_found() -> None:
-    found = module._Found()
+    found = module._Differences()
     one = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
     found.add(one, one, [2, 3])
     assert found.summary()["max_abs_difference"] == 0.0
@@ -102,7 +102,7 @@ def test_a_difference_anywhere_is_found() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_no_number_on_one_side_is_a_difference(value: float) -> None:
-    found = module._Found()
+    found = module._Differences()
     one = np.ones((2, 3), dtype=np.float32)
     other = one.copy()
     other[1, 1] = value
@@ -113,7 +113,7 @@ def test_what_is_no_number_on_one_side_is_a_difference(value: float) -> None:
 
 
 def test_zeros_and_infinities_on_both_sides_are_the_same() -> None:
-    found = module._Found()
+    found = module._Differences()
     one = np.array([[0.0, 0.0], [np.inf, 1.0]], dtype=np.float32)
     found.add(one, one, None)
     assert found.summary()["max_abs_difference"] == 0.0
@@ -180,7 +180,7 @@ def test_what_goes_wrong_in_a_process_is_told(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=r"nothing-here: transformers cannot load it .* nothing is downloaded"):
             worker.load(["a"])
         with pytest.raises(UserError, match=r"process of the original model ended with code 1: \w+Error: .*nonsense"):
-            worker.ask("nonsense")
+            worker.call("nonsense")
 
 
 @pytest.mark.parametrize("task", ["fill-mask", "text-classification", "token-classification"])

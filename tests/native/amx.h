@@ -81,15 +81,15 @@ public:
 
 private:
     void load_configuration(std::uint64_t address) {
-        Configuration wanted;
-        std::memcpy(&wanted, reinterpret_cast<const void*>(address), sizeof wanted);
-        if (wanted.palette == 0) return release();
-        if (wanted.palette != 1) fail("LDTILECFG: palette %d, and there are 0 and 1 (#GP)", wanted.palette);
-        for (const std::uint8_t byte : wanted.reserved) {
+        Configuration requested;
+        std::memcpy(&requested, reinterpret_cast<const void*>(address), sizeof requested);
+        if (requested.palette == 0) return release();
+        if (requested.palette != 1) fail("LDTILECFG: palette %d, and there are 0 and 1 (#GP)", requested.palette);
+        for (const std::uint8_t byte : requested.reserved) {
             if (byte != 0) fail("LDTILECFG: a reserved byte is %d and must be 0 (#GP)", byte);
         }
         for (unsigned n = 0; n < 16; ++n) {
-            const int rows = wanted.rows[n], bytes = wanted.row_bytes[n];
+            const int rows = requested.rows[n], bytes = requested.row_bytes[n];
             if (n >= kTiles && (rows != 0 || bytes != 0)) fail("LDTILECFG: tile %u is configured, of 8 tiles (#GP)", n);
             if (rows > static_cast<int>(kRows)) fail("LDTILECFG: tile %u has %d rows, more than 16 (#GP)", n, rows);
             if (bytes > static_cast<int>(kRowBytes)) {
@@ -97,7 +97,7 @@ private:
             }
             if ((rows == 0) != (bytes == 0)) fail("LDTILECFG: tile %u has %d rows of %d bytes (#GP)", n, rows, bytes);
         }
-        configuration_ = wanted;
+        configuration_ = requested;
         std::memset(tiles_, 0, sizeof tiles_);
     }
 

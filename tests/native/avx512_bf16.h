@@ -66,7 +66,7 @@ private:
         unsigned offset = 0, size = 0;
     };
 
-    static Place place(Component which) {
+    static Place location(Component which) {
         static const struct Places {
             Place of[8];
             Places() {
@@ -77,8 +77,8 @@ private:
                     of[each] = {offset, size};
                 }
             }
-        } places;
-        return places.of[which];
+        } layout;
+        return layout.of[which];
     }
 
     std::uint64_t components_in_use() const {
@@ -88,12 +88,12 @@ private:
     }
 
     bool in_use(Component which) const { return (components_in_use() >> which & 1) != 0; }
-    std::uint8_t* component(Component which) const { return area_ + place(which).offset; }
+    std::uint8_t* component(Component which) const { return area_ + location(which).offset; }
 
     // A component that was in its initial state is all zero, whatever the frame holds.
     std::uint8_t* writable(Component which) {
         if (!in_use(which)) {
-            std::memset(component(which), 0, place(which).size);
+            std::memset(component(which), 0, location(which).size);
             const std::uint64_t bits = components_in_use() | std::uint64_t{1} << which;
             std::memcpy(area_ + 512, &bits, 8);
         }
@@ -111,19 +111,19 @@ inline std::uint16_t to_bf16(std::uint32_t bits) {
 }
 
 // The dwords of the last operand. Where the instruction suppresses faults, masked dwords of memory are not read.
-inline void read_second(const Instruction& instruction, const VectorState& state, std::uint64_t wanted,
+inline void read_second(const Instruction& instruction, const VectorState& state, std::uint64_t elements,
                         std::uint32_t* to) {
     const unsigned count = instruction.vector_bytes / 4;
     if (!instruction.has_memory) return state.read(instruction.second, to);
     const auto* memory = reinterpret_cast<const std::uint8_t*>(instruction.address);
     if (instruction.broadcast) {
         std::uint32_t value = 0;
-        if (wanted != 0) std::memcpy(&value, memory, 4);
+        if (elements != 0) std::memcpy(&value, memory, 4);
         for (unsigned i = 0; i < count; ++i) to[i] = value;
         return;
     }
     for (unsigned i = 0; i < count; ++i) {
-        if ((wanted >> i & 1) != 0) std::memcpy(to + i, memory + 4 * i, 4);
+        if ((elements >> i & 1) != 0) std::memcpy(to + i, memory + 4 * i, 4);
     }
 }
 

@@ -32,14 +32,14 @@ Tiles& tiles() {
 void execute(const Instruction& instruction, const ucontext_t& context) {
     // Denormals are zero in and out, rounding is to nearest even, nothing traps: whatever the program's MXCSR says.
     constexpr unsigned kMxcsr = 0x9fc0;
-    const unsigned own = _mm_getcsr();
+    const unsigned saved = _mm_getcsr();
     _mm_setcsr(kMxcsr);
     if (instruction.operation >= Operation::kConvertTwo) {
         execute_vector(instruction, VectorState(context));
     } else {
         tiles().execute(instruction);
     }
-    _mm_setcsr(own);
+    _mm_setcsr(saved);
 }
 
 // Not ours: whoever handled the signal before gets it, by executing the instruction again. Python's faulthandler puts

@@ -138,7 +138,7 @@ void undefined() { asm volatile("ud2"); }
         "\n\tvmovups %%zmm5, (%[to])\n\tvmovups %%zmm21, 64(%[to])"                                                   \
         :                                                                                                             \
         : [to] "r"(to), [first] "r"(first), [second] "r"(second), [memory] "r"(memory), [mask] "r"(mask),             \
-          [index] "r"(std::int64_t{5}), [own] "m"(own)                                                                \
+          [index] "r"(std::int64_t{5}), [mem] "m"(mem)                                                                \
         : "memory", "k3", "xmm5", "xmm9", "xmm12", "xmm17", "xmm21", "xmm30")
 
 // A function for each instruction and vector length. Its forms: registers below (0) and above (1) 16, a merging (2) and
@@ -146,8 +146,8 @@ void undefined() { asm volatile("ud2"); }
 // merging mask (6), a broadcast (7), a broadcast with a zeroing mask (8), memory relative to the instruction (9).
 #define FORMS(name, mnemonic, suffix, vector, bytes, times, LOW, HIGH)                                                \
     AVX512 void name(int form, char* to, const char* first, const char* second, const char* memory, unsigned mask) {  \
-        static char own[64];                                                                                          \
-        std::memcpy(own, second, sizeof own);                                                                         \
+        static char mem[64];                                                                                          \
+        std::memcpy(mem, second, sizeof mem);                                                                         \
         switch (form) {                                                                                               \
             case 0: RUN(mnemonic " %%" vector "12, " LOW); break;                                                     \
             case 1: RUN(mnemonic " %%" vector "17, " HIGH); break;                                                    \
@@ -158,7 +158,7 @@ void undefined() { asm volatile("ud2"); }
             case 6: RUN(mnemonic suffix " -" bytes "(%[memory]), " LOW "%{%%k3%}"); break;                            \
             case 7: RUN(mnemonic " 12(%[memory])%{1to" times "%}, " LOW); break;                                      \
             case 8: RUN(mnemonic " -8(%[memory])%{1to" times "%}, " HIGH "%{%%k3%}%{z%}"); break;                     \
-            default: RUN(mnemonic suffix " %[own], " LOW); break;                                                     \
+            default: RUN(mnemonic suffix " %[mem], " LOW); break;                                                     \
         }                                                                                                             \
     }
 

@@ -29,7 +29,7 @@ from fastbert.tasks.settings import TaskSettings
 
 def prompt(text: str, *endings: str, start: str = "", label: int | None = 0, number: int = 0) -> ChoiceExample:
     return ChoiceExample(
-        id=f"p{number}", place=f"line {number + 2}", prompt=text, endings=endings, start=start, label=label
+        id=f"p{number}", location=f"line {number + 2}", prompt=text, endings=endings, start=start, label=label
     )
 
 
@@ -136,7 +136,7 @@ def test_accuracy_counts_the_endings_that_are_right() -> None:
         ([prompt("a")], r"choices.tsv, line 2: 0 endings leave no choice"),
         ([prompt("a", "b", "c", label=None)], r"choices.tsv, line 2: has no label that says which ending is correct"),
         ([prompt("a", "b", "c", label=2)], r"choices.tsv, line 2: the label 2 is not one of the endings 0 to 1"),
-        ([prompt("a", "b", "c", label=-1)], r"choices.tsv, line 2: the label -1 is none"),
+        ([prompt("a", "b", "c", label=-1)], r"choices.tsv, line 2: the label -1 is not one of"),
     ],
 )
 def test_what_cannot_be_trained_on_is_named(examples: list[ChoiceExample], message: str) -> None:

@@ -24,24 +24,27 @@ from fastbert.tasks.prediction_files import (
 )
 
 TEXTS = Dataset(
-    "dev.tsv", tuple(TextExample(id=name, place=f"line {i + 2}", text=name) for i, name in enumerate("abc"))
+    "dev.tsv", tuple(TextExample(id=name, location=f"line {i + 2}", text=name) for i, name in enumerate("abc"))
 )
 TAGGED = Dataset(
     "dev.conll",
-    (TaggedExample(id="0", place="line 1", words=("#", "x")), TaggedExample(id="1", place="line 4", words=("y",))),
+    (
+        TaggedExample(id="0", location="line 1", words=("#", "x")),
+        TaggedExample(id="1", location="line 4", words=("y",)),
+    ),
 )
 QUESTIONS = Dataset(
     "dev.json",
     tuple(
-        QuestionExample(id=name, place=f"question {name}", question="?", context="x", answers=(Answer("x", 0),))
+        QuestionExample(id=name, location=f"question {name}", question="?", context="x", answers=(Answer("x", 0),))
         for name in ("q1", "q2")
     ),
 )
 CHOICES = Dataset(
     "dev.csv",
-    tuple(ChoiceExample(id=str(i), place=f"line {i + 2}", prompt="p", endings=("a", "b", "c")) for i in range(2)),
+    tuple(ChoiceExample(id=str(i), location=f"line {i + 2}", prompt="p", endings=("a", "b", "c")) for i in range(2)),
 )
-SEQUENCES = Dataset("dev.en", tuple(SequenceExample(id=str(i), place=f"line {i + 1}", source="s") for i in range(2)))
+SEQUENCES = Dataset("dev.en", tuple(SequenceExample(id=str(i), location=f"line {i + 1}", source="s") for i in range(2)))
 EVERY: dict[str, tuple[Dataset[Any], str, list[Any], tuple[str, ...]]] = {
     "classification": (TEXTS, "label", ["1", "not so", "ü"], (".jsonl", ".tsv", ".txt")),
     "regression": (TEXTS, "score", [0.1, -3.0, 1e-7], (".jsonl", ".tsv", ".txt")),

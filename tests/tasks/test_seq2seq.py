@@ -41,7 +41,7 @@ needs_readers = pytest.mark.skipif(
 
 def dataset(*pairs: tuple[str, str | None]) -> Dataset[SequenceExample]:
     examples = [
-        SequenceExample(id=str(i), place=f"line {i + 1}", source=source, target=target)
+        SequenceExample(id=str(i), location=f"line {i + 1}", source=source, target=target)
         for i, (source, target) in enumerate(pairs)
     ]
     return Dataset("texts.tsv", tuple(examples))

@@ -158,7 +158,7 @@ def test_settings_that_cannot_work_are_refused(options: dict[str, int], message:
 def test_what_is_missing_is_named() -> None:
     with pytest.raises(UserError, match=r"squad.json holds no question"):
         task().encode(dataset(), our_tokenizer(), labelled=False)
-    unknown = QuestionExample(id="7", place="question 7", question="x", context="y")
+    unknown = QuestionExample(id="7", location="question 7", question="x", context="y")
     with pytest.raises(UserError, match=r"squad.json, question 7: the answers are unknown"):
         task().encode(dataset(unknown), our_tokenizer(), labelled=True)
 
@@ -215,7 +215,7 @@ def test_squad_comes_back_from_its_own_targets(
     examples = tuple(
         QuestionExample(
             id=one["id"],
-            place=f"question {one['id']}",
+            location=f"question {one['id']}",
             question=one["question"],
             context=paragraph["context"],
             answers=tuple(Answer(answer["text"], answer["answer_start"]) for answer in one["answers"]),

@@ -27,7 +27,7 @@ ODD = ["", "\u200b", "\x00", "a" * 150, "ab" * 45, "\u0301", "\ue000"]  # words 
 def sentence(words: list[str], tags: list[str] | None = None, number: int = 0, document: int = 0) -> TaggedExample:
     return TaggedExample(
         id=str(number),
-        place=f"line {10 * number + 1}",
+        location=f"line {10 * number + 1}",
         words=tuple(words),
         tags=None if tags is None else tuple(tags),
         document=document,

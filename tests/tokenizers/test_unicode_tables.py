@@ -23,7 +23,7 @@ def answers(generate):
     tokenizers = pytest.importorskip("tokenizers")
     if tokenizers.__version__ != generate.REFERENCE_VERSION:
         pytest.skip(f"the tables come from tokenizers {generate.REFERENCE_VERSION}, here is {tokenizers.__version__}")
-    return generate.ask_reference()
+    return generate.query_reference()
 
 
 def test_built_tables_equal_the_reference(generate, answers):

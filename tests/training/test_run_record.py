@@ -57,11 +57,11 @@ def test_every_flipped_bit_is_seen_or_changes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("part", "name", "value", "message"),
     [
-        ("run", "lr", 0.5, r"says lr=0\.5, but .*step-00000003 was written with lr=0\.003; put lr=0\.003 back"),
-        ("run", "seed", 8, "says seed=8, .* was written with seed=7"),
-        ("run", "steps", 30, "says steps=30, .* was written with steps=20"),
-        ("model", "num_attention_heads", 4, "says num_attention_heads=4, .* with num_attention_heads=2"),
-        ("run", "corpus", ["b.txt"], r'says corpus=\["b.txt"\], .* with corpus=\["a.txt"\]'),
+        ("run", "lr", 0.5, r"has lr=0\.5, but .*step-00000003 was written with lr=0\.003; put lr=0\.003 back"),
+        ("run", "seed", 8, "has seed=8, .* was written with seed=7"),
+        ("run", "steps", 30, "has steps=30, .* was written with steps=20"),
+        ("model", "num_attention_heads", 4, "has num_attention_heads=4, .* with num_attention_heads=2"),
+        ("run", "corpus", ["b.txt"], r'has corpus=\["b.txt"\], .* with corpus=\["a.txt"\]'),
     ],
 )
 def test_what_differs_from_the_checkpoint_is_named(

@@ -267,10 +267,10 @@ def _read_files(model: Path, base: Path) -> tuple[list[IncludedFile], dict[str, 
         if path.stat().st_size > MAX_FILE_BYTES:
             continue
         content, other = path.read_bytes(), base / name
-        own = not (other.is_file() and other.stat().st_size == len(content) and other.read_bytes() == content)
+        differs = not (other.is_file() and other.stat().st_size == len(content) and other.read_bytes() == content)
         digest = hashlib.sha256(content).hexdigest()
-        files.append(IncludedFile(name=name, size=len(content), sha256=digest, own=own))
-        if own:
+        files.append(IncludedFile(name=name, size=len(content), sha256=digest, own=differs))
+        if differs:
             contents[name] = content
     return files, contents
 

@@ -33,8 +33,8 @@ _AS_INTEGERS = {2: torch.int16, 4: torch.int32}
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedTensor:
-    """How a delta stores a tensor: as the base's tensor `base` ("same"), as differences from it ("exact", or "rounded"
-    to a few bits), or "whole"."""
+    """The encoding of a tensor in a delta: the base's tensor `base` ("same"), differences from it ("exact", or
+    "rounded" to a few bits), or "whole"."""
 
     name: str
     dtype: str

@@ -184,9 +184,9 @@ def _is_contiguous(view: View) -> bool:
 
 def _overlaps(view: View) -> bool:
     """Return whether two of a view's elements may share memory."""
-    reach = 0
+    extent = 0
     for step, size in sorted((step, size) for step, size in zip(view.stride, view.shape, strict=True) if size > 1):
-        if step <= reach:
+        if step <= extent:
             return True
-        reach += (size - 1) * step
+        extent += (size - 1) * step
     return False

@@ -78,9 +78,9 @@ class TorchEncoderForward(ForwardPatch):
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
         """Run the encoder packed, or the original forward where that is not supported."""
-        given = self.__signature__.bind(*args, **kwargs).arguments
-        src, padding = given["src"], given.get("src_key_padding_mask")
-        reason = self._unsupported(src, padding, given)
+        arguments = self.__signature__.bind(*args, **kwargs).arguments
+        src, padding = arguments["src"], arguments.get("src_key_padding_mask")
+        reason = self._unsupported(src, padding, arguments)
         if reason is not None:
             if reason:
                 self.fall_back(reason)
@@ -94,7 +94,7 @@ class TorchEncoderForward(ForwardPatch):
         return self._run(unpadding, src, padding)
 
     def closed_layers(self) -> Iterator[tuple[int, str]]:
-        """Return the indices of layers that run their own forward, each with the reason."""
+        """Yield the indices of layers that run their own forward, each with the reason."""
         for index, layer in enumerate(self._layers()):
             if self._layer_modules(index, layer) is None:
                 yield index, "it has hooks or is not as the library wrote it"
@@ -102,7 +102,7 @@ class TorchEncoderForward(ForwardPatch):
     def _layers(self) -> Any:
         return self.module.layers
 
-    def _unsupported(self, src: Any, padding: Tensor | None, given: dict[str, Any]) -> str | None:
+    def _unsupported(self, src: Any, padding: Tensor | None, arguments: dict[str, Any]) -> str | None:
         """Return why a call must fall back to the original forward, empty to do so without a warning, or None."""
         if not isinstance(src, Tensor) or torch.jit.is_tracing() or torch.compiler.is_exporting():
             return ""
@@ -113,7 +113,7 @@ class TorchEncoderForward(ForwardPatch):
             return ""
         if src.is_nested or src.dim() != 3:
             return "nested tensors, or an input of other than three dimensions"
-        if given.get("mask") is not None or given.get("is_causal"):
+        if arguments.get("mask") is not None or arguments.get("is_causal"):
             return "an attention mask"
         if padding is not None and padding.dtype != torch.bool:
             return "a padding mask that is not bool"

@@ -58,28 +58,28 @@ class PackedForward(ForwardPatch):
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
         """Run the encoder packed, or the original forward where that is not supported."""
-        given = dict(self.__signature__.bind(*args, **kwargs).arguments) if args else kwargs
-        if "kwargs" in given:
-            given |= given.pop("kwargs")
-        reason = self._malformed(given)
+        arguments = dict(self.__signature__.bind(*args, **kwargs).arguments) if args else kwargs
+        if "kwargs" in arguments:
+            arguments |= arguments.pop("kwargs")
+        reason = self._malformed(arguments)
         if reason is None:
-            reason = self._unsupported(given)
+            reason = self._unsupported(arguments)
         if reason is None:
-            unpadding = self._unpad(given)
+            unpadding = self._unpad(arguments)
             if isinstance(unpadding, Unpadding):
-                return self._run(unpadding, given)
+                return self._run(unpadding, arguments)
             reason = unpadding
         if reason:
             self.fall_back(reason)
         return self.original(*args, **kwargs)
 
-    def _option(self, given: dict[str, Any], name: str) -> Any:
+    def _option(self, arguments: dict[str, Any], name: str) -> Any:
         """Return an argument of the call, else the config's default."""
-        return given[name] if name in given else getattr(self.module.config, name, None)
+        return arguments[name] if name in arguments else getattr(self.module.config, name, None)
 
-    def _malformed(self, given: dict[str, Any]) -> str | None:
+    def _malformed(self, arguments: dict[str, Any]) -> str | None:
         """Return an empty reason if the original forward must compute, or report, a call without a warning."""
-        ids, embeds, mask = given.get("input_ids"), given.get("inputs_embeds"), given.get("attention_mask")
+        ids, embeds, mask = arguments.get("input_ids"), arguments.get("inputs_embeds"), arguments.get("attention_mask")
         if torch.jit.is_tracing() or torch.compiler.is_exporting() or buffers.is_transformed():
             return ""
         first, dimensions = (embeds, 3) if ids is None else (ids, 2)
@@ -88,7 +88,7 @@ class PackedForward(ForwardPatch):
         if (ids is not None and ids.dtype not in INTEGERS) or first.numel() == 0 or first.is_meta:
             return ""
         for name in ("position_ids", "token_type_ids"):
-            extra = given.get(name)
+            extra = arguments.get(name)
             if extra is not None and (extra.dtype not in INTEGERS or not _spreads(extra, first.shape[:2])):
                 return ""
         if mask is not None and mask.dim() == 2 and mask.shape != first.shape[:2]:
@@ -98,16 +98,16 @@ class PackedForward(ForwardPatch):
             return ""
         return "" if weight.dtype == torch.float64 and torch.is_autocast_enabled(weight.device.type) else None
 
-    def _unsupported(self, given: dict[str, Any]) -> str | None:
+    def _unsupported(self, arguments: dict[str, Any]) -> str | None:
         """Return why a call must fall back to the original forward, or None."""
-        module, mask = self.module, given.get("attention_mask")
+        module, mask = self.module, arguments.get("attention_mask")
         if layouts.decodes(module):
             return "a config that makes the encoder a decoder"
         if mask is not None and mask.dim() != 2:
             return f"an attention mask of {mask.dim()} dimensions"
-        if self._option(given, "output_attentions"):
+        if self._option(arguments, "output_attentions"):
             return "output_attentions=True"
-        if not isinstance(self._option(given, "output_hidden_states") or False, bool):
+        if not isinstance(self._option(arguments, "output_hidden_states") or False, bool):
             return "a list of layers as output_hidden_states"
         attention = getattr(module.config, "_attn_implementation", None)
         if attention is not None and not str(attention).startswith(ATTENTIONS):
@@ -121,7 +121,7 @@ class PackedForward(ForwardPatch):
             or not is_library_module(stack, self.layout.module)
         ):
             return f"a {type(stack).__name__} that has hooks or a forward of its own"
-        for name, value in given.items():
+        for name, value in arguments.items():
             if (
                 name not in (*self.layout.positional, *self.layout.ignored, *IDLE)
                 and value is not None
@@ -130,9 +130,9 @@ class PackedForward(ForwardPatch):
                 return name
         return None
 
-    def _unpad(self, given: dict[str, Any]) -> Unpadding | str:
+    def _unpad(self, arguments: dict[str, Any]) -> Unpadding | str:
         """Return the unpadded batch, or why the call must fall back to the original forward."""
-        ids, embeds, mask = given.get("input_ids"), given.get("inputs_embeds"), given.get("attention_mask")
+        ids, embeds, mask = arguments.get("input_ids"), arguments.get("inputs_embeds"), arguments.get("attention_mask")
         if ids is None:
             assert embeds is not None
             ids = torch.zeros(embeds.shape[:2], dtype=torch.int64, device=embeds.device)
@@ -141,23 +141,23 @@ class PackedForward(ForwardPatch):
             return "padding in the first column, which the pooler or a head reads"
         return unpadding
 
-    def _run(self, unpadding: Unpadding, given: dict[str, Any]) -> Any:
+    def _run(self, unpadding: Unpadding, arguments: dict[str, Any]) -> Any:
         layers = layouts.stack(self.layout, self.module)[1]
         modules = [self._layer_modules(layer) for layer in layers]
-        output_hidden_states = bool(self._option(given, "output_hidden_states"))
-        x, batch = self._embed(unpadding, given, modules)
+        output_hidden_states = bool(self._option(arguments, "output_hidden_states"))
+        x, batch = self._embed(unpadding, arguments, modules)
         states: list[Tensor] = []
         for index, (layer, leaves) in enumerate(zip(layers, modules, strict=True)):
             if output_hidden_states:
                 x = self._record_state(x, unpadding, states)
             if leaves is None:
-                x = self._original_layer(layer, x, unpadding, given)
+                x = self._original_layer(layer, x, unpadding, arguments)
             elif getattr(layer, "gradient_checkpointing", False) and layer.training and torch.is_grad_enabled():
                 x = checkpoint(run_layer, leaves, x, batch, index, self.int8, use_reentrant=False)
             else:
                 x = run_layer(leaves, x, batch, index, self.int8)
         last = self._restore(x, unpadding)
-        return self._output(last, (*states, last) if output_hidden_states else None, given)
+        return self._output(last, (*states, last) if output_hidden_states else None, arguments)
 
     def _record_state(self, x: Tensor, unpadding: Unpadding, states: list[Tensor]) -> Tensor:
         """Append a layer's padded input to `states`; return it packed again, so that gradients flow through it."""
@@ -168,7 +168,7 @@ class PackedForward(ForwardPatch):
         return packed if len(x) == tokens else torch.cat((packed, x[tokens:]))
 
     def closed_layers(self) -> Iterator[tuple[int, str]]:
-        """Layers that run their own forward, and why."""
+        """Yield the indices of layers that run their own forward, each with the reason."""
         for index, layer in enumerate(layouts.stack(self.layout, self.module)[1]):
             if self._layer_modules(layer) is None:
                 yield index, "it has hooks or is not as the library wrote it"
@@ -181,12 +181,12 @@ class PackedForward(ForwardPatch):
         return leaves if leaves is not None and leaves.is_tokenwise() else None
 
     def _embed(
-        self, unpadding: Unpadding, given: dict[str, Any], modules: list[LayerModules | None]
+        self, unpadding: Unpadding, arguments: dict[str, Any], modules: list[LayerModules | None]
     ) -> tuple[Tensor, LayerBatch]:
         """Return the first layer's input (tokens, hidden_size), and the layers' view of its batch."""
-        ids, embeds = given.get("input_ids"), given.get("inputs_embeds")
+        ids, embeds = arguments.get("input_ids"), arguments.get("inputs_embeds")
         embeddings: Any = self.module.embeddings
-        positions, segments = given.get("position_ids"), given.get("token_type_ids")
+        positions, segments = arguments.get("position_ids"), arguments.get("token_type_ids")
         tables = layouts.tables(self.layout, self.module)
         plain = ids is not None and packed_embeddings.are_fusible(embeddings, tables, self.layout.module)
         batch, p = unpadding.batch, 0.0
@@ -223,7 +223,7 @@ class PackedForward(ForwardPatch):
         weight: Tensor = embeddings.LayerNorm.weight
         return weight
 
-    def _original_layer(self, layer: nn.Module, x: Tensor, unpadding: Unpadding, given: dict[str, Any]) -> Tensor:
+    def _original_layer(self, layer: nn.Module, x: Tensor, unpadding: Unpadding, arguments: dict[str, Any]) -> Tensor:
         """Run a layer's own forward on the padded states and the mask that the library would pass."""
         from transformers.masking_utils import create_bidirectional_mask
 
@@ -231,15 +231,15 @@ class PackedForward(ForwardPatch):
         filling, padded = x[tokens:], unpadding.restore(x[:tokens])
         config: Any = self.module.config
         mask = create_bidirectional_mask(
-            config=config, inputs_embeds=padded, attention_mask=given.get("attention_mask")
+            config=config, inputs_embeds=padded, attention_mask=arguments.get("attention_mask")
         )
-        result = layouts.call_layer(self.layout, layer, padded, mask, given.get("position_ids"))
+        result = layouts.call_layer(self.layout, layer, padded, mask, arguments.get("position_ids"))
         packed = unpadding.pack(result[0] if isinstance(result, tuple) else result)
         return torch.cat((packed, filling.to(packed.dtype))) if len(filling) else packed
 
     def _restore(self, x: Tensor, unpadding: Unpadding) -> Tensor:
         padded = unpadding.restore(x if len(x) == unpadding.batch.num_tokens else x[: unpadding.batch.num_tokens])
-        # Under autocast a LayerNorm's output has its input's dtype in transformers: behind a product, autocast's.
+        # Under autocast a LayerNorm's output has its input's dtype in transformers: behind a matmul, autocast's.
         weight = self._weight()
         if torch.is_autocast_enabled(padded.device.type) and layouts.part(self.module, self.layout.projection) is None:
             padded = padded.to(weight.dtype)
@@ -247,7 +247,7 @@ class PackedForward(ForwardPatch):
             setattr(padded, SLOTS, unpadding.slots)
         return padded
 
-    def _output(self, last: Tensor, states: tuple[Tensor, ...] | None, given: dict[str, Any]) -> Any:
+    def _output(self, last: Tensor, states: tuple[Tensor, ...] | None, arguments: dict[str, Any]) -> Any:
         from transformers import modeling_outputs
 
         pooler = layouts.part(self.module, self.layout.pooler)
@@ -255,7 +255,7 @@ class PackedForward(ForwardPatch):
         if pooler is not None:
             fields["pooler_output"] = pooler(last)
         output = getattr(modeling_outputs, self.layout.output)(**fields)
-        return output.to_tuple() if self._option(given, "return_dict") is False else output
+        return output.to_tuple() if self._option(arguments, "return_dict") is False else output
 
 
 def _spreads(ids: Tensor, shape: torch.Size) -> bool:

@@ -123,7 +123,7 @@ def cpu_key(level: str) -> str:
 
 def saved_path() -> Path:
     """Return the path of the measured table: $FASTBERT_PRODUCTS, or products.json in the user's cache folder."""
-    return tuning_tables.place("FASTBERT_PRODUCTS", "products.json")
+    return tuning_tables.path_of("FASTBERT_PRODUCTS", "products.json")
 
 
 @functools.cache

@@ -46,7 +46,7 @@ def read_choices(
             examples.append(
                 ChoiceExample(
                     id=name,
-                    place=table.place(row),
+                    location=table.location(row),
                     prompt=table.text(row, prompt),
                     endings=endings,
                     start="" if start is None else table.text(row, start, empty=True),

@@ -103,7 +103,7 @@ def _of_running_text(lines: Lines) -> list[tuple[int, TaggedExample]]:
     """Read one sentence per line, with words separated by spaces."""
     numbered = [(number, line.split()) for number, line in lines if line.strip()]
     return [
-        (number, TaggedExample(id=str(index), place=f"line {number}", words=tuple(words)))
+        (number, TaggedExample(id=str(index), location=f"line {number}", words=tuple(words)))
         for index, (number, words) in enumerate(numbered)
     ]
 
@@ -120,7 +120,7 @@ def _of_lines(
             sentence.line,
             TaggedExample(
                 id=str(sentence.name) if has_names else str(index),
-                place=f"line {sentence.line}",
+                location=f"line {sentence.line}",
                 words=tuple(sentence.words),
                 tags=None if layout.tag is None else tuple(sentence.tags),
                 document=sentence.document,
@@ -207,7 +207,9 @@ def _of_objects(path: str, columns: Columns, labelled: bool, bad: BadRows) -> li
                 raise UserError(
                     f"{table.where(row)}: has {len(tag_list)} tags for {len(word_list)} words; give each word one"
                 )
-            examples.append((row.line, TaggedExample(id=id_, place=table.place(row), words=word_list, tags=tag_list)))
+            examples.append(
+                (row.line, TaggedExample(id=id_, location=table.location(row), words=word_list, tags=tag_list))
+            )
     return examples
 
 
@@ -255,7 +257,9 @@ def _without_odd_tags(examples: Sequence[tuple[int, TaggedExample]], bad: BadRow
         if wrong is None:
             kept.append((line, example))
         else:
-            bad.add(line, f"{example.place} ff.: the tag {wrong!r} is neither O nor B-, I-, ... and a type; correct it")
+            bad.add(
+                line, f"{example.location} ff.: the tag {wrong!r} is neither O nor B-, I-, ... and a type; correct it"
+            )
     return kept
 
 

@@ -36,7 +36,7 @@ Cells = list[tuple[int, list[str]]]  # of lines, by their numbers
 
 @dataclass(frozen=True)
 class ConllColumns:
-    """How lines are split, and the columns of words and tags; `header` is the number of a line of column names."""
+    """The separator of lines, and the columns of words and tags; `header` is the number of a line of column names."""
 
     by_tabs: bool
     collapsed: bool

@@ -50,7 +50,7 @@ def read_sequences(
             examples.append(
                 SequenceExample(
                     id=name,
-                    place=table.place(row),
+                    location=table.location(row),
                     source=table.text(row, source, empty=not labelled),
                     target=None if target is None else table.text(row, target),
                 )
@@ -117,7 +117,7 @@ def _parallel(
             for file, text in zip(files, (source, target)):
                 if labelled and text is not None and not text.strip():
                     raise UserError(f"{file}, line {i + 1}: is empty; leave the pair out of both files")
-            examples.append(SequenceExample(id=str(i), place=f"line {i + 1}", source=source, target=target))
+            examples.append(SequenceExample(id=str(i), location=f"line {i + 1}", source=source, target=target))
     bad.settle(len(examples))
     if not examples:
         raise UserError(f"{files[0]}, line 1: the file is empty; name one with examples")

@@ -44,13 +44,13 @@ def read_squad(
     name = name_of(path)
     is_lines = is_arrow(path) or plain_name(path).endswith((".jsonl", ".ndjson"))
     bad = BadRows(name, skip=skip_bad, unit="question")
-    seen: dict[str, str] = {}
+    locations: dict[str, str] = {}
     examples: list[QuestionExample] = []
     lost: list[tuple[str, Answer]] = []
     without = 0
     for number, question in enumerate(_of_lines(path) if is_lines else _of_squad(name, read_json(path))):
         with bad.row(number):
-            example = _example(name, question, seen, labelled)
+            example = _example(name, question, locations, labelled)
             if example.answers and spans:
                 located = [(answer, _located(example.context, answer)) for answer in example.answers]
                 lost.extend((example.id, answer) for answer, span in located if span is None)
@@ -59,7 +59,7 @@ def read_squad(
                     without += 1
                     continue
             examples.append(example)
-    if not seen:
+    if not locations:
         bad.settle(0)
         raise UserError(f"{name}, line 1: has no questions; name a file that does")
     if lost:
@@ -77,26 +77,26 @@ def read_squad(
     return Dataset(name, tuple(examples))
 
 
-def _example(name: str, question: _Question, seen: dict[str, str], labelled: bool) -> QuestionExample:
-    """Return a question with its answers; `seen` holds the positions of ids. Raises UserError."""
+def _example(name: str, question: _Question, locations: dict[str, str], labelled: bool) -> QuestionExample:
+    """Return a question with its answers; `locations` holds those of earlier ids. Raises UserError."""
     id_ = question.fields.get("id")
     if isinstance(id_, int) and not isinstance(id_, bool):
         id_ = str(id_)
     if not isinstance(id_, str) or not id_:
         raise UserError(f"{question.where}: has no id; give every question its own")
     id_ = whole_characters(id_)
-    place = f"question {id_}"
-    if id_ in seen:
-        raise UserError(f"{question.where}: the id {id_} is also that of {seen[id_]}; give every question its own")
-    seen[id_] = question.where.removeprefix(f"{name}, ")
+    location = f"question {id_}"
+    if id_ in locations:
+        raise UserError(f"{question.where}: the id {id_} is also that of {locations[id_]}; give every question its own")
+    locations[id_] = question.where.removeprefix(f"{name}, ")
     text = question.fields.get("question")
     if not isinstance(text, str) or not text.strip():
-        raise UserError(f"{name}, {place}: has no text under 'question'; give it one or leave it out")
+        raise UserError(f"{name}, {location}: has no text under 'question'; give it one or leave it out")
     if not question.context.strip():
-        raise UserError(f"{name}, {place}: its context is empty; fill it in or leave it out")
-    answers = _answers(f"{name}, {place}", question.fields) if labelled else None
+        raise UserError(f"{name}, {location}: its context is empty; fill it in or leave it out")
+    answers = _answers(f"{name}, {location}", question.fields) if labelled else None
     return QuestionExample(
-        id=id_, place=place, question=whole_characters(text), context=question.context, answers=answers
+        id=id_, location=location, question=whole_characters(text), context=question.context, answers=answers
     )
 
 

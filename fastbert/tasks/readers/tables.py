@@ -62,13 +62,13 @@ class Table:
         if not self.rows:
             raise UserError(f"{self.path}, line 1: has a header and no rows; add examples or name another file")
 
-    def place(self, row: Row) -> str:
+    def location(self, row: Row) -> str:
         """Return a row's position in the file."""
         return f"{self.unit} {row.line}"
 
     def where(self, row: Row) -> str:
         """Return the file and position of a row, for error messages."""
-        return f"{self.path}, {self.place(row)}"
+        return f"{self.path}, {self.location(row)}"
 
     def numbered(self, bad: BadRows) -> list[tuple[int, Row]]:
         """Number the rows from 0 in the order of the file, bad ones included."""

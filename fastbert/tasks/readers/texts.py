@@ -79,7 +79,7 @@ def read_texts(
             examples.append(
                 TextExample(
                     id=name,
-                    place=table.place(row),
+                    location=table.location(row),
                     text=layout.text(table, row, empty=not labelled),
                     pair=None if layout.pair is None else table.text(row, layout.pair, empty=not labelled),
                     label=None
@@ -223,4 +223,4 @@ def _clinc_example(file: str, index: str, item: Any, name: str, labelled: bool) 
     if labelled and not text.strip():
         raise UserError(f"{file}, {index}: the text is empty; fill it in or leave it out")
     label = class_name(item[1], f"{file}, {index}", "the class") if labelled else None
-    return TextExample(id=name, place=index, text=text, label=label)
+    return TextExample(id=name, location=index, text=text, label=label)

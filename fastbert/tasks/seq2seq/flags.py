@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceFlags:
-    """Which decoder writes, and how."""
+    """The decoder, and its options of decoding."""
 
     decoder: Literal["decoder", "bert2bert", "prefix"] | None = None
     """Sequence to sequence: a new decoder, one initialised from the encoder, or a single stack with a prefix mask
@@ -23,7 +23,7 @@ class SequenceFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class SequencePredictFlags:
-    """What of `SequenceFlags` can change after training; None keeps the value of training."""
+    """Those `SequenceFlags` that can change after training; None keeps the value of training."""
 
     num_beams: int | None = None
     """Sequence to sequence: beam width (default: as in training)."""

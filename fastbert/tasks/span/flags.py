@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class SpanFlags:
-    """How contexts are cut into windows, and answers chosen."""
+    """The windows of contexts, and the choice of answers."""
 
     stride: int = 128
     """Span: tokens that neighbouring windows share."""
@@ -23,7 +23,7 @@ class SpanFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class SpanPredictFlags:
-    """What of `SpanFlags` can change after training; None keeps the value of training."""
+    """Those `SpanFlags` that can change after training; None keeps the value of training."""
 
     n_best: int | None = None
     """Span: answers written per question (default: as in training)."""

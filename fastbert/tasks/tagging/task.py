@@ -74,7 +74,7 @@ def _checked_tags(value: Any, where: str, example: Example) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(tag, str) and tag for tag in value):
         raise UserError(f"{where}: 'tags' must be a list of strings")
     if len(value) != len(example.words):
-        raise UserError(f"{where}: has {len(value)} tags for the {len(example.words)} words of {example.place}")
+        raise UserError(f"{where}: has {len(value)} tags for the {len(example.words)} words of {example.location}")
     return [whole_characters(tag) for tag in value]
 
 

@@ -1,4 +1,4 @@
-"""The vocabulary product with its loss on CPUs, at every level, against float64 and eager torch."""
+"""The vocabulary matmul with its loss on CPUs, at every level, against float64 and eager torch."""
 
 import math
 from collections.abc import Iterator

@@ -117,11 +117,11 @@ def test_forward_writes_every_element_and_nothing_around(
     x, weight, bias = guarded(*(tensor.half() for tensor in operands(*size, seed)))
     with guarded_results(monkeypatch):
         y, u = kernels.linear_gelu(x, weight, bias, False, keep)
-    product = F.linear(x.float(), weight.float(), bias.float())
-    torch.testing.assert_close(y.float(), F.gelu(product), rtol=2e-3, atol=2e-3)
+    projected = F.linear(x.float(), weight.float(), bias.float())
+    torch.testing.assert_close(y.float(), F.gelu(projected), rtol=2e-3, atol=2e-3)
     assert u.shape == (size[0] if keep else 0, size[2])
     if keep:
-        torch.testing.assert_close(u.float(), product, rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(u.float(), projected, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("size", [(70, 80, 144), (5, 48, 16), (33, 144, 48)], ids=str)

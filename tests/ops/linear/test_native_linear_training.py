@@ -1,4 +1,4 @@
-"""The linear layer on the native backend with gradients: products of ours forward and backward."""
+"""The linear layer on the native backend with gradients: native matmuls forward and backward."""
 
 import importlib
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ Gradients = tuple[Tensor, ...]
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which of our products ran."""
+    """Return the list of native matmuls that ran."""
     names: list[str] = []
     for name in ("matmul", "weight_gradient"):
         original = getattr(matmul, name)
@@ -90,7 +90,7 @@ def test_is_as_accurate_as_torch(
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gradients_of_masters_are_never_rounded(activation: str | None, seed: int, used: list[str]) -> None:
-    """Under autocast products are of bf16, and gradients of fp32 weights are sums in fp32."""
+    """Under autocast matmuls are in bf16, and gradients of fp32 weights are sums in fp32."""
     tensors, upstream = operands(seed, 301, 40, 70), drawn(seed + 3, 301, 40)
     with use_backend("native"), torch.autocast("cpu", BF16):
         y, gradients = run(tensors, upstream, activation, True)
@@ -159,7 +159,7 @@ def test_without_a_bias(seed: int) -> None:
 
 @pytest.mark.parametrize("own", [True, False], ids=["ours", "torch"])
 def test_the_table_chooses(own: bool, seed: int, used: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products are ours for parameters where the table prefers that, but not for a few outputs."""
+    """Matmuls are native for parameters where the table prefers that, but not for a few outputs."""
     monkeypatch.setattr(matmul_table, "prefers_native", lambda *arguments: own)
     x, weight, bias = operands(seed, 20, 40, 50)
     for kind, outputs, ours in (
@@ -219,7 +219,7 @@ def test_the_operators_keep_torchs_rules(activation: str | None, seed: int) -> N
         torch.library.opcheck(backward, (*given, wanted), test_utils=("test_schema", "test_faketensor"))
 
 
-def test_compiled_code_gets_torchs_products(seed: int, used: list[str]) -> None:
+def test_compiled_code_gets_torchs_matmuls(seed: int, used: list[str]) -> None:
     tensors, upstream = operands(seed, 20, 40, 50), drawn(seed + 3, 20, 40)
     leaves = [torch.nn.Parameter(tensor) for tensor in tensors]
     compiled = torch.compile(lambda *given: ops.linear(*given, activation="gelu"), backend="aot_eager", fullgraph=True)

@@ -1,4 +1,4 @@
-"""bf16 products in AMX's tiles, by the processor or emulated, against float64 and eager torch."""
+"""bf16 matmuls in AMX's tiles, by the processor or emulated, against float64 and eager torch."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Products too deep for one sum in registers, at every level."""
+"""Matmuls too deep for one sum in registers, at every level."""
 
 from collections.abc import Iterator
 

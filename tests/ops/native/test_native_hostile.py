@@ -72,7 +72,7 @@ GIVEN_BACK: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "gelu_layer_norm": lambda b: ops.gelu_layer_norm(torch.randn(3, 64), b, torch.ones(64), torch.zeros(64)),
     "attention": lambda b: _of_attention(b.view(2, 4, 8)),
-    "product": lambda b: matmul.matmul(torch.randn(3, 32), matmul.prepack(torch.randn(64, 32), "fp32"), b),
+    "matmul": lambda b: matmul.matmul(torch.randn(3, 32), matmul.prepack(torch.randn(64, 32), "fp32"), b),
     "norm": lambda b: matmul.matmul(
         torch.randn(3, 32), matmul.prepack(torch.randn(64, 32), "fp32"), norm=(torch.ones(64), b, 1e-12)
     ),

@@ -1,4 +1,4 @@
-"""int8 products of CPUs at every kernel: exact sums, quantised rows, and nothing touched beyond an argument."""
+"""int8 matmuls of CPUs with every kernel: exact sums, quantised rows, and nothing touched beyond an argument."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,4 @@
-"""The CPU's own products: every level against eager torch and float64, and the bits of a row in any batch."""
+"""Native matmuls: every capability against eager torch and float64, and the bits of a row in any batch."""
 
 import itertools
 from collections.abc import Iterator

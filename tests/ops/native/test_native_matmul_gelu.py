@@ -1,4 +1,4 @@
-"""What training asks of products with GELU: the input of the activation, and the gradient through it."""
+"""Matmuls with GELU in training: the input of the activation, and the gradient through it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -70,14 +70,14 @@ def test_what_the_activation_is_computed_of(
 def test_gradient_through_gelu(
     level: str, rows: int, columns: int, depth: int, element: str, dtype: torch.dtype, activation: str, seed: int
 ) -> None:
-    """The sums are the gradient of GELU(u), as accurate as torch's product and torch's derivative."""
+    """The sums are the gradient of GELU(u), as accurate as torch's matmul and torch's derivative."""
     grad, weight = drawn(seed, rows, depth, dtype=dtype), drawn(seed + 1, depth, columns, dtype=dtype, scale=0.2)
     u, packed = drawn(seed + 2, rows, columns, dtype=dtype, scale=2), prepack(weight, element, transposed=True)
     du, h = matmul_gelu_backward(grad, packed, u, activation == "gelu_tanh")
     eager = gelu_gradient(grad @ weight, u, activation)
     exact = gelu_gradient(grad.double() @ weight.double(), u.double(), activation)
     assert_as_accurate(du, eager, exact)
-    # h is what the forward product stored: an identity gives it u once more.
+    # h is what the forward matmul stored: an identity gives it u once more.
     if rows:
         forward = matmul(u, prepack(torch.eye(columns), "fp32"), activation=activation)
         assert same_bits(h, forward)

@@ -116,7 +116,7 @@ def test_bits_do_not_depend_on_threads(level: str, dtype: torch.dtype, seed: int
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_nan_stays_where_it_is(level: str, dtype: torch.dtype, seed: int) -> None:
-    """Nor does what another product left in the kept memory come through the padding of an odd number of tokens."""
+    """Nor does what another matmul left in the cached memory come through the padding of an odd number of tokens."""
     a, b = drawn(seed, 65, 40, dtype=dtype), drawn(seed + 1, 65, 50, dtype=dtype)
     clean, sums = weight_gradient(a, b, sums=True)
     nan = torch.full((128, 64), torch.nan, dtype=dtype)

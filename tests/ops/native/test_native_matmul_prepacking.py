@@ -1,4 +1,4 @@
-"""Weights as the CPU's products read them: every byte of the layout, transposed or not, and rows written anew."""
+"""Prepacked weights: every byte of the layout, transposed or not, and rows that are repacked."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Copies of weights in the layout of native products are never stale: every way in which torch changes a weight."""
+"""Prepacked copies of weights are never stale: every way in which torch changes a weight."""
 
 import gc
 
@@ -20,7 +20,7 @@ def random(seed: int, *shape: int) -> Tensor:
 
 
 def assert_fresh(x: Tensor, *weights: Tensor) -> None:
-    """The products by the copies, forward and backward, are those by the weights as they are now."""
+    """The matmuls with the copies, forward and backward, are those with the current weights."""
     counts = (len(weights),)
     with torch.no_grad():
         ours = matmul.matmul(x, prepacked_weights.prepacked_group(weights, counts, "fp32")[0])
@@ -206,7 +206,7 @@ WRITES = [
 def test_a_large_product_sees_a_small_write_that_torch_does_not_count(
     write, element: str, dtype: torch.dtype, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever went before: no product, a small one, a large one. With the flag, products of any size see it."""
+    """Whatever ran before: no matmul, a small one, a large one. With the flag, matmuls of any size detect it."""
     weights = [nn.Parameter(random(seed + i, 96, 128).to(dtype)) for i in range(2)]
 
     def copies(rows: int) -> list[bytes]:

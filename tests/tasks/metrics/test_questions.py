@@ -18,7 +18,7 @@ def questions(**answers: tuple[str, ...]) -> Dataset[QuestionExample]:
         tuple(
             QuestionExample(
                 id=name,
-                place=f"question {name}",
+                location=f"question {name}",
                 question="?",
                 context="c",
                 answers=tuple(Answer(text, 0) for text in texts),

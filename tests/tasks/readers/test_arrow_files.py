@@ -47,7 +47,7 @@ def saved(folder: Path, columns: dict[str, list[Any]], features: object, files: 
 
 def read(path: Path | str, *, labelled: bool = True, regression: bool = False) -> list[tuple[Any, ...]]:
     dataset = read_texts(str(path), Columns(), labelled=labelled, regression=regression)
-    return [(example.text, example.pair, example.label, example.place) for example in dataset]
+    return [(example.text, example.pair, example.label, example.location) for example in dataset]
 
 
 NAMED = [("A b", None, "Sports", "row 1"), ("C\nd", None, "World", "row 2")]
@@ -119,7 +119,7 @@ def test_tags_choices_and_questions(tmp_path: Path, kind: str | None) -> None:
     columns = {"id": ["0"], "tokens": [["Ada", "ran"]], "pos_tags": [[3, 4]], "ner_tags": [[1, 0]]}
     path = parquet(tmp_path / "t.parquet", columns, {"ner_tags": feature})
     dataset = read_conll(str(path), Columns(), labelled=True)
-    assert [(one.words, one.tags, one.place) for one in dataset] == [(("Ada", "ran"), ("B-PER", "O"), "row 1")]
+    assert [(one.words, one.tags, one.location) for one in dataset] == [(("Ada", "ran"), ("B-PER", "O"), "row 1")]
 
     swag = {"sent1": ["a"], "sent2": ["b"], "ending0": ["c"], "ending1": ["d"], "label": [1]}
     path = parquet(tmp_path / "s.parquet", swag, {"label": {"names": ["0", "1"], "_type": "ClassLabel"}})

@@ -28,7 +28,7 @@ def test_swag(tmp_path: Path) -> None:
         ("walks, too.", "b", "c", "d"),
         2,
     )
-    assert (second.start, second.label, second.id, second.place) == ("", 0, "1", "line 3")
+    assert (second.start, second.label, second.id, second.location) == ("", 0, "1", "line 3")
     assert read_choices(path, Columns(), labelled=False)[0].label is None
 
 

@@ -22,7 +22,7 @@ def read(
 
 def test_columns_and_sentences(tmp_path: Path) -> None:
     dataset = read(tmp_path, "\ufeffAl\tB-X\r\nZ\u2028a\tI-X\r\n\t\r\n\r\n\r\n#\tO\r\n#tag\tO\r\n# \tO")
-    assert [(e.words, e.tags, e.id, e.place) for e in dataset] == [
+    assert [(e.words, e.tags, e.id, e.location) for e in dataset] == [
         (("Al", "Z\u2028a"), ("B-X", "I-X"), "0", "line 1"),
         (("#", "#tag", "# "), ("O", "O", "O"), "1", "line 6"),
     ]

@@ -37,7 +37,7 @@ def test_tables(tmp_path: Path, name: str, text: str, columns: Columns) -> None:
 def test_two_files(tmp_path: Path) -> None:
     paths = ",".join((write(tmp_path, "a.en", "one\u2028 x\ntwo\n"), write(tmp_path, "a.de", "eins\nzwei\n")))
     dataset = read_sequences(paths, Columns(), labelled=True)
-    assert [(e.source, e.target, e.place) for e in dataset] == [
+    assert [(e.source, e.target, e.location) for e in dataset] == [
         ("one\u2028 x", "eins", "line 1"),
         ("two", "zwei", "line 2"),
     ]

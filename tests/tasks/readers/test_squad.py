@@ -35,7 +35,7 @@ def test_both_versions(tmp_path: Path) -> None:
         tmp_path, question("a", ("Rhine", 5)), question("b", ("x", 0), is_impossible=True), question(3, ("1998", 12))
     )
     dataset, said = read(path)
-    assert [(e.id, e.place, e.answers) for e in dataset] == [
+    assert [(e.id, e.location, e.answers) for e in dataset] == [
         ("a", "question a", (Answer("Rhine", 5),)), ("b", "question b", ()), ("3", "question 3", (Answer("1998", 12),)),
     ]  # fmt: skip
     assert not said

@@ -48,7 +48,7 @@ def test_forms_are_known_by_their_columns(tmp_path: Path, form: str) -> None:
     rows, wanted = FORMS[form]
     example = read(tsv(tmp_path, *rows))[0]
     assert (example.text, example.pair, example.label, example.id) == wanted
-    assert example.place == f"line {1 if form == 'CoLA' else 2}"
+    assert example.location == f"line {1 if form == 'CoLA' else 2}"
 
 
 def test_snli_as_json_lines_and_as_its_own_table(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     given("A b.\n\nC d.")
     assert [(e.text, e.pair) for e in read("-", labelled=False)] == [("A b.", None), ("", None), ("C d.", None)]
     given("A b.\tC d.\nE\tF\n")
-    assert [(e.text, e.pair, e.place) for e in read("-", labelled=False)] == [
+    assert [(e.text, e.pair, e.location) for e in read("-", labelled=False)] == [
         ("A b.", "C d.", "line 1"),
         ("E", "F", "line 2"),
     ]
