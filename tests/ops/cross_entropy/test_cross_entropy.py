@@ -1,4 +1,4 @@
-"""The vocabulary product with its loss against the oracle."""
+"""The vocabulary matmul with its loss against the oracle."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The Triton vocabulary product with its loss against float64 and eager torch: compiled, or interpreted on a CPU."""
+"""The Triton vocabulary matmul with its loss against float64 and eager torch: compiled, or interpreted on a CPU."""
 
 import math
 
