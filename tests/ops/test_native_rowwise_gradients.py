@@ -14,7 +14,10 @@ from torch import Tensor
 from fastbert import _C, ops, use_backend
 from fastbert.errors import UserError
 from fastbert.ops.dropout.arguments import TokenDropout, quantized
-from fastbert.ops.native import rowwise, rowwise_gradients
+from fastbert.ops.gelu.arguments import BiasGeluArguments
+from fastbert.ops.gelu.native import Native as Gelu
+from fastbert.ops.norm.arguments import LayerNormArguments
+from fastbert.ops.norm.native import GeluLayerNorm, LayerNorm
 
 SITE = 259
 SHAPES = [
@@ -193,12 +196,13 @@ def test_a_row_knows_nothing_of_its_neighbours(function: Function, seed: int) ->
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_slope_of_a_dense_grid(approximate: str, dtype: torch.dtype) -> None:
     x = torch.cat([torch.linspace(-16.0, 16.0, 2**16 + 1), torch.tensor([-1e30, -200.0, 200.0, 1e30])]).to(dtype)
-    found = rowwise_gradients.gelu_backward(torch.ones_like(x), x, None, approximate == "tanh", False)[0]
+    found = Gelu().backward(BiasGeluArguments(x, None, approximate == "tanh"), torch.ones_like(x), False)[0]
     leaf = x.double().clamp(-100.0, 100.0).requires_grad_()
     torch.nn.functional.gelu(leaf, approximate=approximate).sum().backward()
     assert float((found.double() - leaf.grad).abs().max()) < (1e-6 if dtype == torch.float32 else 4.5e-3)
     infinite = torch.tensor([-math.inf, math.inf, math.nan], dtype=dtype)
-    slopes = rowwise_gradients.gelu_backward(torch.ones_like(infinite), infinite, None, approximate == "tanh", False)[0]
+    arguments = BiasGeluArguments(infinite, None, approximate == "tanh")
+    slopes = Gelu().backward(arguments, torch.ones_like(infinite), False)[0]
     assert slopes[:2].tolist() == pytest.approx([0.0, 1.0], abs=1e-6)
     assert slopes[2].isnan()
 
@@ -206,16 +210,14 @@ def test_slope_of_a_dense_grid(approximate: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("tanh", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gelu_comes_again_as_it_was(tanh: bool, biased: bool, dtype: torch.dtype, seed: int) -> None:
+def test_sums_are_those_of_the_gradient(tanh: bool, biased: bool, dtype: torch.dtype, seed: int) -> None:
     draw = Draw(seed)
     x, grad, bias = draw.normal(130, 75, dtype=dtype), draw.normal(130, 75, dtype=dtype), draw.normal(75)
     bias = bias if biased else None
-    dx, sums, y = rowwise_gradients.gelu_backward(grad, x, bias, tanh, True, True)
-    with torch.no_grad():
-        assert torch.equal(y, rowwise.bias_gelu(x, bias, tanh))
-    alone = rowwise_gradients.gelu_backward(grad, x, bias, tanh, False)
-    assert torch.equal(alone[0], dx)
-    assert alone[1:] == (None, None)
+    dx, sums = Gelu().backward(BiasGeluArguments(x, bias, tanh), grad, True)
+    alone, none = Gelu().backward(BiasGeluArguments(x, bias, tanh), grad, False)
+    assert torch.equal(alone, dx)
+    assert none is None
     torch.testing.assert_close(sums, dx.double().sum(0).float(), rtol=0.0, atol=2e-5 if dtype.itemsize == 4 else 0.1)
 
 
@@ -225,19 +227,21 @@ def test_what_forward_keeps(dtype: torch.dtype, seed: int) -> None:
     x, residual = draw.normal(40, 96, dtype=dtype), draw.normal(40, 96, dtype=dtype)
     weight, bias, x_bias = draw.normal(96), draw.normal(96), draw.normal(96)
     drops = dropping(40, seed)
-    y, total, mean, rstd = rowwise.norm_forward(x, x_bias, residual, weight, bias, 1e-5, drops, True)
+    arguments = LayerNormArguments(x, x_bias, residual, weight, bias, 1e-5, drops)
+    y, total, mean, rstd = LayerNorm().forward_rows(arguments, True)
     _, keep = quantized(drops.p)
     masked = (x.float() + x_bias) * (ops.dropout(torch.ones(40, 96), drops) != 0) * keep
     close = {"rtol": 1e-6 if dtype == torch.float32 else 1e-2, "atol": 1e-6}
     torch.testing.assert_close(total, (masked + residual.float()).to(dtype), **close)
-    again, same, *statistics = rowwise.norm_forward(total, None, None, weight, bias, 1e-5, None, True)
+    alone = LayerNormArguments(total, None, None, weight, bias, 1e-5, None)
+    again, same, *statistics = LayerNorm().forward_rows(alone, True)
     assert torch.equal(y, again)
     assert same is total
     for one, other in zip((mean, rstd), statistics):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(mean, total.float().mean(1), rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(rstd, (total.double().var(1, correction=0) + 1e-5).rsqrt().float(), rtol=1e-6, atol=0.0)
-    quick = rowwise.norm_forward(x, x_bias, residual, weight, bias, 1e-5, drops, False)
+    quick = LayerNorm().forward_rows(arguments, False)
     assert torch.equal(quick[0], y)
     assert [len(one) for one in quick[1:]] == [0, 0, 0]
 
@@ -246,13 +250,11 @@ def test_without_dropout_the_gradients_of_x_and_residual_are_one(seed: int) -> N
     draw = Draw(seed)
     grad, beside, total = (draw.normal(20, 33) for _ in range(3))
     mean, rstd, weight = draw.normal(20), draw.normal(20).abs(), draw.normal(33)
-    dx, none, sums = rowwise_gradients.norm_gradients(
-        grad, beside, total, mean, rstd, weight, None, x_bias=True, residual=True
-    )
+    dx, none, sums = LayerNorm().backward(grad, beside, total, mean, rstd, weight, None, x_bias=True, residual=True)
     assert none is None
     torch.testing.assert_close(sums[2], dx.sum(0))
     drops = dropping(20, seed)
-    dropped, dresidual, _ = rowwise_gradients.norm_gradients(
+    dropped, dresidual, _ = LayerNorm().backward(
         grad, beside, total, mean, rstd, weight, drops, x_bias=False, residual=True
     )
     assert torch.equal(dresidual, dx)
@@ -342,7 +344,7 @@ def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, width: int
         *head, grad.address, width, beside.address, width, x.address, width, *statistics, weight.address,
         NAMES[dtype], dropout, dx.address, dresidual.address, True, sums.address,
     )  # fmt: skip
-    expected = rowwise_gradients.norm_gradients(
+    expected = LayerNorm().backward(
         grad.tensor, beside.tensor, x.tensor, mean.tensor, rstd.tensor, weight.tensor, drops, x_bias=True, residual=True
     )
     assert all(torch.equal(one.tensor, two) for one, two in zip((dx, dresidual, sums), expected))
@@ -353,13 +355,14 @@ def test_nothing_outside_is_touched(behind: bool, dtype: torch.dtype, width: int
             *head, grad.address, width, x.address, width, bias.address, NAMES[dtype], tanh,
             dx.address, y.address, column.address,
         )  # fmt: skip
-        again = rowwise_gradients.gelu_backward(grad.tensor, x.tensor, bias.tensor, tanh, True, True)
-        assert all(torch.equal(one.tensor, two) for one, two in zip((dx, column, y), again))
+        arguments = BiasGeluArguments(x.tensor, bias.tensor, tanh)
+        expected = (*Gelu().backward(arguments, grad.tensor, True), Gelu().forward(arguments))
+        assert all(torch.equal(one.tensor, two) for one, two in zip((dx, column, y), expected))
         _C.gelu_norm_gradients(
             *head, grad.address, width, x.address, width, bias.address, weight.address, NAMES[dtype], tanh,
             *statistics, dx.address, sums.address,
         )  # fmt: skip
-        of_norm = rowwise_gradients.gelu_norm_gradients(
+        of_norm = GeluLayerNorm().backward(
             grad.tensor, x.tensor, bias.tensor, mean.tensor, rstd.tensor, weight.tensor, tanh
         )
         assert torch.equal(dx.tensor, of_norm[0])
